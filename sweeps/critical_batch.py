@@ -24,7 +24,7 @@ from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Target
 from bstune.report.drawing import INK, PURPLE, log_axis, log_limits
 from bstune.result import CriticalAtTarget
-from bstune.study.analysis.critical import FINE, MAX_COARSE, growth
+from bstune.study.analysis.critical import FINE, MAX_COARSE, growth_over_target
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
 from bstune.sweeps.search_problem import dense_points, median_steps
@@ -316,7 +316,7 @@ def sentence(rows: Sequence[CriticalRow]) -> str:
                     high=row["b_crit_high"],
                 )
             )
-        found = growth(points, 0.0)
+        found = growth_over_target(points, 0.0)
         if found is None:
             texts.append(f"{name}: too few targets have a critical batch size with both ends")
             continue

@@ -16,16 +16,12 @@ from builders import (
 from toolbox import make_trial
 
 from bstune.core.records import Budget
-from bstune.report.answer import (
-    NOTHING_REACHED,
-    SHOWN_CAUTIONS,
-    answer,
-    block,
-    critical_text,
-    expected_text,
-    trust,
-    verdict,
-)
+from bstune.report.answer import answer
+from bstune.report.block import SHOWN_CAUTIONS, block
+from bstune.report.lines.learning_rate import verdict
+from bstune.report.lines.unreached import NOTHING_REACHED
+from bstune.report.trust import trust
+from bstune.report.words import critical_text, expected_text
 from bstune.result import (
     AsGood,
     DevicePlans,

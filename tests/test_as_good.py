@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toolbox import make_trial
 
-from bstune.study.analysis.as_good import AS_GOOD_WITHIN, as_good
+from bstune.study.analysis.as_good import AS_GOOD_WITHIN, sizes_as_good
 
 SIZES = (16, 32, 64, 128, 256, 512)
 # tau(B) = 1 + B/64 seconds, S(B) = 100 (1 + 64/B): T = 100 (2 + B/64 + 64/B) is least at B = 64.
@@ -19,7 +19,7 @@ def logs(steps=STEPS, tau=TAU):
 
 
 def found_for(drawn, winner, merit="time"):
-    return as_good(SIZES, [0.1] * len(SIZES), drawn, winner, merit)
+    return sizes_as_good(SIZES, [0.1] * len(SIZES), drawn, winner, merit)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from toolbox import make_result, table_rows, trials_of, write_rows
 import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
-from bstune.report import budget_answer
 from bstune.report.answer import answer
 from bstune.report.budget_rows import budget_rows
 from bstune.report.compare import compared
+from bstune.report.lines import at_budget as lines
 from bstune.report.study_folder import read_study
 from bstune.result import (
     AsGoodAtBudget,
@@ -207,7 +207,7 @@ def told(found):
     ],
 )
 def test_the_gain_is_said_where_it_is_shown(changes, texts):
-    said = " ".join(budget_answer.gain(told(hand_at_budget(**changes))))
+    said = " ".join(lines.gain(told(hand_at_budget(**changes))))
     for text in texts:
         assert text in said
 
@@ -228,10 +228,10 @@ def test_the_metric_to_expect_is_that_of_fresh_seeds_then_the_predicted_one():
 )
 def test_a_budget_that_tells_no_trial_from_another_is_said(differs_at, budget, text):
     same = SameAtBudget(value=0.1, differs_at=differs_at)
-    cautions = list(budget_answer.cautions(told(hand_at_budget(same=same, **budget))))
+    cautions = list(lines.cautions(told(hand_at_budget(same=same, **budget))))
     assert len(cautions) == 1
     assert text in cautions[0]
-    assert list(budget_answer.cautions(told(hand_at_budget(**budget)))) == []
+    assert list(lines.cautions(told(hand_at_budget(**budget)))) == []
 
 
 def test_the_best_batch_size_of_a_longer_budget_is_foretold():
@@ -243,7 +243,7 @@ def test_the_best_batch_size_of_a_longer_budget_is_foretold():
     growth = SizeGrowthOverBudget(
         exponent=0.5, low=-0.1, high=0.9, level=0.9, best_sizes=sizes, later=later
     )
-    (text,) = budget_answer.growth(told(hand_at_budget(growth=growth)))
+    (text,) = lines.growth(told(hand_at_budget(growth=growth)))
     assert "is 32 at 0.25, 64 at 1 of the budget: B ~ budget^0.50" in text
     assert "not told apart from no growth" in text
     assert "at 4 times the budget 128 is foretold (90%: 60 to 300)" in text
@@ -582,7 +582,7 @@ def test_a_schedule_that_ends_with_the_trial_tells_nothing_of_shorter_budgets(bs
 )
 def test_a_metric_is_written_down_to_where_seeds_differ(value, scatter, expected):
     found = hand_at_budget(seed_scatter=scatter)
-    assert budget_answer.metric_words(value, found) == expected
+    assert lines.metric_words(value, found) == expected
 
 
 @pytest.mark.parametrize(
@@ -597,4 +597,4 @@ def test_one_batch_size_that_is_as_good_may_be_an_end(is_low_open, expected):
         low=8, high=8, lr_low=0.1, lr_high=0.1, is_low_open=is_low_open, is_high_open=False
     )
     found = told(hand_at_budget(as_good=sizes))
-    assert list(budget_answer.as_good(found)) == [expected]
+    assert list(lines.as_good(found)) == [expected]

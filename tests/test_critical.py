@@ -8,7 +8,7 @@ from toolbox import make_result
 
 from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
-from bstune.report.answer import critical_text
+from bstune.report.words import critical_text
 from bstune.result import CriticalAtTarget
 from bstune.search.acquisition import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
@@ -16,7 +16,7 @@ from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
 from bstune.study.analysis.critical import (
     critical_batch,
     easier_targets,
-    growth,
+    growth_over_target,
     no_easier_target,
     over_targets,
     passing,
@@ -282,7 +282,7 @@ def rows_of(b_crit, width=1.2, values=(2.0, 2.2, 2.4, 2.6)):
 @pytest.mark.parametrize("ideal", [0.0, 1.0])
 @pytest.mark.parametrize("exponent", [-4.76, 0.0, 2.0])
 def test_the_exponent_of_a_power_of_the_distance_and_its_sign(ideal, exponent):
-    found = growth(
+    found = growth_over_target(
         rows_of(lambda target: 30.0 * abs(target - ideal) ** exponent, values=(2.0, 2.5, 3.0, 4.0)),
         ideal,
     )
@@ -302,11 +302,11 @@ def test_a_wide_interval_weighs_little_and_scatter_widens_what_is_said():
 
     rows = rows_of(law)
     off = CriticalAtTarget(target=2.8, passed=9, value=900.0, low=9.0, high=90_000.0)
-    assert growth([*rows, off], 0.0).exponent == pytest.approx(-4.0, abs=0.1)
+    assert growth_over_target([*rows, off], 0.0).exponent == pytest.approx(-4.0, abs=0.1)
     scattered = rows_of(law, 1.01)
-    narrow = growth(scattered, 0.0)
+    narrow = growth_over_target(scattered, 0.0)
     scattered[1] = changed(scattered[1], value=1.5 * scattered[1].value)
-    found = growth(scattered, 0.0)
+    found = growth_over_target(scattered, 0.0)
     assert found.high - found.low > 5 * (narrow.high - narrow.low)
 
 
@@ -314,9 +314,9 @@ def test_fewer_than_three_targets_with_both_ends_tell_no_growth():
     rows = rows_of(lambda target: 30.0)
     for k, name in enumerate(("value", "low", "high")):
         rows[k] = changed(rows[k], **{name: None})
-        assert (growth(rows, 0.0) is None) == (k > 0)
-    assert growth([rows[3]] * 5, 0.0) is None
-    assert growth([], 0.0) is None
+        assert (growth_over_target(rows, 0.0) is None) == (k > 0)
+    assert growth_over_target([rows[3]] * 5, 0.0) is None
+    assert growth_over_target([], 0.0) is None
 
 
 def with_term_in_some(sizes, with_term, horizon):

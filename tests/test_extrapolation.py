@@ -15,7 +15,7 @@ from bstune.report.extrapolation import (
     SizeStep,
     card,
     card_batch_size,
-    cautions,
+    extrapolation_cautions,
     extrapolation_lines,
     extrapolation_table,
     megatron_flags,
@@ -126,7 +126,7 @@ def test_a_card_without_a_law_of_the_rate_has_none():
 )
 def test_far_and_wide_answers_come_with_a_caution(changes, count):
     found = found_of(**changes)
-    assert len(cautions(found)) == count
+    assert len(extrapolation_cautions(found)) == count
     lines = extrapolation_lines(found)
     assert sum(line.startswith("CAUTION") for line in lines) == count
     assert lines[-1] == "NOTE      seen"

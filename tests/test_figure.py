@@ -20,7 +20,7 @@ from builders import (
 )
 from toolbox import make_trial
 
-from bstune.report.answer import answer, critical_text
+from bstune.report.answer import answer
 from bstune.report.drawing import Label, figure_of, log_axis, place_labels
 from bstune.report.figure import (
     OTHER_TEXT,
@@ -31,6 +31,7 @@ from bstune.report.figure import (
     draw_curve,
 )
 from bstune.report.rows import LAW, rate_lines
+from bstune.report.words import critical_text
 
 LAW_OF_TRIALS = make_law(exponent=0.5, low=0.4, high=0.6, end=9e9)
 

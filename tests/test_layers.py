@@ -92,7 +92,7 @@ def offenders(path, text):
             "results are typed by pydantic and core alone": own == "result"
             and (
                 module.split(".")[0] not in CORE_PACKAGES - {"numpy", "scipy"} | {"pydantic"}
-                or other not in (None, "core")
+                or other not in (None, "core", "result")
             ),
             "inside a function without a comment": late and not commented,
         }

@@ -19,6 +19,7 @@ from bstune.study.live_page import LEAST_SECONDS, SHARE, LivePage, PagePace, so_
 from bstune.study.planning.baseline import Baseline
 from bstune.study.run import run_study
 from bstune.system.files import write_text_once
+from bstune.trial.processes.workers import InProcess
 
 WRITTEN = datetime(2026, 11, 26, 17, 24, 27, tzinfo=UTC)
 STUDY = (*REPLAY, STEPS, "search.trials=6", "search.replicates=0", "study=s")
@@ -91,6 +92,30 @@ def test_it_is_written_as_trials_end_and_it_is_due(prepared, live):
     assert seen == [0, 1, 1, 2, 2, 3]
     assert len(said) == 1
     assert said[0].endswith("report.html")
+
+
+def test_a_trial_that_ended_before_it_was_due_is_shown_before_the_next_begins(prepared, live):
+    page, clock, written, _ = live
+    page.catch_up()
+    clock.now = 6.0
+    page.show(prepared, [make_trial(0)], None)
+    clock.now = 10.0
+    page.show(prepared, [make_trial(0), make_trial(1)], None)
+    assert len(written.pages) == 1
+    # Asking the next trial has taken its time: the long one that follows is not waited for.
+    clock.now = 17.0
+    page.catch_up()
+    assert len(written.pages) == 2
+    assert "2 of 6 configurations tried" in written.pages[-1]
+    # It costs nothing where nothing has ended since, and what is not due waits.
+    clock.now = 60.0
+    page.catch_up()
+    assert len(written.pages) == 2
+    page.show(prepared, [make_trial(0), make_trial(1), make_trial(2)], None)
+    clock.now += 1.0
+    page.show(prepared, [make_trial(number) for number in range(4)], None)
+    page.catch_up()
+    assert len(written.pages) == 3
 
 
 @pytest.mark.parametrize(
@@ -209,6 +234,23 @@ def test_a_study_has_its_page_while_it_runs_and_its_answer_at_the_end(prepared, 
     assert not is_running_page(files.report)
     assert 'http-equiv="refresh"' not in files.report.read_text()
     assert "USE" in files.report.read_text()
+
+
+def test_a_search_lets_its_page_catch_up_before_each_trial(prepared, monkeypatch):
+    begun = []
+    start = InProcess.start
+
+    def noted(runner, spec, files, resumed_from):
+        begun.append(spec.number)
+        start(runner, spec, files, resumed_from)
+
+    monkeypatch.setattr(InProcess, "start", noted)
+    looks = []
+    monkeypatch.setattr(LivePage, "catch_up", lambda page: looks.append(len(begun)))
+    monkeypatch.setattr(LivePage, "show", lambda *_: None)
+    run_study(prepared, [], Console(quiet=True))
+    assert looks == list(range(len(begun)))
+    assert len(begun) == len(trials_of(prepared.files.root))
 
 
 @pytest.mark.usefixtures("always_due")

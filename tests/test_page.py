@@ -18,7 +18,7 @@ from builders import (
 )
 from toolbox import make_trial
 
-from bstune.report.charts import CURVE_POINTS
+from bstune.report.charts.learning_curves import CURVE_POINTS
 from bstune.report.page import study_page, write_page
 from bstune.report.schema import HardwareFile, checked
 from bstune.report.study_folder import StudyFiles, StudyFolder

@@ -18,7 +18,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
 from bstune.hardware import survey as hardware_survey
 from bstune.options import flat_settings
-from bstune.report.answer import INDENT
+from bstune.report.block import INDENT
 from bstune.study import report
 from bstune.study.analysis import analyse
 from bstune.study.run import run_study

@@ -27,6 +27,11 @@ def test_target():
     assert (str(ERROR), str(ACCURACY)) == ("val/error <= 0.1", "val/accuracy >= 0.9")
 
 
+@pytest.mark.parametrize(("mode", "best"), [("min", 0.2), ("max", 1.0)])
+def test_the_better_bound_of_a_metric(mode, best):
+    assert Target("m", 0.5, mode).best_bound((0.2, 1.0)) == best
+
+
 def test_impossible_targets_are_refused():
     with pytest.raises(ConfigError, match=r"target\.mode must be min or max, but got 'down'"):
         Target("val/error", 0.1, "down")

@@ -14,21 +14,17 @@ from toolbox import make_result, make_trial
 
 from bstune.core.curve import CurveBand
 from bstune.core.step_time_law import SizeTiming, fit_step_time_law
-from bstune.report.answer import answer, trust
+from bstune.report.answer import answer
+from bstune.report.trust import trust
 from bstune.result import StepTiming
 from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.scale_out import step_times
 from bstune.study.analysis.step_times import not_told_apart
 from bstune.study.analysis.summary import Analysis, summarize
+from bstune.study.commands import best_yaml, train_command
 from bstune.study.planning.replicates import Winner
-from bstune.study.report import (
-    best_yaml,
-    missing_in_trials,
-    places,
-    show,
-    show_places,
-    train_command,
-)
+from bstune.study.printed import places, show, show_places
+from bstune.study.report import missing_in_trials
 from bstune.system.files import Output
 
 

@@ -19,7 +19,8 @@ from toolbox import end_as_lightning, make_trial, table_rows, trials_of, write_r
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.search.posterior import sample_posterior
 from bstune.study.analysis.model import REPORT_PARTICLES
-from bstune.study.run import MINUTE, Progress, budget_text, trial_line
+from bstune.study.planning.plan_text import budget_text
+from bstune.study.progress import MINUTE, Progress, trial_line
 from bstune.study.searching.trial_files import MAX_STATES, worth_continuing
 from bstune.study.storage.trials import spec_of
 from bstune.trial.processes.workers import InProcess

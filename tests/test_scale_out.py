@@ -10,12 +10,12 @@ from synthetic import Law, synthetic_table
 
 from bstune.core.curve import CurveBand
 from bstune.study.analysis.scale_out import (
-    candidates,
     draw_scale_out,
     half_efficient,
     plan,
     ring_all_reduce,
     scale_out_table,
+    size_ladder,
 )
 
 S_MIN, B_CRIT = 100.0, 1000.0
@@ -115,7 +115,7 @@ def test_ring_by_messages(devices):
     ],
 )
 def test_candidates(ceiling, multiple, ratio, expected):
-    assert candidates(ceiling, multiple, ratio) == expected
+    assert size_ladder(ceiling, multiple, ratio) == expected
 
 
 def test_table_says_where_efficiency_falls_under_half():

@@ -4,10 +4,16 @@ import re
 
 import pytest
 
-from bstune.report.static_chart import CHART_WIDTH, LEFT, RIGHT, TOP, static_chart
+from bstune.report.static_chart import (
+    CHART_WIDTH,
+    LEFT_MARGIN,
+    RIGHT_MARGIN,
+    TOP_MARGIN,
+    static_chart,
+)
 
 HEIGHT = 348.0  # pixels, of which the panel has 276
-PANEL = HEIGHT - 48.0 - TOP
+PANEL = HEIGHT - 48.0 - TOP_MARGIN
 LOG = {
     "xaxis": {"type": "log", "range": [0.0, 2.0], "title": {"text": "B"}},
     "yaxis": {"type": "linear", "range": [0.0, 10.0], "title": {"text": "a &lt; b"}},
@@ -26,9 +32,9 @@ def test_a_mark_lies_where_its_axes_put_it():
     dots = {"x": [1.0, 10.0, None, -1.0], "y": [10.0, 5.0, 1.0, 1.0], "mode": "markers"}
     picture = drawn({**dots, "marker": {"color": "--ink", "size": 8}})
     at = numbers(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4"', picture)
-    width = CHART_WIDTH - LEFT - RIGHT
+    width = CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN
     # What a logarithm does not have, and what is not known, is left out.
-    assert at == [[LEFT, TOP], [LEFT + width / 2.0, TOP + PANEL / 2.0]]
+    assert at == [[LEFT_MARGIN, TOP_MARGIN], [LEFT_MARGIN + width / 2.0, TOP_MARGIN + PANEL / 2.0]]
     assert "fill:var(--ink)" in picture
 
 
@@ -44,8 +50,8 @@ def test_error_bars_reach_from_end_to_end():
     bars = {"array": [2.0], "arrayminus": [1.0], "color": "--purple"}
     picture = drawn({"x": [10.0], "y": [5.0], "mode": "markers", "error_y": bars})
     ((_, low, high),) = numbers(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)" style="stroke', picture)
-    assert low == pytest.approx(TOP + 0.6 * PANEL, abs=0.1)
-    assert high == pytest.approx(TOP + 0.3 * PANEL, abs=0.1)
+    assert low == pytest.approx(TOP_MARGIN + 0.6 * PANEL, abs=0.1)
+    assert high == pytest.approx(TOP_MARGIN + 0.3 * PANEL, abs=0.1)
 
 
 def test_categories_stand_in_their_order_from_above():

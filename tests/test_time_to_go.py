@@ -3,7 +3,8 @@
 from toolbox import make_result
 
 from bstune.study.planning.duration import Pace
-from bstune.study.searching.time_to_go import PointEnds, points_of
+from bstune.study.planning.plan import points_of
+from bstune.study.searching.time_to_go import PointEnds
 
 
 def test_a_continued_trial_is_one_point_and_a_replicate_is_none():

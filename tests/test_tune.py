@@ -37,9 +37,9 @@ import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.report.study_folder import read_study
 from bstune.study.prepare import compose_joined, prepare
+from bstune.study.progress import Progress
 from bstune.study.report import Findings
-from bstune.study.result import NEEDED
-from bstune.study.run import Progress
+from bstune.study.result import TRIAL_COLUMNS
 from bstune.study.storage.opening import find_study
 
 README = Path(bstune.__file__).parent / "README.md"
@@ -467,9 +467,9 @@ def test_the_result_has_the_answer(studied):
     winner = rows[rows.number == best.number].iloc[0]
     assert (winner.batch_size, winner.lr, winner.status) == (best.batch_size, best.lr, "reached")
     assert winner.value <= 1.5
-    assert list(rows) == list(NEEDED)
+    assert list(rows) == list(TRIAL_COLUMNS)
     everything = result.trials_table(columns="all")
-    assert {"seed", "device", "history", "horizon", *NEEDED} <= set(everything)
+    assert {"seed", "device", "history", "horizon", *TRIAL_COLUMNS} <= set(everything)
     assert everything[list(rows)].equals(rows)
     with pytest.raises(ConfigError, match="but got 'every'"):
         result.trials_table(columns="every")

@@ -119,14 +119,14 @@ def largest_batch(
     jumps = list[Crossing]()
     unbounded = 0
     for losses in losses_by_seed:
-        found = crossing(losses, tolerance)
-        if found is None:
+        passed = crossing(losses, tolerance)
+        if passed is None:
             unbounded += 1
             logs.append(math.log(max(losses)))
             continue
-        logs.append(math.log(found.batch_size))
-        if found.jumps:
-            jumps.append(found)
+        logs.append(math.log(passed.batch_size))
+        if passed.jumps:
+            jumps.append(passed)
 
     mean = statistics.fmean(logs)
     low: float | None = None

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Collection
-from typing import Literal
 
 from bstune.core.errors import ConfigError
+from bstune.core.records import Mode
 
-Mode = Literal["min", "max"]
 # Words in the name of a metric that say which way is better.
 LESS_IS_BETTER = ("loss", "error", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl")
 MORE_IS_BETTER = (

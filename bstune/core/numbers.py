@@ -10,10 +10,10 @@ def as_float(value: object) -> float | None:
     NaN and infinity are numbers.
     """
     try:
-        found = value.item() if hasattr(value, "item") else value
-        if isinstance(found, bool | str | bytes) or not hasattr(found, "__float__"):
+        number = value.item() if hasattr(value, "item") else value
+        if isinstance(number, bool | str | bytes) or not hasattr(number, "__float__"):
             return None
-        return float(found)
+        return float(number)
     except (OverflowError, RuntimeError, ValueError, TypeError):
         return None
 
@@ -21,12 +21,12 @@ def as_float(value: object) -> float | None:
 def as_int(value: object) -> int | None:
     """Read a whole number, which may be one of numpy's or a tensor of one; None of anything else, 2.0 and bools too."""
     try:
-        found = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except (RuntimeError, ValueError, TypeError):
         return None
     # Bools have an index, too, and so has a tensor of one.
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool"
-    return None if is_bool else found
+    return None if is_bool else number
 
 
 def shown(value: object) -> str:

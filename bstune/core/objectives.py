@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from bstune.core.records import Merit, TrialResult
+from bstune.core.records import Merit, Mode, TrialResult
 
 Objective = Literal["time", "steps", "both", "curve", "loss"]
-Mode = Literal["min", "max"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 

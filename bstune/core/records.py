@@ -7,7 +7,7 @@ needs neither torch nor numpy, so that everything that works on recorded trials 
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,6 +16,8 @@ from bstune.core.evaluation_schedule import EvaluationSchedule
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
+# Which way a metric is to go.
+Mode = Literal["min", "max"]
 # What a winner is best by.
 Merit = Literal["time", "steps"]
 # Of counts and measurements in a record.
@@ -29,7 +31,7 @@ FastMode = Literal["auto", "off", "graph"]
 StepsOf = Literal["trainer", "lean"]
 
 
-def sign_of(mode: Literal["min", "max"]) -> float:
+def sign_of(mode: Mode) -> float:
     """Give 1 for a metric that is to fall, -1 for one that is to rise: times it, a lower value is a better one."""
     return 1.0 if mode == "min" else -1.0
 
@@ -49,7 +51,7 @@ class Target:
 
     metric: str
     value: float
-    mode: Literal["min", "max"]
+    mode: Mode
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
@@ -71,6 +73,13 @@ class Target:
     def sign(self) -> float:
         """That of :func:`sign_of`."""
         return sign_of(self.mode)
+
+    def best_bound(self, bounds: Sequence[float]) -> float:
+        """Give the better one of the metric's least and greatest value."""
+        low, high = bounds
+        if self.mode == "min":
+            return low
+        return high
 
     @property
     def never_met(self) -> "Target":
@@ -123,6 +132,7 @@ class TrialSpec:
 
     def trial_fields(self) -> dict[str, Any]:
         """Give the fields that a trial's record takes over as they are: all but its limits."""
+        # How far a trial was let run says nothing of what it is.
         limits = ("max_steps", "max_seconds", "dense_steps", "goal")
         names = [spec_field.name for spec_field in fields(self) if spec_field.name not in limits]
         return {name: getattr(self, name) for name in names}
@@ -235,8 +245,9 @@ class TrialResult:
             return None
         return self.steps * self.seconds_per_step
 
-    def best_value(self, mode: Literal["min", "max"]) -> float | None:
+    def best_value(self, mode: Mode) -> float | None:
         """Give the best value of the metric after training began; None where it has none."""
+        # At step 0 nothing is trained yet.
         values = [value for step, value in self.history if step > 0 and value is not None]
         if not values:
             return None
@@ -272,6 +283,7 @@ class TrialResult:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RecordError(f"a trial record is a line of JSON, but got {text[:80]!r}") from error
+        # No more of what anybody wrote than a line goes to the console.
         if not isinstance(values, dict):
             raise RecordError(f"a trial record is a JSON object, but got {text[:80]!r}")
         _check_names(values)
@@ -318,6 +330,7 @@ class _Field(NamedTuple):
 
 
 def _is_number(value: object) -> bool:
+    # To Python true and false are whole numbers.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= LARGEST_RECORDED
@@ -419,6 +432,7 @@ def dump_json(value: Any, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
+    # JSON has no name for NaN and the infinities, and its keys are texts.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """What the pictures of the objective loss draw: the metric at the budget's end over batch size.
 
-It is prepared once: the page (:mod:`bstune.report.budget_charts`) and ``curve.png``
+It is prepared once: the page (:mod:`bstune.report.charts.at_budget`) and ``curve.png``
 (:mod:`bstune.report.budget_figure`) draw these rows.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bstune.core.records import TrialResult
 from bstune.core.step_time import seconds_between
-from bstune.report.budget_answer import budget_words, point_words
+from bstune.report.lines.at_budget import budget_words, point_words
 from bstune.report.rows import YOURS
 from bstune.result import AtBudget, PointAtBudget, StudyResult
 from bstune.system.console import format_count, format_number, plural
@@ -71,23 +71,23 @@ class BudgetRows:
 
 def budget_rows(trials: Sequence[TrialResult], result: StudyResult) -> BudgetRows | None:
     """Prepare what is drawn; None before a trial has run to its budget's end."""
-    found = result.at_budget
-    if found is None:
+    at_budget = result.at_budget
+    if at_budget is None:
         return None
     dots = list[Dot]()
     for trial in trials:
         value = trial.best_value(result.mode)
-        if value is not None and _is_full(trial, found):
+        if value is not None and _is_full(trial, at_budget):
             dots.append(_dot(trial, value, result.metric))
     baseline: Dot | None = None
-    if found.baseline is not None:
-        baseline = _point_dot(found.baseline, YOURS)
+    if at_budget.baseline is not None:
+        baseline = _point_dot(at_budget.baseline, YOURS)
     batch_sizes = list[int]()
     values = list[float]()
     low = list[float]()
     high = list[float]()
     lrs = list[float]()
-    for point in found.curve:
+    for point in at_budget.curve:
         batch_sizes.append(point.batch_size)
         values.append(point.value)
         low.append(point.low)
@@ -95,35 +95,35 @@ def budget_rows(trials: Sequence[TrialResult], result: StudyResult) -> BudgetRow
         lrs.append(point.lr)
     return BudgetRows(
         metric=result.metric,
-        title=f"{result.metric} after {budget_words(found)}",
+        title=f"{result.metric} after {budget_words(at_budget)}",
         batch_sizes=tuple(batch_sizes),
         values=tuple(values),
         low=tuple(low),
         high=tuple(high),
         lrs=tuple(lrs),
         dots=tuple(dots),
-        use=_point_dot(found.winner, USE_NAME),
+        use=_point_dot(at_budget.winner, USE_NAME),
         baseline=baseline,
-        shown=_shown(result, found, dots),
+        shown=_shown(result, at_budget, dots),
     )
 
 
-def last_step_of(found: AtBudget, trial: TrialResult) -> float:
+def budget_steps_of(at_budget: AtBudget, trial: TrialResult) -> float:
     """Give the step at which a trial's budget is spent, as the result has it."""
-    if found.steps is not None:
-        return float(found.steps)
-    if found.examples is not None:
-        return found.examples / trial.batch_size
-    if not found.times:
-        return float(found.winner.steps)
-    times = [(step_time.batch_size, step_time.seconds) for step_time in found.times]
-    return (found.seconds or 0.0) / seconds_between(times, trial.batch_size)
+    if at_budget.steps is not None:
+        return float(at_budget.steps)
+    if at_budget.examples is not None:
+        return at_budget.examples / trial.batch_size
+    if not at_budget.times:
+        return float(at_budget.winner.steps)
+    times = [(step_time.batch_size, step_time.seconds) for step_time in at_budget.times]
+    return (at_budget.seconds or 0.0) / seconds_between(times, trial.batch_size)
 
 
-def _is_full(trial: TrialResult, found: AtBudget) -> bool:
+def _is_full(trial: TrialResult, at_budget: AtBudget) -> bool:
     """Say whether a trial ran to its budget's end, which is a whole step."""
     ended = trial.status in ("stopped", "reached")
-    is_whole = trial.steps >= math.floor(last_step_of(found, trial))
+    is_whole = trial.steps >= math.floor(budget_steps_of(at_budget, trial))
     return ended and is_whole
 
 
@@ -138,12 +138,12 @@ def _point_dot(point: PointAtBudget, name: str) -> Dot:
     return Dot(point.batch_size, point.lr, point.expected, f"{name}: {point_words(point)}")
 
 
-def _shown(result: StudyResult, found: AtBudget, dots: Sequence[Dot]) -> tuple[float, float]:
+def _shown(result: StudyResult, at_budget: AtBudget, dots: Sequence[Dot]) -> tuple[float, float]:
     """Give the values that a picture shows: around the trials' and the best of the curve."""
     near = [dot.value for dot in dots]
-    near.append(found.winner.expected)
-    as_good = found.as_good
-    for point in found.curve:
+    near.append(at_budget.winner.expected)
+    as_good = at_budget.as_good
+    for point in at_budget.curve:
         if as_good.low <= point.batch_size <= as_good.high:
             near.append(point.value)
     is_least_best = result.mode == "min"

@@ -28,11 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.core.errors import StudyError
-from bstune.report import budget_answer
-from bstune.report.answer import critical_text, device_text, expected_text, warnings
-from bstune.report.budget_answer import budget_words
+from bstune.report.lines import at_budget
+from bstune.report.lines.at_budget import budget_words
+from bstune.report.lines.cautions import warnings
 from bstune.report.schema import read_result
 from bstune.report.study_folder import StudyFolder, each_study, read_study
+from bstune.report.words import critical_text, device_text, expected_text
 from bstune.result import AtBudget, Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
@@ -47,7 +48,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Point:
+class ComparedPoint:
     """A batch size of the frontier, and what it took to the target."""
 
     batch_size: float
@@ -126,7 +127,7 @@ class Compared:
     """The metric and its value, in words."""
     device: str
     """What trained, in words."""
-    points: tuple[Point, ...]
+    points: tuple[ComparedPoint, ...]
     """Those that reached the target, in order of batch sizes."""
     batch_size: Array
     """Of the fitted curve, shape (n,); n is 0 where there is none."""
@@ -443,10 +444,10 @@ def compared(result: StudyResult, source: str) -> Compared:
     ``source``: the folder or run that it was read from.
     """
     # The frontier holds stopped trials, too, as bounds: these did not reach the target.
-    points = list[Point]()
+    points = list[ComparedPoint]()
     for point in result.points:
         if point.steps:
-            points.append(Point(point.batch_size, point.steps, point.time_to_target))
+            points.append(ComparedPoint(point.batch_size, point.steps, point.time_to_target))
     points.sort(key=lambda point: point.batch_size)
     curve = _curve(result)
     critical = _critical(result)
@@ -567,11 +568,11 @@ def _use_at_budget(metric: str, at_budget: AtBudget) -> Use:
     )
 
 
-def _notes(result: StudyResult, points: Sequence[Point]) -> list[str]:
+def _notes(result: StudyResult, points: Sequence[ComparedPoint]) -> list[str]:
     """Say what a reader has to know of a study."""
     # It has a vocabulary of its own: no target that could be missed.
     if result.objective == "loss":
-        return [line for line in budget_answer.cautions(result) if line is not None]
+        return [line for line in at_budget.cautions(result) if line is not None]
     lines = list(warnings(result))
     if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")

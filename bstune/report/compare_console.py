@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.core.errors import StudyError
-from bstune.report.answer import INDENT
+from bstune.report.block import INDENT
 from bstune.report.compare import Compared, Comparison, Pair
 from bstune.report.compare_figure import draw_comparison
 from bstune.report.compare_page import comparison_page
@@ -21,7 +21,7 @@ FIGURE_NAME = "comparison.png"
 PRINTED_PAIRS = 6
 
 
-def write_comparison(found: Comparison, folder: Path, console: Console) -> None:
+def write_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
     """Write ``comparison.html`` and ``comparison.png``, and print what they say.
 
     The folder is made. StudyError where it cannot be.
@@ -35,23 +35,23 @@ def write_comparison(found: Comparison, folder: Path, console: Console) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StudyError(f"--output {folder} cannot be made: {error.strerror}") from error
-    write_text(page, comparison_page(found))
-    draw_comparison(found, figure)
-    print_comparison(found, console)
+    write_text(page, comparison_page(comparison))
+    draw_comparison(comparison, figure)
+    print_comparison(comparison, console)
     for name, path in (("page", page), ("figure", figure)):
         console.print(Text(f"{name:<{INDENT}}{path}"), soft_wrap=True)
 
 
-def print_comparison(found: Comparison, console: Console) -> None:
+def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print what each study says, how well the law holds, which B_crit differ, and what to know."""
-    rows = [found.title]
-    for study in found.studies:
+    rows = [comparison.title]
+    for study in comparison.studies:
         rows += ["", *_study_rows(study)]
     rows.append("")
-    if found.collapse is not None:
-        rows += _labelled("LAW", [f"S = S_min (1 + B_crit/B): {found.collapse}"])
-    rows += _labelled("CRITICAL", _pairs(found.pairs))
-    rows += _labelled("NOTE", found.notes)
+    if comparison.collapse is not None:
+        rows += _labelled("LAW", [f"S = S_min (1 + B_crit/B): {comparison.collapse}"])
+    rows += _labelled("CRITICAL", _pairs(comparison.pairs))
+    rows += _labelled("NOTE", comparison.notes)
     rows.append("")
     for row in rows:
         console.print(Text(row), soft_wrap=True)

@@ -61,7 +61,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     """What a study says in one line."""
 
     value: float | None
@@ -78,38 +78,40 @@ class Row:
     """What is written below it, a line each."""
 
 
-def draw_comparison(found: Comparison, path: Path) -> None:
+def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Write the figure: S(B) above, the collapse below it.
 
     Then there is a row for each study's B_crit and time to target.
     """
-    save_figure(lambda figure: paint_comparison(figure, found), comparison_inches(found), path)
+    save_figure(
+        lambda figure: paint_comparison(figure, comparison), comparison_inches(comparison), path
+    )
 
 
-def comparison_figure(found: Comparison) -> "Picture":
+def comparison_figure(comparison: Comparison) -> "Picture":
     """Draw what :func:`draw_comparison` writes, of a page's resolution."""
-    paint = partial(paint_comparison, found=found)
-    return figure_of(paint, comparison_inches(found), PAGE_DPI)
+    paint = partial(paint_comparison, comparison=comparison)
+    return figure_of(paint, comparison_inches(comparison), PAGE_DPI)
 
 
-def comparison_inches(found: Comparison) -> tuple[float, float]:
+def comparison_inches(comparison: Comparison) -> tuple[float, float]:
     """Give width and height of the figure."""
-    return INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(found.studies)
+    return INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(comparison.studies)
 
 
-def paint_comparison(figure: "Figure | SubFigure", found: Comparison) -> None:
+def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> None:
     """Draw what :func:`draw_comparison` writes, on a figure, or on a part of one.
 
     The other parts of that are drawn already.
     """
-    studies = looks(found.studies)
+    studies = looks(comparison.studies)
     (top,), (foot,) = figure.subfigures(
         2, 1, squeeze=False, height_ratios=[TOP_INCHES, FOOT_INCHES + ROW_INCHES * len(studies)]
     )
     curves, law = top.subplots(2, 1, gridspec_kw={"height_ratios": [1.25, 1.0]})
     critical, times = foot.subplots(1, 2)
     _draw_curves(curves, studies)
-    _draw_collapse(law, studies, found.collapse)
+    _draw_collapse(law, studies, comparison.collapse)
     _draw_rows(critical, studies, _critical_row, "Critical batch size (examples)")
     _draw_rows(times, studies, _time_row, "Time to target (seconds)")
     # The names stand once, at the left of both columns of rows.
@@ -237,15 +239,15 @@ def _say(axes: "Axes", text: str) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-def _critical_row(study: Compared) -> Row:
-    return Row(study.b_crit, study.b_crit_low, study.b_crit_high, study.critical)
+def _critical_row(study: Compared) -> FigureRow:
+    return FigureRow(study.b_crit, study.b_crit_low, study.b_crit_high, study.critical)
 
 
-def _time_row(study: Compared) -> Row:
+def _time_row(study: Compared) -> FigureRow:
     """Give the row of a study's time to target, all that it says to use, and what that gains."""
     use = study.use
     if use is None:
-        return Row(None, None, None, "target not reached")
+        return FigureRow(None, None, None, "target not reached")
     place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
     below = list[str]()
     if use.further:
@@ -253,17 +255,17 @@ def _time_row(study: Compared) -> Row:
     below.append(_shortened(f"gain {study.gain_text}", LONGEST_LINE_BELOW))
     further = tuple(below)
     if use.seconds is None:
-        return Row(None, None, None, f"seconds not known; {place}", further=further)
+        return FigureRow(None, None, None, f"seconds not known; {place}", further=further)
     text = format_seconds(use.seconds)
     if not use.runs:
         text += " (predicted)"
     elif not use.reliable:
         text += f" ({use.reached} of {use.runs})"
-    return Row(use.seconds, use.low, use.high, f"{text}: {place}", use.reliable, further)
+    return FigureRow(use.seconds, use.low, use.high, f"{text}: {place}", use.reliable, further)
 
 
 def _draw_rows(
-    axes: "Axes", studies: Sequence[Look], row_of: Callable[[Compared], Row], title: str
+    axes: "Axes", studies: Sequence[Look], row_of: Callable[[Compared], FigureRow], title: str
 ) -> None:
     """Draw a row for each study: a mark, an interval, and above them in words what they say."""
     rows = [row_of(look.study) for look in studies]

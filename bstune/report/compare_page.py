@@ -13,25 +13,25 @@ from bstune.system.console import format_count, format_number, format_seconds
 # symbol.
 CSS_COLOURS = ("--blue", "--vermilion", "--green", "--purple", "--orange", "--sky", "--ink")
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
-BATCH_SIZE = "batch size B (examples per optimizer step)"
+BATCH_SIZE_AXIS = "batch size B (examples per optimizer step)"
 Trace = dict[str, Any]
 
 
-def comparison_page(found: Comparison) -> str:
+def comparison_page(comparison: Comparison) -> str:
     """Make the page of a comparison, as HTML."""
-    studies = found.studies
-    notes = list(found.notes)
+    studies = comparison.studies
+    notes = list(comparison.notes)
     for study in studies:
         notes += [f"{study.name}: {note}" for note in study.notes]
     sections = [
         Section("", "\n".join(paragraph(line, "warning") for line in notes)),
         Section("Studies", _table(studies)),
         Section("Steps to target", _curves(studies)),
-        Section("Does one law fit all?", _collapse(found)),
-        Section("Critical batch sizes", _critical(found)),
+        Section("Does one law fit all?", _collapse(comparison)),
+        Section("Critical batch sizes", _critical(comparison)),
         Section("Time to target", _times(studies)),
     ]
-    return page(found.title, sections)
+    return page(comparison.title, sections)
 
 
 def _table(studies: Sequence[Compared]) -> str:
@@ -138,18 +138,20 @@ def _curves(studies: Sequence[Compared]) -> str:
             place = {"x": study.mark[:1], "y": study.mark[1:], "legendgroup": str(i)}
             shown = {"mode": "markers", "marker": marker, "showlegend": False}
             traces.append({**shown, **place, **_hover([words])})
-    axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("steps to target S")}
+    axes = {"xaxis": axis(BATCH_SIZE_AXIS), "yaxis": axis("steps to target S")}
     caption = "Lines: S*(B) by all of a study's trials. Large and hollow: its critical batch size."
     alt = f"Steps to target over batch size. {'. '.join(sentences)}."
     return chart(traces, axes, caption, alt=alt)
 
 
-def _collapse(found: Comparison) -> str:
+def _collapse(comparison: Comparison) -> str:
     """Show all curves as S/S_min over B/B_crit, and how well the law holds."""
-    if found.collapse is None:
+    if comparison.collapse is None:
         return paragraph("No study has a critical batch size, so nothing can be laid on one curve.")
     # The law goes on a little beyond what the studies have seen.
-    ratios = np.geomspace(found.collapse.smallest / 1.5, found.collapse.largest * 1.5, 100)
+    ratios = np.geomspace(
+        comparison.collapse.smallest / 1.5, comparison.collapse.largest * 1.5, 100
+    )
     line = {
         "x": ratios.tolist(),
         "y": (1.0 + 1.0 / ratios).tolist(),
@@ -157,7 +159,7 @@ def _collapse(found: Comparison) -> str:
         "line": {"color": "--ink", "width": 1},
     }
     traces: list[Trace] = [{**line, "name": "1 + B_crit/B", "hoverinfo": "skip"}]
-    for i, study in enumerate(found.studies):
+    for i, study in enumerate(comparison.studies):
         placed = collapsed(study)
         if placed is not None:
             sizes, steps = placed
@@ -167,21 +169,23 @@ def _collapse(found: Comparison) -> str:
     axes = {"xaxis": axis("B / B_crit"), "yaxis": axis("S / S_min")}
     law = "If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one."
     caption = "Dots are single runs: above the lines where their learning rate was not the best."
-    against = f"Well below {found.collapse.level:.0%}, the trials speak against the law."
-    alt = f"S/S_min over B/B_crit. {found.collapse}."
-    return paragraph(f"{law} {found.collapse}. {against}") + chart(traces, axes, caption, alt=alt)
+    against = f"Well below {comparison.collapse.level:.0%}, the trials speak against the law."
+    alt = f"S/S_min over B/B_crit. {comparison.collapse}."
+    return paragraph(f"{law} {comparison.collapse}. {against}") + chart(
+        traces, axes, caption, alt=alt
+    )
 
 
-def _critical(found: Comparison) -> str:
+def _critical(comparison: Comparison) -> str:
     """Show each study's critical batch size with its interval, and which pairs differ."""
     known_sizes = list[float]()
-    for study in found.studies:
+    for study in comparison.studies:
         for size in (study.b_crit, study.b_crit_low, study.b_crit_high):
             if size is not None:
                 known_sizes.append(size)
     traces = list[Trace]()
     sentences = list[str]()
-    for i, study in enumerate(found.studies):
+    for i, study in enumerate(comparison.studies):
         # An interval without a value stands at an end that is known.
         middle = study.b_crit or study.b_crit_low or study.b_crit_high
         if middle is None:
@@ -208,15 +212,15 @@ def _critical(found: Comparison) -> str:
     }
     alt = f"Critical batch sizes. {'. '.join(sentences)}."
     drawn = chart(traces, rows, height=130 + 34 * len(traces), alt=alt)
-    if not found.pairs:
+    if not comparison.pairs:
         return drawn or paragraph("No study has a critical batch size.")
     heads = ("larger", "smaller", "B_crit over B_crit", "its interval", "judged")
     cells = list[list[Cell | str]]()
-    for pair in found.pairs:
+    for pair in comparison.pairs:
         ratio = Cell(format_number(pair.ratio, 2), pair.ratio)
         cells.append([pair.larger, pair.smaller, ratio, pair.interval, pair.verdict])
     pairs = table(heads, cells, name="pairs of critical batch sizes", wrapped=True)
-    return drawn + pairs + paragraph(found.judged, "faint")
+    return drawn + pairs + paragraph(comparison.judged, "faint")
 
 
 def _times(studies: Sequence[Compared]) -> str:
@@ -238,7 +242,7 @@ def _times(studies: Sequence[Compared]) -> str:
             traces.append({**star, **_hover([words])})
     if not traces:
         return paragraph("No study has a time to target.")
-    axes = {"xaxis": axis(BATCH_SIZE), "yaxis": axis("time to target T (seconds of training)")}
+    axes = {"xaxis": axis(BATCH_SIZE_AXIS), "yaxis": axis("time to target T (seconds of training)")}
     caption = (
         "Lines: S*(B) times the seconds per step. Dots: single runs. Stars: what to use, the "
         "median and range over fresh seeds; hollow where one missed the target, or none ran."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bstune.report.picture import Picture
 
-Points = NDArray[np.float64]
+Places = NDArray[np.float64]
 FIGURE_DPI = 150
 # Of a figure that is 900 pixels wide, as on a page.
 PAGE_INCHES = 9.0
@@ -293,7 +293,7 @@ def _write_label(axes: "Axes", label: Label, size: float) -> "Text":
     return text
 
 
-def _label_places(axes: "Axes", half: Points, pixels_per_point: float) -> Points:
+def _label_places(axes: "Axes", half: Places, pixels_per_point: float) -> Places:
     """Give places in a panel for the centre of a label of half sides ``half``, (n, 2) pixels."""
     inside = axes.get_window_extent().padded(-2.0 * LABEL_MARGIN * pixels_per_point)
     stride = LABEL_STRIDE * pixels_per_point
@@ -308,7 +308,7 @@ def _label_places(axes: "Axes", half: Points, pixels_per_point: float) -> Points
     return np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def _draw_leader(axes: "Axes", ends: Points, colour: str) -> "Artist":
+def _draw_leader(axes: "Axes", ends: Places, colour: str) -> "Artist":
     """Draw a thin line from a label to what it names, (2, 2) in shares of the panel."""
     # Only what draws waits for matplotlib.
     from matplotlib.lines import Line2D
@@ -325,7 +325,7 @@ def _draw_leader(axes: "Axes", ends: Points, colour: str) -> "Artist":
     return axes.add_artist(leader)
 
 
-def _overlaps(centres: Points, half: Points, boxes: Points) -> NDArray[np.int64]:
+def _overlaps(centres: Places, half: Places, boxes: Places) -> NDArray[np.int64]:
     """Count the boxes that one of half sides ``half`` covers at each of the centres, shape (n,).
 
     ``boxes``: (m, 4) of centres and half sides.
@@ -336,7 +336,7 @@ def _overlaps(centres: Points, half: Points, boxes: Points) -> NDArray[np.int64]
     return counts
 
 
-def _obstacles(axes: "Axes", pixels_per_point: float) -> tuple[Points, Points]:
+def _obstacles(axes: "Axes", pixels_per_point: float) -> tuple[Places, Places]:
     """Give the marks and curves of a panel, and its guides, as boxes in pixels.
 
     They are (n, 4) of centres and half sides; a line is a row of boxes.
@@ -365,11 +365,11 @@ def _obstacles(axes: "Axes", pixels_per_point: float) -> tuple[Points, Points]:
     return np.vstack(data), np.vstack(guides)
 
 
-def _boxes(centres: Points, radius: float) -> Points:
+def _boxes(centres: Places, radius: float) -> Places:
     return np.hstack([centres, np.full_like(centres, radius)])
 
 
-def _pieces(corners: Points, pixels_per_point: float) -> Points:
+def _pieces(corners: Places, pixels_per_point: float) -> Places:
     """Give points on a line through ``corners``, (n, 2) in pixels, at most a stride apart."""
     lengths = np.linalg.norm(np.diff(corners, axis=0), axis=1)
     along = np.concatenate([[0.0], lengths.cumsum()])

@@ -188,27 +188,27 @@ def card_batch_size(value: float) -> int:
     return 8 * round(value / 8.0)
 
 
-def extrapolation_table(found: Extrapolation) -> Table:
+def extrapolation_table(extrapolation: Extrapolation) -> Table:
     """Lay the studies and the wanted scale out as a table, intervals in brackets."""
     told = set[Quantity]()
-    for row in found.rows:
+    for row in extrapolation.rows:
         told.update(row.readings)
     names = [name for name in HEADINGS if name in told]
-    table = Table(title=f"over {found.meaning}")
+    table = Table(title=f"over {extrapolation.meaning}")
     table.add_column("study")
-    table.add_column(found.scale, justify="right")
+    table.add_column(extrapolation.scale, justify="right")
     for name in names:
         table.add_column(HEADINGS[name], justify="right")
-    for row in found.rows:
+    for row in extrapolation.rows:
         readings = [_reading_text(row.readings.get(name)) for name in names]
         table.add_row(row.study, format_number(row.scale), *readings)
     table.add_section()
     predictions = list[str]()
     exponents = list[str]()
     for name in names:
-        predictions.append(_law_text(found, name))
-        exponents.append(_exponent_text(found, name))
-    table.add_row("predicted", format_number(found.wanted), *predictions)
+        predictions.append(_law_text(extrapolation, name))
+        exponents.append(_exponent_text(extrapolation, name))
+    table.add_row("predicted", format_number(extrapolation.wanted), *predictions)
     table.add_row("exponent", "", *exponents)
     return table
 
@@ -228,8 +228,8 @@ def _end_text(end: float | None) -> str:
     return format_number(end, 2)
 
 
-def _law_text(found: Extrapolation, name: Quantity) -> str:
-    law = found.laws.get(name)
+def _law_text(extrapolation: Extrapolation, name: Quantity) -> str:
+    law = extrapolation.laws.get(name)
     if law is None:
         return "-"
     return estimate_text(law.wanted)
@@ -242,46 +242,46 @@ def estimate_text(estimate: Estimate) -> str:
     return f"{format_number(estimate.value, 3)} ({low} to {high})"
 
 
-def _exponent_text(found: Extrapolation, name: Quantity) -> str:
-    law = found.laws.get(name)
+def _exponent_text(extrapolation: Extrapolation, name: Quantity) -> str:
+    law = extrapolation.laws.get(name)
     if law is None:
         return "-"
     exponent = law.exponent
     return f"{exponent.value:z.2f} ({exponent.low:z.2f} to {exponent.high:z.2f})"
 
 
-def extrapolation_lines(found: Extrapolation) -> list[str]:
+def extrapolation_lines(extrapolation: Extrapolation) -> list[str]:
     """Say in words what to use at the wanted scale, and what to doubt."""
-    lines = [f"USE       {_use_text(found)}"]
-    for caution in cautions(found):
+    lines = [f"USE       {_use_text(extrapolation)}"]
+    for caution in extrapolation_cautions(extrapolation):
         lines.append(f"CAUTION   {caution}")
-    for note in found.notes:
+    for note in extrapolation.notes:
         lines.append(f"NOTE      {note}")
     return lines
 
 
-def _use_text(found: Extrapolation) -> str:
-    place = f"{found.scale} = {format_number(found.wanted)}"
-    if found.batch_size is None:
+def _use_text(extrapolation: Extrapolation) -> str:
+    place = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
+    if extrapolation.batch_size is None:
         return f"no batch size can be told at {place}"
-    point = f"B = {card_batch_size(found.batch_size.value)}"
-    rate = found.laws.get("lr")
+    point = f"B = {card_batch_size(extrapolation.batch_size.value)}"
+    rate = extrapolation.laws.get("lr")
     if rate is not None:
         point += f", lr = {format_number(rate.wanted.value, 3)}"
-    beyond = f"{format_number(found.beyond, 2)} times the largest"
-    return f"{point} at {place}, {beyond}: B is the {HEADINGS[found.size_to_use]}"
+    beyond = f"{format_number(extrapolation.beyond, 2)} times the largest"
+    return f"{point} at {place}, {beyond}: B is the {HEADINGS[extrapolation.size_to_use]}"
 
 
-def cautions(found: Extrapolation) -> list[str]:
+def extrapolation_cautions(extrapolation: Extrapolation) -> list[str]:
     """Warn of a scale far beyond what was measured, and of an answer that says little."""
     lines = list[str]()
-    if found.beyond > WARN_BEYOND:
-        place = f"{found.scale} = {format_number(found.wanted)}"
-        beyond = f"{format_number(found.beyond, 2)} times the largest that was measured"
+    if extrapolation.beyond > WARN_BEYOND:
+        place = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
+        beyond = f"{format_number(extrapolation.beyond, 2)} times the largest that was measured"
         lines.append(
             f"{place} is {beyond}: a law that bends there is not seen here, so run a study between"
         )
-    size = found.batch_size
+    size = extrapolation.batch_size
     if size is not None and size.high > WIDE_RATIO * size.low:
         ratio = format_number(size.high / size.low, 2)
         lines.append(
@@ -291,28 +291,31 @@ def cautions(found: Extrapolation) -> list[str]:
     return lines
 
 
-def card(found: Extrapolation, tokens: int | None) -> str:
+def card(extrapolation: Extrapolation, tokens: int | None) -> str:
     """Write what to enter into a trainer of one's own, as YAML.
 
     Args:
-        found: with a batch size.
+        extrapolation: with a batch size.
         tokens: of an example, where it has some: the schedule counts in them.
     """
-    batch_size = found.batch_size
-    rate = found.laws.get("lr")
+    batch_size = extrapolation.batch_size
+    rate = extrapolation.laws.get("lr")
     # The caller has looked.
     assert batch_size is not None  # noqa: S101
     size = card_batch_size(batch_size.value)
     values: dict[str, object] = {
-        "scale": {found.scale: found.wanted, "times_the_largest": _short(found.beyond)},
+        "scale": {
+            extrapolation.scale: extrapolation.wanted,
+            "times_the_largest": _short(extrapolation.beyond),
+        },
         "batch_size": size,
         "batch_size_interval": [card_batch_size(batch_size.low), card_batch_size(batch_size.high)],
-        "batch_size_is": HEADINGS[found.size_to_use],
+        "batch_size_is": HEADINGS[extrapolation.size_to_use],
     }
     if rate is not None:
         values["lr"] = _short(rate.wanted.value)
         values["lr_interval"] = [_short(rate.wanted.low), _short(rate.wanted.high)]
-    half_lives = _half_lives(found)
+    half_lives = _half_lives(extrapolation)
     for name, half_life in half_lives.items():
         values[name] = _short(half_life)
     if "beta2_half_life" in half_lives:
@@ -322,19 +325,20 @@ def card(found: Extrapolation, tokens: int | None) -> str:
         share = shrinkage_of(size, half_lives["weight_decay_half_life"])
         values["weight_decay"] = _short(share / rate.wanted.value)
     comments = [
-        f"Made by bstune extrapolate of {plural(len(found.rows), 'row')}, over {found.meaning}.",
+        f"Made by bstune extrapolate of {plural(len(extrapolation.rows), 'row')}, over "
+        f"{extrapolation.meaning}.",
         f"Intervals hold {LAW_LEVEL:.0%}; half-lives are in examples.",
     ]
-    if found.schedule:
-        values["batch_size_schedule"] = [asdict(step) for step in found.schedule]
+    if extrapolation.schedule:
+        values["batch_size_schedule"] = [asdict(step) for step in extrapolation.schedule]
         unit = "samples, so without --seq-length"
         tokens_per_unit = 1
         if tokens is not None:
             unit = "tokens, with --seq-length"
             # A scale of tokens counts what the threshold counts.
-            if found.scale != "tokens":
+            if extrapolation.scale != "tokens":
                 tokens_per_unit = tokens
-        values["megatron_lm"] = megatron_flags(found.schedule, tokens_per_unit)
+        values["megatron_lm"] = megatron_flags(extrapolation.schedule, tokens_per_unit)
         comments.append(
             f"megatron_lm: thresholds are in {unit}; each batch size must be a multiple of the "
             f"micro-batch size times the data-parallel size ({SCHEDULE_SOURCE})."
@@ -345,7 +349,7 @@ def card(found: Extrapolation, tokens: int | None) -> str:
             "checkpoints of a run, tell how the critical one grows within a training, where it "
             "surely grows."
         )
-    for caution in cautions(found):
+    for caution in extrapolation_cautions(extrapolation):
         comments.append(f"CAUTION: {caution}.")
     rows = list[str]()
     for comment in comments:
@@ -370,12 +374,12 @@ def megatron_flags(schedule: Sequence[SizeStep], tokens: int) -> str:
     return f'--step-batch-size-schedule "{" ".join(steps)}"'
 
 
-def _half_lives(found: Extrapolation) -> dict[Quantity, float]:
+def _half_lives(extrapolation: Extrapolation) -> dict[Quantity, float]:
     """Collect the half-lives that the studies share, or that have a law."""
-    half_lives = dict(found.fixed)
+    half_lives = dict(extrapolation.fixed)
     for name in HALF_LIFE_QUANTITIES:
-        if name in found.laws:
-            half_lives[name] = found.laws[name].wanted.value
+        if name in extrapolation.laws:
+            half_lives[name] = extrapolation.laws[name].wanted.value
     return half_lives
 
 

@@ -15,22 +15,26 @@ if TYPE_CHECKING:
 PANEL_INCHES = (3.6, 3.0)
 
 
-def draw_extrapolation(found: Extrapolation, path: Path) -> None:
+def draw_extrapolation(extrapolation: Extrapolation, path: Path) -> None:
     """Write the picture of an extrapolation with at least one law."""
     width, height = PANEL_INCHES
     save_figure(
-        lambda figure: paint_extrapolation(found, figure), (width * len(found.laws), height), path
+        lambda figure: paint_extrapolation(extrapolation, figure),
+        (width * len(extrapolation.laws), height),
+        path,
     )
 
 
-def paint_extrapolation(found: Extrapolation, figure: "Figure") -> None:
+def paint_extrapolation(extrapolation: Extrapolation, figure: "Figure") -> None:
     """Draw a panel for each law on an empty figure."""
-    panels = figure.subplots(1, len(found.laws), squeeze=False)[0]
-    for axes, (name, law) in zip(panels, found.laws.items(), strict=True):
-        _paint_law(axes, found, name, law)
+    panels = figure.subplots(1, len(extrapolation.laws), squeeze=False)[0]
+    for axes, (name, law) in zip(panels, extrapolation.laws.items(), strict=True):
+        _paint_law(axes, extrapolation, name, law)
 
 
-def _paint_law(axes: "Axes", found: Extrapolation, name: Quantity, law: QuantityLaw) -> None:
+def _paint_law(
+    axes: "Axes", extrapolation: Extrapolation, name: Quantity, law: QuantityLaw
+) -> None:
     """Draw a quantity's law with its interval, the studies' readings, and what it predicts."""
     line_scales = list[float]()
     low = list[float]()
@@ -46,7 +50,7 @@ def _paint_law(axes: "Axes", found: Extrapolation, name: Quantity, law: Quantity
     scales = list[float]()
     values = list[float]()
     readings = list[Reading]()
-    for row in found.rows:
+    for row in extrapolation.rows:
         reading = row.readings.get(name)
         if reading is not None:
             scales.append(row.scale)
@@ -57,10 +61,14 @@ def _paint_law(axes: "Axes", found: Extrapolation, name: Quantity, law: Quantity
     wanted = law.wanted
     # What is predicted has another mark than what was read.
     bars = [[wanted.value - wanted.low], [wanted.high - wanted.value]]
-    axes.errorbar([found.wanted], [wanted.value], yerr=bars, fmt="D", markersize=5, color=BLUE)
-    log_axis(axes, "x", log_limits([*line_scales, found.wanted], (0.08, 0.08)), decimal=True)
+    axes.errorbar(
+        [extrapolation.wanted], [wanted.value], yerr=bars, fmt="D", markersize=5, color=BLUE
+    )
+    log_axis(
+        axes, "x", log_limits([*line_scales, extrapolation.wanted], (0.08, 0.08)), decimal=True
+    )
     log_axis(axes, "y", log_limits([*low, *high], (0.05, 0.05)))
-    axes.set_xlabel(found.scale)
+    axes.set_xlabel(extrapolation.scale)
     axes.set_title(f"{HEADINGS[name]}, {LAW_LEVEL:.0%} interval", fontsize=9)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bstune.core.records import TrialResult
-from bstune.report.answer import answer, b_opt_text, critical_text, expected_text, winner_text
+from bstune.report.answer import answer
 from bstune.report.drawing import (
     BLUE,
     GREEN,
@@ -45,6 +45,7 @@ from bstune.report.rows import (
     rate_lines,
     shown_critical,
 )
+from bstune.report.words import b_opt_text, critical_text, expected_text, winner_text
 from bstune.result import INTERVAL_LEVEL, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
 

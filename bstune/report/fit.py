@@ -1,7 +1,7 @@
 """The fit to points alone, in words: a sentence and a small table."""
 
 from bstune.core.curve import CurveFit
-from bstune.report.answer import span_text
+from bstune.report.words import span_text
 from bstune.system.console import format_number
 
 

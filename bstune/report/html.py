@@ -41,7 +41,7 @@ POLICY = (
 )
 # Plotly's own: what a trace, a layout or an axis holds.
 PlotlyValues = Mapping[str, Any]
-PAGE = """<!doctype html>
+PAGE_SHELL = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -134,7 +134,7 @@ def _filled(
             links.append(f'<a href="#{anchor(section.title)}">{text(section.title)}</a>')
         if section.body:
             bodies.append(_section(section))
-    return PAGE.format(
+    return PAGE_SHELL.format(
         head=head,
         policy=POLICY,
         hashes=" ".join(hashes) or "'none'",

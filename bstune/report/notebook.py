@@ -9,7 +9,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from bstune.report.answer import Answer, Line, shown_lines
+from bstune.report.answer import Answer, Line
+from bstune.report.block import shown_lines
 from bstune.report.compare import Comparison
 from bstune.system.terminal import printable
 
@@ -22,7 +23,7 @@ PRINTED_COLUMNS = 100
 # Pairs of studies that a cell shows; the page of a comparison has all of them.
 SHOWN_PAIRS = 6
 # A notebook centres tables and aligns their cells to the right.
-TABLE = "<table style='margin-left:0'>"
+TABLE_BEGINS = "<table style='margin-left:0'>"
 CELL = "style='text-align:left;vertical-align:top'"
 
 
@@ -31,10 +32,10 @@ def escaped(text: str) -> str:
     return html.escape(printable(text))
 
 
-def answer_html(found: Answer, picture: "Picture", alt: str) -> str:
+def answer_html(study_answer: Answer, picture: "Picture", alt: str) -> str:
     """Show an answer: what was asked, a row for each line of it, and its picture."""
-    rows = "".join(_answer_row(line) for line in shown_lines(found))
-    return f"<p>{escaped(found.title)}</p>{TABLE}{rows}</table>{image(picture, alt)}"
+    rows = "".join(_answer_row(line) for line in shown_lines(study_answer))
+    return f"<p>{escaped(study_answer.title)}</p>{TABLE_BEGINS}{rows}</table>{image(picture, alt)}"
 
 
 def _answer_row(line: Line) -> str:
@@ -43,11 +44,11 @@ def _answer_row(line: Line) -> str:
     return f"<tr><th {CELL}>{escaped(label)}</th><td {CELL}>{shown}</td></tr>"
 
 
-def comparison_html(found: Comparison) -> str:
+def comparison_html(comparison: Comparison) -> str:
     """Show what each study says to use, the pairs, the notes, and the picture."""
     heads = ("study", "target", "use", "takes", "gain", "critical batch size", "spent")
     rows = list[tuple[str, ...]]()
-    for study in found.studies:
+    for study in comparison.studies:
         use = "-"
         takes = "-"
         if study.use is not None:
@@ -55,9 +56,9 @@ def comparison_html(found: Comparison) -> str:
             takes = study.use.text
         cells = (study.name, study.target, use, takes, study.gain_text, study.critical, study.spend)
         rows.append(cells)
-    further = [*map(str, found.pairs[:SHOWN_PAIRS]), *found.notes]
+    further = [*map(str, comparison.pairs[:SHOWN_PAIRS]), *comparison.notes]
     lines = "".join(f"<p>{escaped(line)}</p>" for line in further)
-    return f"{table_html(heads, rows)}{lines}{image(found.plot(), found.title)}"
+    return f"{table_html(heads, rows)}{lines}{image(comparison.plot(), comparison.title)}"
 
 
 def table_html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -67,7 +68,7 @@ def table_html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     for row in rows:
         cells = "".join(f"<td {CELL}>{escaped(text)}</td>" for text in row)
         lines.append(f"<tr>{cells}</tr>")
-    return f"{TABLE}<tr>{top}</tr>{''.join(lines)}</table>"
+    return f"{TABLE_BEGINS}<tr>{top}</tr>{''.join(lines)}</table>"
 
 
 def printed_html(*printed: "RenderableType") -> str:

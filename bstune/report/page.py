@@ -6,24 +6,34 @@ from pathlib import Path
 import yaml
 
 from bstune.core.records import TrialResult
-from bstune.report import charts
-from bstune.report.answer import Answer, Line, Trust, answer, trust
-from bstune.report.budget_charts import metric_at_budget
+from bstune.report.answer import Answer, Line, answer
+from bstune.report.charts.at_budget import metric_at_budget
+from bstune.report.charts.frontier import frontier_charts
+from bstune.report.charts.hardware import hardware_section
+from bstune.report.charts.learning_curves import learning_curves
+from bstune.report.charts.learning_rates import learning_rates
+from bstune.report.charts.over_target import over_target
+from bstune.report.charts.progress import progress
+from bstune.report.charts.traces import part_text
 from bstune.report.html import Cell, Section, json_script, page, paragraph, resource, table, text
 from bstune.report.study_folder import StudyFolder
+from bstune.report.trust import Trust, trust
 from bstune.result import Curve, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.system.files import write_text
 
+# The page is passed on without its README: it says its terms itself.
 GLOSSARY = {
     "batch size B": "examples per applied optimizer step, over all devices and all accumulated micro-batches",
     "target": "a validation metric and its goal; reached at the first evaluation that meets it",
     "steps to target S": "optimizer steps applied until the target; known as an interval, from the last evaluation "
-    "that missed it to the first that met it. S*(B) is the least at a batch size, over learning rates",
+    "that missed it to the first that met it. S*(B) is the least at a batch size, over learning "
+    "rates",
     "time to target T": "S times the seconds per training step, which the survey measured beforehand; evaluation, "
     "compilation and start-up are measured apart and not in it",
     "critical batch size": "the batch size at which the slope of log S* over log B is -1/2: of S*(B) = S_min (1 + "
-    "B_crit/B) it is B_crit. Well below it twice the batch halves the steps, well above it more gains nothing",
+    "B_crit/B) it is B_crit. Well below it twice the batch halves the steps, well above it more "
+    "gains nothing",
     "90% interval": "where the critical batch size lies with a probability of 90%, by all trials; an end that only the "
     "prior sets is left open",
     "fresh seeds": "the winner is run again on seeds that took no part in the choice; what is reported of it is their "
@@ -44,46 +54,50 @@ def write_page(study: StudyFolder, path: Path) -> None:
 
 
 def study_page(study: StudyFolder) -> str:
-    """Return the page of a study as HTML."""
-    result, beside = study.result, study.files
-    found = answer(result)
+    """Give the page of a study as HTML."""
+    result = study.result
+    beside = study.files
+    study_answer = answer(result)
     sections = [
-        Section("", _answer(found, trust(result), beside.notes)),
+        Section("", _answer(study_answer, trust(result), beside.notes)),
         Section(*_over_batch_size(study)),
-        Section("What the trials say besides", labelled(found.details, "answer details")),
-        Section("Learning rate", charts.learning_rates(study)),
-        Section("Critical batch size over the target", charts.over_target(result)),
-        Section("Learning curves", charts.learning_curves(study)),
-        Section("Progress of the search", charts.progress(study)),
-        Section("Hardware", charts.hardware(beside.hardware)),
+        Section("What the trials say besides", labelled(study_answer.details, "answer details")),
+        Section("Learning rate", learning_rates(study)),
+        Section("Critical batch size over the target", over_target(result)),
+        Section("Learning curves", learning_curves(study)),
+        Section("Progress of the search", progress(study)),
+        Section("Hardware", hardware_section(beside.hardware)),
         Section("Several devices", _devices(result)),
         Section("Trials", trials_table(beside.trials)),
         Section("Config and versions", _config(study)),
         Section("Glossary", _glossary()),
     ]
-    calculator = resource("calculator.js")
     shown = [section for section in sections if section.body]
-    curve = result.curve
-    is_timed = curve is not None and curve.seconds_per_step is not None
-    return page(found.title, shown, [calculator] if is_timed else [])
+    scripts = list[str]()
+    # Without the seconds of a step there is no form that the script could serve.
+    if result.curve is not None and result.curve.seconds_per_step is not None:
+        scripts.append(resource("calculator.js"))
+    return page(study_answer.title, shown, scripts)
 
 
 def _over_batch_size(study: StudyFolder) -> tuple[str, str]:
     """Give the heading and the charts of what is sought, over batch size."""
     if study.result.objective == "loss":
         return "Metric at the budget's end", metric_at_budget(study)
-    return "Steps and time to target", charts.curves(study)
+    return "Steps and time to target", frontier_charts(study)
 
 
-def _answer(found: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:
+def _answer(study_answer: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:
     """Show the lines of the answer, what can be trusted as badges, and what to do with it."""
     warnings = "".join(paragraph(note, "warning") for note in notes)
-    badges = "".join(
-        f'<li class="{"good" if one.good else "fair"}"><b>{text(one.name)}</b>{text(one.text)}</li>'
-        for one in trusted
-    )
-    actions = "".join(map(_action, found.actions))
-    return f'{warnings}{labelled(found.lines)}<ul class="badges">{badges}</ul>{actions}'
+    badges = "".join(map(_badge, trusted))
+    actions = "".join(map(_action, study_answer.actions))
+    return f'{warnings}{labelled(study_answer.lines)}<ul class="badges">{badges}</ul>{actions}'
+
+
+def _badge(part: Trust) -> str:
+    look = "good" if part.good else "fair"
+    return f'<li class="{look}"><b>{text(part.name)}</b>{text(part.text)}</li>'
 
 
 def labelled(lines: Sequence[Line], kind: str = "answer") -> str:
@@ -92,7 +106,7 @@ def labelled(lines: Sequence[Line], kind: str = "answer") -> str:
         return ""
     rows = list[str]()
     for name, texts in lines:
-        shown = "".join(f"<div>{text(one)}</div>" for one in texts)
+        shown = "".join(f"<div>{text(words)}</div>" for words in texts)
         rows.append(f"<dt>{text(name)}</dt><dd>{shown}</dd>")
     return f'<dl class="{kind}">{"".join(rows)}</dl>'
 
@@ -101,64 +115,59 @@ def _action(line: Line) -> str:
     """Show what to do; a command gets a button that copies it, from the page's script."""
     name, texts = line
     parts = [f"<h3>{text(name)}</h3>"]
-    for one in texts:
-        if one.startswith("bstune "):
-            parts.append(f'<div class="do"><pre class="command">{text(one)}</pre></div>')
+    for words in texts:
+        # A command stands in a line of its own, to be copied as it is.
+        if words.startswith("bstune "):
+            parts.append(f'<div class="do"><pre class="command">{text(words)}</pre></div>')
         else:
-            parts.append(paragraph(one))
+            parts.append(paragraph(words))
     return "".join(parts)
 
 
 def _devices(result: StudyResult) -> str:
-    plans, curve = result.scale_out, result.curve
+    plans = result.scale_out
+    curve = result.curve
     if not plans.told:
         return ""
-    heads = (
-        "devices",
-        "batch size",
-        "each",
-        "learning rate",
-        "steps",
-        "time",
-        "speed-up",
-        "efficiency",
-        "device time",
-    )
-    cells = [
-        (
-            _count(row.devices),
-            _count(row.batch_size),
-            _count(row.device_batch_size),
-            _measure(row.lr),
-            _count(row.steps),
-            _seconds(row.seconds),
-            _measure(row.speed_up),
-            Cell(f"{row.efficiency:.0%}", row.efficiency),
-            _seconds(row.device_seconds),
-        )
-        for row in plans.told
-    ]
+    heads = ["devices", "batch size", "each", "learning rate", "steps", "time"]
+    heads += ["speed-up", "efficiency", "device time"]
+    rows = list[list[Cell]]()
+    for plan in plans.told:
+        cells = [
+            _count(plan.devices),
+            _count(plan.batch_size),
+            _count(plan.device_batch_size),
+            _measure(plan.lr),
+            _count(plan.steps),
+            _seconds(plan.seconds),
+            _measure(plan.speed_up),
+            Cell(f"{plan.efficiency:.0%}", plan.efficiency),
+            _seconds(plan.device_seconds),
+        ]
+        rows.append(cells)
     link = "without an all-reduce"
     if plans.with_all_reduce:
         link = "with the all-reduce that the config states"
     words = paragraph(f"Predicted from S*(B) and tau(B), each device as fast as this one, {link}.")
     if curve is not None and curve.seconds_per_step is not None:
         words += _calculator(curve)
-    return words + table(heads, cells, sortable=False, name="several devices")
+    return words + table(heads, rows, sortable=False, name="several devices")
 
 
 def _calculator(curve: Curve) -> str:
-    """Return a form that says what so many devices can do; ``calculator.js`` computes it."""
+    """Give a form that says what so many devices can do; ``calculator.js`` computes it."""
     fields = (
         ("devices", "devices", 4),
         ("memory", "examples that fit on one", ""),
         ("sync", "all-reduce (ms a step)", 0),
     )
-    inputs = "".join(
-        f'<div><label for="calculator-{name}">{text(words)}</label>'
-        f'<input id="calculator-{name}" name="{name}" type="number" min="0" step="any" value="{value}"></div>'
-        for name, words, value in fields
-    )
+    inputs = ""
+    for name, words, value in fields:
+        inputs += (
+            f'<div><label for="calculator-{name}">{text(words)}</label>'
+            f'<input id="calculator-{name}" name="{name}" type="number" min="0" step="any" '
+            f'value="{value}"></div>'
+        )
     data = json_script(
         {
             "batch_size": curve.batch_size,
@@ -176,6 +185,7 @@ def trials_table(trials: Sequence[TrialResult]) -> str:
     """Show the trials as a table, with the columns that any of them fills."""
     if not trials:
         return ""
+    # A column that no trial fills would only widen the table.
     names = sorted({name for trial in trials for name in trial.hyperparameters})
     has_effective_lr = any(trial.effective_lr is not None for trial in trials)
     has_horizon = any(trial.horizon is not None for trial in trials)
@@ -206,9 +216,12 @@ def trials_table(trials: Sequence[TrialResult]) -> str:
 
 def _outcome_cells(trial: TrialResult) -> list[Cell | str]:
     """Show what a trial came to."""
-    values = [value for _, value in trial.history if value is not None]
-    last = values[-1] if values else None
-    _, _, part = charts.part_text(trial).partition(", ")
+    last: float | None = None
+    for _, value in trial.history:
+        if value is not None:
+            last = value
+    # The trial's number has a column of its own.
+    _, _, part = part_text(trial).partition(", ")
     remarks = [remark for remark in (part, trial.message) if remark]
     return [
         _count(trial.steps),
@@ -235,30 +248,34 @@ def _seconds(value: float | None) -> Cell:
 
 
 def _config(study: StudyFolder) -> str:
-    parts = []
-    versions = {name: one for trial in study.files.trials for name, one in trial.versions.items()}
+    parts = list[str]()
+    # A study that went on after an upgrade has trials of several versions: the last ones count.
+    versions: dict[str, str] = {}
+    for trial in study.files.trials:
+        versions |= trial.versions
     if versions:
-        parts.append(
-            paragraph(", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
-        )
-    loops = study.result.training_loops
+        names = [f"{name} {versions[name]}" for name in sorted(versions)]
+        parts.append(paragraph(", ".join(names)))
+    loops = list[str]()
+    for name, count in study.result.training_loops.items():
+        loops.append(f"{name} ({plural(count, 'trial')})")
     if loops:
-        counts = ", ".join(f"{name} ({plural(count, 'trial')})" for name, count in loops.items())
-        parts.append(paragraph(f"training loop: {counts}"))
-    for name, values in (
-        ("the winners (best.yaml)", study.files.best),
-        ("the whole config (config.yaml)", study.files.config),
-    ):
-        if values is not None:
-            dumped = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-            parts.append(
-                f"<details><summary>{text(name)}</summary><pre>{text(dumped)}</pre></details>"
-            )
+        parts.append(paragraph(f"training loop: {', '.join(loops)}"))
+    parts.append(_yaml("the winners (best.yaml)", study.files.best))
+    parts.append(_yaml("the whole config (config.yaml)", study.files.config))
     return "".join(parts)
 
 
+def _yaml(name: str, values: object) -> str:
+    """Show a file's values as YAML, folded up; empty for a file that is not there."""
+    if values is None:
+        return ""
+    dumped = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return f"<details><summary>{text(name)}</summary><pre>{text(dumped)}</pre></details>"
+
+
 def _glossary() -> str:
-    terms = "".join(
-        f"<dt>{text(term)}</dt><dd>{text(meaning)}</dd>" for term, meaning in GLOSSARY.items()
-    )
+    terms = ""
+    for term, meaning in GLOSSARY.items():
+        terms += f"<dt>{text(term)}</dt><dd>{text(meaning)}</dd>"
     return f'<dl class="terms">{terms}</dl>'

@@ -11,20 +11,25 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from bstune.report import charts
 from bstune.report.answer import Line, question
+from bstune.report.charts.frontier import frontier_charts
+from bstune.report.charts.learning_curves import learning_curves
+from bstune.report.charts.progress import progress
 from bstune.report.html import Section, paragraph, resource, still_page, table, text
 from bstune.report.page import labelled, trials_table
 from bstune.report.study_folder import StudyFolder
 from bstune.system.files import first_bytes
 
-REFRESH_SECONDS = 15  # between two looks for a newer page
-NOSCRIPT_SECONDS = 60  # likewise where no script runs, and nothing makes them rarer
+# Between two looks for a newer page.
+REFRESH_SECONDS = 15
+# The same where no script runs, and nothing makes looks rarer.
+NOSCRIPT_SECONDS = 60
 MARK = '<meta name="bstune" content="a running study">\n'
-HEAD_BYTES = 1024  # at a page's beginning, within which the mark stands
+# Of a page's beginning, within which the mark stands.
+HEAD_BYTES = 1024
 NO_ANSWER = "This study is running. What to use, and how sure that is, is said at its end."
-LEFT = "This study was left before its end: the command that began it goes on with it."
-LUCK = "Each is one run: a fresh seed may differ."
+STUDY_LEFT = "This study was left before its end: the command that began it goes on with it."
+ONE_RUN_EACH = "Each is one run: a fresh seed may differ."
 
 
 @dataclass(frozen=True)
@@ -44,20 +49,22 @@ class StudySoFar:
     """Whether it runs on; else it was left."""
 
 
-def running_page(found: StudySoFar) -> str:
-    """Return the page as HTML."""
-    study = found.study
-    heading, scripts, head = f"{question(study.result)} · left", [], ""
-    if found.is_running:
+def running_page(so_far: StudySoFar) -> str:
+    """Give the page as HTML."""
+    study = so_far.study
+    heading = f"{question(study.result)} · left"
+    scripts = list[str]()
+    head = ""
+    if so_far.is_running:
         heading = f"{question(study.result)} · running"
         scripts = [resource("running.js")]
         refresh = f'<meta http-equiv="refresh" content="{NOSCRIPT_SECONDS}">'
         head = f"{MARK}<noscript>{refresh}</noscript>\n"
     sections = [
-        Section("", _state(found)),
-        Section("The curve so far", _curve(found)),
-        Section("Learning curves", charts.learning_curves(study)),
-        Section("Progress of the search", charts.progress(study)),
+        Section("", _state(so_far)),
+        Section("The curve so far", _curve(so_far)),
+        Section("Learning curves", learning_curves(study)),
+        Section("Progress of the search", progress(study)),
         Section("Trials", trials_table(study.files.trials)),
     ]
     shown = [section for section in sections if section.body]
@@ -69,22 +76,23 @@ def is_running_page(path: Path) -> bool:
     return MARK.strip().encode() in first_bytes(path, HEAD_BYTES)
 
 
-def _state(found: StudySoFar) -> str:
+def _state(so_far: StudySoFar) -> str:
     """Show that there is no answer yet, how far the study has come, and when that was."""
-    state = paragraph(NO_ANSWER if found.is_running else LEFT, "warning")
-    stamp = text(found.written.isoformat(timespec="seconds"))
-    shown = text(found.written.strftime("%Y-%m-%d %H:%M:%S %z"))
+    words = NO_ANSWER if so_far.is_running else STUDY_LEFT
+    state = paragraph(words, "warning")
+    stamp = text(so_far.written.isoformat(timespec="seconds"))
+    shown = text(so_far.written.strftime("%Y-%m-%d %H:%M:%S %z"))
     time = f'<time datetime="{stamp}" data-seconds="{REFRESH_SECONDS}">{shown}</time>'
     written = f'<p class="faint">Written at {time}<span id="age"></span>.</p>'
-    return f"{state}{labelled(found.lines)}{written}"
+    return f"{state}{labelled(so_far.lines)}{written}"
 
 
-def _curve(found: StudySoFar) -> str:
+def _curve(so_far: StudySoFar) -> str:
     """Show the trials over batch size, and the best of each octave of it."""
-    if not found.curve_rows:
+    if not so_far.curve_rows:
         return ""
     drawn = ""
-    if found.study.result.objective != "loss":
-        drawn = charts.curves(found.study)
-    rows = table(found.curve_heads, found.curve_rows, sortable=False, name="the curve so far")
-    return f"{drawn}{rows}{paragraph(LUCK, 'faint')}"
+    if so_far.study.result.objective != "loss":
+        drawn = frontier_charts(so_far.study)
+    rows = table(so_far.curve_heads, so_far.curve_rows, sortable=False, name="the curve so far")
+    return f"{drawn}{rows}{paragraph(ONE_RUN_EACH, 'faint')}"

@@ -25,7 +25,7 @@ from bstune.result import (
 )
 from bstune.system.inputs import one_line, parse_json
 
-Rate = Annotated[float, Field(gt=0.0, le=1e30)]
+PerSecond = Annotated[float, Field(gt=0.0, le=1e30)]
 """Operations or bytes a second."""
 
 
@@ -33,7 +33,7 @@ class SurveyPart(BaseModel, strict=True, extra="ignore", frozen=True):
     """A part of ``hardware.json``: no value is converted, unknown keys are dropped."""
 
 
-class Probe(SurveyPart, frozen=True):
+class ProbeRow(SurveyPart, frozen=True):
     """A batch size whose memory was measured."""
 
     batch_size: BatchSize
@@ -73,7 +73,7 @@ class SurveyedCeiling(SurveyPart, frozen=True):
     """The smallest batch size that was asked for."""
     model: SurveyedMemory | None = None
     """None where the device has no figures."""
-    probes: Items[Probe] = ()
+    probes: Items[ProbeRow] = ()
     """Batch sizes that were tried."""
 
 
@@ -113,9 +113,9 @@ class Threads(SurveyPart, frozen=True):
 class Limits(SurveyPart, frozen=True):
     """What the device can do in a second."""
 
-    flops_per_second: Rate
+    flops_per_second: PerSecond
     """Operations."""
-    bytes_per_second: Rate
+    bytes_per_second: PerSecond
     """Bytes moved."""
 
 

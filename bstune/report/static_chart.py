@@ -18,10 +18,10 @@ from bstune.system.console import format_number
 # All lengths are pixels of the drawing, which is scaled to the width of the page.
 CHART_WIDTH = 640.0
 # Around the panel.
-LEFT = 70.0
-RIGHT = 16.0
-TOP = 24.0
-BOTTOM = 48.0
+LEFT_MARGIN = 70.0
+RIGHT_MARGIN = 16.0
+TOP_MARGIN = 24.0
+BOTTOM_MARGIN = 48.0
 # Of a letter's width, on average.
 LETTER = 6.6
 # Of a line of the legend, in height.
@@ -54,12 +54,12 @@ STROKES: Mapping[str, str] = {
     "cross": "M-1 0H1M0-1V1",
 }
 # Plotly's own: what a trace, a layout or an axis holds.
-Trace = Mapping[str, Any]
-Layout = Mapping[str, Any]
-Point = tuple[float, float]
+PlotlyTrace = Mapping[str, Any]
+PlotlyLayout = Mapping[str, Any]
+Place = tuple[float, float]
 
 
-Value = float | str | None
+AxisValue = float | str | None
 """What a trace holds of a point along an axis: a number, a category, or None for no place."""
 
 
@@ -80,7 +80,7 @@ class _Axis:
     names: tuple[str, ...] = ()
     """The categories in their order."""
 
-    def at(self, value: Value) -> float | None:
+    def at(self, value: AxisValue) -> float | None:
         """Give the pixel of a value; None where it has no place."""
         place = _number(value, self.kind, self.names)
         if place is None:
@@ -122,9 +122,9 @@ class _Frame:
     x: _Axis
     y: _Axis
 
-    def points(self, trace: Trace) -> list[Point | None]:
+    def points(self, trace: PlotlyTrace) -> list[Place | None]:
         """Give the pixels of a trace's points; None where one has no place."""
-        points = list[Point | None]()
+        points = list[Place | None]()
         for x_value, y_value in zip(trace["x"], trace["y"], strict=True):
             x = self.x.at(x_value)
             y = self.y.at(y_value)
@@ -135,22 +135,22 @@ class _Frame:
         return points
 
 
-def static_chart(traces: Sequence[Trace], layout: Layout, height: float) -> str:
+def static_chart(traces: Sequence[PlotlyTrace], layout: PlotlyLayout, height: float) -> str:
     """Draw a chart's traces as an SVG, ``height`` pixels of it without its legend."""
     entries = [trace for trace in traces if _in_legend(trace)]
     rows = _legend_rows(entries)
     frame = _Frame(
-        _axis(traces, layout, "x", (LEFT, CHART_WIDTH - RIGHT)),
-        _axis(traces, layout, "y", (height - BOTTOM, TOP)),
+        _axis(traces, layout, "x", (LEFT_MARGIN, CHART_WIDTH - RIGHT_MARGIN)),
+        _axis(traces, layout, "y", (height - BOTTOM_MARGIN, TOP_MARGIN)),
     )
-    width = CHART_WIDTH - LEFT - RIGHT
-    panel_height = height - TOP - BOTTOM
+    width = CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN
+    panel_height = height - TOP_MARGIN - BOTTOM_MARGIN
     drawn = _shapes(layout, frame)
     for trace in _fills_first(traces):
         drawn.append(_trace(trace, frame))
     # An inner svg cuts off what lies outside of the panel.
-    box = f'x="{LEFT:g}" y="{TOP:g}" width="{width:g}" height="{panel_height:g}"'
-    view = f'viewBox="{LEFT:g} {TOP:g} {width:g} {panel_height:g}"'
+    box = f'x="{LEFT_MARGIN:g}" y="{TOP_MARGIN:g}" width="{width:g}" height="{panel_height:g}"'
+    view = f'viewBox="{LEFT_MARGIN:g} {TOP_MARGIN:g} {width:g} {panel_height:g}"'
     whole_height = height + LEGEND_LINE * len(rows)
     parts = [
         f'<svg viewBox="0 0 {CHART_WIDTH:g} {whole_height:g}" aria-hidden="true">',
@@ -164,7 +164,7 @@ def static_chart(traces: Sequence[Trace], layout: Layout, height: float) -> str:
     return "".join(parts)
 
 
-def _number(value: Value, kind: str, names: Sequence[str]) -> float | None:
+def _number(value: AxisValue, kind: str, names: Sequence[str]) -> float | None:
     """Give a value as its axis measures it; None where it has no place there."""
     if kind == "category":
         return float(names.index(str(value)))
@@ -177,7 +177,9 @@ def _number(value: Value, kind: str, names: Sequence[str]) -> float | None:
     return math.log10(value)
 
 
-def _axis(traces: Sequence[Trace], layout: Layout, name: str, pixels: tuple[float, float]) -> _Axis:
+def _axis(
+    traces: Sequence[PlotlyTrace], layout: PlotlyLayout, name: str, pixels: tuple[float, float]
+) -> _Axis:
     """Give the axis ``x`` or ``y``: of its stated range, else of all that the traces have.
 
     ``pixels``: of its start and its end.
@@ -185,7 +187,7 @@ def _axis(traces: Sequence[Trace], layout: Layout, name: str, pixels: tuple[floa
     stated = layout.get(f"{name}axis", {})
     kind = stated.get("type", "linear")
     start, end = pixels
-    values = list[Value]()
+    values = list[AxisValue]()
     for trace in traces:
         values += trace[name]
     if kind == "category":
@@ -215,7 +217,7 @@ def _axis(traces: Sequence[Trace], layout: Layout, name: str, pixels: tuple[floa
     return _Axis(kind, low - AXIS_PAD * span, high + AXIS_PAD * span, start, end)
 
 
-def _bar_ends(trace: Trace, name: str) -> list[float]:
+def _bar_ends(trace: PlotlyTrace, name: str) -> list[float]:
     """Give the ends of a trace's error bars along an axis, in its values."""
     bars = trace.get(f"error_{name}")
     if bars is None:
@@ -253,30 +255,30 @@ def _round_values(low: float, high: float) -> list[float]:
 
 def _grid(frame: _Frame, height: float) -> list[str]:
     parts = list[str]()
-    bottom = height - BOTTOM
-    right = CHART_WIDTH - RIGHT
+    bottom = height - BOTTOM_MARGIN
+    right = CHART_WIDTH - RIGHT_MARGIN
     for x, text in frame.x.ticks():
-        parts.append(f'<path class="grid" d="M{x:.1f} {TOP:g}V{bottom:g}"/>')
+        parts.append(f'<path class="grid" d="M{x:.1f} {TOP_MARGIN:g}V{bottom:g}"/>')
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16:g}" text-anchor="middle">{text}</text>')
     for y, text in frame.y.ticks():
-        parts.append(f'<path class="grid" d="M{LEFT:g} {y:.1f}H{right:g}"/>')
-        place = f'x="{LEFT - 6:g}" y="{y + 4:.1f}" text-anchor="end"'
+        parts.append(f'<path class="grid" d="M{LEFT_MARGIN:g} {y:.1f}H{right:g}"/>')
+        place = f'x="{LEFT_MARGIN - 6:g}" y="{y + 4:.1f}" text-anchor="end"'
         parts.append(f"<text {place}>{_text(text)}</text>")
     return parts
 
 
-def _titles(layout: Layout, height: float) -> list[str]:
+def _titles(layout: PlotlyLayout, height: float) -> list[str]:
     across = _text(layout.get("xaxis", {}).get("title", {}).get("text", ""))
     up = _text(layout.get("yaxis", {}).get("title", {}).get("text", ""))
-    middle = LEFT + (CHART_WIDTH - LEFT - RIGHT) / 2.0
-    centre = TOP + (height - TOP - BOTTOM) / 2.0
+    middle = LEFT_MARGIN + (CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN) / 2.0
+    centre = TOP_MARGIN + (height - TOP_MARGIN - BOTTOM_MARGIN) / 2.0
     return [
         f'<text x="{middle:g}" y="{height - 12:g}" text-anchor="middle">{across}</text>',
         f'<text transform="translate(14 {centre:g}) rotate(-90)" text-anchor="middle">{up}</text>',
     ]
 
 
-def _shapes(layout: Layout, frame: _Frame) -> list[str]:
+def _shapes(layout: PlotlyLayout, frame: _Frame) -> list[str]:
     """Draw the layout's lines and spans; ``paper`` coordinates are shares of the panel."""
     parts = list[str]()
     for shape in layout.get("shapes", ()):
@@ -296,7 +298,7 @@ def _shapes(layout: Layout, frame: _Frame) -> list[str]:
     return parts
 
 
-def _shape_end(shape: Layout, name: str, end: int, axis: _Axis) -> float:
+def _shape_end(shape: PlotlyLayout, name: str, end: int, axis: _Axis) -> float:
     """Give the pixel of the end 0 or 1 of a shape along the axis ``name``."""
     value = shape[f"{name}{end}"]
     if shape.get(f"{name}ref") == "paper":
@@ -307,7 +309,7 @@ def _shape_end(shape: Layout, name: str, end: int, axis: _Axis) -> float:
     return pixel
 
 
-def _annotations(layout: Layout, frame: _Frame) -> list[str]:
+def _annotations(layout: PlotlyLayout, frame: _Frame) -> list[str]:
     """Write the layout's notes, which stand above the panel or at a height of it."""
     parts = list[str]()
     for note in layout.get("annotations", ()):
@@ -320,19 +322,19 @@ def _annotations(layout: Layout, frame: _Frame) -> list[str]:
     return parts
 
 
-def _note_place(note: Layout, name: str, axis: _Axis) -> float:
+def _note_place(note: PlotlyLayout, name: str, axis: _Axis) -> float:
     if note.get(f"{name}ref") == "paper":
         return axis.at_share(note[name])
     # Plotly takes an annotation's place on a logarithmic axis as its logarithm.
     return axis.at_place(note[name])
 
 
-def _fills_first(traces: Sequence[Trace]) -> list[Trace]:
+def _fills_first(traces: Sequence[PlotlyTrace]) -> list[PlotlyTrace]:
     """Put areas first, as what is drawn later covers what was drawn before."""
     return sorted(traces, key=lambda trace: "fill" not in trace)
 
 
-def _trace(trace: Trace, frame: _Frame) -> str:
+def _trace(trace: PlotlyTrace, frame: _Frame) -> str:
     points = frame.points(trace)
     parts = list[str]()
     mode = trace.get("mode", "lines")
@@ -352,11 +354,11 @@ def _trace(trace: Trace, frame: _Frame) -> str:
     return "".join(parts)
 
 
-def _known(points: Iterable[Point | None]) -> list[Point]:
+def _known(points: Iterable[Place | None]) -> list[Place]:
     return [point for point in points if point is not None]
 
 
-def _outline(points: Sequence[Point | None], is_stairs: bool) -> str:
+def _outline(points: Sequence[Place | None], is_stairs: bool) -> str:
     """Give the path of a line, which is broken where a point has no place."""
     parts = list[str]()
     is_drawing = False
@@ -375,7 +377,7 @@ def _outline(points: Sequence[Point | None], is_stairs: bool) -> str:
     return "".join(parts)
 
 
-def _bars(trace: Trace, frame: _Frame, name: str) -> list[str]:
+def _bars(trace: PlotlyTrace, frame: _Frame, name: str) -> list[str]:
     """Draw a trace's error bars along an axis."""
     bars = trace.get(f"error_{name}")
     if bars is None:
@@ -404,7 +406,7 @@ def _bars(trace: Trace, frame: _Frame, name: str) -> list[str]:
     return parts
 
 
-def _markers(trace: Trace, points: Sequence[Point | None]) -> list[str]:
+def _markers(trace: PlotlyTrace, points: Sequence[Place | None]) -> list[str]:
     sizes = trace.get("marker", {}).get("size", 7)
     if not isinstance(sizes, list | tuple):
         sizes = [sizes] * len(points)
@@ -415,7 +417,7 @@ def _markers(trace: Trace, points: Sequence[Point | None]) -> list[str]:
     return parts
 
 
-def _symbol(trace: Trace, point: Point, size: float) -> str:
+def _symbol(trace: PlotlyTrace, point: Place, size: float) -> str:
     """Draw a trace's mark at a point; ``-open`` marks are an outline."""
     marker = trace.get("marker", {})
     name = marker.get("symbol", "circle")
@@ -443,9 +445,9 @@ def _symbol(trace: Trace, point: Point, size: float) -> str:
     return f'<polygon points="{" ".join(placed)}" style="{style}"/>'
 
 
-def _star_corners() -> list[Point]:
+def _star_corners() -> list[Place]:
     """Give the corners of a star of five, the outer and the inner ones in turn."""
-    corners = list[Point]()
+    corners = list[Place]()
     for i in range(10):
         is_outer = i % 2 == 0
         radius = 1.25 if is_outer else 0.5
@@ -454,7 +456,7 @@ def _star_corners() -> list[Point]:
     return corners
 
 
-def _words(trace: Trace, points: Sequence[Point | None]) -> list[str]:
+def _words(trace: PlotlyTrace, points: Sequence[Place | None]) -> list[str]:
     """Write the texts that stand beside marks; ``textposition`` is ``top right`` and its like."""
     position = trace.get("textposition", "top center")
     anchor = "middle"
@@ -479,13 +481,13 @@ def _words(trace: Trace, points: Sequence[Point | None]) -> list[str]:
     return parts
 
 
-def _in_legend(trace: Trace) -> bool:
+def _in_legend(trace: PlotlyTrace) -> bool:
     return bool(trace.get("name")) and trace.get("showlegend", True)
 
 
-def _legend_rows(entries: Sequence[Trace]) -> list[list[tuple[Trace, float]]]:
+def _legend_rows(entries: Sequence[PlotlyTrace]) -> list[list[tuple[PlotlyTrace, float]]]:
     """Break the legend into rows: each entry with where it begins, in pixels."""
-    rows: list[list[tuple[Trace, float]]] = []
+    rows: list[list[tuple[PlotlyTrace, float]]] = []
     x = CHART_WIDTH
     for trace in entries:
         needed = SAMPLE + LETTER * len(html.unescape(trace["name"])) + 14.0
@@ -497,7 +499,7 @@ def _legend_rows(entries: Sequence[Trace]) -> list[list[tuple[Trace, float]]]:
     return rows
 
 
-def _legend(rows: Sequence[Sequence[tuple[Trace, float]]], height: float) -> list[str]:
+def _legend(rows: Sequence[Sequence[tuple[PlotlyTrace, float]]], height: float) -> list[str]:
     parts = list[str]()
     for i, row in enumerate(rows):
         y = height + LEGEND_LINE * i + 6.0
@@ -508,7 +510,7 @@ def _legend(rows: Sequence[Sequence[tuple[Trace, float]]], height: float) -> lis
     return parts
 
 
-def _sample(trace: Trace, x: float, y: float) -> str:
+def _sample(trace: PlotlyTrace, x: float, y: float) -> str:
     """Draw what a trace looks like, for the legend."""
     if "fill" in trace:
         style = f"fill:{_colour(trace['fillcolor'])}"
@@ -527,7 +529,7 @@ def _sample(trace: Trace, x: float, y: float) -> str:
     return "".join(parts)
 
 
-def _line_style(line: Layout, trace: Trace | None = None) -> str:
+def _line_style(line: PlotlyLayout, trace: PlotlyTrace | None = None) -> str:
     style = f"fill:none;stroke:{_colour(line.get('color', '--blue'))}"
     style += f";stroke-width:{line.get('width', 2):g}"
     dash = DASHES.get(line.get("dash", "solid"))

@@ -49,11 +49,13 @@ from bstune.search.ruler import Ruler
 class BudgetCandidates:
     """What there is to choose from; the first ``len(waiting)`` are stopped trials to go on with."""
 
-    waiting: tuple[int, ...]  # places among the posterior's runs
+    waiting: tuple[int, ...]
+    """Places among the posterior's runs."""
     x: Array
     z: Array
     other: Array
-    done: Array  # share of the budget
+    done: Array
+    """Share of the budget."""
 
 
 def suggest_within_budget(
@@ -78,6 +80,7 @@ def suggest_within_budget(
     if posterior.ruler is None:
         return _before_any_is_full(posterior, pending, domain, policy, rng)
     again = fresh_seed_due(posterior, policy)
+    # Of processes side by side one alone runs it again.
     if again is not None and not _runs_now(again, pending):
         return Suggestion(
             x=again.x,
@@ -97,6 +100,7 @@ def suggest_within_budget(
         chosen = _choose(posterior, options, pending, policy, rng)
     last_step = last_whole_step(posterior.budget(float(np.exp2(options.x[chosen]))))
     max_steps = last_step
+    # One that waited goes on to the end; so does one that nothing could continue.
     if options.done[chosen] == 0.0 and resumable is not None:
         first = first_share_steps(last_step, posterior.ruler, policy)
         if _tells_something(posterior, options, chosen, first / last_step, policy):
@@ -157,6 +161,7 @@ def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | No
 
 def _runs_now(run: BudgetRun, pending: Pending) -> bool:
     """Tell whether a run at the same point has been begun and has not ended."""
+    # Both are logs of what was asked, and come back up to rounding.
     for x, z, resumed_from in pending:
         same_size = abs(x - run.x) < 1e-9
         same_rate = abs(z - run.z) < 1e-9
@@ -185,6 +190,7 @@ def _before_any_is_full(
         z = float(options.z[chosen])
         other = tuple(options.other[chosen].tolist())
     else:
+        # The very first trial: the geometric middle of the batch sizes, at the rule's rate.
         low, high = log_sizes(domain, posterior.too_large)
         x = math.log2(domain.snap(2.0 ** (0.5 * (low + high))))
         at = np.array([x])
@@ -239,6 +245,7 @@ def _choose(
         behind = _log_behind(posterior, options, posterior.theta) + worse
         best = rank_full_trials(posterior)[0].behind
         gain = np.maximum(best - behind, 0.0).mean(axis=0)
+        # Where no draw holds anything better, the improvement tells none from another.
         if gain.max() > 0.0:
             return int((gain / (to_go + policy.loss_cost_weight)).argmax())
     row = int(rng.integers(len(posterior.theta)))
@@ -250,6 +257,7 @@ def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Ar
     """Draw how far behind the candidates are at their budget's end: (m, n)."""
     points = posterior.prior.at(options.x, options.z, options.other)
     by_law = log_steps(theta, points, posterior.prior)
+    # A stopped trial's seed is drawn: its own history counts beside the law.
     steps = joined_with_histories(by_law, theta, posterior.data, options.waiting)
     return np.asarray(steps - posterior.log_budget(options.x))
 

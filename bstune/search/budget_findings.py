@@ -40,7 +40,9 @@ OPTIMA_AN_OCTAVE = 16
 LOW_MEDIAN_HIGH = (0.05, 0.5, 0.95)
 # Of a metric's value: less is no difference.
 NO_DIFFERENCE = 1e-6
-# The least chance of being as good as the best that is not yet "shown to be worse".
+# The least chance of being as good as the best that is not yet "shown to be worse". A batch size is
+# better than the best one in each draw whose own best lies past half way to it: so these reach
+# about twice as far as the interval of the best one.
 LEAST_CHANCE_AS_GOOD = 0.05
 
 
@@ -51,9 +53,12 @@ class RankedTrial:
     number: int
     batch_size: int
     lr: float
-    metric: float  # its own, the best within its budget
-    behind: float  # the ruler, predicted of a fresh seed, in log of the budget's share
-    fresh_metric: float  # predicted of a fresh seed
+    metric: float
+    """Its own, the best within its budget."""
+    behind: float
+    """How far behind the ruler, predicted of a fresh seed, in log of the budget's share."""
+    fresh_metric: float
+    """Predicted of a fresh seed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class AsGoodSizes:
 
     low: int
     high: int
-    low_open: bool  # the search's smallest batch size is one of them: smaller ones may be, too
+    low_open: bool
+    """Whether the search's smallest batch size is one of them: smaller ones may be, too."""
     high_open: bool
 
 
@@ -87,7 +93,8 @@ class BestSize:
     batch_size: float
     low: float
     high: float
-    at_end: bool  # of the batch sizes that were searched: the best one may lie beyond
+    at_end: bool
+    """Whether it is an end of the batch sizes that were searched: the best one may lie beyond."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +104,10 @@ class SizeGrowth:
     exponent: float
     low: float
     high: float
-    best_sizes: tuple[BestSize, ...]  # the longest budget first
-    longer: BestSize  # at ``LONGER`` times the budget, by the same lines
+    best_sizes: tuple[BestSize, ...]
+    """The longest budget first."""
+    longer: BestSize
+    """At ``LONGER`` times the budget, by the same lines."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +146,16 @@ class NoDifference:
 class BudgetFindings:
     """All that a report needs of a fixed budget."""
 
-    ranked: tuple[RankedTrial, ...]  # the best first
-    curve: tuple[MetricAtSize, ...]  # over rising batch sizes
+    ranked: tuple[RankedTrial, ...]
+    """The best first."""
+    curve: tuple[MetricAtSize, ...]
+    """Over rising batch sizes."""
     as_good: AsGoodSizes
     gain_left: GainLeft
-    no_difference: NoDifference | None  # None where the full trials differ, or only one is
-    growth: SizeGrowth | None  # None where fewer than two shares of the budget have a full trial
+    no_difference: NoDifference | None
+    """None where the full trials differ, or only one is."""
+    growth: SizeGrowth | None
+    """None where fewer than two shares of the budget have a full trial."""
 
 
 def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings | None:

@@ -21,14 +21,19 @@ class BudgetRun:
     """A trial, or a chain of trials that continue each other, as the last one left it."""
 
     number: int
-    x: float  # log2 of the batch size
-    z: float  # log2 of the learning rate
+    x: float
+    """Log2 of the batch size."""
+    z: float
+    """Log2 of the learning rate."""
     other: tuple[float, ...]
     steps: int
-    share: float  # of its budget, that it has run
+    share: float
+    """The share of its budget that it has run."""
     diverged: bool
-    curve: RunningBest | None  # None without a finite evaluation
-    behind: float | None = None  # the ruler; None where that cannot be said
+    curve: RunningBest | None
+    """None without a finite evaluation."""
+    behind: float | None = None
+    """How far behind the ruler; None where that cannot be said."""
 
     @property
     def full(self) -> bool:

@@ -34,10 +34,14 @@ class Drift:
     log(1/s) from the share s on. The coefficients are normal; full trials show them.
     """
 
-    x: float  # log2 of the ruler's batch size
-    z: float  # log2 of its rate
-    mean: Array  # (2,)
-    covariance: Array  # (2, 2)
+    x: float
+    """Log2 of the ruler's batch size."""
+    z: float
+    """Log2 of its rate."""
+    mean: Array
+    """Shape (2,)."""
+    covariance: Array
+    """Shape (2, 2)."""
 
     def until_the_end(self, run: BudgetRun, left: float) -> tuple[float, float]:
         """Give mean and variance of what is added to ``behind``, where ``left`` is log(1/s)."""

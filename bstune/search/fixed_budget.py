@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bstune.core.objectives import Objective
-from bstune.core.records import TrialResult
+from bstune.core.records import Mode, TrialResult
 from bstune.search.acquisition import Policy
 from bstune.search.budget_runs import (
     BudgetRun,
@@ -46,7 +46,7 @@ from bstune.search.budget_runs import (
 from bstune.search.drift import Drift, fit_drift, stopped_spread
 from bstune.search.observations import FAILURE_FACTOR, Point, steps_before
 from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior
-from bstune.search.ruler import Array, Mode, Ruler, Scale, make_ruler, scale_of
+from bstune.search.ruler import Array, Ruler, Scale, make_ruler, scale_of
 
 LOSS: Objective = "loss"
 # Standard deviation of ``behind`` of a full trial: evaluations have a distance.
@@ -69,10 +69,13 @@ class BudgetPosterior:
     data: LikelihoodData
     theta: Array
     prior: Prior
-    budget: Callable[[float], float]  # steps over batch size
+    budget: Callable[[float], float]
+    """Steps over batch size."""
     scale: Scale
-    ruler: Ruler | None  # None before any trial is full
-    spent: float  # in full trials
+    ruler: Ruler | None
+    """None before any trial is full."""
+    spent: float
+    """What the search has spent, in full trials."""
     # Log2 of the smallest batch size that ran out of memory, infinite if none did.
     too_large: float
 
@@ -248,9 +251,9 @@ def _until_the_end(run: BudgetRun, drift: Drift | None, policy: Policy) -> tuple
 
 def _full_trials_paid(trials: Sequence[TrialResult], budget: Callable[[float], float]) -> float:
     """Give what the trials have cost, in full trials: those that they continue are paid once."""
-    before = steps_before(trials)
+    earlier_steps = steps_before(trials)
     paid = 0.0
     for trial in trials:
-        own_steps = max(trial.steps - before[trial.number], 0)
+        own_steps = max(trial.steps - earlier_steps[trial.number], 0)
         paid += own_steps / last_whole_step(budget(float(trial.batch_size)))
     return paid

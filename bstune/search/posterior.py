@@ -48,7 +48,8 @@ from bstune.search.horizon import (
 )
 
 Array = NDArray[np.float64]
-Columns = slice | NDArray[np.bool_]  # which of the trials, as an index
+# Which of the trials, as an index.
+Columns = slice | NDArray[np.bool_]
 # Places of the parameters, see make_prior.
 (
     LEVEL,
@@ -64,7 +65,8 @@ Columns = slice | NDArray[np.bool_]  # which of the trials, as an index
     B_OPT,
     ROUGHNESS,
 ) = range(12)
-# Then three for each other hyper-parameter: its best value, log curvature, shift; then horizons' law; then the knots.
+# Then three for each other hyper-parameter: its best value, log curvature, shift; then horizons'
+# law; then the knots.
 OTHER = 12
 # Mean and standard deviation of each of the three.
 OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]
@@ -79,7 +81,8 @@ DIVERGED_PENALTY = 1.5
 DIVERGED_SPREAD = 0.4
 # Of a particle by a step towards the fitted normal distribution, in its deviations.
 KEPT_BY_STEP = (0.3, 0.7, 0.95)
-# Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the time so.
+# Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the
+# time so.
 CACHED_VALUES = 40_000
 # Batch sizes an octave, at which what depends on them alone is worked out for many trials.
 NODES_AN_OCTAVE = 8
@@ -93,11 +96,16 @@ KEPT_WEIGHT = 0.5
 class Points:
     """Where log S is asked for: arrays of shape (n,), and what the model needs of them."""
 
-    x: Array  # log2 of the batch size
-    z: Array  # log2 of the learning rate
-    other: Array  # the other hyper-parameters, each in [0, 1], shape (n, k); k may be 0
-    rule: Array  # log2 of the rule's learning rate
-    hats: Array  # weights of the discrepancy's knots, shape (knots, n)
+    x: Array
+    """Log2 of the batch size."""
+    z: Array
+    """Log2 of the learning rate."""
+    other: Array
+    """The other hyper-parameters, each in [0, 1], shape (n, k); k may be 0."""
+    rule: Array
+    """Log2 of the rule's learning rate."""
+    hats: Array
+    """Weights of the discrepancy's knots, shape (knots, n)."""
     # Where given, what depends on x alone is interpolated between them.
     nodes: "Nodes | None" = None
 
@@ -135,8 +143,10 @@ class Nodes:
     """Batch sizes between which a function of them is taken as a straight line over log B."""
 
     points: Points
-    left: NDArray[np.intp]  # of each of n points: the node below it
-    share: Array  # of the way to the next one
+    left: NDArray[np.intp]
+    """The node below each of n points."""
+    share: Array
+    """Share of the way to the next one."""
 
     def between(self, values: Array) -> Array:
         """Give what values at the nodes, (m, nodes), are at the points: (m, n)."""
@@ -149,12 +159,16 @@ class Nodes:
 class Prior:
     """Means and standard deviations of the normal priors (the shift's is Student's t), and the scaling rule."""
 
-    log_low: float  # log2 of the smallest batch size
+    log_low: float
+    """Log2 of the smallest batch size."""
     log_high: float
-    rule: Callable[[Array], Array]  # log2 of the rule's learning rate over log2 B
-    mean: Array  # (p,), in the order of the places above
+    rule: Callable[[Array], Array]
+    """Log2 of the rule's learning rate over log2 B."""
+    mean: Array
+    """Shape (p,), in the order of the places above."""
     spread: Array
-    knots: Array  # log2 of the batch sizes at which the discrepancy is a parameter
+    knots: Array
+    """Log2 of the batch sizes at which the discrepancy is a parameter."""
     # Whether each trial's schedule ends with it: the law of the metric over horizons is sampled.
     horizon: bool = False
 
@@ -209,12 +223,18 @@ class LikelihoodData:
     """Trials as the likelihood takes them: arrays of shape (n,)."""
 
     points: Points
-    y: Array  # log of steps to target where known, of the estimate or the bound elsewhere
-    spread: Array  # standard deviation of y beside the noise from seed to seed
-    least: Array  # log of the steps at which the target was still missed, of an estimate; else -inf
-    bound: NDArray[np.bool_]  # whether log S lies above y rather than around it
-    diverged: NDArray[np.bool_]  # y is not read then
-    weight: Array | None = None  # of each trial in the likelihood; None: 1
+    y: Array
+    """Log of steps to target where known, of the estimate or the bound elsewhere."""
+    spread: Array
+    """Standard deviation of y beside the noise from seed to seed."""
+    least: Array
+    """Log of the steps at which the target was still missed, of an estimate; else -inf."""
+    bound: NDArray[np.bool_]
+    """Whether log S lies above y rather than around it."""
+    diverged: NDArray[np.bool_]
+    """Whether it diverged: ``y`` is not read then."""
+    weight: Array | None = None
+    """Weight of each trial in the likelihood; None: 1."""
     # How each trial ended its horizon: y is then where it ended, and the law says the rest.
     ends: Ends | None = None
 
@@ -519,8 +539,10 @@ def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
 class Start:
     """Draws of a posterior of fewer trials, from which that of all of them is sampled."""
 
-    theta: Array  # (count, p)
-    data: LikelihoodData  # as :meth:`LikelihoodData.many` has it
+    theta: Array
+    """Shape (count, p)."""
+    data: LikelihoodData
+    """As :meth:`LikelihoodData.many` has it."""
     prior: Prior
 
 
@@ -578,7 +600,8 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
         step = _next_step(rise, temperature)
         temperature += step
         weight = np.exp(step * (rise - rise.max()))
-        # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at random.
+        # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at
+        # random.
         places = (rng.random() + np.arange(count)) / count
         chosen = np.minimum(np.searchsorted(np.cumsum(weight / weight.sum()), places), count - 1)
         theta = theta[chosen]
@@ -625,8 +648,8 @@ def _move(
 ) -> tuple[Array, Array, Array]:
     """Take Metropolis steps; give the particles and the two parts of their log density."""
     for i in range(moves):
-        # Alternately towards a normal distribution fitted to the particles, which moves far in many dimensions, and by
-        # the difference of two particles, which does not trust that shape.
+        # Alternately towards a normal distribution fitted to the particles, which moves far in many
+        # dimensions, and by the difference of two particles, which does not trust that shape.
         if i % 2 == 0:
             proposed, correction = _towards_normal(theta, path.prior, rng)
         else:

@@ -23,16 +23,14 @@ would make an hour of a hair's breadth.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bstune.core.records import sign_of
+from bstune.core.records import Mode, sign_of
 from bstune.search.histories import Evaluations
 
 Array = NDArray[np.float64]
-Mode = Literal["min", "max"]
 
 # Of the budget, from which on the slope at its end is measured.
 LATE_SHARE = 1 / 3
@@ -114,7 +112,8 @@ def _finite_evaluations(history: Evaluations) -> list[tuple[int, float]]:
 class RunningBest:
     """A trial's best height so far at each of its evaluations, in order: arrays of shape (n,)."""
 
-    log_shares: Array  # log of the share of the budget, at most 0
+    log_shares: Array
+    """Log of the share of the budget, at most 0."""
     heights: Array
 
     @property

@@ -60,7 +60,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bstune.core.errors import ConfigError
 from bstune.core.objectives import OBJECTIVES, Objective
-from bstune.core.records import Status, Target, TrialResult, TrialSpec
+from bstune.core.records import Mode, Status, Target, TrialResult, TrialSpec
 from bstune.search.acquisition import Pending, Policy, Suggestion, suggest
 from bstune.search.budget_decision import suggest_within_budget
 from bstune.search.budget_runs import last_whole_step
@@ -74,7 +74,6 @@ from bstune.search.fixed_budget import (
 )
 from bstune.search.observations import Posterior, infer, smoothed, start_of
 from bstune.search.posterior import Prior, make_prior, noise_scale_prior
-from bstune.search.ruler import Mode
 
 logger = logging.getLogger(__name__)
 # The trial's record, as JSON, among its user attributes.
@@ -280,6 +279,7 @@ class FrontierSampler(BaseSampler):
             same_as = suggestion.resumed_from
         if same_as is None:
             return coordinates.parameters(suggestion)
+        # What goes on or runs again has its trial's own values: coordinates would round them.
         same = next(t for t in trials if t.number == same_as)
         return {name: same.params[name] for name in search_space}
 
@@ -308,6 +308,7 @@ class FrontierSampler(BaseSampler):
             policy=self._policy,
             rng=self._rng,
         )
+        # Without a budget nothing limits a trial before one has reached the target.
         if self.horizon or self._budget is not None or posterior.reached:
             self._max_steps[number] = suggestion.max_steps
         return suggestion
@@ -380,7 +381,9 @@ class FrontierSampler(BaseSampler):
             return None
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
         records, others = self._records_of(trials, coordinates)
-        rng = deepcopy(self._rng) if rng is None else rng
+        # Whoever looks at the posterior must not move the next decision.
+        if rng is None:
+            rng = deepcopy(self._rng)
         return self._infer(records, others, coordinates, rng, particles, moves, independent)
 
     def budget_posterior(
@@ -412,10 +415,13 @@ class FrontierSampler(BaseSampler):
         if not space:
             return None
         if mode is None:
-            mode = self._mode(trials if isinstance(trials, optuna.Study) else None)
+            study = trials if isinstance(trials, optuna.Study) else None
+            mode = self._mode(study)
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
         records, others = self._records_of(trials, coordinates)
-        rng = deepcopy(self._rng) if rng is None else rng
+        # Whoever looks at the posterior must not move the next decision.
+        if rng is None:
+            rng = deepcopy(self._rng)
         return self._infer_at_budget(
             records, others, coordinates, mode, rng, share, particles, moves
         )
@@ -491,8 +497,12 @@ class FrontierSampler(BaseSampler):
         """
         if self.objective == LOSS:
             at_budget = self.budget_posterior(study)
-            expected = [] if at_budget is None else rank_full_trials(at_budget)
-            return expected[0].run.number if expected else None
+            if at_budget is None:
+                return None
+            expected = rank_full_trials(at_budget)
+            if not expected:
+                return None
+            return expected[0].run.number
         posterior = self.posterior(study)
         if posterior is None or not posterior.reached:
             return None
@@ -514,6 +524,7 @@ class FrontierSampler(BaseSampler):
             if result is not None:
                 results.append(result)
                 others[trial.number] = coordinates.others(trial.params)
+            # All trials are read for each decision: one is warned of once.
             elif trial.number not in self._passed_over:
                 self._passed_over.add(trial.number)
                 self._warn_of(trial)
@@ -612,6 +623,7 @@ def _pending(trials: Sequence[FrozenTrial], coordinates: Coordinates) -> Pending
     return pending
 
 
+# All records are read for each decision, and most of them were read for the one before.
 @lru_cache(maxsize=PARSED_RECORDS)
 def _parsed_record(text: str) -> TrialResult:
     return TrialResult.from_json(text)
@@ -642,6 +654,7 @@ def trial_result(
         return None
     spec = _spec_of(trial, coordinates)
     status: Status = "reached"
+    # When the target was missed last is not told: the step before is as good as any.
     steps_low = steps - 1
     if not complete:
         status = trial.user_attrs.get("status", "stopped")
@@ -652,7 +665,7 @@ def trial_result(
         steps=steps,
         steps_low=steps_low,
         examples=steps * spec.batch_size,
-        train_seconds=0.0 if seconds is None else steps * seconds,
+        train_seconds=steps * (seconds or 0.0),
         seconds_per_step=seconds,
         history=tuple((step, _finite_or_none(value)) for step, value in history),
         horizon=trial.user_attrs.get("horizon"),

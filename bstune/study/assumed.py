@@ -41,7 +41,7 @@ SMALLEST_PART = 16
 # Of the objective loss, where nothing says how long a trial is: twenty fit into the study's time.
 BUDGET_SECONDS = QUICK_SECONDS / 20.0
 # Arguments of the Trainer that say how the project itself trains, and what is made of them.
-LENGTHS = ("max_epochs", "max_steps")
+TRAINER_LENGTHS = ("max_epochs", "max_steps")
 ACCUMULATED = "accumulate_grad_batches"
 # Of a data set that is read once, to ask it for its batch size.
 ANY_BATCH_SIZE = 32
@@ -96,8 +96,9 @@ def complete(stated: Stated) -> Completed:
     target = _target(stated.target)
     if stated.objective == "loss" and target is not None and not target.is_open:
         raise ConfigError(
-            f"objective='loss' seeks the best {target.metric} within a budget, and target={str(target)!r} a "
-            f"target: leave one of them out, or give target={target.metric!r}"
+            f"objective='loss' seeks the best {target.metric} within a budget, and "
+            f"target={str(target)!r} a target: leave one of them out, or give "
+            f"target={target.metric!r}"
         )
     needed = {
         "target": target,
@@ -121,7 +122,8 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     """Take what is left out from the project itself."""
     if stated.trainer is not None and not isinstance(stated.trainer, Mapping):
         raise ConfigError(
-            f"trainer must be a dict of the Trainer's arguments, but got {type(stated.trainer).__name__}"
+            "trainer must be a dict of the Trainer's arguments, but got "
+            f"{type(stated.trainer).__name__}"
         )
     # The metric that is logged is looked for with these call-backs.
     refuse_finders((stated.trainer or {}).get("callbacks"))
@@ -139,16 +141,16 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
             )
         reference = project.take_batch_size(), _own_rate(module, stated)
         lines.append(
-            f"reference={reference}: the batch size of {project.data_name} and the learning rate of your "
-            "module, as you run it today; the gain is over these"
+            f"reference={reference}: the batch size of {project.data_name} and the learning rate "
+            "of your module, as you run it today; the gain is over these"
         )
     batch_size = int(reference[0])
     sizes = stated.batch_sizes
     if sizes is None:
         sizes = max(1, batch_size // SMALLEST_PART), project.batches.examples
         lines.append(
-            f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or what "
-            "memory holds"
+            f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or "
+            "what memory holds"
         )
     budget = stated.budget
     wall_seconds: float | None = None
@@ -180,9 +182,9 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         build = module_builder(module, list(stated.tunable or ()), overrides_lr=stated.overrides_lr)
         built = build(trial)
         accelerator = "cpu" if stated.device == "cpu" else "auto"
-        found = own_metric(built, project.data, project.trainer, accelerator)
-        target = Target(found.name, 0.0, found.mode).never_met
-        lines.append(_line_on(found, stated.objective))
+        metric = own_metric(built, project.data, project.trainer, accelerator)
+        target = Target(metric.name, 0.0, metric.mode).never_met
+        lines.append(_line_on(metric, stated.objective))
     given = _given(replace(stated, trainer=project.trainer), target, sizes, reference, budget)
     return Completed(given, wall_seconds, tuple(lines), budget_seconds)
 
@@ -230,7 +232,7 @@ class _Project:
     def take_length(self, batch_size: int) -> _Length:
         """Take the length of the Trainer's arguments; without one it is so long that time ends the study."""
         examples = own_examples(self.trainer, batch_size, self.batches.examples)
-        for length in LENGTHS:
+        for length in TRAINER_LENGTHS:
             self.trainer.pop(length, None)
         epoch = f"epochs of {format_count(self.batches.examples)} examples"
         if examples is not None:
@@ -238,15 +240,15 @@ class _Project:
         return _Length(MOST_EPOCHS * self.batches.examples, False, f"{MOST_EPOCHS} {epoch}")
 
 
-def _line_on(found: OwnMetric, objective: str | None) -> str:
+def _line_on(metric: OwnMetric, objective: str | None) -> str:
     """Say which metric a study goes by, and what it is to come to."""
-    others = f", not {', '.join(found.others)}" if found.others else ""
+    others = f", not {', '.join(metric.others)}" if metric.others else ""
     if objective == "loss":
-        return f"target={found.name!r}: the metric that is compared{others}, as {found.why}"
-    sign = "<=" if found.mode == "min" else ">="
+        return f"target={metric.name!r}: the metric that is compared{others}, as {metric.why}"
+    sign = "<=" if metric.mode == "min" else ">="
     return (
-        f"target={found.name!r}: what your own configuration comes to, by {found.name}{others}, as "
-        f"{found.why}; target='{found.name}{sign}VALUE' sets another"
+        f"target={metric.name!r}: what your own configuration comes to, by {metric.name}{others}, "
+        f"as {metric.why}; target='{metric.name}{sign}VALUE' sets another"
     )
 
 
@@ -300,8 +302,8 @@ def _own_rate(module: Module, stated: Stated) -> float:
     if rate is None:
         raise ConfigError(
             "which learning rate do you run today? The module's class has no default of lr or "
-            f"learning_rate: give reference=(batch size, learning rate), or {OVERRIDE} where it stands in "
-            "configure_optimizers"
+            f"learning_rate: give reference=(batch size, learning rate), or {OVERRIDE} where it "
+            "stands in configure_optimizers"
         )
     return rate
 

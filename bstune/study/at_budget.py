@@ -75,6 +75,7 @@ def known_best(
     One that ran on all its fresh seeds goes before one that did not, as where the time or
     ``search.candidates`` ended them: what was measured counts for more than what is predicted.
     """
+    # Without fresh seeds there is nothing but what is predicted.
     if replicates:
         for trial in ranked:
             original = _original(trials, trial)
@@ -92,6 +93,7 @@ def held(trial: TrialResult, last_step: int) -> TrialResult:
     values = [value for step, value in trial.history if step > 0 and value is not None]
     if not values or trial.steps >= last_step:
         return trial
+    # As if it had been evaluated once more at the budget's end, and had come to the same.
     return replace(
         trial,
         **trial.after(last_step),
@@ -153,7 +155,9 @@ def runs_to_come(
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)
     is_winner_baseline = baseline is not None and same_point(baseline.first, winner)
     # The baseline's own runs are the winner's, where it is the winner.
-    of_winner = len(again) if is_winner_baseline else len(again) - of_baseline
+    of_winner = len(again)
+    if not is_winner_baseline:
+        of_winner -= of_baseline
     to_come = [Runs(replicates_to_come(of_winner, replicates, 1), seconds(winner.batch_size))]
     if baseline is not None and not is_winner_baseline and baseline.first.status == "stopped":
         left = max(0, replicates - of_baseline)
@@ -179,13 +183,14 @@ def _due_of_baseline(
 def _original(trials: Sequence[TrialResult], run: TrialResult) -> TrialResult:
     """Give the search's own trial that a run on a fresh seed repeats, or the run itself."""
     by_number = {trial.number: trial for trial in trials}
+    # A trial that ran again may itself repeat one: the first of them is the search's.
     original = run
     while original.replicate_of is not None and original.replicate_of in by_number:
         original = by_number[original.replicate_of]
     return original
 
 
-def budget_text(options: StudyOptions) -> str:
+def spending_text(options: StudyOptions) -> str:
     """Say what a trial of the objective loss may spend."""
     budget = options.budget
     if budget.seconds is not None:
@@ -199,4 +204,4 @@ def question_of(options: StudyOptions) -> str:
     """Say what a study of the objective loss asks."""
     target = options.workload.target
     extreme = "least" if target.mode == "min" else "most"
-    return f"{extreme} {target.metric} within {budget_text(options)}"
+    return f"{extreme} {target.metric} within {spending_text(options)}"

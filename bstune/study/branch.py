@@ -20,19 +20,42 @@ from bstune.core.branching import LEAST_SEEDS, Branch, Branches, largest_batch
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
-from bstune.options import option_at
+from bstune.options import StudyOptions, option_at
 from bstune.study.prepare import compose_checked
 from bstune.system.console import format_count, format_number, plain_console, plural, quieten
 from bstune.system.inputs import open_regular
 from bstune.system.terminal import ArgumentParser, listed
 
-BRANCH_LEVEL = 0.9  # of the interval over seeds
-MULTIPLES = (1, 2, 4, 8, 16, 32)  # of the run's own batch size
+# Of the interval over seeds.
+BRANCH_LEVEL = 0.9
+# Of the run's own batch size.
+MULTIPLES = (1, 2, 4, 8, 16, 32)
 MIN_BRANCH_STEPS = 4
 
 
 def main(arguments: list[str]) -> str:
     """Run ``bstune branch`` with the arguments after it, and give all branches as JSON."""
+    options, overrides = _parser().parse_known_args(arguments)
+    console = plain_console()
+    branches = run_branches(
+        options.checkpoint,
+        [*overrides, "mlflow.enabled=false"],
+        batch_size=options.batch_size,
+        batch_sizes=options.batch_sizes,
+        examples=options.examples,
+        seeds=options.seeds,
+        tolerance=options.tolerance,
+        lr_exponent=options.lr_exponent,
+        trusted=options.trusted,
+        log=lambda line: console.print(line, soft_wrap=True),
+    )
+    console.print(branch_table(branches))
+    for line in branch_lines(branches):
+        console.print(line, soft_wrap=True)
+    return dump_json(asdict(branches), indent=1)
+
+
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="bstune branch",
         usage="%(prog)s CHECKPOINT --batch-size B0 --examples N [--batch-sizes N,...] workload=NAME [OPTION=VALUE ...]",
@@ -40,7 +63,8 @@ def main(arguments: list[str]) -> str:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    sizes, seeds = partial(listed, int, 1, 10**15), partial(listed, int, 0, 2**32 - 1)
+    sizes = partial(listed, int, 1, 10**15)
+    seeds = partial(listed, int, 0, 2**32 - 1)
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", type=Path, help="that Lightning's Trainer has written"
     )
@@ -72,24 +96,7 @@ def main(arguments: list[str]) -> str:
     parser.add_argument(
         "--trusted", action="store_true", help="read a checkpoint that holds more than plain data"
     )
-    options, overrides = parser.parse_known_args(arguments)
-    console = plain_console()
-    found = run_branches(
-        options.checkpoint,
-        [*overrides, "mlflow.enabled=false"],
-        batch_size=options.batch_size,
-        batch_sizes=options.batch_sizes,
-        examples=options.examples,
-        seeds=options.seeds,
-        tolerance=options.tolerance,
-        lr_exponent=options.lr_exponent,
-        trusted=options.trusted,
-        log=lambda line: console.print(line, soft_wrap=True),
-    )
-    console.print(branch_table(found))
-    for line in branch_lines(found):
-        console.print(line, soft_wrap=True)
-    return dump_json(asdict(found), indent=1)
+    return parser
 
 
 def _between(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> float:
@@ -99,10 +106,9 @@ def _between(kind: Callable[[str], float], smallest: float, largest: float, text
     except ValueError:
         value = math.nan
     if not smallest <= value <= largest:
-        what = (
-            f"{'an integer' if kind is int else 'a number'} from {smallest:.10g} to {largest:.10g}"
-        )
-        raise argparse.ArgumentTypeError(f"takes {what}, but got {text!r}")
+        what = "an integer" if kind is int else "a number"
+        span = f"from {smallest:.10g} to {largest:.10g}"
+        raise argparse.ArgumentTypeError(f"takes {what} {span}, but got {text!r}")
     return value
 
 
@@ -131,15 +137,7 @@ def run_branches(
         raise ConfigError(
             "recorded runs have no checkpoint to go on from: name a workload that is trained"
         )
-    fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
-    if fixed:
-        raise ConfigError(
-            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it out"
-        )
-    if options.devices > 1:
-        raise ConfigError(
-            f"branches are trained on one device, but got devices={options.devices}: use devices=1"
-        )
+    _check_options(options)
     _check_sizes(batch_size, batch_sizes or (2 * batch_size,), examples)
     os.close(open_regular(path, "the checkpoint"))
 
@@ -153,21 +151,24 @@ def run_branches(
     sizes = _sizes(batch_size, batch_sizes, examples, workload.train_examples)
     # Whole batches of the largest size; of the others as near as they come.
     examples = math.ceil(examples / sizes[-1]) * sizes[-1]
-    own_lr = options.scaling.lr  # until the checkpoint's own is read
+    # Until the checkpoint's own is read.
+    lr_until_read = options.scaling.lr
     branches = list[Branch]()
     start: float | None = None
     for seed in seeds:
         for size in sizes:
-            own = TrialSpec(0, 0, batch_size, own_lr, None, seed)
+            own = TrialSpec(0, 0, batch_size, lr_until_read, None, seed)
             record, start = branch(
                 workload, protocol, path, checkpoint, own, size, examples, lr_exponent
             )
-            value = record.history[-1][1] if record.history else None
+            # A branch is evaluated at its end alone; one that failed has no value.
+            value: float | None = None
+            if record.history:
+                value = record.history[-1][1]
             branches.append(Branch(size, seed, record.steps, record.status, value, record.message))
-            metric = "not finite" if value is None else format_number(value, 5)
-            shown = record.message or f"{protocol.target.metric} {metric}"
-            log(f"seed {seed}  B {size}  {plural(record.steps, 'step')}  {shown}")
+            log(_branch_line(branches[-1], protocol.target))
 
+    # All is measured against the run's own batch size: without it there is no answer.
     for ended in branches:
         if ended.batch_size == batch_size and ended.value is None:
             raise ConfigError(
@@ -189,38 +190,65 @@ def run_branches(
     )
 
 
+def _check_options(options: StudyOptions) -> None:
+    """Refuse options that a branch, which goes on with the checkpoint's state, cannot have."""
+    fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
+    if fixed:
+        raise ConfigError(
+            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it "
+            "out"
+        )
+    if options.devices > 1:
+        raise ConfigError(
+            f"branches are trained on one device, but got devices={options.devices}: use devices=1"
+        )
+
+
+def _branch_line(branch: Branch, target: Target) -> str:
+    """Tell what a branch came to, or why it came to nothing."""
+    metric = "not finite"
+    if branch.value is not None:
+        metric = format_number(branch.value, 5)
+    shown = branch.message or f"{target.metric} {metric}"
+    steps = plural(branch.steps, "step")
+    return f"seed {branch.seed}  B {branch.batch_size}  {steps}  {shown}"
+
+
 def _sizes(
-    own: int, given: Sequence[int] | None, examples: int, train_examples: int
+    own_size: int, given: Sequence[int] | None, examples: int, train_examples: int
 ) -> tuple[int, ...]:
     """Choose the batch sizes to go on at, the run's own the smallest; ConfigError where there are not two."""
     if given is None:
         most = min(train_examples, examples // MIN_BRANCH_STEPS)
-        larger = [own * multiple for multiple in MULTIPLES if own < own * multiple <= most]
-        given = larger or [2 * own]
-    sizes = _check_sizes(own, given, examples)
+        larger = [
+            own_size * multiple for multiple in MULTIPLES if own_size < own_size * multiple <= most
+        ]
+        given = larger or [2 * own_size]
+    sizes = _check_sizes(own_size, given, examples)
     if sizes[-1] > train_examples:
         raise ConfigError(
             f"batch size {sizes[-1]} is larger than the training data, {train_examples} examples: "
-            f"give --batch-sizes of at most {train_examples}, over --batch-size={own}"
+            f"give --batch-sizes of at most {train_examples}, over --batch-size={own_size}"
         )
     return sizes
 
 
-def _check_sizes(own: int, given: Sequence[int], examples: int) -> tuple[int, ...]:
+def _check_sizes(own_size: int, given: Sequence[int], examples: int) -> tuple[int, ...]:
     """Sort the run's own batch size and those to go on at; ConfigError for what no branch can be."""
-    sizes = tuple(sorted({own, *given}))
-    if sizes[0] < own:
+    sizes = tuple(sorted({own_size, *given}))
+    if sizes[0] < own_size:
         raise ConfigError(
-            f"--batch-sizes must be over the run's own, --batch-size={own}, but got {sizes[0]}"
+            f"--batch-sizes must be over the run's own, --batch-size={own_size}, but got {sizes[0]}"
         )
     if len(sizes) < 2:
         raise ConfigError(
-            f"--batch-sizes={own} is the run's own, --batch-size={own}: give at least one larger one"
+            f"--batch-sizes={own_size} is the run's own, --batch-size={own_size}: give at least "
+            "one larger one"
         )
     if sizes[-1] * MIN_BRANCH_STEPS > examples:
         raise ConfigError(
-            f"--examples={examples} are fewer than {MIN_BRANCH_STEPS} steps at batch size {sizes[-1]}: "
-            f"give --examples={MIN_BRANCH_STEPS * sizes[-1]} or more"
+            f"--examples={examples} are fewer than {MIN_BRANCH_STEPS} steps at batch size "
+            f"{sizes[-1]}: give --examples={MIN_BRANCH_STEPS * sizes[-1]} or more"
         )
     return sizes
 
@@ -235,19 +263,29 @@ def _losses(
     gaps = dict[int, float]()
     for branch in branches:
         if branch.seed == seed and branch.status != "out of memory":
-            gap = math.inf if branch.value is None else target.gap(branch.value)
+            gap = math.inf
+            if branch.value is not None:
+                gap = target.gap(branch.value)
             gaps[branch.batch_size] = gap
     return {size: gap - gaps[own_size] for size, gap in gaps.items()}
 
 
-def branch_table(found: Branches) -> Table:
+def branch_table(branches: Branches) -> Table:
     """Lay batch sizes, steps and the metric over seeds out as a table."""
-    table = Table(title=f"{found.checkpoint}, {format_count(found.examples)} examples further")
-    columns = ("batch size", "steps", "learning rate", f"{found.metric}, mean over seeds", "range")
+    table = Table(
+        title=f"{branches.checkpoint}, {format_count(branches.examples)} examples further"
+    )
+    columns = (
+        "batch size",
+        "steps",
+        "learning rate",
+        f"{branches.metric}, mean over seeds",
+        "range",
+    )
     for column in columns:
         table.add_column(column, justify="right")
-    for size in sorted({branch.batch_size for branch in found.branches}):
-        of_size = [branch for branch in found.branches if branch.batch_size == size]
+    for size in sorted({branch.batch_size for branch in branches.branches}):
+        of_size = [branch for branch in branches.branches if branch.batch_size == size]
         values = [branch.value for branch in of_size if branch.value is not None]
         statuses = sorted({branch.status for branch in of_size if branch.value is None})
         mean = ""
@@ -257,48 +295,50 @@ def branch_table(found: Branches) -> Table:
             remarks.append(f"{min(values):.5g} to {max(values):.5g}")
         if statuses:
             remarks.append(", ".join(statuses))
-        rate = (size / found.batch_size) ** found.lr_exponent
+        rate = (size / branches.batch_size) ** branches.lr_exponent
         table.add_row(str(size), str(of_size[0].steps), f"{rate:.3g}x", mean, ", ".join(remarks))
     return table
 
 
-def branch_lines(found: Branches) -> list[str]:
+def branch_lines(branches: Branches) -> list[str]:
     """Say in words what the branches come to."""
-    lines = [f"LARGEST   {_largest_text(found)}"]
-    if found.start is not None:
-        lines[0] += f", from {format_number(found.start)} at the checkpoint"
-    if any(branch.status == "out of memory" for branch in found.branches):
+    lines = [f"LARGEST   {_largest_text(branches)}"]
+    if branches.start is not None:
+        lines[0] += f", from {format_number(branches.start)} at the checkpoint"
+    if any(branch.status == "out of memory" for branch in branches.branches):
         lines.append(
             "MEMORY    what does not fit is left out: protocol.micro_batch_size=N accumulates it"
         )
     return lines
 
 
-def _largest_text(found: Branches) -> str:
-    largest = found.largest
-    seeds = len({branch.seed for branch in found.branches})
+def _largest_text(branches: Branches) -> str:
+    largest = branches.largest
+    seeds = len({branch.seed for branch in branches.branches})
     size = format_count(largest.batch_size)
-    tolerance = format_number(found.tolerance)
-    nothing = f"loses at most {tolerance} of {found.metric} against {found.batch_size}"
+    tolerance = format_number(branches.tolerance)
+    nothing = f"loses at most {tolerance} of {branches.metric} against {branches.batch_size}"
     if largest.unbounded == seeds:
         return f"every batch size up to {size} {nothing}: look at larger ones, --batch-sizes"
     if largest.between is not None:
-        below, above = (format_count(end) for end in largest.between)
+        smaller, larger = largest.between
+        below = format_count(smaller)
+        above = format_count(larger)
         return (
-            f"batch size {below} {nothing}, {above} far more: the largest one lies between {below} and "
-            f"{above}, look there, --batch-sizes"
+            f"batch size {below} {nothing}, {above} far more: the largest one lies between {below} "
+            f"and {above}, look there, --batch-sizes"
         )
     if largest.low is None:
         return (
-            f"batch size {size} {nothing}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds or "
-            "more for an interval"
+            f"batch size {size} {nothing}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds "
+            "or more for an interval"
         )
     level = f"{BRANCH_LEVEL:.0%}"
     low = format_count(largest.low)
     if largest.high is None:
         return (
-            f"batch size {size} {nothing} ({level}: {low} to no end seen: {largest.unbounded} of {seeds} "
-            "seeds lost nothing at the largest one)"
+            f"batch size {size} {nothing} ({level}: {low} to no end seen: {largest.unbounded} of "
+            f"{seeds} seeds lost nothing at the largest one)"
         )
     high = format_count(largest.high)
     return f"batch size {size} {nothing} ({level}: {low} to {high}, over {plural(seeds, 'seed')})"

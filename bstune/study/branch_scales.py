@@ -51,11 +51,13 @@ def read_branches(path: Path) -> Branches:
         ) from error
 
 
-def extrapolate_branches(found: Sequence[Branches], name: str, wanted: float) -> Extrapolation:
+def extrapolate_branches(
+    checkpoints: Sequence[Branches], name: str, wanted: float
+) -> Extrapolation:
     """Predict the critical batch size of a run at a later point, and a schedule until there.
 
     Args:
-        found: of at least three checkpoints of one run.
+        checkpoints: the branches of at least three checkpoints of one run.
         name: of the scale, one of ``PROGRESS_SCALES``.
         wanted: examples or tokens that the run will have seen.
 
@@ -66,36 +68,31 @@ def extrapolate_branches(found: Sequence[Branches], name: str, wanted: float) ->
     """
     if name not in PROGRESS_SCALES:
         raise ConfigError(
-            f"branches tell how far a run is in {listing(PROGRESS_SCALES)}, but got --at {one_line(name)}"
+            f"branches tell how far a run is in {listing(PROGRESS_SCALES)}, but got --at "
+            f"{one_line(name)}"
         )
-    _check_one_run(found)
-    points, notes = _points(found, name)
+    _check_one_run(checkpoints)
+    points, notes = _points(checkpoints, name)
     if len({point.scale for point in points}) < FEWEST_SCALES:
-        lines = [
-            f"a law takes at least {FEWEST_SCALES} different {name} of a run, but the branches tell "
-            f"{len(points)}",
-            *notes,
-        ]
-        raise StudyError("\n".join(lines))
+        reason = (
+            f"a law takes at least {FEWEST_SCALES} different {name} of a run, but the branches "
+            f"tell {len(points)}"
+        )
+        raise StudyError("\n".join([reason, *notes]))
 
     # Each checkpoint has branches of its own, so that their errors are independent.
-    law = fit_scale_law(
-        [
-            ScalePoint(
-                point.scale,
-                point.reading.value,
-                log_error(point.reading, INTERVAL_QUANTILE),
-                point.checkpoint,
-            )
-            for point in points
-        ]
-    )
+    scale_points = list[ScalePoint]()
+    for point in points:
+        error = log_error(point.reading, INTERVAL_QUANTILE)
+        scale_points.append(ScalePoint(point.scale, point.reading.value, error, point.checkpoint))
+    law = fit_scale_law(scale_points)
     schedule = size_schedule(law, wanted)
-    exponent = found[0].lr_exponent
+    exponent = checkpoints[0].lr_exponent
+    # With the exponent 0 the rate stays the run's: there is nothing to follow.
     if schedule and exponent:
         notes.append(
-            f"the branches' learning rates were the run's times (B/B0)^{format_number(exponent)}: let "
-            "yours follow each step of the schedule so"
+            f"the branches' learning rates were the run's times (B/B0)^{format_number(exponent)}: "
+            "let yours follow each step of the schedule so"
         )
     rows = list[ScaleRow]()
     for point in sorted(points, key=lambda point: point.scale):
@@ -113,21 +110,24 @@ def extrapolate_branches(found: Sequence[Branches], name: str, wanted: float) ->
     )
 
 
-def _check_one_run(found: Sequence[Branches]) -> None:
+def _check_one_run(checkpoints: Sequence[Branches]) -> None:
     """Refuse branches whose largest batch size means something else in each."""
     for field in ("metric", "tolerance", "lr_exponent", "tokens"):
-        values = list(dict.fromkeys(str(getattr(branches, field)) for branches in found))
+        texts = [str(getattr(branches, field)) for branches in checkpoints]
+        # Each once, in the order of the files.
+        values = list(dict.fromkeys(texts))
         if len(values) > 1:
             raise StudyError(
-                f"the branches differ in more than the checkpoint: {field} is {one_line(listing(values))}"
+                f"the branches differ in more than the checkpoint: {field} is "
+                f"{one_line(listing(values))}"
             )
 
 
-def _points(found: Sequence[Branches], name: str) -> tuple[list[BranchPoint], list[str]]:
+def _points(checkpoints: Sequence[Branches], name: str) -> tuple[list[BranchPoint], list[str]]:
     """Take of each checkpoint what it tells; beside it why others tell nothing."""
     points = list[BranchPoint]()
     left_out = list[str]()
-    for branches in found:
+    for branches in checkpoints:
         checkpoint = one_line(branches.checkpoint)
         largest = branches.largest
         seeds = len({branch.seed for branch in branches.branches})
@@ -135,7 +135,8 @@ def _points(found: Sequence[Branches], name: str) -> tuple[list[BranchPoint], li
         if name == "tokens":
             if branches.tokens is None:
                 raise StudyError(f"examples of {checkpoint} have no tokens: give --at examples=N")
-            scale = None if scale is None else scale * branches.tokens
+            if scale is not None:
+                scale *= branches.tokens
         if scale is None:
             left_out.append(f"{checkpoint} is left out: its steps do not tell what it has seen")
         elif largest.unbounded == seeds:

@@ -44,11 +44,11 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
 
 def is_built_without_cuda() -> bool:
     """Say whether the torch that would be imported has neither CUDA nor HIP, by its version file."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return False
     try:
-        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
     values = dict(_assignments(text))

@@ -47,6 +47,43 @@ SIZES: tuple[Quantity, ...] = ("batch_size", "critical_batch_size")
 
 def main(arguments: list[str]) -> str:
     """Print what studies say of another scale, write its card, and give all as JSON."""
+    options = _parser().parse_args(arguments)
+    name, wanted = _scale("--at", options.at)
+    values: dict[str, float] | None = None
+    if options.values is not None:
+        values = _values(options.values)
+    # A path that cannot be written is told before all studies are read.
+    for option, path in (("--card", options.card), ("--figure", options.figure)):
+        if path is not None:
+            check_writable(path, f"{option} {path}")
+    if options.branches is not None:
+        if options.studies or values is not None:
+            raise ConfigError("--branches stands in place of studies and their --values")
+        branches = [read_branches(path) for path in options.branches]
+        extrapolation = extrapolate_branches(branches, name, wanted)
+        tokens = branches[0].tokens
+    else:
+        left_out = list[str]()
+        studies = [study for _, study in each_study(options.studies, left_out)]
+        extrapolation = extrapolate(studies, name, wanted, values, left_out)
+        tokens = studies[0].result.tokens
+    # Before anything is printed or written.
+    _check_told(extrapolation, options.card, options.figure)
+    console = plain_console()
+    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    console.print(extrapolation_table(extrapolation))
+    for line in extrapolation_lines(extrapolation):
+        say(line)
+    if options.card is not None:
+        write_text(options.card, card(extrapolation, tokens))
+        say(f"card      {options.card}")
+    if options.figure is not None:
+        draw_extrapolation(extrapolation, options.figure)
+        say(f"figure    {options.figure}")
+    return extrapolation.to_json()
+
+
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="bstune extrapolate",
         description="The critical batch size, the best batch size and the best learning rate as "
@@ -80,41 +117,18 @@ def main(arguments: list[str]) -> str:
         "--card", type=Path, metavar="FILE", help="write what to enter into a trainer, as YAML"
     )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the laws, PNG or SVG")
-    options = parser.parse_args(arguments)
-    name, wanted = _scale("--at", options.at)
-    values = None if options.values is None else _values(options.values)
-    for option, path in (("--card", options.card), ("--figure", options.figure)):
-        if path is not None:
-            check_writable(path, f"{option} {path}")
-    if options.branches is not None:
-        if options.studies or values is not None:
-            raise ConfigError("--branches stands in place of studies and their --values")
-        branches = [read_branches(path) for path in options.branches]
-        extrapolation = extrapolate_branches(branches, name, wanted)
-        tokens = branches[0].tokens
-    else:
-        left_out = list[str]()
-        studies = [study for _, study in each_study(options.studies, left_out)]
-        extrapolation = extrapolate(studies, name, wanted, values, left_out)
-        tokens = studies[0].result.tokens
+    return parser
+
+
+def _check_told(
+    extrapolation: Extrapolation, card_path: Path | None, figure_path: Path | None
+) -> None:
+    """Refuse to write a card or a picture of what the studies do not tell."""
     notes = extrapolation.notes
-    # Before anything is printed or written.
-    if options.card is not None and extrapolation.batch_size is None:
-        raise StudyError("\n".join([f"there is no batch size for --card {options.card}", *notes]))
-    if options.figure is not None and not extrapolation.laws:
-        raise StudyError("\n".join([f"there is no law for --figure {options.figure}", *notes]))
-    console = plain_console()
-    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
-    console.print(extrapolation_table(extrapolation))
-    for line in extrapolation_lines(extrapolation):
-        say(line)
-    if options.card is not None:
-        write_text(options.card, card(extrapolation, tokens))
-        say(f"card      {options.card}")
-    if options.figure is not None:
-        draw_extrapolation(extrapolation, options.figure)
-        say(f"figure    {options.figure}")
-    return extrapolation.to_json()
+    if card_path is not None and extrapolation.batch_size is None:
+        raise StudyError("\n".join([f"there is no batch size for --card {card_path}", *notes]))
+    if figure_path is not None and not extrapolation.laws:
+        raise StudyError("\n".join([f"there is no law for --figure {figure_path}", *notes]))
 
 
 def _values(argument: str) -> dict[str, float]:

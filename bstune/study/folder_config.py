@@ -14,14 +14,7 @@ from pydantic import ValidationError
 
 from bstune.config import read_yaml
 from bstune.core.errors import StudyError
-from bstune.options import (
-    OPTION_NAMES,
-    Node,
-    PlainLookup,
-    StudyOptions,
-    kind_of_options,
-    mistake,
-)
+from bstune.options import OPTION_NAMES, Node, PlainLookup, StudyOptions, kind_of_options, mistake
 from bstune.system.inputs import one_line
 from bstune.system.secrets import redact_values
 from bstune.system.shipped import choices_in

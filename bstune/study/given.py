@@ -18,7 +18,8 @@ from bstune.trial.own_project.python_recipe import PythonRecipe, Trial, data_of,
 
 Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
-TUNABLE = {"low", "high", "log", "integer", "complement"}  # keys of a hyper-parameter's range
+# Keys of a hyper-parameter's range.
+TUNABLE = {"low", "high", "log", "integer", "complement"}
 # Of a study whose loop its user writes.
 NO_MODULE = "a loop of yours"
 
@@ -54,6 +55,7 @@ class GivenObjects:
     def __post_init__(self) -> None:
         _check_kind("target", self.target, Target)
         _check_kind("budget", self.budget, Budget)
+        # The default of both limits is one, which a trial meets at its first step.
         if self.budget == Budget():
             raise ConfigError(
                 "budget ends a trial after one step: give bstune.Budget(examples=...) or steps=..."
@@ -84,7 +86,10 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
         module_name = recipe.module_name
         data_name = recipe.data_name
         trainer = recipe.trainer_arguments
-    target_value = "auto" if given.target.is_open else given.target.value
+    # The first trial sets the target that the user has left open.
+    target_value: str | float = given.target.value
+    if given.target.is_open:
+        target_value = "auto"
     workload = read_yaml("python.yaml")
     workload |= {
         "name": module_name,
@@ -108,9 +113,10 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
     """Make a recipe of objects that train what a study's options state."""
     reference = options.workload.reference
     searched = options.workload.tunable
-    own_values = {
-        name: Tunable(name, **searched[name].model_dump()).middle for name in options.search.tune
-    }
+    # Without a value of the user's the middle of a range is one that a module can train with.
+    own_values = dict[str, float]()
+    for name in options.search.tune:
+        own_values[name] = Tunable(name, **searched[name].model_dump()).middle
     return PythonRecipe(
         module_builder(module, list(own_values), overrides_lr=options.scaling.override_lr),
         data_of(data, int(reference.batch_size)),
@@ -197,7 +203,9 @@ def _pair(name: str, value: object, meaning: str) -> tuple[Any, Any]:
 
 def _plain(number: Any) -> Any:
     """Give a number of numpy as Python's own, which options can hold."""
-    return number.item() if isinstance(number, np.generic) else number
+    if isinstance(number, np.generic):
+        return number.item()
+    return number
 
 
 def _range_of(name: str, value: object) -> Node:
@@ -211,6 +219,7 @@ def _range_of(name: str, value: object) -> Node:
             f"tunable[{name!r}] must be (low, high) or a dict of {known}, but got {value!r}"
         )
     low, high = value
+    # Two whole numbers are the ends of a range of whole numbers, as two layers to eight are.
     is_whole = isinstance(low, int) and isinstance(high, int)
     return {"low": low, "high": high, "log": False, "integer": is_whole, "key": key}
 

@@ -15,22 +15,26 @@ from pathlib import Path
 
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
-from bstune.report.answer import Line, point_text
+from bstune.report.answer import Line
 from bstune.report.running_page import StudySoFar, is_running_page, running_page
 from bstune.report.study_folder import StudyFiles, StudyFolder
+from bstune.report.words import point_text
 from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.at_budget import best_full, is_full
 from bstune.study.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
 from bstune.study.planning.baseline import baseline_runs
-from bstune.study.planning.plan import searched
+from bstune.study.planning.plan import points_of
 from bstune.study.prepare import PreparedStudy
-from bstune.study.report import asked_of, short_path
+from bstune.study.printed import short_path
+from bstune.study.report import asked_of
 from bstune.system.console import format_number, format_seconds, plural
 from bstune.system.failures import optional
 from bstune.system.files import write_text_once
 
-SHARE = 0.02  # of the study's time that goes to the page, at most
-LEAST_SECONDS = 0.1  # that a writing is taken to last: the first one comes after five seconds
+# Of the study's time, that goes to the page at most.
+SHARE = 0.02
+# Seconds that a writing is taken to last at least: the first one comes after five seconds.
+LEAST_SECONDS = 0.1
 NO_FIT = "the study has not ended"
 
 
@@ -87,10 +91,14 @@ class LivePage:
         say: Callable[[str], None],
         clock: Callable[[], datetime] = local_time,
     ) -> None:
-        self._path, self._elapsed, self._say, self._clock = path, elapsed, say, clock
+        self._path = path
+        self._elapsed = elapsed
+        self._say = say
+        self._clock = clock
         self._pace = PagePace()
         self._last: _Shown | None = None
-        self._written: int | None = None  # trials on the page that this run wrote last
+        # Trials on the page that this run wrote last.
+        self._written: int | None = None
         self._said = set[str]()
 
     def show(
@@ -101,7 +109,17 @@ class LivePage:
         ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
         """
         self._last = _Shown(prepared, done, to_go)
-        if len(done) != self._written and self._pace.is_due(self._elapsed()):
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Show what was not due when its trial ended, if it is due now.
+
+        Called before a trial begins: a long one would leave the page without the trials that ended
+        shortly before it, until it has ended itself.
+        """
+        if self._last is None or len(self._last.done) == self._written:
+            return
+        if self._pace.is_due(self._elapsed()):
             self._write(self._last, is_running=True)
 
     def leave(self) -> None:
@@ -113,8 +131,9 @@ class LivePage:
         began = self._elapsed()
         faults = list[str]()
         with optional("no page while the study runs", faults):
-            found = so_far(shown.prepared, shown.done, shown.to_go, self._clock(), is_running)
-            write_text_once(self._path, running_page(found))
+            study = so_far(shown.prepared, shown.done, shown.to_go, self._clock(), is_running)
+            write_text_once(self._path, running_page(study))
+        # A writing that failed has taken its time, too.
         self._pace.wrote(began, self._elapsed())
         self._written = len(shown.done)
         if faults:
@@ -138,7 +157,10 @@ def so_far(
     """Tell what the trials of a study that has not ended have come to."""
     result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_FIT))
     files = StudyFiles(prepared.files.root, tuple(done), None, None, None, ())
-    lines: list[Line] = [("SO FAR", (_progress(prepared, done, to_go if is_running else None),))]
+    # A study that was left has no end to foretell.
+    if not is_running:
+        to_go = None
+    lines: list[Line] = [("SO FAR", (_progress(prepared, done, to_go),))]
     if done:
         lines.append(("BEST", (_best(prepared, done),)))
     runs = baseline_runs(done, prepared.baseline)
@@ -153,16 +175,19 @@ def so_far(
 
 
 def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None) -> str:
-    points = sum(trial.resumed_from is None for trial in searched(done))
+    points = points_of(done)
     told = f"{points} of {plural(prepared.budget.trials, 'configuration')} tried"
     if len(done) > points:
         told += f", in {plural(len(done), 'run')}"
-    return told if to_go is None else f"{told}; about {format_seconds(to_go)} to go"
+    if to_go is not None:
+        told += f"; about {format_seconds(to_go)} to go"
+    return told
 
 
 def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     """Tell the best single run, or how close to the target the trials came."""
-    objective, target = prepared.budget.objective, prepared.protocol.target
+    objective = prepared.budget.objective
+    target = prepared.protocol.target
     if objective == "loss":
         full = best_full(done, prepared.last_step, target)
         if full is None:
@@ -200,8 +225,11 @@ def _cost(trial: TrialResult, in_steps: bool) -> tuple[float, int]:
     """Give what a trial took, by which the least is the best."""
     if in_steps:
         return 0.0, trial.steps
+    # One without seconds comes after any that has them.
     seconds = trial.time_to_target
-    return (math.inf if seconds is None else seconds), trial.steps
+    if seconds is None:
+        seconds = math.inf
+    return seconds, trial.steps
 
 
 def _run_text(trial: TrialResult) -> str:
@@ -228,7 +256,9 @@ def _budget_curve(
     for octave, trials in octaves(done):
         full = [trial for trial in trials if is_full(trial, prepared.last_step)]
         best = best_full(trials, prepared.last_step, target)
-        value = None if best is None else best.best_value(target.mode)
+        value: float | None = None
+        if best is not None:
+            value = best.best_value(target.mode)
         counts = (str(len(trials)), str(len(full)))
         rows.append((octave_text(octave), *counts, format_number(value)))
     return heads, rows

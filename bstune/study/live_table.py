@@ -10,7 +10,9 @@ from bstune.system.console import format_count, format_number, format_seconds
 LAST_TRIALS = 8
 TRIAL_HEADS = ("trial", "batch size", "learning rate", "ended", "value", "steps", "time to target")
 CURVE_HEADS = ("batch sizes", "trials", "reached", "fewest steps", "least time to target")
-LUCK = "Each is one run: a fresh seed may take more. The answer at the end says what to expect."
+ONE_RUN_UNTIL_THE_ANSWER = (
+    "Each is one run: a fresh seed may take more. The answer at the end says what to expect."
+)
 
 
 def live_html(done: Sequence[TrialResult], line: str) -> str:
@@ -20,7 +22,7 @@ def live_html(done: Sequence[TrialResult], line: str) -> str:
     newest = sorted(done, key=lambda trial: trial.number, reverse=True)[:LAST_TRIALS]
     trials = table_html(TRIAL_HEADS, map(_trial_row, newest))
     curve = table_html(CURVE_HEADS, curve_rows(done))
-    return f"<p>{escaped(line)}</p>{trials}<p>{escaped(LUCK)}</p>{curve}"
+    return f"<p>{escaped(line)}</p>{trials}<p>{escaped(ONE_RUN_UNTIL_THE_ANSWER)}</p>{curve}"
 
 
 def _trial_row(trial: TrialResult) -> tuple[str, ...]:
@@ -56,10 +58,10 @@ def curve_rows(done: Sequence[TrialResult]) -> list[tuple[str, ...]]:
 
 def octaves(done: Sequence[TrialResult]) -> list[tuple[int, list[TrialResult]]]:
     """Divide trials by the octaves of their batch sizes, from 2^i to 2^(i + 1), in their order."""
-    found = dict[int, list[TrialResult]]()
+    by_octave = dict[int, list[TrialResult]]()
     for trial in done:
-        found.setdefault(math.floor(math.log2(trial.batch_size)), []).append(trial)
-    return sorted(found.items())
+        by_octave.setdefault(math.floor(math.log2(trial.batch_size)), []).append(trial)
+    return sorted(by_octave.items())
 
 
 def octave_text(octave: int) -> str:

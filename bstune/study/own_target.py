@@ -15,26 +15,29 @@ another schedule. It tells by how much the metric still moves.)
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import optuna
 
 from bstune.core.errors import StudyError
-from bstune.core.records import Target, TrialResult, sign_of
+from bstune.core.records import Mode, Target, TrialResult, sign_of
 from bstune.options import with_option
 from bstune.search.ruler import scale_of
 from bstune.study.prepare import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
 
-LAST_SHARE = 0.5  # of a trial's steps, from which on its evaluations say what it comes to
-FEWEST = 3  # evaluations that say it
-SEED_SCATTER = 0.25  # of log steps to one value, from seed to seed
-# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value differs from
-# another's by 3 to 5% in the middle, on two projects and two recorded tables (tests/benchmarks/README.md,
-# "A first call without arguments").
+# Of a trial's steps, from which on its evaluations say what it comes to.
+LAST_SHARE = 0.5
+# Evaluations that say it, at least: two would always lie on a line.
+FEWEST = 3
+# Standard deviation of log steps to one value, from seed to seed.
+SEED_SCATTER = 0.25
+# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value
+# differs from another's by 3 to 5% in the middle, on two projects and two recorded tables
+# (tests/benchmarks/README.md, "A first call without arguments").
 ANNEALED_SCATTER = 0.05
-DIGITS = 4  # of a goal, which is read and typed
+# Significant digits of a goal, which is read and typed.
+DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class OwnResult:
 
 def own_result(
     history: Sequence[tuple[int, float | None]],
-    mode: Literal["min", "max"],
+    mode: Mode,
     *,
     anneals: bool = False,
     ideal: float | None = None,
@@ -114,22 +117,25 @@ def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None 
     """
     ideal: float | None = None
     if bounds is not None:
-        ideal = bounds[0] if target.mode == "min" else bounds[1]
+        ideal = target.best_bound(bounds)
     anneals = record.horizon is not None
-    found = own_result(record.history, target.mode, anneals=anneals, ideal=ideal)
+    outcome = own_result(record.history, target.mode, anneals=anneals, ideal=ideal)
     how_else = "give the target a value, target=VALUE, or another reference, scaling.lr=LR"
     if record.status not in ("stopped", "reached"):
-        because = "" if record.message is None else f": {record.message}"
+        because = ""
+        if record.message is not None:
+            because = f": {record.message}"
         raise StudyError(
-            f"the target is to be what your own configuration comes to, but its run at batch size "
-            f"{record.batch_size} and learning rate {record.lr:g} ended as {record.status}{because}; {how_else}"
+            "the target is to be what your own configuration comes to, but its run at batch size "
+            f"{record.batch_size} and learning rate {record.lr:g} ended as "
+            f"{record.status}{because}; {how_else}"
         )
-    if found is None:
+    if outcome is None:
         raise StudyError(
-            f"the target is to be what your own configuration comes to, but its run was not evaluated in "
-            f"{record.steps} steps; {how_else}"
+            "the target is to be what your own configuration comes to, but its run was not "
+            f"evaluated in {record.steps} steps; {how_else}"
         )
-    return found.goal
+    return outcome.goal
 
 
 def stored_goal(study: optuna.Study) -> float | None:
@@ -140,7 +146,9 @@ def stored_goal(study: optuna.Study) -> float | None:
 
 def with_goal(prepared: PreparedStudy, value: float, first: TrialResult | None) -> PreparedStudy:
     """Give the study with its target known; ``first``: the record of the trial that set it, if it is at hand."""
-    steps = 0 if first is None or not first.history else first.history[-1][0]
+    steps = 0
+    if first is not None and first.history:
+        steps = first.history[-1][0]
     seconds: float | None = None
     if first is not None and first.seconds_per_step is not None:
         seconds = steps * first.seconds_per_step

@@ -50,29 +50,35 @@ if TYPE_CHECKING:
     from bstune.hardware.survey import Survey
     from bstune.trial.own_loop import LoopRunner
 
-BUDGET_SIZES = 33  # batch sizes whose seconds of a step are stored with a budget of seconds
-FEWEST_RUNS = 3  # trials of a whole budget that search.wall_seconds must have time for
-FEWEST_STEPS = 10  # of a trial of the objective loss at the smallest batch size
-LEAST_SURVEYED = 100.0  # of search.wall_seconds: a shorter study has no seconds for a survey
-SURVEY_SHARE = (
-    0.1  # of search.wall_seconds, that timing steps may take: the search is to have the rest
-)
-# Of the command without a line, where the process that trains says what it waits for after ten.
+# Batch sizes whose seconds of a step are stored with a budget of seconds.
+BUDGET_SIZES = 33
+# Trials of a whole budget that search.wall_seconds must have time for.
+FEWEST_RUNS = 3
+# Steps of a trial of the objective loss at the smallest batch size.
+FEWEST_STEPS = 10
+# Of search.wall_seconds: a shorter study has no seconds for a survey.
+LEAST_SURVEYED = 100.0
+# Of search.wall_seconds, that timing steps may take: the search is to have the rest.
+SURVEY_SHARE = 0.1
+# Seconds of the command without a line, where the process that trains says what it waits for after
+# ten.
 OWN_SILENCE = 15.0
 HORIZON_CAVEAT = (
-    "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
-    "target, and a point stands where a run met the target, at its horizon's end or before."
+    "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon "
+    "that reaches the target, and a point stands where a run met the target, at its horizon's end "
+    "or before."
 )
 FIXED_HORIZON_CAVEAT = (
-    "The workload's schedule ends with the budget, which this sampler leaves as it is: the curve shows where this "
-    "schedule stops working rather than the fewest steps (sampler=frontier chooses each trial's horizon)."
+    "The workload's schedule ends with the budget, which this sampler leaves as it is: the curve "
+    "shows where this schedule stops working rather than the fewest steps (sampler=frontier "
+    "chooses each trial's horizon)."
 )
 ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 OVERRIDDEN_CAVEAT = (
-    "The learning rate was set in the optimizer that configure_optimizers builds, in place of its own, all groups and "
-    "schedules in proportion."
+    "The learning rate was set in the optimizer that configure_optimizers builds, in place of its "
+    "own, all groups and schedules in proportion."
 )
 OWN_TARGET_CAVEAT = (
     "The target is what your own configuration came to {after}: {target}, which is made easier by what chance is "
@@ -86,17 +92,16 @@ NO_OWN_RUN = (
 SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
 
 
-compose_checked = partial(
-    compose, complete=complete
-)  # a replayed workload takes from its table what is left open
+# A replayed workload takes from its table what is left open.
+compose_checked = partial(compose, complete=complete)
 
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
     """Compose what a process that joins a study runs; the owner alone sends it to MLflow, which takes a second."""
     if not study.user_attrs[ARGUMENTS]:
         raise ConfigError(
-            f"the study {study.study_name!r} trains Python objects, which no command line has: continue it by the call "
-            "of bstune.tune() that began it"
+            f"the study {study.study_name!r} trains Python objects, which no command line has: "
+            "continue it by the call of bstune.tune() that began it"
         )
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
@@ -120,36 +125,49 @@ class OwnGoal:
         """How long the trial ran, in words; empty where its record is not at hand."""
         if not self.steps:
             return "in its first run"
-        steps = f"after {plural(self.steps, 'step')}"
-        return steps if self.seconds is None else f"{steps}, {format_seconds(self.seconds)}"
+        words = f"after {plural(self.steps, 'step')}"
+        if self.seconds is not None:
+            words += f", {format_seconds(self.seconds)}"
+        return words
 
 
 @dataclass(frozen=True)
 class PreparedStudy:
     """A checked study, or one trial by itself."""
 
-    options: StudyOptions  # device and precision resolved
-    recipe: Recipe | None  # None: nothing is trained
+    options: StudyOptions
+    """Of the study, with device and precision resolved."""
+    recipe: Recipe | None
+    """None: nothing is trained."""
     budget: SearchBudget
-    space: Space  # what is searched, within what the hardware takes
+    space: Space
+    """What is searched, within what the hardware takes."""
     protocol: TrialProtocol
     backend: TrialBackend
     files: Output
-    trial: TrialSpec | None  # the one trial to run instead of a study
-    frozen_settings: Mapping[str, Any]  # flat, which must not change while a study goes on
-    survey: "Survey | None"  # None where the hardware was not surveyed
+    trial: TrialSpec | None
+    """The one trial to run instead of a study."""
+    frozen_settings: Mapping[str, Any]
+    """Options by their dotted names, which must not change while a study goes on."""
+    survey: "Survey | None"
+    """None where the hardware was not surveyed."""
     # So many processes that train; None: trials run in this one.
     open_processes: "Callable[[int], Workers | LoopRunner] | None"
-    training: Training | None  # None: nothing is trained
-    notes: list[str]  # further lines of the printed plan
-    elapsed: Callable[[], float]  # seconds of the command, which search.wall_seconds is of
-    baseline: Baseline | None = None  # what trial 0 runs; None: the search's own first point
-    goal: OwnGoal | None = None  # the target's, where trial 0 has set it
+    training: Training | None
+    """None: nothing is trained."""
+    notes: list[str]
+    """Further lines of the printed plan."""
+    elapsed: Callable[[], float]
+    """Seconds of the command, which search.wall_seconds is of."""
+    baseline: Baseline | None = None
+    """What trial 0 runs; None: the search's own first point."""
+    goal: OwnGoal | None = None
+    """The value of the target, where trial 0 has set it."""
     # Batch sizes and seconds of a step with which a study for the loss began; None: measured now.
     budget_times: tuple[tuple[int, float], ...] | None = None
 
     def open_runner(self, count: int | None = None) -> "Workers | InProcess | LoopRunner":
-        """Return what runs the trials, ``search.workers`` or ``count`` at a time."""
+        """Give what runs the trials, ``search.workers`` or ``count`` at a time."""
         if self.open_processes is None:
             return InProcess(self.backend.run)
         return self.open_processes(count or self.options.search.workers)
@@ -166,9 +184,11 @@ class PreparedStudy:
 
     def measured_budget_times(self) -> tuple[tuple[int, float], ...]:
         """Give batch sizes over the range, the reference's among them, and the seconds of a step."""
-        low, high = self.space.low, self.space.high
+        low = self.space.low
+        high = self.space.high
         shares = np.linspace(0.0, 1.0, BUDGET_SIZES)
         sizes = {round(low * (high / low) ** share) for share in shares.tolist()}
+        # The baseline's own budget is exact.
         sizes.add(round(self.options.scaling.batch_size))
         return tuple((size, self.backend.step_time(size)) for size in sorted(sizes))
 
@@ -196,7 +216,7 @@ class PreparedStudy:
     @property
     def caveats(self) -> list[str]:
         """What the report prints below its table."""
-        caveats = []
+        caveats = list[str]()
         if self.backend.horizon and chooses_horizons(self.options):
             caveats.append(HORIZON_CAVEAT)
         elif self.backend.horizon:
@@ -234,7 +254,7 @@ def prepare(
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
     if backend is None and recipe is not None:
-        # torch and lightning take 4 s to import, and a replayed study needs neither
+        # torch and lightning take 4 s to import, and a replayed study needs neither.
         from bstune.trial.workload import checked_protocol, resolve
 
         options = _with_stored_threads(options)
@@ -249,10 +269,14 @@ def prepare(
         protocol = make_protocol(options, recipe)
         backend = backend or ReplayBackend(options, protocol)
     budget = search_budget(options)
-    # What trains takes any learning rate.
-    space = make_space(options, TrialBackend.lr_range if backend is None else backend.lr_range)
+    # What trains takes any learning rate; a table has its own range.
+    lr_range = TrialBackend.lr_range
+    if backend is not None:
+        lr_range = backend.lr_range
+    space = make_space(options, lr_range)
     files = Output(Path(options.output).absolute())
     check_writable(files.root / "trials.jsonl", f"output={options.output}")
+    # What a sampler refuses is told now, and not after a survey of minutes.
     build_sampler(options, budget, 0)
     trial = _single_trial(options)
     if trial is None:
@@ -267,8 +291,11 @@ def prepare(
     if backend is None:
         assert recipe is not None  # noqa: S101 (else the backend replays)
         prepared = _prepare_training(options, recipe, protocol, space, trial, budget, files, log)
-        training, backend, space = prepared.training, prepared.backend, prepared.space
-        survey, open_processes = prepared.survey, prepared.open_runner
+        training = prepared.training
+        backend = prepared.backend
+        space = prepared.space
+        survey = prepared.survey
+        open_processes = prepared.open_runner
         notes += prepared.notes
     backend.check(space, trial)
     if backend.validates_on_test:
@@ -277,7 +304,8 @@ def prepare(
     baseline: Baseline | None = None
     if trial is None:
         baseline, why_none = baseline_of(options, space, _largest(backend, survey))
-        notes += [] if why_none is None else [why_none]
+        if why_none is not None:
+            notes.append(why_none)
     is_for_target = options.search.objective != "loss"
     if is_for_target and protocol.target.is_open and baseline is None:
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
@@ -341,9 +369,9 @@ def _single_tau(options: StudyOptions, recipe: Recipe | None) -> float:
     times = stored_budget_times(options.study, options.storage)
     if times is None:
         raise ConfigError(
-            f"budget.seconds={shown(options.budget.seconds)} of a single trial are counted by the seconds of a step "
-            f"that study={options.study} has measured, and it has measured none: run the study first, or give "
-            "budget.steps=N budget.examples=1"
+            f"budget.seconds={shown(options.budget.seconds)} of a single trial are counted by the "
+            f"seconds of a step that study={options.study} has measured, and it has measured none: "
+            "run the study first, or give budget.steps=N budget.examples=1"
         )
     return seconds_between(times, batch_size)
 
@@ -362,8 +390,8 @@ def _check_budget(prepared: PreparedStudy) -> None:
             )
         if prepared.recipe is not None and prepared.survey is None:
             raise ConfigError(
-                f"budget.seconds={budget.seconds:g} needs steps that are timed over all batch sizes: let "
-                "hardware.enabled=true, or give budget.examples or budget.steps"
+                f"budget.seconds={budget.seconds:g} needs steps that are timed over all batch "
+                "sizes: let hardware.enabled=true, or give budget.examples or budget.steps"
             )
     smallest = prepared.space.low
     steps = prepared.last_step(smallest)
@@ -378,8 +406,8 @@ def _check_budget(prepared: PreparedStudy) -> None:
     else:
         least = f"budget.steps={FEWEST_STEPS}"
     raise ConfigError(
-        f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, which tells "
-        f"nothing: give {least} at least"
+        f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, "
+        f"which tells nothing: give {least} at least"
     )
 
 
@@ -399,11 +427,13 @@ def _with_stored_threads(options: StudyOptions) -> StudyOptions:
     if options.threads != "auto" or _single_trial(options) is not None:
         return options
     threads = stored_setting(options.study, options.storage, "threads")
-    return with_option(options, "threads", threads) if isinstance(threads, int) else options
+    if not isinstance(threads, int):
+        return options
+    return with_option(options, "threads", threads)
 
 
 def _single_trial(options: StudyOptions) -> TrialSpec | None:
-    """Return the one trial that is asked for in place of a study."""
+    """Give the one trial that is asked for in place of a study."""
     asked = options.trial
     if asked.batch_size is None or asked.lr is None:
         return None
@@ -413,11 +443,11 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
 def _checked_tracking(
     options: StudyOptions, trial: TrialSpec | None
 ) -> tuple[StudyOptions, list[str]]:
-    """Check where MLflow is; return options without it, and a note, where it cannot be imported."""
+    """Check where MLflow is; give options without it, and a note, where it cannot be imported."""
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
-        # mlflow takes seconds to import
+        # mlflow takes seconds to import.
         from bstune.tracking.address import check_uri, tracking_uri
     except ImportError as error:
         note = f"not logged in MLflow, which cannot be imported: {cause(error)}"
@@ -449,7 +479,7 @@ def _prepare_training(
     log: Callable[[str], None],
 ) -> _Prepared:
     """Try a few steps, survey the hardware, and say which processes train."""
-    # 4 s, as above
+    # torch takes seconds to import.
     from bstune.trial.checks.preflight import check_takes_rate
 
     if not options.scaling.override_lr:
@@ -475,15 +505,18 @@ def _prepare_training(
 
 
 def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
-    """Return the largest batch size that the data and the memory allow; None where neither is known."""
-    limits = [] if backend.train_examples is None else [backend.train_examples]
+    """Give the largest batch size that the data and the memory allow; None where neither is known."""
+    limits = list[int]()
+    if backend.train_examples is not None:
+        limits.append(backend.train_examples)
+    # Without a size that did not fit, the ceiling is the data's or the search's.
     if survey is not None and survey.ceiling.above is not None:
         limits.append(survey.ceiling.batch_size)
     return min(limits, default=None)
 
 
 def search_budget(options: StudyOptions) -> SearchBudget:
-    """Return the budget of the search."""
+    """Give the budget of the search."""
     search = options.search
     return SearchBudget(
         objective=search.objective,
@@ -511,13 +544,14 @@ def _try_and_survey(
     say: Callable[[str], None],
 ) -> "tuple[TriedBackend, Space, Survey | None, list[str]]":
     """Take a few steps and survey the hardware: the backend, the space that fits, the survey and notes."""
-    # 4 s, as above
+    # torch takes seconds to import.
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached, measure_with
 
     wall_seconds = options.search.wall_seconds
     has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
-    # Several trials side by side take their seconds from the survey, and so does a budget of seconds.
+    # Several trials side by side take their seconds from the survey, and so does a budget of
+    # seconds.
     needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
     has_time = has_time or needs_seconds
     surveyed = trial is None and options.hardware.enabled and has_time
@@ -532,7 +566,8 @@ def _try_and_survey(
         if advice is not None:
             say(advice)
             backend.notes += (advice,)
-    key, how = tried.survey_key, tried.how_timed
+    key = tried.survey_key
+    how = tried.how_timed
     if key is None or how is None:
         return backend, space, None, []
     timed = options
@@ -559,7 +594,9 @@ def _try_and_survey(
     space = replace(space, low=survey.ceiling.smallest, high=high)
     backend.step_time = survey.step_time or tried.findings.step_time
     if survey.step_time is not None:
-        threads = None if survey.threads is None else survey.threads.threads
+        threads: int | None = None
+        if survey.threads is not None:
+            threads = survey.threads.threads
         backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
     if survey.threads is not None:
         backend.rename(training.use_threads(survey.threads.threads))
@@ -574,8 +611,9 @@ def _several(
     survey: "Survey | None",
     trial: TrialSpec | None,
 ) -> list[str]:
-    """Time steps on several devices where no survey and no single trial does, and return the plan's note."""
-    from bstune.hardware.several import shared_step_time  # 4 s, as above
+    """Time steps on several devices where no survey and no single trial does, and give the plan's note."""
+    # torch takes seconds to import.
+    from bstune.hardware.several import shared_step_time
 
     if survey is None and trial is None:
         backend.step_time = shared_step_time(options, recipe, space)
@@ -588,8 +626,8 @@ def _several(
 def _runner_of(
     processes: TrainingProcess, options: StudyOptions, survey: "Survey | None"
 ) -> tuple[Callable[[int], Workers], list[str]]:
-    """Return what starts so many processes that train, and the plan's notes about them."""
-    # 4 s, as above
+    """Give what starts so many processes that train, and the plan's notes about them."""
+    # It takes seconds to import.
     import torch
 
     count = options.search.workers
@@ -597,29 +635,36 @@ def _runner_of(
         return processes.runner, []
     if survey is None or survey.step_time is None:
         raise ConfigError(
-            f"search.workers={count} needs steps that are timed at two batch sizes or more, with nothing beside them: "
-            "widen search.batch_size, or use search.workers=1"
+            f"search.workers={count} needs steps that are timed at two batch sizes or more, with "
+            "nothing beside them: widen search.batch_size, or use search.workers=1"
         )
-    cuda = options.device.startswith("cuda")
-    threads = None if cuda else max(1, torch.get_num_threads() // count)
-    if threads is not None and survey.threads is not None:
-        threads = min(threads, survey.threads.threads)
+    on_cuda = options.device.startswith("cuda")
     share = survey.ceiling.at.limit
-    limit = share if cuda else None
+    threads: int | None = None
+    limit: int | None = None
+    if on_cuda:
+        limit = share
+    else:
+        # Together they have the machine's cores, and each no more threads than are fastest.
+        threads = max(1, torch.get_num_threads() // count)
+        if survey.threads is not None:
+            threads = min(threads, survey.threads.threads)
 
     def open_runner(count: int) -> Workers:
         if count == 1:
             return processes.runner(1)
         return processes.runner(count, threads, limit)
 
-    each = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
+    each = ""
+    if threads is not None:
+        each = f" with {plural(threads, 'thread')}"
     note = (
-        f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are the survey's, "
-        "measured alone; which trial comes next depends on which ends first"
+        f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are "
+        "the survey's, measured alone; which trial comes next depends on which ends first"
     )
     if options.search.replicates:
         note += "; winners run again alone"
-    if cuda and not mps_runs():
+    if on_cuda and not mps_runs():
         note += "; they take turns on the device, as NVIDIA's MPS does not run (nvidia-cuda-mps-control -d starts it)"
     if options.search.tune:
         note += f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a trial's"

@@ -29,9 +29,12 @@ from bstune.system.inputs import parse_json, read_text
 from bstune.system.terminal import ArgumentParser, listed, write_out
 from bstune.trial.replay import COLUMNS
 
-THINNING_RATIO = 1.12  # of the recorded steps, but for those that brought a new best value
-METRIC_DIGITS = 6  # so many that rounding takes no value past a target
-SECONDS_DIGITS = 4  # of seconds per step: far below the noise from run to run
+# Ratio of recorded steps to the ones before, but for those that brought a new best value.
+THINNING_RATIO = 1.12
+# Of a metric: so many that rounding takes no value past a target.
+METRIC_DIGITS = 6
+# Of seconds per step: the error is far below the noise from run to run.
+SECONDS_DIGITS = 4
 # Statuses of rows: an out-of-memory or failed trial bounds no steps.
 RECORDED_STATUSES = ("reached", "stopped", "diverged")
 # What settings begin with that must be the same when a table is continued.
@@ -48,7 +51,7 @@ FROZEN = (
 
 GridPoint = tuple[int, float, int]
 """Batch size, learning rate and seed."""
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 """A row of a table, by its columns."""
 
 
@@ -88,7 +91,7 @@ def main(arguments: list[str]) -> None:
             raise ConfigError(
                 "--trials takes a study as it is: leave out the grid and the workload's options"
             )
-        write_table(options.file, rows_of_study(read_trials(options.trials)))
+        write_table(options.file, rows_of_study(recorded_trials(options.trials)))
     elif not options.batch_sizes or not options.lrs:
         raise ConfigError(
             "a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study"
@@ -204,7 +207,7 @@ def record_grid(
     runs.unlink()
 
 
-def row(result: TrialResult) -> Row:
+def row(result: TrialResult) -> TableRow:
     """Make a trial a row of a table; evaluations that were not finite are left out."""
     history = [(step, value) for step, value in result.history if value is not None]
     searched: dict[str, object] = {}
@@ -224,7 +227,7 @@ def row(result: TrialResult) -> Row:
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table of the usable rows, in order; TableError if they are at fewer than two batch sizes."""
-    ordered = list[Row]()
+    ordered = list[TableRow]()
     for recorded in sorted(rows, key=_point):
         if recorded["status"] in RECORDED_STATUSES:
             ordered.append(_thinned(recorded))
@@ -244,7 +247,7 @@ def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "\n".join(lines) + "\n")
 
 
-def _median_step_times(rows: Iterable[Row]) -> dict[int, float]:
+def _median_step_times(rows: Iterable[TableRow]) -> dict[int, float]:
     """Give the seconds of a step at each batch size, over all of its rows that have them.
 
     A step takes the same time at every learning rate; what else ran on the machine shows in single
@@ -260,7 +263,7 @@ def _median_step_times(rows: Iterable[Row]) -> dict[int, float]:
     }
 
 
-def _thinned(recorded: Mapping[str, Any]) -> Row:
+def _thinned(recorded: Mapping[str, Any]) -> TableRow:
     """Thin the evaluations, but for new lowest and highest values: steps to any target stay the same."""
     steps: list[int] = []
     metric: list[float] = []
@@ -291,13 +294,13 @@ def _runs_file(path: Path) -> Path:
     return path.with_name(path.name + ".runs")
 
 
-def _read_runs(path: Path) -> list[Row]:
+def _read_runs(path: Path) -> list[TableRow]:
     """Read the rows of an earlier run; a last line that was cut short is dropped."""
     if not os.path.lexists(path):
         return []
     if path.is_symlink() or not path.is_file():
         raise TableError(f"{path} is no regular file: move it away, or choose another FILE")
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     try:
         whole = read_text(path, "the file").rpartition("\n")[0]
         for number, line in enumerate(whole.splitlines(), start=1):
@@ -325,7 +328,7 @@ def _is_row(recorded: Mapping[str, Any]) -> bool:
     return all(fits.values()) and len(recorded["steps"]) == len(recorded["metric"])
 
 
-def read_trials(path: Path) -> list[TrialResult]:
+def recorded_trials(path: Path) -> list[TrialResult]:
     """Read the records of a study's ``trials.jsonl``; one that cannot be read ends in a ConfigError."""
     trials = list[TrialResult]()
     for number, line in enumerate(read_text(path, "--trials").splitlines(), start=1):
@@ -339,7 +342,7 @@ def read_trials(path: Path) -> list[TrialResult]:
     return trials
 
 
-def rows_of_study(trials: Iterable[TrialResult]) -> list[Row]:
+def rows_of_study(trials: Iterable[TrialResult]) -> list[TableRow]:
     """Make the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
 
     TableError where schedules end with the trial, as a history then says nothing of a run with another horizon.

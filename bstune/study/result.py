@@ -16,11 +16,12 @@ from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
-from bstune.report.answer import answer, unreached_advice
+from bstune.report.answer import answer
 from bstune.report.budget_figure import budget_figure
 from bstune.report.compare import Comparison, read_studies
 from bstune.report.compare import compare as compared
 from bstune.report.figure import curve_figure
+from bstune.report.lines.unreached import unreached_advice
 from bstune.report.notebook import answer_html
 from bstune.report.page import write_page
 from bstune.report.study_folder import read_study
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 ALT = "steps and time to target over batch size"
 # Columns of the trials' table; further hyper-parameters follow the learning rate.
-NEEDED = (
+TRIAL_COLUMNS = (
     "number",
     "batch_size",
     "lr",
@@ -171,7 +172,7 @@ class Result:
         )
         names += [*searched, "time_to_target", "value"]
         if columns == "needed":
-            names = [*NEEDED[:3], *searched, *NEEDED[3:]]
+            names = [*TRIAL_COLUMNS[:3], *searched, *TRIAL_COLUMNS[3:]]
         table = pandas.DataFrame(rows, columns=list(dict.fromkeys(names)))
         return table.astype({name: kind for name, kind in KINDS.items() if name in names})
 
@@ -270,15 +271,15 @@ def load(folder: str | Path, *, trust: bool = False) -> Result:
         StudyError: where there is no study, or its files are not of this version of bstune.
     """
     path = Path(folder)
-    found = study_so_far(path, trust)
-    notes = list(found.files.notes)
+    study = study_so_far(path, trust)
+    notes = list(study.files.notes)
     options: StudyOptions | None = None
-    if found.files.config is not None:
+    if study.files.config is not None:
         try:
-            options = options_of_folder(found.files.config, Output(path).config, trust)
+            options = options_of_folder(study.files.config, Output(path).config, trust)
         except StudyError as error:
             notes.append(str(error))
-    return Result(path, found.result, found.files.trials, options, None, tuple(notes))
+    return Result(path, study.result, study.files.trials, options, None, tuple(notes))
 
 
 def compare(*studies: str | Path | Result) -> Comparison:

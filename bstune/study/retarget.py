@@ -29,15 +29,18 @@ from bstune.study.analysis.summary import Analysis, Asked, OverTarget, summarize
 from bstune.study.folder_config import options_of_folder
 from bstune.study.planning.baseline import baseline_of
 from bstune.study.prepare import PreparedStudy, search_budget
-from bstune.study.report import NO_TARGET, asked_of, show
+from bstune.study.printed import show
+from bstune.study.report import NO_TARGET, asked_of
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
 from bstune.system.terminal import ArgumentParser
 from bstune.trial.backend import Timed, TrialBackend, make_protocol, make_space
 from bstune.trial.replay import ReplayBackend
 
-SHORTER_BUDGET = "budget.seconds="  # an argument that asks for one begins so
-LADDER = 33  # batch sizes among which extrapolation seeks the best
+# An argument that asks for a shorter budget begins so.
+SHORTER_BUDGET = "budget.seconds="
+# Batch sizes among which extrapolation seeks the best.
+LADDER = 33
 # By how much the steps were too low, at the place of least time: 1.9 for fashion_mlp from 0.16 to
 # 0.14, 3.5 for cifar_mlp from 0.6 to 0.55, against a study of the harder target.
 TOO_LOW = "2 to 4 times"
@@ -96,6 +99,7 @@ def _at_shorter_budget(path: Path, argument: str, trust: bool) -> tuple[StudyFol
     if not seconds > 0.0 or not math.isfinite(seconds):
         raise ConfigError(f"{SHORTER_BUDGET}SECONDS must be a positive number, but got {argument}")
     files = _output_of(path)
+    # The study's own page stays: this one is beside it, named by what was asked.
     return within_seconds(files, seconds, trust), files.root / f"report-{seconds:g}s.html"
 
 
@@ -133,6 +137,7 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
             f"search.objective=loss budget.seconds={seconds:g}"
         )
     result = _result_of(files)
+    # By other seconds of a step the budget would be other steps than the trials ran.
     prepared = _with_own_times(prepared, result)
     options = with_option(prepared.options, "budget.seconds", seconds)
     prepared = replace(prepared, options=options)
@@ -277,6 +282,7 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
             f"workload.target.value={target.value:g}"
         )
     trials = list(content.trials)
+    # What a trial did after it met an easier target is no part of that target's study.
     if not is_own:
         trials = ended_at(content.trials, target)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
@@ -285,7 +291,9 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
     over_target = OverTarget()
     best = content.best
     if not is_own:
-        arguments = None if earlier is None else earlier.arguments
+        arguments: Sequence[str] | None = None
+        if earlier is not None:
+            arguments = earlier.arguments
         notes = [*_what_to_run(prepared, trials, posterior, arguments), *notes]
         over_target = _over_target(earlier, own_target)
         # best.yaml is of the study's own target.
@@ -303,8 +311,11 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
 
 def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
     """Tell what a study was asked for, whose sizes only its own result tells."""
-    size = None if earlier is None else earlier.size
-    return replace(asked_of(prepared, None), size=size)
+    asked = asked_of(prepared, None)
+    # Here neither data nor module are at hand.
+    if earlier is None:
+        return replace(asked, size=None)
+    return replace(asked, size=earlier.size)
 
 
 def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]:
@@ -384,15 +395,17 @@ def _surveyed(content: StudyFiles) -> TrialBackend:
     hardware = content.hardware
     law: StepTimeLaw | None = None
     if hardware is None:
-        timed = [
-            (trial.batch_size, trial.seconds_per_step)
-            for trial in content.trials
-            if trial.seconds_per_step
-        ]
+        timed = list[tuple[int, float]]()
+        for trial in content.trials:
+            if trial.seconds_per_step:
+                timed.append((trial.batch_size, trial.seconds_per_step))
         law = law_of_trials(timed)
+    # One timed batch size tells no law over batch sizes.
     elif len(hardware.measured.timings) > 1:
         law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited)
-        threads = None if hardware.threads is None else hardware.threads.threads
+        threads: int | None = None
+        if hardware.threads is not None:
+            threads = hardware.threads.threads
         backend.timed = Timed(hardware.seconds_of, hardware.measured.waited, threads)
     backend.step_time = law  # type: ignore[assignment]
     return backend
@@ -433,9 +446,10 @@ def _extrapolated(
     space = prepared.space
     ratio = space.high / space.low
     # Even in log B; rounded, small ones coincide.
-    batch_sizes = sorted(
-        {round(space.low * ratio ** (place / (LADDER - 1))) for place in range(LADDER)}
-    )
+    ladder = set[int]()
+    for place in range(LADDER):
+        ladder.add(round(space.low * ratio ** (place / (LADDER - 1))))
+    batch_sizes = sorted(ladder)
     band = steps_band(posterior, batch_sizes, INTERVAL)
     is_timed = any(trial.seconds_per_step for trial in trials)
     in_seconds = is_timed and prepared.budget.objective != "steps"

@@ -51,9 +51,12 @@ OF_THE_MACHINE = (".root", ".device")
 OF_A_TABLE = ("workload.name", "workload.table")
 OF_DATA = ("workload.data.", "workload.given_data", "workload.name")
 OF_MODULE = ("workload.module.", "workload.given_module", "workload.name")
-AT_END = 1.1  # a best batch size so near to the end of what is known lies at it
-SHOWN_OPTIONS = 8  # of those that differ and must not, in an error
-ONE_SIDED = 2.0  # so many times as far as the end that is told an open one is taken to lie
+# A best batch size within this factor of the end of what is known lies at it.
+AT_END = 1.1
+# Options that differ and must not, of which an error names so many.
+SHOWN_OPTIONS = 8
+# An open end is taken to lie so many times as far as the one that is told.
+ONE_SIDED = 2.0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from bstune.study.analysis.model import (
 )
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import is_full
-from bstune.study.planning.plan import SearchEnd, searched
+from bstune.study.planning.plan import SearchEnd, points_of, searched
 from bstune.study.planning.replicates import next_replicate
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy
@@ -41,17 +41,12 @@ from bstune.study.searching.fresh_seeds import (
     due_of_baseline,
     has_time_for,
 )
-from bstune.study.searching.means import (
-    is_for_loss,
-    limit_reached,
-    limited_baseline,
-    within_time,
-)
+from bstune.study.searching.means import is_for_loss, limit_reached, limited_baseline, within_time
 from bstune.study.searching.rescue import choose_rescue, needs_rescue
-from bstune.study.searching.time_to_go import PointEnds, points_of, study_seconds_to_go
+from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
 from bstune.study.searching.trial_files import TrialFiles, may_go_on, may_win
 from bstune.study.storage.asking import Ranking, ask, ask_continuation, ask_replicate
-from bstune.study.storage.attributes import DEVICE, OUTPUT
+from bstune.study.storage.attributes import DEVICE_KIND, OUTPUT
 from bstune.study.storage.lease import Leases
 from bstune.study.storage.patience import StorageGoneError
 from bstune.study.storage.samplers import build_sampler
@@ -73,19 +68,20 @@ from bstune.trial.processes.workers import Finished, Runner
 if TYPE_CHECKING:
     from bstune.tracking.runs import Tracking
 
-OTHERS_SECONDS = 0.5  # between looks at what other processes do
-Answer = TypeVar("Answer")
-Paused = Generator[None, None, Answer]
+# Seconds between looks at what other processes do.
+OTHERS_SECONDS = 0.5
+Outcome = TypeVar("Outcome")
+Paused = Generator[None, None, Outcome]
 """What pauses before it waits for a trial, and comes to an answer."""
 
 
-def go_through(paused: Paused[Answer]) -> Answer:
+def go_through(paused: Paused[Outcome]) -> Outcome:
     """Go on after each pause at once, as where a runner trains the trials, and give the answer."""
     while True:
         try:
             next(paused)
         except StopIteration as end:
-            answer: Answer = end.value
+            answer: Outcome = end.value
             return answer
 
 
@@ -99,19 +95,30 @@ class Search:
         leases: Leases,
         tracking: "Tracking | None",
         show: Callable[[Sequence[TrialResult], float | None], None],
+        before_trial: Callable[[], None] | None = None,
     ) -> None:
-        """``show`` gets the finished trials, and the seconds to go as far as they are known."""
+        """Take what the trials of a study need.
+
+        Args:
+            prepared: the study.
+            study: with its trials.
+            leases: of this process, and of those beside it.
+            tracking: of MLflow; None where it is off.
+            show: gets the finished trials, and the seconds to go as far as they are known.
+            before_trial: called before each trial begins; None: nothing is.
+        """
         self._prepared = prepared
         self._study = study
         self._leases = leases
         self._tracking = tracking
         self._show = show
+        self._before_trial = before_trial
         self._budget = prepared.budget
         self._worker = leases.own.id
         self._is_owner = leases.own.role == "owner"
         self._wall = WallTime(study, prepared.budget, prepared.elapsed, self._is_owner)
         self._stops = prepared.backend.stops and stops_trials(prepared.options)
-        self._counts_seconds = study.user_attrs[DEVICE] == prepared.backend.device_kind
+        self._counts_seconds = study.user_attrs[DEVICE_KIND] == prepared.backend.device_kind
         # A worker on another machine keeps the files of its own trials.
         keeps_files = self._is_owner or str(prepared.files.root) != study.user_attrs[OUTPUT]
         self._files = TrialFiles(prepared.files) if keeps_files else None
@@ -121,7 +128,8 @@ class Search:
         has_one_value = len(SOUGHT[self._budget.objective].values) == 1
         is_ranked = has_one_value and not stops_trials(prepared.options)
         self._ranking = Ranking(prepared.protocol.target) if is_ranked else None
-        self._asked: dict[int, AskedTrial] = {}  # by their numbers
+        # The trials that this process has begun, by their numbers.
+        self._asked: dict[int, AskedTrial] = {}
         self._point_ends = PointEnds()
         # Trials of which it was last decided whether they suffice.
         self._looked = 0
@@ -359,6 +367,8 @@ class Search:
         goal = self._prepared.goal
         goal_value = None if goal is None else goal.value
         spec = replace(spec, max_seconds=max_seconds, goal=goal_value)
+        if self._before_trial is not None:
+            self._before_trial()
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(

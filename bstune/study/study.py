@@ -281,11 +281,11 @@ class Study:
         # pandas' and matplotlib's callers
         from bstune.study.result import load
 
-        found = load(self.options.output)
+        result = load(self.options.output)
         options = self.options
-        if options.workload.target.target.is_open and found.summary.target_value is not None:
-            options = with_option(options, "workload.target.value", found.summary.target_value)
-        return replace(found, options=options, recipe=self.recipe)
+        if options.workload.target.target.is_open and result.summary.target_value is not None:
+            options = with_option(options, "workload.target.value", result.summary.target_value)
+        return replace(result, options=options, recipe=self.recipe)
 
     def run_on(
         self, console: Console, elapsed: Callable[[], float] | None = None
@@ -296,8 +296,8 @@ class Study:
         """
         if self.recipe is None and isinstance(self.options, GivenOptions):
             raise ConfigError(
-                "the study has no module to train: give module=... and data=..., or train each trial "
-                "in a loop of your own: for trial in study"
+                "the study has no module to train: give module=... and data=..., or train each "
+                "trial in a loop of your own: for trial in study"
             )
         for line in self.assumptions:
             print_line(console, f"assumed: {line}")
@@ -310,8 +310,12 @@ class Study:
 def _objective_among(options: Sequence[str]) -> str | None:
     """Give what options, as on the command line, seek; None where they do not say."""
     name = ARGUMENT_OPTIONS["objective"] + "="
-    found = [str(option).removeprefix(name) for option in options if str(option).startswith(name)]
-    return found[-1] if found else None
+    # Of an option that is given twice the last one counts, as on the command line.
+    value: str | None = None
+    for option in map(str, options):
+        if option.startswith(name):
+            value = option.removeprefix(name)
+    return value
 
 
 def _refuse_survey(survey: bool | None, options: Sequence[str]) -> None:

@@ -96,7 +96,7 @@ class TrainingService:
 
     Args:
         options: whose device and precision are resolved.
-        recipe: likewise.
+        recipe: builds what is trained there.
         protocol: of all trials.
     """
 
@@ -111,7 +111,7 @@ class TrainingService:
     def backend(self) -> "LightningBackend":
         """What trains trials; the data are loaded for it once."""
         if self._backend is None:
-            # torch and lightning, in the process that trains
+            # torch and lightning take seconds to import: the process that trains needs them.
             from bstune.trial.workload import LightningBackend, build_workload
 
             workload = build_workload(self._options, self._recipe)
@@ -147,7 +147,7 @@ class TrainingService:
             return self._look(trial, continues, surveyed, watched_say)
 
     def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
-        # 4 s, in the process that trains
+        # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey import survey_key
         from bstune.trial.checks.preflight import check_loaders, check_tunables, preflight
         from bstune.trial.checks.start import check_hooks
@@ -159,7 +159,9 @@ class TrainingService:
             seeded,
         )
 
-        options, recipe, protocol = self._options, self._recipe, self._protocol
+        options = self._options
+        recipe = self._recipe
+        protocol = self._protocol
         space = make_space(options)
         say(f"reading the data of {options.workload.name}")
         data = load_data(options, recipe)
@@ -174,6 +176,7 @@ class TrainingService:
         module = workload.build_module(trial or first)
         check_hooks(module, protocol.target.metric)
         backend = LightningBackend(options, recipe, workload, protocol)
+        # The devices of a batch have processes of their own; the first steps are taken in this one.
         alone = replace(protocol, devices=1)
         say(f"trying a few steps of {type(module).__name__} at its smallest batch size")
         findings = preflight(
@@ -183,7 +186,8 @@ class TrainingService:
         check_tunables(options, workload, alone, smallest, stops=backend.stops)
         self._backend = backend
         self._tried = findings
-        key, how = None, None
+        key: str | None = None
+        how: HowTimed | None = None
         if surveyed:
             key, how = survey_key(options, recipe, space, protocol, workload.train_examples)
         return Tried(
@@ -214,10 +218,10 @@ class TrainingService:
         end: End | None = None,
     ) -> "TimedSteps":
         """Time steps up to the memory ceiling, within some seconds."""
-        # 4 s, in the process that trains
+        # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey import time_workload
 
-        options, protocol = self._options, self._protocol
+        options = self._options
         with (
             watching(say, options.protocol.trial_seconds, end),
             waiting_for("the survey of the hardware"),
@@ -226,7 +230,7 @@ class TrainingService:
                 options,
                 self._recipe,
                 make_space(options),
-                protocol,
+                self._protocol,
                 self.backend.workload,
                 self._tried,
                 how,
@@ -242,7 +246,7 @@ class TrainingService:
 
     def use_threads(self, count: int, *, say: Say, end: End | None = None) -> DeviceNames:
         """Train with so many threads of torch from now on."""
-        # torch, in the process that trains
+        # The process that trains needs it alone: it takes seconds to import.
         import torch
 
         torch.set_num_threads(count)
@@ -280,7 +284,7 @@ class TrainingHere:
     def __init__(
         self, options: StudyOptions, recipe: Recipe, protocol: TrialProtocol, log: TrialsLog
     ) -> None:
-        # torch, in the process that trains
+        # The process that trains needs it alone: it takes seconds to import.
         import torch
 
         self._threads_before = torch.get_num_threads()
@@ -313,7 +317,7 @@ class TrainingHere:
 
     def close(self) -> None:
         """Give torch the threads that it had; nothing was started."""
-        # torch, in the process that trains
+        # The process that trains needs it alone: it takes seconds to import.
         import torch
 
         torch.set_num_threads(self._threads_before)
@@ -338,7 +342,7 @@ class TrainingProcess:
 
     Args:
         options: whose device and precision are resolved.
-        recipe: likewise, and can be pickled.
+        recipe: builds what is trained there, and can be pickled.
         log: takes what the processes print.
     """
 
@@ -383,17 +387,25 @@ class TrainingProcess:
             limit: of each one's CUDA memory, in bytes; None: all of it.
         """
         options = self._options
+        # The process that has loaded the data trains the first trial, where trials run one by one.
         alone = count == 1 and options.devices == 1
-        if not alone:
+        kept: list[Process] | None = None
+        if alone:
+            kept = self._kept
+        else:
             self.close()
+        # A process that compiles is replaced after so many trials.
+        trials_a_process: int | None = None
+        if options.compile:
+            trials_a_process = COMPILED_TRIALS
         return Workers(
             partial(open_service, options, self._recipe, threads or self.threads, limit),
             count,
             options.protocol.trial_seconds,
             options.devices,
-            COMPILED_TRIALS if options.compile else None,
+            trials_a_process,
             self._log,
-            kept=self._kept if alone else None,
+            kept=kept,
         )
 
     def close(self) -> None:
@@ -426,7 +438,7 @@ def open_service(
 
     ``threads`` and ``limit`` as :meth:`TrainingProcess.runner` takes them.
     """
-    # torch and lightning, in the process that trains
+    # torch and lightning take seconds to import: the process that trains needs them.
     import torch
 
     from bstune.hardware.memory import cap_cuda_memory
@@ -438,12 +450,13 @@ def open_service(
         threads = options.threads
     if threads is not None:
         torch.set_num_threads(threads)
-    own = options_of_process(options)
-    own_recipe = recipe.on(own.device, own.precision)
+    # Of several devices each process has one.
+    here = options_of_process(options)
+    recipe_here = recipe.on(here.device, here.precision)
     if limit is not None:
-        device = torch.device(own.device)
+        device = torch.device(here.device)
         cap_cuda_memory(device, limit / torch.cuda.get_device_properties(device).total_memory)
-    return TrainingService(own, own_recipe, checked_protocol(own, own_recipe))
+    return TrainingService(here, recipe_here, checked_protocol(here, recipe_here))
 
 
 class TriedBackend(TrialBackend):

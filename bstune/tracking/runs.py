@@ -26,7 +26,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 
 from bstune.core.records import TrialResult
-from bstune.report.answer import answer, block
+from bstune.report.answer import answer
+from bstune.report.block import block
 from bstune.result import StudyResult
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage.attributes import STUDY_ID

@@ -19,7 +19,7 @@ from bstune.core.curve import CurveError
 from bstune.core.records import Target
 from bstune.report.compare import pairs
 from bstune.result import CriticalAtTarget
-from bstune.study.analysis.critical import growth
+from bstune.study.analysis.critical import growth_over_target
 from bstune.sweeps.critical_batch import row as critical_row
 from bstune.sweeps.critical_batch import too_coarse
 from bstune.sweeps.rule_cost import FAR_BATCH_SIZE, RuleCost, table_costs
@@ -155,7 +155,7 @@ def over_targets(name: str, path: Path) -> Values:
                 high=row["b_crit_high"],
             )
         )
-    grown = growth(points, 0.0)
+    grown = growth_over_target(points, 0.0)
     own = rows[0]
     return {
         "metric": own["metric"].removeprefix("val/"),

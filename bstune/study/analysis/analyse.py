@@ -27,13 +27,13 @@ from bstune.result import (
 from bstune.search.acquisition import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, chance_of_reaching, fresh_horizons, fresh_steps
 from bstune.search.posterior import frontier
-from bstune.study.analysis.as_good import as_good
+from bstune.study.analysis.as_good import sizes_as_good
 from bstune.study.analysis.critical import (
     INTERVAL,
     ROOM,
     at_target_value,
     critical_batch,
-    growth,
+    growth_over_target,
     no_easier_target,
     over_targets,
 )
@@ -104,7 +104,7 @@ def analyse(
     good: AsGood | None = None
     if curve is not None and winner is not None and (use == "steps" or curve.seconds_per_step):
         drawn = merit_draws(posterior, curve, use, law)
-        good = as_good(curve.batch_size, curve.lr, drawn, winner.trial, use)
+        good = sizes_as_good(curve.batch_size, curve.lr, drawn, winner.trial, use)
     return Analysis(
         fit=_fit(done),
         critical=critical,
@@ -314,5 +314,5 @@ def easier_targets_of(
     if ideal is not None and critical is not None:
         reached = sum(trial.reached for trial in done)
         of_target = at_target_value(critical, target.value, reached)
-        law = growth([*rows, of_target], ideal)
+        law = growth_over_target([*rows, of_target], ideal)
     return OverTarget(rows, note, law)

@@ -15,7 +15,7 @@ AS_GOOD_WITHIN = 0.1
 AS_GOOD_CHANCE = 0.25
 
 
-def as_good(
+def sizes_as_good(
     batch_sizes: Sequence[float],
     rates: Sequence[float],
     log_merits: NDArray[np.float64],

@@ -52,24 +52,24 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         # What a schedule that ends with its trial has on the way is none of a shorter budget's.
         shares = (1.0,)
     posteriors = budget_posteriors(prepared, done, REPORT_PARTICLES, shares)
-    found = findings_of(posteriors)
-    if found is None:
+    findings = findings_of(posteriors)
+    if findings is None:
         return None
     by_number = {trial.number: trial for trial in done}
-    ranked = [by_number[entry.number] for entry in found.ranked]
+    ranked = [by_number[entry.number] for entry in findings.ranked]
     best = known_best(done, ranked, prepared.budget.replicates)
-    winner = _point(prepared, done, best, found.ranked, fresh_runs_of(done, best.number))
+    winner = _point(prepared, done, best, findings.ranked, fresh_runs_of(done, best.number))
     # A baseline that was stopped on the way has no metric at the budget's end.
     runs = baseline_runs(done, prepared.baseline)
     baseline: PointAtBudget | None = None
     if runs is not None and is_full(runs.first, prepared.last_step):
-        baseline = _point(prepared, done, runs.first, found.ranked, runs.again)
+        baseline = _point(prepared, done, runs.first, findings.ranked, runs.again)
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
     size_growth: SizeGrowthOverBudget | None = None
-    if found.growth is not None:
-        size_growth = _growth(found.growth)
+    if findings.growth is not None:
+        size_growth = _growth(findings.growth)
     budget = prepared.options.budget
     # The first of the three that is set is the budget; one example is none.
     examples: int | None = None
@@ -87,13 +87,13 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         winner=winner,
         baseline=baseline,
         gain=gain,
-        as_good=_as_good(found, best),
-        curve=tuple(_size(point) for point in found.curve),
+        as_good=_as_good(findings, best),
+        curve=tuple(_size(point) for point in findings.curve),
         growth=size_growth,
-        same=_same(found.no_difference),
-        gain_left=found.gain_left.next_point,
-        gain_left_at_most=found.gain_left.at_most,
-        seed_scatter=found.gain_left.seed_scatter,
+        same=_same(findings.no_difference),
+        gain_left=findings.gain_left.next_point,
+        gain_left_at_most=findings.gain_left.at_most,
+        seed_scatter=findings.gain_left.seed_scatter,
     )
 
 
@@ -246,15 +246,15 @@ def _curves(
     return curves
 
 
-def _as_good(found: BudgetFindings, winner: TrialResult) -> AsGoodAtBudget:
+def _as_good(findings: BudgetFindings, winner: TrialResult) -> AsGoodAtBudget:
     """Give the batch sizes that are not shown to be worse.
 
     The winner, which fresh seeds have chosen, is one of them.
     """
-    sizes = found.as_good
+    sizes = findings.as_good
     of_winner = (winner.batch_size, winner.lr)
-    low, lr_low = min((sizes.low, _rate_at(found.curve, sizes.low)), of_winner)
-    high, lr_high = max((sizes.high, _rate_at(found.curve, sizes.high)), of_winner)
+    low, lr_low = min((sizes.low, _rate_at(findings.curve, sizes.low)), of_winner)
+    high, lr_high = max((sizes.high, _rate_at(findings.curve, sizes.high)), of_winner)
     return AsGoodAtBudget(
         low=low,
         high=high,
@@ -281,10 +281,10 @@ def _size(point: MetricAtSize) -> SizeAtBudget:
     )
 
 
-def _same(found: NoDifference | None) -> SameAtBudget | None:
-    if found is None:
+def _same(nothing: NoDifference | None) -> SameAtBudget | None:
+    if nothing is None:
         return None
-    return SameAtBudget(value=found.metric, differs_at=found.differs_at)
+    return SameAtBudget(value=nothing.metric, differs_at=nothing.differs_at)
 
 
 def _growth(growth: SizeGrowth) -> SizeGrowthOverBudget:

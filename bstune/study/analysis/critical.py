@@ -444,7 +444,7 @@ def at_target_value(critical: CriticalBatchSize, target: float, passed: int) -> 
     )
 
 
-def growth(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
+def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth | None:
     """Fit the exponent k of B_crit ~ d^k, over the distance d of targets from the ideal value.
 
     Of a loss, whose ideal value is 0, it is Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3:

@@ -64,7 +64,7 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> De
     settings = prepared.options.hardware.scale_out
     space = prepared.space
     backend = prepared.backend
-    all_sizes = candidates(space.high, space.multiple, settings.candidate_ratio)
+    all_sizes = size_ladder(space.high, space.multiple, settings.candidate_ratio)
     sizes = [size for size in all_sizes if size >= space.low]
     tau = step_times(posterior, space.high, backend.step_time)
     # Without seconds there is no time to compare.
@@ -199,7 +199,7 @@ def plan(
     return [row for row in rows if row.devices in devices]
 
 
-def candidates(ceiling: int, multiple: int, ratio: float) -> list[int]:
+def size_ladder(ceiling: int, multiple: int, ratio: float) -> list[int]:
     """Give batch sizes per device: multiples up to the ceiling, and it.
 
     They are at most a factor of ``ratio`` apart, where multiples are that near to each other.

@@ -153,29 +153,11 @@ def summarize(
     points = frontier_points(trials)
     # A trial that was stopped and continued is one configuration: its last part has all of it.
     last_parts = _last_parts(trials)
-    # The objective loss has no target to miss.
-    unreached: Unreached | None = None
-    if asked.objective != "loss":
-        unreached = unreached_because(trials, last_parts, asked.target, asked.budget, sought)
-    target_value: float | None = None
-    if not asked.target.is_open:
-        target_value = asked.target.value
     fit, fit_note = _fit_and_note(analysis.fit)
-    fit_b_crit: float | None = None
-    if fit is not None:
-        fit_b_crit = fit.critical_batch_size
-    critical = analysis.critical
-    b_crit: float | None = None
-    found_regimes: tuple[Regime, ...] = ()
-    if critical is not None:
-        b_crit = critical.value
-        found_regimes = regimes(critical)
+    tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     again: tuple[str, ...] | None = None
     if arguments is not None:
         again = tuple(arguments)
-    # A trial that failed before it trained has none.
-    devices = {trial.device for trial in trials if trial.device}
-    tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     return StudyResult(
         schema_number=SCHEMA_NUMBER,
         study=asked.study,
@@ -186,23 +168,23 @@ def summarize(
         objective=asked.objective,
         target=asked.question or str(asked.target),
         metric=asked.target.metric,
-        target_value=target_value,
+        target_value=_target_value(asked.target),
         mode=asked.target.mode,
-        devices=tuple(sorted(devices)),
+        devices=_devices(trials),
         training_loops=_training_loops(trials),
         stop_reason=stop_reason,
         trials=len(last_parts),
         continued=len(trials) - len(last_parts),
         spend=_spend(trials, last_parts),
         statuses=_statuses(last_parts),
-        unreached=unreached,
+        unreached=_unreached(trials, last_parts, asked, sought),
         points=tuple(_curve_point(point, trials) for point in points),
-        critical_batch_size=critical,
-        regimes=found_regimes,
+        critical_batch_size=analysis.critical,
+        regimes=regimes(analysis.critical),
         small_end=_small_end(points),
         fit=fit,
         fit_note=fit_note,
-        noise_scale=noise_scale(trials, b_crit, fit_b_crit),
+        noise_scale=_noise_scale(trials, analysis.critical, fit),
         lr_exponent=analysis.lr_exponent,
         best_by_time=_winner(analysis, "time"),
         best_by_steps=_winner(analysis, "steps"),
@@ -229,6 +211,41 @@ def summarize(
         scale_out=analysis.scale_out,
         notes=tuple(notes),
     )
+
+
+def _target_value(target: Target) -> float | None:
+    """Give the goal; None of the objective loss, and before a first trial has set it."""
+    if target.is_open:
+        return None
+    return target.value
+
+
+def _devices(trials: Sequence[TrialResult]) -> tuple[str, ...]:
+    # A trial that failed before it trained has none.
+    names = {trial.device for trial in trials if trial.device}
+    return tuple(sorted(names))
+
+
+def _unreached(
+    trials: Sequence[TrialResult], last_parts: Sequence[TrialResult], asked: Asked, sought: bool
+) -> Unreached | None:
+    # The objective loss has no target to miss.
+    if asked.objective == "loss":
+        return None
+    return unreached_because(trials, last_parts, asked.target, asked.budget, sought)
+
+
+def _noise_scale(
+    trials: Sequence[TrialResult], critical: CriticalBatchSize | None, fit: Fit | None
+) -> MeasuredNoiseScale | None:
+    """Give the noise scale beside the two critical batch sizes that there may be."""
+    b_crit: float | None = None
+    if critical is not None:
+        b_crit = critical.value
+    fit_b_crit: float | None = None
+    if fit is not None:
+        fit_b_crit = fit.critical_batch_size
+    return noise_scale(trials, b_crit, fit_b_crit)
 
 
 def _fit_and_note(fit: CurveFit | str) -> tuple[Fit | None, str | None]:
@@ -367,8 +384,10 @@ def noise_scale(
     )
 
 
-def regimes(critical: CriticalBatchSize) -> tuple[Regime, ...]:
+def regimes(critical: CriticalBatchSize | None) -> tuple[Regime, ...]:
     """Give the regimes within the batch sizes that reached the target, from the smallest."""
+    if critical is None:
+        return ()
     low = critical.perfect_scaling_below
     high = critical.maximal_data_parallelism_above
     if low is None or high is None:

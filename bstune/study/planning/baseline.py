@@ -26,7 +26,8 @@ from bstune.study.planning.plan import MEANS_SHARE, SearchBudget, is_baseline_re
 from bstune.study.planning.replicates import Winner, same_point
 from bstune.trial.backend import chooses_batch_sizes
 
-POSTERIOR_DEGREES = 8  # of freedom, that the posterior's scatter from seed to seed counts for
+# Degrees of freedom that the posterior's scatter from seed to seed counts for.
+POSTERIOR_DEGREES = 8
 # Of the steps of a run that met the target at its first evaluation: those that are taken to have
 # missed it.
 MISSED_SHARE = 0.5
@@ -93,16 +94,17 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
     first = next((trial for trial in usable if is_baseline(trial, baseline)), None)
     if first is None:
         return None
+    # The first run may have been stopped and continued: its last part has all of it.
     by_parent = {trial.resumed_from: trial for trial in usable}
     chain = {first.number}
     while first.number in by_parent:
         first = by_parent[first.number]
         chain.add(first.number)
-    again = [
-        trial
-        for trial in usable
-        if trial.replicate_of in chain and is_baseline_replicate(trial.trial_index)
-    ]
+    again = list[TrialResult]()
+    for trial in usable:
+        # Where the baseline is a winner, too, it has further runs as that.
+        if trial.replicate_of in chain and is_baseline_replicate(trial.trial_index):
+            again.append(trial)
     return BaselineRuns(first, tuple(sorted(again, key=lambda trial: trial.number)))
 
 
@@ -123,7 +125,9 @@ def first_steps(
         wall_share: the wall time of a step over its training time, as far as that is known before
             the first trial.
     """
-    limits = [math.inf if budget.seconds is None else budget.seconds]
+    limits = [math.inf]
+    if budget.seconds is not None:
+        limits.append(budget.seconds)
     if budget.wall_seconds is not None:
         limits.append(budget.wall_seconds / wall_share)
     affordable = MEANS_SHARE * min(limits) / seconds_per_step
@@ -139,6 +143,7 @@ def due_seed(
     """
     if runs is None or winner is None or not runs.first.reached:
         return None
+    # At one point both would be the same run.
     if same_point(runs.first, winner.trial):
         return None
     seconds = runs.first.time_to_target
@@ -216,8 +221,11 @@ def baseline_result(
     if runs is None:
         return None
     first = runs.first
-    last = next((value for _, value in reversed(first.history) if value is not None), None)
-    seconds = None
+    last: float | None = None
+    for _, value in first.history:
+        if value is not None:
+            last = value
+    seconds: float | None = None
     if first.seconds_per_step is not None:
         seconds = first.steps * first.seconds_per_step
     return BaselineResult(
@@ -257,6 +265,7 @@ def _paired_differences(
 def _log_merit(run: TrialResult, merit: Merit) -> float | None:
     """Take the log of a run's steps or seconds, in the middle of where it met the target, or to where it ended."""
     log_steps = math.log(max(run.steps, 1))
+    # It was met somewhere between the last evaluation that missed it and the first that met it.
     if run.reached:
         missed = max(run.steps_low, MISSED_SHARE * run.steps)
         log_steps -= 0.5 * math.log(run.steps / missed)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from bstune.system.console import format_seconds, plural
 
-LONG_SECONDS = 3600.0  # from here on a study is said to be long
+# From so many seconds on a study is said to be long.
+LONG_SECONDS = 3600.0
 # Later points take longer: more of them are continued, and the posterior has more to explain.
 # Seconds of a point grow with this power of its number, as in seven studies of digits with 10 to 64
 # points.

@@ -12,12 +12,16 @@ from bstune.core.records import TrialProtocol, TrialResult
 from bstune.core.search_space import Space
 from bstune.trial.backend import TrialBackend
 
-FIRST_REPLICATE = 1_000_000  # trial indices of replicates begin here; no search has so many
+# Trial indices of replicates begin here; no search has so many.
+FIRST_REPLICATE = 1_000_000
 # Of a study's seconds, kept for the most promising trial while none has reached the target.
 RESCUE_SHARE = 0.4
-MEANS_SHARE = 0.125  # of a study's seconds: for the baseline's first run, and for its fresh seeds
-QUICK_SECONDS = 120.0  # of wall time, of a study with quick=true
-QUADRATURE = 64  # batch sizes at which the mean over log B is taken
+# Of a study's seconds: for the baseline's first run, and for its fresh seeds.
+MEANS_SHARE = 0.125
+# Seconds of wall time, of a study with quick=true.
+QUICK_SECONDS = 120.0
+# Batch sizes at which the mean over log B is taken.
+QUADRATURE = 64
 # What a seed is of, beside the study's seed and the trial's index.
 TRIAL_PURPOSE = 0
 SAMPLER_PURPOSE = 1
@@ -155,7 +159,7 @@ def max_seconds(
 def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> float | None:
     """Predict the seconds of the rest of a search, if it goes on as it did; None before its first trial."""
     trials = searched(results)
-    points = sum(trial.resumed_from is None for trial in trials)
+    points = points_of(trials)
     if not points:
         return None
     points_left = max(0, budget.trials - points)
@@ -165,3 +169,8 @@ def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> f
 def searched(results: Iterable[TrialResult]) -> list[TrialResult]:
     """Give the search's trials: neither replicates, which may have begun before, nor failed ones."""
     return [trial for trial in results if trial.replicate_of is None and trial.status != "failed"]
+
+
+def points_of(trials: Iterable[TrialResult]) -> int:
+    """Count the search's points: a trial that continues another one is the same point."""
+    return sum(trial.resumed_from is None for trial in searched(trials))

@@ -30,8 +30,11 @@ FreshRuns = Mapping[int, tuple[TrialResult, ...]]
 """Runs on fresh seeds, by the number of the trial that they repeat."""
 Predicted = Mapping[int, float]
 """Steps that a fresh seed is predicted to take, by a trial's number."""
-CANDIDATES = 8  # trials of the best single runs, which may win: their checkpoints are kept
-WORTH_A_CHANGE = 0.1  # by so much a point without fresh seeds is to be better than one with them
+# Trials of the best single runs, which may win: their checkpoints are kept.
+CANDIDATES = 8
+# A point without fresh seeds is to be better by so much than one with them: what was measured is
+# worth more than what is predicted.
+WORTH_A_CHANGE = 0.1
 # Octaves: closer than this in both batch size and learning rate, two trials are at one point.
 SAME_POINT = 0.2
 
@@ -46,8 +49,8 @@ class Winner:
     trial: TrialResult
     steps: float
     runs: tuple[TrialResult, ...] = ()
-    # With which ``steps`` are predicted, where schedules end with the trial.
     predicted_horizon: int | None = None
+    """With which ``steps`` are predicted, where schedules end with the trial."""
     reaching: Reaching | None = None
 
     @property
@@ -63,11 +66,11 @@ class Winner:
 
         Where one trial alone has reached the target, little is known of how short a schedule may be.
         """
-        own = self.trial.horizon
+        horizon_of_trial = self.trial.horizon
         horizon = self.horizon
-        if own is None or horizon is None or not _most_missed(self.runs):
+        if horizon_of_trial is None or horizon is None or not _most_missed(self.runs):
             return horizon
-        return max(own, horizon)
+        return max(horizon_of_trial, horizon)
 
 
 def next_replicate(
@@ -95,8 +98,11 @@ def left_out(
     """Give the point that would run again next but for ``max_candidates``; None if that ended no replicates."""
     if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
         return None
+    # With as many candidates as trials the option leaves none out.
     due = next_replicate(trials, predicted, objective, replicates, len(trials))
-    return None if due is None else due[0]
+    if due is None:
+        return None
+    return due[0]
 
 
 def find_best(
@@ -286,7 +292,9 @@ def _merit(trial: TrialResult, merit: Merit) -> float:
     if merit == "steps":
         return float(trial.steps)
     seconds = trial.time_to_target
-    return math.inf if seconds is None else seconds
+    if seconds is None:
+        return math.inf
+    return seconds
 
 
 def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
@@ -329,9 +337,10 @@ def same_point(a: TrialResult, b: TrialResult) -> bool:
 
 def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
     """Collect the finished replicates of each candidate, by its number; of one that was continued the last part."""
-    runs = [
-        trial for trial in trials if trial.replicate_of is not None and trial.status != "failed"
-    ]
+    runs = list[TrialResult]()
+    for trial in trials:
+        if trial.replicate_of is not None and trial.status != "failed":
+            runs.append(trial)
     continued = {trial.resumed_from for trial in runs}
     replicates: dict[int, tuple[TrialResult, ...]] = {}
     for trial in sorted(runs, key=lambda trial: trial.number):
@@ -351,12 +360,10 @@ def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit)
     What was seen twice runs on fresh seeds, whatever is predicted. Infinite below two; trials of one
     history are one recorded run.
     """
-    at_point = [
-        other
-        for other in trials
-        if other.reached and other.replicate_of is None and same_point(other, trial)
-    ]
-    merits = {other.history: _merit(other, merit) for other in at_point}
+    merits = dict[object, float]()
+    for other in trials:
+        if other.reached and other.replicate_of is None and same_point(other, trial):
+            merits[other.history] = _merit(other, merit)
     if len(merits) < 2:
         return math.inf
     return math.exp(sum(map(math.log, merits.values())) / len(merits))

@@ -36,9 +36,12 @@ REPORT_DECISIONS = 3
 REPORT_SECONDS = 0.5
 # Of the limit, at most, for fresh seeds of further candidates than the first, and of the baseline.
 OTHERS_SHARE = 0.1
-BASELINE_SLACK = 2.0  # times its share, that the first run of the baseline may take
-PRIOR_ROWS = 1.0  # trials that what is known of evaluation beforehand counts for
-UNLIMITED_STEPS = 1e15  # more than any trial takes, and a double has each integer up to it
+# Times its share, that the first run of the baseline may take.
+BASELINE_SLACK = 2.0
+# Trials that what is known of evaluation beforehand counts for.
+PRIOR_ROWS = 1.0
+# More than any trial takes, and a double has each integer up to it.
+UNLIMITED_STEPS = 1e15
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,8 @@ class WallTime:
         self._between: list[float] = []
         # Seconds of looks at the posterior as it is drawn for a replicate.
         self._looks: list[float] = []
-        self._last_end: float | None = None  # of a trial
+        # When the last trial ended.
+        self._last_end: float | None = None
         self._taken: Callable[[], float] = elapsed
         if math.isfinite(self.limit):
             earlier = study.user_attrs.get(TAKEN, 0.0)

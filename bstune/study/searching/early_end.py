@@ -12,10 +12,14 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import is_for_loss
 from bstune.system.console import format_count, format_number
 
-FEWEST_REACHED = 6  # trials before the search may end by search.precision
-FEWEST_FULL = 5  # trials to their budget's end before the search may end by search.least_gain
-LOOK_PARTICLES = 400  # of the posterior while the search goes on
-LOOK_EVERY = 4  # trials between looks at search.precision and search.least_gain
+# Trials before the search may end by search.precision.
+FEWEST_REACHED = 6
+# Trials to their budget's end before the search may end by search.least_gain.
+FEWEST_FULL = 5
+# Of the posterior while the search goes on: a coarse look, which is taken again and again.
+LOOK_PARTICLES = 400
+# Trials between looks at search.precision and search.least_gain.
+LOOK_EVERY = 4
 
 
 def has_goal(prepared: PreparedStudy) -> bool:

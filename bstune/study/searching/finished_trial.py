@@ -11,7 +11,8 @@ from bstune.study.searching.means import is_for_loss
 from bstune.study.storage.trials import CUT_SHORT
 from bstune.trial.processes.workers import Finished, with_step_time
 
-MAX_FAILURES = 3  # trials in a row that failed end the study
+# Trials in a row that failed end the study.
+MAX_FAILURES = 3
 
 
 def record_to_store(

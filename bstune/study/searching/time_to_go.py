@@ -5,22 +5,11 @@ from collections.abc import Sequence
 from bstune.core.records import TrialResult
 from bstune.study.at_budget import best_full, runs_to_come
 from bstune.study.planning.baseline import baseline_runs
-from bstune.study.planning.duration import (
-    Pace,
-    Runs,
-    pace_of,
-    replicates_to_come,
-    seconds_to_go,
-)
-from bstune.study.planning.plan import is_baseline_replicate, searched
+from bstune.study.planning.duration import Pace, Runs, pace_of, replicates_to_come, seconds_to_go
+from bstune.study.planning.plan import is_baseline_replicate, points_of
 from bstune.study.planning.wall import REPORT_SECONDS, WallTime, leaders
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import full_run_seconds, is_for_loss, trial_cost
-
-
-def points_of(trials: Sequence[TrialResult]) -> int:
-    """Count the search's points: a trial that continues another one is the same point."""
-    return sum(trial.resumed_from is None for trial in searched(trials))
 
 
 class PointEnds:

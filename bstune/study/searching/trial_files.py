@@ -15,7 +15,8 @@ from bstune.system.files import Output, keep_trials, write_text
 
 # A stopped trial beyond so many times the best trial's time or steps is not continued.
 ABANDON_FACTOR = 1.2
-MAX_STATES = 32  # of stopped trials, that are kept
+# States of stopped trials that are kept: each is as large as the model and its optimizer.
+MAX_STATES = 32
 # Times the trials in trials.jsonl: it is written again once there are so many, and at the end.
 REWRITE_GROWTH = 1.01
 
@@ -25,8 +26,10 @@ class TrialFiles:
 
     def __init__(self, files: Output) -> None:
         self._files = files
-        self._ended: set[int] = set()  # numbers of the finished trials
-        self._lines: dict[int, str] = {}  # of trials.jsonl, by number
+        # Numbers of the finished trials.
+        self._ended: set[int] = set()
+        # Lines of trials.jsonl, by their trials' numbers.
+        self._lines: dict[int, str] = {}
 
     def update(
         self,
@@ -53,10 +56,10 @@ class TrialFiles:
     def write(self, trials: Sequence[TrialResult]) -> None:
         """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
         # A record never changes, and there may be thousands.
-        self._lines = {
-            trial.number: self._lines.get(trial.number) or trial.to_json() + "\n"
-            for trial in trials
-        }
+        lines = dict[int, str]()
+        for trial in trials:
+            lines[trial.number] = self._lines.get(trial.number) or trial.to_json() + "\n"
+        self._lines = lines
         write_text(self._files.trials, "".join(self._lines.values()))
 
 
@@ -73,6 +76,7 @@ def may_go_on(
     """Give the numbers of the stopped trials that are continued now, or may be."""
     if not prepared.backend.continues:
         return set()
+    # A process may just be reading the state of a trial that it continues.
     needed = {spec.resumed_from for spec in running if spec.resumed_from is not None}
     unfinished = trials
     if is_for_loss(prepared):
@@ -89,12 +93,17 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
     """
     # A continuation that was cut short is asked again, from the same state.
     resumed = {trial.resumed_from for trial in trials if trial.status != "failed"}
-    reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
-    times = [trial.time_to_target for trial in reached if trial.time_to_target is not None]
-    fastest = min(times, default=math.inf)
-    fewest = min((trial.steps for trial in reached), default=math.inf)
+    fastest = math.inf
+    fewest = math.inf
+    for trial in trials:
+        if not trial.reached or trial.replicate_of is not None:
+            continue
+        fewest = min(fewest, trial.steps)
+        if trial.time_to_target is not None:
+            fastest = min(fastest, trial.time_to_target)
 
     def can_still_win(trial: TrialResult) -> bool:
+        # Of these no trial that reached a target says how far another one may go.
         if objective in ("curve", "loss"):
             return True
         seconds = trial.steps * (trial.seconds_per_step or 0.0)
@@ -104,10 +113,9 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
         }
         return any(by_merit[merit] for merit in SOUGHT[objective].merits)
 
-    stopped = [
-        trial
-        for trial in searched(trials)
-        if trial.status == "stopped" and trial.number not in resumed
-    ]
+    stopped = list[TrialResult]()
+    for trial in searched(trials):
+        if trial.status == "stopped" and trial.number not in resumed:
+            stopped.append(trial)
     in_order = sorted(stopped, key=lambda trial: (can_still_win(trial), trial.number))
     return {trial.number for trial in in_order[-MAX_STATES:]}

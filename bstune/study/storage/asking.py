@@ -41,18 +41,13 @@ from bstune.study.storage.trials import (
     trial_index_of,
     worker_of,
 )
-from bstune.study.storage.turns import (
-    HOLDS_INDEX,
-    TRIES,
-    Turn,
-    count_failures,
-    failed_at,
-    turn_at,
-)
+from bstune.study.storage.turns import HOLDS_INDEX, TRIES, Turn, count_failures, failed_at, turn_at
 from bstune.system.secrets import redact_values
 
-REPORTED = 1  # step of the one value of a stopped trial that samplers see
-REPLICATE_LIMIT = 2  # times the steps of the trial that it replicates, or those predicted
+# Step of the one value of a stopped trial that samplers see.
+REPORTED = 1
+# Times the steps of the trial that it replicates, or those predicted.
+REPLICATE_LIMIT = 2
 
 
 def _begin(

@@ -13,15 +13,24 @@ FORMAT_VERSION = 4
 FORMAT = "bstune:format"
 FROZEN_SETTINGS = "bstune:settings"
 STUDY_ID = "bstune:study_id"
-OUTPUT = "bstune:output"  # the folder
-TESTS = "bstune:tests"  # test metrics by trial number
-DEVICE = "bstune:device"  # whose seconds count
-ARGUMENTS = "bstune:arguments"  # of the command line, which compose the config elsewhere
-BUDGET_TIMES = "bstune:budget_times"  # batch sizes and seconds of a step, of a budget of seconds
-GOAL = "bstune:goal"  # of the target, where the study's first trial sets it
-SPEC = "bstune:spec"  # what a trial is asked to do, and the process that runs it, as JSON
-WORKER = "worker"  # in a trial's spec: the id of that process's lease
-LOST = "bstune:lost"  # of a trial at whose index another one had been begun: it never ran
+# The folder of the study's files.
+OUTPUT = "bstune:output"
+# Test metrics by trial number.
+TESTS = "bstune:tests"
+# The kind of device whose seconds count.
+DEVICE_KIND = "bstune:device"
+# Arguments of the command line, which compose the config elsewhere.
+ARGUMENTS = "bstune:arguments"
+# Batch sizes and seconds of a step, of a budget of seconds.
+BUDGET_TIMES = "bstune:budget_times"
+# The target's value, where the study's first trial sets it.
+GOAL = "bstune:goal"
+# What a trial is asked to do, and the process that runs it, as JSON.
+SPEC = "bstune:spec"
+# In a trial's spec: the id of that process's lease.
+WORKER = "worker"
+# Marks a trial at whose index another one had been begun: it never ran.
+LOST = "bstune:lost"
 # What Optuna's dashboard shows of a trial beside its parameters and values.
 LEARNING_RATE = "lr"
 OUTCOME = "outcome"
@@ -31,7 +40,7 @@ WINNER = "winner"
 STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     STUDY_ID: TypeAdapter(str),
     OUTPUT: TypeAdapter(str),
-    DEVICE: TypeAdapter(str),
+    DEVICE_KIND: TypeAdapter(str),
     ARGUMENTS: TypeAdapter(list[str]),
     FROZEN_SETTINGS: TypeAdapter(str),
     TESTS: TypeAdapter(dict[str, dict[str, float]]),

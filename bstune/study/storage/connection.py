@@ -22,16 +22,22 @@ from bstune.system.files import check_writable
 from bstune.system.secrets import redact_values
 from bstune.system.sqlite import foreign_tables
 
-CONNECT_SECONDS = 5  # that a server may take to let a client in
-ANSWER_SECONDS = 15  # that a lock, a statement or a peer that is gone may hold a call up
-OPTUNA_TABLES = {"studies", "trials", "version_info"}  # that each of Optuna's databases has
-NAMED_TABLES = 3  # of a foreign database, in an error
-GRPC = "grpc"  # Optuna's proxy: many workers on few connections to a database
+# Seconds that a server may take to let a client in.
+CONNECT_SECONDS = 5
+# Seconds that a lock, a statement or a peer that is gone may hold a call up.
+ANSWER_SECONDS = 15
+# Tables that each of Optuna's databases has.
+OPTUNA_TABLES = {"studies", "trials", "version_info"}
+# Tables of a foreign database that an error names.
+NAMED_TABLES = 3
+# Optuna's proxy: many workers on few connections to a database.
+GRPC = "grpc"
 # Where Optuna's proxy listens unless told otherwise.
 PROXY_HOST = "localhost"
 PROXY_PORT = 13000
 BACKENDS = ("sqlite", "postgresql", GRPC)
-RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)  # between looks, while another process makes the same thing
+# Seconds between looks, while another process makes the same thing.
+RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)
 
 
 def engine_arguments(url: str) -> dict[str, Any]:

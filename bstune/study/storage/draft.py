@@ -22,7 +22,8 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-DRAFT_ID = -1  # of the trial that is not stored yet: no storage gives it to another one
+# The id of the trial that is not stored yet: no storage gives it to another one.
+DRAFT_ID = -1
 
 
 class Draft(BaseStorage):

@@ -27,9 +27,12 @@ from bstune.system.inputs import one_line
 from bstune.system.user import user_name
 
 logger = logging.getLogger(__name__)
-Role = Literal["owner", "worker"]  # an owner reports; workers only train
-PREFIX = "bstune:lease:"  # of the attributes' keys, before the leases' ids
-BEATS = 6  # while a lease lasts: it survives a storage that is away for most of its time
+# An owner reports; workers only train.
+Role = Literal["owner", "worker"]
+# The attributes' keys begin so, before the leases' ids.
+PREFIX = "bstune:lease:"
+# Signs of life while a lease lasts: it survives a storage that is away for most of its time.
+BEATS = 6
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,13 @@ class Lease:
 
     id: str
     role: Role
-    name: str  # for people: user, machine and process
-    machine: str  # the boot and the process namespace in which ``pid`` means something
+    name: str
+    """For people: user, machine and process."""
+    machine: str
+    """The boot and the process namespace in which ``pid`` means something."""
     pid: int
-    started: str  # of the process: another one may get its number
+    started: str
+    """When the process began: another one may get its number."""
     beat: int = 0
     ended: bool = False
 

@@ -21,7 +21,7 @@ from bstune.search.sampler import RECORD
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
-    DEVICE,
+    DEVICE_KIND,
     FORMAT,
     FORMAT_VERSION,
     FROZEN_SETTINGS,
@@ -43,7 +43,8 @@ from bstune.study.storage.trials import is_asked, read, record_of, spec_of
 from bstune.system.inputs import one_line, parse_json
 from bstune.system.secrets import redact_values
 
-OWN_PREFIX = "bstune:"  # of the study's attributes
+# The keys of the study's attributes begin so.
+OWN_PREFIX = "bstune:"
 
 
 def open_study(
@@ -65,7 +66,7 @@ def open_study(
         FORMAT: FORMAT_VERSION,
         STUDY_ID: uuid.uuid4().hex,
         OUTPUT: str(output),
-        DEVICE: device,
+        DEVICE_KIND: device,
         ARGUMENTS: list(arguments),
         # The last one: where it is there, the study is made.
         FROZEN_SETTINGS: dump_json(frozen_settings),
@@ -88,7 +89,9 @@ def _create_or_load(
 ) -> tuple[optuna.Study, bool]:
     """Give a study, and whether this process made it, with the attributes ``made``."""
     names = list(SOUGHT[objective].values)
-    direction = StudyDirection.MAXIMIZE if maximizes else StudyDirection.MINIMIZE
+    direction = StudyDirection.MINIMIZE
+    if maximizes:
+        direction = StudyDirection.MAXIMIZE
     directions = [direction] * len(names)
     try:
         study = optuna.create_study(study_name=name, storage=storage, directions=directions)
@@ -98,6 +101,7 @@ def _create_or_load(
             # Asked again after it was made without an answer, it is this process's own.
             return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
     # Of a process that was killed while it made one, this one makes the rest.
+    # Optuna warns that names of values are new to it.
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         study.set_metric_names(names)
     for key, value in made.items():
@@ -107,6 +111,7 @@ def _create_or_load(
 
 def _being_made(study: optuna.Study) -> bool:
     """Wait for a process that is making this study; say whether it has gone before it was done."""
+    # One look after the last wait: the other process may have come to its end in it.
     for wait in (*RACE_SECONDS, 0.0):
         attributes = study.user_attrs
         has_trials = bool(study.get_trials(deepcopy=False))
@@ -165,6 +170,7 @@ def budget_times_of(study: optuna.Study) -> tuple[tuple[int, float], ...] | None
 
 def check_joined(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
     """Refuse to join with other settings than the study's, but for the device."""
+    # On another device a worker's trials give steps only, which are alike on all.
     began = _settings_of(study)
     _check_continued(study, {**frozen_settings, "device": began.get("device")})
 
@@ -187,6 +193,7 @@ def _check_attributes(study: optuna.Study) -> None:
                 "begin another one with study=NAME"
             )
         _check_attribute(study, "", key, study.user_attrs, kind)
+    # Their text is JSON of anybody's.
     _settings_of(study)
     for trial in read(study):
         place = f"trial {trial.number} of "

@@ -25,8 +25,10 @@ from sqlalchemy.exc import (
 from bstune.core.errors import StudyError
 
 logger = logging.getLogger(__name__)
-RETRY_SECONDS = 120.0  # from the first call that was not answered, until the study ends
-WAIT_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)  # between tries; the last one again and again
+# Seconds from the first call that was not answered until the study ends.
+RETRY_SECONDS = 120.0
+# Seconds between tries; the last one again and again.
+WAIT_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 Errors = tuple[type[Exception], ...]
 STORAGE_ERRORS: Errors = (SQLAlchemyError, StorageInternalError)
 if importlib.util.find_spec("grpc") is not None:
@@ -35,9 +37,9 @@ if importlib.util.find_spec("grpc") is not None:
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
 # Errors that no waiting ends, such as a table that is not there.
 LASTING: Errors = (ArgumentError, DataError, NotSupportedError, ProgrammingError)
-# But for a table, or an enumeration's type, that another process made between the look for it and the
-# statement that makes it: PostgreSQL's codes of duplicate_table and duplicate_object, which both of
-# its drivers carry.
+# But for a table, or an enumeration's type, that another process made between the look for it and
+# the statement that makes it: PostgreSQL's codes of duplicate_table and duplicate_object, which
+# both of its drivers carry.
 MADE_MEANWHILE = frozenset({"42P07", "42710"})
 # And those that drivers tell by their text alone. PostgreSQL's are in the server's language; in
 # another one than English they are waited for in vain.

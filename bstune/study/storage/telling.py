@@ -11,8 +11,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from bstune.core.errors import RecordError, StudyError
-from bstune.core.objectives import SOUGHT, Mode, Objective
-from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.objectives import SOUGHT, Objective
+from bstune.core.records import Mode, TrialResult, TrialSpec
 from bstune.search.sampler import RECORD
 from bstune.study.storage.attributes import OUTCOME, SPEC
 from bstune.study.storage.patience import StorageGoneError, patient
@@ -28,7 +28,8 @@ from bstune.system.files import Output
 from bstune.system.inputs import read_bytes
 
 logger = logging.getLogger(__name__)
-RECORD_BEGINS = '{"number": '  # of TrialResult.to_json
+# What TrialResult.to_json begins with.
+RECORD_BEGINS = '{"number": '
 
 
 def within_steps(spec: TrialSpec, max_steps: int) -> TrialSpec:

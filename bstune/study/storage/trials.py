@@ -20,7 +20,8 @@ from bstune.study.storage.patience import patient
 from bstune.system.inputs import parse_json
 
 TRIAL_SPEC = TypeAdapter(TrialSpec)
-PARSED_TRIALS = 2**15  # whose records and specs are kept as they were read
+# Trials whose records and specs are kept as they were read.
+PARSED_TRIALS = 2**15
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 AskedTrial = tuple[int, TrialSpec]
 """A trial's id in the storage, and what it is asked to do."""

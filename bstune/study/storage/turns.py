@@ -24,8 +24,10 @@ from bstune.study.storage.trials import (
 
 # States of the trials that have an index: one that failed leaves it free.
 HOLDS_INDEX = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-MAX_CONTINUED = 3  # times as many continued trials as points
-TRIES = 2  # of one point, if its trials fail by themselves; then the sampler suggests another
+# Times as many continued trials as points.
+MAX_CONTINUED = 3
+# Tries of one point, if its trials fail by themselves; then the sampler suggests another.
+TRIES = 2
 
 
 def ended_below_limit(trials: Trials) -> set[int]:
@@ -66,8 +68,10 @@ class Turn:
     """An index for which this process is to ask a trial."""
 
     trial_index: int
-    worker: str  # the id of this process's lease
-    trials: Sequence[FrozenTrial]  # of the study, as they were read when the index was free
+    worker: str
+    """The id of this process's lease."""
+    trials: Sequence[FrozenTrial]
+    """Those of the study, as they were read when the index was free."""
 
 
 def turn_at(study: optuna.Study, trial_index: int, worker: str = "") -> Turn:

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.metric_names import Mode, mode_of, the_loss
+from bstune.core.metric_names import mode_of, the_loss
+from bstune.core.records import Mode
 from bstune.recipe import RATES
 from bstune.system.failures import described, place_of
 from bstune.system.interruption import temporary_folder

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator
 
+from bstune.report.lines.use import overridden_text
+from bstune.report.words import PREDICTED, beyond_text, point_text
 from bstune.result import (
     INTERVAL_LEVEL,
     AtBudget,
@@ -21,43 +23,35 @@ LEAST_DIGITS = 3
 MOST_DIGITS = 6
 
 
-def budget_words(found: AtBudget) -> str:
+def budget_words(at_budget: AtBudget) -> str:
     """Write the budget of a trial: ``1.00 min``, ``60,000 examples`` or ``500 steps``."""
-    if found.seconds is not None:
-        return format_seconds(found.seconds)
-    if found.examples is not None:
-        return plural(found.examples, "example")
-    return plural(found.steps or 0, "step")
+    if at_budget.seconds is not None:
+        return format_seconds(at_budget.seconds)
+    if at_budget.examples is not None:
+        return plural(at_budget.examples, "example")
+    return plural(at_budget.steps or 0, "step")
 
 
 def point_words(point: PointAtBudget) -> str:
     """Write ``batch size 204, learning rate 1.13``, and what else is searched."""
-    parts = [
-        f"batch size {format_count(point.batch_size)}",
-        f"learning rate {format_number(point.lr)}",
-    ]
-    for name, value in point.hyperparameters.items():
-        parts.append(f"{name} {format_number(value)}")
-    if point.horizon is not None:
-        parts.append(f"a schedule of {plural(point.horizon, 'step')}")
-    return ", ".join(parts)
+    return point_text(point.batch_size, point.lr, point.hyperparameters, point.horizon)
 
 
-def metric_words(value: float, found: AtBudget) -> str:
+def metric_words(value: float, at_budget: AtBudget) -> str:
     """Write a value of the metric to three digits, or to the first that differs between seeds."""
     digits = LEAST_DIGITS
-    if value != 0.0 and found.seed_scatter > 0.0:
+    if value != 0.0 and at_budget.seed_scatter > 0.0:
         decade = math.floor(math.log10(abs(value)))
-        decade_of_scatter = math.floor(math.log10(found.seed_scatter))
+        decade_of_scatter = math.floor(math.log10(at_budget.seed_scatter))
         digits = min(max(digits, 1 + decade - decade_of_scatter), MOST_DIGITS)
     return format_number(value, digits)
 
 
-def fresh_words(fresh: FreshValues, found: AtBudget) -> str:
+def fresh_words(fresh: FreshValues, at_budget: AtBudget) -> str:
     """Write ``mean of 3 fresh seeds, 0.301 to 0.309``."""
     seeds = plural(len(fresh.values), "fresh seed")
-    least = metric_words(min(fresh.values), found)
-    most = metric_words(max(fresh.values), found)
+    least = metric_words(min(fresh.values), at_budget)
+    most = metric_words(max(fresh.values), at_budget)
     # One value is no mean, and has no range.
     if len(fresh.values) == 1:
         return f"one {seeds.removeprefix('1 ')}"
@@ -66,47 +60,37 @@ def fresh_words(fresh: FreshValues, found: AtBudget) -> str:
 
 def use(result: StudyResult) -> Iterator[str | None]:
     """Give the point to use, and the metric to expect of it."""
-    found = result.at_budget
-    if found is None:
+    at_budget = result.at_budget
+    if at_budget is None:
         yield "nothing yet: no trial has run to its budget's end with a metric"
         return
-    winner = found.winner
-    how = "predicted, not run again on fresh seeds"
+    winner = at_budget.winner
+    how = PREDICTED
     if winner.fresh is not None:
-        how = fresh_words(winner.fresh, found)
+        how = fresh_words(winner.fresh, at_budget)
     yield (
-        f"{point_words(winner)}: {result.metric} {metric_words(winner.expected, found)} after "
-        f"{budget_words(found)}, {plural(winner.steps, 'step')} ({how})"
+        f"{point_words(winner)}: {result.metric} {metric_words(winner.expected, at_budget)} after "
+        f"{budget_words(at_budget)}, {plural(winner.steps, 'step')} ({how})"
     )
-    yield overridden_words(result, winner.lr)
-
-
-def overridden_words(result: StudyResult, lr: float) -> str | None:
-    """Say where a learning rate belongs that was set in the optimizer; else None."""
-    if not result.overrides_lr:
-        return None
-    return (
-        "the rate was set in the optimizer (override_lr), the largest of its groups and all others "
-        f"in proportion: write {format_number(lr)} in configure_optimizers"
-    )
+    yield overridden_text(result, winner.lr)
 
 
 def gain(result: StudyResult) -> Iterator[str | None]:
     """Tell by how much that is better than the baseline, and how much sooner it is as good."""
-    found = result.at_budget
-    if found is None:
+    at_budget = result.at_budget
+    if at_budget is None:
         return
-    if found.baseline is None:
+    if at_budget.baseline is None:
         yield "not known: no run of your own configuration came to its budget's end"
         return
-    baseline = found.baseline
+    baseline = at_budget.baseline
     size = format_count(baseline.batch_size)
     yours = f"your batch size {size}, learning rate {format_number(baseline.lr)}"
-    difference = found.gain
+    difference = at_budget.gain
     if difference is None:
         yield f"none: {yours} is the best that was found"
         return
-    reached = metric_words(baseline.expected, found)
+    reached = metric_words(baseline.expected, at_budget)
     interval = ""
     if difference.low is not None and difference.high is not None:
         span = f"{format_number(difference.low, 2)} to {format_number(difference.high, 2)}"
@@ -136,10 +120,10 @@ def _is_better(difference: GainAtBudget) -> bool:
 
 def as_good(result: StudyResult) -> Iterator[str | None]:
     """Tell which batch sizes are not shown to be worse."""
-    found = result.at_budget
-    if found is None:
+    at_budget = result.at_budget
+    if at_budget is None:
         return
-    sizes = found.as_good
+    sizes = at_budget.as_good
     low = format_count(sizes.low)
     high = format_count(sizes.high)
     text = f"no other batch size than about {low}"
@@ -150,22 +134,15 @@ def as_good(result: StudyResult) -> Iterator[str | None]:
             f"batch sizes {low} to {high} are not shown to be worse; learning rate {lr_low} at "
             f"{low}, {lr_high} at {high}"
         )
-    not_searched = list[str]()
-    if sizes.is_low_open:
-        not_searched.append("smaller")
-    if sizes.is_high_open:
-        not_searched.append("larger")
-    if not_searched:
-        text += f"; {' and '.join(not_searched)} ones were not searched"
-    yield text
+    yield text + beyond_text(sizes.is_low_open, sizes.is_high_open, "were not searched")
 
 
 def growth(result: StudyResult) -> Iterator[str | None]:
     """Tell how the best batch size moves with the budget."""
-    found = result.at_budget
-    if found is None or found.growth is None:
+    at_budget = result.at_budget
+    if at_budget is None or at_budget.growth is None:
         return
-    law = found.growth
+    law = at_budget.growth
     # At an end the best one may lie beyond: that says nothing of how it grows.
     if all(best.is_at_end for best in law.best_sizes):
         end = format_count(round(law.best_sizes[0].batch_size))
@@ -198,19 +175,19 @@ def left(result: StudyResult) -> Iterator[str | None]:
 
     What one seed differs from another stands beside it: the search ends by their ratio.
     """
-    found = result.at_budget
-    if found is None:
+    at_budget = result.at_budget
+    if at_budget is None:
         return
-    most = format_number(found.gain_left_at_most, 2)
-    by_next = format_number(found.gain_left, 2)
-    scatter = format_number(found.seed_scatter, 2)
+    most = format_number(at_budget.gain_left_at_most, 2)
+    by_next = format_number(at_budget.gain_left, 2)
+    scatter = format_number(at_budget.seed_scatter, 2)
     text = (
         f"more points are expected to gain {result.metric} {most} at most, the next one {by_next}; "
         f"one seed differs from another by {scatter}"
     )
     if result.search.limit == LEAST_GAIN:
         yield f"{text}: that ended the search, a smaller {LEAST_GAIN} goes on"
-    elif found.gain_left_at_most > found.seed_scatter:
+    elif at_budget.gain_left_at_most > at_budget.seed_scatter:
         yield f"{text}: {_how_to_go_on(result)}"
     else:
         yield text
@@ -222,26 +199,26 @@ def _exponent(value: float) -> str:
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
     """Say what weakens the answer."""
-    found = result.at_budget
-    if found is None:
+    at_budget = result.at_budget
+    if at_budget is None:
         yield from result.notes
         yield result.stop_reason
         return
     # The worst first: such a budget answers nothing.
-    if found.same is not None:
-        yield _same(result.metric, found, found.same)
+    if at_budget.same is not None:
+        yield _same(result.metric, at_budget, at_budget.same)
     # Their metric is in no mean, and would have made it worse.
-    if found.winner.fresh is not None and found.winner.fresh.broken:
-        broken = plural(found.winner.fresh.broken, "fresh seed")
+    if at_budget.winner.fresh is not None and at_budget.winner.fresh.broken:
+        broken = plural(at_budget.winner.fresh.broken, "fresh seed")
         yield f"{broken} of USE diverged, or ended before the budget did"
-    if found.winner.fresh is None:
+    if at_budget.winner.fresh is None:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
-    # A search that ended by least_gain found what it looked for: that is no caution.
+    # A search that ended by least_gain at_budget what it looked for: that is no caution.
     if result.search.limit not in (None, LEAST_GAIN) and result.stop_reason is not None:
         yield result.stop_reason
 
 
-def _same(metric: str, found: AtBudget, same: SameAtBudget) -> str:
+def _same(metric: str, at_budget: AtBudget, same: SameAtBudget) -> str:
     """Say that the budget tells no trial from another, and which does, where the runs say it."""
     value = f"{metric} is {format_number(same.value, 3)} in all trials at their budget's end"
     if same.differs_at is None:
@@ -249,12 +226,12 @@ def _same(metric: str, found: AtBudget, same: SameAtBudget) -> str:
             f"{value}, and did not differ before: it tells nothing of batch sizes, nor do these "
             "runs say which longer budget would"
         )
-    if found.seconds is not None:
-        budget = f"budget.seconds={format_number(same.differs_at * found.seconds, 3)}"
-    elif found.examples is not None:
-        budget = f"budget.examples={math.ceil(same.differs_at * found.examples)}"
+    if at_budget.seconds is not None:
+        budget = f"budget.seconds={format_number(same.differs_at * at_budget.seconds, 3)}"
+    elif at_budget.examples is not None:
+        budget = f"budget.examples={math.ceil(same.differs_at * at_budget.examples)}"
     else:
-        budget = f"budget.steps={math.ceil(same.differs_at * (found.steps or 1))}"
+        budget = f"budget.steps={math.ceil(same.differs_at * (at_budget.steps or 1))}"
     return f"{value}: {budget} is the smallest that shows a difference"
 
 
@@ -266,12 +243,12 @@ def _how_to_go_on(result: StudyResult) -> str:
 
 def next_steps(result: StudyResult) -> Iterator[str | None]:
     """Give the command that trains the winner."""
-    found = result.at_budget
-    if found is None or result.train is None:
+    at_budget = result.at_budget
+    if at_budget is None or result.train is None:
         return
     # Where nothing better was shown there is no reason to change.
-    is_better = found.gain is not None and _is_better(found.gain)
-    if found.baseline is not None and not is_better:
+    is_better = at_budget.gain is not None and _is_better(at_budget.gain)
+    if at_budget.baseline is not None and not is_better:
         yield "keep your configuration; to train with USE all the same:"
     else:
         yield "to train with USE:"

@@ -1,15 +1,11 @@
 """The page's chart of the objective loss: the metric at the budget's end over batch size."""
 
-from typing import Any
-
 from bstune.report.budget_rows import BudgetRows, Dot, budget_rows
-from bstune.report.charts import area
+from bstune.report.charts.traces import Trace, area_trace
 from bstune.report.html import axis, chart
 from bstune.report.rows import YOURS, last_parts
 from bstune.report.study_folder import StudyFolder
 from bstune.system.console import format_count, format_number, plural
-
-Trace = dict[str, Any]
 
 
 def metric_at_budget(study: StudyFolder) -> str:
@@ -19,7 +15,7 @@ def metric_at_budget(study: StudyFolder) -> str:
         return ""
     # Plotly draws later traces over earlier ones: the winner and the baseline lie on top.
     traces = [
-        area(rows.batch_sizes, rows.low, rows.high),
+        area_trace(rows.batch_sizes, rows.low, rows.high),
         _curve(rows),
         _marks(rows.dots, "trials to the budget's end", "--blue", "circle", 7),
         _marks((rows.use,), "USE", "--vermilion", "star", 17),

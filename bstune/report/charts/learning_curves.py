@@ -1,0 +1,222 @@
+"""The metric over steps, a line a trial."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bstune.core.records import TrialResult
+from bstune.report.charts.traces import WORD_DIGITS, Layout, Trace, log_range, trial_lines
+from bstune.report.html import axis, chart, label
+from bstune.report.rows import last_parts
+from bstune.report.study_folder import StudyFolder
+from bstune.system.console import format_count, format_number, plural
+
+# The most points of a learning curve: hundreds of trials would make the page large.
+CURVE_POINTS = 48
+# The most classes of batch sizes among the learning curves; each has a look of its own.
+SIZE_CLASSES = 4
+# A class is told by its dash, too: colours alone do not tell it to everybody.
+CLASS_LOOKS = (
+    ("--blue", "solid"),
+    ("--orange", "dash"),
+    ("--green", "dot"),
+    ("--purple", "dashdot"),
+)
+
+
+@dataclass(frozen=True)
+class _SizeClass:
+    """Batch sizes whose learning curves look alike."""
+
+    smallest: int
+    """Of those that trials ran at, in examples."""
+    largest: int
+    """Of those that trials ran at, in examples."""
+    trials: tuple[TrialResult, ...]
+    """Their trials."""
+
+    @property
+    def name(self) -> str:
+        """What the legend calls it."""
+        if self.smallest == self.largest:
+            return f"B = {format_count(self.smallest)}"
+        return f"B = {format_count(self.smallest)} to {format_count(self.largest)}"
+
+
+def _size_classes(trials: Sequence[TrialResult]) -> list[_SizeClass]:
+    """Divide trials by their batch sizes into ranges that are equally wide in octaves.
+
+    Those without a trial are left out.
+    """
+    logs = [math.log(trial.batch_size) for trial in trials]
+    low = min(logs)
+    high = max(logs)
+    by_class: dict[int, list[TrialResult]] = {}
+    for trial, log in zip(trials, logs, strict=True):
+        share = 0.0
+        if high > low:
+            share = (log - low) / (high - low)
+        # The largest batch size belongs to the last class, whose upper end it is.
+        number = min(int(share * SIZE_CLASSES), SIZE_CLASSES - 1)
+        by_class.setdefault(number, []).append(trial)
+    classes = list[_SizeClass]()
+    for number in sorted(by_class):
+        members = by_class[number]
+        sizes = [trial.batch_size for trial in members]
+        classes.append(_SizeClass(min(sizes), max(sizes), tuple(members)))
+    return classes
+
+
+def learning_curves(study: StudyFolder) -> str:
+    """Draw the metric over steps, a line a trial.
+
+    A trial that was continued is the last of its parts, which has the whole history.
+    """
+    shown = list[TrialResult]()
+    for trial in last_parts(study.files.trials):
+        # The axis of steps is logarithmic: step 0 has no place on it.
+        if any(step > 0 for step, _ in trial.history):
+            shown.append(trial)
+    if not shown:
+        return ""
+    goal = study.result.target_value
+    classes = _size_classes(shown)
+    reached = sum(trial.reached for trial in shown)
+    traces = list[Trace]()
+    for i, size_class in enumerate(classes):
+        color, dash = CLASS_LOOKS[i]
+        # The legend shows the first of a class, so that is one in full strength.
+        ordered = sorted(size_class.trials, key=lambda trial: not trial.reached)
+        for j, trial in enumerate(ordered):
+            # Where none reached the target, faint lines would have nothing to stand out from.
+            is_faint = reached > 0 and not trial.reached
+            trace = _learning_curve(trial, is_faint)
+            trace["name"] = size_class.name
+            trace["legendgroup"] = str(i)
+            trace["showlegend"] = j == 0
+            trace["line"] = {"color": color, "dash": dash, "width": 1.5}
+            traces.append(trace)
+    scale = _metric_axis(shown, goal)
+    layout: Layout = {
+        "xaxis": axis("optimizer steps"),
+        "yaxis": axis(study.result.metric, **scale),
+    }
+    # On a logarithmic axis a target of 0 or less has no place.
+    if goal is not None and (goal > 0.0 or not scale["log"]):
+        layout |= _target_line(goal, scale["log"])
+    missed = len(shown) - reached
+    caption = ""
+    if goal is None:
+        caption = "Each trial ends with its budget, or waits on the way."
+    elif not reached:
+        caption = "None reached the target (dashed line)."
+    elif missed:
+        caption = f"Faint: {plural(missed, 'trial')} that did not reach the target (dashed line)."
+    return chart(traces, layout, caption, height=460, alt=_curves_text(study, shown, classes))
+
+
+def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:
+    """Give a trial's metric over its steps."""
+    steps = list[int]()
+    values = list[float | None]()
+    for step, value in _thinned([pair for pair in trial.history if pair[0] > 0]):
+        steps.append(step)
+        values.append(value)
+    opacity = 0.95
+    if is_faint:
+        opacity = 0.35
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": steps,
+        "y": values,
+        "opacity": opacity,
+        "hoverinfo": "x+y+text",
+        "text": "<br>".join(map(label, trial_lines(trial))),
+    }
+
+
+def _metric_axis(trials: Sequence[TrialResult], goal: float | None) -> Layout:
+    """Give the metric's axis: around what trials came to and the target.
+
+    The gap between them is what a reader looks for where none reached it.
+    """
+    values = list[float]()
+    # A trial that diverged, or a trial's start, would leave the others no room.
+    near = list[float]()
+    if goal is not None:
+        near.append(goal)
+    for trial in trials:
+        for i, (_, value) in enumerate(trial.history):
+            if value is None:
+                continue
+            values.append(value)
+            if i > 0 and trial.status != "diverged":
+                near.append(value)
+    # Where all of them diverged, they are what there is to see.
+    if len(near) < 2:
+        near += values
+    can_be_log = goal is None or goal > 0.0
+    if can_be_log and all(value > 0.0 for value in values):
+        return {"log": True, **log_range(near, 0.05)}
+    pad = 0.05 * max(max(near) - min(near), 1e-9)
+    # The values of a folder may lie as far apart as floats can.
+    if not math.isfinite(pad):
+        return {"log": False}
+    return {"log": False, "range": [min(near) - pad, max(near) + pad]}
+
+
+def _target_line(goal: float, is_log: bool) -> Layout:
+    """Give the layout's dashed line at the target, with its name."""
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
+    # Plotly takes a shape's y as it is and an annotation's as its logarithm.
+    height = math.log10(goal) if is_log else goal
+    note = {
+        "xref": "paper",
+        "x": 0,
+        "xanchor": "left",
+        "y": height,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "text": f"target {format_number(goal, WORD_DIGITS)}",
+        "font": {"color": "--ink"},
+    }
+    return {
+        "shapes": [line | {"line": {"color": "--ink", "width": 1, "dash": "dash"}}],
+        "annotations": [note],
+    }
+
+
+def _curves_text(
+    study: StudyFolder, shown: Sequence[TrialResult], classes: Sequence[_SizeClass]
+) -> str:
+    """Say what the learning curves show."""
+    # A class has a sentence, as it has a look: what it says is seen at a glance in the chart.
+    result = study.result
+    sentences = [f"{result.metric} over optimizer steps: {plural(len(shown), 'trial')}."]
+    for size_class in classes:
+        reached = format_count(sum(trial.reached for trial in size_class.trials))
+        count = plural(len(size_class.trials), "trial")
+        sentences.append(f"{size_class.name}: {count}, {reached} reached the target.")
+    why = result.unreached
+    if why is not None and why.closest is not None:
+        closest = format_number(why.closest.value, WORD_DIGITS)
+        goal = format_number(result.target_value, WORD_DIGITS)
+        sentences.append(f"The closest came to {closest}; the target is {goal}.")
+    return " ".join(sentences)
+
+
+def _thinned(history: Sequence[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
+    """Give at most ``CURVE_POINTS`` of a history, evenly over log steps, its ends among them."""
+    if len(history) <= CURVE_POINTS:
+        return list(history)
+    log_first = math.log(history[0][0])
+    log_last = math.log(history[-1][0])
+    # Of several evaluations at one place the last one stays, so that the history's end does.
+    by_place: dict[int, tuple[int, float | None]] = {}
+    for pair in history:
+        log_step = math.log(pair[0])
+        place = round((CURVE_POINTS - 1) * (log_step - log_first) / (log_last - log_first))
+        by_place[place] = pair
+    # The first one stays, too: a curve begins where its trial was first seen.
+    return [history[0], *(pair for pair in by_place.values() if pair != history[0])]

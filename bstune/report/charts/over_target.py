@@ -1,0 +1,92 @@
+"""The critical batch size at other targets."""
+
+from bstune.report.html import axis, chart, label, paragraph
+from bstune.report.lines.critical import growth_text
+from bstune.report.words import critical_text
+from bstune.result import CriticalAtTarget, StudyResult
+from bstune.system.console import format_number, plural
+
+
+def over_target(result: StudyResult) -> str:
+    """Draw the critical batch size at each target where it is known, or say why it is not."""
+    if result.target_value is None:
+        return ""
+    if not result.over_target:
+        note = result.over_target_note
+        if result.critical_batch_size is None or not note:
+            return ""
+        return paragraph(f"Only known at the study's own target: {note}.")
+    metric = result.metric
+    targets = list[float]()
+    values = list[float]()
+    above = list[float]()
+    below = list[float]()
+    sizes = list[int]()
+    hover = list[str]()
+    for row in _by_target(result, result.target_value):
+        if row.value is None:
+            continue
+        targets.append(row.target)
+        values.append(row.value)
+        above.append(_distance(row.value, row.high))
+        below.append(_distance(row.value, row.low))
+        size = 8
+        if row.target == result.target_value:
+            size = 12
+        sizes.append(size)
+        passed = f"passed by {plural(row.passed, 'trial')}"
+        hover.append(f"{metric} {format_number(row.target)}: {critical_text(row)}; {passed}")
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": targets,
+        "y": values,
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "color": "--purple",
+        },
+        "line": {"color": "--purple", "dash": "dot"},
+        "marker": {"size": sizes, "color": "--purple"},
+        "hoverinfo": "text",
+        "text": list(map(label, hover)),
+        "showlegend": False,
+    }
+    layout = {
+        "xaxis": axis(f"target: {metric}", log=False),
+        "yaxis": axis("critical batch size (examples)"),
+    }
+    caption = (
+        "From the same histories, at targets that enough trials passed; the large dot is this "
+        "page's target."
+    )
+    if result.over_target_growth is not None:
+        caption += f" It {growth_text(result.over_target_growth, metric)}."
+    alt = f"Critical batch size over the target. {'. '.join(hover)}."
+    return chart([trace], layout, caption, height=360, alt=alt)
+
+
+def _by_target(result: StudyResult, goal: float) -> list[CriticalAtTarget]:
+    """Give the critical batch size at each target in order, the study's ``goal`` among them."""
+    # Of several rows at one target the last one counts.
+    rows = {row.target: row for row in result.over_target}
+    critical = result.critical_batch_size
+    # At its own target the study's answer counts, which the console gives, too.
+    if critical is not None:
+        rows[goal] = CriticalAtTarget(
+            target=goal,
+            passed=result.statuses["reached"],
+            value=critical.value,
+            low=critical.low,
+            high=critical.high,
+        )
+    return [rows[target] for target in sorted(rows)]
+
+
+def _distance(value: float, end: float | None) -> float:
+    """How far an end of an interval is from its value: an open one is drawn without a bar."""
+    if end is None:
+        return 0.0
+    return abs(end - value)

@@ -1,0 +1,34 @@
+"""AS GOOD: the batch sizes that take nearly as little as the best one."""
+
+from collections.abc import Iterator
+
+from bstune.report.words import beyond_text
+from bstune.result import StudyResult
+from bstune.system.console import format_count, format_number
+
+
+def as_good(result: StudyResult) -> Iterator[str | None]:
+    """Give the batch sizes that are as good, as a range."""
+    nearly_best = result.as_good
+    if nearly_best is None or result.winner is None:
+        return
+    least = "least number of steps"
+    if nearly_best.merit == "time":
+        least = "least time"
+    within = f"within {nearly_best.within:.0%} of the {least}"
+    # Both ends are the winner itself.
+    if nearly_best.low == nearly_best.high:
+        yield f"no other batch size that was tried is {within}"
+        return
+    # The middle may be one of the ends.
+    lr_of_size = {
+        nearly_best.low: nearly_best.lr_low,
+        nearly_best.middle: nearly_best.lr_middle,
+        nearly_best.high: nearly_best.lr_high,
+    }
+    rates = list[str]()
+    for size, lr in lr_of_size.items():
+        rates.append(f"{format_number(lr, 3)} at {format_count(size)}")
+    sizes = f"batch sizes {format_count(nearly_best.low)} to {format_count(nearly_best.high)}"
+    beyond = beyond_text(nearly_best.is_low_open, nearly_best.is_high_open, "are not known")
+    yield f"{sizes}, predicted {within}; learning rate {', '.join(rates)}{beyond}"

@@ -1,0 +1,75 @@
+"""GAIN: how much faster the winner is than the user's own configuration."""
+
+from collections.abc import Iterator
+
+from bstune.report.lines.unreached import NOTHING_REACHED
+from bstune.report.words import baseline_text
+from bstune.result import AtEqualSeconds, BaselineResult, StudyResult, WinnerResult
+from bstune.system.console import format_number, format_seconds, plural
+
+
+def gain(result: StudyResult) -> Iterator[str | None]:
+    """How much faster the winner is than the user's own configuration, or why that is not known."""
+    baseline = result.baseline
+    if baseline is None:
+        return
+    yours = f"your {baseline_text(baseline)}"
+    so_far = result.so_far
+    # Without a winner there are no times to the target: the metric is compared instead.
+    if result.winner is None and so_far is not None and so_far.compared is not None:
+        yield _compared_text(so_far.compared, yours)
+        return
+    compared = result.gain
+    if compared is None:
+        yield _no_gain_text(baseline, result.winner, yours)
+        return
+    better = "fewer steps than"
+    if compared.merit == "time":
+        better = "as fast as"
+    ratio = _ratio_text(compared.ratio)
+    # What was stopped takes longer than that: the ratio is a bound, without an interval.
+    if compared.at_least or compared.low is None:
+        yield f"at least {ratio} times {better} {yours}, stopped before the target"
+        return
+    interval = f"{compared.level:.0%} interval: {_ratio_text(compared.low)} to {_ratio_text(compared.high)}"
+    # Where its interval holds 1 the winner may be no faster at all.
+    if compared.low <= 1.0:
+        yield f"not shown to be faster than {yours}: keep what you have ({ratio} times, {interval})"
+    else:
+        yield f"{ratio} times {better} {yours} ({interval})"
+
+
+def _ratio_text(ratio: float | None) -> str:
+    """Write a ratio to as many digits as tell it from 1."""
+    digits = 2
+    if ratio is not None and ratio < 2.0:
+        digits = 3
+    return format_number(ratio, digits)
+
+
+def _compared_text(compared: AtEqualSeconds, yours: str) -> str:
+    """Tell what the closest point and the user's own had come to after equal seconds."""
+    value = format_number(compared.value, 3)
+    of_baseline = format_number(compared.baseline_value, 3)
+    seconds = format_seconds(compared.seconds)
+    closest = f"after {seconds} of training the closest point was at {value}"
+    return f"{closest}, {yours} at {of_baseline} (one run each)"
+
+
+def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, yours: str) -> str:
+    """Why there is no gain, and what the user's own configuration came to."""
+    after = plural(baseline.steps, "step")
+    if baseline.status == "out of memory":
+        return f"not known: {yours} ran out of memory after {after}"
+    if baseline.status == "diverged":
+        return f"not known: {yours} diverged after {after}"
+    if use is None:
+        return f"not known: {NOTHING_REACHED}, nor did {yours} in {after}"
+    if is_of_baseline(use, baseline):
+        return f"none: {yours} is the best that was found"
+    return f"not known: {yours} {baseline.status} after {after}"
+
+
+def is_of_baseline(winner: WinnerResult, baseline: BaselineResult) -> bool:
+    """Whether the winner is the user's own configuration."""
+    return winner.batch_size == baseline.batch_size and winner.lr == baseline.lr

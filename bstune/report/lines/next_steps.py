@@ -1,0 +1,59 @@
+"""NEXT, the command that trains the winner, and MORE, what would show more."""
+
+from collections.abc import Iterator
+
+from bstune.report.lines.gain import is_of_baseline
+from bstune.report.lines.unreached import cause_of
+from bstune.result import CriticalBatchSize, StudyResult
+from bstune.system.console import format_count
+
+# The upper end of B_crit's interval over its lower one: up to this, nothing narrower is advised.
+NARROW_INTERVAL = 1.5
+
+
+def next_steps(result: StudyResult) -> Iterator[str | None]:
+    """Give the command that trains the winner; without one, what to change."""
+    if result.winner is not None:
+        baseline = result.baseline
+        # The answer may be to change nothing; whoever wants USE all the same is not kept from it.
+        is_own = baseline is not None and is_of_baseline(result.winner, baseline)
+        gain = result.gain
+        is_shown = gain is None or gain.low is None or gain.low > 1.0
+        if result.train is not None and is_own:
+            yield "keep your configuration; to train with it:"
+        elif result.train is not None and not is_shown:
+            yield "keep your configuration; to train with USE all the same:"
+        elif result.train is not None:
+            yield "to train with USE:"
+        yield result.train
+        return
+    change = cause_of(result).change
+    if change is not None:
+        yield f"try {change}"
+
+
+def more(result: StudyResult) -> Iterator[str | None]:
+    """Tell what would narrow the interval, or show more, as options of the same command."""
+    critical = result.critical_batch_size
+    if result.winner is None or critical is None or critical.is_of_one_size:
+        return
+    yield critical.note
+    yield narrower(critical, result.search.trials)
+
+
+def narrower(critical: CriticalBatchSize, trials: int) -> str | None:
+    """Tell what would close or narrow the interval; None where it is narrow."""
+    is_narrow = False
+    if critical.low is not None and critical.high is not None:
+        is_narrow = critical.high <= NARROW_INTERVAL * critical.low
+    is_closed = not critical.is_open
+    if is_closed and is_narrow and not critical.next_trials:
+        return None
+    effect = "narrows the interval"
+    if critical.is_open:
+        effect = "looks further"
+    text = f"search.trials={2 * trials} {effect}"
+    if critical.next_trials:
+        sizes = " and ".join(format_count(trial.batch_size) for trial in critical.next_trials[:2])
+        text += f" (first at batch sizes {sizes})"
+    return text

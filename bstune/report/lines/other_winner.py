@@ -1,0 +1,50 @@
+"""FEWEST and FASTEST: the winner by the other merit than the study's."""
+
+from collections.abc import Iterator
+
+from bstune.core.records import Merit
+from bstune.report.words import fresh_text, winner_text
+from bstune.result import StudyResult, WinnerResult
+from bstune.system.console import format_seconds, plural
+
+
+def fewest(result: StudyResult) -> Iterator[str | None]:
+    """Give the point with the fewest steps, where another one is to use."""
+    winner = result.other_winner
+    if winner is None or result.use == "best_by_steps" or not _is_less(result, "steps"):
+        return
+    value: str | None = None
+    if winner.steps is not None:
+        value = plural(round(winner.steps), "step")
+    yield _other_text(winner, value)
+
+
+def fastest(result: StudyResult) -> Iterator[str | None]:
+    """Give the point with the least time, where another one is to use."""
+    winner = result.other_winner
+    if winner is None or result.use != "best_by_steps" or not _is_less(result, "time"):
+        return
+    value: str | None = None
+    if winner.time_to_target is not None:
+        value = format_seconds(winner.time_to_target)
+    yield _other_text(winner, value)
+
+
+def _is_less(result: StudyResult, merit: Merit) -> bool:
+    """Whether the other winner takes less than the one to use, as far as both are known."""
+    if result.winner is None or result.other_winner is None:
+        return False
+    # What is not known of one of them does not speak against showing the other.
+    of_use = result.winner.expected(merit)
+    of_other = result.other_winner.expected(merit)
+    return of_other is None or of_use is None or of_other < of_use
+
+
+def _other_text(winner: WinnerResult, value: str | None) -> str:
+    """Write ``46 steps at batch size 660, learning rate 1.34 (3 of 3 fresh seeds)``."""
+    how = "predicted"
+    if winner.confirmed is not None:
+        how = fresh_text(winner.confirmed)
+    if value is None:
+        return f"{winner_text(winner)} ({how})"
+    return f"{value} at {winner_text(winner)} ({how})"

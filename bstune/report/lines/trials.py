@@ -1,0 +1,38 @@
+"""TRIALS, what became of them, and NOTE, what to know beside the answer."""
+
+from collections.abc import Iterator
+
+from bstune.result import StudyResult
+from bstune.system.console import format_count
+
+# The name of a training loop that is not bstune's begins so.
+LIGHTNINGS_LOOP = "Lightning's: "
+# The name of a loop whose steps were to be captured as a graph, and were not, begins so.
+LOOP_NOT_CAPTURED = "lean, not graph: "
+
+
+def counts_text(result: StudyResult) -> str:
+    """Write ``37 reached, 26 stopped, 4 diverged``."""
+    counts = list[str]()
+    for status, count in result.statuses.items():
+        if count:
+            counts.append(f"{format_count(count)} {status}")
+    return ", ".join(counts)
+
+
+def trials(result: StudyResult) -> Iterator[str | None]:
+    """Tell what became of the trials, and what ended the search."""
+    texts = (counts_text(result), result.stop_reason)
+    yield "; ".join(text for text in texts if text)
+
+
+def notes(result: StudyResult) -> Iterator[str | None]:
+    """Give the result's notes, and why another loop took steps than the option asks for."""
+    yield from result.notes
+    for name in result.training_loops:
+        # Where the option itself asks for Lightning's loop there is nothing to explain.
+        if name.startswith(LIGHTNINGS_LOOP) and "protocol.fast" not in name:
+            why = name.removeprefix(LIGHTNINGS_LOOP)
+            yield f"Lightning's own loop took the steps, not the lean one: {why}"
+        elif name.startswith(LOOP_NOT_CAPTURED):
+            yield f"steps were not captured as a CUDA graph: {name.removeprefix(LOOP_NOT_CAPTURED)}"

@@ -1,0 +1,113 @@
+"""What is said of a study that has not reached its target: the closest point, why, what to change."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bstune.result import StudyResult, Unreached
+from bstune.system.console import format_count, format_number, format_seconds, plural
+
+NOTHING_REACHED = "nothing that was tried reached the target"
+# Times what was spent, where more of it is the advice.
+ADVISED_TIMES = 4
+
+
+def closest_texts(result: StudyResult) -> Iterator[str]:
+    """Say that the target was not reached, and what the closest point is predicted to take."""
+    yield f"nothing yet: {unreached_text(result)}"
+    so_far = result.so_far
+    if so_far is None:
+        return
+    if so_far.predicted_steps is None:
+        yield "whether it would meet the target cannot be told from its history"
+        return
+    parts = [plural(round(so_far.predicted_steps), "step")]
+    if so_far.predicted_seconds is not None:
+        parts.append(f"{format_seconds(so_far.predicted_seconds)} of training")
+    yield f"that trial is predicted to meet the target after about {', '.join(parts)} in all"
+
+
+def unreached_text(result: StudyResult) -> str:
+    """Write that the target was not reached, and the closest value."""
+    if not result.trials:
+        return f"no trial has run, so {result.target} was not reached"
+    missed = f"{result.target} was not reached in {plural(result.trials, 'trial')}"
+    if result.unreached is None or result.unreached.closest is None:
+        return missed
+    closest = result.unreached.closest
+    value = format_number(closest.value)
+    size = format_count(closest.batch_size)
+    rate = format_number(closest.lr)
+    after = f"after {plural(closest.steps, 'step')}"
+    return f"{missed}; the closest was {value}, at batch size {size}, learning rate {rate}, {after}"
+
+
+def unreached_advice(result: StudyResult) -> str:
+    """Write that the target was not reached, why, and what to try, in one line."""
+    likely = cause_of(result)
+    texts = [unreached_text(result)]
+    if likely.why:
+        texts.append(likely.why)
+    if likely.change:
+        texts.append(f"try {likely.change}")
+    return "; ".join(texts)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why no trial reached the target, and what to change; None where that is not known."""
+
+    why: str | None = None
+    change: str | None = None
+
+
+def cause_of(result: StudyResult) -> Cause:
+    """Find the cause in what most trials ended with."""
+    statuses = result.statuses
+    total = sum(statuses.values())
+    if not total:
+        # Only what ended the search can say why no trial has run.
+        return Cause(result.stop_reason)
+    unreached = result.unreached
+    if unreached is None or unreached.stopped is None:
+        return Cause()
+    most = max(statuses, key=lambda status: statuses[status])
+    share = f"{statuses[most]} of {plural(total, 'trial')}"
+    if most == "failed":
+        why = f"{share} failed, the last one with {unreached.message}"
+        return Cause(why, "mend what fails; the same command goes on")
+    if most == "out of memory":
+        return Cause(f"{share} ran out of memory", "a smaller search.batch_size.high")
+    if most == "diverged" and unreached.smallest_diverged_lr is not None:
+        # Well below the smallest rate that diverged.
+        rate = format_number(unreached.smallest_diverged_lr / 10.0, 2)
+        return Cause(f"{share} diverged", f"smaller learning rates: scaling.lr={rate}")
+    return _cause_of_stops(unreached, unreached.stopped, result)
+
+
+def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Cause:
+    """Why stopped trials, so many, did not reach the target: by how many still improved."""
+    stopped = plural(count, "stopped trial")
+    improving = unreached.improving
+    # Most had come to rest: more steps would not bring them to the target.
+    if 2 * improving < count:
+        changes = ["another learning rate (scaling.lr), another model or schedule"]
+        if unreached.easier:
+            value = format_number(unreached.easier, 2)
+            changes.insert(0, f"an easier target (workload.target.value={value})")
+        why = f"{count - improving} of {stopped} no longer improved when they were stopped"
+        return Cause(why, " or ".join(changes))
+    # Of those that still improved, what most were stopped by is what to give more of.
+    improving_at_budget = unreached.improving_at_budget
+    if 2 * improving_at_budget >= improving:
+        why = f"{improving_at_budget} of {stopped} still improved at the end of their budget"
+        steps = ADVISED_TIMES * (unreached.budget_steps or 0)
+        examples = ADVISED_TIMES * (unreached.budget_examples or 0)
+        return Cause(why, f"a larger budget: budget.steps={steps} budget.examples={examples}")
+    why = f"{improving} of {stopped} still improved when the search ended and stopped them"
+    search = result.search
+    if search.limit:
+        return Cause(why, f"more of {search.limit}: the same command continues them")
+    if not search.trials:
+        return Cause(why, "more search.trials")
+    trials = ADVISED_TIMES * search.trials
+    return Cause(why, f"search.trials={trials}: the same command continues them")

@@ -1,0 +1,97 @@
+"""How far the parts of an answer can be trusted: its curve, its winner's seeds, its timings."""
+
+from dataclasses import dataclass
+
+from bstune.report.words import fresh_text
+from bstune.result import MAXIMAL_DATA_PARALLELISM, PERFECT_SCALING, StudyResult
+from bstune.system.console import format_count, format_number, plural
+
+# The upper end of B_crit's interval over its lower one, up to which it is called good.
+GOOD_INTERVAL = 3.0
+# Relative error of a step's seconds, on a quiet machine at most.
+NOISY_ERROR = 0.1
+# Share of the time that steps wait for a processor, on a quiet machine at most.
+BUSY_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far one part of the answer can be trusted."""
+
+    name: str
+    """``range`` of the curve, its ``coverage``, ``seeds`` or ``noise``."""
+    text: str
+    """What was seen of it, in words."""
+    good: bool
+    """Whether that is enough."""
+
+
+def trust(result: StudyResult) -> tuple[Trust, ...]:
+    """Tell how far the parts of the answer can be trusted, as far as it is known."""
+    parts = (_range(result), _coverage(result), _seeds(result), trust_in_timing(result))
+    return tuple(part for part in parts if part)
+
+
+def _range(result: StudyResult) -> Trust | None:
+    critical = result.critical_batch_size
+    if critical is None or critical.is_of_one_size:
+        return None
+    # The frontier has a point for each half octave: the ends may lie beyond its own.
+    sizes = {point.batch_size for point in result.points if not point.stopped}
+    sizes |= {critical.smallest, critical.largest}
+    count = plural(len(sizes), "size")
+    seen = f"curve: {count} over {format_count(min(sizes))} to {format_count(max(sizes))}"
+    if critical.low is None or critical.high is None:
+        return Trust("range", f"{seen}, an open interval", False)
+    if critical.high <= GOOD_INTERVAL * critical.low:
+        return Trust("range", f"{seen}, good", True)
+    ratio = format_number(critical.high / critical.low, 2)
+    return Trust("range", f"{seen}, an interval of {ratio} times", False)
+
+
+def _coverage(result: StudyResult) -> Trust | None:
+    if result.critical_batch_size is None or result.critical_batch_size.value is None:
+        return None
+    missing = list[str]()
+    if not result.has_regime(PERFECT_SCALING):
+        missing.append("small")
+    if not result.has_regime(MAXIMAL_DATA_PARALLELISM):
+        missing.append("large")
+    if not missing:
+        return Trust("coverage", "both its ends seen", True)
+    if len(missing) == 1:
+        return Trust("coverage", f"its {missing[0]} end not seen", False)
+    return Trust("coverage", "neither end seen", False)
+
+
+def _seeds(result: StudyResult) -> Trust | None:
+    if result.winner is None:
+        return None
+    text = "winner not run again"
+    is_good = False
+    fresh = result.winner.confirmed
+    if fresh is not None:
+        text = f"winner: {fresh_text(fresh)}"
+        is_good = fresh.all_reached
+    if result.seed_scatter is not None:
+        text += f", steps scatter by {result.seed_scatter.scatter:.0%}"
+    return Trust("seeds", text, is_good)
+
+
+def trust_in_timing(result: StudyResult) -> Trust | None:
+    """Tell how well the seconds of a step are known; None where nothing was timed alone."""
+    timing = result.timing
+    if timing is None:
+        return None
+    error = f"a step's seconds are known to {timing.relative_error:.0%}"
+    if timing.not_told_apart:
+        sizes = " and ".join(map(format_count, timing.not_told_apart))
+        error += f", too little to tell USE from batch size {sizes}"
+    # What other programs took is told apart from the noise of the timings themselves.
+    if timing.waited > BUSY_SHARE:
+        waited = f"timed steps waited for a processor {timing.waited:.0%} of the time"
+        busy = f"the machine was busy: {waited}, which is left out"
+        return Trust("noise", f"{busy}; {error}, as USE's interval says", False)
+    if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
+        return Trust("noise", f"timings are noisy: {error}", False)
+    return Trust("noise", f"timings: {error}", True)

@@ -1,0 +1,152 @@
+"""The critical batch size: at the study's target and at others, its regimes, the noise scale."""
+
+from typing import Literal
+
+from bstune.core.interval import INTERVAL_LEVEL
+from bstune.result.values import (
+    BatchSize,
+    Count,
+    Items,
+    Level,
+    NotNegative,
+    Part,
+    Positive,
+    Real,
+    Text,
+)
+
+
+class NextTrial(Part, frozen=True):
+    """A trial that would narrow the interval of the critical batch size."""
+
+    batch_size: BatchSize
+    """Examples of a step."""
+    lr: Positive
+    """The learning rate."""
+    steps: NotNegative
+    """Steps that the posterior expects to the target."""
+    seconds: NotNegative | None
+    """Seconds of training that it expects."""
+
+
+class CriticalInterval(Part, frozen=True):
+    """A critical batch size with its interval, in examples; None is what the trials leave open."""
+
+    value: Positive | None = None
+    """Median over the posterior."""
+    low: Positive | None = None
+    """Lower end of the interval."""
+    high: Positive | None = None
+    """Upper end of the interval."""
+
+
+class CriticalBatchSize(CriticalInterval, frozen=True):
+    """The study's critical batch size by all trials, and what goes with it."""
+
+    level: Level
+    """Nominal coverage of the intervals."""
+    s_min: Positive | None
+    """Fewest steps, at unlimited batch size."""
+    e_min: Positive | None
+    """Fewest examples."""
+    b_opt: Positive | None
+    """Batch size with the fewest examples; None where the trials ask for no small-batch term."""
+    b_opt_low: Positive | None
+    """Lower end of its interval."""
+    b_opt_high: Positive | None
+    """Upper end of its interval."""
+    perfect_scaling_below: Positive | None
+    """Batch size at which the slope of log S* is -0.9: B_crit/9 without a small-batch term."""
+    maximal_data_parallelism_above: Positive | None
+    """Batch size at which that slope is -0.1: 9 B_crit."""
+    smallest: BatchSize
+    """Smallest batch size that reached the target."""
+    largest: BatchSize
+    """Largest batch size that reached the target."""
+    next_trials: Items[NextTrial]
+    """Trials that would narrow a wide interval."""
+    note: Text | None
+    """What no trial of this search would show."""
+
+    @property
+    def is_of_one_size(self) -> bool:
+        """Whether one batch size alone reached the target, which says nothing of the others."""
+        return self.smallest == self.largest
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an end of the interval is not determined."""
+        return self.low is None or self.high is None
+
+
+class CriticalAtTarget(CriticalInterval, frozen=True):
+    """The critical batch size at another target than the study's."""
+
+    target: Real
+    """The metric's value that is the goal."""
+    passed: Count
+    """Trials that passed it."""
+
+    @property
+    def level(self) -> float:
+        """Nominal coverage of the interval."""
+        return INTERVAL_LEVEL
+
+
+class Growth(Part, frozen=True):
+    """The exponent of the critical batch size over the target's distance from the ideal value."""
+
+    exponent: Real
+    """Below 0 where it grows as the target gets harder."""
+    low: Real
+    """Lower end of its interval."""
+    high: Real
+    """Upper end of its interval."""
+    level: Level
+    """Nominal coverage of the interval."""
+    ideal: Real
+    """The metric's best value."""
+    start: Real
+    """The easiest target."""
+    end: Real
+    """The hardest target."""
+
+
+RegimeName = Literal["perfect scaling", "diminishing returns", "maximal data parallelism"]
+PERFECT_SCALING: RegimeName = "perfect scaling"
+DIMINISHING_RETURNS: RegimeName = "diminishing returns"
+MAXIMAL_DATA_PARALLELISM: RegimeName = "maximal data parallelism"
+
+
+class Regime(Part, frozen=True):
+    """A range of batch sizes in which more data parallelism pays alike."""
+
+    name: RegimeName
+    """By the slope of log S* over log B (Shallue et al. 2018)."""
+    start: Positive
+    """Smallest batch size of it, in examples."""
+    end: Positive
+    """Largest batch size of it, in examples."""
+
+
+class MeasuredNoiseScale(Part, frozen=True):
+    """The gradient noise scale that the trials measured, in examples."""
+
+    noise_scale: Positive | None
+    """tr(Sigma)/|G|^2; None where it is undetermined."""
+    low: Real | None
+    """Lower end of its interval."""
+    high: Real | None
+    """Upper end of its interval."""
+    level: Level
+    """Nominal coverage of the interval."""
+    trials: Count
+    """Trials that it is of."""
+    steps: Count
+    """Steps at which it was measured."""
+    undetermined: Text | None
+    """Why there is no value."""
+    ratio_to_critical: NotNegative | None
+    """Over the study's critical batch size."""
+    ratio_to_fit: NotNegative | None
+    """Over that of the fit to points alone, which does not use it."""

@@ -1,0 +1,123 @@
+"""S*(B), steps to the target over batch size: the frontier's points, the curve, its fit."""
+
+from pydantic import model_validator
+
+from bstune.result.values import (
+    BatchSize,
+    Count,
+    Hyperparameters,
+    Items,
+    Level,
+    NotNegative,
+    Part,
+    Positive,
+    Real,
+    Text,
+)
+
+
+class CurvePoint(Part, frozen=True):
+    """A trial on the frontier; what it would take to the target is open where it was stopped."""
+
+    number: Count
+    """The trial's number."""
+    batch_size: BatchSize
+    """Examples of a step."""
+    lr: Positive
+    """The learning rate."""
+    delta: Real | None
+    """Octaves of the learning rate above the scaling rule's."""
+    hyperparameters: Hyperparameters
+    """Further ones that the study searches, by name."""
+    steps_low: Count
+    """Steps that did not suffice: the last miss."""
+    steps: Count | None
+    """Steps to the target: the first hit."""
+    seconds_per_step: NotNegative | None
+    """tau(B) in seconds; None where no step was timed."""
+    time_to_target: NotNegative | None
+    """Seconds of training to the target."""
+    time_low: NotNegative | None
+    """Seconds of training that did not suffice."""
+    examples_low: Count
+    """Examples that did not suffice."""
+    examples: Count | None
+    """Examples to the target."""
+    stopped: bool
+    """Whether it was stopped before the target."""
+
+
+class Curve(Part, frozen=True):
+    """S*(B) and what goes with it on a ladder of batch sizes; all lists have one length."""
+
+    batch_size: Items[Positive]
+    """Examples of a step, rising."""
+    steps: Items[Positive]
+    """Steps to the target, at the best learning rate."""
+    low: Items[Positive]
+    """Lower end of the interval of these."""
+    high: Items[Positive]
+    """Upper end of the interval of these."""
+    lr_low: Items[Positive]
+    """Lower end of the interval of the best learning rate."""
+    lr: Items[Positive]
+    """The best learning rate."""
+    lr_high: Items[Positive]
+    """Upper end of the interval of the best learning rate."""
+    seconds_per_step: Items[NotNegative] | None
+    """tau(B) in seconds; None where nothing was timed."""
+    seconds_error: Items[NotNegative] | None = None
+    """Standard deviation of log tau(B); None where it is not known."""
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> "Curve":
+        lengths = {len(values) for _, values in self if values is not None}
+        if len(lengths) != 1:
+            raise ValueError(f"the lists must have one length, but got {sorted(lengths)}")
+        if tuple(sorted(self.batch_size)) != self.batch_size:
+            raise ValueError("batch sizes must rise")
+        return self
+
+
+class SmallEnd(Part, frozen=True):
+    """The slope of log steps over log batch size at the smallest batch sizes."""
+
+    slope: Real
+    """-1 is perfect scaling."""
+    standard_error: NotNegative | None
+    """Of the slope; None for two batch sizes."""
+    batch_sizes: Items[BatchSize]
+    """Those that it is of."""
+
+
+class Fit(Part, frozen=True):
+    """The fit of the curve to the frontier's points alone, a diagnostic."""
+
+    law: Text
+    """``two-terms`` or ``three-terms``."""
+    s_min: Positive | None
+    """Fewest steps."""
+    critical_batch_size: NotNegative | None
+    """Critical batch size in examples."""
+    critical_batch_size_low: NotNegative | None
+    """Lower end of its interval."""
+    critical_batch_size_high: NotNegative | None
+    """Upper end of its interval."""
+    b_opt: NotNegative | None
+    """Batch size with the fewest examples."""
+    b_opt_low: NotNegative | None
+    """Lower end of its interval."""
+    b_opt_high: NotNegative | None
+    """Upper end of its interval."""
+    e_min: NotNegative | None
+    """Fewest examples."""
+    perfect_scaling_below: NotNegative | None
+    """Batch size at which the slope of log S* is -0.9."""
+    maximal_data_parallelism_above: NotNegative | None
+    """Batch size at which that slope is -0.1."""
+    level: Level
+    """Nominal coverage of the intervals."""
+    noise: NotNegative | None
+    """Standard deviation of log steps around the curve."""
+    note: Text | None
+    """What is not known, and what to run for it."""

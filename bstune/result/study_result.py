@@ -1,0 +1,240 @@
+"""A study's result as a whole."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import model_validator
+
+from bstune.core.objectives import Objective
+from bstune.core.records import STATUSES, Merit, dump_json
+from bstune.result.asked import Reference, SearchPlan, Spend, WorkloadSize
+from bstune.result.at_budget import AtBudget
+from bstune.result.baseline import BaselineResult, Gain
+from bstune.result.critical import (
+    CriticalAtTarget,
+    CriticalBatchSize,
+    Growth,
+    MeasuredNoiseScale,
+    Regime,
+    RegimeName,
+)
+from bstune.result.curve import Curve, CurvePoint, Fit, SmallEnd
+from bstune.result.devices import DevicePlans
+from bstune.result.learning_rate import LearningRateLaw
+from bstune.result.scatter import SeedScatter, StepTiming
+from bstune.result.unreached import SoFar, Unreached
+from bstune.result.values import BatchSize, Command, Count, Items, Part, Real, Text
+from bstune.result.winners import (
+    WINNERS,
+    AsGood,
+    Best,
+    NotRunAgain,
+    ParetoTrial,
+    WinnerName,
+    WinnerResult,
+)
+
+# Of curve.json: a change of its keys or of their meaning counts it up, one more that may be missing
+# does not.
+SCHEMA_NUMBER = 5
+
+
+class StudyResult(Part, frozen=True):
+    """What a study found; ``curve.json`` is its dump."""
+
+    schema_number: int
+    """Of this model: ``SCHEMA_NUMBER``."""
+    study: Text
+    """The study's name."""
+    workload: Text
+    """The workload's name."""
+    tokens: BatchSize | None
+    """Tokens of an example, where it has some."""
+    size: WorkloadSize | None = None
+    """Of the data and of the module; None where nothing was trained."""
+    overrides_lr: bool = False
+    """Whether the learning rate was set in the optimizer that the module had built."""
+    objective: Objective
+    """What the search sought."""
+    target: Text
+    """The target in words, such as ``val/loss <= 0.1``."""
+    metric: Text
+    """The target's metric."""
+    target_value: Real | None
+    """The target's value; None of the objective loss, which has none."""
+    mode: Literal["min", "max"]
+    """Whether the metric falls or rises to it."""
+    devices: Items[Text]
+    """Names of the devices that trials ran on."""
+    training_loops: dict[Text, Count]
+    """Trials by what took their steps."""
+    stop_reason: Text | None
+    """What ended the search; None where it has not ended."""
+    trials: Count
+    """Trials, those in several parts counted once."""
+    continued: Count
+    """Parts of trials that another part goes on from."""
+    spend: Spend
+    """What the trials took."""
+    statuses: dict[Text, Count]
+    """Trials by how they ended; every status is there."""
+    unreached: Unreached | None
+    """None where a trial reached the target, or none ran."""
+    points: Items[CurvePoint]
+    """The frontier's, from the smallest batch size."""
+    critical_batch_size: CriticalBatchSize | None
+    """None where no trial reached the target."""
+    regimes: Items[Regime]
+    """Those within the batch sizes that reached the target."""
+    small_end: SmallEnd | None
+    """None for fewer than two batch sizes."""
+    fit: Fit | None
+    """A diagnostic."""
+    fit_note: Text | None
+    """Why there is no fit, or what it leaves open."""
+    noise_scale: MeasuredNoiseScale | None
+    """None where it was not measured."""
+    lr_exponent: LearningRateLaw | None
+    """None for less than an octave of batch sizes."""
+    best_by_time: WinnerResult | None
+    """The winner by seconds of training; None where no trial that reached the target was timed."""
+    best_by_steps: WinnerResult | None
+    """The winner by steps."""
+    pareto: Items[ParetoTrial]
+    """From the least time to the fewest steps."""
+    use: WinnerName | None
+    """The winner by the study's objective."""
+    confirmed: bool
+    """Whether all its fresh seeds reached the target, and their times tell it from the others'; of the
+    objective loss whether it ran on fresh seeds."""
+    train: Command | None
+    """The command that trains it; None for a study of Python objects."""
+    arguments: Items[Text] | None
+    """The command line's that give the study again; None for a study of Python objects."""
+    search: SearchPlan
+    """What the search was allowed."""
+    reference: Reference
+    """The pair that the scaling rule goes through."""
+    curve: Curve | None
+    """None where no trial reached the target."""
+    timing: StepTiming | None
+    """None where there was no survey, or too few trials were timed."""
+    seed_scatter: SeedScatter | None
+    """None where no trial reached the target."""
+    baseline: BaselineResult | None
+    """None for a study without one."""
+    so_far: SoFar | None
+    """None where a trial reached the target, or none has a metric."""
+    gain: Gain | None
+    """None where winner and baseline cannot be compared."""
+    as_good: AsGood | None
+    """None where no trial reached the target, or the curve has no seconds that it asks for."""
+    not_run_again: NotRunAgain | None
+    """None where ``search.candidates`` left nothing out."""
+    at_budget: AtBudget | None = None
+    """Of the objective loss; None of another one, and before a trial has run to its budget's end."""
+    over_target: Items[CriticalAtTarget]
+    """The critical batch size at easier targets."""
+    over_target_note: Text | None
+    """Why there is none."""
+    over_target_growth: Growth | None
+    """How it grows; None for fewer than three targets."""
+    test: dict[WinnerName, dict[Text, Real | None]]
+    """The winners' metrics on the test set, one run of each."""
+    scale_out: DevicePlans
+    """Empty where the curve does not allow a plan."""
+    notes: Items[Text]
+    """What to know beside it, such as what is missing and why."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "StudyResult":
+        if self.use is not None and self.winner is None:
+            raise ValueError(f"use names {self.use!r}, which is no winner of the file")
+        if sorted(self.statuses) != sorted(STATUSES):
+            raise ValueError(
+                f"statuses must be {sorted(STATUSES)}, but got {sorted(self.statuses)}"
+            )
+        why = self.unreached
+        explains = why is not None and why.stopped is not None and self.statuses["diverged"] > 0
+        if why is not None and explains and why.smallest_diverged_lr is None:
+            raise ValueError("unreached lacks the smallest_diverged_lr of trials that diverged")
+        return self
+
+    @property
+    def winner(self) -> WinnerResult | None:
+        """The winner by the study's objective; None where there is none."""
+        if self.use is None:
+            return None
+        return self.winner_by(WINNERS[self.use].merit)
+
+    @property
+    def other_winner(self) -> WinnerResult | None:
+        """The winner by the other merit, where it is another point than the one to use."""
+        use = self.winner
+        if use is None:
+            return None
+        other = self.best_by_steps if self.use == "best_by_time" else self.best_by_time
+        if other is None or other.number == use.number:
+            return None
+        return other
+
+    def winner_by(self, merit: Merit) -> WinnerResult | None:
+        """Give the winner by seconds of training, or by steps."""
+        if merit == "time":
+            return self.best_by_time
+        return self.best_by_steps
+
+    def best_by(self, merit: Merit) -> Best | None:
+        """Give the winner by a merit, or the best point so far; None where no trial has a metric."""
+        if self.at_budget is not None:
+            at_budget = self.at_budget.winner
+            return Best(
+                batch_size=at_budget.batch_size,
+                lr=at_budget.lr,
+                hyperparameters=at_budget.hyperparameters,
+                steps=at_budget.steps,
+                time_to_target=None,
+                horizon=at_budget.horizon,
+                number=at_budget.number,
+                seed=at_budget.seed,
+                reached=False,
+            )
+        winner = self.winner_by(merit)
+        if winner is not None:
+            return Best(
+                batch_size=winner.batch_size,
+                lr=winner.lr,
+                hyperparameters=winner.hyperparameters,
+                steps=winner.steps,
+                time_to_target=winner.time_to_target,
+                horizon=winner.horizon,
+                number=winner.number,
+                seed=winner.seed,
+                reached=True,
+            )
+        point = self.so_far
+        if point is None:
+            return None
+        return Best(
+            batch_size=point.batch_size,
+            lr=point.lr,
+            hyperparameters=point.hyperparameters,
+            steps=point.predicted_steps,
+            time_to_target=point.predicted_seconds,
+            horizon=point.horizon,
+            number=point.number,
+            seed=point.seed,
+            reached=False,
+        )
+
+    def has_regime(self, name: RegimeName) -> bool:
+        """Whether a regime lies within the batch sizes that reached the target."""
+        return any(regime.name == name for regime in self.regimes)
+
+    def with_notes(self, notes: Sequence[str]) -> "StudyResult":
+        """Give the same result with other notes: of what failed after it was built."""
+        return self.model_copy(update={"notes": tuple(notes)})
+
+    def to_json(self) -> str:
+        """Give the content of ``curve.json``, strict JSON that reads back to an equal result."""
+        return dump_json(self.model_dump(), indent=2) + "\n"

@@ -1,0 +1,157 @@
+"""The commands that run a study's winners again, and ``best.yaml``, which has one for each."""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from bstune.core.records import Merit
+from bstune.options import overrides
+from bstune.result import WINNERS
+from bstune.study.analysis.summary import winner_result
+from bstune.study.planning.replicates import Winner
+from bstune.study.prepare import PreparedStudy
+from bstune.system.files import is_own
+from bstune.system.processor_wait import processors
+from bstune.system.secrets import redact_values
+
+# Options that a single trial has no use for begin with these.
+OF_A_STUDY = (
+    "trial.",
+    "search.",
+    "mlflow.",
+    "hardware.",
+    "sampler",
+    "prior.",
+    "seed=",
+    "debug=",
+)
+
+
+def best_yaml(
+    best: Mapping[Merit, Winner], arguments: Sequence[str] | None, prepared: PreparedStudy
+) -> str:
+    """Write the winners as YAML, each with its checkpoint, if it left one, and its command.
+
+    A study without ``arguments``, as one of Python objects, has no such command.
+    """
+    of_study = _with_known_target(study_arguments(arguments or ()), prepared)
+    values: dict[str, Any] = {}
+    for name, criterion in WINNERS.items():
+        if criterion.merit not in best:
+            continue
+        winner = best[criterion.merit]
+        path = prepared.files.checkpoint(winner.trial.number)
+        checkpoint: str | None = None
+        if is_own(path):
+            checkpoint = str(path.absolute())
+        command: str | None = None
+        if arguments is not None:
+            of_trial = _trial_arguments(winner, prepared)
+            command = shlex.join([sys.executable, "-m", "bstune", *of_study, *of_trial])
+        values[name] = {
+            **winner_result(winner).model_dump(mode="json"),
+            "checkpoint": checkpoint,
+            "command": command,
+        }
+    names = sorted(set(re.findall(r"oc\.env:(\w+)", " ".join(of_study))))
+    comment = ""
+    if names:
+        comment = f"# The commands read the environment: first set {', '.join(names)}.\n"
+    return comment + yaml.safe_dump(redact_values(values), sort_keys=False)
+
+
+def _trial_arguments(winner: Winner, prepared: PreparedStudy) -> list[str]:
+    """Give the options that run a winner's own trial again, to the bit."""
+    trial = winner.trial
+    options = [
+        f"trial.batch_size={trial.batch_size}",
+        f"trial.lr={trial.lr!r}",
+        f"trial.seed={trial.seed}",
+    ]
+    # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule
+    # does.
+    limit = winner.advised_horizon
+    if prepared.backend.stops:
+        limit = trial.steps
+    if limit is not None:
+        options += _limited_to(limit)
+    return options + overrides(prepared.options, trial.hyperparameters)
+
+
+def _limited_to(steps: int) -> list[str]:
+    """Give the options of a budget in steps alone: one of one example ends nothing."""
+    return [f"budget.steps={steps}", "budget.examples=1"]
+
+
+def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
+    """Write the command that trains the winner's point, on the config's own seed, to the target."""
+    trial = winner.trial
+    space = prepared.space
+    is_for_loss = prepared.budget.objective == "loss"
+    of_study = list[str]()
+    for argument in study_arguments(arguments):
+        if not argument.lstrip("+~").startswith(OF_A_STUDY):
+            of_study.append(argument)
+    of_study = _with_known_target(of_study, prepared)
+    if is_for_loss:
+        # The budget is said in steps below, whatever the study's own is counted in.
+        of_study = [argument for argument in of_study if not argument.startswith("budget.")]
+    lr = rounded_within(trial.lr, space.lr_low, space.lr_high)
+    of_trial = [f"trial.batch_size={trial.batch_size}", f"trial.lr={lr!r}"]
+    horizon = winner.advised_horizon
+    if is_for_loss:
+        of_trial.append("search.objective=loss")
+        of_trial += _limited_to(prepared.last_step(trial.batch_size))
+    elif not prepared.backend.stops and horizon is not None:
+        of_trial += _limited_to(horizon)
+    of_trial += _threads_option(prepared)
+    tunables = {tunable.name: tunable for tunable in space.tunables}
+    values = dict[str, float]()
+    for name, value in trial.hyperparameters.items():
+        values[name] = value
+        if name in tunables:
+            values[name] = rounded_within(value, tunables[name].low, tunables[name].high)
+    of_trial += overrides(prepared.options, values)
+    return shlex.join(["bstune", *of_study, *of_trial])
+
+
+def _threads_option(prepared: PreparedStudy) -> list[str]:
+    """Give the option of the threads that a survey chose.
+
+    There is none where a single trial has as many by itself.
+    """
+    timed = prepared.backend.timed
+    if timed is None or timed.threads is None or prepared.options.threads != "auto":
+        return []
+    if timed.threads == processors():
+        return []
+    return [f"threads={timed.threads}"]
+
+
+def rounded_within(value: float, low: float, high: float) -> float:
+    """Give a value with four digits, as it is shown; itself where that leaves its range."""
+    if isinstance(value, int):
+        return value
+    shown = float(f"{value:.3e}")
+    if low <= shown <= high:
+        return shown
+    return value
+
+
+def study_arguments(arguments: Sequence[str]) -> list[str]:
+    """Give the arguments that give the study again, without a trial's own."""
+    return [argument for argument in arguments if not argument.startswith("trial.")]
+
+
+def _with_known_target(arguments: Sequence[str], prepared: PreparedStudy) -> list[str]:
+    """Give the arguments with the target that the study's first trial has set, where it has."""
+    if prepared.goal is None:
+        return list(arguments)
+    named = ("target=", "workload.target.value=")
+    others = [argument for argument in arguments if not argument.lstrip("+").startswith(named)]
+    # Ahead of the trial's own, after the workload.
+    return [*others, f"target={prepared.goal.value!r}"]

@@ -1,0 +1,150 @@
+"""A study's plan in words: what it seeks, where it looks, what its trials may take."""
+
+from collections.abc import Sequence
+
+from bstune.core.records import Budget, TrialResult
+from bstune.search.each_batch_size import batch_sizes
+from bstune.study.at_budget import question_of
+from bstune.study.planning.plan import max_seconds, remaining_seconds
+from bstune.study.prepare import PreparedStudy
+from bstune.system.console import format_count, format_number, format_seconds, plural
+from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
+
+
+def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
+    """Write the plan in a few lines.
+
+    ``done`` are the trials that an earlier run of the study finished.
+    """
+    lines = [
+        _question_line(prepared),
+        f"  {_space_text(prepared)}",
+        f"  {_means_text(prepared)}{_ends_text(prepared)}",
+    ]
+    ranges = list[str]()
+    for tunable in prepared.space.tunables:
+        span = f"{format_number(tunable.low)} to {format_number(tunable.high)}"
+        ranges.append(f"{tunable.name} ({span})")
+    if ranges:
+        lines.append(f"  searches {', '.join(ranges)} as well")
+    duration = _duration_text(prepared, done)
+    if duration is not None:
+        lines.append(f"  {duration}")
+    lines += [f"  {note}" for note in prepared.notes]
+    return "\n".join(lines)
+
+
+def _question_line(prepared: PreparedStudy) -> str:
+    objective = prepared.budget.objective
+    question = str(prepared.protocol.target)
+    if objective == "loss":
+        question = question_of(prepared.options)
+    asked = f"study {prepared.options.study}: {question}, objective {objective}"
+    return f"{asked}, on {prepared.backend.description}"
+
+
+def _space_text(prepared: PreparedStudy) -> str:
+    """Say which batch sizes and learning rates are searched."""
+    space = prepared.space
+    scaling = prepared.options.scaling
+    rule = scaling.rule["_target_"].rpartition(".")[2]
+    sizes = f"batch sizes {format_count(space.low)} to {format_count(space.high)}"
+    factor = format_number(2**space.delta_bound)
+    rates = f"learning rates within a factor of {factor} of rule {rule}"
+    size = format_count(scaling.batch_size)
+    reference = f"through B = {size}, lr = {format_number(scaling.lr)}"
+    text = f"{sizes}, {rates} {reference}"
+    # Without bounds of the user's the lower one is 0, which bounds nothing.
+    if space.lr_low > 0:
+        text += f", within {format_number(space.lr_low)} to {format_number(space.lr_high)}"
+    return text
+
+
+def _means_text(prepared: PreparedStudy) -> str:
+    """Say what the search may spend."""
+    budget = prepared.budget
+    means = [plural(budget.trials, "trial")]
+    for seconds, what in ((budget.seconds, "training"), (budget.wall_seconds, "wall time")):
+        if seconds is not None:
+            means.append(f"{format_seconds(seconds)} of {what}")
+    return ", ".join(means)
+
+
+def _ends_text(prepared: PreparedStudy) -> str:
+    """Say what ends a trial, as the end of a line."""
+    budget = prepared.budget
+    backend = prepared.backend
+    if budget.objective == "loss":
+        if backend.stops:
+            return "; each ends at its budget, and waits on the way while another is better"
+        return "; each ends at its budget"
+    at_most = budget_text(prepared.protocol.budget)
+    if not stops_trials(prepared.options):
+        spread = _turns_text(prepared)
+        if spread is None:
+            spread = f"{budget.stratified:.0%} of them spread evenly over log B"
+        return f", {spread}; each ends at the target or after {at_most}"
+    if backend.stops:
+        text = "; each ends at the target or once it cannot matter"
+        if backend.continues:
+            text += ", and may be continued"
+        if budget.replicates and budget.candidates:
+            text += "; winners run again"
+        return text
+    if backend.horizon and chooses_horizons(prepared.options):
+        return (
+            "; each ends at the target or with its schedule, at a horizon that the search chooses, "
+            f"at most {at_most}"
+        )
+    return f"; each ends at the target or after {at_most}"
+
+
+def _turns_text(prepared: PreparedStudy) -> str | None:
+    """Say how a sampler that tunes each batch size by itself goes through them.
+
+    None for another sampler.
+    """
+    space = prepared.space
+    trials = prepared.budget.trials
+    if not chooses_batch_sizes(prepared.options):
+        return None
+    ratio = prepared.options.sampler["ratio"]
+    count = len(batch_sizes(space.low, space.high, ratio, space.snap))
+    if trials < count:
+        return (
+            f"at the {trials} smallest of {count} batch sizes alone: choose search.trials as a "
+            f"multiple of {count}"
+        )
+    text = f"at each of {plural(count, 'batch size')} in turn"
+    rest = trials % count
+    if rest:
+        text += f", one more at the {rest} smallest"
+    return text
+
+
+def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
+    """Say how long the study takes, as far as that is known."""
+    options = prepared.options
+    budget = prepared.budget
+    # The study's own trials tell it; before the first one timed steps give a bound.
+    remaining = remaining_seconds(budget, done)
+    if remaining is not None:
+        seconds = format_seconds(remaining / max(1, options.search.workers))
+        return f"continues after {plural(len(done), 'trial')}; about {seconds} to go"
+    if prepared.backend.knows_step_time:
+        most = max_seconds(
+            budget, prepared.space, prepared.protocol, prepared.backend, options.budget.seconds
+        )
+        return f"at most about {format_seconds(most)} if every trial ran to its budget"
+    return None
+
+
+def budget_text(budget: Budget) -> str:
+    """Say what ends a trial: a budget of one step, or of one example, is of the other alone."""
+    steps = plural(budget.steps, "step")
+    examples = plural(budget.examples, "example")
+    if budget.steps <= 1:
+        return examples
+    if budget.examples <= 1:
+        return steps
+    return f"{steps} and {examples}"

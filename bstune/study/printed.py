@@ -1,0 +1,65 @@
+"""What a study prints at its end: its answer, and where its results are."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from bstune.report.answer import Answer, Line
+from bstune.report.block import INDENT, block, labelled_rows
+from bstune.system.console import line_width
+from bstune.system.files import Output
+
+
+def show(study_answer: Answer, console: Console, further: Sequence[Line] = ()) -> None:
+    """Print the answer; its labels are bold on a terminal."""
+    rows = ["", *block(study_answer, further, line_width(console))]
+    if not console.encoding.lower().startswith("utf"):
+        # The title's dots are no letters of a name: they need not become question marks.
+        rows = [row.replace("·", "-") for row in rows]
+    lines = [Text(row) for row in rows]
+    # The title, between the first two empty rows, has no label.
+    first_labelled = rows.index("", 1)
+    for line in lines[first_labelled:]:
+        style = "bold red" if line.plain.startswith("CAUTION") else "bold"
+        is_labelled = bool(line.plain[:1].strip())
+        if is_labelled:
+            line.stylize(style, 0, INDENT)
+    console.print(Text("\n").join(lines), soft_wrap=True)
+
+
+def show_places(places: Sequence[Line], missing: Sequence[str], console: Console) -> None:
+    """Print where the results are, and what could not be made of them after the answer."""
+    lines = list(places)
+    for what in missing:
+        lines.append(("NOTE", (what,)))
+    rows = list[Text]()
+    for label, texts in lines:
+        for line in labelled_rows(label, texts, None):
+            row = Text(line)
+            row.stylize("bold", 0, INDENT)
+            rows.append(row)
+    console.print(Text("\n").join(rows), soft_wrap=True)
+
+
+def places(files: Output, mlflow: Sequence[str]) -> list[Line]:
+    """Give where the results are: the page, or the folder; the comparison; MLflow's view."""
+    page = files.report if files.report.exists() else files.root
+    lines: list[Line] = [("page", (short_path(page),))]
+    # With no other study beside this one there is nothing to compare.
+    studies = files.root.parent.glob("*/curve.json")
+    if any(path != files.curve for path in studies):
+        lines.append(("compare", (f"bstune compare {short_path(files.root.parent)}/*",)))
+    if mlflow:
+        lines.append(("MLflow", tuple(mlflow)))
+    return lines
+
+
+def short_path(path: Path) -> str:
+    """Write a path as it is typed here, in quotes where the shell needs them."""
+    here = Path.cwd()
+    if path.is_relative_to(here):
+        path = path.relative_to(here)
+    return shlex.quote(str(path))

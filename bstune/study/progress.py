@@ -1,0 +1,230 @@
+"""How far a running study has come: one live line on a terminal, a table in a notebook.
+
+Elsewhere one plain line a trial shows it, and a line from time to time while a long one trains.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
+
+from bstune.core.records import Target, TrialResult
+from bstune.study.live_table import live_html
+from bstune.study.planning.plan import points_of
+from bstune.system.console import format_number, format_seconds, plural, print_line
+from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
+
+# Seconds between two lines while a long trial trains.
+MINUTE = 60.0
+# Statuses of trials that no error ended.
+WENT_ON = ("reached", "stopped")
+
+
+class Progress:
+    """A live line on a terminal, a live table in a notebook; one plain line a trial elsewhere.
+
+    Args:
+        total: configurations that the search may try.
+        target: whose metric is shown.
+        console: where it is shown.
+    """
+
+    def __init__(self, total: int, target: Target, console: Console) -> None:
+        self._total = total
+        self._target = target
+        self.console = console
+        # Numbers of the trials that have a line, or had one in an earlier run; None: no look yet.
+        self._shown: set[int] | None = None
+        # Messages of trials.
+        self._said: set[str] = set()
+        # Shown while it is entered.
+        self.live: Bar | None = None
+        # What a notebook shows.
+        self._displayed: Any = None
+        self._spoke = time.monotonic()
+        # Seconds without a line, since the last trial ended.
+        self._waited = 0.0
+        self._points = 0
+        if console.is_interactive:
+            # One line: a long one is cut at its end.
+            column = Column(no_wrap=True, ratio=1)
+            text = TextColumn("{task.description}", markup=False, table_column=column)
+            self.live = Bar(
+                MofNCompleteColumn(),
+                text,
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+                expand=True,
+            )
+            self._task = self.live.add_task("trials", total=total)
+
+    def show(self, done: Sequence[TrialResult], to_go: float | None = None) -> None:
+        """Show the finished trials; those of an earlier run are not repeated as lines.
+
+        ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
+        """
+        time_left = ""
+        if to_go is not None:
+            time_left = f"about {format_seconds(to_go)} to go"
+        self._spoke = time.monotonic()
+        self._waited = 0.0
+        self._points = points_of(done)
+        if self.live is None and not self.console.is_jupyter:
+            self._print_new(done, time_left)
+            return
+        # The time comes first, as a live line is cut at its end.
+        texts = (time_left, live_text(done, self._target))
+        text = "; ".join(part for part in texts if part)
+        if self.live is not None:
+            self.live.update(self._task, completed=self._points, description=text)
+        else:
+            self._display(done, text)
+
+    def _display(self, done: Sequence[TrialResult], text: str) -> None:
+        """Show the trials in a notebook, in place of what it showed before."""
+        # It is there in a notebook alone.
+        from IPython.display import display
+
+        come_to = f"{self._points} of {plural(self._total, 'configuration')}; {text}"
+        bundle = {"text/plain": text, "text/html": live_html(done, come_to)}
+        if self._displayed is None:
+            self._displayed = display(bundle, raw=True, display_id=True)
+        else:
+            self._displayed.update(bundle, raw=True)
+
+    def _print_new(self, done: Sequence[TrialResult], time_left: str) -> None:
+        """Print a line for each trial that has ended since the last look."""
+        if self._shown is None:
+            self._shown = {trial.number for trial in done}
+        shown = [trial for trial in done if trial.number in self._shown]
+        # Side by side, trials do not end in order of their numbers.
+        new = [trial for trial in done if trial.number not in self._shown]
+        points = points_of(shown)
+        for trial in new:
+            points += points_of([trial])
+            place = f"configuration {points} of {self._total}"
+            # Past its points a search trains a stopped one again, where it cannot be continued.
+            if points > self._total:
+                place = "again from its first step"
+            line = trial_line(trial, self._target, place) + self._message(trial)
+            if time_left and trial is new[-1]:
+                line += f"; {time_left}"
+            print_line(self.console, line)
+            self._shown.add(trial.number)
+
+    def _message(self, trial: TrialResult) -> str:
+        """Give a trial's message as the end of its line.
+
+        What one trial went on without, others go on without as well: it is said once.
+        """
+        went_on = trial.status in WENT_ON
+        if trial.message is None or (went_on and trial.message in self._said):
+            return ""
+        self._said.add(trial.message)
+        return f": {trial.message}"
+
+    def waiting_line(self, now: float) -> str | None:
+        """Say what is waited for, where no line has been printed for long; None: not yet.
+
+        Before the first trial has ended a line comes every ten seconds, then one a minute. A live
+        line shows the time by itself.
+        """
+        silence = now - self._spoke
+        limit = LINE_SECONDS if self._points == 0 else MINUTE
+        if self.live is not None or self.console.is_jupyter or silence < limit:
+            return None
+        self._waited += silence
+        self._spoke = now
+        tried = f"{self._points} of {self._total} configurations tried"
+        return f"training, {tried}, {format_seconds(self._waited)}"
+
+
+@contextmanager
+def heard(progress: Progress) -> Iterator[None]:
+    """Print a line from time to time while trials train."""
+    ended = threading.Event()
+
+    def keep_saying() -> None:
+        while not ended.wait(THREAD_LOOK_SECONDS):
+            line = progress.waiting_line(time.monotonic())
+            if line is None:
+                continue
+            # Nobody may read any more what is printed.
+            with suppress(OSError, ValueError):
+                print_line(progress.console, line)
+
+    thread = threading.Thread(target=keep_saying, name="bstune-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def live_text(done: Sequence[TrialResult], target: Target) -> str:
+    """Write what the trials have come to, as one line: the best, and the last with its metric."""
+    if not done:
+        return "no trial yet"
+    last = done[-1]
+    seen = _metric_text(last, target).rstrip(",")
+    texts = [f"trial {last.number}: {_place(last)}, {last.status}{seen}"]
+    reached = [trial for trial in done if trial.reached]
+    if reached:
+        best = min(reached, key=lambda trial: (trial.time_to_target or math.inf, trial.steps))
+        took = plural(best.steps, "step")
+        if best.time_to_target is not None:
+            took = format_seconds(best.time_to_target)
+        texts.insert(0, f"best {took} at {_place(best)}")
+    return "; ".join(texts)
+
+
+def _place(trial: TrialResult) -> str:
+    return f"B {trial.batch_size}, lr {format_number(trial.lr)}"
+
+
+def _metric_text(trial: TrialResult, target: Target) -> str:
+    """Write the last value of the metric, however the trial ended; empty where none was finite."""
+    values = [value for _, value in trial.history if value is not None]
+    if not values:
+        return ""
+    last = values[-1]
+    text = f" at {target.metric} {format_number(last)}"
+    best = trial.best_value(target.mode)
+    # No value meets an open target: the best one counts.
+    if target.is_open and best is not None and best != last:
+        text += f", best {format_number(best)},"
+    return text
+
+
+def trial_line(trial: TrialResult, target: Target, place: str = "") -> str:
+    """Write one trial as a plain line, without its message.
+
+    Args:
+        trial: that has ended.
+        target: whose metric is named. Where no value meets it, the best one counts, and is named
+            too.
+        place: which of the search's points it is, if it is one.
+    """
+    if trial.replicate_of is not None:
+        place = f"repeats {trial.replicate_of} on a fresh seed"
+    elif trial.resumed_from is not None:
+        place = f"continues {trial.resumed_from}"
+    point = f"B {trial.batch_size}  lr {format_number(trial.lr)}"
+    for name, value in trial.hyperparameters.items():
+        point += f"  {name} {format_number(value)}"
+    outcome = f"{trial.status}{_metric_text(trial, target)} after {plural(trial.steps, 'step')}"
+    if trial.horizon is not None:
+        outcome += f" of {trial.horizon}"
+    if trial.time_to_target is not None:
+        outcome += f", {format_seconds(trial.time_to_target)}"
+    parts = (f"trial {trial.number}", place, point, outcome)
+    return "  ".join(part for part in parts if part)

@@ -1,0 +1,77 @@
+"""What becomes of a study's winners at its end: they are tested, marked, their checkpoints looked for."""
+
+from collections.abc import Mapping
+from contextlib import chdir
+
+import optuna
+
+from bstune.core.records import Merit
+from bstune.result import WINNERS, WinnerName, finite
+from bstune.study.planning.replicates import Winner
+from bstune.study.prepare import PreparedStudy
+from bstune.study.storage.attributes import TESTS, WINNER
+from bstune.study.storage.trials import trained_by
+from bstune.system.failures import optional
+from bstune.system.files import is_own
+
+
+def metrics_of_winners(
+    prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner], missing: list[str]
+) -> dict[WinnerName, dict[str, float | None]]:
+    """Give the winners' metrics on the test set.
+
+    Each trial is tested once, however often the study goes on. Where the user's code fails there,
+    ``missing`` gets a line that says so.
+    """
+    tests: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
+    winners = [winner.trial for winner in best.values()]
+    untested = [trial for trial in winners if str(trial.number) not in tests]
+    for trial in untested:
+        # The user's code may leave the folder.
+        with optional(f"no test metrics of trial {trial.number}", missing), chdir("."):
+            metrics = prepared.backend.test(trial.again(), prepared.files)
+            if metrics:
+                tests[str(trial.number)] = dict(metrics)
+    if untested:
+        study.set_user_attr(TESTS, tests)
+    by_winner = dict[WinnerName, dict[str, float | None]]()
+    for name, criterion in WINNERS.items():
+        if criterion.merit not in best:
+            continue
+        of_trial = tests.get(str(best[criterion.merit].trial.number))
+        if of_trial is not None:
+            by_winner[name] = {metric: finite(value) for metric, value in of_trial.items()}
+    return by_winner
+
+
+def mark_winners(study: optuna.Study, best: Mapping[Merit, Winner]) -> None:
+    """Store the winners where Optuna's dashboard shows them.
+
+    That is with the study, as no trial that has ended is changed.
+    """
+    shown = dict[str, dict[str, int | float]]()
+    for criterion in WINNERS.values():
+        if criterion.merit in best:
+            trial = best[criterion.merit].trial
+            point = {"trial": trial.number, "batch_size": trial.batch_size, "lr": trial.lr}
+            shown[criterion.heading] = point
+    if study.user_attrs.get(WINNER, {}) != shown:
+        study.set_user_attr(WINNER, shown)
+
+
+def checkpoints_elsewhere(
+    prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner]
+) -> list[str]:
+    """Give a line for each winner whose checkpoint another machine has."""
+    files = prepared.files
+    # Recorded runs leave no checkpoint anywhere.
+    if prepared.backend.train_examples is None:
+        return []
+    numbers = {winner.trial.number for winner in best.values()}
+    lines = list[str]()
+    for number in sorted(numbers):
+        if not is_own(files.checkpoint(number)):
+            machine = trained_by(study, number)
+            where = f"is not in {files.checkpoints}, but with {machine}"
+            lines.append(f"the checkpoint of trial {number} {where}")
+    return lines
