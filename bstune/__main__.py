@@ -116,22 +116,30 @@ WITH_VALUE = {
 }
 MADE = "# Made by bstune lightning"  # begins a workload that was made of a LightningCLI's file
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
-HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning rate to use
+# A line that ends with a backslash goes on in the next one.
+HELP = """\
+usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning \
+rate to use
        bstune {verbs} --help
 
 Examples
   bstune +workload=digits                                       a study of a minute or two, on a CPU
   bstune +workload=digits search.trials=100                     goes on with it
   bstune +workload=digits trial.batch_size=64 trial.lr=0.5      one trial instead of a study
-  bstune --config-dir my_configs +workload=mine                 your own workload, my_configs/workload/mine.yaml
-  bstune survey +workload=digits                                what the hardware allows, without a search
-  bstune report outputs/digits target=0.12                      what its trials say of another target
+  bstune --config-dir my_configs +workload=mine                 your own workload, \
+my_configs/workload/mine.yaml
+  bstune survey +workload=digits                                what the hardware allows, \
+without a search
+  bstune report outputs/digits target=0.12                      what its trials say of another \
+target
   bstune compare outputs/*                                      studies side by side
   bstune extrapolate outputs/* --at examples=1e9                what they say of a larger scale
 
 Options that matter most
-  search.objective=time                                  time, steps, both, curve (the critical batch size) or loss
-  search.trials=64 search.wall_seconds=600               how many configurations are tried; how long it may take
+  search.objective=time                                  time, steps, both, curve (the critical \
+batch size) or loss
+  search.trials=64 search.wall_seconds=600               how many configurations are tried; how \
+long it may take
   search.batch_size.low=8 search.batch_size.high=1024    where it looks
   target=0.1                                             what has to be reached
   device=auto precision=32-true devices=1 sampler=frontier scaling=sqrt mlflow.enabled=true
@@ -153,8 +161,10 @@ def command() -> None:
         interruption.install()
         atexit.register(interruption.leave_last)
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack letters of a name
-        faulthandler.enable()  # a crash of the user's code in this process, as in the preflight, says where it was
+            # A terminal may lack letters of a name.
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        # A crash of the user's code in this process, as in the preflight, says where it was.
+        faulthandler.enable()
         status = main()
     except KeyboardInterrupt:  # just before main() minds it, or just after
         sys.stderr.write("interrupted\n")
@@ -272,8 +282,9 @@ def check_secrets(arguments: Sequence[str]) -> None:
         reference = f"${{oc.env:{variable}}}"
         in_place = f"'{option}={reference}'" if option else f"'{reference}'"
         raise ConfigError(
-            f"{option or 'an argument'} holds a password or token, which others read from a command line (ps): put "
-            f"the whole value into an environment variable, such as {variable}, and give {in_place} in its place"
+            f"{option or 'an argument'} holds a password or token, which others read from a "
+            "command line (ps): put the whole value into an environment variable, such as "
+            f"{variable}, and give {in_place} in its place"
         )
 
 
@@ -288,7 +299,8 @@ def check_words(arguments: Sequence[str]) -> None:
             continue
         if argument in VERBS:
             raise ConfigError(
-                f"unknown word {argument}: a verb stands before all else, as in bstune {argument} ..."
+                f"unknown word {argument}: a verb stands before all else, as in bstune {argument} "
+                "..."
             )
         word = argument.lstrip("-+")
         options = [f"{name}=VALUE" for name in nearest(word.replace("-", "_"), option_names())]
@@ -299,7 +311,8 @@ def check_words(arguments: Sequence[str]) -> None:
         found = options or found if argument.startswith("-") else found or options
         mean = f": did you mean {' or '.join(found)}?" if found else ""
         raise ConfigError(
-            f"unknown {'option' if argument.startswith('-') else 'word'} {argument}{mean}\n{WRITTEN}"
+            f"unknown {'option' if argument.startswith('-') else 'word'} "
+            f"{argument}{mean}\n{WRITTEN}"
         )
 
 
@@ -354,7 +367,8 @@ def tune(arguments: list[str]) -> str | None:
     )
     printed = io.StringIO()
     try:
-        # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
+        # What Hydra prints of a config may hold passwords; what its jobs print is shown as it
+        # comes.
         with (
             nullcontext()
             if names & {"--multirun", "-m"} or not names & HYDRAS_OWN
@@ -448,9 +462,12 @@ def worker(arguments: list[str]) -> None:
     if not arguments or {"--help", "-h"} & set(arguments):
         sys.stdout.write(
             "usage: bstune worker storage=URL study=NAME [OPTION=VALUE ...]\n\n"
-            "Runs trials of a study that bstune tune began, on this machine or another one, until none is left.\n"
-            "Its options are those of the study; give those that this machine has its own of: data.root, device,\n"
-            "output, search.workers. Start as many as you like; the process that began the study reports.\n"
+            "Runs trials of a study that bstune tune began, on this machine or another one, "
+            "until none is left.\n"
+            "Its options are those of the study; give those that this machine has its own of: "
+            "data.root, device,\n"
+            "output, search.workers. Start as many as you like; the process that began the study "
+            "reports.\n"
         )
         return
     # hydra: not for --help
@@ -478,16 +495,21 @@ def lightning(arguments: list[str]) -> str | None:
     """Make a workload of a config file of LightningCLI, tune it, and give the study's JSON."""
     parser = ArgumentParser(
         prog="bstune lightning",
-        description="Tunes what a config file of LightningCLI trains. The file becomes a workload, written to "
-        "bstune_conf/workload/, whose learning rate is the trial's; the data are read in batches of every size.",
+        description=(
+            "Tunes what a config file of LightningCLI trains. The file becomes a workload, written "
+            "to bstune_conf/workload/, whose learning rate is the trial's; the data are read in "
+            "batches of every size."
+        ),
     )
     parser.add_argument(
         "config", type=Path, help="YAML file with trainer, model and data; - is standard input"
     )
     parser.add_argument(
         "--target",
-        help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'; or target=val_loss=0.1 (default: what the "
-        "file's own configuration comes to)",
+        help=(
+            "val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'; or target=val_loss=0.1 (default: "
+            "what the file's own configuration comes to)"
+        ),
     )
     for one in ("model", "data"):
         parser.add_argument(
@@ -521,15 +543,17 @@ def lightning(arguments: list[str]) -> str | None:
     workload, lines = workload_of(options.config, chosen)
     if names := secret_options(workload):
         raise ConfigError(
-            f"{options.config}: {', '.join(names)} holds a password or token, which would be written to the workload: "
-            "put it into an environment variable, and refer to it in that file, ${oc.env:NAME}"
+            f"{options.config}: {', '.join(names)} holds a password or token, which would be "
+            "written to the workload: put it into an environment variable, and refer to it in that "
+            "file, ${oc.env:NAME}"
         )
     shown = redact_values(workload)
     text = safe_dump(shown, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
     if os.path.lexists(written) and not read_text(written, "the workload").startswith(MADE):
         raise ConfigError(
-            f"{written} is there and was not made by bstune lightning: choose another name, --name NAME"
+            f"{written} is there and was not made by bstune lightning: choose another name, --name "
+            "NAME"
         )
     composed = [f"workload={workload['name']}", *options.overrides]
     with (
@@ -572,7 +596,9 @@ def fit(arguments: list[str]) -> str:
     parser.add_argument(
         "points",
         type=Path,
-        help="CSV file, or - for standard input: batch_size, steps, and optionally stopped (0 or 1)",
+        help=(
+            "CSV file, or - for standard input: batch_size, steps, and optionally stopped (0 or 1)"
+        ),
     )
     parser.add_argument(
         "--law",
@@ -592,8 +618,11 @@ def plan(arguments: list[str]) -> None:
     """Print one global batch over devices: micro-batches, weights and learning rate."""
     parser = ArgumentParser(
         prog="bstune plan",
-        description="Splits a global batch over devices and micro-batches that fit, so that the gradient is the whole "
-        "batch's. The learning rate belongs to the global batch size: the number of devices does not change it.",
+        description=(
+            "Splits a global batch over devices and micro-batches that fit, so that the gradient "
+            "is the whole batch's. The learning rate belongs to the global batch size: the number "
+            "of devices does not change it."
+        ),
     )
     parser.add_argument(
         "batch_size", type=int, metavar="B", help="examples per optimizer step, over all devices"
@@ -640,7 +669,8 @@ def plan(arguments: list[str]) -> None:
             else f" ({options.scaling} from {options.lr:g} at {reference})"
         )
         lines.append(
-            f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of devices"
+            f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of "
+            "devices"
         )
     write_out("\n".join(lines))
 
@@ -653,8 +683,10 @@ def compare(arguments: list[str]) -> None:
 
     parser = ArgumentParser(
         prog="bstune compare",
-        description="Compares studies: steps to target, critical batch sizes and whether they differ, times to target. "
-        "Writes comparison.html and comparison.png.",
+        description=(
+            "Compares studies: steps to target, critical batch sizes and whether they differ, "
+            "times to target. Writes comparison.html and comparison.png."
+        ),
     )
     parser.add_argument(
         "studies",

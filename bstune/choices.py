@@ -16,7 +16,8 @@ from bstune.core.errors import ConfigError
 from bstune.core.search_space import HALF_LIVES, MODULE, OVERRIDE_LR
 
 ALWAYS = ("workload.tunable", "workload.reference")  # of which a choice changes parts
-# What makes the algorithm; the rest, such as a weight decay, stays the workload's where its optimizer is of that class.
+# What makes the algorithm; the rest, such as a weight decay, stays the workload's where its
+# optimizer is of that class.
 OF_ALGORITHM = ("_target_", "_partial_", "momentum", "nesterov", "dampening", "betas")
 
 
@@ -87,8 +88,8 @@ def _put_schedule(config: DictConfig, chosen: Any) -> list[str]:
         elif value is not None:
             raise ConfigError(
                 f"schedule=... sets the argument {name} of a workload's module, but that of "
-                f"{config.workload.get('name')}, {target}, takes none: let it take schedule and average, as "
-                "bstune.workloads.classifier.Classifier does, or leave out schedule=..."
+                f"{config.workload.get('name')}, {target}, takes none: let it take schedule and "
+                "average, as bstune.workloads.classifier.Classifier does, or leave out schedule=..."
             )
     places = [f"{place}{name}" for name in arguments]
     _put_tunables(config, chosen.get("tunable"), places, places[0])
@@ -172,16 +173,19 @@ def _optimizer_place(workload: DictConfig) -> str:
     found = list(_optimizers(module, MODULE.rstrip(".")))
     if len(found) == 1:
         return found[0]
-    what = f"the module of the workload {workload.get('name')}, {_target(module) if module else 'none'}"
+    what = (
+        f"the module of the workload {workload.get('name')}, "
+        f"{_target(module) if module else 'none'}"
+    )
     if found:
         raise ConfigError(
-            f"algorithm=... takes the place of one optimizer, but {what}, has {', '.join(found)}: leave out "
-            "algorithm=..., and change them one by one"
+            f"algorithm=... takes the place of one optimizer, but {what}, has {', '.join(found)}: "
+            "leave out algorithm=..., and change them one by one"
         )
     raise ConfigError(
-        f"algorithm=... takes the place of an optimizer that the config names, but {what}, is given none, so that it "
-        "builds its own: let it take one, optimizer: {_target_: torch.optim.SGD, _partial_: true}, or leave out "
-        "algorithm=..."
+        f"algorithm=... takes the place of an optimizer that the config names, but {what}, is "
+        "given none, so that it builds its own: let it take one, optimizer: {_target_: "
+        "torch.optim.SGD, _partial_: true}, or leave out algorithm=..."
     )
 
 

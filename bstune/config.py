@@ -153,8 +153,8 @@ def _check_one_goal(options: StudyOptions, arguments: Sequence[str]) -> None:
     given = [one for one in arguments if one.lstrip("+").startswith("workload.target.value=")]
     if options.search.objective == "loss" and given:
         raise ConfigError(
-            f"search.objective=loss seeks the best {options.workload.target.metric} within a budget, and "
-            f"{given[0]} a target: leave one of them out"
+            f"search.objective=loss seeks the best {options.workload.target.metric} within a "
+            f"budget, and {given[0]} a target: leave one of them out"
         )
 
 
@@ -367,7 +367,10 @@ def plain_error(error: Exception) -> str:
     problem = (
         "no workload was given" if workload[1] is None else f"there is no workload {workload[1]!r}"
     )
-    return f"{problem}\nworkloads: {', '.join(lines[2:])}\nrun one with: python -m bstune +workload=NAME"
+    return (
+        f"{problem}\nworkloads: {', '.join(lines[2:])}\nrun one with: python -m bstune "
+        "+workload=NAME"
+    )
 
 
 def validate(
@@ -572,7 +575,10 @@ def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
 def _unknown(name: str, names: Mapping[str, Any]) -> str:
     """Return the line for an option that there is not: the nearest one that there is."""
     if name in ("workload.data", "workload.module"):
-        return f"{name}: a workload is trained (data and module) or replayed (table), but this one has both"
+        return (
+            f"{name}: a workload is trained (data and module) or replayed (table), but this one "
+            "has both"
+        )
     near = " or ".join(
         nearest(name, [one for one in names if not f"{one}.".startswith(f"{name}.")])
     )

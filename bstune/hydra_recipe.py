@@ -71,7 +71,8 @@ class HydraRecipe:
 
     def data(self) -> "LightningDataModule":
         """Instantiate the data's node."""
-        return instantiate(self._config.workload.data, "workload.data")  # type: ignore[no-any-return]
+        data = self._config.workload.data
+        return instantiate(data, "workload.data")  # type: ignore[no-any-return]
 
     @property
     def data_at(self) -> None:

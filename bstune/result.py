@@ -815,7 +815,8 @@ class GainAtBudget(Part, frozen=True):
     """By how much the winner is better than the baseline at the budget's end."""
 
     difference: Real
-    """The baseline's metric over the winner's, or the other way where it rises: above 0 is better."""
+    """The baseline's metric over the winner's, or the other way where it rises: above 0 is
+    better."""
     low: Real | None
     """Lower end of its interval; None without fresh seeds of both."""
     high: Real | None
@@ -825,7 +826,8 @@ class GainAtBudget(Part, frozen=True):
     seeds: Count
     """Fresh seeds on which both ran."""
     share: Share | None
-    """The part of the budget after which the winner has the baseline's metric; None: it never has."""
+    """The part of the budget after which the winner has the baseline's metric; None: it never
+    has."""
 
 
 class AsGoodAtBudget(Part, frozen=True):
@@ -1049,8 +1051,8 @@ class StudyResult(Part, frozen=True):
     use: WinnerName | None
     """The winner by the study's objective."""
     confirmed: bool
-    """Whether all its fresh seeds reached the target, and their times tell it from the others'; of the
-    objective loss whether it ran on fresh seeds."""
+    """Whether all its fresh seeds reached the target, and their times tell it from the others'; of
+    the objective loss whether it ran on fresh seeds."""
     train: Command | None
     """The command that trains it; None for a study of Python objects."""
     arguments: Items[Text] | None
@@ -1076,7 +1078,8 @@ class StudyResult(Part, frozen=True):
     not_run_again: NotRunAgain | None
     """None where ``search.candidates`` left nothing out."""
     at_budget: AtBudget | None = None
-    """Of the objective loss; None of another one, and before a trial has run to its budget's end."""
+    """Of the objective loss; None of another one, and before a trial has run to its budget's
+    end."""
     over_target: Items[CriticalAtTarget]
     """The critical batch size at easier targets."""
     over_target_note: Text | None

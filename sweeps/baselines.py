@@ -46,7 +46,8 @@ FRONTIER = "bstune"
 FRONTIER_RULES = ("none", "linear")
 # Of Zeus.
 PRUNING_ROUNDS = 2
-# Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s, for each seed.
+# Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s,
+# for each seed.
 MAX_GP_TRIALS = 60
 
 

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
     from rich.console import Console
 
-# In a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a rung.
+# In a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a
+# rung.
 LATER = "%{"
 # Of what preparing and moving them takes.
 TIMED_BATCHES = 20
@@ -69,8 +70,8 @@ class Rung:
     epochs: float  # training examples seen, over those that there are
     batch_size: int
     lr: float  # the peak of the schedule
-    # Values and nodes by the dotted key of the config whose place they take, on top of all rungs before. A leading +
-    # adds a key that is not there; %{trial.lr} refers to the rung's own config.
+    # Values and nodes by the dotted key of the config whose place they take, on top of all rungs
+    # before. A leading + adds a key that is not there; %{trial.lr} refers to the rung's own config.
     set: dict[str, Any]
 
 
@@ -166,7 +167,10 @@ def _train(
         trials[place][seed] = result
         share = accuracy(result)
         reached = "no accuracy" if share is None else f"accuracy {share:.4f}"
-        line = f"{number + 1} of {len(plan)}, {step.rung.name}, seed {seed}: {reached}, {result.status}"
+        line = (
+            f"{number + 1} of {len(plan)}, {step.rung.name}, seed {seed}: {reached}, "
+            f"{result.status}"
+        )
         took = seconds(result)
         if took is not None:
             line += f", {took:.2f} s of training"

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 SWEEP_MODULE = "bstune.sweeps"
 COMMAND = "python -m bstune sweep"
-# Whose versions a result depends on, as far as they are installed: of Lightning's two packages one may be.
+# Whose versions a result depends on, as far as they are installed: of Lightning's two packages one
+# may be.
 VERSIONED_PACKAGES = (
     "bstune",
     "lightning",
@@ -286,7 +287,8 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
             f"sweep.experiment.{error.full_key}: {str(error).splitlines()[0]}"
         ) from error
     plain = OmegaConf.to_container(merged)
-    return {f.name: getattr(typed, f.name) for f in fields(schema)}, dict(plain)  # type: ignore[arg-type]
+    values = {field.name: getattr(typed, field.name) for field in fields(schema)}
+    return values, dict(plain)  # type: ignore[arg-type]
 
 
 def run_sweep(name: str, options: Sequence[str]) -> None:

@@ -64,7 +64,8 @@ class SeriesRow(TypedDict):
     seconds_to_level: float | None
     curve: LossCurve
     trials: list[dict[str, object]]
-    # Of a step, with rows that live on the device, and with rows that a DataLoader takes out one by one.
+    # Of a step, with rows that live on the device, and with rows that a DataLoader takes out one by
+    # one.
     ms_resident: NotRequired[float]
     ms_row_by_row: NotRequired[float]
 
@@ -119,7 +120,10 @@ def run(
         series_row["ms_row_by_row"] = 1e3 * one_by_one[place]
         rows.append(series_row)
     device = device_name(protocol.trainer)
-    title = f"{composed.options.workload.name} on {device}: medians and quartiles over {len(seeds)} seeds"
+    title = (
+        f"{composed.options.workload.name} on {device}: medians and quartiles over {len(seeds)} "
+        "seeds"
+    )
     return Finding(
         sentence=f"{sentence(rows, level, len(seeds))} {loader_sentence(rows, loader.rounds)}",
         rows=rows,

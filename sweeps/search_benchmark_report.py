@@ -64,7 +64,10 @@ FRONTIER_RULE = (
     "sentence. Its incumbent is the reached trial whose point is best by the posterior; that of "
     "the others is their fastest trial."
 )
-GP_RULE = f"Optuna's GP ends after {MAX_GP_TRIALS} trials and keeps what it has found: a trial takes it 0.1 to 0.2 s."
+GP_RULE = (
+    f"Optuna's GP ends after {MAX_GP_TRIALS} trials and keeps what it has found: a trial takes it "
+    "0.1 to 0.2 s."
+)
 RULES_OF_COMPARISON: dict[SearchObjective, tuple[str, ...]] = {
     "time": (
         "Cells: the incumbent's time (the table's median over seeds at its batch size and "
@@ -243,7 +246,10 @@ def title(benchmark: Benchmark) -> str:
     """Tell a table's target, its best cell and, for ``curve``, its B_crit."""
     batch_size, lr, cost = benchmark.best
     unit = "examples" if benchmark.problem.objective == "steps" else "s"
-    text = f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, {cost:.3g} {unit}"
+    text = (
+        f"{benchmark.name}: {benchmark.problem.target}; best B {batch_size}, lr {lr:.3g}, "
+        f"{cost:.3g} {unit}"
+    )
     if benchmark.problem.objective == "curve":
         text += (
             f"; B_crit {benchmark.b_crit:.0f}; the frontier costs {benchmark.frontier_cost:.3g} s"
@@ -318,7 +324,10 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
     of_tables = "; ".join(parts)
     if is_curve:
         last = MULTIPLES["curve"][-1]
-        return f"After {last:g} times the frontier's cost B_crit is off least (median factor) with {of_tables}."
+        return (
+            f"After {last:g} times the frontier's cost B_crit is off least (median factor) with "
+            f"{of_tables}."
+        )
     return f"Spending until within {WITHIN:g} of the best, in its cost (median): {of_tables}."
 
 

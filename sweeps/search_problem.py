@@ -112,8 +112,8 @@ class Benchmark:
     name: str  # of the table
     table: Table
     problem: Problem
-    # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the objective steps, the
-    # one of the fewest steps. A cost is in seconds, or in examples for steps.
+    # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the
+    # objective steps, the one of the fewest steps. A cost is in seconds, or in examples for steps.
     best: BestCell
     # The sum over batch sizes of the cheapest cell that reached the target.
     frontier_cost: float
@@ -141,8 +141,8 @@ class Benchmark:
 class SearchRun:
     """What one search came to on one benchmark with one seed; spendings are in ``Benchmark.unit``."""
 
-    # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio is None where the
-    # incumbent's point does not reach the target in half of the table's runs.
+    # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio
+    # is None where the incumbent's point does not reach the target in half of the table's runs.
     path: tuple[tuple[float, float | None], ...]
     # Estimate over the table's own after each multiple, for ``curve``.
     b_crit: tuple[float | None, ...]

@@ -194,7 +194,10 @@ def sentence(factor: str, found: Comparison) -> str:
             placed.append((study.b_crit, study))
     unknown = f" That of {' and '.join(missing)} is not known." if missing else ""
     if len(placed) < 2:
-        return f"Of {len(found.studies)} studies too few have a critical batch size to compare them.{unknown}"
+        return (
+            f"Of {len(found.studies)} studies too few have a critical batch size to compare "
+            f"them.{unknown}"
+        )
     placed.sort(key=lambda pair: pair[0])
     _, small = placed[0]
     _, large = placed[-1]

@@ -153,7 +153,10 @@ def _train_missing(
                 f"interrupted: {kept.file} keeps finished runs; the same command goes on"
             ) from error
         kept.add(result)
-        line = f"{number} of {len(wanted)}  B {size}  lr {format_number(lr)}  seed {seed}: {result.status}"
+        line = (
+            f"{number} of {len(wanted)}  B {size}  lr {format_number(lr)}  seed {seed}: "
+            f"{result.status}"
+        )
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 

@@ -155,8 +155,8 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
         raise ConfigError("bstune sets the batch size: leave auto_find_batch_size out")
     if args.world_size > 1:
         raise ConfigError(
-            f"the Trainer runs in {args.world_size} processes, each of which would search by itself: "
-            "run it in one"
+            f"the Trainer runs in {args.world_size} processes, each of which would search by "
+            "itself: run it in one"
         )
     batch_size = args.train_batch_size * args.gradient_accumulation_steps
     if batch_size != trial.batch_size:
@@ -174,7 +174,8 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
             )
     if not args.dataloader_drop_last:
         raise ConfigError(
-            "the last batch of an epoch may be smaller than the trial's: give dataloader_drop_last=True"
+            "the last batch of an epoch may be smaller than the trial's: give "
+            "dataloader_drop_last=True"
         )
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if schedule not in SCHEDULES:
@@ -197,6 +198,7 @@ def _check_accumulation(micro_batches: int, loader: Sized | None) -> None:
     if left:
         raise ConfigError(
             f"an epoch of {len(loader)} micro-batches ends with a step of {left} in place of "
-            f"gradient_accumulation_steps={micro_batches}: leave out examples of the training data until "
-            "they are a multiple of the trial's batch size, or leave gradient_accumulation_steps out"
+            f"gradient_accumulation_steps={micro_batches}: leave out examples of the training data "
+            "until they are a multiple of the trial's batch size, or leave "
+            "gradient_accumulation_steps out"
         )

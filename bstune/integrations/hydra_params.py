@@ -173,7 +173,8 @@ def _range(override: Override) -> Range | None:
         return Range(math.nan, math.nan, False, True, values)
     whole = all(one.is_integer() for one in known)
     low, high = min(known), max(known)
-    # A range of neighbouring whole numbers is what it says; other values are searched by their places.
+    # A range of neighbouring whole numbers is what it says; other values are searched by their
+    # places.
     return Range(low, high, False, True, () if steps_by_one and whole else values)
 
 
@@ -208,8 +209,9 @@ def _key_of(
         )
     several = "several of them may be" if found else "none of them is called"
     raise ConfigError(
-        f"which of the sweep's parameters ({shown}) is the {meaning}? {several} {' or '.join(usual)}: "
-        f"name it, hydra.sweeper.{role}=KEY, and give it a range, such as 'KEY={range_of_it}'"
+        f"which of the sweep's parameters ({shown}) is the {meaning}? {several} "
+        f"{' or '.join(usual)}: name it, hydra.sweeper.{role}=KEY, and give it a range, such as "
+        f"'KEY={range_of_it}'"
     )
 
 

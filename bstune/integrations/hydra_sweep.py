@@ -53,8 +53,8 @@ RETURNS = ("steps", "metric")
 NAMED_KEYS = ("seed", "max_steps", "resume_from", "save_to")
 IN_A_DICT = {"steps", "seconds_per_step", "history"}
 WHAT_TO_RETURN = (
-    "return its steps to the target, its metric at the end, or a dict of history (pairs of step and "
-    "metric) or steps, and of seconds_per_step"
+    "return its steps to the target, its metric at the end, or a dict of history (pairs of step "
+    "and metric) or steps, and of seconds_per_step"
 )
 
 
@@ -169,8 +169,8 @@ def _check(settings: Settings, config: DictConfig) -> None:
         )
     if settings.target is None:
         raise ConfigError(
-            "hydra.sweeper.target is missing: give the metric and its goal, as val_loss<=0.5, or with "
-            "objective=loss the metric alone"
+            "hydra.sweeper.target is missing: give the metric and its goal, as val_loss<=0.5, or "
+            "with objective=loss the metric alone"
         )
     if not settings.budget or not settings.budget.keys() <= {"steps", "examples"}:
         raise ConfigError(
@@ -180,16 +180,16 @@ def _check(settings: Settings, config: DictConfig) -> None:
     can_save = settings.save_to is not None or settings.checkpoint is not None
     if settings.resume_from is not None and (settings.max_steps is None or not can_save):
         raise ConfigError(
-            f"hydra.sweeper.resume_from={settings.resume_from} lets a stopped job go on: name max_steps, "
-            "which stops it, too, and where it is saved: save_to=KEY, or checkpoint=PATH below its "
-            "output folder"
+            f"hydra.sweeper.resume_from={settings.resume_from} lets a stopped job go on: name "
+            "max_steps, which stops it, too, and where it is saved: save_to=KEY, or "
+            "checkpoint=PATH below its output folder"
         )
     for name in NAMED_KEYS:
         key = getattr(settings, name)
         if key is not None and not key.startswith("+") and not _has_key(config, key):
             raise ConfigError(
-                f"hydra.sweeper.{name}={key}: the application's config has no {key}: add '{key}: null' "
-                f"to it, or name it +{key}"
+                f"hydra.sweeper.{name}={key}: the application's config has no {key}: add '{key}: "
+                f"null' to it, or name it +{key}"
             )
 
 
@@ -292,8 +292,8 @@ def _check_new(study: Study) -> None:
     except StudyError:
         return
     raise ConfigError(
-        f"the study {options.study!r} has begun in {options.storage}, and hydra.sweeper.load_if_exists "
-        "is false: give another study_name, or let it be true to go on"
+        f"the study {options.study!r} has begun in {options.storage}, and "
+        "hydra.sweeper.load_if_exists is false: give another study_name, or let it be true to go on"
     )
 
 
@@ -431,8 +431,8 @@ def _report(trial: LoopTrial, history: object) -> int:
             break
     if last == trial.first_step:
         raise ConfigError(
-            f"the task returned a history until step {pairs[-1][0]}, but its trial went on after step "
-            f"{trial.first_step}: load what {trial.resume_from} has, and count on from there"
+            f"the task returned a history until step {pairs[-1][0]}, but its trial went on after "
+            f"step {trial.first_step}: load what {trial.resume_from} has, and count on from there"
         )
     return last
 
@@ -442,8 +442,8 @@ def _tell_steps(trial: LoopTrial, steps: object) -> int:
     number = as_float(steps)
     if number is None or number <= 0 or (math.isfinite(number) and not number.is_integer()):
         raise ConfigError(
-            f"the task returned {shown(steps)} as its steps to the target: return a whole number from 1 "
-            "on, or math.inf where it missed the target"
+            f"the task returned {shown(steps)} as its steps to the target: return a whole number "
+            "from 1 on, or math.inf where it missed the target"
         )
     if math.isnan(number):
         trial.report(trial.max_steps, math.nan)

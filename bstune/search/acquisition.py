@@ -51,7 +51,8 @@ MIN_STEPS = 10.0
 LEAST_GROWTH = 1.3
 # Log S of a draw is cut here: exp of it stays far from a float's end.
 MOST_LOG_STEPS = 50.0
-# Of the steps that are expected of a stopped trial, those that are left at least: they are not known any better.
+# Of the steps that are expected of a stopped trial, those that are left at least: they are not
+# known any better.
 LEAST_LEFT = 0.1
 
 # Octaves around the rule within which trials lie ...
@@ -65,9 +66,11 @@ CENTRES = 4
 AROUND_CENTRE = 0.5
 # Batch sizes of new candidates for which one draw of the posterior gives the best rate.
 SIZES_A_DRAW = 8
-# Deviations of a candidate's other hyper-parameters, each in [0, 1], from a draw's best ones or a centre's.
+# Deviations of a candidate's other hyper-parameters, each in [0, 1], from a draw's best ones or a
+# centre's.
 AROUND_OTHER = 0.1
-# Among the new candidates, the one that a random decision moves; the first two are the ends of the batch sizes.
+# Among the new candidates, the one that a random decision moves; the first two are the ends of the
+# batch sizes.
 RANDOM_PLACE = 2
 # Octaves below a batch size that ran out of memory.
 MEMORY_ROOM = 0.1
@@ -85,10 +88,12 @@ PROBED = 0.75
 LEAST_CONTINUED = 0.4
 # A score's worth of cost to go, in incumbent's costs, at most.
 MOST_COST_TO_GO = 10.0
-# Added to the score of what its longest horizon cannot bring to the target: it comes after all else.
+# Added to the score of what its longest horizon cannot bring to the target: it comes after all
+# else.
 OUT_OF_REACH = 1e3
 
-# Of a frontier's draw: batch sizes an octave, and the octaves beyond those of the study within which B_crit is sought.
+# Of a frontier's draw: batch sizes an octave, and the octaves beyond those of the study within
+# which B_crit is sought.
 FRONTIER_SIZES_AN_OCTAVE = 4
 B_CRIT_REACH = 7
 # What a trial costs beside its steps, over the cheapest one's cost: few trials rather than many.
@@ -97,7 +102,8 @@ SETUP = 0.2
 LOOK_SHARE = 0.5
 # ... this many times the incumbent's cost left out where the objective is not the curve.
 LOOK_AFTER = 12.0
-# Octaves: a look lies so far within a regime, as its edge moves, or so near to the end of the range.
+# Octaves: a look lies so far within a regime, as its edge moves, or so near to the end of the
+# range.
 REGIME_EDGE = 0.25
 # Standard deviations of a normal distribution that hold 90% of it.
 NORMAL_WIDTH = 3.29
@@ -107,7 +113,8 @@ MISSES_EVERY = 30
 WHOLE_BUDGET = 0.95
 # Octaves, at least, between the batch sizes of trials that are named together.
 APART = 1.0
-# Octaves of batch size and of rate around a running trial, and what a candidate there still tells of B_crit.
+# Octaves of batch size and of rate around a running trial, and what a candidate there still tells
+# of B_crit.
 ALIKE_FOR_CURVE = 0.5
 LEFT_TO_TELL = 0.3
 # Times the steps that are expected of a trial: where it ends.
@@ -661,7 +668,8 @@ def joined_with_histories(
     rows = np.array(stopped, dtype=np.intp)
     law = by_law[:, :count]
     history = data.y[rows]
-    # A stopped trial's seed is drawn already. Of a normal draw and a normal estimate: the mean by their precisions.
+    # A stopped trial's seed is drawn already. Of a normal draw and a normal estimate: the mean by
+    # their precisions.
     noise = np.exp(2.0 * theta[:, NOISE, None])
     estimated = law + noise / (noise + data.spread[rows] ** 2) * (history - law)
     joined = by_law.copy()
@@ -802,7 +810,8 @@ def max_variance_reduction(
     whole = joint.expected * posterior.tau(np.exp2(candidates.x))
     left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
     to_go = whole * left + SETUP * whole.min()
-    # A stopped trial past its expected steps shows that the model is wrong there: more steps of it add nothing.
+    # A stopped trial past its expected steps shows that the model is wrong there: more steps of it
+    # add nothing.
     gain[candidates.done >= GIVEN_UP_AT * joint.expected] = 0.0
     for x, z, _ in pending:
         gain[are_near(candidates.x, candidates.z, x, z, ALIKE_FOR_CURVE)] *= LEFT_TO_TELL

@@ -19,8 +19,8 @@ from bstune.search.acquisition import Array, Domain, Suggestion
 BATCH_SIZE = "batch_size"
 LR = "lr"
 DELTA = "delta"
-# The rule is tabulated over log2 batch sizes: a decision asks for hundreds. Octaves beyond the batch sizes, and between
-# two places of the table.
+# The rule is tabulated over log2 batch sizes: a decision asks for hundreds. Octaves beyond the
+# batch sizes, and between two places of the table.
 RULE_BELOW = 1.0
 RULE_ABOVE = 12.0
 RULE_STEP = 0.25

@@ -59,13 +59,14 @@ class LogFactor(NamedTuple):
     spread: float
 
 
-# Histories, and pairs of two: every decision reads them all, most of them once more. A study of 1,000 trials that were
-# stopped has 8,000 pairs.
+# Histories, and pairs of two: every decision reads them all, most of them once more. A study of
+# 1,000 trials that were stopped has 8,000 pairs.
 CACHED = 32_768
 # Of a distance that others are divided by.
 LEAST_SCALE = 1e-300
 MOST_EXCESS = 1e30
-# Of the goal's distance from an ideal value that is not known: the first evaluation's gap has so many.
+# Of the goal's distance from an ideal value that is not known: the first evaluation's gap has so
+# many.
 FIRST_GAP = 4.0
 # Log excess of error for each log step, where nothing has reached the target yet.
 USUAL_RATE = 0.4
@@ -135,7 +136,8 @@ def log_excess(
         scale = abs(target.value - ideal)
     curve = list[tuple[float, float]]()
     for step, gap in gaps:
-        # A target next to the ideal value has an excess that no float holds: it is beyond any other anyway.
+        # A target next to the ideal value has an excess that no float holds: it is beyond any other
+        # anyway.
         excess = min(1.0 + gap / max(scale, LEAST_SCALE), MOST_EXCESS)
         curve.append((math.log(step), math.log(max(excess, 1e-3))))
     return curve
@@ -269,7 +271,8 @@ def _extrapolated(
     else:
         level = recent.level
         log_rate, spread = _rate_of_others(reached, level)
-        # One that gets worse counts as flat; its misfit would favour fast rates, whose spread is wide.
+        # One that gets worse counts as flat; its misfit would favour fast rates, whose spread is
+        # wide.
         own_rate = max(recent.rate, 0.0) * math.exp(slowdown.mean)
         log_rate, spread = _combine(log_rate, spread, own_rate, recent.error, slowdown.spread)
     rate = min(max(math.exp(log_rate), SLOWEST_RATE), FASTEST_RATE)

@@ -35,9 +35,10 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 Array = NDArray[np.float64]
-# Mean and standard deviation of: log scale, log power, log share, log waste. The share m/(1 - m) has a median of 1 and
-# a deviation with which m itself is nearly uniform: from a target that is met at S^(1 - m) h^m wherever a schedule ends
-# (recorded linear schedules have m of 0 to 0.1) to one that is met at its end alone.
+# Mean and standard deviation of: log scale, log power, log share, log waste. The share m/(1 - m)
+# has a median of 1 and a deviation with which m itself is nearly uniform: from a target that is met
+# at S^(1 - m) h^m wherever a schedule ends (recorded linear schedules have m of 0 to 0.1) to one
+# that is met at its end alone.
 HORIZON_NORMAL = [
     (math.log(2.0), 0.6),
     (math.log(0.8), 0.25),
@@ -72,8 +73,8 @@ class Ends:
     excess: Array
     # Log(steps/horizon) of a trial that met the target before its horizon's end; else 0.
     early: Array
-    # Log(horizon/step) of the last step that missed the target, of a trial that met it at its horizon's end; else, and
-    # where nothing was looked at before, infinite. None: of all trials.
+    # Log(horizon/step) of the last step that missed the target, of a trial that met it at its
+    # horizon's end; else, and where nothing was looked at before, infinite. None: of all trials.
     late: Array | None = None
 
     def take(self, rows: NDArray[np.intp]) -> "Ends":
@@ -160,7 +161,8 @@ def log_met(law: Array) -> Array:
     It is the median over parameters (m, 4), one for each horizon.
     """
     law = law[:: max(1, len(law) // LAW_DRAWS)]
-    # Log(h/s), which exceeds log(h/S) by the waste at most. Squares, as the curve is steepest at its beginning.
+    # Log(h/s), which exceeds log(h/S) by the waste at most. Squares, as the curve is steepest at
+    # its beginning.
     most = LOG_HORIZONS[-1] + math.exp(law[:, -1].max())
     early = np.linspace(0.0, math.sqrt(most), 400) ** 2
     met = list[Array]()

@@ -50,9 +50,10 @@ StepWeight = Callable[[Array], Array]
 # Log2 of batch size and of learning rate, and the other hyper-parameters.
 Point = tuple[float, float, tuple[float, ...]]
 
-# In log S: what the model misses at one point. The trial predicted to be best takes 1.075 times the best cell (three
-# shipped tables, time and steps, 8 seeds, 40 times the best trial's cost); with 0.05 to 0.3 it is 1.070 to 1.081, by
-# the posterior mean alone 1.087, and the luckiest trial takes 1.103.
+# In log S: what the model misses at one point. The trial predicted to be best takes 1.075 times the
+# best cell (three shipped tables, time and steps, 8 seeds, 40 times the best trial's cost); with
+# 0.05 to 0.3 it is 1.070 to 1.081, by the posterior mean alone 1.087, and the luckiest trial takes
+# 1.103.
 POINT_MISFIT = 0.1
 # Times the steps expected: what a run counts as that diverged where others reached the target.
 FAILURE_FACTOR = 4.0
@@ -64,16 +65,19 @@ LEAST_MISS = 0.003
 SIMILAR = 8
 # Deviation of log S around a bound, in place of a history's.
 BOUND_DEVIATION = 0.05
-# Five times the steps or more (e^1.6), with a deviation of half of that in log, is a guess: it says that S is large,
-# not how large.
+# Five times the steps or more (e^1.6), with a deviation of half of that in log, is a guess: it says
+# that S is large, not how large.
 GUESSED_LOG_FACTOR = 1.6
 GUESSED_SPREAD = 0.5
 
-# Of many trials a posterior is sampled from that of fewer of them, at sizes that are the same for every decision.
+# Of many trials a posterior is sampled from that of fewer of them, at sizes that are the same for
+# every decision.
 FIRST_START = 80  # trials
-# 1.25: the next posterior is near, two or three temperatures away, and a study of 1,000 trials has ten of them.
+# 1.25: the next posterior is near, two or three temperatures away, and a study of 1,000 trials has
+# ten of them.
 START_GROWTH = 1.25
-# Of the trials, at most, that a start is made of: those before that were slow to end are in by then.
+# Of the trials, at most, that a start is made of: those before that were slow to end are in by
+# then.
 SETTLED_SHARE = 0.9
 START_SEED = 20120711
 STARTS_KEPT = 64
@@ -93,7 +97,8 @@ class Observation:
     x: float  # log2 of the batch size
     z: float  # log2 of the learning rate
     other: tuple[float, ...]
-    # Extrapolated log(steps to target/steps), and its standard deviation; None if the history does not allow it.
+    # Extrapolated log(steps to target/steps), and its standard deviation; None if the history does
+    # not allow it.
     log_factor: float | None
     spread: float
     # True if resuming added no steps, as where a replayed record ended.
@@ -436,7 +441,8 @@ def _with_end(observation: Observation, trial: TrialResult, history: History) ->
     horizon = max(observation.steps, trial.horizon or 0)
     excess: float | None = None
     if history and observation.steps == horizon:
-        # The least on the way, as the target is met by any evaluation: where a schedule anneals, that at its end.
+        # The least on the way, as the target is met by any evaluation: where a schedule anneals,
+        # that at its end.
         excess = min(value for _, value in history)
     return replace(observation, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
 
@@ -493,7 +499,8 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
     """Give what a trial says of log S where no horizon matters."""
     done = math.log(observation.steps)
     if observation.status == "reached":
-        # S lies between the last evaluation that missed the target and the first one that reached it.
+        # S lies between the last evaluation that missed the target and the first one that reached
+        # it.
         missed = max(observation.steps_low, FIRST_MISS_SHARE * observation.steps)
         width = math.log(observation.steps / missed)
         # The standard deviation of a uniform distribution of this width.

@@ -64,7 +64,8 @@ Columns = slice | NDArray[np.bool_]  # which of the trials, as an index
     B_OPT,
     ROUGHNESS,
 ) = range(12)
-# Then three for each other hyper-parameter: its best value, log curvature, shift; then horizons' law; then the knots.
+# Then three for each other hyper-parameter: its best value, log curvature, shift; then horizons'
+# law; then the knots.
 OTHER = 12
 # Mean and standard deviation of each of the three.
 OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]
@@ -79,7 +80,8 @@ DIVERGED_PENALTY = 1.5
 DIVERGED_SPREAD = 0.4
 # Of a particle by a step towards the fitted normal distribution, in its deviations.
 KEPT_BY_STEP = (0.3, 0.7, 0.95)
-# Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the time so.
+# Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the
+# time so.
 CACHED_VALUES = 40_000
 # Batch sizes an octave, at which what depends on them alone is worked out for many trials.
 NODES_AN_OCTAVE = 8
@@ -578,7 +580,8 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
         step = _next_step(rise, temperature)
         temperature += step
         weight = np.exp(step * (rise - rise.max()))
-        # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at random.
+        # Systematic resampling: evenly spaced places on the cumulative weights, shifted together at
+        # random.
         places = (rng.random() + np.arange(count)) / count
         chosen = np.minimum(np.searchsorted(np.cumsum(weight / weight.sum()), places), count - 1)
         theta = theta[chosen]
@@ -625,8 +628,8 @@ def _move(
 ) -> tuple[Array, Array, Array]:
     """Take Metropolis steps; give the particles and the two parts of their log density."""
     for i in range(moves):
-        # Alternately towards a normal distribution fitted to the particles, which moves far in many dimensions, and by
-        # the difference of two particles, which does not trust that shape.
+        # Alternately towards a normal distribution fitted to the particles, which moves far in many
+        # dimensions, and by the difference of two particles, which does not trust that shape.
         if i % 2 == 0:
             proposed, correction = _towards_normal(theta, path.prior, rng)
         else:
@@ -665,13 +668,17 @@ def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Arra
     return np.asarray(theta + scale * (theta[first] - theta[second]) + jitter)
 
 
-# The noise scale that trials measured is a wide prior of B_crit, which McCandlish et al. 2018 (section 2, appendix D)
-# find to be the noise scale averaged over the training; B_simple at some steps stands for it:
-# - Only trials that reached the target count: the noise scale grows by tens of times as |G|^2 falls, and a stopped
-#   trial has measured the beginning alone.
-# - All steps of each count, weighed by |G|^2: that errs to the small side, the later half alone would to the large one.
-# - Both means are in units of the trial's own tr Sigma, or one with a large learning rate would outweigh the rest.
-# - Each trial is one block of the interval, which so holds what batch size, learning rate and seed change.
+# The noise scale that trials measured is a wide prior of B_crit, which McCandlish et al. 2018
+# (section 2, appendix D) find to be the noise scale averaged over the training; B_simple at some
+# steps stands for it:
+# - Only trials that reached the target count: the noise scale grows by tens of times as |G|^2
+#   falls, and a stopped trial has measured the beginning alone.
+# - All steps of each count, weighed by |G|^2: that errs to the small side, the later half alone
+#   would to the large one.
+# - Both means are in units of the trial's own tr Sigma, or one with a large learning rate would
+#   outweigh the rest.
+# - Each trial is one block of the interval, which so holds what batch size, learning rate and seed
+#   change.
 
 
 def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:

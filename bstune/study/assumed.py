@@ -96,8 +96,9 @@ def complete(stated: Stated) -> Completed:
     target = _target(stated.target)
     if stated.objective == "loss" and target is not None and not target.is_open:
         raise ConfigError(
-            f"objective='loss' seeks the best {target.metric} within a budget, and target={str(target)!r} a "
-            f"target: leave one of them out, or give target={target.metric!r}"
+            f"objective='loss' seeks the best {target.metric} within a budget, and "
+            f"target={str(target)!r} a target: leave one of them out, or give "
+            f"target={target.metric!r}"
         )
     needed = {
         "target": target,
@@ -121,7 +122,8 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     """Take what is left out from the project itself."""
     if stated.trainer is not None and not isinstance(stated.trainer, Mapping):
         raise ConfigError(
-            f"trainer must be a dict of the Trainer's arguments, but got {type(stated.trainer).__name__}"
+            "trainer must be a dict of the Trainer's arguments, but got "
+            f"{type(stated.trainer).__name__}"
         )
     # The metric that is logged is looked for with these call-backs.
     refuse_finders((stated.trainer or {}).get("callbacks"))
@@ -139,16 +141,16 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
             )
         reference = project.take_batch_size(), _own_rate(module, stated)
         lines.append(
-            f"reference={reference}: the batch size of {project.data_name} and the learning rate of your "
-            "module, as you run it today; the gain is over these"
+            f"reference={reference}: the batch size of {project.data_name} and the learning rate "
+            "of your module, as you run it today; the gain is over these"
         )
     batch_size = int(reference[0])
     sizes = stated.batch_sizes
     if sizes is None:
         sizes = max(1, batch_size // SMALLEST_PART), project.batches.examples
         lines.append(
-            f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or what "
-            "memory holds"
+            f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or "
+            "what memory holds"
         )
     budget = stated.budget
     wall_seconds: float | None = None
@@ -159,8 +161,8 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         if not length.is_own and not is_timed:
             wall_seconds = QUICK_SECONDS
             lines.append(
-                f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, as "
-                "neither it nor trainer={'max_epochs': N} says how long"
+                f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, "
+                "as neither it nor trainer={'max_epochs': N} says how long"
             )
         budget = Budget(examples=length.examples)
         if stated.objective == "loss" and not stated.has_budget and not length.is_own:
@@ -300,8 +302,8 @@ def _own_rate(module: Module, stated: Stated) -> float:
     if rate is None:
         raise ConfigError(
             "which learning rate do you run today? The module's class has no default of lr or "
-            f"learning_rate: give reference=(batch size, learning rate), or {OVERRIDE} where it stands in "
-            "configure_optimizers"
+            f"learning_rate: give reference=(batch size, learning rate), or {OVERRIDE} where it "
+            "stands in configure_optimizers"
         )
     return rate
 

@@ -35,7 +35,10 @@ def main(arguments: list[str]) -> str:
     """Run ``bstune branch`` with the arguments after it, and give all branches as JSON."""
     parser = ArgumentParser(
         prog="bstune branch",
-        usage="%(prog)s CHECKPOINT --batch-size B0 --examples N [--batch-sizes N,...] workload=NAME [OPTION=VALUE ...]",
+        usage=(
+            "%(prog)s CHECKPOINT --batch-size B0 --examples N [--batch-sizes N,...] workload=NAME "
+            "[OPTION=VALUE ...]"
+        ),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -134,7 +137,8 @@ def run_branches(
     fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
     if fixed:
         raise ConfigError(
-            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it out"
+            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it "
+            "out"
         )
     if options.devices > 1:
         raise ConfigError(
@@ -215,12 +219,13 @@ def _check_sizes(own: int, given: Sequence[int], examples: int) -> tuple[int, ..
         )
     if len(sizes) < 2:
         raise ConfigError(
-            f"--batch-sizes={own} is the run's own, --batch-size={own}: give at least one larger one"
+            f"--batch-sizes={own} is the run's own, --batch-size={own}: give at least one larger "
+            "one"
         )
     if sizes[-1] * MIN_BRANCH_STEPS > examples:
         raise ConfigError(
-            f"--examples={examples} are fewer than {MIN_BRANCH_STEPS} steps at batch size {sizes[-1]}: "
-            f"give --examples={MIN_BRANCH_STEPS * sizes[-1]} or more"
+            f"--examples={examples} are fewer than {MIN_BRANCH_STEPS} steps at batch size "
+            f"{sizes[-1]}: give --examples={MIN_BRANCH_STEPS * sizes[-1]} or more"
         )
     return sizes
 
@@ -285,20 +290,20 @@ def _largest_text(found: Branches) -> str:
     if largest.between is not None:
         below, above = (format_count(end) for end in largest.between)
         return (
-            f"batch size {below} {nothing}, {above} far more: the largest one lies between {below} and "
-            f"{above}, look there, --batch-sizes"
+            f"batch size {below} {nothing}, {above} far more: the largest one lies between {below} "
+            f"and {above}, look there, --batch-sizes"
         )
     if largest.low is None:
         return (
-            f"batch size {size} {nothing}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds or "
-            "more for an interval"
+            f"batch size {size} {nothing}, on {plural(seeds, 'seed')}: give {LEAST_SEEDS} --seeds "
+            "or more for an interval"
         )
     level = f"{BRANCH_LEVEL:.0%}"
     low = format_count(largest.low)
     if largest.high is None:
         return (
-            f"batch size {size} {nothing} ({level}: {low} to no end seen: {largest.unbounded} of {seeds} "
-            "seeds lost nothing at the largest one)"
+            f"batch size {size} {nothing} ({level}: {low} to no end seen: {largest.unbounded} of "
+            f"{seeds} seeds lost nothing at the largest one)"
         )
     high = format_count(largest.high)
     return f"batch size {size} {nothing} ({level}: {low} to {high}, over {plural(seeds, 'seed')})"

@@ -66,14 +66,15 @@ def extrapolate_branches(found: Sequence[Branches], name: str, wanted: float) ->
     """
     if name not in PROGRESS_SCALES:
         raise ConfigError(
-            f"branches tell how far a run is in {listing(PROGRESS_SCALES)}, but got --at {one_line(name)}"
+            f"branches tell how far a run is in {listing(PROGRESS_SCALES)}, but got --at "
+            f"{one_line(name)}"
         )
     _check_one_run(found)
     points, notes = _points(found, name)
     if len({point.scale for point in points}) < FEWEST_SCALES:
         lines = [
-            f"a law takes at least {FEWEST_SCALES} different {name} of a run, but the branches tell "
-            f"{len(points)}",
+            f"a law takes at least {FEWEST_SCALES} different {name} of a run, but the branches "
+            f"tell {len(points)}",
             *notes,
         ]
         raise StudyError("\n".join(lines))
@@ -94,8 +95,8 @@ def extrapolate_branches(found: Sequence[Branches], name: str, wanted: float) ->
     exponent = found[0].lr_exponent
     if schedule and exponent:
         notes.append(
-            f"the branches' learning rates were the run's times (B/B0)^{format_number(exponent)}: let "
-            "yours follow each step of the schedule so"
+            f"the branches' learning rates were the run's times (B/B0)^{format_number(exponent)}: "
+            "let yours follow each step of the schedule so"
         )
     rows = list[ScaleRow]()
     for point in sorted(points, key=lambda point: point.scale):
@@ -119,7 +120,8 @@ def _check_one_run(found: Sequence[Branches]) -> None:
         values = list(dict.fromkeys(str(getattr(branches, field)) for branches in found))
         if len(values) > 1:
             raise StudyError(
-                f"the branches differ in more than the checkpoint: {field} is {one_line(listing(values))}"
+                f"the branches differ in more than the checkpoint: {field} is "
+                f"{one_line(listing(values))}"
             )
 
 

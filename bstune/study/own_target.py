@@ -30,9 +30,9 @@ from bstune.study.storage.attributes import GOAL
 LAST_SHARE = 0.5  # of a trial's steps, from which on its evaluations say what it comes to
 FEWEST = 3  # evaluations that say it
 SEED_SCATTER = 0.25  # of log steps to one value, from seed to seed
-# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value differs from
-# another's by 3 to 5% in the middle, on two projects and two recorded tables (tests/benchmarks/README.md,
-# "A first call without arguments").
+# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value
+# differs from another's by 3 to 5% in the middle, on two projects and two recorded tables
+# (tests/benchmarks/README.md, "A first call without arguments").
 ANNEALED_SCATTER = 0.05
 DIGITS = 4  # of a goal, which is read and typed
 
@@ -121,13 +121,14 @@ def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None 
     if record.status not in ("stopped", "reached"):
         because = "" if record.message is None else f": {record.message}"
         raise StudyError(
-            f"the target is to be what your own configuration comes to, but its run at batch size "
-            f"{record.batch_size} and learning rate {record.lr:g} ended as {record.status}{because}; {how_else}"
+            "the target is to be what your own configuration comes to, but its run at batch size "
+            f"{record.batch_size} and learning rate {record.lr:g} ended as "
+            f"{record.status}{because}; {how_else}"
         )
     if found is None:
         raise StudyError(
-            f"the target is to be what your own configuration comes to, but its run was not evaluated in "
-            f"{record.steps} steps; {how_else}"
+            "the target is to be what your own configuration comes to, but its run was not "
+            f"evaluated in {record.steps} steps; {how_else}"
         )
     return found.goal
 

@@ -60,30 +60,38 @@ SURVEY_SHARE = (
 # Of the command without a line, where the process that trains says what it waits for after ten.
 OWN_SILENCE = 15.0
 HORIZON_CAVEAT = (
-    "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon that reaches the "
-    "target, and a point stands where a run met the target, at its horizon's end or before."
+    "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon "
+    "that reaches the target, and a point stands where a run met the target, at its horizon's end "
+    "or before."
 )
 FIXED_HORIZON_CAVEAT = (
-    "The workload's schedule ends with the budget, which this sampler leaves as it is: the curve shows where this "
-    "schedule stops working rather than the fewest steps (sampler=frontier chooses each trial's horizon)."
+    "The workload's schedule ends with the budget, which this sampler leaves as it is: the curve "
+    "shows where this schedule stops working rather than the fewest steps (sampler=frontier "
+    "chooses each trial's horizon)."
 )
-ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
+ON_TEST_CAVEAT = (
+    "The target is measured on the test images, as the workload's source does: there is no other "
+    "test."
+)
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 OVERRIDDEN_CAVEAT = (
-    "The learning rate was set in the optimizer that configure_optimizers builds, in place of its own, all groups and "
-    "schedules in proportion."
+    "The learning rate was set in the optimizer that configure_optimizers builds, in place of its "
+    "own, all groups and schedules in proportion."
 )
 OWN_TARGET_CAVEAT = (
-    "The target is what your own configuration came to {after}: {target}, which is made easier by what chance is "
-    "worth (workload.target.value sets another)."
+    "The target is what your own configuration came to {after}: {target}, which is made easier by "
+    "what chance is worth (workload.target.value sets another)."
 )
 NO_OWN_RUN = (
-    "workload.target.value=auto takes the target from a run of your own configuration, the reference: {because}; "
-    "give target=VALUE"
+    "workload.target.value=auto takes the target from a run of your own configuration, the "
+    "reference: {because}; give target=VALUE"
 )
 
-SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
+SHARED_CAVEAT = (
+    "No plan for further devices: it starts from the seconds per step of one, and here {} share "
+    "the steps."
+)
 
 
 compose_checked = partial(
@@ -95,8 +103,8 @@ def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
     """Compose what a process that joins a study runs; the owner alone sends it to MLflow, which takes a second."""
     if not study.user_attrs[ARGUMENTS]:
         raise ConfigError(
-            f"the study {study.study_name!r} trains Python objects, which no command line has: continue it by the call "
-            "of bstune.tune() that began it"
+            f"the study {study.study_name!r} trains Python objects, which no command line has: "
+            "continue it by the call of bstune.tune() that began it"
         )
     return compose_checked([*study.user_attrs[ARGUMENTS], *arguments, "mlflow.enabled=false"])
 
@@ -341,9 +349,9 @@ def _single_tau(options: StudyOptions, recipe: Recipe | None) -> float:
     times = stored_budget_times(options.study, options.storage)
     if times is None:
         raise ConfigError(
-            f"budget.seconds={shown(options.budget.seconds)} of a single trial are counted by the seconds of a step "
-            f"that study={options.study} has measured, and it has measured none: run the study first, or give "
-            "budget.steps=N budget.examples=1"
+            f"budget.seconds={shown(options.budget.seconds)} of a single trial are counted by the "
+            f"seconds of a step that study={options.study} has measured, and it has measured none: "
+            "run the study first, or give budget.steps=N budget.examples=1"
         )
     return seconds_between(times, batch_size)
 
@@ -362,8 +370,8 @@ def _check_budget(prepared: PreparedStudy) -> None:
             )
         if prepared.recipe is not None and prepared.survey is None:
             raise ConfigError(
-                f"budget.seconds={budget.seconds:g} needs steps that are timed over all batch sizes: let "
-                "hardware.enabled=true, or give budget.examples or budget.steps"
+                f"budget.seconds={budget.seconds:g} needs steps that are timed over all batch "
+                "sizes: let hardware.enabled=true, or give budget.examples or budget.steps"
             )
     smallest = prepared.space.low
     steps = prepared.last_step(smallest)
@@ -378,8 +386,8 @@ def _check_budget(prepared: PreparedStudy) -> None:
     else:
         least = f"budget.steps={FEWEST_STEPS}"
     raise ConfigError(
-        f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, which tells "
-        f"nothing: give {least} at least"
+        f"a trial at the smallest batch size, {smallest}, ends after {plural(steps, 'step')}, "
+        f"which tells nothing: give {least} at least"
     )
 
 
@@ -517,7 +525,8 @@ def _try_and_survey(
 
     wall_seconds = options.search.wall_seconds
     has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
-    # Several trials side by side take their seconds from the survey, and so does a budget of seconds.
+    # Several trials side by side take their seconds from the survey, and so does a budget of
+    # seconds.
     needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
     has_time = has_time or needs_seconds
     surveyed = trial is None and options.hardware.enabled and has_time
@@ -597,8 +606,8 @@ def _runner_of(
         return processes.runner, []
     if survey is None or survey.step_time is None:
         raise ConfigError(
-            f"search.workers={count} needs steps that are timed at two batch sizes or more, with nothing beside them: "
-            "widen search.batch_size, or use search.workers=1"
+            f"search.workers={count} needs steps that are timed at two batch sizes or more, with "
+            "nothing beside them: widen search.batch_size, or use search.workers=1"
         )
     cuda = options.device.startswith("cuda")
     threads = None if cuda else max(1, torch.get_num_threads() // count)
@@ -614,13 +623,19 @@ def _runner_of(
 
     each = "" if threads is None else f" with {threads} thread{'s' if threads > 1 else ''}"
     note = (
-        f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are the survey's, "
-        "measured alone; which trial comes next depends on which ends first"
+        f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are "
+        "the survey's, measured alone; which trial comes next depends on which ends first"
     )
     if options.search.replicates:
         note += "; winners run again alone"
     if cuda and not mps_runs():
-        note += "; they take turns on the device, as NVIDIA's MPS does not run (nvidia-cuda-mps-control -d starts it)"
+        note += (
+            "; they take turns on the device, as NVIDIA's MPS does not run "
+            "(nvidia-cuda-mps-control -d starts it)"
+        )
     if options.search.tune:
-        note += f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a trial's"
+        note += (
+            f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a "
+            "trial's"
+        )
     return open_runner, [note]

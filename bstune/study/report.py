@@ -301,7 +301,8 @@ def _elsewhere(
     if prepared.backend.train_examples is None:
         return []
     return [
-        f"the checkpoint of trial {number} is not in {files.checkpoints}, but with {trained_by(study, number)}"
+        f"the checkpoint of trial {number} is not in {files.checkpoints}, but with "
+        f"{trained_by(study, number)}"
         for number in sorted(numbers)
         if not is_own(files.checkpoint(number))
     ]
@@ -367,7 +368,8 @@ def best_yaml(
             f"trial.lr={trial.lr!r}",
             f"trial.seed={trial.seed}",
         ]
-        # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule does.
+        # Where trials stop early, what was evaluated depends on their limits; elsewhere the
+        # schedule does.
         limit = trial.steps if prepared.backend.stops else best[criterion.merit].advised_horizon
         own += [] if limit is None else [f"budget.steps={limit}", "budget.examples=1"]
         own += overrides(prepared.options, trial.hyperparameters)

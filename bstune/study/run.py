@@ -89,7 +89,10 @@ def _turns(prepared: PreparedStudy) -> str | None:
     count = len(batch_sizes(space.low, space.high, ratio, space.snap))
     each = f"at each of {plural(count, 'batch size')} in turn"
     if trials < count:
-        return f"at the {trials} smallest of {count} batch sizes alone: choose search.trials as a multiple of {count}"
+        return (
+            f"at the {trials} smallest of {count} batch sizes alone: choose search.trials as a "
+            f"multiple of {count}"
+        )
     return each if trials % count == 0 else f"{each}, one more at the {trials % count} smallest"
 
 
@@ -112,7 +115,10 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
         may_go_on = ", and may be continued" if prepared.backend.continues else ""
         ends = f"; each ends at the target or once it cannot matter{may_go_on}{again}"
     elif prepared.backend.horizon and chooses_horizons(options):
-        ends = f"; each ends at the target or with its schedule, at a horizon that the search chooses, at most {spent}"
+        ends = (
+            "; each ends at the target or with its schedule, at a horizon that the search chooses, "
+            f"at most {spent}"
+        )
     else:
         ends = f"; each ends at the target or after {spent}"
     rule = options.scaling.rule["_target_"].rpartition(".")[2]
@@ -130,9 +136,10 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     lines = [
         f"study {options.study}: {question}, objective {budget.objective}, on "
         f"{prepared.backend.description}",
-        f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, "
-        f"learning rates within a factor of {format_number(2**space.delta_bound)} of rule {rule} "
-        f"through B = {format_count(options.scaling.batch_size)}, lr = {format_number(options.scaling.lr)}{bounds}",
+        f"  batch sizes {format_count(space.low)} to {format_count(space.high)}, learning rates "
+        f"within a factor of {format_number(2**space.delta_bound)} of rule {rule} through B = "
+        f"{format_count(options.scaling.batch_size)}, lr = "
+        f"{format_number(options.scaling.lr)}{bounds}",
         f"  {', '.join([plural(budget.trials, 'trial'), *spendable])}{ends}",
     ]
     if space.tunables:
@@ -537,8 +544,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         goal = stored_goal(study)
         if goal is None:
             raise StudyError(
-                f"the study {study.study_name!r} has its target from its first trial, which has not "
-                "ended yet: join it then"
+                f"the study {study.study_name!r} has its target from its first trial, which has "
+                "not ended yet: join it then"
             )
         prepared = with_goal(prepared, goal, None)
     prepared = replace(prepared, budget_times=budget_times_of(study))
@@ -550,8 +557,8 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         print_line(console, joins)
         if prepared.backend.device_kind != study.user_attrs[DEVICE]:
             console.print(
-                f"its seconds are those of {study.user_attrs[DEVICE]}: trials on {prepared.backend.device_kind} give "
-                "steps only",
+                f"its seconds are those of {study.user_attrs[DEVICE]}: trials on "
+                f"{prepared.backend.device_kind} give steps only",
                 soft_wrap=True,
             )
         make_inside(prepared.files.checkpoints)

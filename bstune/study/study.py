@@ -296,8 +296,8 @@ class Study:
         """
         if self.recipe is None and isinstance(self.options, GivenOptions):
             raise ConfigError(
-                "the study has no module to train: give module=... and data=..., or train each trial "
-                "in a loop of your own: for trial in study"
+                "the study has no module to train: give module=... and data=..., or train each "
+                "trial in a loop of your own: for trial in study"
             )
         for line in self.assumptions:
             print_line(console, f"assumed: {line}")

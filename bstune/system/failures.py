@@ -106,7 +106,8 @@ def place_of(thing: object) -> str:
 
 
 def _place_of_class(thing: type) -> tuple[str, int] | None:
-    # A class that was sent to this process stands in no file here, but its functions say where they are from.
+    # A class that was sent to this process stands in no file here, but its functions say where they
+    # are from.
     functions = [
         place
         for one in vars(thing).values()

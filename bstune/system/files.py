@@ -372,8 +372,8 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
             if error.errno not in PASSING or not tries_left:
                 tried = "" if tries_left else f"; tried {WRITE_TRIES} times in {WRITE_TRIES - 1} s"
                 raise StudyError(
-                    f"{path} cannot be written: {error.strerror}{tried}; what has finished is stored: mend it, and run "
-                    "the same command again"
+                    f"{path} cannot be written: {error.strerror}{tried}; what has finished is "
+                    "stored: mend it, and run the same command again"
                 ) from error
             sleep(1.0)
         else:

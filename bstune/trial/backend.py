@@ -18,7 +18,8 @@ from bstune.system.files import Output
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-# Arguments of the Trainer that define a trial: what sets each instead. Another value would change a trial unseen.
+# Arguments of the Trainer that define a trial: what sets each instead. Another value would change a
+# trial unseen.
 _LENGTH = "how long a trial is, is set by budget.steps and budget.examples"
 _DEVICE = "the device is set by device=cpu, cuda or cuda:N"
 _DEVICES = "devices=N trains with DDP on so many"
@@ -36,7 +37,9 @@ OWNED = {
     "accelerator": _DEVICE,
     **dict.fromkeys(("devices", "num_nodes", "strategy"), _DEVICES),
     "precision": "it is set by precision",
-    "accumulate_grad_batches": "batch sizes count all accumulated examples; see protocol.micro_batch_size",
+    "accumulate_grad_batches": (
+        "batch sizes count all accumulated examples; see protocol.micro_batch_size"
+    ),
     **dict.fromkeys(
         ("check_val_every_n_epoch", "val_check_interval", "num_sanity_val_steps"), _EVALUATION
     ),
@@ -82,7 +85,8 @@ class TrialBackend:
     stops: bool = True  # whether a trial may be stopped early; not where its schedule ends with it
     # Whether a stopped trial can go on from its checkpoint; else it is never asked to.
     continues: bool = True
-    horizon: bool = False  # whether a trial's schedule ends with it: after the spec's max_steps, else with the budget
+    # Whether a trial's schedule ends with it: after the spec's max_steps, else with the budget.
+    horizon: bool = False
     validates_on_test: bool = False  # whether the target is measured on the published test set
     evaluation_share: float = 0.0  # seconds of evaluation per second of training, for the estimate
     lr_range: tuple[float, float] = (0.0, float("inf"))  # smallest and largest learning rate
@@ -161,8 +165,8 @@ def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol
     if replays_graphs and protocol.micro_batch_size is not None:
         raise ConfigError(
             f"compile={options.compile} replays CUDA graphs, which overwrite the gradients of one "
-            "micro-batch with the next one's: set compile=max-autotune-no-cudagraphs or default, or "
-            "protocol.micro_batch_size=null"
+            "micro-batch with the next one's: set compile=max-autotune-no-cudagraphs or default, "
+            "or protocol.micro_batch_size=null"
         )
     trainer: dict[str, Any] = {}
     if recipe is not None:
@@ -237,8 +241,8 @@ def refuse_finders(callbacks: Any) -> None:
         for base in type(callback).__mro__:
             if base.__name__ in FINDERS:
                 raise ConfigError(
-                    f"trainer: the call-back {type(callback).__name__} sets {FINDERS[base.__name__]}, "
-                    "which bstune sets: leave it out"
+                    f"trainer: the call-back {type(callback).__name__} sets "
+                    f"{FINDERS[base.__name__]}, which bstune sets: leave it out"
                 )
 
 
@@ -274,6 +278,7 @@ def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, floa
             ) from error
         if not usable:
             raise ConfigError(
-                f"scaling.rule must return a positive number, but got {lr} at batch size {batch_size}"
+                f"scaling.rule must return a positive number, but got {lr} at batch size "
+                f"{batch_size}"
             )
     return space

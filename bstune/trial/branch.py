@@ -34,8 +34,8 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
         raise
     except pickle.UnpicklingError as error:
         raise ConfigError(
-            f"{path} holds more than plain data, such as objects of a project's own, or is no checkpoint: "
-            "--trusted reads it all the same, and runs whatever code is in it"
+            f"{path} holds more than plain data, such as objects of a project's own, or is no "
+            "checkpoint: --trusted reads it all the same, and runs whatever code is in it"
         ) from error
     except Exception as error:
         raise ConfigError(
@@ -152,7 +152,8 @@ class _GoesOn(Callback):
                 ) from error
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * self._factor
-        # A schedule would go on by steps, of which a larger batch takes fewer. A module may still ask for its rate.
+        # A schedule would go on by steps, of which a larger batch takes fewer. A module may still
+        # ask for its rate.
         of_torch = [
             one for one in trainer.lr_scheduler_configs if isinstance(one.scheduler, LRScheduler)
         ]
@@ -206,7 +207,8 @@ def branch(
         )
     if record.status == "stopped" and (not record.history or record.history[-1][0] < steps):
         raise ConfigError(
-            f"the module does not log {protocol.target.metric} at the end of a branch at batch size {batch_size}, "
-            f"after {steps} steps: log it in each validation, or give other --examples"
+            f"the module does not log {protocol.target.metric} at the end of a branch at batch "
+            f"size {batch_size}, after {steps} steps: log it in each validation, or give other "
+            "--examples"
         )
     return record, goes_on.start

@@ -131,7 +131,8 @@ def run_trial(
     finally:
         parts.compiling.end()
     clock.enter(Phase.CLOSING)
-    # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
+    # A Trainer and its module refer to each other: the device's memory would wait for Python's
+    # collector.
     is_out = parts.state.status == "out of memory"
     if is_out or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()

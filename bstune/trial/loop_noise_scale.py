@@ -75,7 +75,8 @@ class LoopNoiseScale:
             )
         if not isinstance(first_step, int) or isinstance(first_step, bool) or first_step < 0:
             raise ConfigError(
-                f"the noise scale's first_step must be a whole number of steps, but got {first_step!r}"
+                "the noise scale's first_step must be a whole number of steps, but got "
+                f"{first_step!r}"
             )
         moving_estimate([], window, level)
         self._every = every
@@ -124,7 +125,8 @@ class LoopNoiseScale:
                 continue
             if gradient.is_sparse:
                 raise ConfigError(
-                    "the noise scale needs dense gradients, but a parameter's is sparse: leave it out"
+                    "the noise scale needs dense gradients, but a parameter's is sparse: leave it "
+                    "out"
                 )
             before = step.total.get(place)
             part = gradient if before is None else gradient - before
@@ -152,8 +154,8 @@ class LoopNoiseScale:
         if len(step.examples) < 2:
             raise ConfigError(
                 "the noise scale needs two micro-batches a step or more, but got "
-                f"{len(step.examples)}: call measure() after the backward pass of each, or take the "
-                "batch in two halves"
+                f"{len(step.examples)}: call measure() after the backward pass of each, or take "
+                "the batch in two halves"
             )
         if len(step.squares) < len(step.examples):
             self.passed_over += 1

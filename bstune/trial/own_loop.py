@@ -63,9 +63,10 @@ SHORT = "its last report was before trial.max_steps: report there too, so that i
 # Trials in a row that no report at their last step has made comparable.
 CUT_MEAN_NEVER = 3
 NEVER_AT_END = (
-    "{trials} trials in a row ended before trial.max_steps, the last one with a report at step {steps} of {end}: "
-    "trials that go on start afresh, from their first step, unless the loop reports at trial.max_steps too, as by "
-    "taking min(10, trial.max_steps - step) steps between reports"
+    "{trials} trials in a row ended before trial.max_steps, the last one with a report at step "
+    "{steps} of {end}: trials that go on start afresh, from their first step, unless the loop "
+    "reports at trial.max_steps too, as by taking min(10, trial.max_steps - step) steps between "
+    "reports"
 )
 NOT_SAVED = (
     "nothing was saved at trial.save_to when trial {number} was stopped: trials that go on start "
@@ -212,8 +213,8 @@ class LoopTrial:
         )
         if self.batch_size > examples:
             raise ConfigError(
-                f"batch size {self.batch_size} is larger than the data set ({examples} examples): lower "
-                "the largest of batch_sizes"
+                f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
+                "lower the largest of batch_sizes"
             )
         order, _ = seeded_generators(self.seed, "cpu", 2)
         return endless_indices(
@@ -302,8 +303,8 @@ class LoopTrial:
             )
         if taken is None and self._needs_seconds:
             raise ConfigError(
-                "an objective of time needs the seconds of training: call trial.finish(seconds=...), or "
-                "give objective='steps'"
+                "an objective of time needs the seconds of training: call "
+                "trial.finish(seconds=...), or give objective='steps'"
             )
         if self._went_on:
             state.message = SHORT
@@ -402,18 +403,18 @@ class LoopTrial:
             and self.resume_from is not None
         ):
             raise ConfigError(
-                f"trial {self.number} continues one of {plural(state.first_step, 'step')}, but reports "
-                f"step {steps}: load trial.resume_from, and count on from there"
+                f"trial {self.number} continues one of {plural(state.first_step, 'step')}, but "
+                f"reports step {steps}: load trial.resume_from, and count on from there"
             )
         if steps <= state.steps:
             raise ConfigError(
-                f"the steps that trial {self.number} reports must rise, but step {steps} comes after "
-                f"{state.steps}: report the optimizer's steps since the trial's first one"
+                f"the steps that trial {self.number} reports must rise, but step {steps} comes "
+                f"after {state.steps}: report the optimizer's steps since the trial's first one"
             )
         if self._is_exact and steps > state.last_step:
             raise ConfigError(
-                f"trial {self.number} reports step {steps}, past the {state.last_step} of its budget, at "
-                "which trials are compared: end it at trial.max_steps, and report there"
+                f"trial {self.number} reports step {steps}, past the {state.last_step} of its "
+                "budget, at which trials are compared: end it at trial.max_steps, and report there"
             )
 
 

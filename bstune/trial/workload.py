@@ -84,8 +84,9 @@ def resolve(options: StudyOptions, recipe: Recipe) -> tuple[StudyOptions, Recipe
     options = with_option(with_option(options, "device", device), "precision", precision)
     if precision == "16-mixed" and option_at(options, "workload.module.optimizer.fused"):
         raise ConfigError(
-            "precision=16-mixed skips steps whose gradients overflow, after which the momentum of a fused optimizer is "
-            "wrong: set workload.module.optimizer.fused=false, or use precision=bf16-mixed"
+            "precision=16-mixed skips steps whose gradients overflow, after which the momentum of "
+            "a fused optimizer is wrong: set workload.module.optimizer.fused=false, or use "
+            "precision=bf16-mixed"
         )
     return options, recipe.on(device, precision)
 
@@ -96,8 +97,8 @@ def check_threads(options: StudyOptions) -> None:
     if options.threads == "auto" or options.threads <= most:
         return
     raise ConfigError(
-        f"threads={options.threads}, but this machine has {most} processors: use threads=auto or at "
-        f"most threads={most}"
+        f"threads={options.threads}, but this machine has {most} processors: use threads=auto or "
+        f"at most threads={most}"
     )
 
 
@@ -110,11 +111,13 @@ def resolve_precision(precision: str, device: str) -> str:
     kind, _, rest = precision.partition("-")
     if kind == "16" and not cuda:
         raise ConfigError(
-            f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or 32-true"
+            f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or "
+            "32-true"
         )
     if kind == "bf16" and cuda and not has_bfloat16(device):
         raise ConfigError(
-            f"precision={precision}: {torch.cuda.get_device_name(device)} has no bfloat16: use 16-{rest} or 32-true"
+            f"precision={precision}: {torch.cuda.get_device_name(device)} has no bfloat16: use "
+            f"16-{rest} or 32-true"
         )
     return precision
 
@@ -152,7 +155,8 @@ def _refused(options: Mapping[str, Any]) -> Exception | None:
     """Build a Trainer of the options; tell what it raises."""
     try:
         make_trainer(options)
-    except Exception as error:  # noqa: BLE001 (Lightning and the user's call-backs may raise anything)
+    # Lightning and the user's call-backs may raise anything.
+    except Exception as error:  # noqa: BLE001
         return error
     return None
 
@@ -360,8 +364,9 @@ def _configure_with(
         except (TypeError, ValueError) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(
-                f"workload.module: {type(module).__name__} cannot build its optimizers from these options: {error} "
-                f"({type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno})"
+                f"workload.module: {type(module).__name__} cannot build its optimizers from these "
+                f"options: {error} ({type(error).__name__} in {Path(frame.filename).name}, line "
+                f"{frame.lineno})"
             ) from error
 
     module.configure_optimizers = configured  # type: ignore[method-assign]
@@ -385,9 +390,9 @@ class _InitialImages:
             return module
         if not hasattr(self._data, "first_images"):
             raise ConfigError(
-                f"the module starts from {wanted} training images, for its whitening say, but workload.data is "
-                f"{type(self._data).__name__}, which has no first_images(count): set "
-                "workload.module.model.whitening=null, or use bstune.workloads.images.ImageData"
+                f"the module starts from {wanted} training images, for its whitening say, but "
+                f"workload.data is {type(self._data).__name__}, which has no first_images(count): "
+                "set workload.module.model.whitening=null, or use bstune.workloads.images.ImageData"
             )
         if hyperparameters == self._hyperparameters:
             module.load_state_dict(self._state, strict=False)
@@ -406,7 +411,8 @@ def _examples(loader: Any) -> int:
     if _has_length(loader):
         return epoch_length(loader)
     raise ConfigError(
-        f"the data module must return a torch DataLoader over a data set with a length, but got {type(loader).__name__}"
+        "the data module must return a torch DataLoader over a data set with a length, but got "
+        f"{type(loader).__name__}"
     )
 
 
@@ -483,7 +489,8 @@ class LightningBackend(TrialBackend):
         self.evaluation_share = protocol.evaluation_schedule.share
         self.train_examples = workload.train_examples or None
         self.notes = workload.notes
-        # Where schedules end with the budget, it is part of the workload; a chosen horizon stands in the record.
+        # Where schedules end with the budget, it is part of the workload; a chosen horizon stands
+        # in the record.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
             budget = {}

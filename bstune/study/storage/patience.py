@@ -35,9 +35,9 @@ if importlib.util.find_spec("grpc") is not None:
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
 # Errors that no waiting ends, such as a table that is not there.
 LASTING: Errors = (ArgumentError, DataError, NotSupportedError, ProgrammingError)
-# But for a table, or an enumeration's type, that another process made between the look for it and the
-# statement that makes it: PostgreSQL's codes of duplicate_table and duplicate_object, which both of
-# its drivers carry.
+# But for a table, or an enumeration's type, that another process made between the look for it and
+# the statement that makes it: PostgreSQL's codes of duplicate_table and duplicate_object, which
+# both of its drivers carry.
 MADE_MEANWHILE = frozenset({"42P07", "42710"})
 # And those that drivers tell by their text alone. PostgreSQL's are in the server's language; in
 # another one than English they are waited for in vain.

@@ -105,7 +105,8 @@ def preflight(
     ``trial`` is the one to run instead of a study; ``continues``: trials are stopped and continued; ``survey``: one
     will find the smallest batch size at which the module can be trained.
     """
-    # A single trial's batch size may be one at which the module can be built where the range's smallest is none.
+    # A single trial's batch size may be one at which the module can be built where the range's
+    # smallest is none.
     space = space if trial is None else replace(space, low=trial.batch_size, high=trial.batch_size)
     short = _ShortTrials(workload, protocol)
     small, large = space.snap(space.low), space.snap(min(space.high, space.low * SPREAD))
@@ -361,7 +362,8 @@ class _Recorder(Callback):
         self._steps, self._followed_after, self._exact = steps, followed_after, exact
         self.course: Course | None = None
         self.schedules: tuple[ScheduleCopy, ...] = ()
-        # Further copies, to be compared with another trial's, and the names of schedules that cannot be copied.
+        # Further copies, to be compared with another trial's, and the names of schedules that
+        # cannot be copied.
         self.compared_schedules: tuple[ScheduleCopy, ...] = ()
         self.unknown_schedules: tuple[str, ...] = ()
         self.generators: dict[str, dict[str, Any]] = {}  # states, by when and by library
@@ -557,7 +559,8 @@ def check_takes_rate(recipe: Recipe) -> None:
     if not recipe.takes("lr"):
         raise ConfigError(
             "nothing in the workload takes ${trial.lr}, so every learning rate would train alike: "
-            f"{recipe.advice_on_rate()}; or give {recipe.override}, which sets the rate in the optimizer"
+            f"{recipe.advice_on_rate()}; or give {recipe.override}, which sets the rate in the "
+            "optimizer"
         )
 
 
@@ -574,27 +577,31 @@ def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
     for method in ("train_dataloader", "val_dataloader"):
         if not is_overridden(method, data):
             raise ConfigError(
-                f"{name}{place_of(type(data))} has no {method}: define it, so that it returns a DataLoader"
+                f"{name}{place_of(type(data))} has no {method}: define it, so that it returns a "
+                "DataLoader"
             )
     problem = not_rebatchable(data.train_dataloader())
     if problem is not None and not is_given:
         raise ConfigError(
-            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; {HOW_TO_GIVE}. Or return "
-            "DataLoader(dataset, batch_size=..., shuffle=True) over a data set with __len__ and __getitem__ (a "
-            "ConcatDataset or StackDataset of several), or give the data module train_batches(batch_size, "
-            "micro_batch_size, seed), which yields batches of that size without end"
+            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; "
+            f"{HOW_TO_GIVE}. Or return DataLoader(dataset, batch_size=..., shuffle=True) over a "
+            "data set with __len__ and __getitem__ (a ConcatDataset or StackDataset of several), "
+            "or give the data module train_batches(batch_size, micro_batch_size, seed), which "
+            "yields batches of that size without end"
         )
     validation = loaders_of(data.val_dataloader())
     if not validation or validation == [None]:
         raise ConfigError(
-            f"{name}.val_dataloader(){place_of(type(data).val_dataloader)} returns no loader, and a trial ends by a "
-            "metric that is logged in validation: return a DataLoader over the validation data"
+            f"{name}.val_dataloader(){place_of(type(data).val_dataloader)} returns no loader, and "
+            "a trial ends by a metric that is logged in validation: return a DataLoader over the "
+            "validation data"
         )
     for loader in validation:
         if not (isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__")):
             raise ConfigError(
-                f"{name}.val_dataloader() returns a {type(loader).__name__} without a length: return a DataLoader over "
-                "a data set with __len__, so that evaluations take their share of the examples"
+                f"{name}.val_dataloader() returns a {type(loader).__name__} without a length: "
+                "return a DataLoader over a data set with __len__, so that evaluations take their "
+                "share of the examples"
             )
 
 
@@ -610,13 +617,13 @@ def check_metric(
     where = "in training alone" if name in in_training else "nowhere"
     if not logged:
         raise ConfigError(
-            f"the target's metric {name!r} is logged {where}, and nothing in validation_step{where_to}: "
-            f"{how_to_log(name)}"
+            f"the target's metric {name!r} is logged {where}, and nothing in "
+            f"validation_step{where_to}: {how_to_log(name)}"
         )
     raise ConfigError(
-        f"the target's metric {name!r} is logged {where}; in validation the module logs {', '.join(sorted(logged))}: "
-        "make one of them the target's (target='METRIC<=VALUE' in Python, workload.target.metric=METRIC), or log it in "
-        f"validation_step{where_to}"
+        f"the target's metric {name!r} is logged {where}; in validation the module logs "
+        f"{', '.join(sorted(logged))}: make one of them the target's (target='METRIC<=VALUE' in "
+        f"Python, workload.target.metric=METRIC), or log it in validation_step{where_to}"
     )
 
 
@@ -639,25 +646,33 @@ def rate_problem(
     ):
         return None
     same = (
-        f"trial.lr has no effect: at {format_number(slow.spec.lr)} and at {format_number(fast.spec.lr)} the first "
-        f"{slow.compared_steps} steps of {slow.module_name} are the same"
+        f"trial.lr has no effect: at {format_number(slow.spec.lr)} and at "
+        f"{format_number(fast.spec.lr)} the first {slow.compared_steps} steps of "
+        f"{slow.module_name} are the same"
     )
     if not slow.rates:
-        return f"{same}, as it has no optimizer with a learning rate: return one from configure_optimizers"
+        return (
+            f"{same}, as it has no optimizer with a learning rate: return one from "
+            "configure_optimizers"
+        )
     if follows:
-        return f"{same}, though the rates of its optimizers are not: train the weights by these optimizers' steps"
+        return (
+            f"{same}, though the rates of its optimizers are not: train the weights by these "
+            "optimizers' steps"
+        )
     shown = ", ".join(
         dict.fromkeys(f"{rate.optimizer} {format_number(rate.lr)}" for rate in slow.rates)
     )
     same += f", with these rates of its optimizers at both: {shown}"
     if is_overridden:
         return (
-            f"{same}. {override} sets the rate in the optimizer, and a hook of the module or a schedule sets one of "
-            "its own after that: let it use the rate that the module is given"
+            f"{same}. {override} sets the rate in the optimizer, and a hook of the module or a "
+            "schedule sets one of its own after that: let it use the rate that the module is given"
         )
     return (
-        f"{same}. Let configure_optimizers{slow.place}, and any schedule that sets rates of its own (as OneCycleLR's "
-        f"max_lr), use the rate that the module was given; or give {override}, which sets it in the optimizer"
+        f"{same}. Let configure_optimizers{slow.place}, and any schedule that sets rates of its "
+        "own (as OneCycleLR's max_lr), use the rate that the module was given; or give "
+        f"{override}, which sets it in the optimizer"
     )
 
 
@@ -666,21 +681,22 @@ def proportion_problem(slow: _Recorder, fast: _Recorder, override: str) -> str |
     advice = "let the module take the rate, and use it there"
     if slow.unknown_schedules:
         return (
-            f"{override} sets the rate in torch's own schedules, and {slow.module_name}{slow.place} has "
-            f"{listing(slow.unknown_schedules)}: {advice}"
+            f"{override} sets the rate in torch's own schedules, and "
+            f"{slow.module_name}{slow.place} has {listing(slow.unknown_schedules)}: {advice}"
         )
     factor = fast.spec.lr / slow.spec.lr
     name = schedule_out_of_proportion(slow.compared_schedules, fast.compared_schedules, factor)
     if name is not None:
         return (
-            f"{override} moves all rates in proportion, and {name} of {slow.module_name}{slow.place} has rates of its "
-            f"own ahead: {advice}"
+            f"{override} moves all rates in proportion, and {name} of "
+            f"{slow.module_name}{slow.place} has rates of its own ahead: {advice}"
         )
     rates = [rate.lr for rate in slow.rates], [rate.lr for rate in fast.rates]
     if len(rates[0]) == len(rates[1]) and not are_in_proportion(*rates, factor):
         return (
-            f"{override} moves all rates in proportion, and after {slow.compared_steps} steps those of "
-            f"{slow.module_name}{slow.place} are not: a hook of the module sets some; {advice}"
+            f"{override} moves all rates in proportion, and after {slow.compared_steps} steps "
+            f"those of {slow.module_name}{slow.place} are not: a hook of the module sets some; "
+            f"{advice}"
         )
     return None
 
@@ -716,9 +732,10 @@ def _why_not_continued(
     except Exception as error:
         _, frames = described(error)
         raise ConfigError(
-            f"a stopped trial of {stopped.module_name} cannot be continued from its checkpoint: {cause(error)}; let it "
-            "load what it saves, make in __init__ what on_train_epoch_start makes (not called again amid an "
-            f"epoch), or set sampler=tpe, which continues no trial\n{frames}".rstrip()
+            f"a stopped trial of {stopped.module_name} cannot be continued from its checkpoint: "
+            f"{cause(error)}; let it load what it saves, make in __init__ what "
+            "on_train_epoch_start makes (not called again amid an epoch), or set sampler=tpe, "
+            f"which continues no trial\n{frames}".rstrip()
         ) from error
     not_stopped = straight()
     if gone_on is None or not_stopped is None:
@@ -754,8 +771,8 @@ def seed_notes(one: _Recorder, other: _Recorder) -> Iterator[str]:
         where = moment
     seen = f"at {where}" if where == FIRST_STEP else f"after {where}"
     yield (
-        f"fresh seeds are not fresh: {one.module_name} seeds {listing(same)} itself (two seeds of a "
-        f"trial have one state of the generator {seen}): leave the seed to bstune, or take the "
+        f"fresh seeds are not fresh: {one.module_name} seeds {listing(same)} itself (two seeds of "
+        f"a trial have one state of the generator {seen}): leave the seed to bstune, or take the "
         "trial's (trial.seed in Python, ${trial.seed} in YAML)"
     )
 
@@ -776,8 +793,8 @@ def manual_notes(trial: _Recorder, protocol: TrialProtocol) -> Iterator[str]:
     ]
     took = " and ".join(map(str, counts)) or "no"
     yield (
-        f"{trial.module_name} steps its optimizers itself (manual optimization): trained as it is, one step of a trial "
-        f"a batch (in {trial.batches} batches its optimizers took {took} steps)"
+        f"{trial.module_name} steps its optimizers itself (manual optimization): trained as it is, "
+        f"one step of a trial a batch (in {trial.batches} batches its optimizers took {took} steps)"
         + ("" if protocol.noise_scale_every is None else ", without noise scale")
     )
 
@@ -796,8 +813,9 @@ def check_tunables(
             )
         if one.key.startswith(BUDGET) and chooses_horizons(options):
             raise ConfigError(
-                f"workload.tunable.{one.name} sets {one.key}, but the search itself chooses how long each schedule "
-                f"of {name} is, within the budget: leave {one.name} out of search.tune"
+                f"workload.tunable.{one.name} sets {one.key}, but the search itself chooses how "
+                f"long each schedule of {name} is, within the budget: leave {one.name} out of "
+                "search.tune"
             )
     for values in corners(space.tunables):
         spec = TrialSpec(
@@ -813,6 +831,7 @@ def check_tunables(
             short.run_spec(spec)
         except (TypeError, ValueError, ConfigError) as error:
             raise ConfigError(
-                f"workload.tunable: the module does not take {', '.join(overrides(options, values))} at batch "
-                f"size {space.low}: {str(error).splitlines()[0]}"
+                "workload.tunable: the module does not take "
+                f"{', '.join(overrides(options, values))} at batch size {space.low}: "
+                f"{str(error).splitlines()[0]}"
             ) from error

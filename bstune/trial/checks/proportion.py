@@ -69,7 +69,8 @@ def _keep_proportion(
                     one.schedule.step()
                 if ahead >= 0:
                     other.schedule.step()
-            except Exception:  # noqa: BLE001 (a schedule may raise anything at its end, which is said elsewhere)
+            # A schedule may raise anything at its end, which is said elsewhere.
+            except Exception:  # noqa: BLE001
                 return True
             if number % STEPS_BETWEEN_LOOKS == 0 and now() - began > SECONDS_AHEAD:
                 return True

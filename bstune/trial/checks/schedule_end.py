@@ -71,7 +71,8 @@ class ScheduleEnd:
             )
         return (
             f"{self.name} of {module} ends after {self.step:,} steps with an error, {trials} "
-            f"({self.error}): {HOW_TO_FIT}, or let budget.steps and budget.examples end trials before"
+            f"({self.error}): {HOW_TO_FIT}, or let budget.steps and budget.examples end trials "
+            "before"
         )
 
 

@@ -16,7 +16,8 @@ from bstune.system.lightning_package import DISTRIBUTIONS, installed_lightning
 from bstune.system.processor_wait import processor_wait
 from bstune.trial.devices.distributed import threads_each
 
-FULL = 0.01  # of a device's memory: where no more is free, a library may not find the megabytes for its handle
+# Of a device's memory: where no more is free, a library may not find the megabytes for its handle.
+FULL = 0.01
 
 
 def resolve_device(name: str, option: str = "workload.data.device") -> torch.device:
@@ -28,7 +29,8 @@ def resolve_device(name: str, option: str = "workload.data.device") -> torch.dev
         raise ConfigError(f"{option} must be auto, cpu, cuda or cuda:N, but got {name!r}")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"{option}={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
+            f"{option}={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto "
+            "or cpu"
         )
     return torch.device(name)
 
@@ -78,7 +80,11 @@ def synchronize(device: torch.device | None = None) -> None:
 
     Where nothing has used CUDA there is nothing to wait for; to ask torch all the same would open a context there.
     """
-    if torch.cuda.is_initialized() if device is None else device.type == "cuda":  # type: ignore[no-untyped-call]
+    if device is None:
+        has_work = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    else:
+        has_work = device.type == "cuda"
+    if has_work:
         torch.cuda.synchronize(device)
 
 

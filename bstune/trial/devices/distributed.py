@@ -77,8 +77,8 @@ def explain(error: BaseException) -> None:
     """Raise a ConfigError in place of DDP's error for a module that does not go with it."""
     if "Expected to have finished reduction" in str(error):
         raise ConfigError(
-            "some parameters take no part in the loss, which DDP does not take: freeze them (requires_grad=False), or "
-            "set devices=1"
+            "some parameters take no part in the loss, which DDP does not take: freeze them "
+            "(requires_grad=False), or set devices=1"
         ) from None
 
 
@@ -106,8 +106,8 @@ def check_share(batches: object, micro_batch_sizes: Sequence[int]) -> None:
     source = getattr(batches, "batch_sampler", None) or batches
     if _place is not None and getattr(source, "micro_batch_sizes", None) != micro_batch_sizes:
         raise ConfigError(
-            f"devices={_place.count}: the batches of {type(batches).__name__} are not split over devices: take them "
-            "from TrainBatches or a DataLoader, or set devices=1"
+            f"devices={_place.count}: the batches of {type(batches).__name__} are not split over "
+            "devices: take them from TrainBatches or a DataLoader, or set devices=1"
         )
 
 
@@ -160,7 +160,8 @@ def check_devices(options: StudyOptions) -> None:
         (count > there, f"but there are {there} {what}: set devices to at most {max(1, there)}"),
         (
             smallest < count,
-            f"but {option}={smallest} leaves some without an example: set {option} to at least {count}",
+            f"but {option}={smallest} leaves some without an example: set {option} to at least "
+            f"{count}",
         ),
         (
             options.search.workers != 1,
@@ -188,7 +189,7 @@ def micro_batch_sizes_of_process(
     sizes = split_batch(batch_size, _place.count, micro_batch_size).sizes
     if 0 in sizes:
         raise ConfigError(
-            f"batch size {batch_size} in micro-batches of {micro_batch_size} leaves one of {_place.count} devices "
-            "without an example: raise protocol.micro_batch_size"
+            f"batch size {batch_size} in micro-batches of {micro_batch_size} leaves one of "
+            f"{_place.count} devices without an example: raise protocol.micro_batch_size"
         )
     return sizes, slice(_place.rank, None, _place.count)

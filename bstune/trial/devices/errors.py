@@ -11,8 +11,8 @@ from bstune.trial.lightning.installed import is_oom_error
 
 logger = logging.getLogger(__name__)
 
-# Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
-# either, it raises the error again.
+# Of a step that is run beside the training: the user's code may raise anything. If the training
+# cannot run the step either, it raises the error again.
 USER_CODE_ERRORS = (Exception,)
 # Of torch and CUDA's libraries, for which torch raises a plain RuntimeError.
 NO_MEMORY = re.compile(

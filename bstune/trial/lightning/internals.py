@@ -18,7 +18,8 @@ from torch import Tensor
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
 from bstune.trial.lightning.packages import of_package
 
-# Of either package. Between the two nothing has changed that the lean loop does in Lightning's place.
+# Of either package. Between the two nothing has changed that the lean loop does in Lightning's
+# place.
 TRIED = ("2.6.0", "2.6.6")
 
 # What an entry of what is logged is described by; the functions that reduce it are named apart.

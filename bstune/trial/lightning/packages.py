@@ -40,8 +40,8 @@ def package_of(*things: object) -> str:
     if len(found) > 1:
         kinds = " and ".join(f"{name} is of {package}" for package, name in found.items())
         raise ConfigError(
-            f"{kinds}: the two packages have different classes of the same names, so that no Trainer takes both; "
-            "import all of them from one package"
+            f"{kinds}: the two packages have different classes of the same names, so that no "
+            "Trainer takes both; import all of them from one package"
         )
     return next(iter(found), installed_lightning())
 

@@ -251,7 +251,8 @@ def serving(
         served.hparams["batch_size"] = micro_batch_size
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
-    served.teardown = lambda stage: None  # type: ignore[method-assign]  # later trials read what it would close
+    # Later trials read what it would close.
+    served.teardown = lambda stage: None  # type: ignore[method-assign]
     for stage, iterable in batches.items():
         setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
     return served
@@ -269,6 +270,6 @@ def _copied(thing: Any) -> Any:
         return copy.deepcopy(thing)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ConfigError(
-            f"trainer: each trial takes a copy of {type(thing).__name__}, which cannot be copied ({error}): build it in"
-            " the module's configure_callbacks"
+            f"trainer: each trial takes a copy of {type(thing).__name__}, which cannot be copied "
+            f"({error}): build it in the module's configure_callbacks"
         ) from error

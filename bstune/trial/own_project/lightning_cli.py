@@ -115,8 +115,8 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     if budget is None:
         if not chosen.is_timed:
             raise ConfigError(
-                f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps in "
-                "it, or give the study's time, quick=true or search.wall_seconds=SECONDS"
+                f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps "
+                "in it, or give the study's time, quick=true or search.wall_seconds=SECONDS"
             )
         budget = MOST_EPOCHS * examples
         assumed.append(
@@ -157,7 +157,8 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "trainer": {name: value for name, value in trainer.items() if name not in OWNED},
     }
     lines = [
-        f"{key or 'the rate in configure_optimizers'} is the learning rate: {lr:g} at batch size {batch_size}",
+        f"{key or 'the rate in configure_optimizers'} is the learning rate: {lr:g} at batch size "
+        f"{batch_size}",
         f"{examples} training examples",
         *assumed,
     ]
@@ -205,8 +206,9 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
     others = [name for name in content if name not in (*known, *IGNORED)]
     if others:
         raise ConfigError(
-            f"{path}: {', '.join(map(str, others))} is none of {', '.join(known)}: what a project's own LightningCLI "
-            "adds is not known here; put call-backs under trainer.callbacks, other arguments under model and data"
+            f"{path}: {', '.join(map(str, others))} is none of {', '.join(known)}: what a "
+            "project's own LightningCLI adds is not known here; put call-backs under "
+            "trainer.callbacks, other arguments under model and data"
         )
     sections = {name: content[name] for name in known if content.get(name) is not None}
     for name, given in (("model", chosen.model), ("data", chosen.data)):
@@ -286,9 +288,9 @@ def _learning_rate(
         return keys[0], float(rates[keys[0]])
     found = f"there is no number {given}" if given else f"found {', '.join(keys) or 'none'}"
     raise ConfigError(
-        f"which number is the learning rate? {found}: give its key, as --lr model.init_args.my_rate "
-        f"(numbers: {', '.join(rates) or 'none'}); where it stands in configure_optimizers, {OVERRIDE_LR}=true sets it "
-        "in the optimizer"
+        f"which number is the learning rate? {found}: give its key, as --lr "
+        f"model.init_args.my_rate (numbers: {', '.join(rates) or 'none'}); where it stands in "
+        f"configure_optimizers, {OVERRIDE_LR}=true sets it in the optimizer"
     )
 
 

@@ -14,9 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from bstune.core.errors import ConfigError
 from bstune.trial.batches.half_lives import optimizers_in
 
-# The rates of a group of parameters from before any schedule: what comes first is the one that the user gave.
+# The rates of a group of parameters from before any schedule: what comes first is the one that the
+# user gave.
 GIVEN_RATES = ("max_lr", "initial_lr", "lr")
-# Names of rates have these words alone, as base_lrs, min_lr, eta_min and warmup_start_lr do, and lr_decay does not.
+# Names of rates have these words alone, as base_lrs, min_lr, eta_min and warmup_start_lr do, and
+# lr_decay does not.
 RATE_WORDS = frozenset({"lr", "lrs", "eta"})
 WORDS = RATE_WORDS | {
     *("base", "end", "final", "init", "initial", "last", "max", "min", "peak", "start", "swa"),
@@ -57,8 +59,9 @@ def override_rate(configured: Any, module: object, lr: float) -> None:
     if own is None:
         kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers_in(configured))
         raise ConfigError(
-            f"override_lr sets the learning rate of the module's optimizers, but none of them ({kinds or 'none'}) has "
-            "a rate over 0: let configure_optimizers give it one, such as lr=0.001"
+            "override_lr sets the learning rate of the module's optimizers, but none of them "
+            f"({kinds or 'none'}) has a rate over 0: let configure_optimizers give it one, such as "
+            "lr=0.001"
         )
     factor = lr / own
     if factor == 1.0:

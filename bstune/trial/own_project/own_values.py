@@ -82,7 +82,8 @@ def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False)
     problem = not_rebatchable(loader)
     if problem is not None and not is_given:
         raise ConfigError(
-            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; {HOW_TO_GIVE}"
+            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; "
+            f"{HOW_TO_GIVE}"
         )
     if problem is not None:
         raise ConfigError(f"data gives no loader of which an epoch is known: {problem}; {how}")
@@ -180,13 +181,14 @@ def own_metric(
     name_of_loss = the_loss(logged)
     if name_of_loss is None:
         raise ConfigError(
-            f"{type(module).__name__} logs {', '.join(logged)} in validation, and none is a loss by its name: {how}"
+            f"{type(module).__name__} logs {', '.join(logged)} in validation, and none is a loss "
+            f"by its name: {how}"
         )
     mode = mode_of(name_of_loss)
     if mode is None:
         raise ConfigError(
-            f"{name_of_loss}, which {type(module).__name__} logs in validation, does not say by its name "
-            f"which way is better: {how}"
+            f"{name_of_loss}, which {type(module).__name__} logs in validation, does not say by "
+            f"its name which way is better: {how}"
         )
     why = "it alone is logged in validation" if len(logged) == 1 else "its name holds loss"
     return OwnMetric(name_of_loss, mode, _without(logged, name_of_loss), why)
@@ -258,7 +260,8 @@ def _logged_in_validation(
             if seen.names:
                 return seen.names
             raise ConfigError(
-                f"the metrics that {type(module).__name__} logs are not known, as one step of it and a "
-                f"validation failed with {described(error)[0]}: give target=bstune.Target('METRIC', VALUE, mode='min')"
+                f"the metrics that {type(module).__name__} logs are not known, as one step of it "
+                f"and a validation failed with {described(error)[0]}: give "
+                "target=bstune.Target('METRIC', VALUE, mode='min')"
             ) from error
     return seen.names

@@ -194,7 +194,8 @@ def module_builder(
     ):
         raise ConfigError(
             "module must be a class, or a function of a trial that returns a new module, as in "
-            f"module=lambda trial: LitModel(lr=trial.lr), but got an instance of {type(module).__name__}"
+            "module=lambda trial: LitModel(lr=trial.lr), but got an instance of "
+            f"{type(module).__name__}"
         )
     if not isinstance(function, type):
         _check_takes_one(module, "module", "a trial")
@@ -220,8 +221,8 @@ def _argument_names(
     if len(rates) != 1 and not (overrides_lr and not rates):
         found = " and ".join(rates) or ", ".join(free) or "none"
         raise ConfigError(
-            f"{name}{place_of(function)} needs one argument lr or learning_rate, but its arguments are {found}: "
-            f"{instead}, or {OVERRIDE}, which sets the rate in its optimizer"
+            f"{name}{place_of(function)} needs one argument lr or learning_rate, but its arguments "
+            f"are {found}: {instead}, or {OVERRIDE}, which sets the rate in its optimizer"
         )
     missing = [one for one in tunables if one not in free]
     if missing:
@@ -252,7 +253,10 @@ def _check_takes_one(function: Callable[..., Any], option: str, what: str) -> No
     try:
         inspect.signature(function).bind(None)
     except TypeError as error:
-        text = f"{option} must be a function of {what} alone, but got {_name(function)}{inspect.signature(function)}"
+        text = (
+            f"{option} must be a function of {what} alone, but got "
+            f"{_name(function)}{inspect.signature(function)}"
+        )
         raise ConfigError(text) from error
     except ValueError:  # a built-in that does not say
         return
@@ -358,7 +362,10 @@ def _loaders(data: Any) -> Loaders:
                 f"data must be (train, val) or (train, val, test), but got {len(data)} of them"
             )
         return Loaders(*data)
-    kinds = "a LightningDataModule, DataLoaders (train, val[, test]), or a function of a batch size that returns them"
+    kinds = (
+        "a LightningDataModule, DataLoaders (train, val[, test]), or a function of a batch size "
+        "that returns them"
+    )
     raise ConfigError(f"data must be {kinds}, but got {type(data).__name__}")
 
 

@@ -25,8 +25,8 @@ def order_callbacks(
     scheduler = of_package(package_of(module), "callbacks.GradientAccumulationScheduler")
     if any(isinstance(callback, scheduler) for callback in callbacks):
         raise ConfigError(
-            "GradientAccumulationScheduler makes steps of several batches, but batch sizes count all accumulated "
-            "examples: leave it out"
+            "GradientAccumulationScheduler makes steps of several batches, but batch sizes count "
+            "all accumulated examples: leave it out"
         )
     ahead = [] if first is None else [first]
     others = [callback for callback in callbacks if callback is not last]

@@ -37,7 +37,8 @@ OF_RANKS = (
     "ranks"  # in it, of a trial on several devices: what differs from process to process, by rank
 )
 DIFFERS = ("stream", "generators", "epoch", "metrics")
-# Of modules and data modules, which are built anew: they may hold any object, and none of these loads as plain data.
+# Of modules and data modules, which are built anew: they may hold any object, and none of these
+# loads as plain data.
 UNUSED = (
     "hyper_parameters",
     "hparams_type",
@@ -103,8 +104,8 @@ class PlainFiles:
             checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise ConfigError(
-                f"{path} cannot be loaded: {_reason(error)}: let on_save_checkpoint add numbers, texts, tensors, and"
-                " lists and dicts of them alone"
+                f"{path} cannot be loaded: {_reason(error)}: let on_save_checkpoint add numbers, "
+                "texts, tensors, and lists and dicts of them alone"
             ) from error
         for owner in (self._trainer.datamodule, self._module):  # type: ignore[attr-defined]
             if owner is None or not owner.hparams:
@@ -266,5 +267,6 @@ def _reason(error: Exception) -> str:
 
 def _unreadable(stopped: Stopped, reason: str) -> StateError:
     return StateError(
-        f"the state of trial {stopped.record.number} at {stopped.state} cannot be read: {reason}; it starts afresh"
+        f"the state of trial {stopped.record.number} at {stopped.state} cannot be read: {reason}; "
+        "it starts afresh"
     )

@@ -28,7 +28,8 @@ class TrialState:
     message: str | None = None
     # Whether an evaluation has ended it.
     ended: bool = False
-    # What ``training_step`` returned for the last batch: a tensor, unless the module steps its optimizers itself.
+    # What ``training_step`` returned for the last batch: a tensor, unless the module steps its
+    # optimizers itself.
     loss: object = None
     # lr/(1 - m) of an SGD with a momentum m, before any schedule.
     effective_lr: float | None = None

@@ -103,7 +103,8 @@ class TrialCallback(Callback):
     ) -> None:
         """Count the step, and ask for an evaluation where one is due."""
         parts = self.parts
-        # Lightning validates after a batch whose number is a multiple of val_check_batch: this one, or none.
+        # Lightning validates after a batch whose number is a multiple of val_check_batch: this one,
+        # or none.
         trainer.val_check_batch = batch_idx + 2
         parts.one_process.end_copy()
         parts.agreed_stop.hold(trainer)

@@ -9,7 +9,8 @@ from bstune.trial.devices.errors import USER_CODE_ERRORS, warn_once
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.noise_scale import NoiseScale
 
-# The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.
+# The noise scale is taken of batches split in two; normalisation layers refuse parts of a single
+# example.
 MIN_SPLIT = 4
 
 

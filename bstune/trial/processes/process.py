@@ -35,7 +35,8 @@ def restored() -> Iterator[None]:
                 vars(logger).update(
                     {name: list(v) if isinstance(v, list) else v for name, v in values.items()}
                 )
-            logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]  # of what is enabled at these levels
+            # A logger remembers what is enabled at its level.
+            logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def _loggers() -> dict[logging.Logger, dict[str, Any]]:
@@ -77,11 +78,15 @@ def _products_precision() -> str | None:
 
 
 def _torch_flags() -> dict[str, Any]:
+    # Asking for the device would open a context, where nothing has used CUDA.
+    device = None
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        device = torch.cuda.current_device()
     return {
         "threads": torch.get_num_threads(),
         "dtype": torch.get_default_dtype(),
         "precision": _products_precision(),
-        "device": torch.cuda.current_device() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
+        "device": device,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "grad": torch.is_grad_enabled(),

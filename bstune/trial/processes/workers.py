@@ -74,7 +74,8 @@ def temporarily(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iter
 def start_server() -> None:
     """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
     CONTEXT.set_forkserver_preload(PRELOAD)
-    # Lets torch answer whether there is CUDA without touching the device, which the server must not before it forks.
+    # Lets torch answer whether there is CUDA without touching the device, which the server must not
+    # before it forks.
     environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **os.environ}
     spin_shortly(environment)
     with ExitStack() as stack:
@@ -103,7 +104,8 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 def mps_runs() -> bool:
     """Return whether NVIDIA's Multi-Process Service runs, by its control daemon's pipe (docs.nvidia.com/deploy/mps)."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # its own default  # noqa: S108
+    # The folder is its own default.
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108
     return Path(folder, "control").exists()
 
 
@@ -116,7 +118,8 @@ class Finished:
     error: BstuneError | None = None
     frames: str = ""
     cause: Exception | None = None  # that a trial in this process failed with
-    # Whether a loop of the user's has left it at its last report, short of where it was to be compared.
+    # Whether a loop of the user's has left it at its last report, short of where it was to be
+    # compared.
     is_cut: bool = False
 
     def result(self) -> TrialResult:
@@ -239,7 +242,8 @@ class InProcess:
                 return Finished(task[0], self._train(*task))
         except BstuneError:
             raise
-        except Exception as error:  # noqa: BLE001 (whatever the user's code raises ends a trial, not the study)
+        # Whatever the user's code raises ends a trial, not the study.
+        except Exception as error:  # noqa: BLE001
             return replace(failed(task[0], error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
@@ -345,8 +349,9 @@ class Workers:
         """Train a trial in a process that has nothing to do, as :meth:`bstune.trial.backend.TrialBackend.run` does."""
         self._check()
         for free in [worker for worker in self._workers if worker not in self._running]:
-            # One that was ended while it had nothing to do is replaced, as is one after an error, which may have left
-            # anything behind: after an assertion of CUDA, its device computes nothing any more.
+            # One that was ended while it had nothing to do is replaced, as is one after an error,
+            # which may have left anything behind: after an assertion of CUDA, its device computes
+            # nothing any more.
             if free.has_failed or not free.is_alive() or free.trials >= self._trials:
                 free.close()
                 free.end()
@@ -518,7 +523,8 @@ class _Team:
     def __init__(
         self, open_train: Callable[[], Train], devices: int, log: TrialsLog | None
     ) -> None:
-        # An empty file is all that the processes find each other by: no port that another program may have taken.
+        # An empty file is all that the processes find each other by: no port that another program
+        # may have taken.
         descriptor, self._store = tempfile.mkstemp(prefix="bstune-")
         os.close(descriptor)
         opens = [
@@ -550,11 +556,14 @@ class _Team:
         """
         died = self._look(0)
         start = time.monotonic()
-        # What all of them see alike, as a loss that diverges, all of them say within moments; one that died is looked
-        # for, as it makes others fail that lose it.
+        # What all of them see alike, as a loss that diverges, all of them say within moments; one
+        # that died is looked for, as it makes others fail that lose it.
         while self._answers and self._missing and not died and too_long is None:
             if time.monotonic() - start > (END_SECONDS if self._failed else APART_SECONDS):
-                too_long = f"did not end with the others, {APART_SECONDS} s before: one stops where another trains on"
+                too_long = (
+                    f"did not end with the others, {APART_SECONDS} s before: one stops where "
+                    "another trains on"
+                )
             died = self._look(LOOK_SECONDS)
         if not self._missing:
             self.has_failed = any(rank.has_failed for rank in self._ranks)
@@ -655,7 +664,8 @@ def _work(
                 answer = Finished(request[0], train(*request))
         except BstuneError as error:
             answer = Finished(request[0], error=error)
-        except BaseException as error:  # noqa: BLE001 (sys.exit too: whatever the user's code raises ends one trial)
+        # Whatever the user's code raises ends one trial, sys.exit's error too.
+        except BaseException as error:  # noqa: BLE001
             answer = failed(request[0], error, time.monotonic() - start)
         if os.getpid() != process:  # the user's code has forked, and this is the copy
             os._exit(0)

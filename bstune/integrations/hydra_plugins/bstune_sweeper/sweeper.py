@@ -21,7 +21,8 @@ class BstuneSweeperConf:
     # A sampler stays a node, which the study makes.
     _recursive_: bool = False
     _convert_: str = "all"
-    # Ranges by key, as the Optuna sweeper has them: interval, tag(log, ...), int(...), choice, range.
+    # Ranges by key, as the Optuna sweeper has them: interval, tag(log, ...), int(...), choice,
+    # range.
     params: dict[str, Any] | None = None
     # Keys of the batch size and the learning rate; null: the parameter of such a name.
     batch_size: str | None = None

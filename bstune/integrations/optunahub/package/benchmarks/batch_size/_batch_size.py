@@ -27,7 +27,8 @@ except ModuleNotFoundError as error:
 Params = Mapping[str, Any]
 Objective = Literal["time", "steps"]
 MISSES = ("penalty", "inf")
-# A miss counts as so many of the costliest recorded run, as in the PAR2 score of algorithm configuration.
+# A miss counts as so many of the costliest recorded run, as in the PAR2 score of algorithm
+# configuration.
 PENALTY = 2.0
 # Of a run, after which its metric is reported to a pruner: halves of the costliest recorded run.
 RUNGS = 8
