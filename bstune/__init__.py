@@ -6,8 +6,8 @@
 >>> bstune.tune(module=LitModel, data=MyDataModule(), ...).best.batch_size  # doctest: +SKIP
 64
 
-Importing this package is cheap: each name is imported when it is first used, and torch, lightning, optuna and mlflow
-with those that need them.
+Importing this package is cheap: each name is imported when it is first used, and torch, lightning,
+optuna and mlflow with those that need them.
 """
 
 from importlib import import_module

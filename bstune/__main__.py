@@ -1,8 +1,8 @@
 """The command: ``bstune [tune] | lightning | worker | survey | ...``, see VERBS, and the one way in which it ends.
 
-A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--cfg``,
-``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to import is imported
-once an interruption ends in a line.
+A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides
+(``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to
+import is imported once an interruption ends in a line.
 """
 
 import atexit
@@ -181,7 +181,8 @@ def command() -> None:
 def main() -> int:
     """Run the command in ``sys.argv``; return its exit status.
 
-    0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or 143 if interrupted.
+    0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or 143 if
+    interrupted.
     """
     given = sys.argv[1:]
     if given == ["--version"]:
@@ -289,7 +290,10 @@ def check_secrets(arguments: Sequence[str]) -> None:
 
 
 def check_words(arguments: Sequence[str]) -> None:
-    """Refuse what is neither NAME=VALUE nor Hydra's own; ConfigError names the nearest verb, workload or option."""
+    """Refuse what is neither NAME=VALUE nor Hydra's own.
+
+    ConfigError names the nearest verb, workload or option.
+    """
     # hydra: a quarter of a second
     from bstune.config import nearest, option_names
 
@@ -431,7 +435,10 @@ def _job_arguments() -> list[str]:
 
 
 def run(composed: "Composed", arguments: Sequence[str]) -> str:
-    """Run the study, or the one trial, that was composed, and give its JSON; the arguments compose it again."""
+    """Run the study, or the one trial, that was composed, and give its JSON.
+
+    The arguments compose it again.
+    """
     options = composed.options
     is_trained = composed.recipe is not None
     if is_trained:

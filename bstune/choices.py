@@ -1,7 +1,8 @@
 """What a choice of ``schedule`` or ``algorithm`` puts in the place of a part of the workload's module.
 
-The optimizer's node is the one below ``workload.module`` that is called ``optimizer`` or builds one of torch's; it is
-written as Hydra does or as LightningCLI does. A module that builds its optimizer itself has none, and is refused.
+The optimizer's node is the one below ``workload.module`` that is called ``optimizer`` or builds one
+of torch's; it is written as Hydra does or as LightningCLI does. A module that builds its optimizer
+itself has none, and is refused.
 """
 
 import inspect
@@ -30,9 +31,11 @@ def with_choices_of(
     """Put the chosen schedule and algorithm into a config's workload, then what the command line sets in them.
 
     Args:
-        config: composed by Hydra, which would merge a choice with what the workload has; it is changed.
+        config: composed by Hydra, which would merge a choice with what the workload has; it is
+            changed.
         nothing_to_choose: why the workload has no place for a choice; None where it may have one.
-        arguments: of the command line; those that set a part of what a choice replaced are applied again.
+        arguments: of the command line; those that set a part of what a choice replaced are applied
+            again.
         unknown: options that Hydra refused, as the workload's own part has no such key.
 
     Returns:
@@ -97,7 +100,10 @@ def _put_schedule(config: DictConfig, chosen: Any) -> list[str]:
 
 
 def _takes(target: str, name: str) -> bool:
-    """Return whether a class takes an argument; true where that cannot be found out before it is built."""
+    """Return whether a class takes an argument.
+
+    True where that cannot be found out before it is built.
+    """
     try:
         parameters = inspect.signature(get_object(target)).parameters.values()
     except (ImportError, AttributeError, TypeError, ValueError):
@@ -108,8 +114,8 @@ def _takes(target: str, name: str) -> bool:
 def _put_algorithm(config: DictConfig, chosen: Any, own: Sequence[str]) -> list[str]:
     """Put an optimizer in the place of the workload's, and its reference learning rate.
 
-    Between optimizers of one class lr/(1 - momentum) of the reference is kept, else it is the algorithm's ``lr``; what
-    the command line sets of the algorithm, ``own``, always is.
+    Between optimizers of one class lr/(1 - momentum) of the reference is kept, else it is the
+    algorithm's ``lr``; what the command line sets of the algorithm, ``own``, always is.
     """
     if chosen is None:
         return []

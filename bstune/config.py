@@ -149,7 +149,10 @@ def _with_place(line: str, file: Path, arguments: Sequence[str]) -> str:
 
 
 def _check_one_goal(options: StudyOptions, arguments: Sequence[str]) -> None:
-    """Refuse a target beside the objective loss, which has none; that of a workload's file is left alone."""
+    """Refuse a target beside the objective loss, which has none.
+
+    That of a workload's file is left alone.
+    """
     given = [one for one in arguments if one.lstrip("+").startswith("workload.target.value=")]
     if options.search.objective == "loss" and given:
         raise ConfigError(
@@ -192,7 +195,10 @@ def compose_given(
 
 
 def resolved(text: str) -> str:
-    """Resolve the references in a text, such as ``${oc.env:NAME}``; a ConfigError where one cannot be."""
+    """Resolve the references in a text, such as ``${oc.env:NAME}``.
+
+    A ConfigError where one cannot be.
+    """
     try:
         return str(OmegaConf.create({"text": text}).text)
     except (OmegaConfBaseException, ValueError) as error:
@@ -288,7 +294,10 @@ def secret_option(argument: str) -> str | None:
 
 
 def config_shown(text: str) -> str:
-    """Return a config that Hydra printed, as YAML without secrets; a text without any, or no config, as it is."""
+    """Return a config that Hydra printed, as YAML without secrets.
+
+    A text without any, or no config, as it is.
+    """
     try:
         config = OmegaConf.create(text)
     except (YAMLError, OmegaConfBaseException, ValueError):
@@ -301,7 +310,10 @@ def config_shown(text: str) -> str:
 
 
 class HideSecrets(Callback):
-    """Hydra's call-back that leaves secrets out of the config which Hydra writes of a multirun; jobs compose theirs."""
+    """Hydra's call-back that leaves secrets out of the config which Hydra writes of a multirun.
+
+    Jobs compose theirs.
+    """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Change the config in place."""
@@ -416,7 +428,10 @@ def _leave_target_open(config: DictConfig) -> None:
 
 
 def _nothing_to_choose(kind: type[StudyOptions]) -> str | None:
-    """Say why a workload has no place for another schedule or algorithm; None where it may have one."""
+    """Say why a workload has no place for another schedule or algorithm.
+
+    None where it may have one.
+    """
     if kind is ReplayedOptions:
         return "a replayed workload is not trained"
     if kind is GivenOptions:
@@ -487,7 +502,10 @@ class _ConfigLookup:
 def _parse(
     config: DictConfig, unknown: Sequence[str], groups: Collection[str]
 ) -> tuple[StudyOptions | None, list[str]]:
-    """Give the options of a config and its mistakes, a line each; the options are None with mistakes."""
+    """Give the options of a config and its mistakes, a line each.
+
+    The options are None with mistakes.
+    """
     names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
     mistakes = {name: _unknown(name, names) for name in unknown}
     values = _resolve(config, "", mistakes)

@@ -36,7 +36,10 @@ SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 def last_checkpoint(trial: LoopTrial) -> str | None:
-    """Give the checkpoint from which a trial goes on, for ``resume_from_checkpoint``; None: it starts afresh."""
+    """Give the checkpoint from which a trial goes on, for ``resume_from_checkpoint``.
+
+    None: it starts afresh.
+    """
     if trial.resume_from is None:
         return None
     found: str | None = get_last_checkpoint(str(trial.resume_from))
@@ -46,11 +49,13 @@ def last_checkpoint(trial: LoopTrial) -> str | None:
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Reports evaluations to a trial, stops the training with it, and finishes it.
 
-    Where ``output_dir`` is ``trial.save_to``, a trial that is stopped leaves its checkpoint there, and can
-    go on. The seconds are those from the first step after an evaluation to the next evaluation.
+    Where ``output_dir`` is ``trial.save_to``, a trial that is stopped leaves its checkpoint there,
+    and can go on. The seconds are those from the first step after an evaluation to the next
+    evaluation.
 
     Args:
-        trial: of a study whose target is a metric of the Trainer's evaluation, such as ``eval_loss``.
+        trial: of a study whose target is a metric of the Trainer's evaluation, such as
+            ``eval_loss``.
         now: a monotonic clock, in seconds.
 
     Raises:

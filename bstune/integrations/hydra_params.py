@@ -1,7 +1,8 @@
 """The parameters of a sweep of anyone's Hydra application, and what a study makes of their ranges.
 
-They are written as for Hydra's Optuna sweeper: ``interval(low, high)``, ``tag(log, interval(...))``,
-``int(interval(...))``, ``choice(...)`` and ``range(...)``; what is no sweep is the same in each job.
+They are written as for Hydra's Optuna sweeper: ``interval(low, high)``,
+``tag(log, interval(...))``, ``int(interval(...))``, ``choice(...)`` and ``range(...)``; what is no
+sweep is the same in each job.
 """
 
 import math
@@ -63,7 +64,10 @@ class Params:
 
     @property
     def multiple(self) -> int | None:
-        """Of which the batch sizes are multiples, by the values that they have; None: of an interval."""
+        """Of which the batch sizes are multiples, by the values that they have.
+
+        None: of an interval.
+        """
         if not self.batch_sizes.values:
             return None
         return math.gcd(*(int(value) for value in self.batch_sizes.values))

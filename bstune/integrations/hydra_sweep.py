@@ -108,7 +108,10 @@ class Settings:
 
 
 def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
-    """Search, or go on with it, and write what it came to; a line and status 2 for what the user can mend."""
+    """Search, or go on with it, and write what it came to.
+
+    A line and status 2 for what the user can mend.
+    """
     try:
         _sweep(sweeper, arguments)
     except BstuneError as error:
@@ -262,7 +265,10 @@ def _selected(config: DictConfig, key: str) -> Any:
 
 
 def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]:
-    """Give the options of a sampler; one of Optuna searches all rates of the range alike at each batch size."""
+    """Give the options of a sampler.
+
+    One of Optuna searches all rates of the range alike at each batch size.
+    """
     sampler = settings.sampler
     if settings.has_own_sampler:
         return []
@@ -355,7 +361,10 @@ def _launch(
 def _take_all(
     batch: Sequence[LoopTrial], jobs: Sequence[JobReturn | Exception], settings: Settings
 ) -> None:
-    """Report what the jobs of a batch came to; what the user is to mend is raised once all others are told."""
+    """Report what the jobs of a batch came to.
+
+    What the user is to mend is raised once all others are told.
+    """
     to_mend: ConfigError | None = None
     for trial, job in zip(batch, jobs, strict=True):
         try:
@@ -413,7 +422,10 @@ def _of_number(trial: LoopTrial, returned: object, settings: Settings) -> dict[s
 
 
 def _report(trial: LoopTrial, history: object) -> int:
-    """Report a history, of which a part before the trial's first step may be left in; give its last step."""
+    """Report a history, of which a part before the trial's first step may be left in.
+
+    Give its last step.
+    """
     last = trial.first_step
     pairs = list(history) if isinstance(history, list | tuple) else []
     if not pairs or not all(isinstance(one, list | tuple) and len(one) == 2 for one in pairs):

@@ -21,7 +21,10 @@ FRAMEWORKS = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "hy
 
 
 def own_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Choose the frames of the user's own files; without any, the last one in an installed package of theirs."""
+    """Choose the frames of the user's own files.
+
+    Without any, the last one in an installed package of theirs.
+    """
     users: list[traceback.FrameSummary] = []
     installed: list[traceback.FrameSummary] = []
     for frame in stack:
@@ -82,7 +85,10 @@ def in_users_code(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Tell an error of the user's code in a line, and where it was: frames as lines; no secret is in either."""
+    """Tell an error of the user's code in a line, and where it was: frames as lines.
+
+    No secret is in either.
+    """
     text = redact(str(error).strip())
     # Of a DataLoader's process, whose error ends the text.
     if "Original Traceback" in text:
@@ -97,7 +103,10 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 def place_of(thing: object) -> str:
-    """Return where a class or a function of the user's is written, as `` (model.py:12)``; empty: it is not known."""
+    """Return where a class or a function of the user's is written, as `` (model.py:12)``.
+
+    Empty: it is not known.
+    """
     place = _place_of_class(thing) if isinstance(thing, type) else _place_of_function(thing)
     if place is None or Path(place[0]).is_relative_to(PACKAGE):
         return ""

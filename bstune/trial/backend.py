@@ -68,7 +68,8 @@ class Timed:
 class TrialBackend:
     """Runs a study's trials; give one of your own to :func:`bstune.study.prepare.prepare`.
 
-    A subclass sets ``step_time`` and defines ``run``; the other attributes and methods have defaults.
+    A subclass sets ``step_time`` and defines ``run``; the other attributes and methods have
+    defaults.
     """
 
     step_time: Callable[
@@ -103,13 +104,17 @@ class TrialBackend:
     ) -> TrialResult:
         """Run one trial, which may continue the one that ``resumed_from`` records, and return its record.
 
-        The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial go to ``folder``.
-        Both end with :func:`bstune.system.files.own_mark`: a file without it is no study's, and stays.
+        The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial
+        go to ``folder``. Both end with :func:`bstune.system.files.own_mark`: a file without it is
+        no study's, and stays.
         """
         raise NotImplementedError
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
-        """Return the test metrics of a trial that reached the target; empty where there is nothing to test."""
+        """Return the test metrics of a trial that reached the target.
+
+        Empty where there is nothing to test.
+        """
         return {}
 
     def resumable(self, number: int, folder: Output) -> bool:

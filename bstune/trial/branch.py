@@ -26,7 +26,10 @@ NEEDED = {
 
 
 def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
-    """Return a checkpoint of Lightning's; ConfigError if it is none, or holds more than data and is not trusted."""
+    """Return a checkpoint of Lightning's.
+
+    ConfigError if it is none, or holds more than data and is not trusted.
+    """
     try:
         with open(open_regular(path, "the checkpoint"), "rb") as file:
             checkpoint = torch.load(file, map_location="cpu", weights_only=not trusted)
@@ -103,7 +106,10 @@ class _GoesOn(Callback):
         return module
 
     def _load(self, module: LightningModule) -> None:
-        """Put the checkpoint's weights into a module; ConfigError for the first one that differs."""
+        """Put the checkpoint's weights into a module.
+
+        ConfigError for the first one that differs.
+        """
         checkpoint = {**self._checkpoint, "state_dict": dict(self._checkpoint["state_dict"])}
         module.on_load_checkpoint(checkpoint)
         saved, own = checkpoint["state_dict"], module.state_dict()
@@ -183,10 +189,13 @@ def branch(
     examples: int,
     lr_exponent: float,
 ) -> tuple[TrialResult, float | None]:
-    """Train from a checkpoint on so many examples, in whole batches; return the record and the start's metric.
+    """Train from a checkpoint on so many examples, in whole batches.
 
-    ``own`` is of the run itself: its batch size and the seed of the branch. The rate is the checkpoint's, times
-    (B / own B)^lr_exponent, and stays. Nothing ends it early: ConfigError where something does.
+    Return the record and the start's metric.
+
+    ``own`` is of the run itself: its batch size and the seed of the branch. The rate is the
+    checkpoint's, times (B / own B)^lr_exponent, and stays. Nothing ends it early: ConfigError where
+    something does.
     """
     goes_on = _GoesOn(
         path, checkpoint, protocol.target.metric, (batch_size / own.batch_size) ** lr_exponent

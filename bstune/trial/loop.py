@@ -1,11 +1,12 @@
 """One trial: a Lightning Trainer trains a workload at one batch size, learning rate and seed, up to the target.
 
-Lightning runs the steps and the evaluations; the parts of the trial (:mod:`bstune.trial.parts`), one job each, decide
-when to evaluate, count the applied steps, run the clock and end the trial.
+Lightning runs the steps and the evaluations; the parts of the trial (:mod:`bstune.trial.parts`),
+one job each, decide when to evaluate, count the applied steps, run the clock and end the trial.
 
-A trial that is resumed from a stopped one is the trial that was never stopped, bit for bit on a CPU, but for one more
-evaluation where it was stopped; it changes neither the training nor when later ones are due. Steps, examples and
-history are those of the whole chain, seconds the trial's own.
+A trial that is resumed from a stopped one is the trial that was never stopped, bit for bit on a
+CPU, but for one more evaluation where it was stopped; it changes neither the training nor when
+later ones are due. Steps, examples and history are those of the whole chain, seconds the trial's
+own.
 """
 
 import functools
@@ -91,10 +92,11 @@ def run_trial(
 ) -> TrialResult:
     """Train until the target, ``spec.max_steps`` or the budget, and return the record.
 
-    ``horizon`` is the number of steps that the Trainer names as its own, and ends after; None: the budget's, whenever
-    the trial ends, so that a trial stopped early has the schedules of one that is not. ``checkpoint`` gets
-    the weights that reached the target, ``state`` the training state of a stopped trial; a StateError says, before
-    anything is done, that the trial cannot be resumed but can start afresh.
+    ``horizon`` is the number of steps that the Trainer names as its own, and ends after; None: the
+    budget's, whenever the trial ends, so that a trial stopped early has the schedules of one that
+    is not. ``checkpoint`` gets the weights that reached the target, ``state`` the training state of
+    a stopped trial; a StateError says, before anything is done, that the trial cannot be resumed
+    but can start afresh.
     """
     resumed_from = None if resume is None else resume.record.number
     if spec.resumed_from != resumed_from:

@@ -42,18 +42,18 @@ class _Step:
 class LoopNoiseScale:
     """Measures B_simple = tr(Sigma)/|G|^2 from the gradients of the micro-batches that a step accumulates.
 
-    A loop without accumulation has one gradient a step, which does not tell it: let it take its batch in
-    two halves on measured steps. A measured step keeps one more gradient in memory. For Lightning's
-    Trainer there is :class:`bstune.NoiseScale`.
+    A loop without accumulation has one gradient a step, which does not tell it: let it take its
+    batch in two halves on measured steps. A measured step keeps one more gradient in memory. For
+    Lightning's Trainer there is :class:`bstune.NoiseScale`.
 
     Args:
         every: steps from one measured step to the next; on the others :meth:`measure` does nothing.
         window: measured steps in the moving estimate, the latest.
         level: of the interval.
-        weights: of the micro-batches' gradients in the step's. ``equal``: 1/k each of k, where each loss
-            is divided by k; ``examples``: n_i/B, where it is multiplied by that.
-        first_step: steps that were taken before, as ``trial.first_step`` of a trial that goes on; steps are
-            counted from there.
+        weights: of the micro-batches' gradients in the step's. ``equal``: 1/k each of k, where each
+            loss is divided by k; ``examples``: n_i/B, where it is multiplied by that.
+        first_step: steps that were taken before, as ``trial.first_step`` of a trial that goes on;
+            steps are counted from there.
 
     Raises:
         ConfigError: for a setting out of its range.

@@ -1,8 +1,7 @@
 """A Lightning call-back that measures the gradient noise scale in training, and leaves the training as it was.
 
-    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])  # of lightning.pytorch or of pytorch_lightning
-    trainer.fit(module, data)
-    print(noise_scale.estimate)
+    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])  # of lightning.pytorch or of
+    pytorch_lightning trainer.fit(module, data) print(noise_scale.estimate)
 
 The arithmetic is :mod:`bstune.core.noise_scale`'s.
 """
@@ -457,7 +456,10 @@ def gradients_of(
     batch_idx: int,
     factor: float,
 ) -> dict[str, Tensor]:
-    """Take the gradient of a batch's loss, times a scaler's factor; parameters without one are left out."""
+    """Take the gradient of a batch's loss, times a scaler's factor.
+
+    Parameters without one are left out.
+    """
     with torch.enable_grad():
         with trainer.precision_plugin.train_step_context():
             output = module.training_step(*step_arguments(module.training_step, batch, batch_idx))
@@ -488,7 +490,10 @@ def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _squares(groups: Sequence[list[Tensor]]) -> list[float]:
-    """Give the sum of squares of each group of norms, 0 of an empty one; the device is waited for once."""
+    """Give the sum of squares of each group of norms, 0 of an empty one.
+
+    The device is waited for once.
+    """
     norms = list(chain(*groups))
     if not norms:
         return [0.0] * len(groups)

@@ -98,7 +98,8 @@ class LoopTrial:
         metric: the name of what is reported.
         save_to: where the loop may save it.
         resume_from: what was saved of the part that it continues; None: it starts afresh.
-        budget_end: the step from which on it is never asked to go on; None: a larger budget may ask it.
+        budget_end: the step from which on it is never asked to go on; None: a larger budget may ask
+            it.
         is_exact: whether nothing past ``max_steps`` can be used.
         needs_seconds: whether the objective is one of time.
         now: a monotonic clock, in seconds.
@@ -205,7 +206,8 @@ class LoopTrial:
             examples: in the training data.
 
         Raises:
-            ConfigError: for a number of them that is none, and where there are fewer than in a batch.
+            ConfigError: for a number of them that is none, and where there are fewer than in a
+                batch.
         """
         count = as_int(examples)
         check_positive_integer(
@@ -283,8 +285,8 @@ class LoopTrial:
             seconds: of the training alone since it was handed over, evaluation and start-up left
                 out, as a number, or a tensor or an array of one; of these the seconds of a step are
                 made. None: they were not measured, and no time to target is told.
-            noise: what has measured the noise scale meanwhile, which the study then takes in; its steps
-                are the trial's, as of ``LoopNoiseScale(first_step=trial.first_step)``.
+            noise: what has measured the noise scale meanwhile, which the study then takes in; its
+                steps are the trial's, as of ``LoopNoiseScale(first_step=trial.first_step)``.
 
         Raises:
             ConfigError: where it was told before, nothing was reported, or the seconds are none.
@@ -460,7 +462,8 @@ class LoopLimits:
         stops: whether it trains a trial for ``max_steps``; else each runs to its budget.
         lr_range: the smallest and the largest learning rate.
         jobs: how many trials it trains side by side.
-        in_hindsight: whether it tells of a trial once that has ended, so that no time limit ends it.
+        in_hindsight: whether it tells of a trial once that has ended, so that no time limit ends
+            it.
     """
 
     stops: bool = True
@@ -633,7 +636,10 @@ class LoopBackend(TrialBackend):
                 file.write(text.encode() + b"\n" + own_mark(state))
 
     def _keep_saved(self, trial: LoopTrial, record: TrialResult, folder: Output) -> None:
-        """Mark what the loop has saved of a stopped trial as the study's; say where it should be there and is not."""
+        """Mark what the loop has saved of a stopped trial as the study's.
+
+        Say where it should be there and is not.
+        """
         if record.status != "stopped":
             return
         if _is_there(trial.save_to):

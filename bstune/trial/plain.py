@@ -23,8 +23,8 @@ def fit(
 ) -> tuple[LightningModule, Trainer]:
     """Train a trial's module for ``steps`` steps, validate it, and return it with its Trainer.
 
-    ``fast`` lets the lean loop take the steps where it can.
-    ``arguments`` of the Trainer come before the protocol's; of its call-backs and loggers copies are used.
+    ``fast`` lets the lean loop take the steps where it can. ``arguments`` of the Trainer come
+    before the protocol's; of its call-backs and loggers copies are used.
     """
     seed_everything(spec.seed, workers=False, verbose=False)
     micro_batch_sizes = micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size)

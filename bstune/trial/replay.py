@@ -118,7 +118,10 @@ class Table:
         return HorizonTable(self.cells, self.batch_sizes)
 
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
-        """Choose the run at a share of a cell's; of a cell that was not recorded, of the nearest one's."""
+        """Choose the run at a share of a cell's.
+
+        Of a cell that was not recorded, of the nearest one's.
+        """
         runs = self.cells.get((batch_size, lr))
         if runs is None:
             away = np.log(list(self.cells)) - np.log([batch_size, lr])
@@ -238,7 +241,10 @@ COLUMNS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def read_table(path: Path) -> Table:
-    """Read the table in a file of JSON lines; a BstuneError if it is none, or is no use to a search."""
+    """Read the table in a file of JSON lines.
+
+    A BstuneError if it is none, or is no use to a search.
+    """
     # A table is read again whenever its study goes on: a file called - is no standard input.
     file = path.absolute() if path == STANDARD_INPUT else path
     lines = read_text(file, "the table").splitlines()
@@ -341,7 +347,9 @@ def _checked_horizon(horizon: object, values: Mapping[str, Any], diverged: bool,
 
 
 def unusable_target(table: Table, target: Target) -> str | None:
-    """Tell why a search for the target is no use: no run reaches it, or all do at once; None if it is of use.
+    """Tell why a search for the target is no use: no run reaches it, or all do at once.
+
+    None if it is of use.
 
     One that a first trial sets is not known yet.
     """
@@ -393,7 +401,9 @@ def find_table(name: str) -> Path:
 
 
 def read_index(horizon: bool = False) -> dict[str, Source]:
-    """List the tables that ship, by name, as ``tables.yaml`` beside them lists them; all metrics are errors.
+    """List the tables that ship, by name, as ``tables.yaml`` beside them lists them.
+
+    All metrics are errors.
 
     Args:
         horizon: of runs whose schedule ended with them; else of the others, which can be stopped

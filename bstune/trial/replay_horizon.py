@@ -131,7 +131,9 @@ def _log_shares(run: Run) -> Array:
 
 
 def _best_of(run: Run, log_shares: Array, worse: float) -> Array:
-    """Give the log of a run's best value so far at shares of its horizon, by their logs; past its ends as there.
+    """Give the log of a run's best value so far at shares of its horizon, by their logs.
+
+    Past its ends as there.
 
     ``worse`` is 1 for a metric that is to fall, -1 for one that is to rise.
     """
@@ -174,7 +176,10 @@ def _log_best(ladder: Ladder, horizon: int, log_shares: Array, worse: float) -> 
 
 
 def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
-    """Give what a trial comes to as a run that diverged, at the same steps; it may have met the target before."""
+    """Give what a trial comes to as a run that diverged, at the same steps.
+
+    It may have met the target before.
+    """
     end = min(run.end, horizon)
     met = run.steps_to(target)
     if met is not None and met <= end:

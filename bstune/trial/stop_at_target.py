@@ -1,8 +1,7 @@
 """A Lightning call-back that ends a fit at the first evaluation that meets a target, and says what that took.
 
-    trainer = Trainer(val_check_interval=50, callbacks=[stop := StopAtTarget(Target("val_loss", 0.1, mode="min"))])
-    trainer.fit(module, data)
-    print(stop.steps_low, stop.steps, stop.time_to_target)
+    trainer = Trainer(val_check_interval=50, callbacks=[stop := StopAtTarget(Target("val_loss", 0.1,
+    mode="min"))]) trainer.fit(module, data) print(stop.steps_low, stop.steps, stop.time_to_target)
 
 Steps and seconds are counted as in bstune's own trials (:mod:`bstune.trial.loop`).
 """
@@ -20,21 +19,26 @@ from bstune.trial.parts.metric import metric
 
 
 class StopAtTarget(Callback):
-    """Ends a fit at the first evaluation that meets the target; works with both of Lightning's packages.
+    """Ends a fit at the first evaluation that meets the target.
 
-    Evaluations are the fit's own (``val_check_interval``, ``check_val_every_n_epoch``), its sanity check left out. On
-    several devices the fit ends once the target is met on any of them; log the metric with ``sync_dist=True``.
+    Works with both of Lightning's packages.
+
+    Evaluations are the fit's own (``val_check_interval``, ``check_val_every_n_epoch``), its sanity
+    check left out. On several devices the fit ends once the target is met on any of them; log the
+    metric with ``sync_dist=True``.
 
     Args:
-        target: such as ``Target("val_loss", 0.1, mode="min")``; a value that is not finite does not meet it.
+        target: such as ``Target("val_loss", 0.1, mode="min")``; a value that is not finite does not
+            meet it.
         warmup_steps: left out of the seconds per step.
         now: a monotonic clock, in seconds.
 
     Attributes:
         reached: whether the target was met.
-        steps: optimizer steps applied until then, or so far; one that a gradient scaler skips is none, and however many
-            optimizers a step has, it is one.
-        steps_low: of the last evaluation that missed the target: steps to target are in (``steps_low``, ``steps``].
+        steps: optimizer steps applied until then, or so far; one that a gradient scaler skips is
+            none, and however many optimizers a step has, it is one.
+        steps_low: of the last evaluation that missed the target: steps to target are in
+            (``steps_low``, ``steps``].
         history: steps and value of each evaluation; None is a value that is not finite.
 
     Raises:
@@ -55,7 +59,10 @@ class StopAtTarget(Callback):
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Median over the stretches between evaluations, of training alone; None before the first evaluation."""
+        """Median over the stretches between evaluations, of training alone.
+
+        None before the first evaluation.
+        """
         return seconds_per_step(self._clock.segments, self._warmup_steps)
 
     @property
@@ -70,7 +77,10 @@ class StopAtTarget(Callback):
         return self._clock.seconds(Phase.TRAINING)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a fit that goes on from a checkpoint counts on from; its seconds begin anew."""
+        """Return what a fit that goes on from a checkpoint counts on from.
+
+        Its seconds begin anew.
+        """
         return {name: getattr(self, name) for name in ("reached", "steps", "steps_low", "history")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -2,22 +2,25 @@
 
 Any LightningDataModule and LightningModule will do. A data module may have
 
-* ``train_batches(batch_size, micro_batch_size, seed)``: returns a trial's endless stream of batches, each of exactly
-  ``batch_size`` examples, in micro-batches of at most ``micro_batch_size`` (None: in one piece). A stream with an
-  attribute ``stream``, a :class:`bstune.trial.batches.index_stream.IndexStream`, lets trials be stopped and continued.
-  Such a data module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``, numbers of
-  examples; its ``setup()`` is put off until the data are used, so that they may stay off the device. Without this
-  method the DataLoader of ``train_dataloader()`` is read in other batches, see
-  :func:`bstune.trial.batches.loader.rebatch`.
+* ``train_batches(batch_size, micro_batch_size, seed)``: returns a trial's endless stream of
+  batches, each of exactly ``batch_size`` examples, in micro-batches of at most ``micro_batch_size``
+  (None: in one piece). A stream with an attribute ``stream``, a
+  :class:`bstune.trial.batches.index_stream.IndexStream`, lets trials be stopped and continued. Such
+  a data module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``,
+  numbers of examples; its ``setup()`` is put off until the data are used, so that they may stay off
+  the device. Without this method the DataLoader of ``train_dataloader()`` is read in other batches,
+  see :func:`bstune.trial.batches.loader.rebatch`.
 * ``validates_on_test``: True if the target is measured on the published test set.
-* ``first_images(count)``: returns the first training images as batches have them, without augmentation.
+* ``first_images(count)``: returns the first training images as batches have them, without
+  augmentation.
 
 A module may have
 
-* ``initial_images`` and ``initialise_from(images)``: how many of these images it starts from (0: none), and what takes
-  them, without random numbers. Later trials of the same hyperparameters get what it changes in the module's state.
-* ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any module inside it, cannot
-  be trained with.
+* ``initial_images`` and ``initialise_from(images)``: how many of these images it starts from (0:
+  none), and what takes them, without random numbers. Later trials of the same hyperparameters get
+  what it changes in the module's state.
+* ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any
+  module inside it, cannot be trained with.
 """
 
 import functools
@@ -103,7 +106,10 @@ def check_threads(options: StudyOptions) -> None:
 
 
 def resolve_precision(precision: str, device: str) -> str:
-    """Return the precision: bf16-mixed on CUDA and 32-true elsewhere for ``auto``; refuse one the device lacks."""
+    """Return the precision: bf16-mixed on CUDA and 32-true elsewhere for ``auto``.
+
+    Refuse one the device lacks.
+    """
     # Lightning would turn 16-mixed on a CPU into bf16 without a word.
     cuda = device.startswith("cuda")
     if precision == "auto":
@@ -174,7 +180,10 @@ def check_largest(
 
 
 def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
-    """Build the data module and let it read its data; one that hands out batches is not yet set up."""
+    """Build the data module and let it read its data.
+
+    One that hands out batches is not yet set up.
+    """
     with seeded(options.seed):
         with waiting_for(f"{recipe.data_name}()"):
             data = recipe.data()
@@ -208,7 +217,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def train_examples(data: Any) -> int:
-    """Return how many examples there are to train on; 0 where the user's loaders have no length that says it."""
+    """Return how many examples there are to train on.
+
+    0 where the user's loaders have no length that says it.
+    """
     if hasattr(data, "train_batches"):
         return int(data.train_size)
     return _examples_if_known(data.train_dataloader())
@@ -514,7 +526,8 @@ class LightningBackend(TrialBackend):
     ) -> TrialResult:
         """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start.
 
-        Where the user's code refuses the values of this trial alone, its own error is raised: the preflight has passed.
+        Where the user's code refuses the values of this trial alone, its own error is raised: the
+        preflight has passed.
         """
         try:
             return self._run(spec, folder, resumed_from)
@@ -560,7 +573,10 @@ class LightningBackend(TrialBackend):
         return replace(self.protocol, budget=tuned.budget.budget)
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
-        """Return a trial's metrics on the test set, from its checkpoint; empty without such a set or checkpoint."""
+        """Return a trial's metrics on the test set, from its checkpoint.
+
+        Empty without such a set or checkpoint.
+        """
         checkpoint = folder.checkpoint(spec.number)
         if self.workload.test_batches is None or not is_own(checkpoint):
             return {}

@@ -329,7 +329,9 @@ def parameter_groups(
     batch_size: int,
     kinds: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Sort the parameters of a module into groups, as torch's optimizers take them; each is in exactly one.
+    """Sort the parameters of a module into groups, as torch's optimizers take them.
+
+    Each is in exactly one.
 
     The kinds are ``norm_bias`` (of normalisation layers), ``whitening_bias``, ``head`` (all of the
     last linear layer), ``filters`` (of convolutions) and ``rest``, which a kind that is not named

@@ -25,7 +25,9 @@ def permutation(n: int) -> Epoch:
 
 
 def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
-    """Tell how many indices a loader's sampler draws an epoch, and what draws them; None if it is not torch's.
+    """Tell how many indices a loader's sampler draws an epoch, and what draws them.
+
+    None if it is not torch's.
 
     One that goes through the data in their order is shuffled: see :func:`rebatch`.
     """

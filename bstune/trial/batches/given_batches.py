@@ -1,7 +1,8 @@
 """Batches taken as the user's loaders give them at a batch size: streams, several loaders, samplers of one's own.
 
-There is nothing to read in other batches: a function of the batch size has made the loaders. A trial that goes on
-opens them anew and skips the batches that it has seen, whose random numbers are drawn again.
+There is nothing to read in other batches: a function of the batch size has made the loaders. A
+trial that goes on opens them anew and skips the batches that it has seen, whose random numbers are
+drawn again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,8 +29,9 @@ LENGTHS: dict[str, Callable[[list[float]], float]] = {
 class GivenStream:
     """An endless stream of the batches of loaders: after their last batch they are read from the first one again.
 
-    What reading them draws from the generators of Python, numpy and torch, in this process, are numbers of its own, a
-    function of the seed. A batch at the end of a pass that has fewer examples than the others is left out.
+    What reading them draws from the generators of Python, numpy and torch, in this process, are
+    numbers of its own, a function of the seed. A batch at the end of a pass that has fewer examples
+    than the others is left out.
 
     Args:
         open_loaders: makes the loaders: one, or a dict, a list or a CombinedLoader of several.
@@ -138,7 +140,10 @@ class GivenBatches:
 
 
 def length_of(loaders: Any) -> int | None:
-    """Return how many batches an epoch of one or several loaders has; None where it has no end, or it is not known."""
+    """Return how many batches an epoch of one or several loaders has.
+
+    None where it has no end, or it is not known.
+    """
     lengths = list[float]()
     for loader in loaders_of(loaders):
         length = sized_len(loader)
@@ -149,7 +154,10 @@ def length_of(loaders: Any) -> int | None:
 
 
 def first_tensor(batch: Any) -> Tensor | None:
-    """Return the first tensor in a batch, which may be nested in dicts, lists and tuples; None without one."""
+    """Return the first tensor in a batch, which may be nested in dicts, lists and tuples.
+
+    None without one.
+    """
     if isinstance(batch, Tensor):
         return batch
     parts: Iterable[Any] = ()
@@ -177,7 +185,10 @@ def shapes_in(batch: Any) -> tuple[torch.Size, ...]:
 
 
 def _batches_of(loaders: Any) -> Iterator[Any]:
-    """Yield the batches of one pass; of several loaders a batch of each, in the collection that they are in."""
+    """Yield the batches of one pass.
+
+    Of several loaders a batch of each, in the collection that they are in.
+    """
     several = loaders_of(loaders)
     if len(several) == 1 and several[0] is loaders:
         yield from loaders

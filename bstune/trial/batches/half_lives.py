@@ -96,7 +96,10 @@ def _names(optimizers: Iterable[Optimizer]) -> str:
 
 
 def effective_lr(optimizers: Sequence[Optimizer]) -> float | None:
-    """Give lr/(1 - m) of the first group of a momentum SGD's parameters (RMSprop's too); None where there is none."""
+    """Give lr/(1 - m) of the first group of a momentum SGD's parameters (RMSprop's too).
+
+    None where there is none.
+    """
     for optimizer in optimizers:
         if not isinstance(optimizer, SGD | RMSprop):
             continue
@@ -118,7 +121,9 @@ def optimizers_in(configured: object) -> Iterator[Optimizer]:
 
 
 def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """Give the rate at which a gradient acts in the end, before any schedule; ConfigError for a momentum from 1.
+    """Give the rate at which a gradient acts in the end, before any schedule.
+
+    ConfigError for a momentum from 1.
 
     Of a OneCycleLR it is the largest one, which it is given, and not the one that it starts at.
     """

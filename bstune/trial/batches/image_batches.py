@@ -121,7 +121,10 @@ class TrainBatches:
                     yield self._normalise(x), y
 
     def _next_made(self) -> tuple[Tensor, Tensor]:
-        """Give the next batch of those that are made together, normalised; make more where none is left."""
+        """Give the next batch of those that are made together, normalised.
+
+        Make more where none is left.
+        """
         batch = next(self._made, None)
         if batch is None:
             # Of a group that a stopped trial began.
@@ -178,7 +181,10 @@ def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) ->
 
 
 class EvalBatches:
-    """Evaluation batches (x, y) in the order of the data, none without data; only the last may be smaller."""
+    """Evaluation batches (x, y) in the order of the data, none without data.
+
+    Only the last may be smaller.
+    """
 
     def __init__(
         self, images: Tensor, labels: Tensor, *, batch_size: int, normalise: Normalisation

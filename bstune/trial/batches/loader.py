@@ -73,7 +73,10 @@ def rebatch(
 
 
 def not_rebatchable(loader: object) -> str | None:
-    """Tell why other batches from the same loader would not be the same problem; None if they would be."""
+    """Tell why other batches from the same loader would not be the same problem.
+
+    None if they would be.
+    """
     several = loaders_of(loader)
     if not any(one is loader for one in several):
         return (

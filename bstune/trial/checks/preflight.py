@@ -1,8 +1,9 @@
 """What a few steps show before anything long: what cannot be tuned is refused in one line, what is left out is a note.
 
-Short trials at the smallest batch sizes, through the same code as every other trial: two batch sizes are timed, two
-learning rates and two seeds compared, schedules stepped ahead; one of the trials is stopped and continued, and compared
-with one that is not. Each mistake has a function that finds it.
+Short trials at the smallest batch sizes, through the same code as every other trial: two batch
+sizes are timed, two learning rates and two seeds compared, schedules stepped ahead; one of the
+trials is stopped and continued, and compared with one that is not. Each mistake has a function that
+finds it.
 """
 
 import functools
@@ -100,10 +101,12 @@ def preflight(
     continues: bool,
     survey: bool,
 ) -> PreflightFindings:
-    """Refuse a workload that cannot be tuned, with what to change; the user's own errors are raised as they are.
+    """Refuse a workload that cannot be tuned, with what to change.
 
-    ``trial`` is the one to run instead of a study; ``continues``: trials are stopped and continued; ``survey``: one
-    will find the smallest batch size at which the module can be trained.
+    The user's own errors are raised as they are.
+
+    ``trial`` is the one to run instead of a study; ``continues``: trials are stopped and continued;
+    ``survey``: one will find the smallest batch size at which the module can be trained.
     """
     # A single trial's batch size may be one at which the module can be built where the range's
     # smallest is none.
@@ -427,7 +430,10 @@ class _Recorder(Callback):
         self.generators[moment] = random_state()
 
     def _wait_for(self, what: str, *, limited: bool) -> None:
-        """Name what the trial comes to; steps and evaluations are limited, its start and its end are not."""
+        """Name what the trial comes to.
+
+        Steps and evaluations are limited, its start and its end are not.
+        """
         values = "".join(f", {name} {value:g}" for name, value in self.spec.hyperparameters.items())
         at = f"at batch size {self.spec.batch_size}{values}"
         module = f" of {self.module_name}" if self.module_name else ""
@@ -569,7 +575,8 @@ def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
 
     Args:
         data: that is set up.
-        is_given: whether a function of the batch size has made it, so that its batches may be taken as they come.
+        is_given: whether a function of the batch size has made it, so that its batches may be taken
+            as they come.
     """
     if hasattr(data, "train_batches"):
         return
@@ -630,10 +637,13 @@ def check_metric(
 def rate_problem(
     slow: _Recorder, fast: _Recorder, is_overridden: bool = False, override: str = ""
 ) -> str | None:
-    """Return why two learning rates are the same to the module; None if they are not, or if a few steps do not show it.
+    """Return why two learning rates are the same to the module.
 
-    ``is_overridden`` is whether the rate is set in the optimizer, ``override`` what does so. At a rate of zero, as a
-    warm-up begins with, nothing shows it; nor where no weight moves, if the optimizers' own rates are the trial's.
+    None if they are not, or if a few steps do not show it.
+
+    ``is_overridden`` is whether the rate is set in the optimizer, ``override`` what does so. At a
+    rate of zero, as a warm-up begins with, nothing shows it; nor where no weight moves, if the
+    optimizers' own rates are the trial's.
     """
     if slow.after is None or fast.after is None:
         return None
@@ -677,7 +687,10 @@ def rate_problem(
 
 
 def proportion_problem(slow: _Recorder, fast: _Recorder, override: str) -> str | None:
-    """Return what does not keep its proportion to a rate that is set in the optimizer; None if all does."""
+    """Return what does not keep its proportion to a rate that is set in the optimizer.
+
+    None if all does.
+    """
     advice = "let the module take the rate, and use it there"
     if slow.unknown_schedules:
         return (

@@ -37,7 +37,9 @@ def schedule_out_of_proportion(
     *,
     now: Callable[[], float] = time.monotonic,
 ) -> str | None:
-    """Name a schedule whose rates ahead are not ``factor`` times its own in another trial; None: all keep their shape.
+    """Name a schedule whose rates ahead are not ``factor`` times its own in another trial.
+
+    None: all keep their shape.
 
     Args:
         own: copies of a trial's schedules, which are stepped ahead.

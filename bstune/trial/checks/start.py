@@ -31,8 +31,8 @@ SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
 def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> bool:
     """Return whether the module's schedules depend on how long its Trainer says that it trains.
 
-    The rates of the steps of one Trainer are compared with those under another that trains for twice as long. Where
-    the batches have no end, no Trainer says how long it trains.
+    The rates of the steps of one Trainer are compared with those under another that trains for
+    twice as long. Where the batches have no end, no Trainer says how long it trains.
     """
     batches = workload.train_batches(spec)
     if sized_len(batches) is None and not getattr(batches, "ends_by_steps", False):
@@ -112,7 +112,10 @@ def _settings(optimizer: Any) -> list[dict[str, float]]:
 def at_start(
     workload: Workload, spec: TrialSpec, protocol: TrialProtocol
 ) -> tuple[LightningModule, Trainer]:
-    """Return a module as its first step would find it, and its Trainer; what it logs from then on is dropped."""
+    """Return a module as its first step would find it, and its Trainer.
+
+    What it logs from then on is dropped.
+    """
     steps = protocol.last_step(spec.batch_size)
     module, trainer = look_at_start(workload, spec, protocol, steps, lambda trainer, module: None)
     for name in ("log", "log_dict"):

@@ -21,7 +21,10 @@ FULL = 0.01
 
 
 def resolve_device(name: str, option: str = "workload.data.device") -> torch.device:
-    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; a ConfigError names ``option``."""
+    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    A ConfigError names ``option``.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = str(name).partition(":")
@@ -76,14 +79,16 @@ def processor() -> str:
 
 
 def synchronize(device: torch.device | None = None) -> None:
-    """Wait until a device has finished its work: the current CUDA device by default; a CPU never has any left.
+    """Wait until a device has finished its work: the current CUDA device by default.
 
-    Where nothing has used CUDA there is nothing to wait for; to ask torch all the same would open a context there.
+    A CPU never has any left.
+
+    Where nothing has used CUDA there is nothing to wait for; to ask torch all the same would open a
+    context there.
     """
+    has_work = device is not None and device.type == "cuda"
     if device is None:
         has_work = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    else:
-        has_work = device.type == "cuda"
     if has_work:
         torch.cuda.synchronize(device)
 
@@ -139,8 +144,8 @@ def cuda_settings(device: torch.device) -> dict[str, str]:
 def memory_ran_out(device: torch.device | None = None) -> bool:
     """Return whether an allocation has failed on a CUDA device since :func:`forget_failed_allocations`, or it is full.
 
-    torch itself counts an allocation that it catches, as where cuDNN tries one convolution after another; a library's
-    own is not counted, but needs some megabytes at least.
+    torch itself counts an allocation that it catches, as where cuDNN tries one convolution after
+    another; a library's own is not counted, but needs some megabytes at least.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False

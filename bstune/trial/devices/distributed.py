@@ -1,10 +1,11 @@
 """One trial on several devices: a process each, which trains its share of every batch under Lightning's DDP.
 
-All processes run the same trial: same seed, same stream of batches, of which each takes its own micro-batches, and the
-same evaluations on all validation data. Gradients are exchanged by gloo on CPUs and by nccl on CUDA. What processes may
-see differently, a metric, a loss, a wish to stop, they agree on at each evaluation, so that none goes on alone. The
-first one writes the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.processes.workers`
-ends the others, which would wait for it.
+All processes run the same trial: same seed, same stream of batches, of which each takes its own
+micro-batches, and the same evaluations on all validation data. Gradients are exchanged by gloo on
+CPUs and by nccl on CUDA. What processes may see differently, a metric, a loss, a wish to stop, they
+agree on at each evaluation, so that none goes on alone. The first one writes the files, and its
+record is the trial's. Where one fails, :mod:`bstune.trial.processes.workers` ends the others, which
+would wait for it.
 """
 
 import logging
@@ -50,7 +51,10 @@ def is_first() -> bool:
 
 
 def join(rank: int, count: int, file: str | None = None) -> None:
-    """Make this process one of ``count``, which find each other through an empty file; once in a process's life."""
+    """Make this process one of ``count``, which find each other through an empty file.
+
+    Once in a process's life.
+    """
     global _place
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     if rank > 0:

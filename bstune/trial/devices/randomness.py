@@ -33,8 +33,8 @@ def set_host_states(states: tuple[Any, Any, torch.Tensor]) -> None:
 class OwnRandomNumbers:
     """Random numbers of Python, numpy and torch on the host that nobody else draws from.
 
-    What is drawn within :meth:`used` depends on the seed and on what was drawn there before, alone; outside of it the
-    generators go on as if nothing had been drawn.
+    What is drawn within :meth:`used` depends on the seed and on what was drawn there before, alone;
+    outside of it the generators go on as if nothing had been drawn.
 
     Args:
         seed: of all three.

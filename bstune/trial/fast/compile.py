@@ -306,7 +306,10 @@ class CompiledCode:
 
 @contextmanager
 def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) -> Iterator[None]:
-    """Compile what ``loss``, a forward pass, calls of a module; where that fails, it runs eagerly, as a trial does."""
+    """Compile what ``loss``, a forward pass, calls of a module.
+
+    Where that fails, it runs eagerly, as a trial does.
+    """
     if mode is None:
         yield
         return

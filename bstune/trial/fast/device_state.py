@@ -84,7 +84,9 @@ def first_difference(
     taken: Sequence[Tensor],
     before: Sequence[Tensor],
 ) -> str | None:
-    """Name the first tensor that a replay changed otherwise than the step; the device is waited for.
+    """Name the first tensor that a replay changed otherwise than the step.
+
+    The device is waited for.
 
     Args:
         names: of the tensors.

@@ -208,7 +208,10 @@ class CapturedSteps:
     def _capture(
         self, batch: object, index: int, leaves: Sequence[Tensor], structure: TreeSpec
     ) -> Any:
-        """Take an eager step, capture it, and compare a replay with it; a step may take its batch apart."""
+        """Take an eager step, capture it, and compare a replay with it.
+
+        A step may take its batch apart.
+        """
         state = DeviceState(self._module, self._optimizer)
         with self._around():
             before = state.copied()

@@ -46,7 +46,10 @@ def first_change(
 
 
 def holds_the_same(before: Sequence[object] | None, after: Sequence[object] | None) -> bool:
-    """Tell whether two lists hold the same objects, or numbers and texts that are equal; None: there is none."""
+    """Tell whether two lists hold the same objects, or numbers and texts that are equal.
+
+    None: there is none.
+    """
     if before is None or after is None or len(before) != len(after):
         return False
     return all(map(_is_same, before, after))

@@ -78,7 +78,10 @@ class LeanLoop:
 
     @property
     def name(self) -> str | None:
-        """``lean`` or ``graph``, or that another loop took the steps and why; None where no step was begun."""
+        """``lean`` or ``graph``, or that another loop took the steps and why.
+
+        None where no step was begun.
+        """
         if self._reason is not None:
             return f"Lightning's: {self._reason}"
         if self._steps is None:
@@ -297,7 +300,10 @@ class LeanSteps:
         return outputs
 
     def _closure(self) -> Tensor | None:
-        """Run forward and backward pass; return the loss without its graph: ``Closure.closure`` and its functions."""
+        """Run forward and backward pass.
+
+        Return the loss without its graph: ``Closure.closure`` and its functions.
+        """
         # An optimizer may have switched gradients off around its step.
         if not torch.is_grad_enabled():
             with torch.enable_grad():

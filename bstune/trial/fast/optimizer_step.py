@@ -44,7 +44,10 @@ class OptimizerStep:
 
 
 def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
-    """Find the step of an optimizer's class as it was written; None where it may be another one that is called."""
+    """Find the step of an optimizer's class as it was written.
+
+    None where it may be another one that is called.
+    """
     of_class = type(optimizer).step
     of_object = vars(optimizer).get("step")
     if getattr(of_class, "__code__", None) is not LABELLED:

@@ -35,7 +35,10 @@ PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrec
 
 
 def why_not(trainer: Any, module: LightningModule, fetcher: object) -> str | None:
-    """Say why Lightning's own loop is to take the steps of a fit; None where the lean one does the same."""
+    """Say why Lightning's own loop is to take the steps of a fit.
+
+    None where the lean one does the same.
+    """
     return next(_reasons(trainer, module, fetcher), None)
 
 

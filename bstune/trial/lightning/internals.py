@@ -1,10 +1,10 @@
 """Lightning's private members: this is the only file of the package that touches them.
 
-Each function does one thing that Lightning has no public name for. They are for the lean loop, for a trial that goes on
-where it was stopped, and for a checkpoint's hyper-parameters and call-backs. They are right for the versions in
-``TRIED``: tests/test_lightning_internals.py has a table of the functions of Lightning that the lean loop does the work
-of, and names those that have changed. With another version Lightning's own loop takes the steps
-(:mod:`bstune.trial.fast.reasons`).
+Each function does one thing that Lightning has no public name for. They are for the lean loop, for
+a trial that goes on where it was stopped, and for a checkpoint's hyper-parameters and call-backs.
+They are right for the versions in ``TRIED``: tests/test_lightning_internals.py has a table of the
+functions of Lightning that the lean loop does the work of, and names those that have changed. With
+another version Lightning's own loop takes the steps (:mod:`bstune.trial.fast.reasons`).
 """
 
 import copy
@@ -166,7 +166,10 @@ def end_restart(trainer: Trainer) -> None:
 
 
 def saved_entry(entry: Any) -> dict[str, Any]:
-    """Describe an entry of what is logged, as plain data; a metric of the module's own is left to the module."""
+    """Describe an entry of what is logged, as plain data.
+
+    A metric of the module's own is left to the module.
+    """
     meta = entry.meta
     return {
         "meta": {name: getattr(meta, name) for name in ENTRY_FIELDS},
@@ -180,7 +183,10 @@ def saved_entry(entry: Any) -> dict[str, Any]:
 def restored_entry(
     package: str, saved: Mapping[str, Any], trainer: Trainer, module: LightningModule
 ) -> Any:
-    """Make an entry of what is logged from its description; None where the module lacks its metric."""
+    """Make an entry of what is logged from its description.
+
+    None where the module lacks its metric.
+    """
     place = "trainer.connectors.logger_connector.result"
     new_metadata = of_package(package, f"{place}._Metadata")
     new_sync = of_package(package, f"{place}._Sync")
@@ -231,7 +237,10 @@ def copy_hyper_parameters(data_module: LightningDataModule) -> None:
 
 
 def argument_of_hyper_parameters(owner: Any) -> dict[str, Any]:
-    """Name the one argument that all hyper-parameters are in, as a checkpoint does; nothing where there is none."""
+    """Name the one argument that all hyper-parameters are in, as a checkpoint does.
+
+    Nothing where there is none.
+    """
     if not hasattr(owner, "_hparams_name"):
         return {}
     return {owner.CHECKPOINT_HYPER_PARAMS_NAME: owner._hparams_name}

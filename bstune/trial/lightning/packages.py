@@ -1,7 +1,7 @@
 """The two packages of Lightning: of which of them a thing is, and the same class in either.
 
-``lightning.pytorch`` and ``pytorch_lightning`` are the same code with different classes: the Trainer of either takes
-modules, data modules and call-backs of its own package alone.
+``lightning.pytorch`` and ``pytorch_lightning`` are the same code with different classes: the
+Trainer of either takes modules, data modules and call-backs of its own package alone.
 """
 
 import sys

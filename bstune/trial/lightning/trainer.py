@@ -93,7 +93,9 @@ class NullLogger(DummyLogger):
 
 
 def check_types(options: Mapping[str, Any]) -> None:
-    """Refuse plain values of types that the Trainer's annotations do not have; ConfigError names the option.
+    """Refuse plain values of types that the Trainer's annotations do not have.
+
+    ConfigError names the option.
 
     Objects are left to the Trainer, as is a name that it does not know. None leaves an option out.
     """
@@ -191,9 +193,9 @@ def _ddp(package: str) -> Any:
 def lengths(batches: Iterable[Any], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
     """Return a Trainer's arguments for a trial of at most ``steps`` steps, of ``parts`` batches each.
 
-    Where the batches have a length, an epoch is as long, and the Trainer's numbers are those of ``trainer.fit``; of a
-    stream of the user's ``max_steps`` is. Under manual optimization Lightning counts the steps of each optimizer, so
-    that its limit is in epochs alone.
+    Where the batches have a length, an epoch is as long, and the Trainer's numbers are those of
+    ``trainer.fit``; of a stream of the user's ``max_steps`` is. Under manual optimization Lightning
+    counts the steps of each optimizer, so that its limit is in epochs alone.
     """
     length = sized_len(batches)
     if length is None:
@@ -241,7 +243,8 @@ def serving(
 ) -> LightningDataModule:
     """Return a shallow copy of a data module that is set up and serves these ``train``, ``val`` or ``test`` batches.
 
-    Where it has a ``batch_size``, that is what a loader hands out at once: the training batches' ``micro_batch_size``.
+    Where it has a ``batch_size``, that is what a loader hands out at once: the training batches'
+    ``micro_batch_size``.
     """
     served = copy.copy(data_module)
     if micro_batch_size is not None and "batch_size" in vars(served):

@@ -1,8 +1,9 @@
 """Config files of Lightning's command line, LightningCLI, read as it reads them: by jsonargparse.
 
-:func:`workload_of` makes a workload of such a file. The workload's nodes call :func:`build_module` and
-:func:`build_data`, which check and build the file's ``model`` (with its ``optimizer`` and ``lr_scheduler``) and its
-``data`` as LightningCLI does: nested classes, callables and conversions by type hints included.
+:func:`workload_of` makes a workload of such a file. The workload's nodes call :func:`build_module`
+and :func:`build_data`, which check and build the file's ``model`` (with its ``optimizer`` and
+``lr_scheduler``) and its ``data`` as LightningCLI does: nested classes, callables and conversions
+by type hints included.
 """
 
 import re
@@ -91,7 +92,8 @@ def build_data(data: Mapping[str, Any]) -> Any:
 def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     """Return the workload of a file, as its YAML is to be, and lines about what it takes from the file.
 
-    The data are loaded once, to learn how many there are and the batch size that the learning rate goes with.
+    The data are loaded once, to learn how many there are and the batch size that the learning rate
+    goes with.
     """
     if chosen.name is not None and not re.fullmatch(r"\w[\w.-]*", chosen.name):
         raise ConfigError(

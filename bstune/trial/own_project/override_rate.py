@@ -1,7 +1,7 @@
 """The trial's learning rate in optimizers that a module builds with rates of its own: ``scaling.override_lr``.
 
-It is set once, after ``configure_optimizers``: a stopped trial's checkpoint holds the rates that were set, and one
-that goes on has the same.
+It is set once, after ``configure_optimizers``: a stopped trial's checkpoint holds the rates that
+were set, and one that goes on has the same.
 """
 
 import math

@@ -93,7 +93,10 @@ def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False)
 
 
 def own_rate(module: Any) -> float | None:
-    """Give the learning rate that a module's class has as a default, or a partial of it; None where it has none."""
+    """Give the learning rate that a module's class has as a default, or a partial of it.
+
+    None where it has none.
+    """
     function = module.func if isinstance(module, partial) else module
     if not isinstance(function, type):
         return None

@@ -30,10 +30,13 @@ BuildModule = Callable[["Trial"], Any]
 
 
 class Trial:
-    """The values of one trial, from which its module is built; further hyper-parameters are attributes too.
+    """The values of one trial, from which its module is built.
+
+    Further hyper-parameters are attributes too.
 
     Args:
-        values: by name: ``batch_size``, ``lr``, ``seed``, ``total_steps`` and what the study searches besides.
+        values: by name: ``batch_size``, ``lr``, ``seed``, ``total_steps`` and what the study
+            searches besides.
     """
 
     batch_size: int
@@ -339,7 +342,10 @@ def is_function(data: Any) -> bool:
 
 
 def data_module(data: Any, batch_size: int) -> Any:
-    """Return the data module itself, of a function that at this batch size; else as :func:`data_of`."""
+    """Return the data module itself, of a function that at this batch size.
+
+    Else as :func:`data_of`.
+    """
     if not is_function(data):
         return data_of(data, batch_size)
     _check_takes_one(data, "data", "a batch size")
@@ -370,7 +376,10 @@ def _loaders(data: Any) -> Loaders:
 
 
 def _copied(data: Any) -> Any:
-    """Return a copy of a data module, which ``setup`` may change; its tensors, arrays and data sets are shared."""
+    """Return a copy of a data module, which ``setup`` may change.
+
+    Its tensors, arrays and data sets are shared.
+    """
     values = list(vars(data).values())
     values += [value.dataset for value in values if isinstance(value, DataLoader)]
     shared: dict[int, Any] = {

@@ -64,8 +64,8 @@ def parts_of(
 ) -> Parts:
     """Return the parts of a trial that begins.
 
-    Arguments as of :func:`bstune.trial.loop.run_trial`. A StateError says that the stopped trial cannot be resumed, a
-    ConfigError that no step is left.
+    Arguments as of :func:`bstune.trial.loop.run_trial`. A StateError says that the stopped trial
+    cannot be resumed, a ConfigError that no step is left.
     """
     alone = distributed.place() is None
     cadence = Cadence(spec, protocol, validation_examples)

@@ -10,8 +10,8 @@ from bstune.trial.parts.checkpoint import StoppedState
 class Cadence:
     """Names the step of the next evaluation.
 
-    Evaluations that were not due, at an epoch's end or where a trial was stopped, change nothing: later ones are due
-    at the same steps, with them or without.
+    Evaluations that were not due, at an epoch's end or where a trial was stopped, change nothing:
+    later ones are due at the same steps, with them or without.
 
     Attributes:
         due_step: of the next evaluation.

@@ -16,7 +16,8 @@ def order_callbacks(
     Args:
         trainer: whose setup is under way.
         module: that it trains.
-        first: writes a state ahead of what others do for an evaluation, such as averaging the weights; None: none.
+        first: writes a state ahead of what others do for an evaluation, such as averaging the
+            weights; None: none.
         last: counts steps behind what others do after them, which is still training.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

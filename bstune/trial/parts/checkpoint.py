@@ -1,7 +1,8 @@
 """The training state that a trial leaves when it is stopped early, and from which another one is resumed.
 
-The file is Lightning's own checkpoint with what Lightning leaves out: the random number generators, the position in the
-stream of batches, and bstune's own progress. It is loaded as plain data: nothing in it is executed.
+The file is Lightning's own checkpoint with what Lightning leaves out: the random number generators,
+the position in the stream of batches, and bstune's own progress. It is loaded as plain data:
+nothing in it is executed.
 """
 
 import io
@@ -64,8 +65,8 @@ class Own:
 class PlainFiles:
     """A Trainer's checkpoints: bstune's own hold weights and plain data alone, all others are left as they are.
 
-    Hyper-parameters may hold any object, so they are left out of bstune's own; what loads one gets those of the module
-    that it is loaded into, which was built alike.
+    Hyper-parameters may hold any object, so they are left out of bstune's own; what loads one gets
+    those of the module that it is loaded into, which was built alike.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
@@ -217,7 +218,10 @@ class StateWriter(Callback):
 def read_state(
     stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping[str, str]
 ) -> StoppedState:
-    """Return the state that a trial left; a StateError says why ``spec`` cannot be resumed from it on this device."""
+    """Return the state that a trial left.
+
+    A StateError says why ``spec`` cannot be resumed from it on this device.
+    """
     try:
         # First that all bytes are as they were written: from others torch makes any error.
         with zipfile.ZipFile(stopped.state) as archive:

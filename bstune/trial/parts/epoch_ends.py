@@ -13,7 +13,8 @@ class EpochEnds:
         adds_epochs: whether the Trainer goes on after its last epoch until the trial has its steps.
 
     Attributes:
-        exist: whether batches come from a loader that has a length; else there is one endless epoch.
+        exist: whether batches come from a loader that has a length; else there is one endless
+            epoch.
     """
 
     def __init__(self, state: TrialState, adds_epochs: bool) -> None:

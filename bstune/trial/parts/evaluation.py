@@ -35,7 +35,8 @@ def begin_evaluation(parts: Parts, trainer: Trainer, module: LightningModule) ->
 def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None:
     """Take in an evaluation, and end the trial or go on.
 
-    Where the lean loop runs, it starts the clock again: Lightning is not done with the evaluation yet.
+    Where the lean loop runs, it starts the clock again: Lightning is not done with the evaluation
+    yet.
     """
     # A module may log nothing in the sanity check.
     if trainer.sanity_checking and not parts.metric.is_logged(trainer):

@@ -10,8 +10,8 @@ class Generators:
     """Keeps the states of the random number generators across an evaluation, or from a stopped trial.
 
     Args:
-        kept: a stopped trial's, as :func:`bstune.trial.devices.randomness.random_state` returned them; None: it starts
-            afresh.
+        kept: a stopped trial's, as :func:`bstune.trial.devices.randomness.random_state` returned
+            them; None: it starts afresh.
     """
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
@@ -24,7 +24,10 @@ class Generators:
         return kept
 
     def restore(self) -> None:
-        """Set the generators to the states that were kept, once; without any they are left alone."""
+        """Set the generators to the states that were kept, once.
+
+        Without any they are left alone.
+        """
         if self._kept is not None:
             set_random_state(self._kept)
             self._kept = None

@@ -9,7 +9,10 @@ from bstune.trial.parts.state import TrialState
 
 
 def last_step_of(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:
-    """Return the last step of a trial that has ``steps`` of them; a ConfigError says that it has none left."""
+    """Return the last step of a trial that has ``steps`` of them.
+
+    A ConfigError says that it has none left.
+    """
     last = spec.max_steps
     # A trial that is asked for by itself may have a limit past the budget.
     if last is None:
@@ -26,8 +29,8 @@ def steps_of_trainer(
 ) -> int:
     """Return the steps after which the Trainer itself ends, skipped ones included.
 
-    That is the ``horizon``, where there is one; else the budget's, so that a trial that is stopped early has the
-    schedules of one that is not.
+    That is the ``horizon``, where there is one; else the budget's, so that a trial that is stopped
+    early has the schedules of one that is not.
     """
     if horizon is not None:
         return horizon

@@ -56,7 +56,10 @@ def shortest_decimal(number: float) -> float:
 
 
 def mean_loss(loss: object) -> float:
-    """Return the mean of what ``training_step`` returned as its loss; 0.0 where that is no tensor."""
+    """Return the mean of what ``training_step`` returned as its loss.
+
+    0.0 where that is no tensor.
+    """
     if isinstance(loss, Tensor):
         return loss.detach().float().mean().item()
     return 0.0

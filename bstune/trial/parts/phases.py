@@ -55,7 +55,8 @@ class Phases:
 
         Args:
             stops: whether the trial ends here.
-            trains: whether training goes on at once; else the loop starts the clock when Lightning is done.
+            trains: whether training goes on at once; else the loop starts the clock when Lightning
+                is done.
         """
         self._segment_start = self._state.steps
         if stops:

@@ -20,7 +20,8 @@ class Resume:
 
     Attributes:
         stopped: as it was given.
-        evaluates_again: whether the next evaluation is the stopped trial's last one, which tells nothing new.
+        evaluates_again: whether the next evaluation is the stopped trial's last one, which tells
+            nothing new.
     """
 
     def __init__(self, stopped: StoppedState | None) -> None:

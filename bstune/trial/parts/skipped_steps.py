@@ -10,9 +10,10 @@ from bstune.trial.lightning.installed import LightningModule, Trainer
 class SkippedSteps:
     """Tells after each step whether a gradient scaler left it out, as its gradients had overflowed.
 
-    A scaler reads once a step whether they have, and calls an optimizer that it steps itself only if not: that is
-    noted here. An optimizer that looks at the overflow itself, as fused ones do, is called in either case, and under
-    manual optimization not every batch has a step: there the scale is read, which is lowered at these steps alone.
+    A scaler reads once a step whether they have, and calls an optimizer that it steps itself only
+    if not: that is noted here. An optimizer that looks at the overflow itself, as fused ones do, is
+    called in either case, and under manual optimization not every batch has a step: there the scale
+    is read, which is lowered at these steps alone.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
@@ -36,7 +37,10 @@ class SkippedSteps:
         self._applied = True
 
     def skipped(self, loss: Any) -> bool:
-        """Return whether the step that has just ended was left out; one without ``loss`` (None) is never scaled."""
+        """Return whether the step that has just ended was left out.
+
+        One without ``loss`` (None) is never scaled.
+        """
         if self._scaler is None:
             return False
         if self._noted:

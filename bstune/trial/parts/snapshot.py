@@ -47,12 +47,15 @@ class Snapshot:
         module: LightningModule,
         has_epochs: bool,
     ) -> None:
-        """Take the state of a trial that is out of steps, and has not ended otherwise; do nothing with any other.
+        """Take the state of a trial that is out of steps, and has not ended otherwise.
+
+        Do nothing with any other.
 
         Args:
             state: of the trial.
             cadence: of its evaluations.
-            start_gap: how far it was from the target before training; None if that was not measured.
+            start_gap: how far it was from the target before training; None if that was not
+                measured.
             generators: states of the random number generators after the last step.
             trainer: whose logged metrics are kept, on the CPU.
             module: whose frozen parameters are named.

@@ -1,7 +1,7 @@
 """The one call-back of a trial: it passes Lightning's hooks on to the trial's parts, in a fixed order.
 
-Lightning's calls of a call-back for each part would be some percent of a short step. And within a hook the order
-matters: a step is counted before anything looks at the count.
+Lightning's calls of a call-back for each part would be some percent of a short step. And within a
+hook the order matters: a step is counted before anything looks at the count.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class TrialCallback(Callback):
     Attributes:
         parts: of the trial.
         module: that is trained; None before the fit.
-        step_taker: takes the steps in place of Lightning's loop, where it can; None before there is a Trainer.
+        step_taker: takes the steps in place of Lightning's loop, where it can; None before there is
+            a Trainer.
     """
 
     def __init__(self, parts: Parts) -> None:

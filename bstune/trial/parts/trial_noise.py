@@ -15,11 +15,14 @@ MIN_SPLIT = 4
 
 
 class TrialNoiseScale:
-    """Measures the noise scale beside a trial's training, where that can be; an error there ends the measuring alone.
+    """Measures the noise scale beside a trial's training, where that can be.
+
+    An error there ends the measuring alone.
 
     Args:
         every: steps from one measured step to the next; None: nothing is measured.
-        around: makes a context in which the parts of a batch are measured, off the training's clock.
+        around: makes a context in which the parts of a batch are measured, off the training's
+            clock.
         alone: whether this process trains the trial by itself; else nothing is measured.
 
     Attributes:
@@ -52,7 +55,10 @@ class TrialNoiseScale:
     def setup(
         self, trainer: Trainer, module: LightningModule, stage: str, batch_size: int, parts: int
     ) -> None:
-        """Begin to measure steps of ``parts`` micro-batches; a single one has to be large enough to be split."""
+        """Begin to measure steps of ``parts`` micro-batches.
+
+        A single one has to be large enough to be split.
+        """
         is_possible = self._alone and module.automatic_optimization
         has_parts = parts > 1 or batch_size >= MIN_SPLIT
         self._measures = self._is_asked and is_possible and has_parts

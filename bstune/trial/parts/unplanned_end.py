@@ -25,7 +25,10 @@ def explain_end(state: TrialState, trainer: Trainer) -> None:
 
 
 def _reason_of_callbacks(trainer: Trainer) -> str | None:
-    """Return the first reason that a call-back gives, as Lightning's EarlyStopping does; None: none does."""
+    """Return the first reason that a call-back gives, as Lightning's EarlyStopping does.
+
+    None: none does.
+    """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         reason: str | None = getattr(callback, "stopping_reason_message", None)
         if reason:

@@ -5,8 +5,8 @@
         ...  # builds the module a dozen times
         own_lines(print)("a line of bstune's own, which stands whatever stood before")
 
-The preflight and the survey build and train the user's module a dozen times, and it prints and warns each time. In the
-processes of trials the same log takes what is printed.
+The preflight and the survey build and train the user's module a dozen times, and it prints and
+warns each time. In the processes of trials the same log takes what is printed.
 """
 
 import sys

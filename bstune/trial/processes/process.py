@@ -70,7 +70,10 @@ def _set_generators(state: dict[str, Any]) -> None:
 
 
 def _products_precision() -> str | None:
-    """Return the precision of float32 products; None where it was set by device and operator, as torch 2.9 has it."""
+    """Return the precision of float32 products.
+
+    None where it was set by device and operator, as torch 2.9 has it.
+    """
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

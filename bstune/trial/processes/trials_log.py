@@ -68,7 +68,10 @@ class TrialsLog:
                 _show(f"what trials print besides is in {self._path}", say)
 
     def _append(self, line: str) -> bool:
-        """Write a line to the file and return whether it stands there; a full disk ends a trial where that stores."""
+        """Write a line to the file and return whether it stands there.
+
+        A full disk ends a trial where that stores.
+        """
         try:
             self._write(line)
         except OSError:

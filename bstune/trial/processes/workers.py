@@ -1,8 +1,9 @@
 """Where trials run: in processes of their own, while this one keeps the study, or in this one (``search.workers``).
 
-What a user's code does in a process of its own, such as a crash or a step that never ends, is the end of one trial.
-The processes are forked by multiprocessing's fork server, which has imported what all of them need and never touches
-the device: CUDA does not survive a fork. This module imports neither torch nor lightning.
+What a user's code does in a process of its own, such as a crash or a step that never ends, is the
+end of one trial. The processes are forked by multiprocessing's fork server, which has imported what
+all of them need and never touches the device: CUDA does not survive a fork. This module imports
+neither torch nor lightning.
 """
 
 import faulthandler
@@ -72,7 +73,10 @@ def temporarily(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iter
 
 
 def start_server() -> None:
-    """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
+    """Start the fork server, which begins to import at once, while this process goes on.
+
+    Once is enough.
+    """
     CONTEXT.set_forkserver_preload(PRELOAD)
     # Lets torch answer whether there is CUDA without touching the device, which the server must not
     # before it forks.
@@ -111,7 +115,10 @@ def mps_runs() -> bool:
 
 @dataclass(frozen=True)
 class Finished:
-    """A trial that is over: its record, or the error that ends the study; of a failed one also the user's frames."""
+    """A trial that is over: its record, or the error that ends the study.
+
+    Of a failed one also the user's frames.
+    """
 
     spec: TrialSpec
     record: TrialResult | None = None
@@ -262,15 +269,18 @@ def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> 
 
 
 class Workers:
-    """``count`` processes that train one trial each at a time; a context, at whose end they are gone.
+    """``count`` processes that train one trial each at a time.
 
-    ``open_train``, which is pickled, is called once in each process and returns what trains a trial. A trial that takes
-    longer than ``seconds``, the start of its process among them, has failed. With several ``devices`` each of the
-    ``count`` is as many processes, which train one trial together. After ``trials`` trials a process is replaced by a
-    fresh one, as what is compiled keeps memory. What they print goes to ``log``; None: to this
-    process's output. Of ``kept`` a process that has nothing to do is used first, and put back at
-    the end. An interruption or a termination signal is raised by :meth:`start`, :meth:`wait` or
-    the end, where nothing is cut; a second one at once.
+    It is a context, at whose end they are gone.
+
+    ``open_train``, which is pickled, is called once in each process and returns what trains a
+    trial. A trial that takes longer than ``seconds``, the start of its process among them, has
+    failed. With several ``devices`` each of the ``count`` is as many processes, which train one
+    trial together. After ``trials`` trials a process is replaced by a fresh one, as what is
+    compiled keeps memory. What they print goes to ``log``; None: to this process's output. Of
+    ``kept`` a process that has nothing to do is used first, and put back at the end. An
+    interruption or a termination signal is raised by :meth:`start`, :meth:`wait` or the end, where
+    nothing is cut; a second one at once.
     """
 
     def __init__(
@@ -439,7 +449,9 @@ class Process:
             self.connection.send(request)
 
     def call(self, method: str, *arguments: object, say: Callable[[str], None]) -> Any:
-        """Call a method of what the process has opened; ``say`` takes the lines that it says meanwhile.
+        """Call a method of what the process has opened.
+
+        ``say`` takes the lines that it says meanwhile.
 
         Raises:
             UserCodeError: where the process has ended without an answer.
@@ -493,7 +505,10 @@ class Process:
         return None
 
     def finish(self, spec: TrialSpec, too_long: str | None) -> Finished:
-        """Receive the answer to a trial; without one the process has ended, or is killed as it took ``too_long``."""
+        """Receive the answer to a trial.
+
+        Without one the process has ended, or is killed as it took ``too_long``.
+        """
         if (answer := self.receive()) is not None:
             return answer
         if too_long is not None:
@@ -518,7 +533,10 @@ class Process:
 
 
 class _Team:
-    """A process for each of several devices, which train one trial together; used as a :class:`Process`."""
+    """A process for each of several devices, which train one trial together.
+
+    It is used as a :class:`Process`.
+    """
 
     def __init__(
         self, open_train: Callable[[], Train], devices: int, log: TrialsLog | None
@@ -550,7 +568,9 @@ class _Team:
             rank.send(request)
 
     def finish(self, spec: TrialSpec, too_long: str | None) -> Finished | None:
-        """Return the first process's answer once all have answered, or what ended one of them; None before that.
+        """Return the first process's answer once all have answered, or what ended one of them.
+
+        None before that.
 
         The others would wait for it for ever, in an exchange of gradients: they are killed.
         """
@@ -709,7 +729,10 @@ def _send(connection: Connection, message: SaidLine | CallAnswer) -> None:
 
 
 def _users_cause(error: BaseException) -> bytes | None:
-    """Pickle what the user's code raised behind one of bstune's errors; None: nothing that can be."""
+    """Pickle what the user's code raised behind one of bstune's errors.
+
+    None: nothing that can be.
+    """
     cause = error.__cause__
     while cause is not None and (isinstance(cause, BstuneError) or not in_users_code(cause)):
         cause = cause.__cause__

@@ -15,7 +15,10 @@ from omegaconf import DictConfig
 
 @dataclass
 class BstuneSweeperConf:
-    """What stands below ``hydra.sweeper``; null: as :class:`bstune.Study` has it, or as it is said."""
+    """What stands below ``hydra.sweeper``.
+
+    Null: as :class:`bstune.Study` has it, or as it is said.
+    """
 
     _target_: str = "hydra_plugins.bstune_sweeper.sweeper.BstuneSweeper"
     # A sampler stays a node, which the study makes.

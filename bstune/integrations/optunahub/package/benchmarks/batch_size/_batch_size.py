@@ -179,8 +179,8 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
 
         Args:
             params: ``batch_size`` and ``lr``, within the table's or else as at its edge.
-            max_steps: after which it is stopped, counted from its very first step on. None: it runs to
-                the target or the end of its record.
+            max_steps: after which it is stopped, counted from its very first step on. None: it runs
+                to the target or the end of its record.
             resumed_from: a stopped run, at the same params, that it continues: only what is added
                 costs, and of the recorded seeds it is the same one.
         """
@@ -228,8 +228,8 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     def tell(self, trial: optuna.Trial, run: Run) -> float:
         """Keep what a trial came to among its attributes, and return its value.
 
-        The user attributes are ``cost`` (its own), ``spent`` (of all so far, with it), ``censored``,
-        ``status``, ``steps`` and ``seconds_per_step``.
+        The user attributes are ``cost`` (its own), ``spent`` (of all so far, with it),
+        ``censored``, ``status``, ``steps`` and ``seconds_per_step``.
 
         Raises:
             optuna.TrialPruned: for a run that could go on: its value is not known.
@@ -248,8 +248,8 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     def __call__(self, trial: optuna.Trial) -> float:
         """Run a trial to its end, or until the study's pruner stops it.
 
-        The best metric so far is reported at eight costs, each twice the one before, the last that of
-        the costliest recorded run: two trials are compared where they have cost the same.
+        The best metric so far is reported at eight costs, each twice the one before, the last that
+        of the costliest recorded run: two trials are compared where they have cost the same.
         """
         params = self.suggest(trial)
         place = self._place()
