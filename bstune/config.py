@@ -30,7 +30,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 from pydantic import ValidationError
-from yaml import YAMLError, safe_load
+from yaml import MappingNode, SafeLoader, YAMLError, safe_load
+from yaml import Node as YamlNode
+from yaml import compose as compose_yaml
 
 from bstune import hydra_versions
 from bstune.choices import with_choices_of
@@ -53,7 +55,7 @@ from bstune.options import (
 )
 from bstune.system.inputs import one_line
 from bstune.system.secrets import redact_values, remember, secret_options
-from bstune.system.shipped import CONFIG_MODULE, read_shipped
+from bstune.system.shipped import CONFIG_MODULE, read_shipped, workload_names
 from bstune.system.terminal import ArgumentParser
 
 CONFIG_NAME = "config"
@@ -127,25 +129,60 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> Compo
 
 def _workload_file(folder: str | None, arguments: Sequence[str]) -> Path | None:
     """Give the file of the user's that holds the workload; None where it is one that ships."""
-    names = [one.partition("=")[2] for one in arguments if one.startswith("workload=")]
-    if folder is None or not names:
+    names = list[str]()
+    for argument in arguments:
+        if argument.startswith("workload="):
+            names.append(argument.partition("=")[2])
+    # Hydra looks in bstune's own configs first.
+    if folder is None or not names or names[-1] in workload_names():
         return None
     file = Path(folder, "workload", f"{names[-1]}.yaml")
     return file if file.is_file() else None
 
 
 def _with_place(line: str, file: Path, arguments: Sequence[str]) -> str:
-    """Add the file, and where it is found there the line, to what is wrong with an option of the workload."""
+    """Add the file, and the line in it, to what is wrong with an option of the workload.
+
+    An option that the file does not have comes from elsewhere, such as another file of its
+    defaults, and nothing is added; one that is missing is to be added to the file.
+    """
     name = re.match(r"workload\.[\w.]+\w", line)
-    if name is None or any(one.lstrip("+~").startswith(f"{name[0]}=") for one in arguments):
+    if name is None or any(option.lstrip("+~").startswith(f"{name[0]}=") for option in arguments):
         return line
-    key = name[0].rpartition(".")[2]
-    place = str(file)
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if re.match(rf"\s*{re.escape(key)}\s*:", text) and " is missing: " not in line:
-            place += f":{number}"
-            break
-    return f"{line} ({one_line(place)})"
+    if " is missing: " in line:
+        return f"{line} ({one_line(str(file))})"
+    number = _line_of(name[0].split("."), file.read_text(encoding="utf-8"))
+    if number is None:
+        return line
+    return f"{line} ({one_line(str(file))}:{number})"
+
+
+def _line_of(path: Sequence[str], text: str) -> int | None:
+    """Find the line of an option in a workload's YAML; None: it is not there.
+
+    Args:
+        path: the option's names from ``workload`` on, with which a file for the global package
+            begins, and no other.
+        text: of the file.
+    """
+    root = compose_yaml(text, SafeLoader)
+    number = _line_below(root, path[1:])
+    if number is None:
+        number = _line_below(root, path)
+    return number
+
+
+def _line_below(node: YamlNode | None, names: Sequence[str]) -> int | None:
+    """Find the line of the key that nested mappings have at these names; None: they have none."""
+    if not isinstance(node, MappingNode):
+        return None
+    for key, value in node.value:
+        if key.value != names[0]:
+            continue
+        if len(names) > 1:
+            return _line_below(value, names[1:])
+        return int(key.start_mark.line) + 1
+    return None
 
 
 def _check_one_goal(options: StudyOptions, arguments: Sequence[str]) -> None:
