@@ -275,7 +275,7 @@ class CompiledCode:
 
         # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles
         # nothing.
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         self._replace(part, CALL, call)

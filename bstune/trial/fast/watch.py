@@ -145,7 +145,7 @@ def _own_logs(part: Any) -> dict[str, Callable[..., None]]:
 
 
 def _noting_logs(log: Callable[..., None], asked: list[str]) -> Callable[..., None]:
-    def note(*arguments: Any, **options: Any) -> None:
+    def note(*arguments: object, **options: object) -> None:
         asked.append("self.log")
         log(*arguments, **options)
 

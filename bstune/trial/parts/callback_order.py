@@ -29,6 +29,8 @@ def order_callbacks(
             "GradientAccumulationScheduler makes steps of several batches, but batch sizes count "
             "all accumulated examples: leave it out"
         )
-    ahead = [] if first is None else [first]
-    others = [callback for callback in callbacks if callback is not last]
-    trainer.callbacks = [*ahead, *others, last]  # type: ignore[attr-defined]
+    ordered = [callback for callback in callbacks if callback is not last]
+    if first is not None:
+        ordered.insert(0, first)
+    ordered.append(last)
+    trainer.callbacks = ordered  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
 """What a trial leaves at its last step, so that another one can go on from there."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.devices.device import device_name
+from bstune.trial.devices.randomness import GeneratorStates
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.cadence import Cadence
 from bstune.trial.parts.checkpoint import StateWriter, StoppedState
@@ -42,7 +42,7 @@ class Snapshot:
         state: TrialState,
         cadence: Cadence,
         start_gap: float | None,
-        generators: Mapping[str, Any],
+        generators: GeneratorStates,
         trainer: Trainer,
         module: LightningModule,
         has_epochs: bool,
