@@ -1,4 +1,7 @@
-"""What runs a study's trials: the interface, and the target, protocol and space that a config gives every backend."""
+"""What runs a study's trials: the interface, and what a config gives every backend.
+
+That is the target, the protocol and the space.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -72,17 +75,15 @@ class TrialBackend:
     defaults.
     """
 
-    step_time: Callable[
-        [float], float
-    ]  # seconds per training step at a batch size: the sampler's tau(B)
+    # Seconds per training step at a batch size: the sampler's tau(B).
+    step_time: Callable[[float], float]
     device: str = ""  # its name, as in the trials' records
     timed: Timed | None = None  # None: no survey
     device_kind: str = ""  # what its seconds belong to: processors too have models
     description: str = ""  # where trials run, in words
     versions: Mapping[str, str] = {}  # of the packages that results depend on
-    frozen_settings: Mapping[
-        str, Any
-    ] = {}  # flat, which besides the config's must not change while a study goes on
+    # Flat, which besides the config's must not change while a study goes on.
+    frozen_settings: Mapping[str, object] = {}
     stops: bool = True  # whether a trial may be stopped early; not where its schedule ends with it
     # Whether a stopped trial can go on from its checkpoint; else it is never asked to.
     continues: bool = True
@@ -92,17 +93,17 @@ class TrialBackend:
     evaluation_share: float = 0.0  # seconds of evaluation per second of training, for the estimate
     lr_range: tuple[float, float] = (0.0, float("inf"))  # smallest and largest learning rate
     gradient_bytes: int | None = None  # which an all-reduce takes; None where nothing is trained
-    train_examples: int | None = (
-        None  # of the training data; None where nothing is trained, or they have no length
-    )
-    parameters: int | None = None  # that are trained; likewise
+    # Of the training data; None where nothing is trained, or they have no length.
+    train_examples: int | None = None
+    # That are trained; None where nothing is.
+    parameters: int | None = None
     notes: tuple[str, ...] = ()  # further lines of the printed plan
     knows_step_time: bool = True  # whether a step has been timed yet
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
-        """Run one trial, which may continue the one that ``resumed_from`` records, and return its record.
+        """Run one trial, which may continue the one that ``resumed_from`` records.
 
         The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial
         go to ``folder``. Both end with :func:`bstune.system.files.own_mark`: a file without it is
@@ -111,14 +112,14 @@ class TrialBackend:
         raise NotImplementedError
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
-        """Return the test metrics of a trial that reached the target.
+        """Measure the test metrics of a trial that reached the target.
 
         Empty where there is nothing to test.
         """
         return {}
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Return whether stopped trial ``number`` can be continued from what it left in the folder."""
+        """Say whether a stopped trial can be continued from what it left in the folder."""
         return True
 
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
@@ -128,12 +129,12 @@ class TrialBackend:
         """Refuse a space, or the one trial to run instead of a study, that cannot be run."""
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
-        """Return the steps of a trial that never reaches the target, for the estimate."""
+        """Give the steps of a trial that never reaches the target, for the estimate."""
         return protocol.last_step(batch_size)
 
 
 def sampler_factory(options: StudyOptions) -> "partial[BaseSampler]":
-    """Return the sampler without the arguments that a study gives it: its space, its seed, its state."""
+    """Give the sampler without what a study gives it: its space, its seed, its state."""
     factory: partial[BaseSampler] = instantiate_partial(options.sampler, "sampler")
     return factory
 
@@ -154,12 +155,12 @@ def chooses_batch_sizes(options: StudyOptions) -> bool:
 
 
 def sampler_class(options: StudyOptions) -> object:
-    """Return the sampler's class, or the function that makes it."""
+    """Give the sampler's class, or the function that makes it."""
     return getattr(sampler_factory(options), "func", None)
 
 
 def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol:
-    """Return what stays fixed in every trial.
+    """Make what stays fixed in every trial.
 
     Args:
         options: whose device and precision are resolved.
@@ -207,15 +208,18 @@ def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol
     )
 
 
-def _has_precision(plugins: Any) -> bool:
+def _has_precision(plugins: object) -> bool:
     """Say whether a plug-in, or one of several, sets the precision."""
     several = plugins if isinstance(plugins, list | tuple) else [plugins]
-    bases = [base.__name__ for plugin in several for base in type(plugin).__mro__]
-    return "Precision" in bases
+    names = set[str]()
+    for plugin in several:
+        # By name: the classes of Lightning's two packages are different ones.
+        names.update(base.__name__ for base in type(plugin).__mro__)
+    return "Precision" in names
 
 
 def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
-    """Return the user's arguments of the Trainer; those of the workload stand over the others.
+    """Give the user's arguments of the Trainer; those of the workload stand over the others.
 
     ConfigError for an argument that would change what a trial is.
     """
@@ -239,7 +243,7 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
     return arguments
 
 
-def refuse_finders(callbacks: Any) -> None:
+def refuse_finders(callbacks: object) -> None:
     """Refuse call-backs, one or a list of them, that set what bstune sets."""
     several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     for callback in several:
@@ -252,7 +256,7 @@ def refuse_finders(callbacks: Any) -> None:
 
 
 def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:
-    """Return what is searched; a rule that lacks its noise scale raises ConfigError."""
+    """Make what is searched; a rule that lacks its noise scale raises ConfigError."""
     searched = options.search.batch_size
     multiple = searched.multiple
     if multiple is None:

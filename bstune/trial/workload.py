@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -75,12 +75,46 @@ from bstune.trial.own_project.override_rate import override_rate
 from bstune.trial.own_project.python_recipe import Loaders
 from bstune.trial.parts.checkpoint import PlainFiles, Stopped
 
+# In the order in which a Trainer calls them.
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+# Gives the batches of a trial.
+Draw = Callable[[TrialSpec], Iterable[Any]]
+# Builds the data of a batch size.
+DataAt = Callable[[int], LightningDataModule]
 logger = logging.getLogger(__name__)
 
 
+class BatchData(LightningDataModule):
+    """A data module that hands out batches itself; any that has ``train_batches`` is taken for one.
+
+    The sizes, in examples, are known once ``prepare_data()`` has run.
+    """
+
+    train_size: int
+    validation_size: int
+
+    def train_batches(
+        self, batch_size: int, micro_batch_size: int | None, seed: int
+    ) -> Iterable[Any]:
+        """Yield batches of exactly ``batch_size`` examples, without end."""
+        raise NotImplementedError
+
+
+def draws_batches(data: LightningDataModule) -> TypeGuard[BatchData]:
+    """Say whether a data module hands out batches itself."""
+    return hasattr(data, "train_batches")
+
+
+@runtime_checkable
+class ChecksBatches(Protocol):
+    """A module, or a part of one, that refuses batch sizes that it cannot be trained with."""
+
+    def check_batch(self, batch_size: int, micro_batch_size: int | None) -> None:
+        """Raise a ConfigError for sizes that it refuses."""
+
+
 def resolve(options: StudyOptions, recipe: Recipe) -> tuple[StudyOptions, Recipe]:
-    """Return options and a recipe with this machine's device and precision in place of ``auto``."""
+    """Put this machine's device and precision in the place of ``auto``."""
     check_threads(options)
     device = str(resolve_device(options.device, "device"))
     precision = resolve_precision(options.precision, device)
@@ -106,15 +140,15 @@ def check_threads(options: StudyOptions) -> None:
 
 
 def resolve_precision(precision: str, device: str) -> str:
-    """Return the precision: bf16-mixed on CUDA and 32-true elsewhere for ``auto``.
+    """Choose the precision for ``auto``, bf16-mixed on CUDA and 32-true elsewhere.
 
-    Refuse one the device lacks.
+    A ConfigError for one that the device lacks.
     """
-    # Lightning would turn 16-mixed on a CPU into bf16 without a word.
     cuda = device.startswith("cuda")
     if precision == "auto":
         return "bf16-mixed" if cuda and has_bfloat16(device) else "32-true"
     kind, _, rest = precision.partition("-")
+    # Lightning would turn 16-mixed on a CPU into bf16 without a word.
     if kind == "16" and not cuda:
         raise ConfigError(
             f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or "
@@ -129,28 +163,32 @@ def resolve_precision(precision: str, device: str) -> str:
 
 
 def load(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
-    """Return a study's workload and protocol, in a process that trains for another."""
+    """Load a study's workload and protocol, in a process that trains for another."""
     options, recipe = resolve(options, recipe)
     protocol = checked_protocol(options, recipe)
     return build_workload(options, recipe), protocol
 
 
 def checked_protocol(options: StudyOptions, recipe: Recipe) -> TrialProtocol:
-    """Return the protocol; a Trainer is built to find arguments that it does not take.
+    """Make the protocol; a Trainer is built to find arguments that it does not take.
 
     The options' device and precision are resolved.
     """
     check_devices(options)
     protocol = make_protocol(options, recipe)
     check_types(protocol.trainer)
-    refused = _refused(protocol.trainer)
-    if refused is None:
+    error = _refused(protocol.trainer)
+    if error is None:
         return protocol
     # One option after another, to name the one that is refused: it may also be several together.
-    own = {name: protocol.trainer[name] for name in ("accelerator", "devices")}
-    alone = ((name, _refused({**own, name: value})) for name, value in protocol.trainer.items())
-    name, error = next(((name, error) for name, error in alone if error is not None), ("", refused))
-    place = f"trainer.{name}" if name else "trainer"
+    place = "trainer"
+    for name, value in protocol.trainer.items():
+        alone = {key: protocol.trainer[key] for key in ("accelerator", "devices")}
+        refused = _refused({**alone, name: value})
+        if refused is not None:
+            place = f"trainer.{name}"
+            error = refused
+            break
     if in_users_code(error):
         message, frames = described(error)
         raise UserCodeError(f"{place} cannot be used: {message}\n{frames}".rstrip()) from error
@@ -194,12 +232,12 @@ def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
             )
         with waiting_for(f"{type(data).__name__}.prepare_data()"):
             data.prepare_data()
-    if not hasattr(data, "train_batches"):
+    if not draws_batches(data):
         _set_up(data, "fit", options.seed)
     return data
 
 
-def _set_up(data: LightningDataModule, stage: str, seed: int) -> None:
+def _set_up(data: LightningDataModule, stage: Literal["fit", "test"], seed: int) -> None:
     # Seeded each time: what is split again for another stage is split alike.
     with seeded(seed), waiting_for(f"{type(data).__name__}.setup({stage!r})"):
         data.setup(stage)
@@ -207,21 +245,21 @@ def _set_up(data: LightningDataModule, stage: str, seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed all generators from the study's seed meanwhile: a random split is alike in all processes."""
-    before = host_states()
+    """Seed all generators from the study's seed meanwhile: a random split is alike everywhere."""
+    states = host_states()
     try:
         seed_everything(seed, workers=False, verbose=False)
         yield
     finally:
-        set_host_states(before)
+        set_host_states(states)
 
 
-def train_examples(data: Any) -> int:
-    """Return how many examples there are to train on.
+def train_examples(data: LightningDataModule) -> int:
+    """Count the examples that there are to train on.
 
     0 where the user's loaders have no length that says it.
     """
-    if hasattr(data, "train_batches"):
+    if draws_batches(data):
         return int(data.train_size)
     return _examples_if_known(data.train_dataloader())
 
@@ -229,74 +267,89 @@ def train_examples(data: Any) -> int:
 def build_workload(
     options: StudyOptions, recipe: Recipe, data: LightningDataModule | None = None
 ) -> Workload:
-    """Put the data, from :func:`load_data`, where they are used, and return what trials need."""
-    loaded: Any = load_data(options, recipe) if data is None else data
-    return _workload_of(options, recipe, loaded)
-
-
-def _workload_of(options: StudyOptions, recipe: Recipe, data: Any) -> Workload:
-    seed = options.seed
-    draws_batches = hasattr(data, "train_batches")
-    if draws_batches:
-        _set_up(data, "fit", seed)
-    plain = isinstance(data, Loaders)
-    with seeded(seed), waiting_for(f"the loaders of {type(data).__name__}"):
+    """Put the data, from :func:`load_data`, where they are used, and give what trials need."""
+    if data is None:
+        data = load_data(options, recipe)
+    name = type(data).__name__
+    training: object = None
+    test: Iterable[Any] | None = None
+    notes = list[str]()
+    if draws_batches(data):
+        _set_up(data, "fit", options.seed)
+    with seeded(options.seed), waiting_for(f"the loaders of {name}"):
         # Before setup("test"), which may split the data anew, by a generator of its own.
-        training = None if draws_batches else data.train_dataloader()
-        validation, test, notes = data.val_dataloader(), None, list[str]()
-    with optional(
-        f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes
-    ):
-        _set_up(data, "test", seed)
-        with waiting_for(f"{type(data).__name__}.test_dataloader()"):
-            test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
-    if draws_batches:
+        if not draws_batches(data):
+            training = data.train_dataloader()
+        validation = data.val_dataloader()
+    with optional(f"no test metrics, as {name}.setup('test') or test_dataloader() fails", notes):
+        _set_up(data, "test", options.seed)
+        with waiting_for(f"{name}.test_dataloader()"):
+            if is_overridden("test_dataloader", data):
+                test = data.test_dataloader()
+    if draws_batches(data):
         draw = _own_batches(data, options)
-    elif recipe.data_at is not None and not_rebatchable(training) is not None:
-        check_taken(options)
-        draw = _taken_batches(recipe.data_at, seed)
-        notes.append(taken_note(training))
+        examples = int(data.train_size)
+        validation_examples = data.validation_size
     else:
-        # Refuses what cannot be read in other batches, before the first trial.
-        rebatch(training, count(), None, 0)
-        at = recipe.data_at if plain else None
-        draw = _read_batches(training, at, options)
+        draw = _loaded_batches(training, isinstance(data, Loaders), options, recipe, notes)
+        examples = _examples_if_known(training)
+        validation_examples = sum(map(_examples, loaders_of(validation)))
     images = _InitialImages(data)
+
+    def build(spec: TrialSpec) -> LightningModule:
+        return images.give(build_module(options, recipe, spec), spec.hyperparameters)
+
     return Workload(
-        build_module=lambda spec: images.give(
-            build_module(options, recipe, spec), spec.hyperparameters
-        ),
+        build_module=build,
         train_batches=draw,
         validation_batches=validation,
-        validation_examples=data.validation_size
-        if draws_batches
-        else sum(map(_examples, loaders_of(validation))),
+        validation_examples=validation_examples,
         test_batches=None if sized_len(test) == 0 else test,
-        train_examples=train_examples(data) if draws_batches else _examples_if_known(training),
+        train_examples=examples,
         validates_on_test=getattr(data, "validates_on_test", False),
-        # Without hooks on batches it is left out: Lightning looks for them at each batch.
-        data_module=None
-        if plain or (draws_batches and not any(is_overridden(h, data) for h in BATCH_HOOKS))
-        else data,
+        data_module=data if _has_hooks(data) else None,
         notes=tuple(notes),
         overrides_lr=options.scaling.override_lr,
         override=recipe.override,
     )
 
 
-# Gives the batches of a trial.
-Draw = Callable[[TrialSpec], Iterable[Any]]
+def _has_hooks(data: LightningDataModule) -> bool:
+    """Say whether a Trainer needs the data module itself beside its batches.
+
+    One without hooks on batches is left out: Lightning looks for them at each batch.
+    """
+    if isinstance(data, Loaders):
+        return False
+    if draws_batches(data):
+        return any(is_overridden(hook, data) for hook in BATCH_HOOKS)
+    return True
 
 
-def _own_batches(data: Any, options: StudyOptions) -> Draw:
+def _own_batches(data: BatchData, options: StudyOptions) -> Draw:
     """Take the batches of a data module that hands them out itself."""
     size = options.protocol.micro_batch_size
     return lambda spec: data.train_batches(spec.batch_size, size, spec.seed)
 
 
-def _read_batches(
-    training: object, data_at: Callable[[int], Any] | None, options: StudyOptions
+def _loaded_batches(
+    training: object, is_plain: bool, options: StudyOptions, recipe: Recipe, notes: list[str]
 ) -> Draw:
+    """Take a trial's batches from the user's loaders: read in other sizes, or as they come.
+
+    What is assumed of the latter is added to ``notes``. ``is_plain``: the loaders were given, not a
+    data module.
+    """
+    if recipe.data_at is not None and not_rebatchable(training) is not None:
+        check_taken(options)
+        notes.append(taken_note(training))
+        return _taken_batches(recipe.data_at, options.seed)
+    # Refuses what cannot be read in other batches, before the first trial.
+    rebatch(training, count(), None, 0)
+    return _read_batches(training, recipe.data_at if is_plain else None, options)
+
+
+def _read_batches(training: object, data_at: DataAt | None, options: StudyOptions) -> Draw:
     """Read a loader in other batches: the one, or that of the trial's own batch size."""
     size = options.protocol.micro_batch_size
 
@@ -310,10 +363,10 @@ def _read_batches(
     return draw
 
 
-def _taken_batches(data_at: Callable[[int], Any], seed: int) -> Draw:
+def _taken_batches(data_at: DataAt, seed: int) -> Draw:
     """Take the batches that the user's loaders give at a batch size, as they come."""
 
-    def open_loaders(batch_size: int) -> Any:
+    def open_loaders(batch_size: int) -> object:
         # As for the data that are evaluated, so that a random split is that one.
         with seeded(seed):
             data = data_at(batch_size)
@@ -330,7 +383,7 @@ def _taken_batches(data_at: Callable[[int], Any], seed: int) -> Draw:
 
 
 def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> LightningModule:
-    """Return a trial's Lightning module, before it sees any data."""
+    """Build a trial's Lightning module, before it sees any data."""
     options = with_tuned(options, spec.hyperparameters)
     total_steps = spec.max_steps or options.budget.budget.last_step(spec.batch_size)
     values = TrialValues(spec.batch_size, spec.lr, spec.seed, total_steps, spec.hyperparameters)
@@ -342,8 +395,8 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
             f"workload.module must build a LightningModule, but got {type(module).__name__}"
         )
     for part in module.modules():
-        if hasattr(part, "check_batch"):
-            part.check_batch(spec.batch_size, options.protocol.micro_batch_size)  # type: ignore[operator]
+        if isinstance(part, ChecksBatches):
+            part.check_batch(spec.batch_size, options.protocol.micro_batch_size)
     lr = spec.lr if options.scaling.override_lr else None
     half_lives = {
         "beta2_half_life": options.scaling.beta2_half_life,
@@ -389,15 +442,16 @@ class _InitialImages:
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data
-        self._hyperparameters: Mapping[str, float] | None = (
-            None  # of the trial that the state is from
-        )
+        # Of the trial that the state is from: the last ones alone, as a search has many.
+        self._hyperparameters: Mapping[str, float] | None = None
         self._state: dict[str, Tensor] = {}
 
     def give(
         self, module: LightningModule, hyperparameters: Mapping[str, float]
     ) -> LightningModule:
-        wanted = getattr(module, "initial_images", 0) if hasattr(module, "initialise_from") else 0
+        wanted = 0
+        if hasattr(module, "initialise_from"):
+            wanted = getattr(module, "initial_images", 0)
         if not wanted:
             return module
         if not hasattr(self._data, "first_images"):
@@ -409,17 +463,17 @@ class _InitialImages:
         if hyperparameters == self._hyperparameters:
             module.load_state_dict(self._state, strict=False)
             return module
-        before = {name: value.clone() for name, value in module.state_dict().items()}
+        drawn = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
-        after = module.state_dict()
-        self._state = {
-            name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])
-        }
-        self._hyperparameters = hyperparameters  # the last ones alone: a search has many
+        self._state.clear()
+        for name, value in module.state_dict().items():
+            if not torch.equal(value, drawn[name]):
+                self._state[name] = value.clone()
+        self._hyperparameters = hyperparameters
         return module
 
 
-def _examples(loader: Any) -> int:
+def _examples(loader: object) -> int:
     if _has_length(loader):
         return epoch_length(loader)
     raise ConfigError(
@@ -428,20 +482,25 @@ def _examples(loader: Any) -> int:
     )
 
 
-def _examples_if_known(loader: Any) -> int:
+def _examples_if_known(loader: object) -> int:
     return _examples(loader) if _has_length(loader) else 0
 
 
-def _has_length(loader: Any) -> bool:
+def _has_length(loader: object) -> "TypeGuard[DataLoader[object]]":
     return isinstance(loader, DataLoader) and sized_len(loader.dataset) is not None
 
 
 def on_device(workload: Workload, module: LightningModule, batch: Any, device: torch.device) -> Any:
-    """Return a batch as a Trainer would hand it to the module: moved, and through the hooks on batches."""
-    owners = [owner for owner in (workload.data_module, module) if owner is not None]
-    for name, more in zip(BATCH_HOOKS, ((), (device,), ()), strict=True):
-        owner = next((owner for owner in owners if is_overridden(name, owner)), module)
-        batch = getattr(owner, name)(batch, *more, 0)
+    """Hand a batch to a module as a Trainer would: moved, and through the hooks on batches."""
+    data = workload.data_module
+    for name in BATCH_HOOKS:
+        # Lightning calls the data module's hook where there is one, else the module's.
+        owner: object = module
+        if data is not None and is_overridden(name, data):
+            owner = data
+        hook = getattr(owner, name)
+        # The last argument is the loader's place among several.
+        batch = hook(batch, device, 0) if name == "transfer_batch_to_device" else hook(batch, 0)
     return batch
 
 
@@ -452,24 +511,23 @@ def evaluate(
     checkpoint: Path | None = None,
     **batches: Iterable[Any],
 ) -> Trainer:
-    """Evaluate a module, with a checkpoint's weights, on ``val`` or ``test`` batches, and return its Trainer."""
+    """Evaluate a module, with a checkpoint's weights, on ``val`` or ``test`` batches.
+
+    The metrics are in the Trainer that is returned.
+    """
     trainer = make_trainer(without_monitors(protocol.trainer), module)
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    served = (
-        None if workload.data_module is None else serving(workload.data_module, None, **batches)
-    )
-    options: dict[str, Any] = (
-        {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
-    )
-    run(
-        module,
-        dataloaders=iterable if served is None else None,
-        datamodule=served,
-        verbose=False,
-        **options,
-    )
+    options: dict[str, Any] = {}
+    if workload.data_module is None:
+        options["dataloaders"] = iterable
+    else:
+        options["datamodule"] = serving(workload.data_module, None, **batches)
+    if checkpoint is not None:
+        options["ckpt_path"] = checkpoint
+        options["weights_only"] = True
+    run(module, verbose=False, **options)
     return trainer
 
 
@@ -524,7 +582,7 @@ class LightningBackend(TrialBackend):
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
-        """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start.
+        """Train one trial; one whose earlier state cannot be used is trained again from the start.
 
         Where the user's code refuses the values of this trial alone, its own error is raised: the
         preflight has passed.
@@ -544,10 +602,8 @@ class LightningBackend(TrialBackend):
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.last_step(spec.batch_size)
-            return replace(
-                run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon),
-                horizon=horizon,
-            )
+            record = run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon)
+            return replace(record, horizon=horizon)
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
         make_inside(folder.states)
@@ -560,20 +616,20 @@ class LightningBackend(TrialBackend):
                 )
             except StateError as error:
                 logger.warning("%s", error)
-                remove_own(stopped.state)  # it would be tried again and again
-        return run_trial(
-            self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state
-        )
+                # It would be tried again and again.
+                remove_own(stopped.state)
+        afresh = replace(spec, resumed_from=None)
+        return run_trial(self.workload, afresh, protocol, checkpoint, state=state)
 
     def protocol_of(self, spec: TrialSpec) -> TrialProtocol:
-        """Return a trial's protocol: its hyper-parameters may be the budget."""
+        """Give a trial's protocol: its hyper-parameters may be the budget."""
         if not spec.hyperparameters:
             return self.protocol
         tuned = with_tuned(self._options, spec.hyperparameters)
         return replace(self.protocol, budget=tuned.budget.budget)
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
-        """Return a trial's metrics on the test set, from its checkpoint.
+        """Measure a trial's metrics on the test set, from its checkpoint.
 
         Empty without such a set or checkpoint.
         """
@@ -587,5 +643,5 @@ class LightningBackend(TrialBackend):
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Return whether the stopped trial's state is there."""
+        """Say whether the stopped trial's state is there."""
         return is_own(folder.state(number))

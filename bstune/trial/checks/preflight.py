@@ -544,8 +544,9 @@ class _Recorder(Callback):
         self.compared_schedules = copies_of_schedules(trainer, pl_module, steps)
         unknown = list[str]()
         for config in trainer.lr_scheduler_configs:
-            if not isinstance(config.scheduler, LRScheduler):
-                unknown.append(type(config.scheduler).__name__)
+            schedule: object = config.scheduler
+            if not isinstance(schedule, LRScheduler):
+                unknown.append(type(schedule).__name__)
         self.unknown_schedules = tuple(unknown)
         if self._attributes is None or self._followed_after is None:
             return
