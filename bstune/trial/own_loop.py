@@ -1,4 +1,4 @@
-"""A trial that a loop of the user's trains: what it is handed, what it reports, and the record that this makes.
+"""A trial that a loop of the user's trains: what it is handed, what it reports, and its record.
 
 A study asks for a trial, the loop trains it and tells what it came to. Nothing here trains::
 
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -82,14 +82,14 @@ class Noise(Protocol):
 
     @property
     def measurements(self) -> Measurements:
-        """Of each measured step its number, from the trial's first one on, its |G|^2 and its tr Sigma."""
+        """Of each measured step its number, from the trial's first one on, |G|^2 and tr Sigma."""
 
 
 class LoopTrial:
-    """One trial of a study, for a loop of yours: the values to train with, and where its evaluations are told.
+    """One trial of a study, for a loop of yours: the values to train with.
 
-    What the study searches besides is an attribute too, by its name, as ``trial.dropout``: a name
-    that is none of the trial's own (:func:`is_name_of_a_trial`).
+    Its evaluations are told here, too. What the study searches besides is an attribute too, by its
+    name, as ``trial.dropout``: a name that is none of the trial's own (:func:`is_name_of_a_trial`).
 
     Args:
         spec: what it is asked to do.
@@ -210,9 +210,8 @@ class LoopTrial:
                 batch.
         """
         count = as_int(examples)
-        check_positive_integer(
-            "the examples of trial.batches", examples if count is None else count
-        )
+        stated = examples if count is None else count
+        check_positive_integer("the examples of trial.batches", stated)
         if self.batch_size > examples:
             raise ConfigError(
                 f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
@@ -223,7 +222,7 @@ class LoopTrial:
             operator.index(examples), self.batch_size, order, first=self.first_step
         )
 
-    def report(self, step: int, value: Any) -> bool:
+    def report(self, step: int, value: object) -> bool:
         """Tell the metric after a step, and hear whether to go on.
 
         Args:
@@ -250,13 +249,16 @@ class LoopTrial:
             return True
         self._check_rises(steps)
         self._state.steps = steps
-        self._verdict.judge(number if math.isfinite(number) else None, loss=0.0)
+        finite = number if math.isfinite(number) else None
+        self._verdict.judge(finite, loss=0.0)
         is_late = self._is_out_of_time()
         self._went_on = not self._state.ended and not is_late
         return self._went_on
 
     def reach(self, step: int) -> None:
-        """Tell, in place of :meth:`report`, after which step the target was first met, where no values are known.
+        """Tell, in place of :meth:`report`, after which step the target was first met.
+
+        It is for a loop that knows no values of the metric.
 
         Args:
             step: as :meth:`report` takes it; the one before it is taken to have missed the target.
@@ -278,7 +280,7 @@ class LoopTrial:
         state.status = status
         self._went_on = False
 
-    def finish(self, seconds: Any = None, noise: Noise | None = None) -> None:
+    def finish(self, seconds: object = None, noise: Noise | None = None) -> None:
         """Tell that the trial has ended, once, after its last report.
 
         Args:
@@ -331,13 +333,15 @@ class LoopTrial:
 
     def _measured(self, noise: Noise | None) -> Measurements:
         """Give the noise scale's measurements of all parts of the trial, as their steps rise."""
-        own = () if noise is None else tuple(noise.measurements)
+        measurements = list(self._noise_scale)
+        if noise is not None:
+            measurements += noise.measurements
         # What a loop has kept itself of an earlier part counts once.
-        by_step = {measured[0]: measured for measured in (*self._noise_scale, *own)}
+        by_step = {measured[0]: measured for measured in measurements}
         return tuple(by_step[step] for step in sorted(by_step))
 
     def fail(self, error: BaseException) -> None:
-        """Tell, in place of :meth:`finish`, that an error has ended the trial: memory that ran out, or any other.
+        """Tell, in place of :meth:`finish`, that an error has ended the trial.
 
         A batch size that is out of memory bounds those that come; any other error counts as a
         failure, of which three in a row end the study, by a UserCodeError from the last of them.
@@ -383,7 +387,10 @@ class LoopTrial:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it may be asked to go on later: no run on a fresh seed, nor one for the loss at its budget's end."""
+        """Whether it may be asked to go on later.
+
+        No run on a fresh seed is, nor one for the loss at its budget's end.
+        """
         is_full = self._budget_end is not None and self._state.steps >= self._budget_end
         return self._spec.replicate_of is None and not is_full
 
@@ -399,16 +406,14 @@ class LoopTrial:
     def _check_rises(self, steps: int) -> None:
         """Refuse a step that does not lie after the last one."""
         state = self._state
-        if (
-            steps <= state.steps
-            and state.steps == state.first_step
-            and self.resume_from is not None
-        ):
+        rises = steps > state.steps
+        is_first_report = state.steps == state.first_step
+        if not rises and is_first_report and self.resume_from is not None:
             raise ConfigError(
                 f"trial {self.number} continues one of {plural(state.first_step, 'step')}, but "
                 f"reports step {steps}: load trial.resume_from, and count on from there"
             )
-        if steps <= state.steps:
+        if not rises:
             raise ConfigError(
                 f"the steps that trial {self.number} reports must rise, but step {steps} comes "
                 f"after {state.steps}: report the optimizer's steps since the trial's first one"
@@ -421,7 +426,10 @@ class LoopTrial:
 
 
 def is_name_of_a_trial(name: str) -> bool:
-    """Say whether a trial has an attribute of its own by this name, so that nothing searched can have it."""
+    """Say whether a trial has an attribute of its own by this name.
+
+    Nothing that is searched can have it.
+    """
     return name.startswith("_") or hasattr(LoopTrial, name) or name in LoopTrial.__annotations__
 
 
@@ -508,13 +516,17 @@ class LoopBackend(TrialBackend):
         self._tau: Callable[[float], float] = UNTIMED
         # Trials in a row that ended before the step at which they were to be compared.
         self._cut = 0
-        self.stops = self.continues = limits.stops
+        self.stops = limits.stops
+        self.continues = limits.stops
         self.lr_range = limits.lr_range
         self._in_hindsight = limits.in_hindsight
         device = resolve_device(options.device, "device")
-        is_cpu = device.type == "cpu"
-        self.device = "cpu" if is_cpu else torch.cuda.get_device_name(device)
-        self.device_kind = f"cpu of {processor()}" if is_cpu else self.device
+        if device.type == "cpu":
+            self.device = "cpu"
+            self.device_kind = f"cpu of {processor()}"
+        else:
+            self.device = torch.cuda.get_device_name(device)
+            self.device_kind = self.device
         self.frozen_settings = {"device": self.device}
         self.versions = {"bstune": bstune.__version__}
 
@@ -533,9 +545,10 @@ class LoopBackend(TrialBackend):
             self._take_seconds(record)
         # What was cut short is asked again.
         resumed = {record.resumed_from for record in done if record.status != "failed"}
-        stopped = [
-            record for record in done if self._may_go_on(record) and record.number not in resumed
-        ]
+        stopped = list[TrialResult]()
+        for record in done:
+            if record.number not in resumed and self._may_go_on(record):
+                stopped.append(record)
         if stopped:
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
 
@@ -574,21 +587,24 @@ class LoopBackend(TrialBackend):
         noise_scale: Measurements = ()
         state = TrialState(first_step=0, last_step=last_step, steps=0)
         if resumed_from is not None and self.resumable(resumed_from.number, folder):
-            before = folder.state(resumed_from.number)
-            resume_from = saved_beside(before)
-            start_gap = _read_start_gap(before)
+            former_state = folder.state(resumed_from.number)
+            resume_from = saved_beside(former_state)
+            start_gap = _read_start_gap(former_state)
             state = state_after(resumed_from, 0, last_step)
             noise_scale = tuple(resumed_from.noise_scale)
-        return LoopTrial(
-            spec if resume_from is not None else replace(spec, resumed_from=None),
+        else:
+            spec = replace(spec, resumed_from=None)
+        verdict = Verdict(
             state,
-            Verdict(
-                state,
-                protocol.target,
-                protocol.divergence,
-                start_gap,
-                may_begin_met=spec.goal is not None,
-            ),
+            protocol.target,
+            protocol.divergence,
+            start_gap,
+            may_begin_met=spec.goal is not None,
+        )
+        return LoopTrial(
+            spec,
+            state,
+            verdict,
             protocol.target.metric,
             saved_beside(folder.state(spec.number)),
             resume_from,
@@ -604,19 +620,24 @@ class LoopBackend(TrialBackend):
         finished = trial.abandon()
         self._note_cut(trial, finished)
         record = finished.result()
+        message = record.message
         # A loop that trains each trial to its budget counts its end as it likes.
-        message = record.message if self.stops or record.message != SHORT else None
+        if message == SHORT and not self.stops:
+            message = None
         record = replace(record, device=self.device, message=message)
         self._take_seconds(record)
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)
 
     def _note_cut(self, trial: LoopTrial, finished: Finished) -> None:
-        """Let trials start afresh, and say it once, where a loop for the loss never reports at their last step.
+        """Let trials start afresh where a loop for the loss never reports at their last step.
 
-        None of its trials could be chosen to go on to the end of its budget else.
+        It is said once. None of its trials could be chosen to go on to the end of its budget else.
         """
-        self._cut = self._cut + 1 if self._is_exact and finished.is_cut else 0
+        if self._is_exact and finished.is_cut:
+            self._cut += 1
+        else:
+            self._cut = 0
         if self._cut == CUT_MEAN_NEVER and self.continues:
             self.continues = False
             steps = finished.result().steps
@@ -660,14 +681,16 @@ def _read_start_gap(state: Path) -> float | None:
     """Read how far from the target a saved trial was before training; None: it was not told."""
     first = state.read_bytes().partition(b"\n")[0]
     try:
-        found = json.loads(first)[START_GAP]
+        start_gap = json.loads(first)[START_GAP]
     except (ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, float) else None
+    return start_gap if isinstance(start_gap, float) else None
 
 
 class LoopRunner:
-    """Runs a study's trials as a loop of the user's trains them: what it waits for has ended before.
+    """Runs a study's trials as a loop of the user's trains them.
+
+    What it waits for has ended before.
 
     Args:
         backend: hands trials over, and takes them back.

@@ -1,12 +1,13 @@
-"""What a project itself says of its training, to be assumed: batch size, learning rate, validation metrics, length.
+"""What a project itself says of its training, to be assumed.
 
-A data module is set up, a module is built, and takes one step before a few batches are validated.
+These are its batch size, learning rate, validation metrics and length. A data module is set up, a
+module is built, and takes one step before a few batches are validated.
 """
 
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +54,10 @@ class OwnBatches:
 
 @contextmanager
 def _named_failure(what: str, how: str) -> Iterator[None]:
-    """Let an error of the user's code, which a Trainer may spare, say what is not known, and what to give."""
+    """Let an error of the user's code say what is not known, and what to give.
+
+    A Trainer may spare the user that error.
+    """
     try:
         yield
     except BstuneError:
@@ -92,7 +96,7 @@ def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False)
     return OwnBatches(batch_size, epoch_length(loader))
 
 
-def own_rate(module: Any) -> float | None:
+def own_rate(module: Callable[..., object]) -> float | None:
     """Give the learning rate that a module's class has as a default, or a partial of it.
 
     None where it has none.
@@ -101,9 +105,13 @@ def own_rate(module: Any) -> float | None:
     if not isinstance(function, type):
         return None
     arguments = inspect.signature(module).parameters
-    rates = [arguments[name].default for name in RATES if name in arguments]
-    numbers = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
-    return float(numbers[0]) if len(numbers) == 1 else None
+    rates = list[float]()
+    for name in RATES:
+        rate = arguments[name].default if name in arguments else None
+        if isinstance(rate, int | float) and rate > 0:
+            rates.append(float(rate))
+    # Of two rates none is known to be the optimizer's.
+    return rates[0] if len(rates) == 1 else None
 
 
 def rate_of_optimizers(module: LightningModule) -> float:
@@ -142,7 +150,9 @@ def own_examples(
     epochs = trainer.get("max_epochs") or -1
     steps = trainer.get("max_steps") or -1
     limits = [limit for limit in (epochs * examples, steps * batch_size) if limit > 0]
-    return math.ceil(min(limits)) if limits else default
+    if not limits:
+        return default
+    return math.ceil(min(limits))
 
 
 @dataclass(frozen=True)
@@ -240,7 +250,10 @@ def _values_of(trainer: Trainer) -> dict[str, float]:
 def _logged_in_validation(
     module: LightningModule, data: LightningDataModule, trainer: Mapping[str, Any], accelerator: str
 ) -> set[str]:
-    """Take one step, as some modules need what their hooks prepare for it, and validate a few batches."""
+    """Take one step and validate a few batches.
+
+    Some modules need what their hooks prepare for a step.
+    """
     seen = _ValidationMetrics()
     arguments: dict[str, Any] = {
         "max_steps": 1,
@@ -252,10 +265,10 @@ def _logged_in_validation(
         "devices": 1,
     }
     # Whatever Lightning advises here is said of the first trial, too.
-    own = {name: value for name, value in trainer.items() if name not in OWNED}
+    kept = {name: value for name, value in trainer.items() if name not in OWNED}
     with temporary_folder() as folder, warnings.catch_warnings(action="ignore"):
         try:
-            fitting = make_trainer(own, module, [seen], folder, **arguments)
+            fitting = make_trainer(kept, module, [seen], folder, **arguments)
             fitting.fit(module, datamodule=data)
         except BstuneError:
             raise
