@@ -32,7 +32,7 @@ from bstune.core.noise_scale import (
 
 @dataclass
 class _Step:
-    """The micro-batches of a step so far: their examples, their parts of the gradient, and its sum."""
+    """The micro-batches of a step so far: their examples, their parts of the gradient, its sum."""
 
     examples: list[int] = field(default_factory=list)
     squares: list[Tensor] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Step:
 
 
 class LoopNoiseScale:
-    """Measures B_simple = tr(Sigma)/|G|^2 from the gradients of the micro-batches that a step accumulates.
+    """Measures B_simple = tr(Sigma)/|G|^2 from the micro-batches that a step accumulates.
 
     A loop without accumulation has one gradient a step, which does not tell it: let it take its
     batch in two halves on measured steps. A measured step keeps one more gradient in memory. For
@@ -78,6 +78,7 @@ class LoopNoiseScale:
                 "the noise scale's first_step must be a whole number of steps, but got "
                 f"{first_step!r}"
             )
+        # It refuses a level out of its range.
         moving_estimate([], window, level)
         self._every = every
         self._window = window
@@ -91,7 +92,10 @@ class LoopNoiseScale:
 
     @property
     def measurements(self) -> tuple[tuple[int, float, float], ...]:
-        """Of each measured step its number, counted on from ``first_step``, its unbiased |G|^2 and its tr Sigma."""
+        """Of each measured step its number, its unbiased |G|^2 and its tr Sigma.
+
+        Numbers count on from ``first_step``.
+        """
         return tuple(self._measurements)
 
     @property
@@ -128,8 +132,9 @@ class LoopNoiseScale:
                     "the noise scale needs dense gradients, but a parameter's is sparse: leave it "
                     "out"
                 )
-            before = step.total.get(place)
-            part = gradient if before is None else gradient - before
+            # What this micro-batch has added to the gradient of those before.
+            accumulated = step.total.get(place)
+            part = gradient if accumulated is None else gradient - accumulated
             norm = part.detach().float().square().sum()
             square = norm if square is None else square + norm.to(square.device)
             step.total[place] = gradient.detach().clone()
@@ -138,7 +143,9 @@ class LoopNoiseScale:
             step.squares.append(square)
 
     def step(self, scale: float = 1.0) -> None:
-        """Take in the step, after its last backward pass and before its gradients are clipped or set to zero.
+        """Take in the step, after its last backward pass.
+
+        Its gradients are not yet clipped or set to zero.
 
         Args:
             scale: by which a gradient scaler has multiplied the loss.
@@ -146,7 +153,8 @@ class LoopNoiseScale:
         Raises:
             ConfigError: where a measured step has one micro-batch alone.
         """
-        step, self._step = self._step, _Step()
+        step = self._step
+        self._step = _Step()
         is_due = self.is_due
         self._steps += 1
         if not is_due:
@@ -174,8 +182,10 @@ class LoopNoiseScale:
         weights = [equal] * len(examples)
         if self._weights == "examples":
             weights = [count / total for count in examples]
-        squares = torch.stack([one.cpu() for one in step.squares]).double().tolist()
-        of_total = [one.float().square().sum().cpu() for one in step.total.values()]
+        squares = torch.stack([square.cpu() for square in step.squares]).double().tolist()
+        of_total = list[Tensor]()
+        for gradient in step.total.values():
+            of_total.append(gradient.float().square().sum().cpu())
         big = torch.stack(of_total).double().sum().item()
         parts = list(zip(squares, weights, examples, strict=True))
         # A part of the gradient is w_i g_i, and counts as w_i |g_i|^2.

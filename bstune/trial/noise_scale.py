@@ -1,7 +1,9 @@
 """A Lightning call-back that measures the gradient noise scale in training, and leaves the training as it was.
 
-    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])  # of lightning.pytorch or of
-    pytorch_lightning trainer.fit(module, data) print(noise_scale.estimate)
+    # Trainer of lightning.pytorch or of pytorch_lightning
+    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])
+    trainer.fit(module, data)
+    print(noise_scale.estimate)
 
 The arithmetic is :mod:`bstune.core.noise_scale`'s.
 """
@@ -16,6 +18,7 @@ from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.core.interval import INTERVAL_LEVEL
@@ -145,10 +148,11 @@ class NoiseScale(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned."""
-        self.measurements = tuple(
-            (int(step), float(squared_gradient), float(trace))
-            for step, squared_gradient, trace in state_dict["measurements"]
-        )
+        measurements = list[tuple[int, float, float]]()
+        for step, squared_gradient, trace in state_dict["measurements"]:
+            measurements.append((int(step), float(squared_gradient), float(trace)))
+        self.measurements = tuple(measurements)
+        # The loggers were given them in the fit that measured them.
         self._logged = len(self.measurements)
         self.passed_over = int(state_dict["passed_over"])
 
@@ -210,7 +214,22 @@ class NoiseScale(Callback):
         for name, parameter in reading.parameters.items():
             if parameter.grad is not None:
                 gradients[name] = parameter.grad
-        *squares, big = _squares([*reading.norms, _norms(gradients)])
+        norms = self._combined(trainer, reading, _norms(gradients))
+        if norms is None:
+            self.passed_over += 1
+        else:
+            self._add(trainer, norms)
+
+    def _combined(
+        self, trainer: Trainer, reading: "_Reading", norms_of_step: list[Tensor]
+    ) -> GradientNorms | None:
+        """Combine the norms of all micro-batches of a step, over all devices, with the step's own.
+
+        With weights w_i of micro-batches of n_i examples, and g_i their gradients, the step's
+        gradient is the sum of w_i g_i; the sizes at which small and big norms count are one over
+        the sums of w_i/n_i and of w_i^2/n_i. None: a micro-batch of some device has no gradient.
+        """
+        *squares, big = _squares([*reading.norms, norms_of_step])
         examples = reading.examples
         weights = [1.0 / len(examples)] * len(examples)
         if self.weights == "examples":
@@ -223,24 +242,21 @@ class NoiseScale(Callback):
         inverse_small = sum(w / n for _, w, n in micro_batches)
         inverse_big = sum(w * w / n for _, w, n in micro_batches)
         is_whole = float(all(reading.norms))
-        # DDP averages over devices.
         devices = trainer.world_size
         sums = torch.tensor((small, inverse_small, inverse_big, is_whole), dtype=torch.float64)
         if devices > 1:
             on_device = sums.to(trainer.strategy.root_device)
             sums = trainer.strategy.reduce(on_device, reduce_op="sum").cpu()
-        small, inverse_small, inverse_big, whole = sums.tolist()
-        # A micro-batch of some device has no gradient.
-        if whole < devices:
-            self.passed_over += 1
-            return
-        norms = GradientNorms(
+        small, inverse_small, inverse_big, whole_devices = sums.tolist()
+        if whole_devices < devices:
+            return None
+        # DDP averages the gradients over devices.
+        return GradientNorms(
             small=small / devices,
             small_size=devices / inverse_small,
             big=big / scale,
             big_size=devices**2 / inverse_big,
         )
-        self._add(trainer, norms)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -279,7 +295,8 @@ class NoiseScale(Callback):
 
     def _abandon(self) -> None:
         """Pass over the step that is being read: it ended early, or without a gradient."""
-        self.passed_over += self._reading is not None
+        if self._reading is not None:
+            self.passed_over += 1
         self._close()
 
     def _close(self) -> None:
@@ -292,6 +309,7 @@ class NoiseScale(Callback):
         self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         examples = count_examples(batch)
+        # What is left over at the end of an epoch may be too few.
         if trainer.is_last_batch and examples < 2 * self.parts:
             self.passed_over += 1
             return
@@ -315,7 +333,8 @@ class NoiseScale(Callback):
                         total[name].add_(weighted)
                     else:
                         total[name] = weighted
-        *of_parts, big = [square / factor**2 for square in _squares([*norms, _norms(total)])]
+        scaled_squares = _squares([*norms, _norms(total)])
+        *of_parts, big = [square / factor**2 for square in scaled_squares]
         self._add(trainer, combine_norms(of_parts, sizes, big))
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
@@ -332,7 +351,10 @@ def _check_at_least(name: str, value: int, smallest: int) -> None:
 
 
 def count_examples(batch: object) -> int:
-    """Give the length along dimension 0 of all tensors of a batch, and of lists of other things, such as texts."""
+    """Give the length along dimension 0 of all tensors of a batch.
+
+    Lists of other things, such as texts, have it too.
+    """
     lengths = {len(leaf) for leaf in _leaves(batch, "batch")}
     if not lengths:
         raise _not_split("batch", "no tensor")
@@ -342,7 +364,7 @@ def count_examples(batch: object) -> int:
     return lengths.pop()
 
 
-def split_batch(batch: object, parts: int) -> list[Any]:
+def split_batch(batch: object, parts: int) -> list[object]:
     """Cut a batch into consecutive parts along dimension 0, as views, sizes at most one apart."""
     examples = count_examples(batch)
     if examples < 2:
@@ -352,11 +374,11 @@ def split_batch(batch: object, parts: int) -> list[Any]:
         )
     parts = min(parts, examples)
     edges = [examples * i // parts for i in range(parts + 1)]
-    return [_slice(batch, slice(*edge)) for edge in pairwise(edges)]
+    return [_slice(batch, slice(start, end)) for start, end in pairwise(edges)]
 
 
-def _leaves(batch: object, place: str) -> Iterator[Tensor | list[Any]]:
-    """Yield what is sliced along dimension 0: tensors, and lists without tensors, but no empty list."""
+def _leaves(batch: object, place: str) -> Iterator[Tensor | list[object]]:
+    """Yield what is sliced along dimension 0: tensors, and lists without tensors that hold any."""
     if isinstance(batch, Tensor):
         if batch.dim() == 0:
             raise _not_split(place, "a tensor without dimensions")
@@ -374,14 +396,14 @@ def _leaves(batch: object, place: str) -> Iterator[Tensor | list[Any]]:
         raise _not_split(place, type(batch).__name__)
 
 
-def _is_plain_list(batch: object) -> TypeGuard[list[Any]]:
+def _is_plain_list(batch: object) -> TypeGuard[list[object]]:
     """Tell whether a list holds other things than tensors, and nothing that may hold some."""
     if not isinstance(batch, list):
         return False
     return not any(isinstance(item, Tensor | Mapping | list | tuple) for item in batch)
 
 
-def _slice(batch: Any, part: slice) -> Any:
+def _slice(batch: Any, part: slice) -> object:
     if isinstance(batch, Tensor) or _is_plain_list(batch):
         return batch[part]
     if isinstance(batch, Mapping):
@@ -415,7 +437,7 @@ class _Reading:
         self.norms: list[list[Tensor]] = []
         # Raised after the backward pass, which is the training's own.
         self.refused: ConfigError | None = None
-        self.hooks = list[Any]()
+        self.hooks = list[RemovableHandle]()
         for name, parameter in parameters.items():
             hook = partial(self._read, name)
             self.hooks.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
@@ -433,6 +455,7 @@ def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str,
     for group in trainer.optimizers[0].param_groups:
         optimized.update(id(parameter) for parameter in group["params"])
     chosen = dict[str, nn.Parameter]()
+
     for name, parameter in module.named_parameters():
         if id(parameter) in optimized and parameter.requires_grad:
             chosen[name] = parameter
@@ -467,8 +490,11 @@ def gradients_of(
         if loss is None:
             return {}
         gradients = torch.autograd.grad(loss * factor, list(parameters.values()), allow_unused=True)
-    by_name = zip(parameters, gradients, strict=True)
-    return {name: gradient for name, gradient in by_name if gradient is not None}
+    found = dict[str, Tensor]()
+    for name, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            found[name] = gradient
+    return found
 
 
 def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
@@ -498,7 +524,10 @@ def _squares(groups: Sequence[list[Tensor]]) -> list[float]:
     if not norms:
         return [0.0] * len(groups)
     values = iter(torch.stack(norms).tolist())
-    return [sum(value * value for value in islice(values, len(group))) for group in groups]
+    squares = list[float]()
+    for group in groups:
+        squares.append(sum(value * value for value in islice(values, len(group))))
+    return squares
 
 
 def loss_scale(trainer: Trainer) -> float:
@@ -514,20 +543,26 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     """Put generators and the modules' attributes back afterwards, and drop what is logged meanwhile."""
     random = random_state()
     loggers = trainer.loggers
-    attributes = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
-    values = list[Any]()
-    for _, saved in attributes:
-        values += saved.values()
-    containers = [(value, value.copy()) for value in values if isinstance(value, dict | list | set)]
+    attributes = list[tuple[dict[str, Any], dict[str, Any]]]()
+    values = list[object]()
+    for part in module.modules():
+        attributes.append((part.__dict__, dict(part.__dict__)))
+        values += part.__dict__.values()
+    containers = list[tuple[Any, Any]]()
+    for value in values:
+        if isinstance(value, dict | list | set):
+            containers.append((value, value.copy()))
     for _, contents in containers:
         values += contents.values() if isinstance(contents, dict) else contents
-    generators = [
-        (value, value.get_state()) for value in values if isinstance(value, torch.Generator)
-    ]
+    generators = list[tuple[torch.Generator, Tensor]]()
+    for value in values:
+        if isinstance(value, torch.Generator):
+            generators.append((value, value.get_state()))
     clones = list[tuple[Tensor, Tensor]]()
     for tensor in _written_tensors(values, module):
         if not tensor.requires_grad and not tensor.is_inference():
             clones.append((tensor, tensor.clone()))
+    # The passes beside the training log nothing.
     trainer.loggers = [DummyLogger() for _ in loggers]
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
@@ -563,11 +598,15 @@ def _written_tensors(values: Sequence[object], module: LightningModule) -> list[
     for value in values:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             tensors.append(value)
-    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-    trained_size = sum(
-        parameter.numel() for parameter in module.parameters() if parameter.requires_grad
-    )
-    frozen_size = sum(parameter.numel() for parameter in frozen)
+    frozen = list[Tensor]()
+    frozen_size = 0
+    trained_size = 0
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            trained_size += parameter.numel()
+        else:
+            frozen.append(parameter)
+            frozen_size += parameter.numel()
     # Frozen parameters may be a momentum encoder's, which is as large as what is trained; a copy of
     # a larger backbone would not fit everywhere.
     if frozen_size <= trained_size:

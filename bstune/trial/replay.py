@@ -96,14 +96,15 @@ class Table:
         hit = nearest.steps_to(target)
         if hit is None:
             return Outcome(None, nearest.end, nearest_tau, nearest.history_to(), nearest.diverged)
-        reached = list[int]()
+        steps_of_runs = list[int]()
         for run in runs:
             steps_of_run = run.steps_to(target)
             if steps_of_run is not None:
-                reached.append(steps_of_run)
-        if len(reached) < len(runs):
+                steps_of_runs.append(steps_of_run)
+        # Steps to target cannot be read between a corner that reached it and one that did not.
+        if len(steps_of_runs) < len(runs):
             return Outcome(hit, hit, nearest_tau, nearest.history_to(hit), False)
-        steps = round(_geometric_mean(reached, weights))
+        steps = round(_geometric_mean(steps_of_runs, weights))
         tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
         return Outcome(steps, steps, tau, nearest.history_to(hit, steps / hit), False)
 
@@ -163,7 +164,8 @@ def replay(
     status = status_at(steps, steps, reached, outcome.diverged and steps == outcome.end)
     assert status is not None  # noqa: S101 (the last step is this one)
     history = tuple((step, value) for step, value in outcome.history if step <= steps)
-    last_missed = max((step for step, value in history if not target.reached(value)), default=0)
+    missed = [step for step, value in history if not target.reached(value)]
+    last_missed = max(missed, default=0)
     seconds = (steps - done) * outcome.seconds_per_step
     return TrialResult(
         **spec.trial_fields(),
@@ -185,9 +187,10 @@ def replay(
 
 
 def held_to(record: TrialResult, last_step: int) -> TrialResult:
-    """Let a record that ended before ``last_step``, as where it met a target, stay at its last value until then.
+    """Let a record that ended before ``last_step`` stay at its last value until then.
 
-    That is the least that a longer run would have come to, as the best value so far counts.
+    It may have met a target. That is the least that a longer run would have come to, as the best
+    value so far counts.
     """
     if record.status != "stopped" or record.steps >= last_step or not record.history:
         return record
@@ -226,7 +229,7 @@ def _are_numbers(value: object) -> bool:
 def _are_steps(value: object) -> bool:
     if not isinstance(value, list) or not all(map(_is_integer, value)):
         return False
-    return all(before < after for before, after in pairwise([0, *value]))
+    return all(step < following for step, following in pairwise([0, *value]))
 
 
 # What each column of a row must be, in words, and what tells whether a value is.
@@ -262,12 +265,18 @@ def read_table(path: Path) -> Table:
                 "different seeds"
             )
         runs[key] = run
-    if not any(run.steps for run in runs.values()):
+    table = Table(tuple(runs.values()))
+    _check_searchable(table, path)
+    return table
+
+
+def _check_searchable(table: Table, path: Path) -> None:
+    """Refuse a table that is no use to a search."""
+    if not any(run.steps for run in table.runs):
         raise TableError(
             f"the table {path} holds no evaluated run: it needs one a line, with "
             f"{', '.join(COLUMNS)}"
         )
-    table = Table(tuple(runs.values()))
     without = sum(run.horizon is None for run in table.runs)
     if table.has_horizons and without > 0:
         raise TableError(
@@ -280,7 +289,6 @@ def read_table(path: Path) -> Table:
             f"the table {path} has batch size {table.batch_sizes[0]} only: a search over batch "
             "sizes needs two or more"
         )
-    return table
 
 
 def _run(line: str, place: str) -> Run:
@@ -350,9 +358,8 @@ def unusable_target(table: Table, target: Target) -> str | None:
     """Tell why a search for the target is no use: no run reaches it, or all do at once.
 
     None if it is of use.
-
-    One that a first trial sets is not known yet.
     """
+    # One that a first trial sets is not known yet.
     if target.is_open:
         return None
     if all(run.steps and target.reached(run.metric[0]) for run in table.runs):
@@ -362,7 +369,9 @@ def unusable_target(table: Table, target: Target) -> str | None:
         )
     if any(run.steps_to(target) is not None for run in table.runs):
         return None
-    evaluations = [(value, run) for run in table.runs for value in run.metric]
+    evaluations = list[tuple[float, Run]]()
+    for run in table.runs:
+        evaluations += [(value, run) for value in run.metric]
     value, run = min(evaluations, key=lambda evaluation: target.gap(evaluation[0]))
     word = "lowest" if target.mode == "min" else "highest"
     return (
@@ -382,7 +391,10 @@ class Source:
 
 
 def find_table(name: str) -> Path:
-    """Find the path of a table: a file, relative to the working directory, or a shipped table's bare name."""
+    """Find the path of a table.
+
+    Its name is that of a file, relative to the working directory, or a shipped table's bare name.
+    """
     try:
         path = Path(name).expanduser()
         if path.is_file():
@@ -470,7 +482,9 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
         defaults["target.value"] = target.value
     stated = flatten(workload)
     if "target.value" not in stated and target is None:
-        seen = [value for run in table.runs for value in run.metric]
+        seen = list[float]()
+        for run in table.runs:
+            seen += run.metric
         raise ConfigError(
             "workload.target.value is missing: give the value to reach, such as "
             f"workload.target.value=0.1 (this table's values lie between {min(seen):g} and "
@@ -490,17 +504,21 @@ def _shipped_target(path: Path) -> Target | None:
 
 def _searched_note(table: Table) -> list[str]:
     """Say that recorded runs differ in more than batch size and learning rate, where they do."""
-    names = sorted({name for run in table.runs for name in run.hyperparameters})
+    names = set[str]()
+    for run in table.runs:
+        names.update(run.hyperparameters)
     if not names:
         return []
-    return [f"each recorded run has its own {', '.join(names)}, which are not searched here"]
+    listed = ", ".join(sorted(names))
+    return [f"each recorded run has its own {listed}, which are not searched here"]
 
 
 def _step_time(table: Table) -> Callable[[float], float]:
     """Give the median seconds at each recorded batch size, linear in the logarithms between them."""
-    taus = list[float]()
-    for size in table.batch_sizes:
-        taus.append(median(run.seconds_per_step for run in table.runs if run.batch_size == size))
+    seconds_at: dict[int, list[float]] = {size: [] for size in table.batch_sizes}
+    for run in table.runs:
+        seconds_at[run.batch_size].append(run.seconds_per_step)
+    taus = [median(seconds) for seconds in seconds_at.values()]
     log_sizes = np.log(table.batch_sizes)
     log_taus = np.log(taus)
 
@@ -583,7 +601,7 @@ class ReplayBackend(TrialBackend):
         return min(longest, protocol.budget.last_step(batch_size))
 
     def check(self, space: Space, trial: TrialSpec | None) -> None:
-        """Refuse a target that no recorded run reaches, or all do at once, and points outside of the table."""
+        """Refuse a target that is no use to the table, and points outside of it."""
         reason = unusable_target(self.table, self._protocol.target)
         if reason is not None:
             raise TableError(reason)
