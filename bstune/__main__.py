@@ -153,9 +153,10 @@ bstune --cfg job +workload=NAME; Hydra's own: bstune --hydra-help.
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     try:
+        # The user's modules are found as with python -m; main() says that the folder is gone.
         if not sys.flags.safe_path and "" not in sys.path:
-            with suppress(OSError):  # main() says that the working directory is gone
-                sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
+            with suppress(OSError):
+                sys.path.insert(0, os.getcwd())
         spin_shortly(os.environ)
         name_user(os.environ)
         interruption.install()
@@ -169,8 +170,9 @@ def command() -> None:
     except KeyboardInterrupt:  # just before main() minds it, or just after
         sys.stderr.write("interrupted\n")
         status = interruption.status() or Interrupted.exit_status
+    # From here on there is nothing to clean up.
     for number in interruption.SIGNALS:
-        signal.signal(number, signal.SIG_DFL)  # from here on there is nothing to clean up
+        signal.signal(number, signal.SIG_DFL)
     if interruption.received is not None:
         sys.stdout.flush()
         interruption.leave(status)
@@ -179,10 +181,10 @@ def command() -> None:
 
 
 def main() -> int:
-    """Run the command in ``sys.argv``; return its exit status.
+    """Run the command in ``sys.argv``, and give its exit status.
 
-    0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or 143 if
-    interrupted.
+    It is 0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or
+    143 if interrupted.
     """
     given = sys.argv[1:]
     if given == ["--version"]:
@@ -200,22 +202,23 @@ def main() -> int:
         explain(error)
         return interruption.status() or error.exit_status
     except BaseException as error:
-        if (status := interruption.status()) is not None or isinstance(error, KeyboardInterrupt):
-            sys.stderr.write("interrupted\n")  # whatever a library made of it
+        status = interruption.status()
+        # Whatever a library made of an interruption.
+        if status is not None or isinstance(error, KeyboardInterrupt):
+            sys.stderr.write("interrupted\n")
             return status or Interrupted.exit_status
         if isinstance(error, SystemExit):
             message, frames = described(sys_exit_error(error))
-            if not frames:  # as argparse's own, after --help
+            # argparse's own, as after --help.
+            if not frames:
                 raise
             error = UserCodeError(
                 f"the user's code ended the command: {message}\n{frames}".rstrip()
             )
         if not isinstance(error, Exception):
             raise
-        return explain(
-            full_disk(error) or unusable_name(error) or error,
-            any(one.lower() in ("debug=true", "debug=1") for one in given),
-        )
+        debug = any(argument.lower() in ("debug=true", "debug=1") for argument in given)
+        return explain(full_disk(error) or unusable_name(error) or error, debug)
     return 0
 
 
@@ -232,18 +235,18 @@ def _json_on_stdout(verb: str, given: list[str]) -> Iterator[Callable[[str | Non
     if verb not in JSON_VERBS:
         raise ConfigError(f"{JSON} is of {', '.join(JSON_VERBS)}: leave it out")
     given.remove(JSON)
-    found = list[str | None]()
+    texts = list[str | None]()
     sys.stdout.flush()
     kept = os.dup(1)
     # What other processes print goes to where this one's descriptor leads.
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
-            yield found.append
+            yield texts.append
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-    text = found[0]
+    text = texts[0]
     if text is None:
         raise ConfigError(f"there is no JSON of this: {JSON} is of one study or one trial")
     write_out(text.rstrip())
@@ -260,7 +263,7 @@ def _check_working_directory() -> None:
 
 
 def explain(error: Exception, debug: bool = False) -> int:
-    """Write an error as plain lines or as a traceback, and return its exit status."""
+    """Write an error as plain lines or as a traceback, and give its exit status."""
     if isinstance(error, BstuneError) and not debug:
         write_error(f"error: {error}")
     else:
@@ -269,7 +272,10 @@ def explain(error: Exception, debug: bool = False) -> int:
 
 
 def check_secrets(arguments: Sequence[str]) -> None:
-    """Refuse a password on the command line: all users of the machine may read it there, and its shell keeps it."""
+    """Refuse a password on the command line.
+
+    All users of the machine may read it there, and its shell keeps it.
+    """
     suspicious = [argument for argument in arguments if MAY_BE_SECRET.search(argument)]
     if not suspicious:
         return
@@ -280,12 +286,13 @@ def check_secrets(arguments: Sequence[str]) -> None:
         if option is None:
             continue
         variable = "BSTUNE_" + re.sub(r"\W+", "_", option or "secret").upper()
-        reference = f"${{oc.env:{variable}}}"
-        in_place = f"'{option}={reference}'" if option else f"'{reference}'"
+        in_place = f"${{oc.env:{variable}}}"
+        if option:
+            in_place = f"{option}={in_place}"
         raise ConfigError(
             f"{option or 'an argument'} holds a password or token, which others read from a "
             "command line (ps): put the whole value into an environment variable, such as "
-            f"{variable}, and give {in_place} in its place"
+            f"{variable}, and give '{in_place}' in its place"
         )
 
 
@@ -297,9 +304,9 @@ def check_words(arguments: Sequence[str]) -> None:
     # hydra: a quarter of a second
     from bstune.config import nearest, option_names
 
-    for before, argument in pairwise(["", *arguments]):
-        own = {before} & WITH_VALUE or {argument} & (HYDRAS_OWN | WITH_VALUE)
-        if own or "=" in argument or argument.startswith("~"):
+    for previous, argument in pairwise(["", *arguments]):
+        is_hydras = previous in WITH_VALUE or argument in HYDRAS_OWN | WITH_VALUE
+        if is_hydras or "=" in argument or argument.startswith("~"):
             continue
         if argument in VERBS:
             raise ConfigError(
@@ -308,16 +315,18 @@ def check_words(arguments: Sequence[str]) -> None:
             )
         word = argument.lstrip("-+")
         options = [f"{name}=VALUE" for name in nearest(word.replace("-", "_"), option_names())]
-        found = (
-            [f"bstune {verb}" for verb in nearest(word, VERBS)] if argument is arguments[0] else []
-        )
-        found += [f"+workload={name}" for name in nearest(word, workload_names())]
-        found = options or found if argument.startswith("-") else found or options
-        mean = f": did you mean {' or '.join(found)}?" if found else ""
-        raise ConfigError(
-            f"unknown {'option' if argument.startswith('-') else 'word'} "
-            f"{argument}{mean}\n{WRITTEN}"
-        )
+        names = list[str]()
+        # A verb stands first.
+        if argument is arguments[0]:
+            names += [f"bstune {verb}" for verb in nearest(word, VERBS)]
+        names += [f"+workload={name}" for name in nearest(word, workload_names())]
+        kind = "word"
+        meant = names or options
+        if argument.startswith("-"):
+            kind = "option"
+            meant = options or names
+        question = f": did you mean {' or '.join(meant)}?" if meant else ""
+        raise ConfigError(f"unknown {kind} {argument}{question}\n{WRITTEN}")
 
 
 def tune(arguments: list[str]) -> str | None:
@@ -347,16 +356,17 @@ def tune(arguments: list[str]) -> str | None:
 
         composed = compose(arguments, complete=complete)
         parsed = parse(arguments)
-        folder = (
-            ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
-        )
-        return run(composed, [*folder, *parsed.overrides])
+        given = list[str]()
+        # A process that composes them again may have another working directory.
+        if parsed.config_dir:
+            given += ["--config-dir", str(Path(parsed.config_dir).absolute())]
+        return run(composed, [*given, *parsed.overrides])
     arguments = with_choices(in_full(arguments))
-    sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # Hydra raises what it would print, so that it ends as everything else
-    )
-    # a quarter of a second
+    # Hydra reads the arguments from there.
+    sys.argv = [sys.argv[0], *arguments]
+    # Hydra raises what it would print, so that it ends as everything else.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # hydra: a quarter of a second
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -369,15 +379,11 @@ def tune(arguments: list[str]) -> str | None:
         **hydra_versions.BEHAVIOUR,
         **hydra_versions.MAIN_TRUSTS,
     )
+    # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
     printed = io.StringIO()
+    runs_jobs = bool(names & {"--multirun", "-m"}) or not names & HYDRAS_OWN
     try:
-        # What Hydra prints of a config may hold passwords; what its jobs print is shown as it
-        # comes.
-        with (
-            nullcontext()
-            if names & {"--multirun", "-m"} or not names & HYDRAS_OWN
-            else redirect_stdout(printed)
-        ):
+        with nullcontext() if runs_jobs else redirect_stdout(printed):
             hydra_main(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
@@ -401,8 +407,11 @@ def _workload_named(arguments: Sequence[str]) -> str:
 
 
 def _job(config: "DictConfig") -> None:
-    """Run one of Hydra's jobs; a launcher may run it in a process of its own, so errors end here."""
-    # as above
+    """Run one of Hydra's jobs.
+
+    A launcher may run it in a process of its own, so errors end here.
+    """
+    # hydra: it is imported by now
     from bstune.config import groups_in, parse, validate
     from bstune.trial.replay import complete
 
@@ -411,15 +420,16 @@ def _job(config: "DictConfig") -> None:
             arguments = _job_arguments()
             groups = groups_in(parse(arguments).config_dir)
             run(validate(config, complete=complete, groups=groups, arguments=arguments), arguments)
-    except Exception as error:  # all of them: Hydra would print the job's options with it
+    # All errors: Hydra would print the job's options with them.
+    except Exception as error:
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error
         sys.exit(explain(full_disk(error) or error, bool(config.get("debug"))))
 
 
 def _job_arguments() -> list[str]:
-    """Return the arguments that give the running Hydra job's config again, from any folder."""
-    # as above
+    """Give the arguments that compose the running Hydra job's config again, from any folder."""
+    # hydra: it is imported by now
     from hydra.core.hydra_config import HydraConfig
 
     from bstune.config import CONFIG_NAME
@@ -442,26 +452,28 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
     options = composed.options
     is_trained = composed.recipe is not None
     if is_trained:
-        from bstune.study.early import check_early  # as above
+        # hydra: not for --help
+        from bstune.study.early import check_early
 
         check_early(options, write_out)
         write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
     if is_trained and options.trial.batch_size is None and options.search.workers > 0:
-        from bstune.trial.processes.workers import start_server  # as above
+        from bstune.trial.processes.workers import start_server
 
-        start_server()  # it imports what trains, 3 s, while this process does
-    # optuna, rich and, to train, lightning: not for --help or a mistake
+        # It imports what trains, 3 s, while this process does.
+        start_server()
+    # optuna, rich and, to train, lightning, 4 s and more: not for --help or a mistake
     with watching(write_out, None), waiting_for("the libraries"):
         quieten(training=is_trained)
-        from bstune.study.study import Study  # 4 s and more, as said
+        from bstune.study.study import Study
 
     try:
-        found = Study.of(composed, arguments).run_on(plain_console(), process_seconds)
+        result = Study.of(composed, arguments).run_on(plain_console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise
         raise Interrupted(f"interrupted: {interruption.stage.value}") from error
-    return found.to_json()
+    return result.to_json()
 
 
 def worker(arguments: list[str]) -> None:
@@ -518,9 +530,11 @@ def lightning(arguments: list[str]) -> str | None:
             "what the file's own configuration comes to)"
         ),
     )
-    for one in ("model", "data"):
+    for section in ("model", "data"):
         parser.add_argument(
-            f"--{one}", metavar="CLASS", help=f"the class of the {one}, where the file names none"
+            f"--{section}",
+            metavar="CLASS",
+            help=f"the class of the {section}, where the file names none",
         )
     parser.add_argument(
         "--lr", metavar="KEY", help="the learning rate's key, where its name does not tell it"
@@ -536,7 +550,7 @@ def lightning(arguments: list[str]) -> str | None:
             f"{options.target} a target: leave one of them out"
         )
     quieten()
-    # 4 s, as above
+    # lightning: 4 s
     from yaml import safe_dump
 
     from bstune.study.prepare import compose_checked
@@ -545,12 +559,13 @@ def lightning(arguments: list[str]) -> str | None:
     from bstune.trial.own_project.own_values import are_timed
 
     named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
-    overrides_lr = f"{OVERRIDE_LR}=true" in [one.lower() for one in options.overrides]
+    overrides_lr = f"{OVERRIDE_LR}=true" in [option.lower() for option in options.overrides]
     chosen = Chosen(**named, is_timed=are_timed(options.overrides), overrides_lr=overrides_lr)
     workload, lines = workload_of(options.config, chosen)
-    if names := secret_options(workload):
+    secrets = secret_options(workload)
+    if secrets:
         raise ConfigError(
-            f"{options.config}: {', '.join(names)} holds a password or token, which would be "
+            f"{options.config}: {', '.join(secrets)} holds a password or token, which would be "
             "written to the workload: put it into an environment variable, and refer to it in that "
             "file, ${oc.env:NAME}"
         )
@@ -563,17 +578,15 @@ def lightning(arguments: list[str]) -> str | None:
             "NAME"
         )
     composed = [f"workload={workload['name']}", *options.overrides]
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # whatever is wrong is found before anything is written
+    # Whatever is wrong is found before anything is written.
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder, "workload").mkdir()
         Path(folder, "workload", written.name).write_text(text, encoding="utf-8")
         compose_checked(["--config-dir", folder, *composed])
     written.parent.mkdir(parents=True, exist_ok=True)
     write_text(written, f"{MADE} {one_line(str(options.config))}.\n{text}")
-    write_out(
-        "\n".join([f"{written}, made of {options.config}:", *(f"  {line}" for line in lines)])
-    )
+    indented = [f"  {line}" for line in lines]
+    write_out("\n".join([f"{written}, made of {options.config}:", *indented]))
     return tune(["--config-dir", str(written.parent.parent), *composed])
 
 
@@ -616,9 +629,9 @@ def fit(arguments: list[str]) -> str:
     options = parser.parse_args(arguments)
     text = read_text(options.points, "the CSV file")
     points = parse_points(text, one_line(str(options.points)))
-    found = fit_curve(points, law=options.law)
-    write_out("\n".join(fit_lines(found)))
-    return dump_json(asdict(found), indent=2)
+    curve = fit_curve(points, law=options.law)
+    write_out("\n".join(fit_lines(curve)))
+    return dump_json(asdict(curve), indent=2)
 
 
 def plan(arguments: list[str]) -> None:
@@ -664,17 +677,14 @@ def plan(arguments: list[str]) -> None:
     split = split_batch(options.batch_size, options.devices, options.memory_ceiling)
     lines = list(split_lines(split, options.memory_ceiling))
     if options.lr is not None:
-        reference = (
-            options.batch_size
-            if options.reference_batch_size is None
-            else options.reference_batch_size
-        )
-        lr = lr_of(options.scaling, options.batch_size, reference, options.lr, options.noise_scale)
-        source = (
-            ""
-            if reference == options.batch_size
-            else f" ({options.scaling} from {options.lr:g} at {reference})"
-        )
+        batch_size = options.batch_size
+        reference = options.reference_batch_size
+        if reference is None:
+            reference = batch_size
+        lr = lr_of(options.scaling, batch_size, reference, options.lr, options.noise_scale)
+        source = ""
+        if reference != batch_size:
+            source = f" ({options.scaling} from {options.lr:g} at {reference})"
         lines.append(
             f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of "
             "devices"
@@ -731,8 +741,9 @@ def compare(arguments: list[str]) -> None:
         # mlflow: a second
         from bstune.tracking.logged import logged_curves
 
-        more, missing = comparing.logged_studies(logged_curves(options.mlflow, options.uri))
-        studies, left_out = [*studies, *more], [*left_out, *missing]
+        logged, missing = comparing.logged_studies(logged_curves(options.mlflow, options.uri))
+        studies = [*studies, *logged]
+        left_out = [*left_out, *missing]
     write_comparison(comparing.compare(studies, left_out), options.output, plain_console())
 
 
