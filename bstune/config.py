@@ -64,7 +64,7 @@ ADDS = "+"
 GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
 # Groups without a choice by default.
 OPTIONAL = ("schedule", "algorithm")
-LONGEST_NAME = 200  # of a choice; no file's name is longer
+LONGEST_CHOICE = 200  # of a choice; no file's name is longer
 # What the nodes refer to and is only known in a trial, or on a machine: it stands in the options as
 # a reference, so that a node says where it comes from.
 KEPT_REFERENCES = (
@@ -320,7 +320,7 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
 def _are_names(choice: object) -> bool:
     """Say whether a choice is a name, or a list of them."""
     names = choice if isinstance(choice, list) else [choice]
-    return all(isinstance(name, str) and 0 < len(name) <= LONGEST_NAME for name in names)
+    return all(isinstance(name, str) and 0 < len(name) <= LONGEST_CHOICE for name in names)
 
 
 def secret_option(argument: str) -> str | None:

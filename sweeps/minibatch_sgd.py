@@ -29,7 +29,7 @@ from bstune.sweeps.statistics import QUARTILES
 from bstune.system.console import format_count, format_number, format_seconds, time_unit
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,12 +104,12 @@ def run(
 
     Tests replace ``timer``.
     """
-    workload, protocol = load(composed.options, composed.trained)
+    workload, protocol = load_workload(composed.options, composed.trained)
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check_series(runs, seeds, loader, workload.train_examples)
     trials = _train_series(workload, protocol, runs, seeds, order_seed, console)
     from_loader = row_by_row(composed)
-    loader_workload, _ = load(from_loader.options, from_loader.trained)
+    loader_workload, _ = load_workload(from_loader.options, from_loader.trained)
     order = np.random.default_rng(order_seed)
     sources = (workload, loader_workload)
     resident, one_by_one = loader_seconds(sources, protocol, runs, loader, order, timer)

@@ -24,7 +24,7 @@ from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.several import shared_steps
-from bstune.hardware.timing import StepTiming, busy_seconds, summarize, time_trial, visits
+from bstune.hardware.timing import StepTiming, busy_seconds, summarize_visits, time_trial, visits
 from bstune.report.drawing import BLUE, GREY, INK, VERMILION
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
@@ -41,7 +41,7 @@ from bstune.sweeps.statistics import (
 from bstune.system.console import format_number
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload
-from bstune.trial.workload import load, resolve
+from bstune.trial.workload import load_workload, resolve
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -101,7 +101,7 @@ def run(
     # What cannot be chosen is refused before any probe.
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
     options, recipe = resolve(composed.options, composed.trained)
-    workload, protocol = load(options, recipe)
+    workload, protocol = load_workload(options, recipe)
     if ceiling is None:
         find = functools.partial(find_ceiling, options, recipe)
         limit = probe.cpu_bytes if options.device == "cpu" else None
@@ -141,7 +141,7 @@ def run(
         for size in choice.sizes:
             seconds = [time_busy(size, lr, steps) for _ in range(BUSY_VISITS)]
             in_use[size] = statistics.median(seconds) / statistics.median(medians[size])
-    summaries = {size: summarize(size, rounds) for size, rounds in timed.items()}
+    summaries = {size: summarize_visits(size, rounds) for size, rounds in timed.items()}
     parts = [sentence(found, choice, medians, filled, level)]
     if against_each_other and against_each_other[-1] <= choice.ceiling:
         low, middle, high = against_each_other

@@ -32,7 +32,7 @@ from bstune.system.console import format_count, format_number
 from bstune.system.inputs import parse_json, read_text
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,7 +91,7 @@ def run(
     replace ``trainer``.
     """
     options = composed.options
-    workload, protocol = load(options, composed.trained)
+    workload, protocol = load_workload(options, composed.trained)
     _check_grid(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
     protocol = replace(protocol.for_steps_only(Budget(steps, examples)), noise_scale_every=None)

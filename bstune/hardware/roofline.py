@@ -39,7 +39,7 @@ from bstune.core.errors import HardwareError
 from bstune.system.failures import place_of
 from bstune.trial.devices.device import convolutions_in_tf32, products_in_tf32
 
-Model = TypeVar("Model", bound=nn.Module)
+TracedModule = TypeVar("TracedModule", bound=nn.Module)
 Batch = TypeVar("Batch")
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
@@ -218,9 +218,9 @@ def training_loss(module: Trainable, batch: object, index: int = 0) -> Tensor:
 
 
 def step_cost(
-    module: Model,
+    module: TracedModule,
     make_batch: Callable[[int], Batch],
-    loss: Callable[[Model, Batch], Tensor],
+    loss: Callable[[TracedModule, Batch], Tensor],
     arithmetic: Arithmetic,
     batch_sizes: Sequence[int] = (2, 4),
 ) -> StepCost:
@@ -335,7 +335,7 @@ class _Traced:
 
 
 def _trace(
-    module: Model, batch: Batch, loss: Callable[[Model, Batch], Tensor], width: int
+    module: TracedModule, batch: Batch, loss: Callable[[TracedModule, Batch], Tensor], width: int
 ) -> list[_Traced]:
     """Run one training step and give its layers in the order of their first call, OUTSIDE last."""
     tracer = _Tracer(width)

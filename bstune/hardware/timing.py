@@ -181,7 +181,7 @@ def measure_step_times(
             break
     timings = list[StepTiming]()
     for size in sorted(trials):
-        timings.append(summarize(size, trials[size], bares.get(size, ())))
+        timings.append(summarize_visits(size, trials[size], bares.get(size, ())))
     return Measured(
         timings=tuple(timings),
         left_out=tuple(size for size in sizes if size not in trials),
@@ -196,7 +196,7 @@ def _is_noisy(repeats: Sequence[Sequence[float]]) -> bool:
     return bool(high > NOISY_QUARTILES * low)
 
 
-def summarize(
+def summarize_visits(
     batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[Sequence[float]] = ()
 ) -> StepTiming:
     """Give median and quartiles over the means of repeats, in seconds.

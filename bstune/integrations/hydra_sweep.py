@@ -40,9 +40,9 @@ from bstune.system.terminal import write_error
 from bstune.trial.own_loop import LoopLimits, LoopTrial
 
 OWN_SAMPLER = "frontier"
-PAGE = "report.html"
+PAGE_FILE = "report.html"
 # Full trials' cost, which no study spends.
-NEVER = 1e6
+NEVER_SPENT = 1e6
 SAME_SEED = (
     "each job has the seed of the application's config, so that none runs again on a fresh one; "
     "hydra.sweeper.seed=KEY names where it takes one"
@@ -239,7 +239,7 @@ def _seed_options(settings: Settings) -> list[str]:
     options = ["search.replicates=0"]
     # It would look at its best points again, on fresh seeds.
     if settings.goal == "loss" and settings.has_own_sampler:
-        options.append(f"sampler.policy.loss_fresh_after={NEVER:g}")
+        options.append(f"sampler.policy.loss_fresh_after={NEVER_SPENT:g}")
     return options
 
 
@@ -534,6 +534,6 @@ def _write_results(result: Result, params: Params, folder: Path) -> None:
         "critical_batch_size": result.critical_batch_size.value,
         "study": result.summary.study,
         "folder": str(result.folder),
-        "page": str(result.folder / PAGE),
+        "page": str(result.folder / PAGE_FILE),
     }
     write_text(folder / "optimization_results.yaml", safe_dump(content, sort_keys=False))

@@ -25,7 +25,7 @@ from bstune.trial.loop import Workload, run_trial
 if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import LRSchedulerConfig
 
-NEEDED = {
+NEEDED_PARTS = {
     "state_dict": (dict, "weights"),
     "optimizer_states": (list, "an optimizer's state, as one that is saved with weights alone"),
 }
@@ -50,7 +50,7 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
         raise ConfigError(
             f"{path} cannot be read as a checkpoint: {type(error).__name__}: {one_line(str(error))}"
         ) from error
-    for name, (kind, what) in NEEDED.items():
+    for name, (kind, what) in NEEDED_PARTS.items():
         found = checkpoint.get(name) if isinstance(checkpoint, dict) else None
         if not found or not isinstance(found, kind):
             raise ConfigError(

@@ -313,7 +313,7 @@ class NoiseScale(Callback):
         if trainer.is_last_batch and examples < 2 * self.parts:
             self.passed_over += 1
             return
-        parts = split_batch(batch, self.parts)
+        parts = cut_batch(batch, self.parts)
         sizes = [count_examples(part) for part in parts]
         parameters = optimized_parameters(trainer, module)
         factor = loss_scale(trainer)
@@ -364,7 +364,7 @@ def count_examples(batch: object) -> int:
     return lengths.pop()
 
 
-def split_batch(batch: object, parts: int) -> list[object]:
+def cut_batch(batch: object, parts: int) -> list[object]:
     """Cut a batch into consecutive parts along dimension 0, as views, sizes at most one apart."""
     examples = count_examples(batch)
     if examples < 2:

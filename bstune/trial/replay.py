@@ -40,7 +40,7 @@ from bstune.trial.backend import TrialBackend, chooses_horizons
 from bstune.trial.recorded_run import Outcome, Run, at_share, weights_around
 from bstune.trial.replay_horizon import HorizonTable
 
-DEVICE = "replay"
+REPLAY_DEVICE = "replay"
 # Of a file of one's own.
 METRIC = "val/error"
 SHIPPED = Path(__file__).parent / "tables"
@@ -178,7 +178,7 @@ def replay(
         startup_seconds=0.0,
         wall_seconds=seconds,
         seconds_per_step=outcome.seconds_per_step,
-        device=DEVICE,
+        device=REPLAY_DEVICE,
         versions={"bstune": bstune.__version__},
         history=history,
         message="the recorded run diverged" if status == "diverged" else None,
@@ -382,7 +382,7 @@ def unusable_target(table: Table, target: Target) -> str | None:
 
 
 @dataclass(frozen=True)
-class Source:
+class TableSource:
     """A table's file, the target that it was recorded for, and the command that made it."""
 
     path: Path
@@ -412,7 +412,7 @@ def find_table(name: str) -> Path:
     )
 
 
-def read_index(horizon: bool = False) -> dict[str, Source]:
+def read_index(horizon: bool = False) -> dict[str, TableSource]:
     """List the tables that ship, by name, as ``tables.yaml`` beside them lists them.
 
     All metrics are errors.
@@ -422,11 +422,11 @@ def read_index(horizon: bool = False) -> dict[str, Source]:
             anywhere.
     """
     listed = yaml.safe_load((SHIPPED / "tables.yaml").read_text(encoding="utf-8"))
-    sources = dict[str, Source]()
+    sources = dict[str, TableSource]()
     for name, entry in listed.items():
         if entry.get("horizon", False) == horizon:
             target = Target(entry["metric"], entry["target"], "min")
-            sources[name] = Source(SHIPPED / f"{name}.jsonl", target, entry["command"])
+            sources[name] = TableSource(SHIPPED / f"{name}.jsonl", target, entry["command"])
     return sources
 
 
@@ -491,7 +491,7 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
             f"{max(seen):g})"
         )
     filled = {f"workload.{key}": value for key, value in defaults.items() if key not in stated}
-    return {"device": DEVICE, **filled}
+    return {"device": REPLAY_DEVICE, **filled}
 
 
 def _shipped_target(path: Path) -> Target | None:
@@ -545,7 +545,7 @@ class ReplayBackend(TrialBackend):
         self.step_time = _step_time(self.table)
         self.horizon = self.table.has_horizons
         self.stops = not self.horizon
-        self.device = DEVICE
+        self.device = REPLAY_DEVICE
         self.description = f"recorded runs ({path.stem})"
         self.versions = {"bstune": bstune.__version__}
         self.lr_range = lrs[0], lrs[-1]
@@ -556,7 +556,7 @@ class ReplayBackend(TrialBackend):
         if self.stops or chooses_horizons(options):
             budget = {}
         table = {"workload.table": f"sha256 {_content(path)}"}
-        self.frozen_settings = {**table, **budget, "device": DEVICE}
+        self.frozen_settings = {**table, **budget, "device": REPLAY_DEVICE}
         ends = "a trial also ends where its record does"
         if self.horizon:
             ends = "a trial's schedule ends with it"

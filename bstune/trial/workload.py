@@ -69,18 +69,22 @@ from bstune.trial.lightning.installed import (
     sized_len,
 )
 from bstune.trial.lightning.packages import is_lightning, is_overridden
-from bstune.trial.lightning.trainer import check_types, make_trainer, serving, without_monitors
+from bstune.trial.lightning.trainer import (
+    BATCH_HOOKS,
+    check_types,
+    make_trainer,
+    serving,
+    without_monitors,
+)
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.own_project.override_rate import override_rate
 from bstune.trial.own_project.python_recipe import Loaders
 from bstune.trial.parts.checkpoint import PlainFiles, Stopped
 
-# In the order in which a Trainer calls them.
-BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # Gives the batches of a trial.
 Draw = Callable[[TrialSpec], Iterable[Any]]
 # Builds the data of a batch size.
-DataAt = Callable[[int], LightningDataModule]
+OpenData = Callable[[int], LightningDataModule]
 logger = logging.getLogger(__name__)
 
 
@@ -162,7 +166,7 @@ def resolve_precision(precision: str, device: str) -> str:
     return precision
 
 
-def load(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
+def load_workload(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
     """Load a study's workload and protocol, in a process that trains for another."""
     options, recipe = resolve(options, recipe)
     protocol = checked_protocol(options, recipe)
@@ -349,7 +353,7 @@ def _loaded_batches(
     return _read_batches(training, recipe.data_at if is_plain else None, options)
 
 
-def _read_batches(training: object, data_at: DataAt | None, options: StudyOptions) -> Draw:
+def _read_batches(training: object, data_at: OpenData | None, options: StudyOptions) -> Draw:
     """Read a loader in other batches: the one, or that of the trial's own batch size."""
     size = options.protocol.micro_batch_size
 
@@ -363,7 +367,7 @@ def _read_batches(training: object, data_at: DataAt | None, options: StudyOption
     return draw
 
 
-def _taken_batches(data_at: DataAt, seed: int) -> Draw:
+def _taken_batches(data_at: OpenData, seed: int) -> Draw:
     """Take the batches that the user's loaders give at a batch size, as they come."""
 
     def open_loaders(batch_size: int) -> object:

@@ -20,7 +20,7 @@ from bstune.trial.lightning.installed import CombinedLoader, sized_len
 from bstune.trial.lightning.internals import mode_of_loaders
 
 # Of an epoch, in batches, from those of each loader; a loader without a length has infinitely many.
-LENGTHS: dict[str, Callable[[list[float]], float]] = {
+LENGTHS_OF_MODES: dict[str, Callable[[list[float]], float]] = {
     "min_size": min,
     "max_size": max,
     "max_size_cycle": max,
@@ -157,7 +157,7 @@ def length_of(loaders: object) -> int | None:
         lengths.append(math.inf if length is None else length)
     if not lengths:
         return None
-    batches = LENGTHS[mode_of_loaders(loaders)](lengths)
+    batches = LENGTHS_OF_MODES[mode_of_loaders(loaders)](lengths)
     # An epoch of no batch would have no end either: its first batch says what is wrong.
     return int(batches) if 0 < batches < math.inf else None
 

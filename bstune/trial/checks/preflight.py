@@ -345,7 +345,7 @@ class _EveryNth:
 
 
 @dataclass(frozen=True)
-class Rate:
+class GroupRate:
     """The learning rate of one of an optimizer's groups of parameters."""
 
     optimizer: str
@@ -416,7 +416,7 @@ class _Recorder(Callback):
         self.before: dict[str, Tensor] = {}  # the weights
         # ``compared_steps`` steps; None: the trial ended before.
         self.after: dict[str, Tensor] | None = None
-        self.rates: list[Rate] = []  # then
+        self.rates: list[GroupRate] = []  # then
         self.optimizer_steps: Counter[int] = Counter()  # by the optimizer's place
         self._metrics: dict[str, Tensor] = {}
         self._validated: dict[str, float] = {}  # metrics of the last evaluation
@@ -579,13 +579,13 @@ class _Recorder(Callback):
             self.start_metric = metric(trainer, self._metric)
 
 
-def _rates(trainer: Trainer) -> list[Rate]:
+def _rates(trainer: Trainer) -> list[GroupRate]:
     rates = []
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
             if "lr" in group:
                 initial = float(group.get("initial_lr", group["lr"]))
-                rates.append(Rate(type(optimizer).__name__, float(group["lr"]), initial))
+                rates.append(GroupRate(type(optimizer).__name__, float(group["lr"]), initial))
     return rates
 
 

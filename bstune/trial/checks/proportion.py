@@ -5,13 +5,15 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 
-from bstune.trial.checks.schedule_end import ScheduleCopy
+from bstune.trial.checks.schedule_end import STEPS_BETWEEN_LOOKS, ScheduleCopy
 
 STEPS_AHEAD = 2000  # of a schedule's own
 SECONDS_AHEAD = 0.5  # of stepping one pair of schedules
-STEPS_BETWEEN_LOOKS = 100  # at the clock
+
 NEAR = 1e-5  # relative: floats lose some digits in thousands of steps
-NOTHING = 1e-9  # of a schedule's highest rate: what is left of it where the schedule comes to 0
+NOTHING_OF_HIGHEST = (
+    1e-9  # of a schedule's highest rate: what is left of it where the schedule comes to 0
+)
 
 
 def are_in_proportion(
@@ -23,7 +25,7 @@ def are_in_proportion(
     """
     if highest is None:
         highest = max(map(abs, own), default=0.0)
-    nothing = NOTHING * highest * factor
+    nothing = NOTHING_OF_HIGHEST * highest * factor
     pairs = zip(own, others, strict=True)
     return all(
         math.isclose(rate * factor, other, rel_tol=NEAR, abs_tol=nothing) for rate, other in pairs

@@ -23,7 +23,7 @@ from bstune.trial.lightning.installed import LightningModule, Trainer
 MAX_STEPS_AHEAD = 10_000  # of a schedule's own
 MAX_SECONDS_AHEAD = 1.0  # of stepping one schedule
 STEPS_BETWEEN_LOOKS = 100  # at the clock
-NOTHING = 1e-6  # of the highest rate: as good as none
+AS_GOOD_AS_NONE = 1e-6  # of the highest rate: as good as none
 MIN_IDLE_SHARE = 0.05  # of a trial's steps: many a schedule has a rate of 0 in its last one
 HOW_TO_FIT = (
     "build it from the trial's own steps (trial.total_steps in Python, ${trial.total_steps} in "
@@ -164,7 +164,7 @@ def end_of_schedule(
             step += ahead.every
             rate = _highest_rate(ahead.schedule)
             highest = max(highest, rate)
-            if rate > NOTHING * highest:
+            if rate > AS_GOOD_AS_NONE * highest:
                 nothing_since = None
             elif nothing_since is None:
                 nothing_since = step

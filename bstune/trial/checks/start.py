@@ -30,7 +30,7 @@ from bstune.trial.loop import Workload, fit
 
 SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
 # Of each group of parameters of an optimizer, by name.
-Settings = list[dict[str, float]]
+GroupNumbers = list[dict[str, float]]
 
 
 def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> bool:
@@ -49,7 +49,7 @@ def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtoc
 
 def rates_ahead(
     workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, until: int
-) -> list[list[Settings]]:
+) -> list[list[GroupNumbers]]:
     """Step each schedule ahead, and give the optimizer's settings at each step.
 
     Schedules that look at a metric are left out.
@@ -61,7 +61,7 @@ def rates_ahead(
         steps: for which the Trainer says that it trains.
         until: that are looked at, at most ``SCHEDULE_STEPS`` of each schedule.
     """
-    settings: list[list[Settings]] = []
+    settings: list[list[GroupNumbers]] = []
 
     def step_through(trainer: Trainer, module: LightningModule) -> None:
         epochs = trainer.fit_loop.epoch_progress.current
@@ -101,9 +101,9 @@ def rates_ahead(
     return settings
 
 
-def _settings(optimizer: Optimizer) -> Settings:
+def _settings(optimizer: Optimizer) -> GroupNumbers:
     """Give what schedules change of an optimizer: the numbers of its groups of parameters."""
-    groups = Settings()
+    groups = GroupNumbers()
     for group in optimizer.param_groups:
         numbers = dict[str, float]()
         for key, value in group.items():

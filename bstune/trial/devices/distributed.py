@@ -78,7 +78,7 @@ def options_of_process(options: StudyOptions) -> StudyOptions:
     return with_option(options, "device", f"cuda:{int(first or 0) + _place.rank}")
 
 
-def explain(error: BaseException) -> None:
+def explain_ddp(error: BaseException) -> None:
     """Raise a ConfigError in place of DDP's error for a module that does not go with it."""
     if "Expected to have finished reduction" in str(error):
         raise ConfigError(

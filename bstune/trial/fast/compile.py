@@ -34,7 +34,7 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
 from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
-from bstune.trial.fast.watch import watching
+from bstune.trial.fast.watch import watching_uses
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.noise_scale import (
     gradients_of,
@@ -181,7 +181,7 @@ class Compiling:
         for fall_back in fallbacks:
             with failing(fall_back):
                 asked: list[str] = []
-                with self.eagerly(), untouched(trainer, module), watching(module, asked):
+                with self.eagerly(), untouched(trainer, module), watching_uses(module, asked):
                     called = called_modules(module, forward)
                 if not called:
                     break

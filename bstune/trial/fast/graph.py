@@ -24,7 +24,7 @@ from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_
 from bstune.trial.fast.capturable import make_capturable
 from bstune.trial.fast.device_state import Copy, DeviceState, copy_values, first_difference
 from bstune.trial.fast.host_state import first_change, holds_the_same, host_random, host_state
-from bstune.trial.fast.watch import WatchedNumber, watching
+from bstune.trial.fast.watch import WatchedNumber, watching_uses
 from bstune.trial.lightning.installed import LightningModule
 
 Step = Callable[[Any, int], Any]
@@ -190,7 +190,7 @@ class CapturedSteps:
         asked: list[str] = []
         before = host_state(self._module, self._optimizer)
         random_before = host_random(self._module.device)
-        with self._tensor_rates(), watching(self._module, asked):
+        with self._tensor_rates(), watching_uses(self._module, asked):
             output = self._eager(batch, WatchedNumber(index, asked))
         self._host = host_state(self._module, self._optimizer)
         changed = first_change(before, self._host)

@@ -24,7 +24,7 @@ from bstune.core.records import FastMode
 from bstune.trial.batches.image_batches import TrainBatches
 from bstune.trial.fast.graph import CapturedSteps, captures
 from bstune.trial.fast.optimizer_step import OptimizerStep, remove_gradients
-from bstune.trial.fast.reasons import overrides, why_not
+from bstune.trial.fast.reasons import has_hook, why_not
 from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.lightning.internals import (
     CurrentHook,
@@ -376,7 +376,7 @@ class LeanSteps:
 
 def _hooks(trainer: Any, name: str) -> list[Callable[..., object]]:
     """List a hook's methods of the call-backs that do something in it."""
-    return [getattr(callback, name) for callback in trainer.callbacks if overrides(callback, name)]
+    return [getattr(callback, name) for callback in trainer.callbacks if has_hook(callback, name)]
 
 
 def _endless_iterator(fetcher: Any) -> Iterator[Any] | None:

@@ -90,11 +90,11 @@ class WatchedNumber(int):
         return watched
 
 
-def _noting(name: str) -> Callable[..., Any]:
+def _noting(name: str) -> Callable[..., object]:
     """Make an operation of ``int`` that notes that it was called."""
     of_int = getattr(int, name)
 
-    def call(number: WatchedNumber, *arguments: Any) -> Any:
+    def call(number: WatchedNumber, *arguments: object) -> object:
         number.asked.append("batch_idx")
         return of_int(number, *arguments)
 
@@ -118,7 +118,7 @@ class _WatchedTrainer:
 
 
 @contextmanager
-def watching(module: LightningModule, asked: list[str]) -> Iterator[None]:
+def watching_uses(module: LightningModule, asked: list[str]) -> Iterator[None]:
     """Note in ``asked`` what the module, and those inside it, ask of the Trainer, and that they log."""
     parts: list[Any] = [part for part in module.modules() if trainer_within(part) is not None]
     trainers = [trainer_within(part) for part in parts]

@@ -31,6 +31,8 @@ from bstune.trial.lightning.internals import copy_hyper_parameters
 from bstune.trial.lightning.packages import PACKAGES, is_overridden, of_package, package_of
 
 ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
+# Hooks of a module or data module on batches, in the order in which a Trainer calls them.
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # Call-backs that print, where trials are quiet.
 PRINTING = ("ProgressBar", "ModelSummary")
 
@@ -115,7 +117,7 @@ def check_types(options: Mapping[str, Any]) -> None:
             # A number may stand for another kind of number, as 1 for true and 1e2 for 100.
             adapter.validate_python(value, strict=not isinstance(value, int | float))
             # Iterable[Logger] is not looked into: of plain values only true and false are loggers.
-            fits = name != "logger" or all(isinstance(logger, bool) for logger in listed(value))
+            fits = name != "logger" or all(isinstance(logger, bool) for logger in as_list(value))
         except ValidationError:
             fits = False
         if not fits:
@@ -151,13 +153,13 @@ def make_trainer(
     They hold state. The Trainer writes nothing but what they write, what has no folder of its own
     to ``folder``.
     """
-    callbacks_given = [_copied(callback) for callback in listed(options.get("callbacks"))]
+    callbacks_given = [_copied(callback) for callback in as_list(options.get("callbacks"))]
     loggers = list[Any]()
-    for logger in listed(options.get("logger")):
+    for logger in as_list(options.get("logger")):
         # True and false ask for Lightning's own, or for none.
         if not isinstance(logger, bool):
             loggers.append(_copied(logger))
-    plugins = [_copied(plugin) for plugin in listed(options.get("plugins"))]
+    plugins = [_copied(plugin) for plugin in as_list(options.get("plugins"))]
     package = package_of(module, *callbacks_given, *plugins)
     printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
     checkpoint_class = of_package(package, "callbacks.Checkpoint")
@@ -251,7 +253,7 @@ def builds_layers_later(module: LightningModule, weights: Collection[str]) -> bo
 
 def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out of a Trainer's options what records a trial or stops it, for one that is a try."""
-    callbacks = listed(options.get("callbacks"))
+    callbacks = as_list(options.get("callbacks"))
     package = package_of(*callbacks)
     monitors = (
         of_package(package, "callbacks.Checkpoint"),
@@ -287,7 +289,7 @@ def serving(
     return served
 
 
-def listed(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """List what an argument of the Trainer holds, which may be one thing, several or None."""
     if value is None:
         return []

@@ -28,7 +28,7 @@ from bstune.trial.lightning.installed import (
     LightningModule,
     Trainer,
 )
-from bstune.trial.lightning.trainer import listed, make_trainer
+from bstune.trial.lightning.trainer import as_list, make_trainer
 from bstune.trial.own_project.override_rate import own_rate_of
 
 # Epochs after which a trial gives up, where the study's time is what limits it.
@@ -213,7 +213,7 @@ def _without(names: list[str], left_out: str) -> tuple[str, ...]:
 
 def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | None:
     """Give the metric that a call-back of the Trainer monitors, by the way that it says is better."""
-    for callback in listed(trainer.get("callbacks")):
+    for callback in as_list(trainer.get("callbacks")):
         name = getattr(callback, "monitor", None)
         mode = getattr(callback, "mode", None)
         if name in logged and mode in ("min", "max"):

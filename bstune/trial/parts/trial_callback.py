@@ -58,7 +58,7 @@ class TrialCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Say in a line what does not go with several devices."""
-        distributed.explain(exception)
+        distributed.explain_ddp(exception)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock of the start-up."""
