@@ -46,6 +46,7 @@ from bstune.system.files import Output, is_own, make_inside, remove_own
 from bstune.system.processor_wait import processors
 from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
+from bstune.trial.batches.counted_stream import CountedStream, has_no_length
 from bstune.trial.batches.epochs import epoch_length
 from bstune.trial.batches.given_batches import GivenBatches, GivenStream
 from bstune.trial.batches.half_lives import follow_batch_size
@@ -284,7 +285,10 @@ def build_workload(
         # Before setup("test"), which may split the data anew, by a generator of its own.
         if not draws_batches(data):
             training = data.train_dataloader()
-        validation = data.val_dataloader()
+        validation: Any = data.val_dataloader()
+    if has_no_length(validation):
+        with seeded(options.seed), waiting_for(f"the end of {name}'s validation data, a stream"):
+            validation = CountedStream(validation)
     with optional(f"no test metrics, as {name}.setup('test') or test_dataloader() fails", notes):
         _set_up(data, "test", options.seed)
         with waiting_for(f"{name}.test_dataloader()"):
@@ -478,6 +482,8 @@ class _InitialImages:
 
 
 def _examples(loader: object) -> int:
+    if isinstance(loader, CountedStream):
+        return loader.examples
     if _has_length(loader):
         return epoch_length(loader)
     raise ConfigError(

@@ -33,6 +33,7 @@ from bstune.system.failures import cause, described, place_of
 from bstune.system.interruption import temporary_folder
 from bstune.system.watchdog import Wait, waiting_for
 from bstune.trial.backend import chooses_horizons
+from bstune.trial.batches.counted_stream import has_no_length
 from bstune.trial.batches.loader import HOW_TO_GIVE, KEPT_OPTIONS, loaders_of, not_rebatchable
 from bstune.trial.checks.attributes import Attribute, attributes_of, fingerprint
 from bstune.trial.checks.continuation import Course, lost_state
@@ -634,13 +635,17 @@ def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
             "or give the data module train_batches(batch_size, micro_batch_size, seed), which "
             "yields batches of that size without end"
         )
-    validation = loaders_of(data.val_dataloader())
+    loaders = data.val_dataloader()
+    validation = loaders_of(loaders)
     if not validation or validation == [None]:
         raise ConfigError(
             f"{name}.val_dataloader(){place_of(type(data).val_dataloader)} returns no loader, and "
             "a trial ends by a metric that is logged in validation: return a DataLoader over the "
             "validation data"
         )
+    # Its examples are counted when the data are loaded.
+    if has_no_length(loaders):
+        return
     for loader in validation:
         if not (isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__")):
             raise ConfigError(
