@@ -94,7 +94,9 @@ class Muon(Optimizer):
             )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Take one step, and give what the closure returned."""
         loss = None
         if closure is not None:

@@ -849,9 +849,9 @@ def seed_notes(trial: _Recorder, other: _Recorder) -> Iterator[str]:
         where = moment
     seen = f"at {where}" if where == FIRST_STEP else f"after {where}"
     yield (
-        f"fresh seeds are not fresh: {trial.module_name} seeds {listing(same)} itself (two seeds of "
-        f"a trial have one state of the generator {seen}): leave the seed to bstune, or take the "
-        "trial's (trial.seed in Python, ${trial.seed} in YAML)"
+        f"fresh seeds are not fresh: {trial.module_name} seeds {listing(same)} itself (two seeds "
+        f"of a trial have one state of the generator {seen}): leave the seed to bstune, or take "
+        "the trial's (trial.seed in Python, ${trial.seed} in YAML)"
     )
 
 
@@ -891,8 +891,8 @@ def check_tunables(
             continue
         if stops:
             raise ConfigError(
-                f"workload.tunable.{tunable.name} sets {tunable.key}, but no schedule of {name} ends "
-                "with its budget: it would change nothing but when a trial gives up"
+                f"workload.tunable.{tunable.name} sets {tunable.key}, but no schedule of {name} "
+                "ends with its budget: it would change nothing but when a trial gives up"
             )
         if chooses_horizons(options):
             raise ConfigError(
