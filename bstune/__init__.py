@@ -70,7 +70,8 @@ def __getattr__(name: str) -> Any:
 
         try:
             return version("bstune")
-        except PackageNotFoundError:  # a source tree that is not installed
+        # A source tree that is not installed.
+        except PackageNotFoundError:
             return "unknown"
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
     from bstune.config import Composed
 
-VERBS = {  # each is called with what stands after it, and raises what ends it
+# Each is called with what stands after it, and raises what ends it.
+VERBS = {
     "tune": "bstune.__main__:tune",
     "lightning": "bstune.__main__:lightning",
     "worker": "bstune.__main__:worker",
@@ -114,7 +115,8 @@ WITH_VALUE = {
     ),
     *("--config-name", "-cn", "--shell-completion", "-sc"),
 }
-MADE = "# Made by bstune lightning"  # begins a workload that was made of a LightningCLI's file
+# Begins a workload that was made of a LightningCLI's file.
+MADE = "# Made by bstune lightning"
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
 # A line that ends with a backslash goes on in the next one.
 HELP = """\
@@ -167,7 +169,8 @@ def command() -> None:
         # A crash of the user's code in this process, as in the preflight, says where it was.
         faulthandler.enable()
         status = main()
-    except KeyboardInterrupt:  # just before main() minds it, or just after
+    # Just before main() minds it, or just after.
+    except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         status = interruption.status() or Interrupted.exit_status
     # From here on there is nothing to clean up.

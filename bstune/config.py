@@ -64,7 +64,8 @@ ADDS = "+"
 GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
 # Groups without a choice by default.
 OPTIONAL = ("schedule", "algorithm")
-LONGEST_CHOICE = 200  # of a choice; no file's name is longer
+# Of a choice; no file's name is longer.
+LONGEST_CHOICE = 200
 # What the nodes refer to and is only known in a trial, or on a machine: it stands in the options as
 # a reference, so that a node says where it comes from.
 KEPT_REFERENCES = (

@@ -212,7 +212,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             sync_file(file)
         put_in_place(partial, path)
     except BaseException as error:
-        with suppress(OSError):  # it takes room on a full disk
+        # It takes room on a full disk.
+        with suppress(OSError):
             partial.unlink()
         if isinstance(error, OSError) and error.filename in (None, partial, str(partial)):
             error.filename, error.filename2 = str(path), None

@@ -56,7 +56,8 @@ FINDERS = {
     "BatchSizeFinder": "the batch size",
     "BatchSizeScaler": "the batch size",
 }
-MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
+# Tensor cores take 16-bit dimensions in multiples of 8.
+MIXED_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ class Timed:
     """How a survey timed the steps whose seconds count."""
 
     seconds_of: StepsOf
-    waited: float  # the share of its seconds for which it waited for a processor
-    threads: int | None  # of torch; None where a CPU does not train
+    # The share of its seconds for which it waited for a processor.
+    waited: float
+    # Of torch; None where a CPU does not train.
+    threads: int | None
 
 
 class TrialBackend:
@@ -77,28 +80,40 @@ class TrialBackend:
 
     # Seconds per training step at a batch size: the sampler's tau(B).
     step_time: Callable[[float], float]
-    device: str = ""  # its name, as in the trials' records
-    timed: Timed | None = None  # None: no survey
-    device_kind: str = ""  # what its seconds belong to: processors too have models
-    description: str = ""  # where trials run, in words
-    versions: Mapping[str, str] = {}  # of the packages that results depend on
+    # Its name, as in the trials' records.
+    device: str = ""
+    # None: no survey.
+    timed: Timed | None = None
+    # What its seconds belong to: processors too have models.
+    device_kind: str = ""
+    # Where trials run, in words.
+    description: str = ""
+    # Of the packages that results depend on.
+    versions: Mapping[str, str] = {}
     # Flat, which besides the config's must not change while a study goes on.
     frozen_settings: Mapping[str, object] = {}
-    stops: bool = True  # whether a trial may be stopped early; not where its schedule ends with it
+    # Whether a trial may be stopped early; not where its schedule ends with it.
+    stops: bool = True
     # Whether a stopped trial can go on from its checkpoint; else it is never asked to.
     continues: bool = True
     # Whether a trial's schedule ends with it: after the spec's max_steps, else with the budget.
     horizon: bool = False
-    validates_on_test: bool = False  # whether the target is measured on the published test set
-    evaluation_share: float = 0.0  # seconds of evaluation per second of training, for the estimate
-    lr_range: tuple[float, float] = (0.0, float("inf"))  # smallest and largest learning rate
-    gradient_bytes: int | None = None  # which an all-reduce takes; None where nothing is trained
+    # Whether the target is measured on the published test set.
+    validates_on_test: bool = False
+    # Seconds of evaluation per second of training, for the estimate.
+    evaluation_share: float = 0.0
+    # Smallest and largest learning rate.
+    lr_range: tuple[float, float] = (0.0, float("inf"))
+    # Bytes that an all-reduce takes; None where nothing is trained.
+    gradient_bytes: int | None = None
     # Of the training data; None where nothing is trained, or they have no length.
     train_examples: int | None = None
     # That are trained; None where nothing is.
     parameters: int | None = None
-    notes: tuple[str, ...] = ()  # further lines of the printed plan
-    knows_step_time: bool = True  # whether a step has been timed yet
+    # Further lines of the printed plan.
+    notes: tuple[str, ...] = ()
+    # Whether a step has been timed yet.
+    knows_step_time: bool = True
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None

@@ -94,7 +94,8 @@ class _GoesOn(Callback):
         self._checkpoint = checkpoint
         self._metric = metric
         self._factor = factor
-        self.start: float | None = None  # the metric before the first step
+        # The metric before the first step.
+        self.start: float | None = None
 
     def attach(self, module: LightningModule) -> LightningModule:
         """Give the module its weights, and let the Trainer call this one with its call-backs."""

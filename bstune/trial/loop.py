@@ -66,16 +66,23 @@ class Workload:
     build_module: Callable[[TrialSpec], LightningModule]
     # B examples, or their micro-batches; endless, or an epoch's.
     train_batches: Callable[[TrialSpec], Iterable[Any]]
-    validation_batches: Iterable[Any]  # the same at every batch size
+    # The same at every batch size.
+    validation_batches: Iterable[Any]
     validation_examples: int
     # None: there is no test set apart from the validation data.
     test_batches: Iterable[Any] | None = None
-    train_examples: int = 0  # 0: not known, as of a stream
-    validates_on_test: bool = False  # whether the target is measured on the published test set
-    data_module: LightningDataModule | None = None  # set up; its hooks on batches are called
-    notes: tuple[str, ...] = ()  # what it does without, such as a test set that cannot be read
-    overrides_lr: bool = False  # whether the rate is set in the optimizers that modules build
-    override: str = ""  # what does so, in the user's words
+    # 0: not known, as of a stream.
+    train_examples: int = 0
+    # Whether the target is measured on the published test set.
+    validates_on_test: bool = False
+    # It is set up; its hooks on batches are called. None: it has none.
+    data_module: LightningDataModule | None = None
+    # What it does without, such as a test set that cannot be read.
+    notes: tuple[str, ...] = ()
+    # Whether the rate is set in the optimizers that modules build.
+    overrides_lr: bool = False
+    # The option that sets the rate so, as the user gives it.
+    override: str = ""
 
 
 def run_trial(
@@ -309,5 +316,6 @@ def _without_stop_iteration(name: str, step: Callable[..., object]) -> Callable[
             place = error.__traceback__
             raise RuntimeError(f"StopIteration in {name}").with_traceback(place) from error
 
-    checked.__wrapped__ = inspect.unwrap(step)  # Lightning reads its arguments
+    # Lightning reads its arguments.
+    checked.__wrapped__ = inspect.unwrap(step)
     return checked

@@ -26,9 +26,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.packages import is_lightning
 
-MAX_SAMPLE = 2**16  # elements of a tensor or an array that are looked at, evenly over all of them
-MAX_PARTS = 5_000  # of an object
-MAX_OBJECT_DEPTH = 6  # of objects within objects
+# Elements of a tensor or an array that are looked at, evenly over all of them.
+MAX_SAMPLE = 2**16
+# Of an object.
+MAX_PARTS = 5_000
+# Of objects within objects.
+MAX_OBJECT_DEPTH = 6
 PLAIN_VALUES = (
     bool,
     int,

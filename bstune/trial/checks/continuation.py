@@ -21,7 +21,8 @@ from bstune.trial.checks.attributes import Attribute
 ROUNDING_SHARE = 0.01
 LEARNING_RATES = "learning rates"
 WEIGHTS = "weights"
-MAX_NAMED = 3  # attributes in a line
+# Attributes in a line.
+MAX_NAMED = 3
 HOW_TO_SAVE = (
     "save it in on_save_checkpoint and load it in on_load_checkpoint, or let configure_optimizers "
     "return a schedule"

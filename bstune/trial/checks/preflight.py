@@ -58,12 +58,14 @@ from bstune.trial.parts.checkpoint import Stopped
 from bstune.trial.parts.metric import metric
 from bstune.trial.parts.verdict import refuse_met_target
 
-SHORT_STEPS = 4  # of one short trial
+# Of one short trial.
+SHORT_STEPS = 4
 # After which the weights of two learning rates are compared, and one of the trials is stopped.
 COMPARED_STEPS = 3
 # After a stop: what changes a rate at the end of a step shows in the next one.
 FOLLOWED_STEPS = 2
-SPREAD = 4  # between the two batch sizes: small ones are cheap
+# Between the two batch sizes: small ones are cheap.
+SPREAD = 4
 # Between the two where so many steps of the smaller one take no longer than this on a CPU: the line
 # through the two is extrapolated less far.
 FAST_SPREAD = 32
@@ -71,11 +73,13 @@ FAST_SECONDS = 0.5
 # Validation examples on which untrained weights are first compared with the target. Where these
 # meet it, all of them decide.
 START_EXAMPLES = 128
-FEW_EXAMPLES = 64  # of other evaluations: some metrics are not defined on a single example
+# Of other evaluations: some metrics are not defined on a single example.
+FEW_EXAMPLES = 64
 # A trial whose steps have taken this long ends after its second one, and none is begun that would
 # take longer without need: a large network on a CPU takes seconds a step.
 PATIENCE_SECONDS = 2.0
-SLOW_STEPS = 2  # of a trial that slow: the first one may be at a warm-up's rate of zero
+# Of a trial that slow: the first one may be at a warm-up's rate of zero.
+SLOW_STEPS = 2
 # Hooks after which the generators' states are looked at, in the order of their calls.
 SEEDING_HOOKS = ("on_fit_start", "on_train_start")
 BUILT = "__init__"
@@ -86,14 +90,19 @@ FIRST_STEP = "the first step"
 class PreflightFindings:
     """What the short trials measured, and what the study does without."""
 
-    smallest: int  # batch size that was trained
+    # The batch size that was trained.
+    smallest: int
     step_time: StepTime
     gradient_bytes: int
     notes: tuple[str, ...]
-    evaluation_seconds: float = 0.0  # predicted, of all of the validation data
-    evaluation_batches: int = 0  # that they are read in; 0: unknown
-    continues: bool = True  # whether a stopped trial can go on; else it starts afresh
-    parameters: int = 0  # that are trained
+    # Predicted for an evaluation on all of the validation data.
+    evaluation_seconds: float = 0.0
+    # In which the validation data are read; 0: unknown.
+    evaluation_batches: int = 0
+    # Whether a stopped trial can go on; else it starts afresh.
+    continues: bool = True
+    # Of the module, as far as they are trained.
+    parameters: int = 0
 
 
 def preflight(
@@ -130,7 +139,8 @@ def preflight(
         first = short.run(small, space.lr(small, lowest), start=True)
     except BstuneError:
         raise
-    except Exception:  # as batch normalisation's, of a batch of one
+    # Such as batch normalisation's, of a batch of one.
+    except Exception:
         if not survey or small == large:
             raise
         small = large
@@ -219,7 +229,8 @@ class _ShortTrials:
             loaders = [self._validation]
         batches = sum(sized_len(loader) or 1 for loader in loaders)
         self._few = max(1, round(FEW_EXAMPLES * batches / examples))
-        self._few_share = min(1.0, self._few / batches)  # of the validation data
+        # Of the validation data.
+        self._few_share = min(1.0, self._few / batches)
 
     def evaluation_seconds(self, trial: "_Recorder") -> float:
         """Predict the seconds of an evaluation on all of the data from those of a short trial."""
@@ -351,7 +362,8 @@ class GroupRate:
 
     optimizer: str
     lr: float
-    initial_lr: float  # before any schedule, where one has noted it
+    # Before any schedule, where one has noted it.
+    initial_lr: float
 
 
 class _Recorder(Callback):
@@ -393,12 +405,15 @@ class _Recorder(Callback):
         self.compared_schedules: tuple[ScheduleCopy, ...] = ()
         # Names of schedules that cannot be copied.
         self.unknown_schedules: tuple[str, ...] = ()
-        self.generators: dict[str, dict[str, Any]] = {}  # states, by when and by library
+        # States, by when and by library.
+        self.generators: dict[str, dict[str, Any]] = {}
         self._attributes: dict[str, Attribute] | None = None
         self._batches: list[str] = []
         self._now = now
-        self._began: float | None = None  # the first step
-        self._ends: list[float] = []  # of each step
+        # When the first step began.
+        self._began: float | None = None
+        # When each step has ended.
+        self._ends: list[float] = []
         self._kept_after: tuple[int, ...] = (SLOW_STEPS, COMPARED_STEPS)
         if compared_steps is not None:
             self._kept_after = (compared_steps,)
@@ -413,14 +428,19 @@ class _Recorder(Callback):
         self.gradient_bytes = 0
         self.parameters = 0
         self.batches = 0
-        self.start_metric: float | None = None  # of all of the validation batches, untrained
-        self.before: dict[str, Tensor] = {}  # the weights
-        # ``compared_steps`` steps; None: the trial ended before.
+        # Of the validation batches, before any training.
+        self.start_metric: float | None = None
+        # Weights before the first step, by name.
+        self.before: dict[str, Tensor] = {}
+        # Weights after ``compared_steps`` steps; None: the trial ended before.
         self.after: dict[str, Tensor] | None = None
-        self.rates: list[GroupRate] = []  # then
-        self.optimizer_steps: Counter[int] = Counter()  # by the optimizer's place
+        # Learning rates at that step.
+        self.rates: list[GroupRate] = []
+        # Steps of each optimizer, by its place among them.
+        self.optimizer_steps: Counter[int] = Counter()
         self._metrics: dict[str, Tensor] = {}
-        self._validated: dict[str, float] = {}  # metrics of the last evaluation
+        # Metrics of the last evaluation.
+        self._validated: dict[str, float] = {}
 
     @property
     def seconds(self) -> float:

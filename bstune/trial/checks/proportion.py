@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 
 from bstune.trial.checks.schedule_end import STEPS_BETWEEN_LOOKS, ScheduleCopy
 
-STEPS_AHEAD = 2000  # of a schedule's own
-SECONDS_AHEAD = 0.5  # of stepping one pair of schedules
+# Of a schedule's own.
+STEPS_AHEAD = 2000
+# Of stepping one pair of schedules.
+SECONDS_AHEAD = 0.5
 
-NEAR = 1e-5  # relative: floats lose some digits in thousands of steps
-NOTHING_OF_HIGHEST = (
-    1e-9  # of a schedule's highest rate: what is left of it where the schedule comes to 0
-)
+# Relative: floats lose some digits in thousands of steps.
+NEAR = 1e-5
+# Of a schedule's highest rate: what is left of it where the schedule comes to 0.
+NOTHING_OF_HIGHEST = 1e-9
 
 
 def are_in_proportion(

@@ -20,11 +20,16 @@ from bstune.system.failures import cause
 from bstune.trial.checks.attributes import CONTAINERS, plain_values
 from bstune.trial.lightning.installed import LightningModule, Trainer
 
-MAX_STEPS_AHEAD = 10_000  # of a schedule's own
-MAX_SECONDS_AHEAD = 1.0  # of stepping one schedule
-STEPS_BETWEEN_LOOKS = 100  # at the clock
-AS_GOOD_AS_NONE = 1e-6  # of the highest rate: as good as none
-MIN_IDLE_SHARE = 0.05  # of a trial's steps: many a schedule has a rate of 0 in its last one
+# Of a schedule's own.
+MAX_STEPS_AHEAD = 10_000
+# Of stepping one schedule.
+MAX_SECONDS_AHEAD = 1.0
+# At the clock.
+STEPS_BETWEEN_LOOKS = 100
+# Of the highest rate: as good as none.
+AS_GOOD_AS_NONE = 1e-6
+# Of a trial's steps: many a schedule has a rate of 0 in its last one.
+MIN_IDLE_SHARE = 0.05
 HOW_TO_FIT = (
     "build it from the trial's own steps (trial.total_steps in Python, ${trial.total_steps} in "
     "YAML, self.trainer.estimated_stepping_batches in the module)"

@@ -28,7 +28,8 @@ from bstune.trial.lightning.packages import is_overridden
 from bstune.trial.lightning.trainer import lengths, make_trainer, without_monitors
 from bstune.trial.loop import Workload, fit
 
-SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
+# Of a schedule, that are looked at: under a second.
+SCHEDULE_STEPS = 20_000
 # Of each group of parameters of an optimizer, by name.
 GroupNumbers = list[dict[str, float]]
 
@@ -171,7 +172,8 @@ class _AtStart(Callback):
         self._look = look
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.fit_loop.setup_data()  # it has a length from then on
+        # It has a length from then on.
+        trainer.fit_loop.setup_data()
         self._look(trainer, pl_module)
         trainer.fit_loop.max_epochs = 0
 

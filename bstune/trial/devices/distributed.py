@@ -34,7 +34,8 @@ class Place:
     count: int
 
 
-_place: Place | None = None  # None: it trains alone
+# None: it trains alone.
+_place: Place | None = None
 
 
 def place() -> Place | None:

@@ -54,7 +54,8 @@ class _Nothing:
     """
 
     def __getattr__(self, name: str) -> "_Nothing":
-        if name.startswith("__"):  # protocols, such as copying
+        # Protocols, such as copying.
+        if name.startswith("__"):
             raise AttributeError(name)
         return self
 

@@ -52,12 +52,16 @@ class Chosen:
 
     # None: the project's own metric and what its own configuration comes to.
     target: str | None = None
-    model: str | None = None  # classes, where the file names none
+    # Classes, where the file names none.
+    model: str | None = None
     data: str | None = None
-    lr: str | None = None  # the key of the learning rate
+    # The key of the learning rate.
+    lr: str | None = None
     name: str | None = None
-    is_timed: bool = False  # whether the study's seconds end it
-    overrides_lr: bool = False  # whether the rate is set in the model's optimizers
+    # Whether the study's seconds end it.
+    is_timed: bool = False
+    # Whether the rate is set in the model's optimizers.
+    overrides_lr: bool = False
 
 
 def build_module(

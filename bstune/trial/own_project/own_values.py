@@ -272,7 +272,8 @@ def _logged_in_validation(
             fitting.fit(module, datamodule=data)
         except BstuneError:
             raise
-        except Exception as error:  # of the user's code, which a trial may spare
+        # Of the user's code, which a trial may spare.
+        except Exception as error:
             if seen.names:
                 return seen.names
             raise ConfigError(

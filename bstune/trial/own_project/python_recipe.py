@@ -42,7 +42,8 @@ class Trial:
     batch_size: int
     lr: float
     seed: int
-    total_steps: int  # after which a schedule that ends with the trial is to end
+    # After which a schedule that ends with the trial is to end.
+    total_steps: int
 
     def __init__(self, values: Mapping[str, float]) -> None:
         self._values = dict(values)
@@ -272,7 +273,8 @@ def _check_takes_one(function: Callable[..., object], option: str, what: str) ->
             f"{_name(function)}{inspect.signature(function)}"
         )
         raise ConfigError(text) from error
-    except ValueError:  # a built-in that does not say
+    # A built-in that does not say.
+    except ValueError:
         return
 
 

@@ -63,7 +63,8 @@ UNREADABLE = (
 class Own:
     """The storage options that mark a file of bstune's own."""
 
-    path: Path  # the name that it gets once it is whole
+    # The name that it gets once it is whole.
+    path: Path
 
 
 class PlainFiles:
@@ -214,7 +215,8 @@ class StateWriter(Callback):
         """Write the state, if one is taken; its seconds are no evaluation's."""
         if self._state is not None:
             self._clock.enter(Phase.CLOSING)
-            self.discard()  # one of an earlier step
+            # One of an earlier step.
+            self.discard()
             own = Own(self._path)
             trainer.save_checkpoint(self._partial, weights_only=False, storage_options=own)
             # Other call-backs write checkpoints too, which do not have it.

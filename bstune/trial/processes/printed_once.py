@@ -17,7 +17,8 @@ from typing import Any, TextIO
 
 from bstune.trial.processes.trials_log import TrialsLog
 
-_thread = threading.local()  # ``is_own``: whether this thread prints a line of bstune's own
+# ``is_own``: whether this thread prints a line of bstune's own.
+_thread = threading.local()
 
 
 @contextmanager
@@ -63,7 +64,8 @@ class _Lines:
     def __init__(self, stream: TextIO, log: TrialsLog) -> None:
         self._stream = stream
         self._log = log
-        self._rest = ""  # of a line whose end is not there yet
+        # Of a line whose end is not there yet.
+        self._rest = ""
         self._has_ended = False
 
     def __getattr__(self, name: str) -> Any:

@@ -42,10 +42,12 @@ Value = TypeVar("Value")
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
-LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
+# Between two looks for a signal, while trials train.
+LOOK_SECONDS = 0.2
 # Between the ends of the processes of one trial, which end together but for writing files.
 APART_SECONDS = 30
-END_SECONDS = 2  # that a process may take to end once it has nothing to do
+# That a process may take to end once it has nothing to do.
+END_SECONDS = 2
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (
     pickle.PickleError,
@@ -128,7 +130,8 @@ class Finished:
     record: TrialResult | None = None
     error: BstuneError | None = None
     frames: str = ""
-    cause: Exception | None = None  # that a trial in this process failed with
+    # The error that a trial in this process failed with.
+    cause: Exception | None = None
     # Whether a loop of the user's has left it at its last report, short of where it was to be
     # compared.
     is_cut: bool = False
@@ -257,7 +260,8 @@ class InProcess:
         self._next = None
         start = time.monotonic()
         try:
-            with chdir("."):  # the user's code may leave the folder
+            # The user's code may leave the folder.
+            with chdir("."):
                 return Finished(spec, self._train(spec, output, resumed_from))
         except BstuneError:
             raise
@@ -316,7 +320,8 @@ class Workers:
         self._trials = math.inf if trials is None else trials
         self._workers: list[Process | _Team] = []
         self._running: dict[Process | _Team, TrialSpec] = {}
-        self._finished: dict[Process | _Team, Finished] = {}  # of those that run, not yet returned
+        # Of those that run, not yet returned.
+        self._finished: dict[Process | _Team, Finished] = {}
         self._handlers: dict[int, Any] = {}
         self._signal: int | None = None
 
@@ -489,7 +494,8 @@ class Process:
         """Send a trial, whose time begins."""
         self.started = time.monotonic()
         self.trials += 1
-        with suppress(OSError):  # it has just died, and the trial with it
+        # It has just died, and the trial with it.
+        with suppress(OSError):
             self.connection.send(request)
 
     def call(self, method: str, *arguments: object, say: Callable[[str], None]) -> Any:
@@ -501,7 +507,8 @@ class Process:
             UserCodeError: where the process has ended without an answer.
             BstuneError: that the method raised.
         """
-        with suppress(OSError):  # it has just died
+        # It has just died.
+        with suppress(OSError):
             self.connection.send(Call(method, arguments))
         while True:
             wait(self.handles, LOOK_SECONDS)
@@ -512,7 +519,8 @@ class Process:
                 return message.result()
             elif not self.is_alive():
                 self.process.join()
-                self.kill()  # what it has started
+                # What the process has started ends with it.
+                self.kill()
                 raise UserCodeError(f"the workload cannot be trained: {self._end()}")
 
     def _message(self) -> SaidLine | CallAnswer | None:
@@ -559,7 +567,8 @@ class Process:
         if too_long is not None:
             self.kill()
         self.process.join()
-        self.kill()  # what it has started
+        # What the process has started ends with it.
+        self.kill()
         reason = self._end() if too_long is None else too_long
         seconds = time.monotonic() - self.started
         record = TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds)
@@ -751,7 +760,8 @@ def _trained(
     start = time.monotonic()
     try:
         train = train or open_train()
-        with chdir("."):  # the user's code may leave the folder
+        # The user's code may leave the folder.
+        with chdir("."):
             return train, Finished(spec, train(*task))
     except BstuneError as error:
         return train, Finished(spec, error=error)
