@@ -125,8 +125,8 @@ def _takes(target: str, name: str) -> bool:
         parameters = inspect.signature(get_object(target)).parameters
     except (ImportError, AttributeError, TypeError, ValueError):
         return True
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return takes_any or name in parameters
+    kinds = [parameter.kind for parameter in parameters.values()]
+    return name in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def _put_algorithm(config: DictConfig, chosen: object, stated: Sequence[str]) -> list[str]:

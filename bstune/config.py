@@ -665,10 +665,9 @@ def _unknown(name: str, names: Mapping[str, object]) -> str:
             f"{name}: a workload is trained (data and module) or replayed (table), but this one "
             "has both"
         )
-    near = " or ".join(
-        nearest(name, [one for one in names if not f"{one}.".startswith(f"{name}.")])
-    )
-    then = (
-        f": did you mean {near}?" if near else "; bstune --cfg job +workload=NAME lists the options"
-    )
-    return f"unknown option {name}{then}"
+    # The unknown option itself, and what is below it, stand among the names.
+    others = [option for option in names if not f"{option}.".startswith(f"{name}.")]
+    near = " or ".join(nearest(name, others))
+    if near:
+        return f"unknown option {name}: did you mean {near}?"
+    return f"unknown option {name}; bstune --cfg job +workload=NAME lists the options"

@@ -42,8 +42,8 @@ def last_checkpoint(trial: LoopTrial) -> str | None:
     """
     if trial.resume_from is None:
         return None
-    found: str | None = get_last_checkpoint(str(trial.resume_from))
-    return found
+    checkpoint: str | None = get_last_checkpoint(str(trial.resume_from))
+    return checkpoint
 
 
 class TrialCallback(TrainerCallback):  # type: ignore[misc]

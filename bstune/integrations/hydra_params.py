@@ -144,23 +144,23 @@ def read_params(
         overrides = {bare(override.get_key_element()): override for override in parsed}
         searched = dict[str, Range]()
         for override in overrides.values():
-            found = _range(override)
-            if found is not None:
-                searched[override.get_key_element()] = found
+            values = _range(override)
+            if values is not None:
+                searched[override.get_key_element()] = values
     except HydraException as error:
         raise ConfigError(f"the sweep's parameters cannot be read: {error}") from error
     size_key = _key_of("batch_size", batch_size, searched, overrides)
     rate_key = _key_of("lr", lr, searched, overrides)
     others = dict[str, Range]()
     fixed = list[str]()
-    for key, found in searched.items():
+    for key, values in searched.items():
         if key in (size_key, rate_key):
             continue
         # A choice of one value is none.
-        if len(found.values) == 1:
-            fixed.append(f"{key}={found.values[0]}")
+        if len(values.values) == 1:
+            fixed.append(f"{key}={values.values[0]}")
         else:
-            others[key] = found
+            others[key] = values
     for override in overrides.values():
         if _is_fixed(override):
             fixed.append(str(override.input_line))

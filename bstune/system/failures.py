@@ -103,7 +103,7 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 def place_of(thing: object) -> str:
-    """Return where a class or a function of the user's is written, as `` (model.py:12)``.
+    """Say where a class or a function of the user's is written, as `` (model.py:12)``.
 
     Empty: it is not known.
     """
@@ -117,12 +117,13 @@ def place_of(thing: object) -> str:
 def _place_of_class(thing: type) -> tuple[str, int] | None:
     # A class that was sent to this process stands in no file here, but its functions say where they
     # are from.
-    functions = [
-        place
-        for one in vars(thing).values()
-        if getattr(one, "__qualname__", "").startswith(f"{thing.__qualname__}.")
-        and (place := _place_of_function(one)) is not None
-    ]
+    functions = list[tuple[str, int]]()
+    for value in vars(thing).values():
+        if not getattr(value, "__qualname__", "").startswith(f"{thing.__qualname__}."):
+            continue
+        place = _place_of_function(value)
+        if place is not None:
+            functions.append(place)
     with suppress(OSError, TypeError):
         file = inspect.getsourcefile(thing)
         if file is not None and (not functions or functions[0][0] == file):

@@ -51,8 +51,8 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint: {type(error).__name__}: {one_line(str(error))}"
         ) from error
     for name, (kind, what) in NEEDED_PARTS.items():
-        found = checkpoint.get(name) if isinstance(checkpoint, dict) else None
-        if not found or not isinstance(found, kind):
+        part = checkpoint.get(name) if isinstance(checkpoint, dict) else None
+        if not part or not isinstance(part, kind):
             raise ConfigError(
                 f"{path} is no checkpoint that training can go on from: it lacks {what}: {name}"
             )

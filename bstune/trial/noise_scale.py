@@ -373,7 +373,7 @@ def cut_batch(batch: object, parts: int) -> list[object]:
             "larger batch, or accumulate gradients over several (accumulate_grad_batches=2)"
         )
     parts = min(parts, examples)
-    edges = [examples * i // parts for i in range(parts + 1)]
+    edges = [examples * part // parts for part in range(parts + 1)]
     return [_slice(batch, slice(start, end)) for start, end in pairwise(edges)]
 
 
@@ -390,8 +390,8 @@ def _leaves(batch: object, place: str) -> Iterator[Tensor | list[object]]:
         if batch:
             yield batch
     elif isinstance(batch, list | tuple):
-        for i, value in enumerate(batch):
-            yield from _leaves(value, f"{place}[{i}]")
+        for index, value in enumerate(batch):
+            yield from _leaves(value, f"{place}[{index}]")
     else:
         raise _not_split(place, type(batch).__name__)
 
@@ -490,11 +490,11 @@ def gradients_of(
         if loss is None:
             return {}
         gradients = torch.autograd.grad(loss * factor, list(parameters.values()), allow_unused=True)
-    found = dict[str, Tensor]()
+    by_name = dict[str, Tensor]()
     for name, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
-            found[name] = gradient
-    return found
+            by_name[name] = gradient
+    return by_name
 
 
 def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:

@@ -557,12 +557,12 @@ class ReplayBackend(TrialBackend):
             budget = {}
         table = {"workload.table": f"sha256 {_content(path)}"}
         self.frozen_settings = {**table, **budget, "device": REPLAY_DEVICE}
-        ends = "a trial also ends where its record does"
+        how_it_ends = "a trial also ends where its record does"
         if self.horizon:
-            ends = "a trial's schedule ends with it"
+            how_it_ends = "a trial's schedule ends with it"
         self.notes = (
             f"answered from {len(self.table.runs)} recorded runs at {len(sizes)} batch sizes and "
-            f"{len(lrs)} learning rates: seconds are simulated, and {ends}",
+            f"{len(lrs)} learning rates: seconds are simulated, and {how_it_ends}",
             *_searched_note(self.table),
         )
 

@@ -126,8 +126,8 @@ class _DeviceAverage(WeightAveraging):
         """Put the weights back."""
         # Nothing was kept where there is no average.
         has_average = self._average_model is not None
-        for value, kept in zip(_tensors(pl_module), self._training, strict=has_average):
-            value.copy_(kept)
+        for value, trained in zip(_tensors(pl_module), self._training, strict=has_average):
+            value.copy_(trained)
         self._training = []
 
 

@@ -68,10 +68,10 @@ class Attribute:
 
 def attributes_of(trainer: Trainer, module: LightningModule) -> dict[str, Attribute]:
     """Give all plain attributes of a training by their paths, such as ``encoder.noise``."""
-    found = {}
+    attributes = dict[str, Attribute]()
     for path, value in plain_values(trainer, module):
-        found[path] = Attribute(type(value).__name__, _rank(value), fingerprint(value))
-    return found
+        attributes[path] = Attribute(type(value).__name__, _rank(value), fingerprint(value))
+    return attributes
 
 
 def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[str, object]]:

@@ -1,6 +1,7 @@
-"""Data that a function of the batch size gives and that are taken as they come: what is said of them, and refused."""
+"""Data that a function of the batch size gives and that are taken as they come.
 
-from typing import Any
+What is said of them, and what is refused.
+"""
 
 import torch
 
@@ -30,7 +31,7 @@ def check_taken(options: StudyOptions) -> None:
         )
 
 
-def taken_note(loaders: Any) -> str:
+def taken_note(loaders: object) -> str:
     """Say in a line what is assumed of loaders whose batches are taken as they come."""
     epochs = "" if length_of(loaders) is not None else ", without epochs, as there is no length"
     return (
@@ -51,9 +52,9 @@ def check_batches(workload: Workload, small: int, large: int) -> None:
         with waiting_for(f"the first batch of data({batch_size})"):
             shapes.append(shapes_in(batches.stream.draw()))
     if shapes[0] and shapes[0] == shapes[1]:
-        found = listing([str(tuple(shape)) for shape in shapes[0]])
+        shown = listing([str(tuple(shape)) for shape in shapes[0]])
         raise ConfigError(
-            f"data({small}) and data({large}) both give batches of the shape {found}: let the "
+            f"data({small}) and data({large}) both give batches of the shape {shown}: let the "
             "loaders that the function returns have the batch size that it is called with"
         )
 

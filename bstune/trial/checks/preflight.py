@@ -158,21 +158,10 @@ def preflight(
     if trial is None:
         other_seed = short.run_spec(replace(first.spec, seed=first.spec.seed + 1), steps=1)
         notes += seed_notes(first, other_seed)
-    why_not_continued: str | None = None
-    with temporary_folder() as folder:
-        state: Path | None = None
-        last_step: int | None = None
-        if continues:
-            state = Path(folder) / "stopped.ckpt"
-            last_step = first.compared_steps
-        # One trial serves two checks: its rate is another one, and it is stopped.
-        spec = replace(first.spec, lr=space.lr(small, 0.0), max_steps=last_step)
-        other = short.run_spec(spec, compared_steps=first.compared_steps, state=state)
-        check_rates(first, other, workload)
-        # A trial that ended by itself before its last step leaves no state.
-        if state is not None and state.exists():
-            longest = protocol.last_step(small)
-            why_not_continued = _why_not_continued(short, other, state, longest)
+    other_rate = replace(first.spec, lr=space.lr(small, 0.0))
+    other, why_not_continued = _compared(
+        short, workload, first, other_rate, continues, protocol.last_step(small)
+    )
     if why_not_continued is not None:
         notes.append(f"a stopped trial cannot be continued, it starts afresh: {why_not_continued}")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -187,6 +176,34 @@ def preflight(
         continues=why_not_continued is None,
         parameters=first.parameters,
     )
+
+
+def _compared(
+    short: "_ShortTrials",
+    workload: Workload,
+    first: "_Recorder",
+    spec: TrialSpec,
+    continues: bool,
+    longest: int,
+) -> tuple["_Recorder", str | None]:
+    """Run a trial at another rate than the first one's, stop it, and let it go on.
+
+    One trial serves both checks. With it comes why it cannot be continued; None: it can, or nothing
+    asks for it. The budget ends a trial after ``longest`` steps.
+    """
+    if not continues:
+        other = short.run_spec(spec, compared_steps=first.compared_steps)
+        check_rates(first, other, workload)
+        return other, None
+    with temporary_folder() as folder:
+        state = Path(folder) / "stopped.ckpt"
+        spec = replace(spec, max_steps=first.compared_steps)
+        other = short.run_spec(spec, compared_steps=first.compared_steps, state=state)
+        check_rates(first, other, workload)
+        # A trial that ended by itself before its last step leaves no state.
+        if not state.exists():
+            return other, None
+        return other, _why_not_continued(short, other, state, longest)
 
 
 def _step_time(seconds: Mapping[int, float]) -> StepTime:

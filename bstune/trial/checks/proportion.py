@@ -1,4 +1,7 @@
-"""Whether a rate that is set in the optimizer moves all others in proportion, so that schedules keep their shape."""
+"""Whether a rate that is set in the optimizer moves all others in proportion.
+
+Schedules then keep their shape.
+"""
 
 import math
 import time
@@ -51,28 +54,28 @@ def schedule_out_of_proportion(
         factor: by which the other one's rate is higher.
         now: a clock of seconds.
     """
-    for one, other in zip(own, others, strict=False):
-        if not _keep_proportion(one, other, factor, now):
-            return one.name
+    for copy, other in zip(own, others, strict=False):
+        if not _keep_proportion(copy, other, factor, now):
+            return copy.name
     return None
 
 
 def _keep_proportion(
-    one: ScheduleCopy, other: ScheduleCopy, factor: float, now: Callable[[], float]
+    copy: ScheduleCopy, other: ScheduleCopy, factor: float, now: Callable[[], float]
 ) -> bool:
     began = now()
     highest = 0.0
     with warnings.catch_warnings(action="ignore"):
         for number in range(STEPS_AHEAD):
             # The two trials may have ended at different steps.
-            ahead = one.schedule.last_epoch - other.schedule.last_epoch
-            own = _rates(one)
-            highest = max([highest, *map(abs, own)])
-            if ahead == 0 and not are_in_proportion(own, _rates(other), factor, highest):
+            ahead = copy.schedule.last_epoch - other.schedule.last_epoch
+            rates = _rates(copy)
+            highest = max([highest, *map(abs, rates)])
+            if ahead == 0 and not are_in_proportion(rates, _rates(other), factor, highest):
                 return False
             try:
                 if ahead <= 0:
-                    one.schedule.step()
+                    copy.schedule.step()
                 if ahead >= 0:
                     other.schedule.step()
             # A schedule may raise anything at its end, which is said elsewhere.

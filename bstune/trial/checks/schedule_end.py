@@ -118,17 +118,17 @@ def _schedules(
             yield schedule, config.frequency * max(1, int(length))
     for _, value in plain_values(trainer, module):
         several = value if isinstance(value, CONTAINERS) else [value]
-        for one in several:
-            is_own = isinstance(one, LRScheduler) and not isinstance(one, ReduceLROnPlateau)
-            if is_own and not any(one is other for other in configured):
-                yield from _as_seen(one, done)
+        for part in several:
+            is_known = isinstance(part, LRScheduler) and not isinstance(part, ReduceLROnPlateau)
+            if is_known and not any(part is schedule for schedule in configured):
+                yield from _as_seen(part, done)
 
 
 def _as_seen(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, int]]:
     """Yield a schedule that the module has stepped, with the steps between its own."""
-    own = int(getattr(schedule, "last_epoch", 0))
-    if own > 0:
-        yield schedule, max(1, round(done / own))
+    schedule_steps = int(getattr(schedule, "last_epoch", 0))
+    if schedule_steps > 0:
+        yield schedule, max(1, round(done / schedule_steps))
 
 
 def _stand_in(optimizer: Optimizer) -> Optimizer:

@@ -64,18 +64,21 @@ def copy_values(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def generators_of(module: LightningModule) -> list[torch.Generator]:
-    """Find the generators of the module's device that a step may draw from: torch's own, and the module's."""
+    """Find the generators of the module's device that a step may draw from.
+
+    They are torch's own, and the module's.
+    """
     device = module.device
     default = torch.default_generator
     if device.type != "cpu":
         default = torch.cuda.default_generators[device.index or 0]
     # Each once, in the order of the modules.
-    own: dict[torch.Generator, None] = {}
+    of_module: dict[torch.Generator, None] = {}
     for part in module.modules():
         for value in vars(part).values():
             if isinstance(value, torch.Generator) and value.device.type == device.type:
-                own[value] = None
-    return [default, *own]
+                of_module[value] = None
+    return [default, *of_module]
 
 
 def first_difference(

@@ -112,16 +112,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     parser = _parser(_package(sections["model"]))
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
-    trainer = dict[str, Any]()
-    left_out = list[str]()
-    # What OWNED has is bstune's; that a trial ends, and when, became the budget.
-    for name, value in parsed["trainer"].items():
-        if value == defaults[name]:
-            continue
-        if name not in OWNED:
-            trainer[name] = value
-        elif name not in ("max_epochs", "max_steps"):
-            left_out.append(f"trainer.{name}")
+    trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
     built = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
     key, lr = _learning_rate(parsed, sections, chosen)
     if key is not None:
@@ -181,6 +172,23 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     if left_out:
         lines.append(f"left to bstune: {', '.join(left_out)}")
     return workload, lines
+
+
+def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]:
+    """Sort a Trainer's arguments that are not its defaults: those of a trial, and names of others.
+
+    What ``OWNED`` has is bstune's. When a trial ends at most became the budget.
+    """
+    kept = Node()
+    left_out = list[str]()
+    for name, value in arguments.items():
+        if value == defaults[name]:
+            continue
+        if name not in OWNED:
+            kept[name] = value
+        elif name not in ("max_epochs", "max_steps"):
+            left_out.append(f"trainer.{name}")
+    return kept, left_out
 
 
 def _own_metric(sections: Node, parsed: Node, data: LightningDataModule) -> OwnMetric:

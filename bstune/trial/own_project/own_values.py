@@ -265,10 +265,10 @@ def _logged_in_validation(
         "devices": 1,
     }
     # Whatever Lightning advises here is said of the first trial, too.
-    kept = {name: value for name, value in trainer.items() if name not in OWNED}
+    options = {name: value for name, value in trainer.items() if name not in OWNED}
     with temporary_folder() as folder, warnings.catch_warnings(action="ignore"):
         try:
-            fitting = make_trainer(kept, module, [seen], folder, **arguments)
+            fitting = make_trainer(options, module, [seen], folder, **arguments)
             fitting.fit(module, datamodule=data)
         except BstuneError:
             raise

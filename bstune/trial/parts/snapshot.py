@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.devices.device import device_name
 from bstune.trial.devices.randomness import GeneratorStates
@@ -64,10 +66,13 @@ class Snapshot:
         is_out_of_steps = state.steps >= state.last_step and state.status == "stopped"
         if self.writer is None or not is_out_of_steps:
             return
-        metrics = {}
+        metrics = dict[str, Tensor]()
         for name, value in trainer.callback_metrics.items():
             metrics[name] = value.detach().cpu().clone()
-        frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+        frozen = list[str]()
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                frozen.append(name)
         self.writer.take(
             StoppedState(
                 number=self._spec.number,

@@ -23,20 +23,27 @@ _thread = threading.local()
 
 @contextmanager
 def printed_once(log: TrialsLog) -> Iterator[None]:
-    """Let ``log`` take the lines that the body prints to ``sys.stdout`` and ``sys.stderr``, but bstune's own."""
-    streams = sys.stdout, sys.stderr
-    out, err = (_Lines(stream, log) for stream in streams)
-    sys.stdout, sys.stderr = out, err
+    """Let ``log`` take the lines that the body prints, but bstune's own.
+
+    They are those to ``sys.stdout`` and ``sys.stderr``.
+    """
+    stdout = sys.stdout
+    stderr = sys.stderr
+    out = _Lines(stdout, log)
+    err = _Lines(stderr, log)
+    sys.stdout = out
+    sys.stderr = err
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = streams
+        sys.stdout = stdout
+        sys.stderr = stderr
         out.end()
         err.end()
 
 
 def own_lines(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return ``say``, whose lines are printed as they are."""
+    """Make a ``say`` whose lines are printed as they are."""
 
     def say_own(line: str) -> None:
         with _own():
@@ -47,12 +54,12 @@ def own_lines(say: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def _own() -> Iterator[None]:
-    before = getattr(_thread, "is_own", False)
+    was_own = getattr(_thread, "is_own", False)
     _thread.is_own = True
     try:
         yield
     finally:
-        _thread.is_own = before
+        _thread.is_own = was_own
 
 
 class _Lines:
