@@ -3,8 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +12,7 @@ import torch
 GeneratorStates = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class HostStates:
+class HostStates(NamedTuple):
     """The states of the generators of Python, numpy and torch on the host, as these have them."""
 
     of_python: tuple[Any, ...]
