@@ -160,7 +160,10 @@ def stops_trials(options: StudyOptions) -> bool:
 
 
 def chooses_horizons(options: StudyOptions) -> bool:
-    """Say whether the sampler chooses each trial's ``max_steps`` where the schedule ends with them."""
+    """Say whether the sampler chooses each trial's ``max_steps``.
+
+    It does so where the schedule ends with them.
+    """
     return "horizon" in getattr(sampler_class(options), "context", ())
 
 

@@ -85,7 +85,7 @@ def examples_seen(checkpoint: Mapping[str, Any], batch_size: int) -> float | Non
 
 
 class _GoesOn(Callback):
-    """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay from there on."""
+    """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay."""
 
     def __init__(
         self, path: Path, checkpoint: Mapping[str, Any], metric: str, factor: float

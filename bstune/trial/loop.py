@@ -1,4 +1,6 @@
-"""One trial: a Lightning Trainer trains a workload at one batch size, learning rate and seed, up to the target.
+"""One trial: a Lightning Trainer trains a workload up to the target.
+
+It does so at one batch size, learning rate and seed.
 
 Lightning runs the steps and the evaluations; the parts of the trial (:mod:`bstune.trial.parts`),
 one job each, decide when to evaluate, count the applied steps, run the clock and end the trial.

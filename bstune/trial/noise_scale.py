@@ -1,4 +1,6 @@
-"""A Lightning call-back that measures the gradient noise scale in training, and leaves the training as it was.
+"""A Lightning call-back that measures the gradient noise scale in training.
+
+It leaves the training as it was.
 
     # Trainer of lightning.pytorch or of pytorch_lightning
     trainer = Trainer(callbacks=[noise_scale := NoiseScale()])
@@ -49,7 +51,9 @@ STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
 class NoiseScale(Callback):
-    """Measures B_simple = tr(Sigma)/|G|^2 every few steps, over the parameters of the module's optimizer.
+    """Measures B_simple = tr(Sigma)/|G|^2 every few steps.
+
+    It is that of the parameters of the module's optimizer.
 
     Where a step has several micro-batches (gradient accumulation), several devices (DDP), or both,
     the norms of their gradients are read as the backward passes make them, before DDP reduces them.
@@ -182,7 +186,7 @@ class NoiseScale(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Measure the step on parts of its batch, or get ready to read the norms of its micro-batches."""
+        """Measure the step on parts of its batch, or get ready to read its micro-batches."""
         micro_batches = trainer.accumulate_grad_batches
         if batch_idx % micro_batches == 0:
             self._abandon()
@@ -429,7 +433,10 @@ def _not_split(place: str, found: str) -> ConfigError:
 
 
 class _Reading:
-    """Reads the norms of one step's micro-batch gradients on this device, each before it is added to ``.grad``."""
+    """Reads the norms of one step's micro-batch gradients on this device.
+
+    It does so before each is added to ``.grad``.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = parameters
@@ -450,7 +457,10 @@ class _Reading:
 
 
 def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
-    """Choose the optimizer's trainable parameters by name: no other ``.grad`` is zeroed from step to step."""
+    """Choose the optimizer's trainable parameters by name.
+
+    No other ``.grad`` is zeroed from step to step.
+    """
     optimized = set[int]()
     for group in trainer.optimizers[0].param_groups:
         optimized.update(id(parameter) for parameter in group["params"])
@@ -540,7 +550,10 @@ def loss_scale(trainer: Trainer) -> float:
 
 @contextmanager
 def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Put generators and the modules' attributes back afterwards, and drop what is logged meanwhile."""
+    """Put generators and the modules' attributes back afterwards.
+
+    What is logged meanwhile is dropped.
+    """
     random = random_state()
     loggers = trainer.loggers
     attributes = list[tuple[dict[str, Any], dict[str, Any]]]()

@@ -196,7 +196,7 @@ class LoopTrial:
         return f"LoopTrial({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
 
     def batches(self, examples: int) -> Iterator[Tensor]:
-        """Yield the indices of one batch after another, (batch_size,) int64, for as long as one asks.
+        """Yield the indices of one batch after another, (batch_size,) int64, without end.
 
         They are of one shuffled epoch after another, each batch of exactly ``batch_size`` examples,
         and go on after ``first_step`` of them: the same as in a study of a module with the trial's
@@ -382,7 +382,7 @@ class LoopTrial:
 
     @property
     def worth_saving(self) -> bool:
-        """Whether it has been stopped and may be asked to go on: then it is saved at ``save_to``."""
+        """Whether it has been stopped and may be asked to go on: it is saved at ``save_to``."""
         return not self._went_on and self._state.status == "stopped" and self.may_go_on
 
     @property
@@ -553,7 +553,10 @@ class LoopBackend(TrialBackend):
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
 
     def _may_go_on(self, record: TrialResult) -> bool:
-        """Say whether a trial of an earlier run was to be saved: as :attr:`LoopTrial.worth_saving`."""
+        """Say whether a trial of an earlier run was to be saved.
+
+        As :attr:`LoopTrial.worth_saving`.
+        """
         is_ended = record.replicate_of is not None or record.message == SHORT
         is_full = self._is_exact and record.steps >= self._budget_end(record.batch_size)
         return record.status == "stopped" and not is_ended and not is_full
@@ -717,7 +720,10 @@ class LoopRunner:
 
     @property
     def free(self) -> bool:
-        """Whether the loop takes another trial: of a batch that it has trained all are told first."""
+        """Whether the loop takes another trial.
+
+        Of a batch that it has trained all are told first.
+        """
         is_told = len(self.to_train) == len(self._trials)
         return is_told and len(self._trials) < self.count
 

@@ -1,4 +1,7 @@
-"""One trial again as a plain ``Trainer.fit``: the same weights, batches and steps, without clock and target."""
+"""One trial again as a plain ``Trainer.fit``, without clock and target.
+
+It has the same weights, batches and steps.
+"""
 
 import copy
 from typing import Any

@@ -83,7 +83,10 @@ class Table:
         return self.read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        """Give :meth:`outcome` with, of a cell's runs in the order of their seeds, the one at ``share`` of them."""
+        """Give :meth:`outcome` with the run at ``share`` of a cell's.
+
+        Runs are in the order of their seeds.
+        """
         runs = list[Run]()
         weights = list[float]()
         for size, size_weight in weights_around(self.batch_sizes, batch_size):
@@ -431,7 +434,10 @@ def read_index(horizon: bool = False) -> dict[str, TableSource]:
 
 
 def _name_of(path: Path) -> str:
-    """Name a table's workload, and so its study: by the file's name and content, if it does not ship."""
+    """Name a table's workload, and so its study.
+
+    The name is by the file's name and content, if it does not ship.
+    """
     if path.resolve().parent == SHIPPED.resolve():
         return f"replay-{path.stem}"
     stem = re.sub(r"[^\w.-]+", "-", path.stem)[:40]
@@ -444,7 +450,9 @@ def _content(path: Path) -> str:
 
 
 def complete(workload: Mapping[str, object]) -> dict[str, object]:
-    """Give what a replayed workload leaves open (``???``), from its table, by dotted key of the config.
+    """Give what a replayed workload leaves open (``???``), by dotted key of the config.
+
+    It is taken from its table.
 
     These are its name, so that two tables are two studies; the range of batch sizes; the reference,
     the geometric middle of batch sizes and of learning rates; a budget that no recorded run
@@ -514,7 +522,7 @@ def _searched_note(table: Table) -> list[str]:
 
 
 def _step_time(table: Table) -> Callable[[float], float]:
-    """Give the median seconds at each recorded batch size, linear in the logarithms between them."""
+    """Give the median seconds at each batch size, linear in the logarithms between them."""
     seconds_at: dict[int, list[float]] = {size: [] for size in table.batch_sizes}
     for run in table.runs:
         seconds_at[run.batch_size].append(run.seconds_per_step)
@@ -529,7 +537,10 @@ def _step_time(table: Table) -> Callable[[float], float]:
 
 
 class ReplayBackend(TrialBackend):
-    """Answers each trial from a table of recorded runs, by options that :func:`complete` has filled."""
+    """Answers each trial from a table of recorded runs.
+
+    :func:`complete` has filled the options.
+    """
 
     def __init__(self, options: StudyOptions, protocol: TrialProtocol) -> None:
         if options.compile is not None:

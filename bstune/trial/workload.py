@@ -420,7 +420,9 @@ def _configure_with(
     batch_size: int,
     half_lives: Mapping[str, float | None],
 ) -> None:
-    """Make ``configure_optimizers`` set a rate in place of its own, unless it is None, and apply half-lives.
+    """Make ``configure_optimizers`` set a rate in place of its own, and apply half-lives.
+
+    A rate that is None is left alone.
 
     What an optimizer or a schedule refuses of its options is named.
     """
@@ -446,7 +448,10 @@ def _configure_with(
 
 
 class _InitialImages:
-    """Hands each trial's module the training images that it starts from, and keeps the state that came of them."""
+    """Hands each trial's module the training images that it starts from.
+
+    The state that came of them is kept.
+    """
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data

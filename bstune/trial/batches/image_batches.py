@@ -1,4 +1,4 @@
-"""Batches of images that lie on the device: training batches without end, and evaluation batches."""
+"""Batches of images on the device: training batches without end, and evaluation batches."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ Augment = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Turns pixels into ``pixels * scale + shift``, both (1, channels, 1, 1), on the images' device.
+    """Turns pixels into ``pixels * scale + shift``, both (1, channels, 1, 1).
 
     It is computed in float32, and then rounded to ``dtype``, as autocast would round it for a
     convolution.
@@ -49,7 +49,9 @@ class Normalisation:
 
 
 class TrainBatches:
-    """Endless training batches (x, y) from uint8 images (n, channels, height, width) and labels on one device.
+    """Endless training batches (x, y) from images and labels on one device.
+
+    The images are uint8 (n, channels, height, width).
 
     Each iterator goes on where the last left off, at the next whole batch. Order and augmentation
     depend on ``seed`` alone, not on ``micro_batch_size``. With ``alternating_flip`` an image is

@@ -104,7 +104,10 @@ class IndexStream:
         return next(self._indices)
 
     def position(self, batches: int) -> Position:
-        """Give the position after ``batches`` batches: all that are drawn, or all but a remembered one."""
+        """Give the position after ``batches`` batches.
+
+        They are all that are drawn, or all but a remembered one.
+        """
         state = self._get_random()
         first = self._first_of_group(batches)
         if state is not None and first != self.drawn:

@@ -1,4 +1,6 @@
-"""What a few steps show before anything long: what cannot be tuned is refused in one line, what is left out is a note.
+"""What a few steps show before anything long.
+
+What cannot be tuned is refused in one line, what is left out is a note.
 
 Short trials at the smallest batch sizes, through the same code as every other trial: two batch
 sizes are timed, two learning rates and two seeds compared, schedules stepped ahead; one of the
@@ -461,7 +463,7 @@ class _Recorder(Callback):
 
     @property
     def seconds(self) -> float:
-        """Seconds of the fastest step, from the end of the one before it; 0 where none was timed."""
+        """Seconds of the fastest step, from the end of the one before it; 0: none was timed."""
         steps = (end - start for start, end in pairwise(self._ends))
         return min(steps, default=0.0)
 
@@ -647,7 +649,9 @@ def check_takes_rate(recipe: Recipe) -> None:
 
 
 def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
-    """Refuse a data module whose loaders a trial cannot use: its training data in other batches, the others as is.
+    """Refuse a data module whose loaders a trial cannot use.
+
+    Its training data are read in other batches, the others as they are.
 
     Args:
         data: that is set up.
@@ -695,7 +699,9 @@ def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
 def check_metric(
     name: str, logged: Mapping[str, object], in_training: Mapping[str, object], where_to: str = ""
 ) -> None:
-    """Refuse a target whose metric is not ``logged`` in validation, whatever was logged ``in_training``.
+    """Refuse a target whose metric is not ``logged`` in validation.
+
+    It may be logged ``in_training``.
 
     ``where_to`` says where the module's validation_step is written; empty: not known.
     """

@@ -1,4 +1,6 @@
-"""One trial on several devices: a process each, which trains its share of every batch under Lightning's DDP.
+"""One trial on several devices, a process each, under Lightning's DDP.
+
+Each trains its share of every batch.
 
 All processes run the same trial: same seed, same stream of batches, of which each takes its own
 micro-batches, and the same evaluations on all validation data. Gradients are exchanged by gloo on

@@ -1,4 +1,7 @@
-"""Errors of the user's code, torch's and the device's in a trial: whether memory ran out, and how they are told."""
+"""Errors of the user's code, torch's and the device's in a trial, and how they are told.
+
+Among them is memory that ran out.
+"""
 
 import logging
 import re

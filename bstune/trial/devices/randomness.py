@@ -1,4 +1,4 @@
-"""Generators of random numbers: new ones from a seed, and the state of those that everyone shares."""
+"""Generators of random numbers: new ones from a seed, and those that everyone shares."""
 
 import random
 from collections.abc import Iterator

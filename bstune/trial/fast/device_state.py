@@ -1,4 +1,4 @@
-"""What a step changes on the device, to be put back and to be compared: tensors and random numbers."""
+"""What a step changes on the device, to be put back and compared: tensors, random numbers."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Copy:
 
 
 class DeviceState:
-    """Weights, buffers, the optimizer's state and generators, as they are from one step to the next.
+    """Weights, buffers, the optimizer's state and generators, from one step to the next.
 
     Attributes:
         names: of the tensors, for a reader.

@@ -62,7 +62,10 @@ def _is_same(value: object, other: object) -> bool:
 
 
 def host_random(device: torch.device) -> list[str]:
-    """Take the states of the generators of Python, numpy and torch on the host, unless that is the device."""
+    """Take the states of the generators on the host, unless that is the device.
+
+    They are those of Python, numpy and torch.
+    """
     state = random_state()
     of_numpy = list[object]()
     for part in state["numpy"]:

@@ -1,4 +1,6 @@
-"""What a training step asks of its surroundings that differs from step to step: the Trainer, its loggers, its number.
+"""What a training step asks of its surroundings that differs from step to step.
+
+These are the Trainer, its loggers, its number.
 
 Code that was compiled or captured with the answer would be wrong in the next step, or be made anew
 in each.
@@ -119,7 +121,10 @@ class _WatchedTrainer:
 
 @contextmanager
 def watching_uses(module: LightningModule, asked: list[str]) -> Iterator[None]:
-    """Note in ``asked`` what the module, and those inside it, ask of the Trainer, and that they log."""
+    """Note in ``asked`` what the module asks of the Trainer, and that it logs.
+
+    Those inside it do so, too.
+    """
     parts: list[Any] = [part for part in module.modules() if trainer_within(part) is not None]
     trainers = [trainer_within(part) for part in parts]
     # Functions of the objects themselves, such as those of a call of this function that is under

@@ -1,4 +1,6 @@
-"""Lightning's names as bstune uses them: of ``lightning``, or of ``pytorch_lightning`` where that alone is there.
+"""Lightning's names as bstune uses them: of ``lightning``, or of ``pytorch_lightning``.
+
+The latter where it alone is there.
 
 A user's module may be of the other package all the same: see
 :mod:`bstune.trial.lightning.packages`.

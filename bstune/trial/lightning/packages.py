@@ -26,7 +26,9 @@ def is_lightning(thing: object, name: str) -> bool:
 
 
 def package_of(*things: object) -> str:
-    """Name the package that the classes of Lightning objects are from, the installed one by default.
+    """Name the package that the classes of Lightning objects are from.
+
+    By default it is the installed one.
 
     A ConfigError says that they are mixed.
     """

@@ -1,4 +1,6 @@
-"""The trial's learning rate in optimizers that a module builds with rates of its own: ``scaling.override_lr``.
+"""The trial's learning rate in optimizers that a module builds with rates of its own.
+
+That is ``scaling.override_lr``.
 
 It is set once, after ``configure_optimizers``: a stopped trial's checkpoint holds the rates that
 were set, and one that goes on has the same.

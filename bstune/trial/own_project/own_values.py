@@ -212,7 +212,10 @@ def _without(names: list[str], left_out: str) -> tuple[str, ...]:
 
 
 def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | None:
-    """Give the metric that a call-back of the Trainer monitors, by the way that it says is better."""
+    """Give the metric that a call-back of the Trainer monitors.
+
+    The call-back says which way is better.
+    """
     for callback in as_list(trainer.get("callbacks")):
         name = getattr(callback, "monitor", None)
         mode = getattr(callback, "mode", None)
@@ -223,7 +226,10 @@ def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | Non
 
 
 class _ValidationMetrics(Callback):
-    """Keeps the metrics that come with a validation, and not those of the training step before it."""
+    """Keeps the metrics that come with a validation.
+
+    Those of the training step before it are left out.
+    """
 
     def __init__(self) -> None:
         self._before: dict[str, float] = {}

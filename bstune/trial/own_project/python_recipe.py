@@ -1,4 +1,6 @@
-"""A recipe of Python objects, as :func:`bstune.tune` takes them: a module's class or function, and data.
+"""A recipe of Python objects, as :func:`bstune.tune` takes them.
+
+They are a module's class or function, and data.
 
 A process that trains is sent the recipe whole, by cloudpickle, so that lambdas and what is defined
 in ``__main__`` can be in it.

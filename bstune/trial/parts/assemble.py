@@ -29,7 +29,10 @@ from bstune.trial.parts.verdict import Verdict
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trial is made of: :class:`bstune.trial.parts.trial_callback.TrialCallback` calls each in its turn."""
+    """What a trial is made of.
+
+    :class:`bstune.trial.parts.trial_callback.TrialCallback` calls each in its turn.
+    """
 
     spec: TrialSpec
     protocol: TrialProtocol

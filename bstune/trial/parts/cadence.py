@@ -39,7 +39,9 @@ class Cadence:
     def take_in(
         self, step: int, history: Sequence[tuple[int, float | None]], stops: bool = False
     ) -> None:
-        """Take in an evaluation at ``step``, the last one of ``history``, that did not end the trial.
+        """Take in an evaluation at ``step`` that did not end the trial.
+
+        It is the last one of ``history``.
 
         Where something else ``stops`` the trial, no other one is due.
         """

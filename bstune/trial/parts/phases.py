@@ -1,4 +1,7 @@
-"""What a trial's seconds go to: the clock runs over training steps, in segments between the evaluations."""
+"""What a trial's seconds go to.
+
+The clock runs over training steps, in segments between the evaluations.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +70,9 @@ class Phases:
 
 @contextmanager
 def aside(clock: TrialClock, compiling: Compiling) -> Iterator[None]:
-    """Run what is inside beside the training: off its clock, and without code that was compiled for other shapes."""
+    """Run what is inside beside the training.
+
+    It is off its clock, and without code that was compiled for other shapes.
+    """
     with clock.interrupt_segment(Phase.EVALUATION), compiling.eagerly():
         yield

@@ -1,4 +1,6 @@
-"""The one call-back of a trial: it passes Lightning's hooks on to the trial's parts, in a fixed order.
+"""The one call-back of a trial, which passes Lightning's hooks on to the trial's parts.
+
+It does so in a fixed order.
 
 Lightning's calls of a call-back for each part would be some percent of a short step. And within a
 hook the order matters: a step is counted before anything looks at the count.
@@ -41,7 +43,7 @@ class TrialCallback(Callback):
         self.parts.noise_scale.load_state_dict(state_dict)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the last place among the call-backs, and see whether the first step is the last one."""
+        """Take the last place among the call-backs, and see whether one step is all."""
         parts = self.parts
         self.module = pl_module
         order_callbacks(trainer, pl_module, first=parts.snapshot.writer, last=self)
@@ -69,7 +71,10 @@ class TrialCallback(Callback):
         self.parts.phases.end_sanity_check()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the weights of a trial that goes on: the checkpoint's are there, and the module's hooks follow."""
+        """Keep the weights of a trial that goes on.
+
+        The checkpoint's are there, and the module's hooks follow.
+        """
         self.parts.resume.keep_weights(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,7 @@
-"""What an evaluation says of a trial: that it has reached its target, has diverged, is out of steps, or goes on."""
+"""What an evaluation says of a trial.
+
+It has reached its target, has diverged, is out of steps, or goes on.
+"""
 
 import math
 
@@ -61,7 +64,7 @@ class Verdict:
         state.steps_low = steps_low_of(status, state.steps, state.steps_low)
 
     def leave_out(self, loss: float) -> None:
-        """Take in an evaluation that did not log the target's metric, and so tells nothing of it."""
+        """Take in an evaluation that did not log the target's metric: it tells nothing."""
         self._end(False, self._lost_loss(loss))
 
     def _end(self, has_reached: bool, divergence: str | None) -> Status | None:

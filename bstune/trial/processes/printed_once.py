@@ -63,7 +63,9 @@ def _own() -> Iterator[None]:
 
 
 class _Lines:
-    """A text stream whose lines go to a log, which says the first of each kind on the stream beneath.
+    """A text stream whose lines go to a log.
+
+    The log says the first of each kind on the stream beneath.
 
     A handler of the user's may keep it: once it has ended it is the stream beneath.
     """

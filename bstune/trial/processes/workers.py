@@ -1,4 +1,6 @@
-"""Where trials run: in processes of their own, while this one keeps the study, or in this one (``search.workers``).
+"""Where trials run: in processes of their own, or in this one (``search.workers``).
+
+This one keeps the study meanwhile.
 
 What a user's code does in a process of its own, such as a crash or a step that never ends, is the
 end of one trial. The processes are forked by multiprocessing's fork server, which has imported what
@@ -225,7 +227,10 @@ def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
 
 
 class InProcess:
-    """Runs trials in this process, one at a time: for debuggers, profilers and replays. A crash ends the study."""
+    """Runs trials in this process, one at a time: for debuggers, profilers and replays.
+
+    A crash ends the study.
+    """
 
     count = 1
 
@@ -478,7 +483,10 @@ class Process:
 
     @property
     def handles(self) -> list[Connection | int]:
-        """What :func:`multiprocessing.connection.wait` waits for: an answer, or the process's end."""
+        """What :func:`multiprocessing.connection.wait` waits for.
+
+        That is an answer, or the process's end.
+        """
         return [self.connection, self.process.sentinel]
 
     def is_alive(self) -> bool:
