@@ -286,7 +286,8 @@ def build_workload(
         if not draws_batches(data):
             training = data.train_dataloader()
         validation: Any = data.val_dataloader()
-    if has_no_length(validation):
+    # A data module that hands out batches says how many examples it has.
+    if not draws_batches(data) and has_no_length(validation):
         with seeded(options.seed), waiting_for(f"the end of {name}'s validation data, a stream"):
             validation = CountedStream(validation)
     with optional(f"no test metrics, as {name}.setup('test') or test_dataloader() fails", notes):
