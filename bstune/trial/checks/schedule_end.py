@@ -119,8 +119,9 @@ def _schedules(
     for _, value in plain_values(trainer, module):
         several = value if isinstance(value, CONTAINERS) else [value]
         for part in several:
-            is_known = isinstance(part, LRScheduler) and not isinstance(part, ReduceLROnPlateau)
-            if is_known and not any(part is schedule for schedule in configured):
+            if not isinstance(part, LRScheduler) or isinstance(part, ReduceLROnPlateau):
+                continue
+            if not any(part is schedule for schedule in configured):
                 yield from _as_seen(part, done)
 
 
