@@ -461,13 +461,14 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         check_early(options, write_out)
         write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
     if is_trained and options.trial.batch_size is None and options.search.workers > 0:
+        # hydra: not for --help
         from bstune.trial.processes.workers import start_server
 
         # It imports what trains, 3 s, while this process does.
         start_server()
-    # optuna, rich and, to train, lightning, 4 s and more: not for --help or a mistake
     with watching(write_out, None), waiting_for("the libraries"):
         quieten(training=is_trained)
+        # optuna, rich and, to train, lightning, 4 s and more: not for --help or a mistake
         from bstune.study.study import Study
 
     try:
