@@ -461,7 +461,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         check_early(options, write_out)
         write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
     if is_trained and options.trial.batch_size is None and options.search.workers > 0:
-        # hydra: not for --help
+        # multiprocessing: not for --help
         from bstune.trial.processes.workers import start_server
 
         # It imports what trains, 3 s, while this process does.
