@@ -6,8 +6,8 @@
 >>> bstune.tune(module=LitModel, data=MyDataModule(), ...).best.batch_size  # doctest: +SKIP
 64
 
-Importing this package is cheap: each name is imported when it is first used, and torch, lightning, optuna and mlflow
-with those that need them.
+Importing this package is cheap: each name is imported when it is first used, and torch, lightning,
+optuna and mlflow with those that need them.
 """
 
 from importlib import import_module
@@ -70,7 +70,8 @@ def __getattr__(name: str) -> Any:
 
         try:
             return version("bstune")
-        except PackageNotFoundError:  # a source tree that is not installed
+        # A source tree that is not installed.
+        except PackageNotFoundError:
             return "unknown"
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

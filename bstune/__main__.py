@@ -1,8 +1,8 @@
 """The command: ``bstune [tune] | lightning | worker | survey | ...``, see VERBS, and the one way in which it ends.
 
-A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides (``--cfg``,
-``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to import is imported
-once an interruption ends in a line.
+A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides
+(``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to
+import is imported once an interruption ends in a line.
 """
 
 import atexit
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
     from bstune.config import Composed
 
-VERBS = {  # each is called with what stands after it, and raises what ends it
+# Each is called with what stands after it, and raises what ends it.
+VERBS = {
     "tune": "bstune.__main__:tune",
     "lightning": "bstune.__main__:lightning",
     "worker": "bstune.__main__:worker",
@@ -114,24 +115,33 @@ WITH_VALUE = {
     ),
     *("--config-name", "-cn", "--shell-completion", "-sc"),
 }
-MADE = "# Made by bstune lightning"  # begins a workload that was made of a LightningCLI's file
+# Begins a workload that was made of a LightningCLI's file.
+MADE = "# Made by bstune lightning"
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
-HELP = """usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning rate to use
+# A line that ends with a backslash goes on in the next one.
+HELP = """\
+usage: bstune +workload=NAME [OPTION=VALUE ...]        a study: which batch size and learning \
+rate to use
        bstune {verbs} --help
 
 Examples
   bstune +workload=digits                                       a study of a minute or two, on a CPU
   bstune +workload=digits search.trials=100                     goes on with it
   bstune +workload=digits trial.batch_size=64 trial.lr=0.5      one trial instead of a study
-  bstune --config-dir my_configs +workload=mine                 your own workload, my_configs/workload/mine.yaml
-  bstune survey +workload=digits                                what the hardware allows, without a search
-  bstune report outputs/digits target=0.12                      what its trials say of another target
+  bstune --config-dir my_configs +workload=mine                 your own workload, \
+my_configs/workload/mine.yaml
+  bstune survey +workload=digits                                what the hardware allows, \
+without a search
+  bstune report outputs/digits target=0.12                      what its trials say of another \
+target
   bstune compare outputs/*                                      studies side by side
   bstune extrapolate outputs/* --at examples=1e9                what they say of a larger scale
 
 Options that matter most
-  search.objective=time                                  time, steps, both, curve (the critical batch size) or loss
-  search.trials=64 search.wall_seconds=600               how many configurations are tried; how long it may take
+  search.objective=time                                  time, steps, both, curve (the critical \
+batch size) or loss
+  search.trials=64 search.wall_seconds=600               how many configurations are tried; how \
+long it may take
   search.batch_size.low=8 search.batch_size.high=1024    where it looks
   target=0.1                                             what has to be reached
   device=auto precision=32-true devices=1 sampler=frontier scaling=sqrt mlflow.enabled=true
@@ -145,22 +155,27 @@ bstune --cfg job +workload=NAME; Hydra's own: bstune --hydra-help.
 def command() -> None:
     """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
     try:
+        # The user's modules are found as with python -m; main() says that the folder is gone.
         if not sys.flags.safe_path and "" not in sys.path:
-            with suppress(OSError):  # main() says that the working directory is gone
-                sys.path.insert(0, os.getcwd())  # as with python -m: the user's modules
+            with suppress(OSError):
+                sys.path.insert(0, os.getcwd())
         spin_shortly(os.environ)
         name_user(os.environ)
         interruption.install()
         atexit.register(interruption.leave_last)
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack letters of a name
-        faulthandler.enable()  # a crash of the user's code in this process, as in the preflight, says where it was
+            # A terminal may lack letters of a name.
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        # A crash of the user's code in this process, as in the preflight, says where it was.
+        faulthandler.enable()
         status = main()
-    except KeyboardInterrupt:  # just before main() minds it, or just after
+    # Just before main() minds it, or just after.
+    except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         status = interruption.status() or Interrupted.exit_status
+    # From here on there is nothing to clean up.
     for number in interruption.SIGNALS:
-        signal.signal(number, signal.SIG_DFL)  # from here on there is nothing to clean up
+        signal.signal(number, signal.SIG_DFL)
     if interruption.received is not None:
         sys.stdout.flush()
         interruption.leave(status)
@@ -169,9 +184,10 @@ def command() -> None:
 
 
 def main() -> int:
-    """Run the command in ``sys.argv``; return its exit status.
+    """Run the command in ``sys.argv``, and give its exit status.
 
-    0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or 143 if interrupted.
+    It is 0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or
+    143 if interrupted.
     """
     given = sys.argv[1:]
     if given == ["--version"]:
@@ -189,22 +205,23 @@ def main() -> int:
         explain(error)
         return interruption.status() or error.exit_status
     except BaseException as error:
-        if (status := interruption.status()) is not None or isinstance(error, KeyboardInterrupt):
-            sys.stderr.write("interrupted\n")  # whatever a library made of it
+        status = interruption.status()
+        # Whatever a library made of an interruption.
+        if status is not None or isinstance(error, KeyboardInterrupt):
+            sys.stderr.write("interrupted\n")
             return status or Interrupted.exit_status
         if isinstance(error, SystemExit):
             message, frames = described(sys_exit_error(error))
-            if not frames:  # as argparse's own, after --help
+            # argparse's own, as after --help.
+            if not frames:
                 raise
             error = UserCodeError(
                 f"the user's code ended the command: {message}\n{frames}".rstrip()
             )
         if not isinstance(error, Exception):
             raise
-        return explain(
-            full_disk(error) or unusable_name(error) or error,
-            any(one.lower() in ("debug=true", "debug=1") for one in given),
-        )
+        debug = any(argument.lower() in ("debug=true", "debug=1") for argument in given)
+        return explain(full_disk(error) or unusable_name(error) or error, debug)
     return 0
 
 
@@ -221,18 +238,18 @@ def _json_on_stdout(verb: str, given: list[str]) -> Iterator[Callable[[str | Non
     if verb not in JSON_VERBS:
         raise ConfigError(f"{JSON} is of {', '.join(JSON_VERBS)}: leave it out")
     given.remove(JSON)
-    found = list[str | None]()
+    texts = list[str | None]()
     sys.stdout.flush()
     kept = os.dup(1)
     # What other processes print goes to where this one's descriptor leads.
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
-            yield found.append
+            yield texts.append
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-    text = found[0]
+    text = texts[0]
     if text is None:
         raise ConfigError(f"there is no JSON of this: {JSON} is of one study or one trial")
     write_out(text.rstrip())
@@ -249,7 +266,7 @@ def _check_working_directory() -> None:
 
 
 def explain(error: Exception, debug: bool = False) -> int:
-    """Write an error as plain lines or as a traceback, and return its exit status."""
+    """Write an error as plain lines or as a traceback, and give its exit status."""
     if isinstance(error, BstuneError) and not debug:
         write_error(f"error: {error}")
     else:
@@ -258,7 +275,10 @@ def explain(error: Exception, debug: bool = False) -> int:
 
 
 def check_secrets(arguments: Sequence[str]) -> None:
-    """Refuse a password on the command line: all users of the machine may read it there, and its shell keeps it."""
+    """Refuse a password on the command line.
+
+    All users of the machine may read it there, and its shell keeps it.
+    """
     suspicious = [argument for argument in arguments if MAY_BE_SECRET.search(argument)]
     if not suspicious:
         return
@@ -269,38 +289,47 @@ def check_secrets(arguments: Sequence[str]) -> None:
         if option is None:
             continue
         variable = "BSTUNE_" + re.sub(r"\W+", "_", option or "secret").upper()
-        reference = f"${{oc.env:{variable}}}"
-        in_place = f"'{option}={reference}'" if option else f"'{reference}'"
+        in_place = f"${{oc.env:{variable}}}"
+        if option:
+            in_place = f"{option}={in_place}"
         raise ConfigError(
-            f"{option or 'an argument'} holds a password or token, which others read from a command line (ps): put "
-            f"the whole value into an environment variable, such as {variable}, and give {in_place} in its place"
+            f"{option or 'an argument'} holds a password or token, which others read from a "
+            "command line (ps): put the whole value into an environment variable, such as "
+            f"{variable}, and give '{in_place}' in its place"
         )
 
 
 def check_words(arguments: Sequence[str]) -> None:
-    """Refuse what is neither NAME=VALUE nor Hydra's own; ConfigError names the nearest verb, workload or option."""
+    """Refuse what is neither NAME=VALUE nor Hydra's own.
+
+    ConfigError names the nearest verb, workload or option.
+    """
     # hydra: a quarter of a second
     from bstune.config import nearest, option_names
 
-    for before, argument in pairwise(["", *arguments]):
-        own = {before} & WITH_VALUE or {argument} & (HYDRAS_OWN | WITH_VALUE)
-        if own or "=" in argument or argument.startswith("~"):
+    for previous, argument in pairwise(["", *arguments]):
+        is_hydras = previous in WITH_VALUE or argument in HYDRAS_OWN | WITH_VALUE
+        if is_hydras or "=" in argument or argument.startswith("~"):
             continue
         if argument in VERBS:
             raise ConfigError(
-                f"unknown word {argument}: a verb stands before all else, as in bstune {argument} ..."
+                f"unknown word {argument}: a verb stands before all else, as in bstune {argument} "
+                "..."
             )
         word = argument.lstrip("-+")
         options = [f"{name}=VALUE" for name in nearest(word.replace("-", "_"), option_names())]
-        found = (
-            [f"bstune {verb}" for verb in nearest(word, VERBS)] if argument is arguments[0] else []
-        )
-        found += [f"+workload={name}" for name in nearest(word, workload_names())]
-        found = options or found if argument.startswith("-") else found or options
-        mean = f": did you mean {' or '.join(found)}?" if found else ""
-        raise ConfigError(
-            f"unknown {'option' if argument.startswith('-') else 'word'} {argument}{mean}\n{WRITTEN}"
-        )
+        names = list[str]()
+        # A verb stands first.
+        if argument is arguments[0]:
+            names += [f"bstune {verb}" for verb in nearest(word, VERBS)]
+        names += [f"+workload={name}" for name in nearest(word, workload_names())]
+        kind = "word"
+        meant = names or options
+        if argument.startswith("-"):
+            kind = "option"
+            meant = options or names
+        question = f": did you mean {' or '.join(meant)}?" if meant else ""
+        raise ConfigError(f"unknown {kind} {argument}{question}\n{WRITTEN}")
 
 
 def tune(arguments: list[str]) -> str | None:
@@ -330,16 +359,17 @@ def tune(arguments: list[str]) -> str | None:
 
         composed = compose(arguments, complete=complete)
         parsed = parse(arguments)
-        folder = (
-            ["--config-dir", str(Path(parsed.config_dir).absolute())] if parsed.config_dir else []
-        )
-        return run(composed, [*folder, *parsed.overrides])
+        given = list[str]()
+        # A process that composes them again may have another working directory.
+        if parsed.config_dir:
+            given += ["--config-dir", str(Path(parsed.config_dir).absolute())]
+        return run(composed, [*given, *parsed.overrides])
     arguments = with_choices(in_full(arguments))
-    sys.argv = [sys.argv[0], *arguments]  # Hydra reads it
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # Hydra raises what it would print, so that it ends as everything else
-    )
-    # a quarter of a second
+    # Hydra reads the arguments from there.
+    sys.argv = [sys.argv[0], *arguments]
+    # Hydra raises what it would print, so that it ends as everything else.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # hydra: a quarter of a second
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -352,14 +382,11 @@ def tune(arguments: list[str]) -> str | None:
         **hydra_versions.BEHAVIOUR,
         **hydra_versions.MAIN_TRUSTS,
     )
+    # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
     printed = io.StringIO()
+    runs_jobs = bool(names & {"--multirun", "-m"}) or not names & HYDRAS_OWN
     try:
-        # What Hydra prints of a config may hold passwords; what its jobs print is shown as it comes.
-        with (
-            nullcontext()
-            if names & {"--multirun", "-m"} or not names & HYDRAS_OWN
-            else redirect_stdout(printed)
-        ):
+        with nullcontext() if runs_jobs else redirect_stdout(printed):
             hydra_main(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(plain_error(error)) from error
@@ -383,8 +410,11 @@ def _workload_named(arguments: Sequence[str]) -> str:
 
 
 def _job(config: "DictConfig") -> None:
-    """Run one of Hydra's jobs; a launcher may run it in a process of its own, so errors end here."""
-    # as above
+    """Run one of Hydra's jobs.
+
+    A launcher may run it in a process of its own, so errors end here.
+    """
+    # hydra: it is imported by now
     from bstune.config import groups_in, parse, validate
     from bstune.trial.replay import complete
 
@@ -393,15 +423,16 @@ def _job(config: "DictConfig") -> None:
             arguments = _job_arguments()
             groups = groups_in(parse(arguments).config_dir)
             run(validate(config, complete=complete, groups=groups, arguments=arguments), arguments)
-    except Exception as error:  # all of them: Hydra would print the job's options with it
+    # All errors: Hydra would print the job's options with them.
+    except Exception as error:
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error
         sys.exit(explain(full_disk(error) or error, bool(config.get("debug"))))
 
 
 def _job_arguments() -> list[str]:
-    """Return the arguments that give the running Hydra job's config again, from any folder."""
-    # as above
+    """Give the arguments that compose the running Hydra job's config again, from any folder."""
+    # hydra: it is imported by now
     from hydra.core.hydra_config import HydraConfig
 
     from bstune.config import CONFIG_NAME
@@ -417,30 +448,36 @@ def _job_arguments() -> list[str]:
 
 
 def run(composed: "Composed", arguments: Sequence[str]) -> str:
-    """Run the study, or the one trial, that was composed, and give its JSON; the arguments compose it again."""
+    """Run the study, or the one trial, that was composed, and give its JSON.
+
+    The arguments compose it again.
+    """
     options = composed.options
     is_trained = composed.recipe is not None
     if is_trained:
-        from bstune.study.early import check_early  # as above
+        # hydra: not for --help
+        from bstune.study.early import check_early
 
         check_early(options, write_out)
         write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
     if is_trained and options.trial.batch_size is None and options.search.workers > 0:
-        from bstune.trial.processes.workers import start_server  # as above
+        # multiprocessing: not for --help
+        from bstune.trial.processes.workers import start_server
 
-        start_server()  # it imports what trains, 3 s, while this process does
-    # optuna, rich and, to train, lightning: not for --help or a mistake
+        # It imports what trains, 3 s, while this process does.
+        start_server()
     with watching(write_out, None), waiting_for("the libraries"):
         quieten(training=is_trained)
-        from bstune.study.study import Study  # 4 s and more, as said
+        # optuna, rich and, to train, lightning, 4 s and more: not for --help or a mistake
+        from bstune.study.study import Study
 
     try:
-        found = Study.of(composed, arguments).run_on(plain_console(), process_seconds)
+        result = Study.of(composed, arguments).run_on(plain_console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise
         raise Interrupted(f"interrupted: {interruption.stage.value}") from error
-    return found.to_json()
+    return result.to_json()
 
 
 def worker(arguments: list[str]) -> None:
@@ -448,9 +485,12 @@ def worker(arguments: list[str]) -> None:
     if not arguments or {"--help", "-h"} & set(arguments):
         sys.stdout.write(
             "usage: bstune worker storage=URL study=NAME [OPTION=VALUE ...]\n\n"
-            "Runs trials of a study that bstune tune began, on this machine or another one, until none is left.\n"
-            "Its options are those of the study; give those that this machine has its own of: data.root, device,\n"
-            "output, search.workers. Start as many as you like; the process that began the study reports.\n"
+            "Runs trials of a study that bstune tune began, on this machine or another one, "
+            "until none is left.\n"
+            "Its options are those of the study; give those that this machine has its own of: "
+            "data.root, device,\n"
+            "output, search.workers. Start as many as you like; the process that began the study "
+            "reports.\n"
         )
         return
     # hydra: not for --help
@@ -478,20 +518,27 @@ def lightning(arguments: list[str]) -> str | None:
     """Make a workload of a config file of LightningCLI, tune it, and give the study's JSON."""
     parser = ArgumentParser(
         prog="bstune lightning",
-        description="Tunes what a config file of LightningCLI trains. The file becomes a workload, written to "
-        "bstune_conf/workload/, whose learning rate is the trial's; the data are read in batches of every size.",
+        description=(
+            "Tunes what a config file of LightningCLI trains. The file becomes a workload, written "
+            "to bstune_conf/workload/, whose learning rate is the trial's; the data are read in "
+            "batches of every size."
+        ),
     )
     parser.add_argument(
         "config", type=Path, help="YAML file with trainer, model and data; - is standard input"
     )
     parser.add_argument(
         "--target",
-        help="val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'; or target=val_loss=0.1 (default: what the "
-        "file's own configuration comes to)",
+        help=(
+            "val_loss=0.1, 'val_loss<=0.1' or 'val_acc>=0.9'; or target=val_loss=0.1 (default: "
+            "what the file's own configuration comes to)"
+        ),
     )
-    for one in ("model", "data"):
+    for section in ("model", "data"):
         parser.add_argument(
-            f"--{one}", metavar="CLASS", help=f"the class of the {one}, where the file names none"
+            f"--{section}",
+            metavar="CLASS",
+            help=f"the class of the {section}, where the file names none",
         )
     parser.add_argument(
         "--lr", metavar="KEY", help="the learning rate's key, where its name does not tell it"
@@ -507,7 +554,7 @@ def lightning(arguments: list[str]) -> str | None:
             f"{options.target} a target: leave one of them out"
         )
     quieten()
-    # 4 s, as above
+    # lightning: 4 s
     from yaml import safe_dump
 
     from bstune.study.prepare import compose_checked
@@ -516,33 +563,34 @@ def lightning(arguments: list[str]) -> str | None:
     from bstune.trial.own_project.own_values import are_timed
 
     named = {name: getattr(options, name) for name in ("target", "model", "data", "lr", "name")}
-    overrides_lr = f"{OVERRIDE_LR}=true" in [one.lower() for one in options.overrides]
+    overrides_lr = f"{OVERRIDE_LR}=true" in [option.lower() for option in options.overrides]
     chosen = Chosen(**named, is_timed=are_timed(options.overrides), overrides_lr=overrides_lr)
     workload, lines = workload_of(options.config, chosen)
-    if names := secret_options(workload):
+    secrets = secret_options(workload)
+    if secrets:
         raise ConfigError(
-            f"{options.config}: {', '.join(names)} holds a password or token, which would be written to the workload: "
-            "put it into an environment variable, and refer to it in that file, ${oc.env:NAME}"
+            f"{options.config}: {', '.join(secrets)} holds a password or token, which would be "
+            "written to the workload: put it into an environment variable, and refer to it in that "
+            "file, ${oc.env:NAME}"
         )
     shown = redact_values(workload)
     text = safe_dump(shown, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
     if os.path.lexists(written) and not read_text(written, "the workload").startswith(MADE):
         raise ConfigError(
-            f"{written} is there and was not made by bstune lightning: choose another name, --name NAME"
+            f"{written} is there and was not made by bstune lightning: choose another name, --name "
+            "NAME"
         )
     composed = [f"workload={workload['name']}", *options.overrides]
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # whatever is wrong is found before anything is written
+    # Whatever is wrong is found before anything is written.
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder, "workload").mkdir()
         Path(folder, "workload", written.name).write_text(text, encoding="utf-8")
         compose_checked(["--config-dir", folder, *composed])
     written.parent.mkdir(parents=True, exist_ok=True)
     write_text(written, f"{MADE} {one_line(str(options.config))}.\n{text}")
-    write_out(
-        "\n".join([f"{written}, made of {options.config}:", *(f"  {line}" for line in lines)])
-    )
+    indented = [f"  {line}" for line in lines]
+    write_out("\n".join([f"{written}, made of {options.config}:", *indented]))
     return tune(["--config-dir", str(written.parent.parent), *composed])
 
 
@@ -572,7 +620,9 @@ def fit(arguments: list[str]) -> str:
     parser.add_argument(
         "points",
         type=Path,
-        help="CSV file, or - for standard input: batch_size, steps, and optionally stopped (0 or 1)",
+        help=(
+            "CSV file, or - for standard input: batch_size, steps, and optionally stopped (0 or 1)"
+        ),
     )
     parser.add_argument(
         "--law",
@@ -583,17 +633,20 @@ def fit(arguments: list[str]) -> str:
     options = parser.parse_args(arguments)
     text = read_text(options.points, "the CSV file")
     points = parse_points(text, one_line(str(options.points)))
-    found = fit_curve(points, law=options.law)
-    write_out("\n".join(fit_lines(found)))
-    return dump_json(asdict(found), indent=2)
+    curve = fit_curve(points, law=options.law)
+    write_out("\n".join(fit_lines(curve)))
+    return dump_json(asdict(curve), indent=2)
 
 
 def plan(arguments: list[str]) -> None:
     """Print one global batch over devices: micro-batches, weights and learning rate."""
     parser = ArgumentParser(
         prog="bstune plan",
-        description="Splits a global batch over devices and micro-batches that fit, so that the gradient is the whole "
-        "batch's. The learning rate belongs to the global batch size: the number of devices does not change it.",
+        description=(
+            "Splits a global batch over devices and micro-batches that fit, so that the gradient "
+            "is the whole batch's. The learning rate belongs to the global batch size: the number "
+            "of devices does not change it."
+        ),
     )
     parser.add_argument(
         "batch_size", type=int, metavar="B", help="examples per optimizer step, over all devices"
@@ -628,19 +681,17 @@ def plan(arguments: list[str]) -> None:
     split = split_batch(options.batch_size, options.devices, options.memory_ceiling)
     lines = list(split_lines(split, options.memory_ceiling))
     if options.lr is not None:
-        reference = (
-            options.batch_size
-            if options.reference_batch_size is None
-            else options.reference_batch_size
-        )
-        lr = lr_of(options.scaling, options.batch_size, reference, options.lr, options.noise_scale)
-        source = (
-            ""
-            if reference == options.batch_size
-            else f" ({options.scaling} from {options.lr:g} at {reference})"
-        )
+        batch_size = options.batch_size
+        reference = options.reference_batch_size
+        if reference is None:
+            reference = batch_size
+        lr = lr_of(options.scaling, batch_size, reference, options.lr, options.noise_scale)
+        source = ""
+        if reference != batch_size:
+            source = f" ({options.scaling} from {options.lr:g} at {reference})"
         lines.append(
-            f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of devices"
+            f"learning rate     {lr:.6g}{source}: the global batch's, whatever the number of "
+            "devices"
         )
     write_out("\n".join(lines))
 
@@ -653,8 +704,10 @@ def compare(arguments: list[str]) -> None:
 
     parser = ArgumentParser(
         prog="bstune compare",
-        description="Compares studies: steps to target, critical batch sizes and whether they differ, times to target. "
-        "Writes comparison.html and comparison.png.",
+        description=(
+            "Compares studies: steps to target, critical batch sizes and whether they differ, "
+            "times to target. Writes comparison.html and comparison.png."
+        ),
     )
     parser.add_argument(
         "studies",
@@ -692,8 +745,9 @@ def compare(arguments: list[str]) -> None:
         # mlflow: a second
         from bstune.tracking.logged import logged_curves
 
-        more, missing = comparing.logged_studies(logged_curves(options.mlflow, options.uri))
-        studies, left_out = [*studies, *more], [*left_out, *missing]
+        logged, missing = comparing.logged_studies(logged_curves(options.mlflow, options.uri))
+        studies = [*studies, *logged]
+        left_out = [*left_out, *missing]
     write_comparison(comparing.compare(studies, left_out), options.output, plain_console())
 
 

@@ -9,7 +9,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 from pydantic import ValidationError
-from yaml import YAMLError, safe_load
+from yaml import MappingNode, SafeLoader, YAMLError, safe_load
+from yaml import Node as YamlNode
+from yaml import compose as compose_yaml
 
 from bstune import hydra_versions
 from bstune.choices import with_choices_of
@@ -53,7 +55,7 @@ from bstune.options import (
 )
 from bstune.system.inputs import one_line
 from bstune.system.secrets import redact_values, remember, secret_options
-from bstune.system.shipped import CONFIG_MODULE, read_shipped
+from bstune.system.shipped import CONFIG_MODULE, read_shipped, workload_names
 from bstune.system.terminal import ArgumentParser
 
 CONFIG_NAME = "config"
@@ -62,6 +64,8 @@ ADDS = "+"
 GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
 # Groups without a choice by default.
 OPTIONAL = ("schedule", "algorithm")
+# Of a choice; no file's name is longer.
+LONGEST_CHOICE = 200
 # What the nodes refer to and is only known in a trial, or on a machine: it stands in the options as
 # a reference, so that a node says where it comes from.
 KEPT_REFERENCES = (
@@ -127,44 +131,84 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> Compo
 
 def _workload_file(folder: str | None, arguments: Sequence[str]) -> Path | None:
     """Give the file of the user's that holds the workload; None where it is one that ships."""
-    names = [one.partition("=")[2] for one in arguments if one.startswith("workload=")]
-    if folder is None or not names:
+    names = list[str]()
+    for argument in arguments:
+        if argument.startswith("workload="):
+            names.append(argument.partition("=")[2])
+    # Hydra looks in bstune's own configs first.
+    if folder is None or not names or names[-1] in workload_names():
         return None
     file = Path(folder, "workload", f"{names[-1]}.yaml")
     return file if file.is_file() else None
 
 
 def _with_place(line: str, file: Path, arguments: Sequence[str]) -> str:
-    """Add the file, and where it is found there the line, to what is wrong with an option of the workload."""
+    """Add the file, and the line in it, to what is wrong with an option of the workload.
+
+    An option that the file does not have comes from elsewhere, such as another file of its
+    defaults, and nothing is added; one that is missing is to be added to the file.
+    """
     name = re.match(r"workload\.[\w.]+\w", line)
-    if name is None or any(one.lstrip("+~").startswith(f"{name[0]}=") for one in arguments):
+    if name is None or any(option.lstrip("+~").startswith(f"{name[0]}=") for option in arguments):
         return line
-    key = name[0].rpartition(".")[2]
-    place = str(file)
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if re.match(rf"\s*{re.escape(key)}\s*:", text) and " is missing: " not in line:
-            place += f":{number}"
-            break
-    return f"{line} ({one_line(place)})"
+    if " is missing: " in line:
+        return f"{line} ({one_line(str(file))})"
+    number = _line_of(name[0].split("."), file.read_text(encoding="utf-8"))
+    if number is None:
+        return line
+    return f"{line} ({one_line(str(file))}:{number})"
+
+
+def _line_of(path: Sequence[str], text: str) -> int | None:
+    """Find the line of an option in a workload's YAML; None: it is not there.
+
+    Args:
+        path: the option's names from ``workload`` on, with which a file for the global package
+            begins, and no other.
+        text: of the file.
+    """
+    root = compose_yaml(text, SafeLoader)
+    number = _line_below(root, path[1:])
+    if number is None:
+        number = _line_below(root, path)
+    return number
+
+
+def _line_below(node: YamlNode | None, names: Sequence[str]) -> int | None:
+    """Find the line of the key that nested mappings have at these names; None: they have none."""
+    if not isinstance(node, MappingNode):
+        return None
+    for key, value in node.value:
+        if key.value != names[0]:
+            continue
+        if len(names) > 1:
+            return _line_below(value, names[1:])
+        return int(key.start_mark.line) + 1
+    return None
 
 
 def _check_one_goal(options: StudyOptions, arguments: Sequence[str]) -> None:
-    """Refuse a target beside the objective loss, which has none; that of a workload's file is left alone."""
-    given = [one for one in arguments if one.lstrip("+").startswith("workload.target.value=")]
+    """Refuse a target beside the objective loss, which has none.
+
+    That of a workload's file is left alone.
+    """
+    key = "workload.target.value="
+    given = [argument for argument in arguments if argument.lstrip("+").startswith(key)]
     if options.search.objective == "loss" and given:
         raise ConfigError(
-            f"search.objective=loss seeks the best {options.workload.target.metric} within a budget, and "
-            f"{given[0]} a target: leave one of them out"
+            f"search.objective=loss seeks the best {options.workload.target.metric} within a "
+            f"budget, and {given[0]} a target: leave one of them out"
         )
 
 
 def groups_in(folder: str | None) -> frozenset[str]:
-    """Return the names of the config groups in a folder of the user's: they may stand beside bstune's own options."""
-    return (
-        frozenset(path.name for path in Path(folder).iterdir() if path.is_dir())
-        if folder
-        else frozenset()
-    )
+    """Name the config groups in a folder of the user's.
+
+    They may stand beside bstune's own options.
+    """
+    if not folder:
+        return frozenset()
+    return frozenset(path.name for path in Path(folder).iterdir() if path.is_dir())
 
 
 def compose_given(
@@ -192,7 +236,10 @@ def compose_given(
 
 
 def resolved(text: str) -> str:
-    """Resolve the references in a text, such as ``${oc.env:NAME}``; a ConfigError where one cannot be."""
+    """Resolve the references in a text, such as ``${oc.env:NAME}``.
+
+    A ConfigError where one cannot be.
+    """
     try:
         return str(OmegaConf.create({"text": text}).text)
     except (OmegaConfBaseException, ValueError) as error:
@@ -207,25 +254,26 @@ def mlflow_options(uri: str | None) -> MlflowOptions:
     return MlflowOptions.model_validate(values)
 
 
-def read_yaml(name: str) -> Any:
-    """Return the content of a YAML file of ``conf/``."""
-    return safe_load(read_shipped(name))
+def read_yaml(name: str) -> Node:
+    """Read a YAML file of ``conf/``."""
+    content: Node = safe_load(read_shipped(name))
+    return content
 
 
 def option_names() -> list[str]:
-    """Return the names of all options that do not depend on the workload."""
+    """Name all options that do not depend on the workload."""
     return list(flatten(read_yaml(f"{CONFIG_NAME}.yaml")))
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that end in ``name``, else the most similar one, if there is one: what was meant."""
+    """Guess which names were meant: up to three that end in ``name``, else the most similar one."""
     candidates = list(names)
-    ending = [one for one in candidates if one.endswith(f".{name}")]
+    ending = [candidate for candidate in candidates if candidate.endswith(f".{name}")]
     return ending[:3] or difflib.get_close_matches(name, candidates, n=1)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the ``config_dir``, ``config_name`` and ``overrides`` of a command line."""
+    """Take a command line apart into ``config_dir``, ``config_name`` and ``overrides``."""
     parser = ArgumentParser(prog="bstune", add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-name", "-cn", default=CONFIG_NAME)
@@ -234,7 +282,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def in_full(arguments: Sequence[str]) -> list[str]:
-    """Write out what may be said shorter: ``+workload=NAME``, and ``target=VALUE`` of the workload's target."""
+    """Write out what may be said shorter: ``+workload=NAME``, and the workload's ``target=VALUE``."""
     full = list[str]()
     for argument in arguments:
         workload = re.sub(r"^\++workload=", "workload=", argument)
@@ -243,52 +291,62 @@ def in_full(arguments: Sequence[str]) -> list[str]:
 
 
 def with_choices(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as Hydra takes them: without ``schedule=null`` and its like, and with ``~`` in quotes.
+    """Give the arguments as Hydra takes them.
 
-    ConfigError for the choice of a group that is no name.
+    Without ``schedule=null`` and its like, and with ``~`` in quotes. ConfigError for the choice of
+    a group that is no name.
     """
-    kept = []
+    kept = list[str]()
     for argument in arguments:
         name, _, value = argument.partition("=")
+        # Hydra's grammar has no ~ outside of quotes. What is quoted or nested is left as it is.
         if "~" in value and not re.search(r"['\"\\,]|^[\[{]", value):
             argument = f"{name}='{value}'"
-        group, choice = name.lstrip("+"), None
-        if group in GROUPS:
-            try:
-                choice = OverridesParser.create().parse_override(argument).value()
-            except HydraException as error:
-                raise ConfigError(plain_error(error)) from error
-            if choice is None and group in OPTIONAL:
-                continue
-            names = choice if isinstance(choice, list) else [choice]
-            is_name = all(isinstance(one, str) and 0 < len(one) <= 200 for one in names)
-            if not is_name and not isinstance(choice, Sweep):
-                raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
+        group = name.lstrip("+")
+        if group not in GROUPS:
+            kept.append(argument)
+            continue
+        try:
+            choice = OverridesParser.create().parse_override(argument).value()
+        except HydraException as error:
+            raise ConfigError(plain_error(error)) from error
+        if choice is None and group in OPTIONAL:
+            continue
+        if not isinstance(choice, Sweep) and not _are_names(choice):
+            raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
         kept.append(argument)
     return kept
 
 
+def _are_names(choice: object) -> bool:
+    """Say whether a choice is a name, or a list of them."""
+    names = choice if isinstance(choice, list) else [choice]
+    return all(isinstance(name, str) and 0 < len(name) <= LONGEST_CHOICE for name in names)
+
+
 def secret_option(argument: str) -> str | None:
-    """Return the name of the option whose value, in an argument of the command line, holds a secret; None: none does.
+    """Name the option whose value, in an argument of the command line, holds a secret; or None.
 
     The name is empty for a word that is no option. References to the environment are no secrets.
     """
     named = re.fullmatch(r"[+~-]*([\w./@:-]+?)=(.*)", argument, re.DOTALL)
     if named is None or "://" in named[1]:
         return "" if secret_options(argument) else None
-    name, text = named[1], named[2]
-    value: Any = text.strip("\"'")
-    try:
+    name = named[1]
+    value: object = named[2].strip("\"'")
+    # What Hydra refuses is said later; or it is a URL with a comma, which its grammar refuses.
+    with suppress(HydraException):
         override = OverridesParser.create().parse_override(argument)
         if not override.is_sweep_override():
             value = override.value()
-    except HydraException:  # said later; or a URL with a comma, which Hydra's grammar refuses
-        pass
     return next(iter(secret_options(value, name)), None)
 
 
 def config_shown(text: str) -> str:
-    """Return a config that Hydra printed, as YAML without secrets; a text without any, or no config, as it is."""
+    """Show a config that Hydra printed, as YAML without secrets.
+
+    A text without any, or no config, as it is.
+    """
     try:
         config = OmegaConf.create(text)
     except (YAMLError, OmegaConfBaseException, ValueError):
@@ -301,7 +359,10 @@ def config_shown(text: str) -> str:
 
 
 class HideSecrets(Callback):
-    """Hydra's call-back that leaves secrets out of the config which Hydra writes of a multirun; jobs compose theirs."""
+    """Hydra's call-back that leaves secrets out of the config which Hydra writes of a multirun.
+
+    Jobs compose theirs.
+    """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Change the config in place."""
@@ -314,14 +375,16 @@ class HideSecrets(Callback):
 
 
 def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Return a config composed of the options that Hydra knows, and the names of those that it does not know."""
+    """Compose a config of the options that Hydra knows; the names of others are given beside it."""
     unknown: list[str] = []
     options = with_choices(options)
     with _own_hydra(), initialize_config_module(module, **hydra_versions.BEHAVIOUR):
+        # Hydra names one unknown option at a time: each is left out, until it takes the rest.
         while True:
-            known = [
-                option for option in options if option.split("=")[0].lstrip("+~") not in unknown
-            ]
+            known = list[str]()
+            for option in options:
+                if option.split("=")[0].lstrip("+~") not in unknown:
+                    known.append(option)
             try:
                 return hydra_compose(name, known), unknown
             except (HydraException, OmegaConfBaseException) as error:
@@ -329,11 +392,8 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
                 if refused is None or refused[1] in unknown:
                     raise ConfigError(plain_error(error)) from error
                 unknown.append(refused[1])
-            except (
-                YAMLError,
-                ValueError,
-                RecursionError,
-            ) as error:  # of bytes, numbers and defaults
+            # Of bytes, numbers and defaults.
+            except (YAMLError, ValueError, RecursionError) as error:
                 raise ConfigError(
                     f"a config file is none that Hydra reads: {' '.join(str(error).split())}"
                 ) from error
@@ -343,8 +403,12 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
 
 @contextmanager
 def _own_hydra() -> Iterator[None]:
-    """Put aside, for a while, the Hydra of a program that calls this one, which would be refused as a second one."""
-    theirs, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+    """Put aside, for a while, the Hydra of a program that calls this one.
+
+    It would be refused as a second one.
+    """
+    theirs = GlobalHydra.instance().hydra
+    version = VersionBase.instance().version_base
     if theirs is None:
         yield
         return
@@ -352,22 +416,27 @@ def _own_hydra() -> Iterator[None]:
     try:
         yield
     finally:
-        GlobalHydra.instance().hydra, VersionBase.instance().version_base = theirs, version
+        GlobalHydra.instance().hydra = theirs
+        VersionBase.instance().version_base = version
 
 
 def plain_error(error: Exception) -> str:
-    """Return Hydra's message without its search path, its workloads on one line."""
+    """Write Hydra's message without its search path, its workloads on one line."""
     message = str(error) or str(error.__cause__)
-    lines = [
-        line.strip() for line in message.split("Config search path")[0].splitlines() if line.strip()
-    ]
+    lines = list[str]()
+    for line in message.split("Config search path")[0].splitlines():
+        if line.strip():
+            lines.append(line.strip())
     workload = re.search(r"You must specify 'workload'|Could not find 'workload/(.*)'", lines[0])
     if not workload:
         return "\n".join(lines)
-    problem = (
-        "no workload was given" if workload[1] is None else f"there is no workload {workload[1]!r}"
+    problem = "no workload was given"
+    if workload[1] is not None:
+        problem = f"there is no workload {workload[1]!r}"
+    return (
+        f"{problem}\nworkloads: {', '.join(lines[2:])}\nrun one with: python -m bstune "
+        "+workload=NAME"
     )
-    return f"{problem}\nworkloads: {', '.join(lines[2:])}\nrun one with: python -m bstune +workload=NAME"
 
 
 def validate(
@@ -394,10 +463,11 @@ def validate(
     if OmegaConf.select(config, "search.objective") == "loss":
         _leave_target_open(config)
     if kind is ReplayedOptions and complete is not None:
+        # What is missing the table may give.
         _, mistakes = _parse(config, unknown, groups)
-        mistakes = [line for line in mistakes if " is missing: " not in line]
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
+        others = [line for line in mistakes if " is missing: " not in line]
+        if others:
+            raise ConfigError("\n".join(others))
         for key, value in complete(_resolve(config.workload, "", {})).items():
             OmegaConf.update(config, key, value, force_add=True)
     return check(config, unknown, groups)
@@ -413,7 +483,10 @@ def _leave_target_open(config: DictConfig) -> None:
 
 
 def _nothing_to_choose(kind: type[StudyOptions]) -> str | None:
-    """Say why a workload has no place for another schedule or algorithm; None where it may have one."""
+    """Say why a workload has no place for another schedule or algorithm.
+
+    None where it may have one.
+    """
     if kind is ReplayedOptions:
         return "a replayed workload is not trained"
     if kind is GivenOptions:
@@ -484,28 +557,36 @@ class _ConfigLookup:
 def _parse(
     config: DictConfig, unknown: Sequence[str], groups: Collection[str]
 ) -> tuple[StudyOptions | None, list[str]]:
-    """Give the options of a config and its mistakes, a line each; the options are None with mistakes."""
+    """Give the options of a config and its mistakes, a line each.
+
+    The options are None with mistakes.
+    """
     names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
     mistakes = {name: _unknown(name, names) for name in unknown}
     values = _resolve(config, "", mistakes)
     remember(values)
-    known = {
-        name: value for name, value in values.items() if name in OPTION_NAMES or name not in groups
-    }
+    known = dict[str, object]()
+    for name, value in values.items():
+        if name in OPTION_NAMES or name not in groups:
+            known[name] = value
     options: StudyOptions | None = None
     try:
         kind = kind_of_options(config.get("workload"))
         options = kind.model_validate(known, context=_ConfigLookup(config))
     except ValidationError as error:
-        for one in error.errors():
-            name = ".".join(str(part) for part in one["loc"])
-            line = mistake(name, one)
-            if one["type"] == "extra_forbidden":
+        for details in error.errors():
+            name = ".".join(str(part) for part in details["loc"])
+            line = mistake(name, details)
+            if details["type"] == "extra_forbidden":
                 line = _unknown(name, names)
             mistakes.setdefault(name, line)
-    # An option that is a copy of another one has the other's mistake.
-    lines = [line for name, line in mistakes.items() if str(names.get(name))[2:-1] not in mistakes]
-    # Of options that are copies of each other.
+    lines = list[str]()
+    for name, line in mistakes.items():
+        # An option that is a copy of another one, ${name}, has the other's mistake.
+        original = str(names.get(name))[2:-1]
+        if original not in mistakes:
+            lines.append(line)
+    # Of options that are copies of each other none is left.
     return options, lines or list(mistakes.values())
 
 
@@ -536,7 +617,10 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
 
 
 def _write_types(node: DictConfig, section: Section) -> None:
-    """Write a section's checked values into its node, but for references: an int becomes a float, say."""
+    """Write a section's checked values into its node, but for references.
+
+    An int may have become a float.
+    """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
@@ -552,8 +636,11 @@ def _write_types(node: DictConfig, section: Section) -> None:
                 node[name] = value
 
 
-def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
-    """Return a config node as plain values, with a line in ``mistakes`` for each that is missing or cannot be read."""
+def _resolve(node: object, name: str, mistakes: dict[str, str]) -> Any:
+    """Make plain values of a config node.
+
+    ``mistakes`` gets a line for each that is missing or cannot be read.
+    """
     if not isinstance(node, DictConfig | ListConfig):
         return node
     values: dict[Any, Any] = {}
@@ -566,17 +653,21 @@ def _resolve(node: Any, name: str, mistakes: dict[str, str]) -> Any:
             mistakes[option] = mistake(option, {"type": "missing"})
         except OmegaConfBaseException as error:
             mistakes[option] = f"{option}: {str(error).splitlines()[0]}"
-    return values if isinstance(node, DictConfig) else list(values.values())
+    if isinstance(node, DictConfig):
+        return values
+    return list(values.values())
 
 
-def _unknown(name: str, names: Mapping[str, Any]) -> str:
-    """Return the line for an option that there is not: the nearest one that there is."""
+def _unknown(name: str, names: Mapping[str, object]) -> str:
+    """Write the line for an option that there is not, with the nearest one that there is."""
     if name in ("workload.data", "workload.module"):
-        return f"{name}: a workload is trained (data and module) or replayed (table), but this one has both"
-    near = " or ".join(
-        nearest(name, [one for one in names if not f"{one}.".startswith(f"{name}.")])
-    )
-    then = (
-        f": did you mean {near}?" if near else "; bstune --cfg job +workload=NAME lists the options"
-    )
-    return f"unknown option {name}{then}"
+        return (
+            f"{name}: a workload is trained (data and module) or replayed (table), but this one "
+            "has both"
+        )
+    # The unknown option itself, and what is below it, stand among the names.
+    others = [option for option in names if not f"{option}.".startswith(f"{name}.")]
+    near = " or ".join(nearest(name, others))
+    if near:
+        return f"unknown option {name}: did you mean {near}?"
+    return f"unknown option {name}; bstune --cfg job +workload=NAME lists the options"

@@ -71,7 +71,8 @@ class HydraRecipe:
 
     def data(self) -> "LightningDataModule":
         """Instantiate the data's node."""
-        return instantiate(self._config.workload.data, "workload.data")  # type: ignore[no-any-return]
+        data = self._config.workload.data
+        return instantiate(data, "workload.data")  # type: ignore[no-any-return]
 
     @property
     def data_at(self) -> None:
@@ -190,7 +191,10 @@ def _targets(value: Any) -> Any:
 
 
 def _not_found(error: Exception) -> str | None:
-    """Say which module, or which name in a module, a target misses; None if that is not what is wrong."""
+    """Say which module, or which name in a module, a target misses.
+
+    None if that is not what is wrong.
+    """
     located = re.match(r"Error locating target '([^']*)'", str(error))
     if located is None or error.__cause__ is None:
         return None

@@ -791,8 +791,8 @@ class StudyOptions(Section):
         if budget is not None and budget.seconds is not None and search.objective != "loss":
             raise ValueError(
                 f"budget.seconds={budget.seconds:g} is of search.objective=loss, but got "
-                f"search.objective={search.objective}: a trial for a target ends by budget.steps and "
-                "budget.examples"
+                f"search.objective={search.objective}: a trial for a target ends by budget.steps "
+                "and budget.examples"
             )
         if protocol is not None:
             _check_own_process(search, protocol)

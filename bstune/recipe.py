@@ -2,8 +2,8 @@
 
 A study is :class:`bstune.options.StudyOptions`, which are plain values, and a recipe. There are two
 kinds: :class:`bstune.hydra_recipe.HydraRecipe` of a config's nodes, and
-:class:`bstune.trial.own_project.python_recipe.PythonRecipe` of Python objects. A recipe is sent whole, pickled,
-to a process that trains; it is never stored, and never read from a study's folder.
+:class:`bstune.trial.own_project.python_recipe.PythonRecipe` of Python objects. A recipe is sent
+whole, pickled, to a process that trains; it is never stored, and never read from a study's folder.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,10 @@ class Recipe(Protocol):
 
     @property
     def data_at(self) -> "Callable[[int], LightningDataModule] | None":
-        """Builds the data of a batch size, where the user gives a function of it; None: they are the same at each."""
+        """Builds the data of a batch size, where the user gives a function of it.
+
+        None: they are the same at each.
+        """
 
     def module(self, values: TrialValues) -> "LightningModule":
         """Build a trial's module, with weights of its own."""

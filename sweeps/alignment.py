@@ -31,7 +31,7 @@ from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number, plural
 from bstune.trial.checks.start import at_start
 from bstune.trial.devices.device import device_name, device_of, products_in, synchronize
-from bstune.trial.workload import load, on_device, resolve
+from bstune.trial.workload import load_workload, on_device, resolve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def run(
         if not value > 0:
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
     options, recipe = resolve(composed.options, composed.trained)
-    workload, protocol = load(options, recipe)
+    workload, protocol = load_workload(options, recipe)
     module, trainer = at_start(workload, TrialSpec(0, 0, batch_size, lr, None, 0), protocol)
     device = device_of(protocol.trainer)
     module = module.to(device).train()

@@ -38,7 +38,7 @@ from bstune.system.console import (
 )
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,13 +119,13 @@ def run(
 
     Tests replace ``timer``.
     """
-    workload, protocol = load(composed.options, composed.trained)
+    workload, protocol = load_workload(composed.options, composed.trained)
     # A trial that ended at the level would have no curve beyond it.
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check_series(runs, seeds, loader, workload.train_examples)
     # Now, as a workload without such rows is refused before anything is trained.
     from_loader = row_by_row(composed)
-    loader_workload, _ = load(from_loader.options, from_loader.trained)
+    loader_workload, _ = load_workload(from_loader.options, from_loader.trained)
     planned = _shuffled_trials(workload.train_examples, runs, seeds, order_seed)
     round_names = [f"loader/{number}" for number in range(1, loader.rounds + 1)]
     unit_names = [*planned, *round_names]

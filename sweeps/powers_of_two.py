@@ -26,7 +26,7 @@ from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.several import shared_steps
-from bstune.hardware.timing import StepTiming, busy_seconds, summarize, time_trial, visits
+from bstune.hardware.timing import StepTiming, busy_seconds, summarize_visits, time_trial, visits
 from bstune.report.drawing import BLUE, GREY, INK, VERMILION
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
@@ -109,7 +109,7 @@ def run(
     # What cannot be chosen is refused before any probe.
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
     options, recipe = resolve(composed.options, composed.trained)
-    workload, protocol = load(options, recipe)
+    workload, protocol = load_workload(options, recipe)
     if ceiling is not None and ceiling > workload.train_examples:
         raise ConfigError(
             f"sweep.experiment.ceiling={ceiling} is larger than the training data "
@@ -225,7 +225,7 @@ def _make_finding(
     in_use = dict[int, float]()
     for size, seconds in busy_by_size.items():
         in_use[size] = seconds / statistics.median(medians[size])
-    summaries = {size: summarize(size, rounds) for size, rounds in timed.items()}
+    summaries = {size: summarize_visits(size, rounds) for size, rounds in timed.items()}
     parts = [sentence(found, choice, medians, filled, level)]
     # Where the largest of the three does not fit, two are no line.
     if against_each_other and against_each_other[-1] <= choice.ceiling:

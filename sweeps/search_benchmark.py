@@ -22,7 +22,7 @@ from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
 from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, UnitRecord, check_only, is_chosen
-from bstune.trial.replay import Source, Table, read_index, read_table
+from bstune.trial.replay import Table, TableSource, read_index, read_table
 
 SEEDS = 20
 QUICK_SEEDS = 3
@@ -199,10 +199,10 @@ def _imported(name: str) -> Entry:
 
 
 def find_sources(
-    names: Sequence[str], index: Mapping[str, Source]
-) -> dict[str, tuple[Path, Source | None]]:
+    names: Sequence[str], index: Mapping[str, TableSource]
+) -> dict[str, tuple[Path, TableSource | None]]:
     """Find the tables that are named or given by path, all that ship for none: file and source."""
-    sources: dict[str, tuple[Path, Source | None]] = {}
+    sources: dict[str, tuple[Path, TableSource | None]] = {}
     if not names:
         sources = {name: (source.path, source) for name, source in index.items()}
     for name in names:
@@ -230,7 +230,7 @@ def find_sources(
     return sources
 
 
-def _shipped_at(path: Path, index: Mapping[str, Source]) -> Source | None:
+def _shipped_at(path: Path, index: Mapping[str, TableSource]) -> TableSource | None:
     """Give the source of the table that ships as this file."""
     for source in index.values():
         if source.path.resolve() == path.resolve():
@@ -249,7 +249,7 @@ def read_without_horizons(path: Path) -> Table:
     return table
 
 
-def find_target(path: Path, shipped: Source | None, value: float | None) -> Target:
+def find_target(path: Path, shipped: TableSource | None, value: float | None) -> Target:
     """Give a table's target: the given value, or what a table that ships was recorded for."""
     if value is not None:
         # A table of somebody's own does not say what its metric is.

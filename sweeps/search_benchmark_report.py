@@ -25,7 +25,7 @@ from bstune.sweeps.search_problem import (
     ratio_after,
     spending_within,
 )
-from bstune.trial.replay import DEVICE
+from bstune.trial.replay import REPLAY_DEVICE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -217,7 +217,7 @@ def make_finding(
         sentence=sentence(benchmarks, standings),
         rows=[row(standing, objective) for standing in shown],
         n=seeds,
-        device=DEVICE,
+        device=REPLAY_DEVICE,
         paint=functools.partial(paint, benchmarks, standings),
         inches=(1.2 + 4.6 * len(benchmarks), 5.2),
         notes=[*notes, *left_out],

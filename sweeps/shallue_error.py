@@ -31,7 +31,7 @@ from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_count, format_number
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def run(
     """
     options = composed.options
     # The target sets what is measured, and no trial ends at it.
-    workload, protocol = load(options, composed.trained)
+    workload, protocol = load_workload(options, composed.trained)
     _check_grid(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
     budget_of_runs = Budget(steps, examples)

@@ -320,9 +320,9 @@ def prepared_study(*arguments: str, backend: TrialBackend | None = None) -> Prep
 def loaded(*arguments: str) -> "tuple[Workload, TrialProtocol]":
     """Load the workload and the protocol of a command line, as a process that trains does."""
     # 4 s, which tests of replayed studies need not wait for.
-    from bstune.trial.workload import load
+    from bstune.trial.workload import load_workload
 
-    return load(*options_and_recipe(*arguments))
+    return load_workload(*options_and_recipe(*arguments))
 
 
 def resolved(*arguments: str) -> tuple[StudyOptions, Recipe]:

@@ -506,6 +506,37 @@ def test_a_mistake_in_a_file_of_ones_own_names_file_and_line(tmp_path):
     assert line.endswith(f"({file})")
 
 
+def test_the_line_of_a_mistake_is_that_of_its_own_key(tmp_path):
+    text = (CONF / "workload" / "airfoil.yaml").read_text()
+    file = tmp_path / "workload" / "mine.yaml"
+    file.parent.mkdir()
+    # A key of this name, the module's, stands at the beginning of a line.
+    assert re.search(r"(?m)^ +lr:", text)
+    text = text.replace("reference: {batch_size: 100, lr: 0.2}", "reference: {lr: -1}")
+    file.write_text(text)
+    number = text.splitlines().index("  reference: {lr: -1}") + 1
+    rate, size = sorted(mistakes("--config-dir", str(tmp_path), "workload=mine"), reverse=True)
+    assert rate.startswith("workload.reference.lr ")
+    assert rate.endswith(f" ({file}:{number})")
+    assert size.startswith("workload.reference.batch_size is missing")
+    assert size.endswith(f" ({file})")
+
+
+def test_a_mistake_from_elsewhere_names_no_file_of_ones_own(tmp_path):
+    folder = tmp_path / "workload"
+    folder.mkdir()
+    text = (CONF / "workload" / "digits.yaml").read_text()
+    (folder / "base.yaml").write_text(re.sub(r"(?m)^trials:.*", "trials: none", text))
+    (folder / "mine.yaml").write_text("defaults: [base]\nprecision: 32-true\n")
+    (line,) = mistakes("--config-dir", str(tmp_path), "workload=mine")
+    assert line.endswith("but got 'none'")
+    # bstune's own stands before one of the same name.
+    (folder / "digits.yaml").write_text(text)
+    (line,) = mistakes("--config-dir", str(tmp_path), "workload=digits", "~workload.precision")
+    assert line.startswith("workload.precision is missing")
+    assert str(tmp_path) not in line
+
+
 # A replayed workload
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from bstune.core.errors import BstuneError, ConfigError, DataError
 from bstune.core.records import Budget
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import load, load_data
+from bstune.trial.workload import load_data, load_workload
 from bstune.workloads.image_files import (
     ImageFileData,
     ImageFiles,
@@ -110,7 +110,7 @@ def test_each_workload_trains_two_steps_on_files_of_its_format(name, root, reque
     options, recipe = composed(
         name, request.getfixturevalue(root), "search.batch_size.low=2", "search.batch_size.high=8"
     )
-    workload, protocol = load(options, recipe)
+    workload, protocol = load_workload(options, recipe)
     assert (workload.train_examples, workload.validation_examples) == (8, 4)
     result = run_trial(workload, make_spec(6, 0.01), replace(protocol, budget=Budget(2, 1)))
     assert (result.status, result.steps, result.message) == ("stopped", 2, None)
@@ -168,7 +168,7 @@ def test_the_middle_is_evaluated_and_training_crops_are_mirrored_half_of_the_tim
 
 
 def test_a_batch_is_normalised_and_the_same_again_with_the_same_seed(folders):
-    workload, _ = load(
+    workload, _ = load_workload(
         *composed("imagenet_resnet50", folders, "workload.module.model.name=resnet50")
     )
     batches = []
@@ -331,7 +331,9 @@ def test_options_that_cannot_be(folders, option, message):
 
 
 def test_a_network_that_torchvision_has_not(small_networks, folders):
-    workload, _ = load(*composed("imagenet_vgg11", folders, "workload.module.model.name=vgg12"))
+    workload, _ = load_workload(
+        *composed("imagenet_vgg11", folders, "workload.module.model.name=vgg12")
+    )
     with pytest.raises(ConfigError, match="torchvision has no network 'vgg12'"):
         workload.build_module(make_spec(4, 0.1))
 

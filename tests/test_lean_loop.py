@@ -23,8 +23,9 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.trial.backend import make_protocol
 from bstune.trial.batches.image_batches import EvalBatches, Normalisation, TrainBatches
-from bstune.trial.fast.reasons import BATCH_HOOKS, CALLBACK_HOOKS, MODULE_HOOKS
+from bstune.trial.fast.reasons import CALLBACK_HOOKS, MODULE_HOOKS
 from bstune.trial.lightning import internals as lightning_internals
+from bstune.trial.lightning.trainer import BATCH_HOOKS
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.parts.checkpoint import Stopped
 from bstune.trial.workload import build_module

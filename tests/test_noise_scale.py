@@ -20,7 +20,7 @@ from torchmetrics.aggregation import MeanMetric
 from bstune.core.errors import ConfigError
 from bstune.core.noise_scale import GradientNorms, combine_norms, estimate_noise_scale
 from bstune.trial.batches.accumulation import weight_micro_batches
-from bstune.trial.noise_scale import NoiseScale, count_examples, split_batch
+from bstune.trial.noise_scale import NoiseScale, count_examples, cut_batch
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*num_workers.*", "ignore:.*(returned `None`|logging interval|not resumable).*"
@@ -504,15 +504,15 @@ Pair = collections.namedtuple("Pair", ["x", "y"])
 )
 def test_splits_along_dimension_0(batch, first):
     assert count_examples(batch) == 5
-    parts = split_batch(batch, 2)
+    parts = cut_batch(batch, 2)
     assert [type(part) for part in parts] == [type(batch)] * 2
     assert [first(part).tolist() for part in parts] == [[0, 1], [2, 3, 4]]
     assert [count_examples(part) for part in parts] == [2, 3]
-    assert len(split_batch(batch, 9)) == 5
+    assert len(cut_batch(batch, 9)) == 5
 
 
 def test_a_mapping_that_cannot_be_written_to_is_split_into_dicts():
-    first, second = split_batch(MappingProxyType({"x": torch.arange(3)}), 2)
+    first, second = cut_batch(MappingProxyType({"x": torch.arange(3)}), 2)
     assert (type(first), first["x"].tolist(), second["x"].tolist()) == (dict, [0], [1, 2])
 
 
@@ -528,7 +528,7 @@ def test_a_mapping_that_cannot_be_written_to_is_split_into_dicts():
 )
 def test_refuses_batches_that_cannot_be_split(batch, found):
     with pytest.raises(ConfigError) as error:
-        split_batch(batch, 2)
+        cut_batch(batch, 2)
     assert found in str(error.value)
     assert "make the batch of tensors of one length" in str(error.value)
 

@@ -752,7 +752,6 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
             Data(validation=[PLAIN, STREAM]),
             r"val_dataloader\(\) returns a DataLoader without a length",
         ),
-        (Data(validation=STREAM), r"val_dataloader\(\) returns a DataLoader without a length"),
         (NoValidationData(), r"\(test_preflight.py:\d+\) has no val_dataloader: define it"),
         (Data(validation=[]), r"val_dataloader\(\) \(test_preflight.py:\d+\) returns no loader"),
         (Nothing(), r"val_dataloader\(\) \(test_preflight.py:\d+\) returns no loader"),
@@ -767,11 +766,18 @@ def test_loaders_that_do_not_do_are_named(data, message):
 def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_is(train):
     check_loaders(Data(train), is_given=True)
     with pytest.raises(ConfigError, match="without a length"):
-        check_loaders(Data(train, STREAM), is_given=True)
+        check_loaders(Data(train, [STREAM]), is_given=True)
 
 
 @pytest.mark.parametrize(
-    "data", [Data(), Data(validation={"a": PLAIN, "b": PLAIN}), OwnBatches([PLAIN]), WEIGHTED]
+    "data",
+    [
+        Data(),
+        Data(validation={"a": PLAIN, "b": PLAIN}),
+        Data(validation=STREAM),
+        OwnBatches([PLAIN]),
+        WEIGHTED,
+    ],
 )
 def test_loaders_that_do_are_not_refused(data):
     check_loaders(data)

@@ -25,7 +25,7 @@ from bstune.study.prepare import compose_checked
 from bstune.study.tune import tune
 from bstune.trial.loop import run_trial
 from bstune.trial.own_project.lightning_cli import Chosen, workload_of
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 PROJECTS = Path(__file__).parent / "projects"
 CONFIGS = PROJECTS / "conf"
@@ -201,7 +201,7 @@ def test_a_trial_equals_the_fit_of_a_trainer_on_its_batches(name, tmp_path):
 def fitted(name, folder):
     """Train a project as its author would, and write a checkpoint; return the options and the module."""
     options, recipe = options_and_recipe(*arguments(name), "device=cpu")
-    workload, _ = load(options, recipe)
+    workload, _ = load_workload(options, recipe)
     reference = options.workload.reference
     spec = make_spec(int(reference.batch_size), reference.lr)
     both = module_at(recipe, spec.lr), recipe.data()
@@ -273,7 +273,7 @@ def check_equal(name, composed, build_both, folder):
     own = composed.options.workload
     spec = make_spec(2 * own.batch_size.low + 1, own.reference.lr, seed=5)
     with chdir(folder):
-        workload, protocol = load(composed.options, composed.trained)
+        workload, protocol = load_workload(composed.options, composed.trained)
         modules = []
 
         def build(spec):

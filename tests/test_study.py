@@ -16,7 +16,7 @@ from bstune.core.errors import ConfigError
 from bstune.options import GivenOptions, ReplayedOptions, TrainedOptions
 from bstune.study.prepare import compose_checked
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14")
 REPLAY += ("search.trials=3", "search.replicates=0", "sampler=random", "mlflow.enabled=false")
@@ -127,7 +127,7 @@ def test_a_study_without_a_module_is_made_and_not_run(tmp_path):
 def history_of(pickled):
     """Train a trial of pickled options and a recipe; return its history."""
     options, recipe = pickle.loads(pickled)  # noqa: S301 (of this test)
-    workload, protocol = load(options, recipe)
+    workload, protocol = load_workload(options, recipe)
     return run_trial(workload, make_spec(32, 0.2, seed=3, max_steps=20), protocol).history
 
 

@@ -20,7 +20,7 @@ from bstune.hardware.survey import (
     _time_ladder,
     _trial_limit,
     cached_survey,
-    read,
+    read_survey,
 )
 from bstune.hardware.threads import ThreadChoice
 from bstune.study.tune import survey
@@ -69,7 +69,7 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
     assert (tmp_path / "outputs/digits/roofline.png").read_bytes()[:4] == b"\x89PNG"
     # the survey is cached, for a study with another target too, whose range it narrows
     (path,) = (tmp_path / "cache/hardware").iterdir()
-    cached = read(path)
+    cached = read_survey(path)
     assert survey("workload=digits", *FAST) == cached
     low = replace(cached.ceiling, at=replace(cached.ceiling.at, batch_size=700), smallest=5)
     path.write_bytes(SURVEYS.dump_json(replace(cached, ceiling=low)))
@@ -321,5 +321,5 @@ def test_the_cache(cached, tmp_path):
         b'{"workload": 3}',
     ):
         path.write_bytes(broken)
-        assert read(path) is None
-    assert read(tmp_path / "nowhere") is None
+        assert read_survey(path) is None
+    assert read_survey(tmp_path / "nowhere") is None

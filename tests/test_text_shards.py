@@ -13,7 +13,7 @@ from builders import resolved
 from bstune.core.errors import BstuneError, ConfigError, DataError
 from bstune.core.records import Budget
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import load, load_data
+from bstune.trial.workload import load_data, load_workload
 from bstune.workloads import text_shards
 from bstune.workloads.text_shards import LEAST_VOCABULARY, lines_of, load_shards
 from tests.toolbox import make_spec
@@ -93,7 +93,7 @@ def composed(name, root, *options):
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # of oneDNN, which has none
 @pytest.mark.parametrize("name", SMALL)
 def test_each_workload_trains_two_steps_on_files_of_its_format(name, corpora):
-    workload, protocol = load(*composed(name, corpora))
+    workload, protocol = load_workload(*composed(name, corpora))
     result = run_trial(workload, make_spec(6, 0.1), replace(protocol, budget=Budget(2, 1)))
     assert (result.status, result.steps, result.message) == ("stopped", 2, None)
     assert 0.0 < result.history[-1][1] < 2 * np.log(400)

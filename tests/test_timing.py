@@ -15,7 +15,7 @@ from bstune.hardware.timing import (
     StepTiming,
     ladder,
     measure_step_times,
-    summarize,
+    summarize_visits,
     time_bare,
     time_trial,
     visits,
@@ -70,7 +70,7 @@ def test_enough_time_measures_all_and_without_time_both_ends_are_visited():
 
 
 def test_summary():
-    timing = summarize(8, [(1.0, 2.0, 3.0), (4.0, 5.0)])
+    timing = summarize_visits(8, [(1.0, 2.0, 3.0), (4.0, 5.0)])
     assert timing == StepTiming(
         8, seconds=3.25, low=2.625, high=3.875, drift=1.25, steps=5, visits=2, bare=None
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from bstune.trial.fast.watch import WatchedNumber, watching
+from bstune.trial.fast.watch import WatchedNumber, watching_uses
 
 USES = {
     "compared": lambda n: n == 3,
@@ -81,7 +81,7 @@ def module():
 def test_what_is_asked_of_the_trainer_is_noted_and_what_is_logged(module, place):
     part = module if place == "itself" else module.inner
     asked = []
-    with watching(module, asked):
+    with watching_uses(module, asked):
         assert part.trainer.global_step == 5
         part.log("loss", 1.0)
     assert asked == ["trainer.global_step", "self.log"]
@@ -93,7 +93,7 @@ def test_afterwards_all_is_as_it_was_even_where_one_watches_within_another(modul
     before = [dict(vars(part)) for part in (module, module.inner)]
     outer = []
     inner = []
-    with watching(module, outer), watching(module, inner):
+    with watching_uses(module, outer), watching_uses(module, inner):
         assert module.trainer.global_step == 5
     assert outer == inner == ["trainer.global_step"]
     assert module.log is own_log

@@ -217,6 +217,19 @@ class Streaming(Foreign):
         return DataLoader(Stream(), batch_size=7)
 
 
+class Examples(IterableDataset):
+    def __init__(self, examples):
+        self.examples = examples
+
+    def __iter__(self):
+        return iter(self.examples)
+
+
+class ValidatesOnStream(Foreign):
+    def val_dataloader(self):
+        return DataLoader(Examples(self.held_out), batch_size=5)
+
+
 class ListOfLoaders(Foreign):
     def train_dataloader(self):
         return [super().train_dataloader()]
@@ -273,6 +286,16 @@ def test_data_are_not_closed_after_a_trial():
     for _ in range(2):
         assert run_trial(workload, spec(16), make_protocol(3, target=NEVER)).steps == 3
     assert "teardown" not in SplitsAnew.last.calls
+
+
+def test_a_stream_is_evaluated_to_its_end_as_data_with_a_length_are():
+    histories = []
+    for kind in (Foreign, ValidatesOnStream):
+        workload = foreign(kind)
+        assert workload.validation_examples == 12
+        result = run_trial(workload, spec(16), make_protocol(30, target=NEVER))
+        histories.append((result.status, result.history, list(Seeing.evaluated)))
+    assert histories[0] == histories[1]
 
 
 @pytest.mark.parametrize(("micro", "groups"), [("null", [16]), ("6", [6, 6, 4])])

@@ -14,7 +14,7 @@ import pytest
 
 from bstune.core.evaluation_schedule import EvaluationSchedule
 from bstune.core.records import Budget, Merit, Target, TrialProtocol, TrialResult, TrialSpec
-from bstune.hardware.memory import Ceiling, MemoryModel, Outcome, ProbeResult
+from bstune.hardware.memory import Ceiling, MemoryModel, ProbeOutcome, ProbeResult
 from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCost
 from bstune.hardware.survey import Survey
 from bstune.hardware.threads import ThreadChoice
@@ -181,7 +181,7 @@ def data_root(folder: str) -> str:
     return root
 
 
-def make_probe_result(size: int, outcome: Outcome = "fits", mib: int = 100) -> ProbeResult:
+def make_probe_result(size: int, outcome: ProbeOutcome = "fits", mib: int = 100) -> ProbeResult:
     """Return a probe that took so many MiB of 1,000."""
     return ProbeResult(size, outcome, 1000 * 2**20, mib * 2**20, mib * 2**20)
 

@@ -48,7 +48,8 @@ class LargestBatch:
     unbounded: int
     """How many seeds lost nothing anywhere."""
     between: tuple[int, int] | None = None
-    """Where the loss of a seed jumps: the batch sizes around all jumps; within them it is not known."""
+    """Where the loss of a seed jumps: the batch sizes around all jumps; within them it is not
+    known."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from bstune.core.errors import HardwareError
 
 # All of it fits; the first part that does not; it failed for another reason; the device is gone.
-Outcome = Literal["fits", "startup", "training", "evaluation", "error", "device"]
+ProbeOutcome = Literal["fits", "startup", "training", "evaluation", "error", "device"]
 # Between the first probes, which only look for a size whose memory differs from the smallest's.
 PROBE_GROWTH = 16
 # Of the memory that is left: no line is drawn through a smaller difference.
@@ -37,7 +37,7 @@ class ProbeResult:
     """One probe: its outcome, and the most memory that its process took."""
 
     batch_size: int
-    outcome: Outcome
+    outcome: ProbeOutcome
     limit: int
     """Bytes that it was allowed."""
     training_bytes: int | None = None

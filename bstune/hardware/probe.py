@@ -44,7 +44,7 @@ from bstune.core.errors import BstuneError, ConfigError, HardwareError
 from bstune.core.records import Budget, TrialProtocol, TrialSpec
 from bstune.core.step_time import StepTime
 from bstune.hardware import memory
-from bstune.hardware.memory import Ceiling, Outcome, ProbeResult, find_ceiling
+from bstune.hardware.memory import Ceiling, ProbeOutcome, ProbeResult, find_ceiling
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import quieten
@@ -55,7 +55,7 @@ from bstune.trial.devices.distributed import join
 from bstune.trial.lightning.trainer import without_monitors
 from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import CONTEXT, lead_group, start_process, start_server
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 # Between two looks at a probe's memory.
 PROBE_LOOK_SECONDS = 0.004
@@ -68,7 +68,7 @@ DEVICE_LOST = re.compile(
     "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|"
     "fallen off the bus|uncorrectable ECC|CUDA driver|unspecified launch failure"
 )
-PHASES: Mapping[Phase, Outcome] = {
+PHASES: Mapping[Phase, ProbeOutcome] = {
     Phase.STARTUP: "startup",
     Phase.TRAINING: "training",
     Phase.EVALUATION: "evaluation",
@@ -76,7 +76,7 @@ PHASES: Mapping[Phase, Outcome] = {
 }
 
 
-Message = Outcome | ProbeResult | BstuneError
+Message = ProbeOutcome | ProbeResult | BstuneError
 """What a probe's process sends: a phase as it begins, by what it means to end there; then a result,
 or an error of the workload at any batch size."""
 
@@ -127,7 +127,7 @@ class MemoryClock(TrialClock):
         training_bytes: int | None = None
         if not out_of_memory:
             training_bytes = self.peaks.get(Phase.TRAINING)
-        outcome: Outcome = "fits"
+        outcome: ProbeOutcome = "fits"
         if out_of_memory is not None:
             outcome = PHASES[self.last]
         elif not enforced:
@@ -141,7 +141,7 @@ class MemoryClock(TrialClock):
             message=out_of_memory,
         )
 
-    def _first_over(self, limit: int) -> Outcome:
+    def _first_over(self, limit: int) -> ProbeOutcome:
         """Name the first phase whose peak is over a limit of bytes."""
         for phase, outcome in PHASES.items():
             if self.peaks.get(phase, 0) > limit:
@@ -252,7 +252,7 @@ def _read(
     if lines:
         # What Python prints last of an error is the error itself.
         message = redact(lines[-1])
-    outcome: Outcome = "error"
+    outcome: ProbeOutcome = "error"
     if DEVICE_LOST.search(errors):
         outcome = "device"
     return ProbeResult(size, outcome, limit, message=message)
@@ -299,7 +299,7 @@ def _run(
         if options.devices > 1:
             # DDP's buffers count, too.
             join(0, 1)
-        workload, protocol = load(options, probe.recipe)
+        workload, protocol = load_workload(options, probe.recipe)
         spec = TrialSpec(0, 0, share, options.scaling.lr, None, 0)
         horizon = max(probe.steps, protocol.last_step(batch_size))
         short = _short_protocol(protocol, probe)

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from bstune.core.errors import HardwareError
 from bstune.system.failures import place_of
 from bstune.trial.devices.device import convolutions_in_tf32, products_in_tf32
+
+TracedModule = TypeVar("TracedModule", bound=nn.Module)
+Batch = TypeVar("Batch")
 
 Arithmetic = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 DTYPES = {
@@ -187,7 +190,15 @@ class Achieved:
     """FLOPs per byte moved."""
 
 
-def training_loss(module: Any, batch: Any, index: int = 0) -> Tensor:
+class Trainable(Protocol):
+    """A module with a step of training, as a LightningModule is."""
+
+    @property
+    def training_step(self) -> Callable[..., Any]:
+        """Takes a batch and its number."""
+
+
+def training_loss(module: Trainable, batch: object, index: int = 0) -> Tensor:
     """Run a LightningModule's ``training_step`` outside a Trainer and give its loss.
 
     HardwareError if it asks for a Trainer.
@@ -207,9 +218,9 @@ def training_loss(module: Any, batch: Any, index: int = 0) -> Tensor:
 
 
 def step_cost(
-    module: nn.Module,
-    make_batch: Callable[[int], Any],
-    loss: Callable[[Any, Any], Tensor],
+    module: TracedModule,
+    make_batch: Callable[[int], Batch],
+    loss: Callable[[TracedModule, Batch], Tensor],
     arithmetic: Arithmetic,
     batch_sizes: Sequence[int] = (2, 4),
 ) -> StepCost:
@@ -324,7 +335,7 @@ class _Traced:
 
 
 def _trace(
-    module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], width: int
+    module: TracedModule, batch: Batch, loss: Callable[[TracedModule, Batch], Tensor], width: int
 ) -> list[_Traced]:
     """Run one training step and give its layers in the order of their first call, OUTSIDE last."""
     tracer = _Tracer(width)
@@ -370,7 +381,7 @@ class _Tracer:
         # Whether the running layer's inputs need a gradient.
         self._needs: list[bool] = []
 
-    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def before(self, module: nn.Module, args: object, kwargs: object) -> None:
         """Note a layer's inputs as they are before its call: one in place changes them."""
         self._storages = {}
         self._needs = []
@@ -382,7 +393,9 @@ class _Tracer:
             self._needs.append(tensor.requires_grad)
         self._counted = self.counter.get_total_flops()
 
-    def after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def after(
+        self, name: str, module: nn.Module, args: object, kwargs: object, output: object
+    ) -> None:
         """Charge a call to its layer, and mark the autograd nodes that it made."""
         layer = self._layers.setdefault(
             name, _Traced(name, type(module).__name__, _dimensions(module))
@@ -453,7 +466,7 @@ class _Tracer:
             node.register_hook(lambda *gradients, layer=layer: self._charge(layer))
             stack.extend(following for following, _ in node.next_functions)
 
-    def _enter(self, gradients: Any) -> None:
+    def _enter(self, gradients: object) -> None:
         """Leave out what ran since the last node: it is of no layer."""
         self._counted = self.counter.get_total_flops()
 
@@ -464,7 +477,7 @@ class _Tracer:
 
 
 def _convolution_backward(
-    gradient: torch.Size, x: torch.Size, weight: torch.Size, *arguments: Any, **others: Any
+    gradient: torch.Size, x: torch.Size, weight: torch.Size, *arguments: Any, **others: object
 ) -> int:
     """Count the FLOPs of the gradients that are asked for, those of the input and of the weight.
 
@@ -479,7 +492,7 @@ def _convolution_backward(
 FLOP_FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def _tensors(values: object) -> list[Tensor]:
     """Give the dense tensors anywhere in what a layer is given or returns."""
     tensors = list[Tensor]()
     for leaf in tree_leaves(values):

@@ -18,7 +18,7 @@ from bstune.system.watchdog import STEP_SECONDS, waiting_for
 from bstune.trial.devices.distributed import options_of_process
 from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import Train, Workers
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 # Of a trial at one of two batch sizes.
 SHARED_STEPS = 4
@@ -35,7 +35,7 @@ def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) 
     It runs in one of the devices' processes.
     """
     quieten()
-    workload, protocol = load(options_of_process(options), recipe)
+    workload, protocol = load_workload(options_of_process(options), recipe)
     short = replace(
         protocol.for_steps_only(),
         warmup_steps=warmup_steps,

@@ -36,7 +36,7 @@ from bstune.hardware import known_devices, roofline, timing
 from bstune.hardware.memory import (
     BYTES_PER_MIB,
     Ceiling,
-    Outcome,
+    ProbeOutcome,
     ProbeResult,
     memory_limit,
     resident_bytes,
@@ -386,7 +386,7 @@ def measure_with(
         "surveying the hardware: probes of memory in processes of their own, then steps, "
         f"at most {hardware.seconds:g} s"
     )
-    largest, unused = usable(space.high, protocol.budget)
+    largest, unused = usable_sizes(space.high, protocol.budget)
     # A captured graph holds memory of its own.
     steps = max(hardware.memory.steps, eager_steps(protocol.fast, device) + 1)
     ceiling = measure_ceiling(
@@ -534,7 +534,7 @@ def _with_small_evaluations(workload: Workload) -> Workload:
     return replace(workload, validation_batches=in_small_batches(loaders[0], FEW_EXAMPLES))
 
 
-def usable(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
+def usable_sizes(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
     """Give the largest batch size that a trial's budget can use; a note where it is not ``high``.
 
     A batch larger than all examples of the budget would be the trial's only one.
@@ -574,7 +574,7 @@ def probe_text(result: ProbeResult) -> str:
         peak = result.peak_bytes / BYTES_PER_MIB
         limit = result.limit / BYTES_PER_MIB
         taken = f" ({peak:,.0f} of {limit:,.0f} MiB)"
-    outcomes: dict[Outcome, str] = {
+    outcomes: dict[ProbeOutcome, str] = {
         "fits": "fits",
         "startup": "does not fit: data and model alone",
         "training": "does not fit",
@@ -811,7 +811,7 @@ def cached(
     path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
     known: Survey | None = None
     if not options.hardware.refresh:
-        known = read(path)
+        known = read_survey(path)
     if known is not None:
         difference = how.differs(known)
         if difference is None:
@@ -827,7 +827,7 @@ def cached(
     return survey, False
 
 
-def read(path: Path) -> Survey | None:
+def read_survey(path: Path) -> Survey | None:
     """Read the survey in a file; None where there is none, or one that cannot be read."""
     try:
         return SURVEYS.validate_json(read_bytes(path, "the survey"))
@@ -859,7 +859,7 @@ def cache_key(
     module_text = [repr(module)]
     for name, parameter in module.named_parameters():
         module_text.append(f"{name} {tuple(parameter.shape)}")
-    largest, _ = usable(space.high, protocol.budget)
+    largest, _ = usable_sizes(space.high, protocol.budget)
     depends: dict[str, object] = {
         "workload": options.workload.model_dump(exclude=IRRELEVANT),
         "module": module_text,

@@ -181,7 +181,7 @@ def measure_step_times(
             break
     timings = list[StepTiming]()
     for size in sorted(trials):
-        timings.append(summarize(size, trials[size], bares.get(size, ())))
+        timings.append(summarize_visits(size, trials[size], bares.get(size, ())))
     return Measured(
         timings=tuple(timings),
         left_out=tuple(size for size in sizes if size not in trials),
@@ -196,7 +196,7 @@ def _is_noisy(repeats: Sequence[Sequence[float]]) -> bool:
     return bool(high > NOISY_QUARTILES * low)
 
 
-def summarize(
+def summarize_visits(
     batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[Sequence[float]] = ()
 ) -> StepTiming:
     """Give median and quartiles over the means of repeats, in seconds.
@@ -224,7 +224,7 @@ def summarize(
 
 def _marker(
     device: torch.device, now: Callable[[], float]
-) -> tuple[Callable[[], Any], Callable[[tuple[Any, Any]], float]]:
+) -> tuple[Callable[[], object], Callable[[tuple[Any, Any]], float]]:
     """Give what marks a moment of the device's work, and what tells the seconds between two marks.
 
     On CUDA the marks are events of its stream: to set one does not wait, so that the host prepares
@@ -253,16 +253,16 @@ class _StepClock(TrialClock):
         self,
         now: Callable[[], float],
         synchronize: Callable[[], None],
-        mark: Callable[[], Any],
+        mark: Callable[[], object],
         wait: Wait,
     ) -> None:
         super().__init__(now, synchronize)
         self._wait = wait
         self._mark = mark
         # Of each step the marks around its stretches of training.
-        self.steps: list[list[tuple[Any, Any]]] = []
+        self.steps: list[list[tuple[object, object]]] = []
         # The mark at which the running stretch began.
-        self._begin: Any = None
+        self._begin: object = None
 
     def enter(self, phase: Phase) -> float:
         """End a stretch of training, and begin another one with the phase."""
@@ -283,7 +283,7 @@ class _StepClock(TrialClock):
             self.steps.append([])
             self._begin = moment
 
-    def _end_stretch(self, moment: Any) -> None:
+    def _end_stretch(self, moment: object) -> None:
         # What runs before the first step's edge is of none.
         if self.steps:
             self.steps[-1].append((self._begin, moment))
@@ -293,7 +293,7 @@ class _StepClock(TrialClock):
 class _Watched:
     """Batches, or their micro-batches, whose clock ticks at the first one of each step."""
 
-    batches: Iterable[Any]
+    batches: Iterable[object]
     every: int
     clock: _StepClock
 
@@ -306,7 +306,7 @@ class _Watched:
         # A TypeError, as they have no end.
         return len(self.batches)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         for number, batch in enumerate(self.batches):
             if number % self.every == 0:
                 self.clock.tick()
@@ -422,7 +422,7 @@ def time_bare(
     (optimizer,) = trainer.optimizers
     stream = endless(workload.train_batches(spec))
     mark, seconds_between = _marker(device, now)
-    marks: list[Any] = []
+    marks = list[object]()
 
     def loss() -> torch.Tensor:
         batch = on_device(workload, module, precision.convert_input(next(stream)), device)

@@ -36,21 +36,26 @@ SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 def last_checkpoint(trial: LoopTrial) -> str | None:
-    """Give the checkpoint from which a trial goes on, for ``resume_from_checkpoint``; None: it starts afresh."""
+    """Give the checkpoint from which a trial goes on, for ``resume_from_checkpoint``.
+
+    None: it starts afresh.
+    """
     if trial.resume_from is None:
         return None
-    found: str | None = get_last_checkpoint(str(trial.resume_from))
-    return found
+    checkpoint: str | None = get_last_checkpoint(str(trial.resume_from))
+    return checkpoint
 
 
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Reports evaluations to a trial, stops the training with it, and finishes it.
 
-    Where ``output_dir`` is ``trial.save_to``, a trial that is stopped leaves its checkpoint there, and can
-    go on. The seconds are those from the first step after an evaluation to the next evaluation.
+    Where ``output_dir`` is ``trial.save_to``, a trial that is stopped leaves its checkpoint there,
+    and can go on. The seconds are those from the first step after an evaluation to the next
+    evaluation.
 
     Args:
-        trial: of a study whose target is a metric of the Trainer's evaluation, such as ``eval_loss``.
+        trial: of a study whose target is a metric of the Trainer's evaluation, such as
+            ``eval_loss``.
         now: a monotonic clock, in seconds.
 
     Raises:
@@ -155,8 +160,8 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
         raise ConfigError("bstune sets the batch size: leave auto_find_batch_size out")
     if args.world_size > 1:
         raise ConfigError(
-            f"the Trainer runs in {args.world_size} processes, each of which would search by itself: "
-            "run it in one"
+            f"the Trainer runs in {args.world_size} processes, each of which would search by "
+            "itself: run it in one"
         )
     batch_size = args.train_batch_size * args.gradient_accumulation_steps
     if batch_size != trial.batch_size:
@@ -174,7 +179,8 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
             )
     if not args.dataloader_drop_last:
         raise ConfigError(
-            "the last batch of an epoch may be smaller than the trial's: give dataloader_drop_last=True"
+            "the last batch of an epoch may be smaller than the trial's: give "
+            "dataloader_drop_last=True"
         )
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if schedule not in SCHEDULES:
@@ -197,6 +203,7 @@ def _check_accumulation(micro_batches: int, loader: Sized | None) -> None:
     if left:
         raise ConfigError(
             f"an epoch of {len(loader)} micro-batches ends with a step of {left} in place of "
-            f"gradient_accumulation_steps={micro_batches}: leave out examples of the training data until "
-            "they are a multiple of the trial's batch size, or leave gradient_accumulation_steps out"
+            f"gradient_accumulation_steps={micro_batches}: leave out examples of the training data "
+            "until they are a multiple of the trial's batch size, or leave "
+            "gradient_accumulation_steps out"
         )

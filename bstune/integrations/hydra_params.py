@@ -1,12 +1,15 @@
 """The parameters of a sweep of anyone's Hydra application, and what a study makes of their ranges.
 
-They are written as for Hydra's Optuna sweeper: ``interval(low, high)``, ``tag(log, interval(...))``,
-``int(interval(...))``, ``choice(...)`` and ``range(...)``; what is no sweep is the same in each job.
+They are written as for Hydra's Optuna sweeper: ``interval(low, high)``,
+``tag(log, interval(...))``, ``int(interval(...))``, ``choice(...)`` and ``range(...)``; what is no
+sweep is the same in each job.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hydra.core.config_loader import ConfigLoader
@@ -17,6 +20,8 @@ from hydra.errors import HydraException
 from bstune.core.errors import ConfigError
 
 # The last parts of the keys that are taken for the batch size and for the learning rate.
+# Names that a study has of its own.
+OWN_NAMES = frozenset({"batch_size", "lr", "delta"})
 USUAL_NAMES = {"batch_size": ("batch_size", "train_batch_size"), "lr": ("lr", "learning_rate")}
 MEANINGS = {"batch_size": "batch size", "lr": "learning rate"}
 EXAMPLES = {"batch_size": "int(interval(8, 512))", "lr": "tag(log, interval(0.001, 1))"}
@@ -63,7 +68,10 @@ class Params:
 
     @property
     def multiple(self) -> int | None:
-        """Of which the batch sizes are multiples, by the values that they have; None: of an interval."""
+        """Of which the batch sizes are multiples, by the values that they have.
+
+        None: of an interval.
+        """
         if not self.batch_sizes.values:
             return None
         return math.gcd(*(int(value) for value in self.batch_sizes.values))
@@ -71,37 +79,41 @@ class Params:
     @property
     def names(self) -> dict[str, str]:
         """The name in the study of each other parameter, by its key: the last part where that is enough."""
-        last = [_last_part(key) for key in self.others]
-        taken = {"batch_size", "lr", "delta"}
-        found = {}
+        uses = Counter(_last_part(key) for key in self.others)
+        names = dict[str, str]()
         for key in self.others:
             short = _last_part(key)
-            is_free = last.count(short) == 1 and short not in taken
-            found[key] = short if is_free else re.sub(r"\W+", "_", bare(key))
-        return found
+            is_free = uses[short] == 1 and short not in OWN_NAMES
+            names[key] = short if is_free else re.sub(r"\W+", "_", bare(key))
+        return names
 
     @property
     def tunable(self) -> dict[str, dict[str, float | bool]]:
         """The other parameters as :class:`bstune.Study` takes them: choices by their places."""
-        found: dict[str, dict[str, float | bool]] = {}
+        tunable: dict[str, dict[str, float | bool]] = {}
         for key, name in self.names.items():
-            one = self.others[key]
-            ends = (0, len(one.values) - 1) if one.values else (one.low, one.high)
-            found[name] = {
-                "low": ends[0],
-                "high": ends[1],
-                "log": one.is_log,
-                "integer": one.is_integer,
+            searched = self.others[key]
+            low = searched.low
+            high = searched.high
+            if searched.values:
+                low = 0
+                high = len(searched.values) - 1
+            tunable[name] = {
+                "low": low,
+                "high": high,
+                "log": searched.is_log,
+                "integer": searched.is_integer,
             }
-        return found
+        return tunable
 
     def values(self, hyperparameters: Mapping[str, int | float | None]) -> dict[str, str]:
         """Give the values of the other parameters by key, as an override has them."""
-        found = {}
+        values = dict[str, str]()
         for key, name in self.names.items():
-            value, choices = hyperparameters[name], self.others[key].values
-            found[key] = choices[int(value or 0)] if choices else repr(value)
-        return found
+            value = hyperparameters[name]
+            choices = self.others[key].values
+            values[key] = choices[int(value or 0)] if choices else repr(value)
+        return values
 
 
 def bare(key: str) -> str:
@@ -129,18 +141,29 @@ def read_params(
     """
     try:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(lines))
-        overrides = {bare(one.get_key_element()): one for one in parsed}
-        ranges = {one.get_key_element(): _range(one) for one in overrides.values()}
+        overrides = {bare(override.get_key_element()): override for override in parsed}
+        searched = dict[str, Range]()
+        for override in overrides.values():
+            values = _range(override)
+            if values is not None:
+                searched[override.get_key_element()] = values
     except HydraException as error:
         raise ConfigError(f"the sweep's parameters cannot be read: {error}") from error
-    searched = {key: found for key, found in ranges.items() if found is not None}
     size_key = _key_of("batch_size", batch_size, searched, overrides)
     rate_key = _key_of("lr", lr, searched, overrides)
-    others = {key: one for key, one in searched.items() if key not in (size_key, rate_key)}
-    # A choice of one value is none.
-    single = [key for key, one in others.items() if len(one.values) == 1]
-    fixed = [f"{key}={others.pop(key).values[0]}" for key in single]
-    fixed += [str(one.input_line) for one in overrides.values() if _is_fixed(one)]
+    others = dict[str, Range]()
+    fixed = list[str]()
+    for key, values in searched.items():
+        if key in (size_key, rate_key):
+            continue
+        # A choice of one value is none.
+        if len(values.values) == 1:
+            fixed.append(f"{key}={values.values[0]}")
+        else:
+            others[key] = values
+    for override in overrides.values():
+        if _is_fixed(override):
+            fixed.append(str(override.input_line))
     return Params(
         batch_size=size_key,
         lr=rate_key,
@@ -159,29 +182,36 @@ def _range(override: Override) -> Range | None:
     """Give what an override sweeps over; None: it does not sweep."""
     if _is_fixed(override):
         return None
-    value = override.value()
-    if isinstance(value, IntervalSweep):
-        ends = (value.start, value.end)
-        whole = all(isinstance(end, int) for end in ends)
-        low, high = (float(end) for end in ends if end is not None)
-        return Range(low, high, "log" in value.tags, whole)
-    steps_by_one = isinstance(value, RangeSweep) and value.step == 1 and not value.shuffle
-    values = tuple(str(one) for one in override.sweep_iterator(transformer=Transformer.encode))
-    numbers = [_as_number(one) for one in values]
-    known = [one for one in numbers if one is not None]
-    if len(known) < len(values):
+    swept = override.value()
+    if isinstance(swept, IntervalSweep):
+        start = swept.start
+        end = swept.end
+        assert start is not None  # noqa: S101 (Hydra's parser has set it)
+        assert end is not None  # noqa: S101 (Hydra's parser has set it)
+        is_whole = isinstance(start, int) and isinstance(end, int)
+        return Range(float(start), float(end), "log" in swept.tags, is_whole)
+    encoded = override.sweep_iterator(transformer=Transformer.encode)
+    values = tuple(str(value) for value in encoded)
+    numbers = _numbers(values)
+    if len(numbers) < len(values):
         return Range(math.nan, math.nan, False, True, values)
-    whole = all(one.is_integer() for one in known)
-    low, high = min(known), max(known)
-    # A range of neighbouring whole numbers is what it says; other values are searched by their places.
-    return Range(low, high, False, True, () if steps_by_one and whole else values)
+    low = min(numbers)
+    high = max(numbers)
+    # A range of neighbouring whole numbers is what it says; other values are searched by their
+    # places.
+    steps_by_one = isinstance(swept, RangeSweep) and swept.step == 1 and not swept.shuffle
+    if steps_by_one and all(number.is_integer() for number in numbers):
+        return Range(low, high, False, True)
+    return Range(low, high, False, True, values)
 
 
-def _as_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _numbers(texts: Sequence[str]) -> list[float]:
+    """Give the numbers among some texts."""
+    numbers = list[float]()
+    for text in texts:
+        with suppress(ValueError):
+            numbers.append(float(text))
+    return numbers
 
 
 def _key_of(
@@ -192,42 +222,52 @@ def _key_of(
 ) -> str:
     """Find the key of the batch size or of the learning rate among those that are searched."""
     usual = USUAL_NAMES[role]
-    found = [key for key in searched if bare(key) == named]
+    keys = [key for key in searched if bare(key) == named]
     if named is None:
-        found = [key for key in searched if _last_part(key) in usual]
-    if len(found) == 1:
-        return found[0]
-    meaning, range_of_it = MEANINGS[role], EXAMPLES[role]
+        keys = [key for key in searched if _last_part(key) in usual]
+    if len(keys) == 1:
+        return keys[0]
+    meaning = MEANINGS[role]
+    range_of_it = EXAMPLES[role]
     shown = ", ".join(bare(key) for key in searched) or "none"
     if named is not None:
-        is_fixed = named in overrides
-        has = f"is {overrides[named].input_line}, one value" if is_fixed else f"is none of {shown}"
+        has = f"is none of {shown}"
+        if named in overrides:
+            has = f"is {overrides[named].input_line}, one value"
         raise ConfigError(
             f"hydra.sweeper.{role}={named} names the {meaning}, but among the sweep's parameters "
             f"it {has}: give it a range, such as '{named}={range_of_it}'"
         )
-    several = "several of them may be" if found else "none of them is called"
+    several = "several of them may be" if keys else "none of them is called"
     raise ConfigError(
-        f"which of the sweep's parameters ({shown}) is the {meaning}? {several} {' or '.join(usual)}: "
-        f"name it, hydra.sweeper.{role}=KEY, and give it a range, such as 'KEY={range_of_it}'"
+        f"which of the sweep's parameters ({shown}) is the {meaning}? {several} "
+        f"{' or '.join(usual)}: name it, hydra.sweeper.{role}=KEY, and give it a range, such as "
+        f"'KEY={range_of_it}'"
     )
 
 
-def _whole(key: str, found: Range) -> Range:
-    values = [float(value) for value in found.values if _as_number(value) is not None]
-    ends = values if len(values) == len(found.values) and values else [found.low, found.high]
-    if not all(end >= 1 and end.is_integer() for end in ends):
+def _whole(key: str, sizes: Range) -> Range:
+    """Refuse batch sizes that are none."""
+    values = _numbers(sizes.values)
+    # The ends of other values than numbers are NaN.
+    if not values or len(values) < len(sizes.values):
+        values = [sizes.low, sizes.high]
+    if not all(value >= 1 and value.is_integer() for value in values):
         raise ConfigError(
             f"the batch size {key} must lie between whole numbers from 1 on, but got "
-            f"{', '.join(found.values) or f'{found.low:g} to {found.high:g}'}"
+            f"{_range_text(sizes)}"
         )
-    return found
+    return sizes
 
 
-def _positive(key: str, found: Range) -> Range:
-    if not 0.0 < found.low <= found.high < math.inf:
+def _positive(key: str, rates: Range) -> Range:
+    """Refuse learning rates that are none."""
+    if not 0.0 < rates.low <= rates.high < math.inf:
         raise ConfigError(
-            f"the learning rate {key} must lie between numbers over 0, but got "
-            f"{', '.join(found.values) or f'{found.low:g} to {found.high:g}'}"
+            f"the learning rate {key} must lie between numbers over 0, but got {_range_text(rates)}"
         )
-    return found
+    return rates
+
+
+def _range_text(values: Range) -> str:
+    return ", ".join(values.values) or f"{values.low:g} to {values.high:g}"

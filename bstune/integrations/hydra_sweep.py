@@ -40,9 +40,9 @@ from bstune.system.terminal import write_error
 from bstune.trial.own_loop import LoopLimits, LoopTrial
 
 OWN_SAMPLER = "frontier"
-PAGE = "report.html"
+PAGE_FILE = "report.html"
 # Full trials' cost, which no study spends.
-NEVER = 1e6
+NEVER_SPENT = 1e6
 SAME_SEED = (
     "each job has the seed of the application's config, so that none runs again on a fresh one; "
     "hydra.sweeper.seed=KEY names where it takes one"
@@ -53,8 +53,8 @@ RETURNS = ("steps", "metric")
 NAMED_KEYS = ("seed", "max_steps", "resume_from", "save_to")
 IN_A_DICT = {"steps", "seconds_per_step", "history"}
 WHAT_TO_RETURN = (
-    "return its steps to the target, its metric at the end, or a dict of history (pairs of step and "
-    "metric) or steps, and of seconds_per_step"
+    "return its steps to the target, its metric at the end, or a dict of history (pairs of step "
+    "and metric) or steps, and of seconds_per_step"
 )
 
 
@@ -99,7 +99,9 @@ class Settings:
     @property
     def goal(self) -> str:
         """What the study seeks: of a number that is a metric the best one, else the fewest steps."""
-        return self.objective or ("loss" if self.returns == "metric" else "steps")
+        if self.objective:
+            return self.objective
+        return "loss" if self.returns == "metric" else "steps"
 
     @property
     def has_own_sampler(self) -> bool:
@@ -108,7 +110,10 @@ class Settings:
 
 
 def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
-    """Search, or go on with it, and write what it came to; a line and status 2 for what the user can mend."""
+    """Search, or go on with it, and write what it came to.
+
+    A line and status 2 for what the user can mend.
+    """
     try:
         _sweep(sweeper, arguments)
     except BstuneError as error:
@@ -118,7 +123,9 @@ def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
 
 def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     settings = Settings(**sweeper.settings)
-    config, launcher, context = sweeper.config, sweeper.launcher, sweeper.hydra_context
+    config = sweeper.config
+    launcher = sweeper.launcher
+    context = sweeper.hydra_context
     assert config is not None  # noqa: S101 (it was set up)
     assert launcher is not None  # noqa: S101 (likewise)
     assert context is not None  # noqa: S101 (likewise)
@@ -169,8 +176,8 @@ def _check(settings: Settings, config: DictConfig) -> None:
         )
     if settings.target is None:
         raise ConfigError(
-            "hydra.sweeper.target is missing: give the metric and its goal, as val_loss<=0.5, or with "
-            "objective=loss the metric alone"
+            "hydra.sweeper.target is missing: give the metric and its goal, as val_loss<=0.5, or "
+            "with objective=loss the metric alone"
         )
     if not settings.budget or not settings.budget.keys() <= {"steps", "examples"}:
         raise ConfigError(
@@ -180,16 +187,16 @@ def _check(settings: Settings, config: DictConfig) -> None:
     can_save = settings.save_to is not None or settings.checkpoint is not None
     if settings.resume_from is not None and (settings.max_steps is None or not can_save):
         raise ConfigError(
-            f"hydra.sweeper.resume_from={settings.resume_from} lets a stopped job go on: name max_steps, "
-            "which stops it, too, and where it is saved: save_to=KEY, or checkpoint=PATH below its "
-            "output folder"
+            f"hydra.sweeper.resume_from={settings.resume_from} lets a stopped job go on: name "
+            "max_steps, which stops it, too, and where it is saved: save_to=KEY, or "
+            "checkpoint=PATH below its output folder"
         )
     for name in NAMED_KEYS:
         key = getattr(settings, name)
         if key is not None and not key.startswith("+") and not _has_key(config, key):
             raise ConfigError(
-                f"hydra.sweeper.{name}={key}: the application's config has no {key}: add '{key}: null' "
-                f"to it, or name it +{key}"
+                f"hydra.sweeper.{name}={key}: the application's config has no {key}: add '{key}: "
+                f"null' to it, or name it +{key}"
             )
 
 
@@ -202,7 +209,9 @@ def _has_key(config: DictConfig, key: str) -> bool:
 def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
     """Make the study of a sweep."""
     reference = _reference(settings, params, config)
-    options = [] if params.multiple is None else [f"search.batch_size.multiple={params.multiple}"]
+    options = list[str]()
+    if params.multiple is not None:
+        options.append(f"search.batch_size.multiple={params.multiple}")
     options += _seed_options(settings)
     options += _sampler_options(settings, params, reference[1])
     study = Study(
@@ -227,9 +236,11 @@ def _seed_options(settings: Settings) -> list[str]:
     """Let nothing run again where the application takes no seed: it would be the same job."""
     if settings.seed is not None:
         return []
-    searches_again = settings.goal == "loss" and settings.has_own_sampler
-    never = [f"sampler.policy.loss_fresh_after={NEVER:g}"] if searches_again else []
-    return ["search.replicates=0", *never]
+    options = ["search.replicates=0"]
+    # It would look at its best points again, on fresh seeds.
+    if settings.goal == "loss" and settings.has_own_sampler:
+        options.append(f"sampler.policy.loss_fresh_after={NEVER_SPENT:g}")
+    return options
 
 
 def _target(target: str, mode: str | None) -> Target | str:
@@ -240,11 +251,14 @@ def _target(target: str, mode: str | None) -> Target | str:
 
 
 def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[int, float]:
-    """Give the batch size and the learning rate that go together: the application's own, where it has them."""
+    """Give the batch size and the learning rate that go together.
+
+    They are the application's own, where none are given.
+    """
     given = settings.reference
     if given is None:
         given = [_selected(config, key) for key in (params.batch_size, params.lr)]
-    is_pair = len(given) == 2 and all(as_float(one) is not None for one in given)
+    is_pair = len(given) == 2 and all(as_float(value) is not None for value in given)
     if not is_pair or not given[0] >= 1 or not given[1] > 0:
         raise ConfigError(
             "hydra.sweeper.reference must be a batch size and a learning rate that go together, as "
@@ -262,12 +276,15 @@ def _selected(config: DictConfig, key: str) -> Any:
 
 
 def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]:
-    """Give the options of a sampler; one of Optuna searches all rates of the range alike at each batch size."""
+    """Give the options of a sampler.
+
+    One of Optuna searches all rates of the range alike at each batch size.
+    """
     sampler = settings.sampler
     if settings.has_own_sampler:
         return []
-    low, high = params.rates.low, params.rates.high
-    octaves = max(math.log2(high / lr), math.log2(lr / low), 0.01)
+    rates = params.rates
+    octaves = max(math.log2(rates.high / lr), math.log2(lr / rates.low), 0.01)
     options = ["scaling=none", f"scaling.lr_octaves_sigma={octaves / SIGMAS!r}"]
     if isinstance(sampler, str):
         return [f"sampler={sampler}", *options]
@@ -280,8 +297,11 @@ def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]
     options += ["sampler=random", f"sampler._target_={arguments.pop('_target_')}"]
     # A study gives its sampler the study's own.
     seed = arguments.pop("seed", None)
-    options += [] if seed is None else [f"seed={seed}"]
-    return options + [f"+sampler.{name}={json.dumps(one)}" for name, one in arguments.items()]
+    if seed is not None:
+        options.append(f"seed={seed}")
+    for name, value in arguments.items():
+        options.append(f"+sampler.{name}={json.dumps(value)}")
+    return options
 
 
 def _check_new(study: Study) -> None:
@@ -292,21 +312,23 @@ def _check_new(study: Study) -> None:
     except StudyError:
         return
     raise ConfigError(
-        f"the study {options.study!r} has begun in {options.storage}, and hydra.sweeper.load_if_exists "
-        "is false: give another study_name, or let it be true to go on"
+        f"the study {options.study!r} has begun in {options.storage}, and "
+        "hydra.sweeper.load_if_exists is false: give another study_name, or let it be true to go on"
     )
 
 
 def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: Study) -> None:
     """Compose a job as trials have them, so that an unknown key ends the sweep before it begins."""
-    middles = {name: one["low"] for name, one in params.tunable.items()}
+    lowest = {name: tunable["low"] for name, tunable in params.tunable.items()}
     reference = study.options.workload.reference
-    values = params.values(middles)
-    values |= {params.batch_size: str(int(reference.batch_size)), params.lr: repr(reference.lr)}
-    values |= {key: "1" for key in (settings.seed, settings.max_steps) if key is not None}
-    overrides = [*params.fixed, *(f"{key}={value}" for key, value in values.items())]
+    values = params.values(lowest)
+    values[params.batch_size] = str(int(reference.batch_size))
+    values[params.lr] = repr(reference.lr)
+    for key in (settings.seed, settings.max_steps):
+        if key is not None:
+            values[key] = "1"
     try:
-        sweeper.validate_batch_is_legal([overrides])
+        sweeper.validate_batch_is_legal([_lines(params, values)])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"a job of the sweep cannot be composed: {plain_error(error)}") from error
 
@@ -314,12 +336,24 @@ def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: St
 def _overrides(trial: LoopTrial, settings: Settings, params: Params) -> list[str]:
     """Give the overrides of a trial's job."""
     values = params.values(trial.hyperparameters)
-    values |= {params.batch_size: str(trial.batch_size), params.lr: repr(trial.lr)}
-    taken = {settings.seed: str(trial.seed), settings.max_steps: str(trial.max_steps)}
-    taken[settings.save_to] = _quoted(trial.save_to)
+    values[params.batch_size] = str(trial.batch_size)
+    values[params.lr] = repr(trial.lr)
+    stated = [
+        (settings.seed, str(trial.seed)),
+        (settings.max_steps, str(trial.max_steps)),
+        (settings.save_to, _quoted(trial.save_to)),
+    ]
     if trial.resume_from is not None:
-        taken[settings.resume_from] = _quoted(trial.resume_from)
-    values |= {key: value for key, value in taken.items() if key is not None}
+        stated.append((settings.resume_from, _quoted(trial.resume_from)))
+    for key, value in stated:
+        # An application need not take all of them.
+        if key is not None:
+            values[key] = value
+    return _lines(params, values)
+
+
+def _lines(params: Params, values: Mapping[str, str]) -> list[str]:
+    """Write the overrides of a job: those of all jobs, and its own."""
     return [*params.fixed, *(f"{key}={value}" for key, value in values.items())]
 
 
@@ -346,16 +380,19 @@ def _launch(
         raised = error
     if len(batch) == 1:
         return [raised]
-    found: list[JobReturn | Exception] = []
-    for trial, own in zip(batch, overrides, strict=True):
-        found += _launch(launcher, [trial], [own])
-    return found
+    jobs: list[JobReturn | Exception] = []
+    for trial, of_job in zip(batch, overrides, strict=True):
+        jobs += _launch(launcher, [trial], [of_job])
+    return jobs
 
 
 def _take_all(
     batch: Sequence[LoopTrial], jobs: Sequence[JobReturn | Exception], settings: Settings
 ) -> None:
-    """Report what the jobs of a batch came to; what the user is to mend is raised once all others are told."""
+    """Report what the jobs of a batch came to.
+
+    What the user is to mend is raised once all others are told.
+    """
     to_mend: ConfigError | None = None
     for trial, job in zip(batch, jobs, strict=True):
         try:
@@ -376,25 +413,35 @@ def _take(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> N
     except Exception as error:  # noqa: BLE001 (the application may raise anything)
         trial.fail(error)
         return
-    found = returned
+    told = returned
     if not isinstance(returned, Mapping):
-        found = _of_number(trial, returned, settings)
-    if not found.keys() <= IN_A_DICT or not {"history", "steps"} & found.keys():
+        told = _of_number(trial, returned, settings)
+    if not told.keys() <= IN_A_DICT or not {"history", "steps"} & told.keys():
         raise ConfigError(
-            f"the task returned a dict of {', '.join(map(str, found))}: {WHAT_TO_RETURN}"
+            f"the task returned a dict of {', '.join(map(str, told))}: {WHAT_TO_RETURN}"
         )
     first = trial.first_step
-    tell, told = (_report, "history") if "history" in found else (_tell_steps, "steps")
-    last = tell(trial, found[told])
+    last = _tell(trial, told)
     if trial.worth_saving and settings.checkpoint is not None:
         _keep_checkpoint(trial, job, settings.checkpoint)
-    seconds = as_float(found.get("seconds_per_step"))
-    if seconds is None and settings.goal in ("time", "both"):
+    seconds_per_step = as_float(told.get("seconds_per_step"))
+    if seconds_per_step is None and settings.goal in ("time", "both"):
         raise ConfigError(
             f"hydra.sweeper.objective={settings.goal} needs seconds: let the task return "
             '{"seconds_per_step": ...} besides, or give objective=steps'
         )
-    trial.finish(seconds=None if seconds is None else seconds * (last - first))
+    seconds: float | None = None
+    if seconds_per_step is not None:
+        seconds = seconds_per_step * (last - first)
+    trial.finish(seconds=seconds)
+
+
+def _tell(trial: LoopTrial, told: Mapping[str, object]) -> int:
+    """Report what a dict holds; give the last step of it."""
+    # A history says more than the steps to the target.
+    if "history" in told:
+        return _report(trial, told["history"])
+    return _tell_steps(trial, told["steps"])
 
 
 def _of_number(trial: LoopTrial, returned: object, settings: Settings) -> dict[str, Any]:
@@ -413,10 +460,14 @@ def _of_number(trial: LoopTrial, returned: object, settings: Settings) -> dict[s
 
 
 def _report(trial: LoopTrial, history: object) -> int:
-    """Report a history, of which a part before the trial's first step may be left in; give its last step."""
+    """Report a history, of which a part before the trial's first step may be left in.
+
+    Give its last step.
+    """
     last = trial.first_step
     pairs = list(history) if isinstance(history, list | tuple) else []
-    if not pairs or not all(isinstance(one, list | tuple) and len(one) == 2 for one in pairs):
+    are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
+    if not pairs or not are_pairs:
         raise ConfigError(
             f"the task returned the history {shown(history)}: it must be pairs of step and metric"
         )
@@ -431,8 +482,8 @@ def _report(trial: LoopTrial, history: object) -> int:
             break
     if last == trial.first_step:
         raise ConfigError(
-            f"the task returned a history until step {pairs[-1][0]}, but its trial went on after step "
-            f"{trial.first_step}: load what {trial.resume_from} has, and count on from there"
+            f"the task returned a history until step {pairs[-1][0]}, but its trial went on after "
+            f"step {trial.first_step}: load what {trial.resume_from} has, and count on from there"
         )
     return last
 
@@ -442,8 +493,8 @@ def _tell_steps(trial: LoopTrial, steps: object) -> int:
     number = as_float(steps)
     if number is None or number <= 0 or (math.isfinite(number) and not number.is_integer()):
         raise ConfigError(
-            f"the task returned {shown(steps)} as its steps to the target: return a whole number from 1 "
-            "on, or math.inf where it missed the target"
+            f"the task returned {shown(steps)} as its steps to the target: return a whole number "
+            "from 1 on, or math.inf where it missed the target"
         )
     if math.isnan(number):
         trial.report(trial.max_steps, math.nan)
@@ -467,19 +518,22 @@ def _keep_checkpoint(trial: LoopTrial, job: JobReturn, checkpoint: str) -> None:
 
 def _write_results(result: Result, params: Params, folder: Path) -> None:
     """Write what the sweep came to, as Hydra's sweepers do."""
-    best, at_budget = result.best, result.summary.at_budget
+    best = result.best
+    at_budget = result.summary.at_budget
     of_others = params.values(best.hyperparameters)
     named = {**of_others, params.batch_size: best.batch_size, params.lr: best.lr}
-    value = best.steps if result.summary.objective != "time" else best.time_to_target
+    best_value: float | None = best.steps
     if at_budget is not None:
-        value = at_budget.winner.value
-    found = {
+        best_value = at_budget.winner.value
+    elif result.summary.objective == "time":
+        best_value = best.time_to_target
+    content = {
         "name": "bstune",
         "best_params": {bare(key): value for key, value in named.items()},
-        "best_value": value,
+        "best_value": best_value,
         "critical_batch_size": result.critical_batch_size.value,
         "study": result.summary.study,
         "folder": str(result.folder),
-        "page": str(result.folder / PAGE),
+        "page": str(result.folder / PAGE_FILE),
     }
-    write_text(folder / "optimization_results.yaml", safe_dump(found, sort_keys=False))
+    write_text(folder / "optimization_results.yaml", safe_dump(content, sort_keys=False))

@@ -688,13 +688,17 @@ def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Arra
     return np.asarray(theta + scale * (theta[first] - theta[second]) + jitter)
 
 
-# The noise scale that trials measured is a wide prior of B_crit, which McCandlish et al. 2018 (section 2, appendix D)
-# find to be the noise scale averaged over the training; B_simple at some steps stands for it:
-# - Only trials that reached the target count: the noise scale grows by tens of times as |G|^2 falls, and a stopped
-#   trial has measured the beginning alone.
-# - All steps of each count, weighed by |G|^2: that errs to the small side, the later half alone would to the large one.
-# - Both means are in units of the trial's own tr Sigma, or one with a large learning rate would outweigh the rest.
-# - Each trial is one block of the interval, which so holds what batch size, learning rate and seed change.
+# The noise scale that trials measured is a wide prior of B_crit, which McCandlish et al. 2018
+# (section 2, appendix D) find to be the noise scale averaged over the training; B_simple at some
+# steps stands for it:
+# - Only trials that reached the target count: the noise scale grows by tens of times as |G|^2
+#   falls, and a stopped trial has measured the beginning alone.
+# - All steps of each count, weighed by |G|^2: that errs to the small side, the later half alone
+#   would to the large one.
+# - Both means are in units of the trial's own tr Sigma, or one with a large learning rate would
+#   outweigh the rest.
+# - Each trial is one block of the interval, which so holds what batch size, learning rate and seed
+#   change.
 
 
 def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:

@@ -161,8 +161,8 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         if not length.is_own and not is_timed:
             wall_seconds = QUICK_SECONDS
             lines.append(
-                f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, as "
-                "neither it nor trainer={'max_epochs': N} says how long"
+                f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, "
+                "as neither it nor trainer={'max_epochs': N} says how long"
             )
         budget = Budget(examples=length.examples)
         if stated.objective == "loss" and not stated.has_budget and not length.is_own:

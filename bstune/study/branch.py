@@ -144,10 +144,10 @@ def run_branches(
     quieten()
     # torch and Lightning: seconds, which a mistake need not wait for.
     from bstune.trial.branch import branch, examples_seen, read_checkpoint
-    from bstune.trial.workload import load
+    from bstune.trial.workload import load_workload
 
     checkpoint = read_checkpoint(path, trusted)
-    workload, protocol = load(options, composed.recipe)
+    workload, protocol = load_workload(options, composed.recipe)
     sizes = _sizes(batch_size, batch_sizes, examples, workload.train_examples)
     # Whole batches of the largest size; of the others as near as they come.
     examples = math.ceil(examples / sizes[-1]) * sizes[-1]

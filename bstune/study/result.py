@@ -226,7 +226,7 @@ class Result:
         from bstune.study.given import recipe_of
         from bstune.trial.plain import fit
         from bstune.trial.processes.process import restored
-        from bstune.trial.workload import load as load_workload
+        from bstune.trial.workload import load_workload
 
         best = self.best
         options = self._known_options()

@@ -29,7 +29,10 @@ LIGHTNING_LOGGERS = (
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
-    """Write ``value`` with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05; a dash for None."""
+    """Write ``value`` with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05.
+
+    A dash for None.
+    """
     if value is None:
         return "-"
     rounded = float(f"{value:.{digits - 1}e}")
@@ -48,7 +51,10 @@ def format_count(value: float | None) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Write a duration with three significant digits and its unit, ms, s, min or h; a dash for None."""
+    """Write a duration with three significant digits and its unit, ms, s, min or h.
+
+    A dash for None.
+    """
     if seconds is None:
         return "-"
     # Before a unit is chosen, so that 0.9999 is 1.00 s, not 1000 ms.
@@ -97,7 +103,10 @@ def line_width(console: "Console") -> int:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Break a text between words, further rows indented; a path, a URL, a number with its unit stay whole."""
+    """Break a text between words, further rows indented.
+
+    A path, a URL, a number with its unit stay whole.
+    """
     whole = WITH_UNIT.sub(f"\\1{NO_BREAK}\\2", text)
     rows = textwrap.wrap(
         whole,
@@ -131,7 +140,10 @@ def quieten_lightning() -> None:
 
 
 def quieten(training: bool = True) -> None:
-    """Keep the notes of optuna, and of lightning if it is used, out of the output; warnings and errors stay."""
+    """Keep the notes of optuna, and of lightning if it is used, out of the output.
+
+    Warnings and errors stay.
+    """
     # Both set their loggers' levels when imported, so they come first. A command that does not
     # train must not wait for lightning and torch: 4 s (lightning 2.6, files cached, two CPU cores).
     # optuna is above this layer: 0.1 s.

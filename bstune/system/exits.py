@@ -41,7 +41,10 @@ def untrainable(error: BaseException) -> UserCodeError:
 
 @contextmanager
 def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> Iterator[None]:
-    """Answer ``os._exit`` in this process with the frames of the user's files and status 1; forked ones may call it."""
+    """Answer ``os._exit`` in this process with the frames of the user's files and status 1.
+
+    Forked ones may call it.
+    """
     process = os.getpid()
     leave = os._exit
     active = True

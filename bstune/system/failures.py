@@ -21,7 +21,10 @@ FRAMEWORKS = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "hy
 
 
 def own_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Choose the frames of the user's own files; without any, the last one in an installed package of theirs."""
+    """Choose the frames of the user's own files.
+
+    Without any, the last one in an installed package of theirs.
+    """
     users: list[traceback.FrameSummary] = []
     installed: list[traceback.FrameSummary] = []
     for frame in stack:
@@ -82,7 +85,10 @@ def in_users_code(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Tell an error of the user's code in a line, and where it was: frames as lines; no secret is in either."""
+    """Tell an error of the user's code in a line, and where it was: frames as lines.
+
+    No secret is in either.
+    """
     text = redact(str(error).strip())
     # Of a DataLoader's process, whose error ends the text.
     if "Original Traceback" in text:
@@ -97,7 +103,10 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 def place_of(thing: object) -> str:
-    """Return where a class or a function of the user's is written, as `` (model.py:12)``; empty: it is not known."""
+    """Say where a class or a function of the user's is written, as `` (model.py:12)``.
+
+    Empty: it is not known.
+    """
     place = _place_of_class(thing) if isinstance(thing, type) else _place_of_function(thing)
     if place is None or Path(place[0]).is_relative_to(PACKAGE):
         return ""
@@ -106,13 +115,15 @@ def place_of(thing: object) -> str:
 
 
 def _place_of_class(thing: type) -> tuple[str, int] | None:
-    # A class that was sent to this process stands in no file here, but its functions say where they are from.
-    functions = [
-        place
-        for one in vars(thing).values()
-        if getattr(one, "__qualname__", "").startswith(f"{thing.__qualname__}.")
-        and (place := _place_of_function(one)) is not None
-    ]
+    # A class that was sent to this process stands in no file here, but its functions say where they
+    # are from.
+    functions = list[tuple[str, int]]()
+    for value in vars(thing).values():
+        if not getattr(value, "__qualname__", "").startswith(f"{thing.__qualname__}."):
+            continue
+        place = _place_of_function(value)
+        if place is not None:
+            functions.append(place)
     with suppress(OSError, TypeError):
         file = inspect.getsourcefile(thing)
         if file is not None and (not functions or functions[0][0] == file):

@@ -1,9 +1,9 @@
 """A study's output folder: whose it is, the paths in it, and files that are whole or not there.
 
-No file is opened through a link, and none is written in its place: each is made under a random name beside it, reaches
-the disk, and is then renamed. Only files that are provably bstune's own are removed: a file that is not whole has a
-checksum in its name (:func:`partial_of`), weights and states end with the study and the trial that wrote them
-(:func:`own_mark`).
+No file is opened through a link, and none is written in its place: each is made under a random name
+beside it, reaches the disk, and is then renamed. Only files that are provably bstune's own are
+removed: a file that is not whole has a checksum in its name (:func:`partial_of`), weights and
+states end with the study and the trial that wrote them (:func:`own_mark`).
 """
 
 import errno
@@ -212,7 +212,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             sync_file(file)
         put_in_place(partial, path)
     except BaseException as error:
-        with suppress(OSError):  # it takes room on a full disk
+        # It takes room on a full disk.
+        with suppress(OSError):
             partial.unlink()
         if isinstance(error, OSError) and error.filename in (None, partial, str(partial)):
             error.filename, error.filename2 = str(path), None
@@ -220,7 +221,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a regular file, which is made where it is missing; StudyError where it is a link or a device.
+    """Append to a regular file, which is made where it is missing.
+
+    StudyError where it is a link or a device.
 
     The secrets that are remembered are left out.
     """
@@ -281,7 +284,10 @@ def is_own(path: Path) -> bool:
 
 
 def may_take(path: Path) -> bool:
-    """Tell whether weights or a state may get this name; a warning says that another's file has it."""
+    """Tell whether weights or a state may get this name.
+
+    A warning says that another's file has it.
+    """
     if not os.path.lexists(path) or is_own(path):
         return True
     logger.warning(
@@ -353,7 +359,10 @@ def _remove_partial(path: Path) -> None:
 
 
 def write_text_once(path: Path, text: str) -> None:
-    """Write a file of text as a whole, without the secrets that are remembered; an OSError is not tried again."""
+    """Write a file of text as a whole, without the secrets that are remembered.
+
+    An OSError is not tried again.
+    """
     content = document_without_known(text, path.suffix).encode()
     with whole_file(path) as file:
         file.write(content)
@@ -362,8 +371,8 @@ def write_text_once(path: Path, text: str) -> None:
 def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.sleep) -> None:
     """Write a file of text as a whole: a reader sees the old one or the new one.
 
-    The secrets that are remembered are left out of it. A full disk or a folder that is away is tried again for ten
-    seconds; then it is a StudyError.
+    The secrets that are remembered are left out of it. A full disk or a folder that is away is
+    tried again for ten seconds; then it is a StudyError.
     """
     for tries_left in reversed(range(WRITE_TRIES)):
         try:
@@ -372,8 +381,8 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
             if error.errno not in PASSING or not tries_left:
                 tried = "" if tries_left else f"; tried {WRITE_TRIES} times in {WRITE_TRIES - 1} s"
                 raise StudyError(
-                    f"{path} cannot be written: {error.strerror}{tried}; what has finished is stored: mend it, and run "
-                    "the same command again"
+                    f"{path} cannot be written: {error.strerror}{tried}; what has finished is "
+                    "stored: mend it, and run the same command again"
                 ) from error
             sleep(1.0)
         else:
@@ -381,7 +390,10 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
 
 
 def unusable_name(error: BaseException) -> StudyError | None:
-    """Give the plain error that a path which no system call takes ends the command with; None for any other."""
+    """Give the plain error that a path which no system call takes ends the command with.
+
+    None for any other.
+    """
     if not isinstance(error, OSError) or error.errno not in UNUSABLE:
         return None
     shown = str(error.filename)
@@ -391,7 +403,10 @@ def unusable_name(error: BaseException) -> StudyError | None:
 
 
 def full_disk(error: BaseException) -> StudyError | None:
-    """Give the plain error that a full disk, or quota, ends the command with; None for any other error."""
+    """Give the plain error that a full disk, or quota, ends the command with.
+
+    None for any other error.
+    """
     if isinstance(error, BstuneError):
         return None
     reason: BaseException | None = error
@@ -439,7 +454,8 @@ def check_writable(path: Path, what: str) -> None:
 def _try_file(folder: Path, name: str) -> None:
     """Make a file in a folder and leave nothing.
 
-    It has no name where the file system can do that, so that a process that is killed here leaves none either.
+    It has no name where the file system can do that, so that a process that is killed here leaves
+    none either.
     """
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -461,7 +477,10 @@ def _identity(output: Output) -> Identity | None:
 
 
 def check_owner(output: Output, identity: Identity) -> Identity | None:
-    """Tell whose the folder is, None if it is empty; refuse one with something in it that is not this study's."""
+    """Tell whose the folder is, None if it is empty.
+
+    Refuse one with something in it that is not this study's.
+    """
     if not output.root.is_dir():
         return None
     # What a process that was killed left before it could say whose the folder is does not count.
@@ -484,7 +503,10 @@ def check_owner(output: Output, identity: Identity) -> Identity | None:
 
 
 def _check_inside(output: Output) -> None:
-    """Refuse links in the place of a folder or file that trials are to write to; the study's own folder may be one."""
+    """Refuse links in the place of a folder or file that trials are to write to.
+
+    The study's own folder may be one.
+    """
     for folder in (output.checkpoints, output.states):
         if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir()):
             raise _not_inside(folder, "folder")
@@ -494,7 +516,10 @@ def _check_inside(output: Output) -> None:
 
 
 def make_inside(folder: Path) -> None:
-    """Make a folder in a study's own, if it is missing; StudyError where a link or a file has its name."""
+    """Make a folder in a study's own, if it is missing.
+
+    StudyError where a link or a file has its name.
+    """
     with suppress(FileExistsError):
         folder.mkdir()
     if folder.is_symlink() or not folder.is_dir():

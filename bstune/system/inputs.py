@@ -58,7 +58,9 @@ _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: Path, what: str, limit: int = TEXT_LIMIT) -> str:
-    """Read a regular file of UTF-8 text, with or without a byte order mark; ``-`` is standard input.
+    """Read a regular file of UTF-8 text, with or without a byte order mark.
+
+    ``-`` is standard input.
 
     ``what`` names the kind of file in messages, such as "the table". InputError where the file is
     missing, is not regular, has more than ``limit`` bytes, is not UTF-8 or holds NUL characters.
@@ -77,7 +79,10 @@ def read_text(path: Path, what: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def read_bytes(path: Path, what: str, limit: int = TEXT_LIMIT) -> bytes:
-    """Read a regular file of at most ``limit`` bytes, or standard input for ``-``; InputError for anything else."""
+    """Read a regular file of at most ``limit`` bytes, or standard input for ``-``.
+
+    InputError for anything else.
+    """
     name = f"{what} {one_line(str(path))}"
     try:
         if path == STANDARD_INPUT:
@@ -99,7 +104,9 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_LIMIT) -> bytes:
 
 
 def open_regular(path: Path, what: str) -> int:
-    """Open a regular file for reading and give its descriptor; InputError for a folder, a pipe or a device.
+    """Open a regular file for reading and give its descriptor.
+
+    InputError for a folder, a pipe or a device.
 
     Neither waits for the other end of a pipe nor opens a device, for which opening may already do
     something.

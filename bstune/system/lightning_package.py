@@ -1,6 +1,7 @@
 """Which of Lightning's two packages is installed: ``lightning``, or ``pytorch_lightning`` alone.
 
-Both are the same code with different classes. Where both are there, bstune's own code is ``lightning``'s.
+Both are the same code with different classes. Where both are there, bstune's own code is
+``lightning``'s.
 """
 
 from functools import cache

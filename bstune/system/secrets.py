@@ -335,7 +335,10 @@ def _without(text: str, forms: Iterable[str]) -> str:
 
 
 def json_without_known(document: str) -> str:
-    """Write JSON, or lines of it, whose texts hold no remembered secret; keys, numbers and layout stay."""
+    """Write JSON, or lines of it, whose texts hold no remembered secret.
+
+    Keys, numbers and layout stay.
+    """
     # Also in the form in which JSON writes it, a secret is among what is remembered.
     if without_known(document) == document:
         return document
@@ -382,7 +385,10 @@ def document_without_known(text: str, suffix: str) -> str:
 
 
 def _replaced(match: re.Match[str]) -> str:
-    """Give what stands for a remembered word, or phrase; a key stays, as does what trials are said to be."""
+    """Give what stands for a remembered word, or phrase.
+
+    A key stays, as does what trials are said to be.
+    """
     word = match[0]
     text = match.string
     end = match.end()
@@ -487,7 +493,10 @@ def remember_environment() -> None:
 
 
 def known() -> tuple[str, ...]:
-    """Give what is remembered, the longest first; a process that this one starts is told it by :func:`know`."""
+    """Give what is remembered, the longest first.
+
+    A process that this one starts is told it by :func:`know`.
+    """
     return tuple(sorted(_forms, key=len, reverse=True))
 
 
@@ -557,7 +566,10 @@ def _add(secret: str) -> None:
 
 
 def _pattern(form: str) -> re.Pattern[str] | None:
-    """Make what finds a form that may stand within others, or be wrapped: a word, a phrase; None for the rest."""
+    """Make what finds a form that may stand within others, or be wrapped: a word, a phrase.
+
+    None for the rest.
+    """
     # What stands before a word is looked at once it is found: that is faster.
     if _LETTERS.fullmatch(form):
         return re.compile(rf"{form}(?!\w)")

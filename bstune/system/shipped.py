@@ -12,8 +12,11 @@ def read_shipped(name: str) -> str:
 
 def choices_in(group: str) -> list[str]:
     """List the names of the choices of a config group that ship, sorted."""
-    names = [one.name for one in files(CONFIG_MODULE).joinpath(group).iterdir()]
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+    choices = list[str]()
+    for file in files(CONFIG_MODULE).joinpath(group).iterdir():
+        if file.name.endswith(".yaml"):
+            choices.append(file.name.removesuffix(".yaml"))
+    return sorted(choices)
 
 
 def workload_names() -> list[str]:

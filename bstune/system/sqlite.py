@@ -20,7 +20,9 @@ Keys = Mapping[str, Collection[str]]
 def foreign_tables(
     path: Path, keys: Keys, required: Collection[str], seconds: float = LOCKED_SECONDS
 ) -> list[str]:
-    """Name the tables of a database that a program did not make; none where it made the database, or may make it.
+    """Name the tables of a database that a program did not make.
+
+    None where it made the database, or may make it.
 
     A program made what has its ``required`` tables, whatever others are beside them, and what has
     no table but some of its own, as where it was killed meanwhile. Nothing is written.

@@ -1,6 +1,6 @@
 r"""One filter on what is printed: no secret, and no character that a terminal obeys instead of showing it.
 
-    write_out("trial 3: \x1b]0;owned\x07")  # prints: trial 3: \x1b]0;owned\x07, its characters visible
+    write_out("trial 3: \x1b]0;owned\x07")  # its characters are visible: trial 3: \x1b]0;owned\x07
 
 A folder of somebody else's, a file's name or an exception of the user's code may hold sequences
 that rename a window, move the cursor or write to the clipboard. rich's own colours stay: a console
@@ -30,7 +30,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    r"""Write a text with its control characters as ``\x1b`` or ``\u202e``; line ends of Windows become plain ones."""
+    r"""Write a text with its control characters as ``\x1b`` or ``\u202e``.
+
+    Line ends of Windows become plain ones.
+    """
     return _CONTROL.sub(_escape, text.replace("\r\n", "\n"))
 
 

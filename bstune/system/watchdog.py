@@ -69,7 +69,10 @@ class Wait:
         self.seconds = 0.0
 
     def progress(self) -> None:
-        """Note that a step has ended and the next one, which is called the same, begins; within timed steps."""
+        """Note that a step has ended and the next one, which is called the same, begins.
+
+        Within timed steps.
+        """
         self.parts += 1
 
 
@@ -278,7 +281,10 @@ def watching(
 
 @contextmanager
 def waiting_for(what: str, *, steps: bool = False) -> Iterator[Wait]:
-    """Name what is waited for in the body; ``steps``: training steps and evaluations, each of which has a limit."""
+    """Name what is waited for in the body.
+
+    ``steps``: training steps and evaluations, each of which has a limit.
+    """
     watch = _watches[-1] if _watches else None
     wait = Wait(what, watch, steps=steps)
     if watch is None:

@@ -4,10 +4,10 @@ Files are sent as they are: what bstune writes has none.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Param, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.utils.async_logging.run_operations import RunOperations
 
 from bstune.system.secrets import redact_values
 
@@ -24,30 +24,35 @@ class FilteringClient(MlflowClient):
         start_time: int | None = None,
         tags: Mapping[str, str] | None = None,
         run_name: str | None = None,
-    ) -> Any:
+    ) -> Run:
         """Create a run."""
         if run_name is not None:
             run_name = redact_values(run_name)
         return super().create_run(experiment_id, start_time, _texts(tags), run_name)
 
     def create_experiment(
-        self, name: str, artifact_location: str | None = None, tags: Any = None
-    ) -> Any:
-        """Create an experiment."""
-        return super().create_experiment(name, artifact_location, _texts(tags))
+        self,
+        name: str,
+        artifact_location: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """Create an experiment, and give its id."""
+        return str(super().create_experiment(name, artifact_location, _texts(tags)))
 
-    def set_tag(self, run_id: str, key: str, value: Any, synchronous: bool | None = None) -> Any:
+    def set_tag(
+        self, run_id: str, key: str, value: object, synchronous: bool | None = None
+    ) -> RunOperations | None:
         """Set a tag of a run."""
         return super().set_tag(run_id, key, redact_values(str(value)), synchronous)
 
     def log_batch(
         self,
         run_id: str,
-        metrics: Sequence[Any] = (),
-        params: Sequence[Any] = (),
-        tags: Sequence[Any] = (),
+        metrics: Sequence[Metric] = (),
+        params: Sequence[Param] = (),
+        tags: Sequence[RunTag] = (),
         synchronous: bool | None = None,
-    ) -> Any:
+    ) -> RunOperations | None:
         """Log metrics, parameters and tags of a run."""
         params = [Param(param.key, redact_values(param.value)) for param in params]
         tags = [RunTag(tag.key, redact_values(tag.value)) for tag in tags]

@@ -177,23 +177,23 @@ class Tracking:
 
     def _runs(self, kind: str) -> list[Run]:
         """Give the study's runs of a kind that were not deleted, oldest first, 50,000 at most."""
-        found = self._client.search_runs(
+        runs = self._client.search_runs(
             [self._experiments[kind]],
             f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = '{kind}'",
             max_results=SEARCH_MAX_RESULTS_THRESHOLD,
             order_by=["start_time"],
         )
-        return list(found)
+        return list(runs)
 
     def _other_studies(self) -> list[Run]:
         """Give the runs of other studies, the newest first, as many as colours may depend on."""
-        found = self._client.search_runs(
+        runs = self._client.search_runs(
             [self._experiments["study"]],
             f"tags.`{STUDY_TAG}` != '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = 'study'",
             max_results=PALETTES_LOOKED_AT * len(colours.PALETTE),
             order_by=["start_time DESC"],
         )
-        return list(found)
+        return list(runs)
 
     def _other_colours(self) -> list[str]:
         return [run.data.tags.get(colours.COLOUR_TAG, "") for run in self._other_studies()]
@@ -376,9 +376,9 @@ class Tracking:
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
     """Find the experiment of this name, or create it."""
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return found
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return experiment
     # Left to MLflow, the artifacts of a database would lie below whatever the working directory is.
     path = database_path(uri)
     location: str | None = None
@@ -388,10 +388,10 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
         return client.get_experiment(client.create_experiment(name, location))
     except MlflowException:
         # Another process has just made it, or this one, if the request was repeated.
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
             raise
-        return found
+        return experiment
 
 
 def _add_tags(client: MlflowClient, experiment: Experiment, tags: Mapping[str, str]) -> None:

@@ -1,4 +1,7 @@
-"""What runs a study's trials: the interface, and the target, protocol and space that a config gives every backend."""
+"""What runs a study's trials: the interface, and what a config gives every backend.
+
+That is the target, the protocol and the space.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +21,8 @@ from bstune.system.files import Output
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-# Arguments of the Trainer that define a trial: what sets each instead. Another value would change a trial unseen.
+# Arguments of the Trainer that define a trial: what sets each instead. Another value would change a
+# trial unseen.
 _LENGTH = "how long a trial is, is set by budget.steps and budget.examples"
 _DEVICE = "the device is set by device=cpu, cuda or cuda:N"
 _DEVICES = "devices=N trains with DDP on so many"
@@ -36,7 +40,9 @@ OWNED = {
     "accelerator": _DEVICE,
     **dict.fromkeys(("devices", "num_nodes", "strategy"), _DEVICES),
     "precision": "it is set by precision",
-    "accumulate_grad_batches": "batch sizes count all accumulated examples; see protocol.micro_batch_size",
+    "accumulate_grad_batches": (
+        "batch sizes count all accumulated examples; see protocol.micro_batch_size"
+    ),
     **dict.fromkeys(
         ("check_val_every_n_epoch", "val_check_interval", "num_sanity_val_steps"), _EVALUATION
     ),
@@ -50,7 +56,8 @@ FINDERS = {
     "BatchSizeFinder": "the batch size",
     "BatchSizeScaler": "the batch size",
 }
-MIXED_MULTIPLE = 8  # tensor cores take 16-bit dimensions in multiples of 8
+# Tensor cores take 16-bit dimensions in multiples of 8.
+MIXED_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -58,58 +65,76 @@ class Timed:
     """How a survey timed the steps whose seconds count."""
 
     seconds_of: StepsOf
-    waited: float  # the share of its seconds for which it waited for a processor
-    threads: int | None  # of torch; None where a CPU does not train
+    # The share of its seconds for which it waited for a processor.
+    waited: float
+    # Of torch; None where a CPU does not train.
+    threads: int | None
 
 
 class TrialBackend:
     """Runs a study's trials; give one of your own to :func:`bstune.study.prepare.prepare`.
 
-    A subclass sets ``step_time`` and defines ``run``; the other attributes and methods have defaults.
+    A subclass sets ``step_time`` and defines ``run``; the other attributes and methods have
+    defaults.
     """
 
-    step_time: Callable[
-        [float], float
-    ]  # seconds per training step at a batch size: the sampler's tau(B)
-    device: str = ""  # its name, as in the trials' records
-    timed: Timed | None = None  # None: no survey
-    device_kind: str = ""  # what its seconds belong to: processors too have models
-    description: str = ""  # where trials run, in words
-    versions: Mapping[str, str] = {}  # of the packages that results depend on
-    frozen_settings: Mapping[
-        str, Any
-    ] = {}  # flat, which besides the config's must not change while a study goes on
-    stops: bool = True  # whether a trial may be stopped early; not where its schedule ends with it
+    # Seconds per training step at a batch size: the sampler's tau(B).
+    step_time: Callable[[float], float]
+    # Its name, as in the trials' records.
+    device: str = ""
+    # None: no survey.
+    timed: Timed | None = None
+    # What its seconds belong to: processors too have models.
+    device_kind: str = ""
+    # Where trials run, in words.
+    description: str = ""
+    # Of the packages that results depend on.
+    versions: Mapping[str, str] = {}
+    # Flat, which besides the config's must not change while a study goes on.
+    frozen_settings: Mapping[str, object] = {}
+    # Whether a trial may be stopped early; not where its schedule ends with it.
+    stops: bool = True
     # Whether a stopped trial can go on from its checkpoint; else it is never asked to.
     continues: bool = True
-    horizon: bool = False  # whether a trial's schedule ends with it: after the spec's max_steps, else with the budget
-    validates_on_test: bool = False  # whether the target is measured on the published test set
-    evaluation_share: float = 0.0  # seconds of evaluation per second of training, for the estimate
-    lr_range: tuple[float, float] = (0.0, float("inf"))  # smallest and largest learning rate
-    gradient_bytes: int | None = None  # which an all-reduce takes; None where nothing is trained
-    train_examples: int | None = (
-        None  # of the training data; None where nothing is trained, or they have no length
-    )
-    parameters: int | None = None  # that are trained; likewise
-    notes: tuple[str, ...] = ()  # further lines of the printed plan
-    knows_step_time: bool = True  # whether a step has been timed yet
+    # Whether a trial's schedule ends with it: after the spec's max_steps, else with the budget.
+    horizon: bool = False
+    # Whether the target is measured on the published test set.
+    validates_on_test: bool = False
+    # Seconds of evaluation per second of training, for the estimate.
+    evaluation_share: float = 0.0
+    # Smallest and largest learning rate.
+    lr_range: tuple[float, float] = (0.0, float("inf"))
+    # Bytes that an all-reduce takes; None where nothing is trained.
+    gradient_bytes: int | None = None
+    # Of the training data; None where nothing is trained, or they have no length.
+    train_examples: int | None = None
+    # That are trained; None where nothing is.
+    parameters: int | None = None
+    # Further lines of the printed plan.
+    notes: tuple[str, ...] = ()
+    # Whether a step has been timed yet.
+    knows_step_time: bool = True
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
-        """Run one trial, which may continue the one that ``resumed_from`` records, and return its record.
+        """Run one trial, which may continue the one that ``resumed_from`` records.
 
-        The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial go to ``folder``.
-        Both end with :func:`bstune.system.files.own_mark`: a file without it is no study's, and stays.
+        The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial
+        go to ``folder``. Both end with :func:`bstune.system.files.own_mark`: a file without it is
+        no study's, and stays.
         """
         raise NotImplementedError
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
-        """Return the test metrics of a trial that reached the target; empty where there is nothing to test."""
+        """Measure the test metrics of a trial that reached the target.
+
+        Empty where there is nothing to test.
+        """
         return {}
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Return whether stopped trial ``number`` can be continued from what it left in the folder."""
+        """Say whether a stopped trial can be continued from what it left in the folder."""
         return True
 
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
@@ -119,12 +144,12 @@ class TrialBackend:
         """Refuse a space, or the one trial to run instead of a study, that cannot be run."""
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
-        """Return the steps of a trial that never reaches the target, for the estimate."""
+        """Give the steps of a trial that never reaches the target, for the estimate."""
         return protocol.last_step(batch_size)
 
 
 def sampler_factory(options: StudyOptions) -> "partial[BaseSampler]":
-    """Return the sampler without the arguments that a study gives it: its space, its seed, its state."""
+    """Give the sampler without what a study gives it: its space, its seed, its state."""
     factory: partial[BaseSampler] = instantiate_partial(options.sampler, "sampler")
     return factory
 
@@ -135,7 +160,10 @@ def stops_trials(options: StudyOptions) -> bool:
 
 
 def chooses_horizons(options: StudyOptions) -> bool:
-    """Say whether the sampler chooses each trial's ``max_steps`` where the schedule ends with them."""
+    """Say whether the sampler chooses each trial's ``max_steps``.
+
+    It does so where the schedule ends with them.
+    """
     return "horizon" in getattr(sampler_class(options), "context", ())
 
 
@@ -145,12 +173,12 @@ def chooses_batch_sizes(options: StudyOptions) -> bool:
 
 
 def sampler_class(options: StudyOptions) -> object:
-    """Return the sampler's class, or the function that makes it."""
+    """Give the sampler's class, or the function that makes it."""
     return getattr(sampler_factory(options), "func", None)
 
 
 def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol:
-    """Return what stays fixed in every trial.
+    """Make what stays fixed in every trial.
 
     Args:
         options: whose device and precision are resolved.
@@ -161,8 +189,8 @@ def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol
     if replays_graphs and protocol.micro_batch_size is not None:
         raise ConfigError(
             f"compile={options.compile} replays CUDA graphs, which overwrite the gradients of one "
-            "micro-batch with the next one's: set compile=max-autotune-no-cudagraphs or default, or "
-            "protocol.micro_batch_size=null"
+            "micro-batch with the next one's: set compile=max-autotune-no-cudagraphs or default, "
+            "or protocol.micro_batch_size=null"
         )
     trainer: dict[str, Any] = {}
     if recipe is not None:
@@ -198,15 +226,18 @@ def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol
     )
 
 
-def _has_precision(plugins: Any) -> bool:
+def _has_precision(plugins: object) -> bool:
     """Say whether a plug-in, or one of several, sets the precision."""
     several = plugins if isinstance(plugins, list | tuple) else [plugins]
-    bases = [base.__name__ for plugin in several for base in type(plugin).__mro__]
-    return "Precision" in bases
+    names = set[str]()
+    for plugin in several:
+        # By name: the classes of Lightning's two packages are different ones.
+        names.update(base.__name__ for base in type(plugin).__mro__)
+    return "Precision" in names
 
 
 def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
-    """Return the user's arguments of the Trainer; those of the workload stand over the others.
+    """Give the user's arguments of the Trainer; those of the workload stand over the others.
 
     ConfigError for an argument that would change what a trial is.
     """
@@ -230,20 +261,20 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
     return arguments
 
 
-def refuse_finders(callbacks: Any) -> None:
+def refuse_finders(callbacks: object) -> None:
     """Refuse call-backs, one or a list of them, that set what bstune sets."""
     several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     for callback in several:
         for base in type(callback).__mro__:
             if base.__name__ in FINDERS:
                 raise ConfigError(
-                    f"trainer: the call-back {type(callback).__name__} sets {FINDERS[base.__name__]}, "
-                    "which bstune sets: leave it out"
+                    f"trainer: the call-back {type(callback).__name__} sets "
+                    f"{FINDERS[base.__name__]}, which bstune sets: leave it out"
                 )
 
 
 def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:
-    """Return what is searched; a rule that lacks its noise scale raises ConfigError."""
+    """Make what is searched; a rule that lacks its noise scale raises ConfigError."""
     searched = options.search.batch_size
     multiple = searched.multiple
     if multiple is None:
@@ -274,6 +305,7 @@ def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, floa
             ) from error
         if not usable:
             raise ConfigError(
-                f"scaling.rule must return a positive number, but got {lr} at batch size {batch_size}"
+                f"scaling.rule must return a positive number, but got {lr} at batch size "
+                f"{batch_size}"
             )
     return space

@@ -1,10 +1,13 @@
-"""A trial that goes on from a checkpoint of a user's run: its weights, optimizer and call-backs, at a batch size."""
+"""A trial that goes on from a checkpoint of a user's run, at a batch size.
+
+It has the checkpoint's weights, optimizer and call-backs.
+"""
 
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -19,14 +22,20 @@ from bstune.trial.lightning.packages import package_of
 from bstune.trial.lightning.trainer import builds_layers_later, without_monitors
 from bstune.trial.loop import Workload, run_trial
 
-NEEDED = {
+if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import LRSchedulerConfig
+
+NEEDED_PARTS = {
     "state_dict": (dict, "weights"),
     "optimizer_states": (list, "an optimizer's state, as one that is saved with weights alone"),
 }
 
 
 def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
-    """Return a checkpoint of Lightning's; ConfigError if it is none, or holds more than data and is not trusted."""
+    """Read a checkpoint of Lightning's.
+
+    ConfigError if it is none, or holds more than data and is not trusted.
+    """
     try:
         with open(open_regular(path, "the checkpoint"), "rb") as file:
             checkpoint = torch.load(file, map_location="cpu", weights_only=not trusted)
@@ -34,16 +43,16 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
         raise
     except pickle.UnpicklingError as error:
         raise ConfigError(
-            f"{path} holds more than plain data, such as objects of a project's own, or is no checkpoint: "
-            "--trusted reads it all the same, and runs whatever code is in it"
+            f"{path} holds more than plain data, such as objects of a project's own, or is no "
+            "checkpoint: --trusted reads it all the same, and runs whatever code is in it"
         ) from error
     except Exception as error:
         raise ConfigError(
             f"{path} cannot be read as a checkpoint: {type(error).__name__}: {one_line(str(error))}"
         ) from error
-    for name, (kind, what) in NEEDED.items():
-        found = checkpoint.get(name) if isinstance(checkpoint, dict) else None
-        if not found or not isinstance(found, kind):
+    for name, (kind, what) in NEEDED_PARTS.items():
+        part = checkpoint.get(name) if isinstance(checkpoint, dict) else None
+        if not part or not isinstance(part, kind):
             raise ConfigError(
                 f"{path} is no checkpoint that training can go on from: it lacks {what}: {name}"
             )
@@ -76,20 +85,26 @@ def examples_seen(checkpoint: Mapping[str, Any], batch_size: int) -> float | Non
 
 
 class _GoesOn(Callback):
-    """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay from there on."""
+    """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay."""
 
     def __init__(
         self, path: Path, checkpoint: Mapping[str, Any], metric: str, factor: float
     ) -> None:
-        self._path, self._checkpoint, self._metric, self._factor = path, checkpoint, metric, factor
-        self.start: float | None = None  # the metric before the first step
+        self._path = path
+        self._checkpoint = checkpoint
+        self._metric = metric
+        self._factor = factor
+        # The metric before the first step.
+        self.start: float | None = None
 
     def attach(self, module: LightningModule) -> LightningModule:
-        """Give the module its weights, and let the Trainer call this one with the module's own call-backs."""
-        callbacks, build = module.configure_callbacks, module.configure_model
+        """Give the module its weights, and let the Trainer call this one with its call-backs."""
+        configure = module.configure_callbacks
+        build = module.configure_model
 
         def configured() -> Sequence[Callback]:
-            return [self, *without_monitors({"callbacks": callbacks()}).get("callbacks", ())]
+            others = without_monitors({"callbacks": configure()})
+            return [self, *others.get("callbacks", ())]
 
         def built() -> None:
             build()
@@ -103,18 +118,18 @@ class _GoesOn(Callback):
         return module
 
     def _load(self, module: LightningModule) -> None:
-        """Put the checkpoint's weights into a module; ConfigError for the first one that differs."""
+        """Put the checkpoint's weights into a module.
+
+        ConfigError for the first one that differs.
+        """
         checkpoint = {**self._checkpoint, "state_dict": dict(self._checkpoint["state_dict"])}
         module.on_load_checkpoint(checkpoint)
-        saved, own = checkpoint["state_dict"], module.state_dict()
-        for name in [*own, *saved]:
-            shapes = [
-                tuple(states[name].shape) if name in states else None for states in (saved, own)
-            ]
-            if shapes[0] != shapes[1]:
-                there, here = (
-                    "no such weight" if shape is None else f"one of {shape}" for shape in shapes
-                )
+        saved = checkpoint["state_dict"]
+        weights = module.state_dict()
+        for name in [*weights, *saved]:
+            there = _shape_text(saved, name)
+            here = _shape_text(weights, name)
+            if there != here:
                 raise ConfigError(
                     f"{self._path} is of another workload: {name} is {there} in it, and {here} in "
                     f"{type(module).__name__}"
@@ -124,11 +139,10 @@ class _GoesOn(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Of the others Lightning would warn that they are missing.
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        saved, own = self._checkpoint.get("callbacks", {}), {one.state_key for one in callbacks}
-        checkpoint = {
-            **self._checkpoint,
-            "callbacks": {key: state for key, state in saved.items() if key in own},
-        }
+        keys = {callback.state_key for callback in callbacks}
+        saved = self._checkpoint.get("callbacks", {})
+        states = {key: state for key, state in saved.items() if key in keys}
+        checkpoint = {**self._checkpoint, "callbacks": states}
         load_callbacks(package_of(pl_module), trainer, checkpoint)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -136,13 +150,26 @@ class _GoesOn(Callback):
         self.start = None if value is None else float(value)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        saved, own = self._checkpoint["optimizer_states"], trainer.optimizers
-        if len(saved) != len(own):
+        self._load_optimizers(trainer, pl_module)
+        _fix_rates(trainer)
+        # Steps are counted on, as an average of the weights may go by their number.
+        steps_before = int(self._checkpoint.get("global_step", 0))
+        loop = trainer.fit_loop.epoch_loop
+        taken = loop.automatic_optimization.optim_progress.optimizer.step.total
+        taken.ready = steps_before
+        taken.completed = steps_before
+        if loop.max_steps > 0:
+            loop.max_steps += steps_before
+
+    def _load_optimizers(self, trainer: Trainer, module: LightningModule) -> None:
+        saved = self._checkpoint["optimizer_states"]
+        optimizers = trainer.optimizers
+        if len(saved) != len(optimizers):
             raise ConfigError(
                 f"{self._path} is of another workload: it has {len(saved)} optimizers' states, and "
-                f"{type(pl_module).__name__} {len(own)}"
+                f"{type(module).__name__} {len(optimizers)}"
             )
-        for optimizer, state in zip(own, saved, strict=True):
+        for optimizer, state in zip(optimizers, saved, strict=True):
             try:
                 optimizer.load_state_dict(state)
             except (ValueError, LookupError, RuntimeError, TypeError, AttributeError) as error:
@@ -152,24 +179,34 @@ class _GoesOn(Callback):
                 ) from error
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * self._factor
-        # A schedule would go on by steps, of which a larger batch takes fewer. A module may still ask for its rate.
-        of_torch = [
-            one for one in trainer.lr_scheduler_configs if isinstance(one.scheduler, LRScheduler)
-        ]
-        for config in of_torch:
-            for group in config.scheduler.optimizer.param_groups:
-                group["initial_lr"] = group["lr"]
-            config.scheduler, config.reduce_on_plateau = (
-                LambdaLR(config.scheduler.optimizer, lambda step: 1.0),
-                False,
-            )
-        trainer.strategy.lr_scheduler_configs = of_torch
-        # Steps are counted on, as an average of the weights may go by their number.
-        before, loop = int(self._checkpoint.get("global_step", 0)), trainer.fit_loop.epoch_loop
-        taken = loop.automatic_optimization.optim_progress.optimizer.step.total
-        taken.ready = taken.completed = before
-        if loop.max_steps > 0:
-            loop.max_steps += before
+
+
+def _shape_text(states: Mapping[str, torch.Tensor], name: str) -> str:
+    """Say which shape a weight of this name has."""
+    if name not in states:
+        return "no such weight"
+    return f"one of {tuple(states[name].shape)}"
+
+
+def _fix_rates(trainer: Trainer) -> None:
+    """Put a schedule that keeps the rates as they are in the place of each of torch's; drop others.
+
+    A schedule would go on by steps, of which a larger batch takes fewer. A module may still ask for
+    its rate.
+    """
+    kept: list[LRSchedulerConfig] = []
+    for config in trainer.lr_scheduler_configs:
+        schedule: object = config.scheduler
+        if not isinstance(schedule, LRScheduler):
+            continue
+        optimizer = schedule.optimizer
+        # From which a new schedule begins.
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+        config.scheduler = LambdaLR(optimizer, lambda step: 1.0)
+        config.reduce_on_plateau = False
+        kept.append(config)
+    trainer.strategy.lr_scheduler_configs = kept
 
 
 def branch(
@@ -182,14 +219,17 @@ def branch(
     examples: int,
     lr_exponent: float,
 ) -> tuple[TrialResult, float | None]:
-    """Train from a checkpoint on so many examples, in whole batches; return the record and the start's metric.
+    """Train from a checkpoint on so many examples, in whole batches.
 
-    ``own`` is of the run itself: its batch size and the seed of the branch. The rate is the checkpoint's, times
-    (B / own B)^lr_exponent, and stays. Nothing ends it early: ConfigError where something does.
+    ``own`` is of the run itself: its batch size and the seed of the branch. The rate is the
+    checkpoint's, times (B / own B)^lr_exponent, and stays. Nothing ends it early: ConfigError where
+    something does.
+
+    Returns:
+        The record, and the metric before the first step.
     """
-    goes_on = _GoesOn(
-        path, checkpoint, protocol.target.metric, (batch_size / own.batch_size) ** lr_exponent
-    )
+    factor = (batch_size / own.batch_size) ** lr_exponent
+    goes_on = _GoesOn(path, checkpoint, protocol.target.metric, factor)
     steps = max(1, round(examples / batch_size))
     protocol = replace(
         protocol.for_steps_only(Budget(steps, 1)),
@@ -206,7 +246,8 @@ def branch(
         )
     if record.status == "stopped" and (not record.history or record.history[-1][0] < steps):
         raise ConfigError(
-            f"the module does not log {protocol.target.metric} at the end of a branch at batch size {batch_size}, "
-            f"after {steps} steps: log it in each validation, or give other --examples"
+            f"the module does not log {protocol.target.metric} at the end of a branch at batch "
+            f"size {batch_size}, after {steps} steps: log it in each validation, or give other "
+            "--examples"
         )
     return record, goes_on.start

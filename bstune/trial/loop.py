@@ -1,11 +1,14 @@
-"""One trial: a Lightning Trainer trains a workload at one batch size, learning rate and seed, up to the target.
+"""One trial: a Lightning Trainer trains a workload up to the target.
 
-Lightning runs the steps and the evaluations; the parts of the trial (:mod:`bstune.trial.parts`), one job each, decide
-when to evaluate, count the applied steps, run the clock and end the trial.
+It does so at one batch size, learning rate and seed.
 
-A trial that is resumed from a stopped one is the trial that was never stopped, bit for bit on a CPU, but for one more
-evaluation where it was stopped; it changes neither the training nor when later ones are due. Steps, examples and
-history are those of the whole chain, seconds the trial's own.
+Lightning runs the steps and the evaluations; the parts of the trial (:mod:`bstune.trial.parts`),
+one job each, decide when to evaluate, count the applied steps, run the clock and end the trial.
+
+A trial that is resumed from a stopped one is the trial that was never stopped, bit for bit on a
+CPU, but for one more evaluation where it was stopped; it changes neither the training nor when
+later ones are due. Steps, examples and history are those of the whole chain, seconds the trial's
+own.
 """
 
 import functools
@@ -65,17 +68,23 @@ class Workload:
     build_module: Callable[[TrialSpec], LightningModule]
     # B examples, or their micro-batches; endless, or an epoch's.
     train_batches: Callable[[TrialSpec], Iterable[Any]]
-    validation_batches: Iterable[Any]  # the same at every batch size
+    # The same at every batch size.
+    validation_batches: Iterable[Any]
     validation_examples: int
-    test_batches: Iterable[Any] | None = (
-        None  # None: there is no test set apart from the validation data
-    )
-    train_examples: int = 0  # 0: not known, as of a stream
-    validates_on_test: bool = False  # whether the target is measured on the published test set
-    data_module: LightningDataModule | None = None  # set up; its hooks on batches are called
-    notes: tuple[str, ...] = ()  # what it does without, such as a test set that cannot be read
-    overrides_lr: bool = False  # whether the rate is set in the optimizers that modules build
-    override: str = ""  # what does so, in the user's words
+    # None: there is no test set apart from the validation data.
+    test_batches: Iterable[Any] | None = None
+    # 0: not known, as of a stream.
+    train_examples: int = 0
+    # Whether the target is measured on the published test set.
+    validates_on_test: bool = False
+    # It is set up; its hooks on batches are called. None: it has none.
+    data_module: LightningDataModule | None = None
+    # What it does without, such as a test set that cannot be read.
+    notes: tuple[str, ...] = ()
+    # Whether the rate is set in the optimizers that modules build.
+    overrides_lr: bool = False
+    # The option that sets the rate so, as the user gives it.
+    override: str = ""
 
 
 def run_trial(
@@ -89,12 +98,22 @@ def run_trial(
     resume: Stopped | None = None,
     horizon: int | None = None,
 ) -> TrialResult:
-    """Train until the target, ``spec.max_steps`` or the budget, and return the record.
+    """Train until the target, ``spec.max_steps`` or the budget, and give the record.
 
-    ``horizon`` is the number of steps that the Trainer names as its own, and ends after; None: the budget's, whenever
-    the trial ends, so that a trial stopped early has the schedules of one that is not. ``checkpoint`` gets
-    the weights that reached the target, ``state`` the training state of a stopped trial; a StateError says, before
-    anything is done, that the trial cannot be resumed but can start afresh.
+    Args:
+        workload: what is trained.
+        spec: of the trial.
+        protocol: of all trials.
+        checkpoint: gets the weights that reached the target; None: they are not kept.
+        clock: of the trial; None: one of its own.
+        state: gets the training state of a stopped trial; None: it is not kept.
+        resume: a stopped trial, from which this one goes on; None: it starts afresh.
+        horizon: the steps that the Trainer names as its own, and ends after; None: the budget's,
+            whenever the trial ends, so that a trial stopped early has the schedules of one that is
+            not.
+
+    Raises:
+        StateError: before anything is done, where the trial cannot be resumed but can start afresh.
     """
     resumed_from = None if resume is None else resume.record.number
     if spec.resumed_from != resumed_from:
@@ -117,12 +136,7 @@ def run_trial(
     except BstuneError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
-            parts.state.status = "out of memory"
-            parts.state.message = first_line(error)
-        elif (lost := what_is_not_finite(parts.state, callback.module)) is not None:
-            parts.state.diverge(f"{first_line(error)} at step {parts.state.steps}: {lost}")
-        else:
+        if not _is_an_end(error, callback):
             raise
     except SystemExit as error:
         if is_interruption(error):
@@ -131,17 +145,38 @@ def run_trial(
     finally:
         parts.compiling.end()
     clock.enter(Phase.CLOSING)
-    # A Trainer and its module refer to each other: the device's memory would wait for Python's collector.
+    # A Trainer and its module refer to each other: the device's memory would wait for Python's
+    # collector.
     is_out = parts.state.status == "out of memory"
     if is_out or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         garbage_collection_cuda()
     return _record(callback)
 
 
+def _is_an_end(error: Exception, callback: TrialCallback) -> bool:
+    """Let an error end the trial, where memory has run out or the training is lost.
+
+    False for any other error: it is one of the user's code, or of bstune's.
+    """
+    state = callback.parts.state
+    if is_out_of_memory(error):
+        state.status = "out of memory"
+        state.message = first_line(error)
+        return True
+    lost = what_is_not_finite(state, callback.module)
+    if lost is None:
+        return False
+    state.diverge(f"{first_line(error)} at step {state.steps}: {lost}")
+    return True
+
+
 def _record(callback: TrialCallback) -> TrialResult:
-    """Return the record of a trial that has ended."""
+    """Make the record of a trial that has ended."""
     parts = callback.parts
-    spec, protocol, clock, state = parts.spec, parts.protocol, parts.clock, parts.state
+    spec = parts.spec
+    protocol = parts.protocol
+    clock = parts.clock
+    state = parts.state
     return TrialResult(
         **spec.trial_fields(),
         status=state.status,
@@ -173,7 +208,8 @@ def _train(
 ) -> None:
     """Train until the parts end the trial, and write what it leaves."""
     parts = callback.parts
-    spec, protocol = parts.spec, parts.protocol
+    spec = parts.spec
+    protocol = parts.protocol
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
     micro_batch_sizes = parts.micro_batch_sizes
@@ -205,9 +241,9 @@ def _train(
         callback.step_taker = take_steps(trainer, protocol.fast, around, parts.clock.train)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
-            logger.log_hyperparams(
-                {name: getattr(spec, name) for name in LOGGED} | dict(spec.hyperparameters)
-            )
+            # Each its own: a logger may write to what it is given.
+            values = {name: getattr(spec, name) for name in LOGGED}
+            logger.log_hyperparams({**values, **spec.hyperparameters})
         fit(trainer, workload, module, train, micro_batch_sizes[0], **options)
         explain_end(parts.state, trainer)
         if parts.state.status == "reached" and checkpoint is not None:
@@ -232,28 +268,29 @@ def fit(
     trainer: Trainer,
     workload: Workload,
     module: LightningModule,
-    train: Iterable[Any],
+    train: Iterable[object],
     micro_batch_size: int,
     **options: Any,
 ) -> None:
-    """Train a module on these batches, of ``micro_batch_size`` examples each, with the workload's other data."""
-    data, validation = workload.data_module, workload.validation_batches
+    """Train a module on these batches, with the workload's other data.
+
+    Each has ``micro_batch_size`` examples.
+    """
+    data = workload.data_module
+    validation = workload.validation_batches
+    package = package_of(module, data)
     with warnings.catch_warnings():
         # The data live on the device, so advice on loader workers is beside the point.
-        advice = of_package(
-            package_of(module, data), "fabric.utilities.warnings.PossibleUserWarning"
-        )
+        advice = of_package(package, "fabric.utilities.warnings.PossibleUserWarning")
         warnings.simplefilter("ignore", advice)
-        if "ckpt_path" in options:  # the optimizer's steps before are the stopped trial's
+        # The optimizer's steps before are the stopped trial's.
+        if "ckpt_path" in options:
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         if data is None:
             trainer.fit(module, train, validation, **options)
         else:
-            trainer.fit(
-                module,
-                datamodule=serving(data, micro_batch_size, train=train, val=validation),
-                **options,
-            )
+            served = serving(data, micro_batch_size, train=train, val=validation)
+            trainer.fit(module, datamodule=served, **options)
 
 
 @contextmanager
@@ -266,17 +303,21 @@ def _discarding(writer: StateWriter | None) -> Iterator[None]:
             writer.discard()
 
 
-def _without_stop_iteration(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step whose StopIteration is an error: Lightning would take it for the end of the data."""
+def _without_stop_iteration(name: str, step: Callable[..., object]) -> Callable[..., object]:
+    """Make a step whose StopIteration is an error.
+
+    Lightning would take it for the end of the data.
+    """
 
     @functools.wraps(step)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         try:
             return step(*args, **kwargs)
         except StopIteration as error:
-            raise RuntimeError(f"StopIteration in {name}").with_traceback(
-                error.__traceback__
-            ) from error
+            # Of the user's frames, where it was raised.
+            place = error.__traceback__
+            raise RuntimeError(f"StopIteration in {name}").with_traceback(place) from error
 
-    checked.__wrapped__ = inspect.unwrap(step)  # Lightning reads its arguments
+    # Lightning reads its arguments.
+    checked.__wrapped__ = inspect.unwrap(step)
     return checked

@@ -32,7 +32,7 @@ from bstune.core.noise_scale import (
 
 @dataclass
 class _Step:
-    """The micro-batches of a step so far: their examples, their parts of the gradient, and its sum."""
+    """The micro-batches of a step so far: their examples, their parts of the gradient, its sum."""
 
     examples: list[int] = field(default_factory=list)
     squares: list[Tensor] = field(default_factory=list)
@@ -40,20 +40,20 @@ class _Step:
 
 
 class LoopNoiseScale:
-    """Measures B_simple = tr(Sigma)/|G|^2 from the gradients of the micro-batches that a step accumulates.
+    """Measures B_simple = tr(Sigma)/|G|^2 from the micro-batches that a step accumulates.
 
-    A loop without accumulation has one gradient a step, which does not tell it: let it take its batch in
-    two halves on measured steps. A measured step keeps one more gradient in memory. For Lightning's
-    Trainer there is :class:`bstune.NoiseScale`.
+    A loop without accumulation has one gradient a step, which does not tell it: let it take its
+    batch in two halves on measured steps. A measured step keeps one more gradient in memory. For
+    Lightning's Trainer there is :class:`bstune.NoiseScale`.
 
     Args:
         every: steps from one measured step to the next; on the others :meth:`measure` does nothing.
         window: measured steps in the moving estimate, the latest.
         level: of the interval.
-        weights: of the micro-batches' gradients in the step's. ``equal``: 1/k each of k, where each loss
-            is divided by k; ``examples``: n_i/B, where it is multiplied by that.
-        first_step: steps that were taken before, as ``trial.first_step`` of a trial that goes on; steps are
-            counted from there.
+        weights: of the micro-batches' gradients in the step's. ``equal``: 1/k each of k, where each
+            loss is divided by k; ``examples``: n_i/B, where it is multiplied by that.
+        first_step: steps that were taken before, as ``trial.first_step`` of a trial that goes on;
+            steps are counted from there.
 
     Raises:
         ConfigError: for a setting out of its range.
@@ -75,8 +75,10 @@ class LoopNoiseScale:
             )
         if not isinstance(first_step, int) or isinstance(first_step, bool) or first_step < 0:
             raise ConfigError(
-                f"the noise scale's first_step must be a whole number of steps, but got {first_step!r}"
+                "the noise scale's first_step must be a whole number of steps, but got "
+                f"{first_step!r}"
             )
+        # It refuses a level out of its range.
         moving_estimate([], window, level)
         self._every = every
         self._window = window
@@ -90,7 +92,10 @@ class LoopNoiseScale:
 
     @property
     def measurements(self) -> tuple[tuple[int, float, float], ...]:
-        """Of each measured step its number, counted on from ``first_step``, its unbiased |G|^2 and its tr Sigma."""
+        """Of each measured step its number, its unbiased |G|^2 and its tr Sigma.
+
+        Numbers count on from ``first_step``.
+        """
         return tuple(self._measurements)
 
     @property
@@ -124,10 +129,12 @@ class LoopNoiseScale:
                 continue
             if gradient.is_sparse:
                 raise ConfigError(
-                    "the noise scale needs dense gradients, but a parameter's is sparse: leave it out"
+                    "the noise scale needs dense gradients, but a parameter's is sparse: leave it "
+                    "out"
                 )
-            before = step.total.get(place)
-            part = gradient if before is None else gradient - before
+            # What this micro-batch has added to the gradient of those before.
+            accumulated = step.total.get(place)
+            part = gradient if accumulated is None else gradient - accumulated
             norm = part.detach().float().square().sum()
             square = norm if square is None else square + norm.to(square.device)
             step.total[place] = gradient.detach().clone()
@@ -136,7 +143,9 @@ class LoopNoiseScale:
             step.squares.append(square)
 
     def step(self, scale: float = 1.0) -> None:
-        """Take in the step, after its last backward pass and before its gradients are clipped or set to zero.
+        """Take in the step, after its last backward pass.
+
+        Its gradients are not yet clipped or set to zero.
 
         Args:
             scale: by which a gradient scaler has multiplied the loss.
@@ -144,7 +153,8 @@ class LoopNoiseScale:
         Raises:
             ConfigError: where a measured step has one micro-batch alone.
         """
-        step, self._step = self._step, _Step()
+        step = self._step
+        self._step = _Step()
         is_due = self.is_due
         self._steps += 1
         if not is_due:
@@ -152,8 +162,8 @@ class LoopNoiseScale:
         if len(step.examples) < 2:
             raise ConfigError(
                 "the noise scale needs two micro-batches a step or more, but got "
-                f"{len(step.examples)}: call measure() after the backward pass of each, or take the "
-                "batch in two halves"
+                f"{len(step.examples)}: call measure() after the backward pass of each, or take "
+                "the batch in two halves"
             )
         if len(step.squares) < len(step.examples):
             self.passed_over += 1
@@ -172,8 +182,10 @@ class LoopNoiseScale:
         weights = [equal] * len(examples)
         if self._weights == "examples":
             weights = [count / total for count in examples]
-        squares = torch.stack([one.cpu() for one in step.squares]).double().tolist()
-        of_total = [one.float().square().sum().cpu() for one in step.total.values()]
+        squares = torch.stack([square.cpu() for square in step.squares]).double().tolist()
+        of_total = list[Tensor]()
+        for gradient in step.total.values():
+            of_total.append(gradient.float().square().sum().cpu())
         big = torch.stack(of_total).double().sum().item()
         parts = list(zip(squares, weights, examples, strict=True))
         # A part of the gradient is w_i g_i, and counts as w_i |g_i|^2.

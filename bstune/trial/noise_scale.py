@@ -1,6 +1,9 @@
-"""A Lightning call-back that measures the gradient noise scale in training, and leaves the training as it was.
+"""A Lightning call-back that measures the gradient noise scale in training.
 
-    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])  # of lightning.pytorch or of pytorch_lightning
+It leaves the training as it was.
+
+    # Trainer of lightning.pytorch or of pytorch_lightning
+    trainer = Trainer(callbacks=[noise_scale := NoiseScale()])
     trainer.fit(module, data)
     print(noise_scale.estimate)
 
@@ -17,6 +20,7 @@ from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.core.interval import INTERVAL_LEVEL
@@ -47,7 +51,9 @@ STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
 class NoiseScale(Callback):
-    """Measures B_simple = tr(Sigma)/|G|^2 every few steps, over the parameters of the module's optimizer.
+    """Measures B_simple = tr(Sigma)/|G|^2 every few steps.
+
+    It is that of the parameters of the module's optimizer.
 
     Where a step has several micro-batches (gradient accumulation), several devices (DDP), or both,
     the norms of their gradients are read as the backward passes make them, before DDP reduces them.
@@ -146,10 +152,11 @@ class NoiseScale(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned."""
-        self.measurements = tuple(
-            (int(step), float(squared_gradient), float(trace))
-            for step, squared_gradient, trace in state_dict["measurements"]
-        )
+        measurements = list[tuple[int, float, float]]()
+        for step, squared_gradient, trace in state_dict["measurements"]:
+            measurements.append((int(step), float(squared_gradient), float(trace)))
+        self.measurements = tuple(measurements)
+        # The loggers were given them in the fit that measured them.
         self._logged = len(self.measurements)
         self.passed_over = int(state_dict["passed_over"])
 
@@ -179,7 +186,7 @@ class NoiseScale(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Measure the step on parts of its batch, or get ready to read the norms of its micro-batches."""
+        """Measure the step on parts of its batch, or get ready to read its micro-batches."""
         micro_batches = trainer.accumulate_grad_batches
         if batch_idx % micro_batches == 0:
             self._abandon()
@@ -211,7 +218,22 @@ class NoiseScale(Callback):
         for name, parameter in reading.parameters.items():
             if parameter.grad is not None:
                 gradients[name] = parameter.grad
-        *squares, big = _squares([*reading.norms, _norms(gradients)])
+        norms = self._combined(trainer, reading, _norms(gradients))
+        if norms is None:
+            self.passed_over += 1
+        else:
+            self._add(trainer, norms)
+
+    def _combined(
+        self, trainer: Trainer, reading: "_Reading", norms_of_step: list[Tensor]
+    ) -> GradientNorms | None:
+        """Combine the norms of all micro-batches of a step, over all devices, with the step's own.
+
+        With weights w_i of micro-batches of n_i examples, and g_i their gradients, the step's
+        gradient is the sum of w_i g_i; the sizes at which small and big norms count are one over
+        the sums of w_i/n_i and of w_i^2/n_i. None: a micro-batch of some device has no gradient.
+        """
+        *squares, big = _squares([*reading.norms, norms_of_step])
         examples = reading.examples
         weights = [1.0 / len(examples)] * len(examples)
         if self.weights == "examples":
@@ -224,24 +246,21 @@ class NoiseScale(Callback):
         inverse_small = sum(w / n for _, w, n in micro_batches)
         inverse_big = sum(w * w / n for _, w, n in micro_batches)
         is_whole = float(all(reading.norms))
-        # DDP averages over devices.
         devices = trainer.world_size
         sums = torch.tensor((small, inverse_small, inverse_big, is_whole), dtype=torch.float64)
         if devices > 1:
             on_device = sums.to(trainer.strategy.root_device)
             sums = trainer.strategy.reduce(on_device, reduce_op="sum").cpu()
-        small, inverse_small, inverse_big, whole = sums.tolist()
-        # A micro-batch of some device has no gradient.
-        if whole < devices:
-            self.passed_over += 1
-            return
-        norms = GradientNorms(
+        small, inverse_small, inverse_big, whole_devices = sums.tolist()
+        if whole_devices < devices:
+            return None
+        # DDP averages the gradients over devices.
+        return GradientNorms(
             small=small / devices,
             small_size=devices / inverse_small,
             big=big / scale,
             big_size=devices**2 / inverse_big,
         )
-        self._add(trainer, norms)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -280,7 +299,8 @@ class NoiseScale(Callback):
 
     def _abandon(self) -> None:
         """Pass over the step that is being read: it ended early, or without a gradient."""
-        self.passed_over += self._reading is not None
+        if self._reading is not None:
+            self.passed_over += 1
         self._close()
 
     def _close(self) -> None:
@@ -293,10 +313,11 @@ class NoiseScale(Callback):
         self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         examples = count_examples(batch)
+        # What is left over at the end of an epoch may be too few.
         if trainer.is_last_batch and examples < 2 * self.parts:
             self.passed_over += 1
             return
-        parts = split_batch(batch, self.parts)
+        parts = cut_batch(batch, self.parts)
         sizes = [count_examples(part) for part in parts]
         parameters = optimized_parameters(trainer, module)
         factor = loss_scale(trainer)
@@ -316,7 +337,8 @@ class NoiseScale(Callback):
                         total[name].add_(weighted)
                     else:
                         total[name] = weighted
-        *of_parts, big = [square / factor**2 for square in _squares([*norms, _norms(total)])]
+        scaled_squares = _squares([*norms, _norms(total)])
+        *of_parts, big = [square / factor**2 for square in scaled_squares]
         self._add(trainer, combine_norms(of_parts, sizes, big))
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
@@ -333,7 +355,10 @@ def _check_at_least(name: str, value: int, smallest: int) -> None:
 
 
 def count_examples(batch: object) -> int:
-    """Give the length along dimension 0 of all tensors of a batch, and of lists of other things, such as texts."""
+    """Give the length along dimension 0 of all tensors of a batch.
+
+    Lists of other things, such as texts, have it too.
+    """
     lengths = {len(leaf) for leaf in _leaves(batch, "batch")}
     if not lengths:
         raise _not_split("batch", "no tensor")
@@ -343,7 +368,7 @@ def count_examples(batch: object) -> int:
     return lengths.pop()
 
 
-def split_batch(batch: object, parts: int) -> list[Any]:
+def cut_batch(batch: object, parts: int) -> list[object]:
     """Cut a batch into consecutive parts along dimension 0, as views, sizes at most one apart."""
     examples = count_examples(batch)
     if examples < 2:
@@ -352,12 +377,12 @@ def split_batch(batch: object, parts: int) -> list[Any]:
             "larger batch, or accumulate gradients over several (accumulate_grad_batches=2)"
         )
     parts = min(parts, examples)
-    edges = [examples * i // parts for i in range(parts + 1)]
-    return [_slice(batch, slice(*edge)) for edge in pairwise(edges)]
+    edges = [examples * part // parts for part in range(parts + 1)]
+    return [_slice(batch, slice(start, end)) for start, end in pairwise(edges)]
 
 
-def _leaves(batch: object, place: str) -> Iterator[Tensor | list[Any]]:
-    """Yield what is sliced along dimension 0: tensors, and lists without tensors, but no empty list."""
+def _leaves(batch: object, place: str) -> Iterator[Tensor | list[object]]:
+    """Yield what is sliced along dimension 0: tensors, and lists without tensors that hold any."""
     if isinstance(batch, Tensor):
         if batch.dim() == 0:
             raise _not_split(place, "a tensor without dimensions")
@@ -369,20 +394,20 @@ def _leaves(batch: object, place: str) -> Iterator[Tensor | list[Any]]:
         if batch:
             yield batch
     elif isinstance(batch, list | tuple):
-        for i, value in enumerate(batch):
-            yield from _leaves(value, f"{place}[{i}]")
+        for index, value in enumerate(batch):
+            yield from _leaves(value, f"{place}[{index}]")
     else:
         raise _not_split(place, type(batch).__name__)
 
 
-def _is_plain_list(batch: object) -> TypeGuard[list[Any]]:
+def _is_plain_list(batch: object) -> TypeGuard[list[object]]:
     """Tell whether a list holds other things than tensors, and nothing that may hold some."""
     if not isinstance(batch, list):
         return False
     return not any(isinstance(item, Tensor | Mapping | list | tuple) for item in batch)
 
 
-def _slice(batch: Any, part: slice) -> Any:
+def _slice(batch: Any, part: slice) -> object:
     if isinstance(batch, Tensor) or _is_plain_list(batch):
         return batch[part]
     if isinstance(batch, Mapping):
@@ -408,7 +433,10 @@ def _not_split(place: str, found: str) -> ConfigError:
 
 
 class _Reading:
-    """Reads the norms of one step's micro-batch gradients on this device, each before it is added to ``.grad``."""
+    """Reads the norms of one step's micro-batch gradients on this device.
+
+    It does so before each is added to ``.grad``.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = parameters
@@ -416,7 +444,7 @@ class _Reading:
         self.norms: list[list[Tensor]] = []
         # Raised after the backward pass, which is the training's own.
         self.refused: ConfigError | None = None
-        self.hooks = list[Any]()
+        self.hooks = list[RemovableHandle]()
         for name, parameter in parameters.items():
             hook = partial(self._read, name)
             self.hooks.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
@@ -429,11 +457,15 @@ class _Reading:
 
 
 def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
-    """Choose the optimizer's trainable parameters by name: no other ``.grad`` is zeroed from step to step."""
+    """Choose the optimizer's trainable parameters by name.
+
+    No other ``.grad`` is zeroed from step to step.
+    """
     optimized = set[int]()
     for group in trainer.optimizers[0].param_groups:
         optimized.update(id(parameter) for parameter in group["params"])
     chosen = dict[str, nn.Parameter]()
+
     for name, parameter in module.named_parameters():
         if id(parameter) in optimized and parameter.requires_grad:
             chosen[name] = parameter
@@ -457,7 +489,10 @@ def gradients_of(
     batch_idx: int,
     factor: float,
 ) -> dict[str, Tensor]:
-    """Take the gradient of a batch's loss, times a scaler's factor; parameters without one are left out."""
+    """Take the gradient of a batch's loss, times a scaler's factor.
+
+    Parameters without one are left out.
+    """
     with torch.enable_grad():
         with trainer.precision_plugin.train_step_context():
             output = module.training_step(*step_arguments(module.training_step, batch, batch_idx))
@@ -465,8 +500,11 @@ def gradients_of(
         if loss is None:
             return {}
         gradients = torch.autograd.grad(loss * factor, list(parameters.values()), allow_unused=True)
-    by_name = zip(parameters, gradients, strict=True)
-    return {name: gradient for name, gradient in by_name if gradient is not None}
+    by_name = dict[str, Tensor]()
+    for name, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            by_name[name] = gradient
+    return by_name
 
 
 def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
@@ -488,12 +526,18 @@ def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _squares(groups: Sequence[list[Tensor]]) -> list[float]:
-    """Give the sum of squares of each group of norms, 0 of an empty one; the device is waited for once."""
+    """Give the sum of squares of each group of norms, 0 of an empty one.
+
+    The device is waited for once.
+    """
     norms = list(chain(*groups))
     if not norms:
         return [0.0] * len(groups)
     values = iter(torch.stack(norms).tolist())
-    return [sum(value * value for value in islice(values, len(group))) for group in groups]
+    squares = list[float]()
+    for group in groups:
+        squares.append(sum(value * value for value in islice(values, len(group))))
+    return squares
 
 
 def loss_scale(trainer: Trainer) -> float:
@@ -506,23 +550,32 @@ def loss_scale(trainer: Trainer) -> float:
 
 @contextmanager
 def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Put generators and the modules' attributes back afterwards, and drop what is logged meanwhile."""
+    """Put generators and the modules' attributes back afterwards.
+
+    What is logged meanwhile is dropped.
+    """
     random = random_state()
     loggers = trainer.loggers
-    attributes = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
-    values = list[Any]()
-    for _, saved in attributes:
-        values += saved.values()
-    containers = [(value, value.copy()) for value in values if isinstance(value, dict | list | set)]
+    attributes = list[tuple[dict[str, Any], dict[str, Any]]]()
+    values = list[object]()
+    for part in module.modules():
+        attributes.append((part.__dict__, dict(part.__dict__)))
+        values += part.__dict__.values()
+    containers = list[tuple[Any, Any]]()
+    for value in values:
+        if isinstance(value, dict | list | set):
+            containers.append((value, value.copy()))
     for _, contents in containers:
         values += contents.values() if isinstance(contents, dict) else contents
-    generators = [
-        (value, value.get_state()) for value in values if isinstance(value, torch.Generator)
-    ]
+    generators = list[tuple[torch.Generator, Tensor]]()
+    for value in values:
+        if isinstance(value, torch.Generator):
+            generators.append((value, value.get_state()))
     clones = list[tuple[Tensor, Tensor]]()
     for tensor in _written_tensors(values, module):
         if not tensor.requires_grad and not tensor.is_inference():
             clones.append((tensor, tensor.clone()))
+    # The passes beside the training log nothing.
     trainer.loggers = [DummyLogger() for _ in loggers]
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
@@ -558,11 +611,15 @@ def _written_tensors(values: Sequence[object], module: LightningModule) -> list[
     for value in values:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             tensors.append(value)
-    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-    trained_size = sum(
-        parameter.numel() for parameter in module.parameters() if parameter.requires_grad
-    )
-    frozen_size = sum(parameter.numel() for parameter in frozen)
+    frozen = list[Tensor]()
+    frozen_size = 0
+    trained_size = 0
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            trained_size += parameter.numel()
+        else:
+            frozen.append(parameter)
+            frozen_size += parameter.numel()
     # Frozen parameters may be a momentum encoder's, which is as large as what is trained; a copy of
     # a larger backbone would not fit everywhere.
     if frozen_size <= trained_size:

@@ -1,4 +1,4 @@
-"""A trial that a loop of the user's trains: what it is handed, what it reports, and the record that this makes.
+"""A trial that a loop of the user's trains: what it is handed, what it reports, and its record.
 
 A study asks for a trial, the loop trains it and tells what it came to. Nothing here trains::
 
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -63,9 +63,10 @@ SHORT = "its last report was before trial.max_steps: report there too, so that i
 # Trials in a row that no report at their last step has made comparable.
 CUT_MEAN_NEVER = 3
 NEVER_AT_END = (
-    "{trials} trials in a row ended before trial.max_steps, the last one with a report at step {steps} of {end}: "
-    "trials that go on start afresh, from their first step, unless the loop reports at trial.max_steps too, as by "
-    "taking min(10, trial.max_steps - step) steps between reports"
+    "{trials} trials in a row ended before trial.max_steps, the last one with a report at step "
+    "{steps} of {end}: trials that go on start afresh, from their first step, unless the loop "
+    "reports at trial.max_steps too, as by taking min(10, trial.max_steps - step) steps between "
+    "reports"
 )
 NOT_SAVED = (
     "nothing was saved at trial.save_to when trial {number} was stopped: trials that go on start "
@@ -81,14 +82,14 @@ class Noise(Protocol):
 
     @property
     def measurements(self) -> Measurements:
-        """Of each measured step its number, from the trial's first one on, its |G|^2 and its tr Sigma."""
+        """Of each measured step its number, from the trial's first one on, |G|^2 and tr Sigma."""
 
 
 class LoopTrial:
-    """One trial of a study, for a loop of yours: the values to train with, and where its evaluations are told.
+    """One trial of a study, for a loop of yours: the values to train with.
 
-    What the study searches besides is an attribute too, by its name, as ``trial.dropout``: a name
-    that is none of the trial's own (:func:`is_name_of_a_trial`).
+    Its evaluations are told here, too. What the study searches besides is an attribute too, by its
+    name, as ``trial.dropout``: a name that is none of the trial's own (:func:`is_name_of_a_trial`).
 
     Args:
         spec: what it is asked to do.
@@ -97,7 +98,8 @@ class LoopTrial:
         metric: the name of what is reported.
         save_to: where the loop may save it.
         resume_from: what was saved of the part that it continues; None: it starts afresh.
-        budget_end: the step from which on it is never asked to go on; None: a larger budget may ask it.
+        budget_end: the step from which on it is never asked to go on; None: a larger budget may ask
+            it.
         is_exact: whether nothing past ``max_steps`` can be used.
         needs_seconds: whether the objective is one of time.
         now: a monotonic clock, in seconds.
@@ -194,7 +196,7 @@ class LoopTrial:
         return f"LoopTrial({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
 
     def batches(self, examples: int) -> Iterator[Tensor]:
-        """Yield the indices of one batch after another, (batch_size,) int64, for as long as one asks.
+        """Yield the indices of one batch after another, (batch_size,) int64, without end.
 
         They are of one shuffled epoch after another, each batch of exactly ``batch_size`` examples,
         and go on after ``first_step`` of them: the same as in a study of a module with the trial's
@@ -204,23 +206,23 @@ class LoopTrial:
             examples: in the training data.
 
         Raises:
-            ConfigError: for a number of them that is none, and where there are fewer than in a batch.
+            ConfigError: for a number of them that is none, and where there are fewer than in a
+                batch.
         """
         count = as_int(examples)
-        check_positive_integer(
-            "the examples of trial.batches", examples if count is None else count
-        )
+        stated = examples if count is None else count
+        check_positive_integer("the examples of trial.batches", stated)
         if self.batch_size > examples:
             raise ConfigError(
-                f"batch size {self.batch_size} is larger than the data set ({examples} examples): lower "
-                "the largest of batch_sizes"
+                f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
+                "lower the largest of batch_sizes"
             )
         order, _ = seeded_generators(self.seed, "cpu", 2)
         return endless_indices(
             operator.index(examples), self.batch_size, order, first=self.first_step
         )
 
-    def report(self, step: int, value: Any) -> bool:
+    def report(self, step: int, value: object) -> bool:
         """Tell the metric after a step, and hear whether to go on.
 
         Args:
@@ -247,13 +249,16 @@ class LoopTrial:
             return True
         self._check_rises(steps)
         self._state.steps = steps
-        self._verdict.judge(number if math.isfinite(number) else None, loss=0.0)
+        finite = number if math.isfinite(number) else None
+        self._verdict.judge(finite, loss=0.0)
         is_late = self._is_out_of_time()
         self._went_on = not self._state.ended and not is_late
         return self._went_on
 
     def reach(self, step: int) -> None:
-        """Tell, in place of :meth:`report`, after which step the target was first met, where no values are known.
+        """Tell, in place of :meth:`report`, after which step the target was first met.
+
+        It is for a loop that knows no values of the metric.
 
         Args:
             step: as :meth:`report` takes it; the one before it is taken to have missed the target.
@@ -275,15 +280,15 @@ class LoopTrial:
         state.status = status
         self._went_on = False
 
-    def finish(self, seconds: Any = None, noise: Noise | None = None) -> None:
+    def finish(self, seconds: object = None, noise: Noise | None = None) -> None:
         """Tell that the trial has ended, once, after its last report.
 
         Args:
             seconds: of the training alone since it was handed over, evaluation and start-up left
                 out, as a number, or a tensor or an array of one; of these the seconds of a step are
                 made. None: they were not measured, and no time to target is told.
-            noise: what has measured the noise scale meanwhile, which the study then takes in; its steps
-                are the trial's, as of ``LoopNoiseScale(first_step=trial.first_step)``.
+            noise: what has measured the noise scale meanwhile, which the study then takes in; its
+                steps are the trial's, as of ``LoopNoiseScale(first_step=trial.first_step)``.
 
         Raises:
             ConfigError: where it was told before, nothing was reported, or the seconds are none.
@@ -302,8 +307,8 @@ class LoopTrial:
             )
         if taken is None and self._needs_seconds:
             raise ConfigError(
-                "an objective of time needs the seconds of training: call trial.finish(seconds=...), or "
-                "give objective='steps'"
+                "an objective of time needs the seconds of training: call "
+                "trial.finish(seconds=...), or give objective='steps'"
             )
         if self._went_on:
             state.message = SHORT
@@ -328,13 +333,15 @@ class LoopTrial:
 
     def _measured(self, noise: Noise | None) -> Measurements:
         """Give the noise scale's measurements of all parts of the trial, as their steps rise."""
-        own = () if noise is None else tuple(noise.measurements)
+        measurements = list(self._noise_scale)
+        if noise is not None:
+            measurements += noise.measurements
         # What a loop has kept itself of an earlier part counts once.
-        by_step = {measured[0]: measured for measured in (*self._noise_scale, *own)}
+        by_step = {measured[0]: measured for measured in measurements}
         return tuple(by_step[step] for step in sorted(by_step))
 
     def fail(self, error: BaseException) -> None:
-        """Tell, in place of :meth:`finish`, that an error has ended the trial: memory that ran out, or any other.
+        """Tell, in place of :meth:`finish`, that an error has ended the trial.
 
         A batch size that is out of memory bounds those that come; any other error counts as a
         failure, of which three in a row end the study, by a UserCodeError from the last of them.
@@ -375,12 +382,15 @@ class LoopTrial:
 
     @property
     def worth_saving(self) -> bool:
-        """Whether it has been stopped and may be asked to go on: then it is saved at ``save_to``."""
+        """Whether it has been stopped and may be asked to go on: it is saved at ``save_to``."""
         return not self._went_on and self._state.status == "stopped" and self.may_go_on
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it may be asked to go on later: no run on a fresh seed, nor one for the loss at its budget's end."""
+        """Whether it may be asked to go on later.
+
+        No run on a fresh seed is, nor one for the loss at its budget's end.
+        """
         is_full = self._budget_end is not None and self._state.steps >= self._budget_end
         return self._spec.replicate_of is None and not is_full
 
@@ -396,29 +406,30 @@ class LoopTrial:
     def _check_rises(self, steps: int) -> None:
         """Refuse a step that does not lie after the last one."""
         state = self._state
-        if (
-            steps <= state.steps
-            and state.steps == state.first_step
-            and self.resume_from is not None
-        ):
+        rises = steps > state.steps
+        is_first_report = state.steps == state.first_step
+        if not rises and is_first_report and self.resume_from is not None:
             raise ConfigError(
-                f"trial {self.number} continues one of {plural(state.first_step, 'step')}, but reports "
-                f"step {steps}: load trial.resume_from, and count on from there"
+                f"trial {self.number} continues one of {plural(state.first_step, 'step')}, but "
+                f"reports step {steps}: load trial.resume_from, and count on from there"
             )
-        if steps <= state.steps:
+        if not rises:
             raise ConfigError(
-                f"the steps that trial {self.number} reports must rise, but step {steps} comes after "
-                f"{state.steps}: report the optimizer's steps since the trial's first one"
+                f"the steps that trial {self.number} reports must rise, but step {steps} comes "
+                f"after {state.steps}: report the optimizer's steps since the trial's first one"
             )
         if self._is_exact and steps > state.last_step:
             raise ConfigError(
-                f"trial {self.number} reports step {steps}, past the {state.last_step} of its budget, at "
-                "which trials are compared: end it at trial.max_steps, and report there"
+                f"trial {self.number} reports step {steps}, past the {state.last_step} of its "
+                "budget, at which trials are compared: end it at trial.max_steps, and report there"
             )
 
 
 def is_name_of_a_trial(name: str) -> bool:
-    """Say whether a trial has an attribute of its own by this name, so that nothing searched can have it."""
+    """Say whether a trial has an attribute of its own by this name.
+
+    Nothing that is searched can have it.
+    """
     return name.startswith("_") or hasattr(LoopTrial, name) or name in LoopTrial.__annotations__
 
 
@@ -459,7 +470,8 @@ class LoopLimits:
         stops: whether it trains a trial for ``max_steps``; else each runs to its budget.
         lr_range: the smallest and the largest learning rate.
         jobs: how many trials it trains side by side.
-        in_hindsight: whether it tells of a trial once that has ended, so that no time limit ends it.
+        in_hindsight: whether it tells of a trial once that has ended, so that no time limit ends
+            it.
     """
 
     stops: bool = True
@@ -504,13 +516,17 @@ class LoopBackend(TrialBackend):
         self._tau: Callable[[float], float] = UNTIMED
         # Trials in a row that ended before the step at which they were to be compared.
         self._cut = 0
-        self.stops = self.continues = limits.stops
+        self.stops = limits.stops
+        self.continues = limits.stops
         self.lr_range = limits.lr_range
         self._in_hindsight = limits.in_hindsight
         device = resolve_device(options.device, "device")
-        is_cpu = device.type == "cpu"
-        self.device = "cpu" if is_cpu else torch.cuda.get_device_name(device)
-        self.device_kind = f"cpu of {processor()}" if is_cpu else self.device
+        if device.type == "cpu":
+            self.device = "cpu"
+            self.device_kind = f"cpu of {processor()}"
+        else:
+            self.device = torch.cuda.get_device_name(device)
+            self.device_kind = self.device
         self.frozen_settings = {"device": self.device}
         self.versions = {"bstune": bstune.__version__}
 
@@ -529,14 +545,18 @@ class LoopBackend(TrialBackend):
             self._take_seconds(record)
         # What was cut short is asked again.
         resumed = {record.resumed_from for record in done if record.status != "failed"}
-        stopped = [
-            record for record in done if self._may_go_on(record) and record.number not in resumed
-        ]
+        stopped = list[TrialResult]()
+        for record in done:
+            if record.number not in resumed and self._may_go_on(record):
+                stopped.append(record)
         if stopped:
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
 
     def _may_go_on(self, record: TrialResult) -> bool:
-        """Say whether a trial of an earlier run was to be saved: as :attr:`LoopTrial.worth_saving`."""
+        """Say whether a trial of an earlier run was to be saved.
+
+        As :attr:`LoopTrial.worth_saving`.
+        """
         is_ended = record.replicate_of is not None or record.message == SHORT
         is_full = self._is_exact and record.steps >= self._budget_end(record.batch_size)
         return record.status == "stopped" and not is_ended and not is_full
@@ -570,21 +590,24 @@ class LoopBackend(TrialBackend):
         noise_scale: Measurements = ()
         state = TrialState(first_step=0, last_step=last_step, steps=0)
         if resumed_from is not None and self.resumable(resumed_from.number, folder):
-            before = folder.state(resumed_from.number)
-            resume_from = saved_beside(before)
-            start_gap = _read_start_gap(before)
+            former_state = folder.state(resumed_from.number)
+            resume_from = saved_beside(former_state)
+            start_gap = _read_start_gap(former_state)
             state = state_after(resumed_from, 0, last_step)
             noise_scale = tuple(resumed_from.noise_scale)
-        return LoopTrial(
-            spec if resume_from is not None else replace(spec, resumed_from=None),
+        else:
+            spec = replace(spec, resumed_from=None)
+        verdict = Verdict(
             state,
-            Verdict(
-                state,
-                protocol.target,
-                protocol.divergence,
-                start_gap,
-                may_begin_met=spec.goal is not None,
-            ),
+            protocol.target,
+            protocol.divergence,
+            start_gap,
+            may_begin_met=spec.goal is not None,
+        )
+        return LoopTrial(
+            spec,
+            state,
+            verdict,
             protocol.target.metric,
             saved_beside(folder.state(spec.number)),
             resume_from,
@@ -600,19 +623,24 @@ class LoopBackend(TrialBackend):
         finished = trial.abandon()
         self._note_cut(trial, finished)
         record = finished.result()
+        message = record.message
         # A loop that trains each trial to its budget counts its end as it likes.
-        message = record.message if self.stops or record.message != SHORT else None
+        if message == SHORT and not self.stops:
+            message = None
         record = replace(record, device=self.device, message=message)
         self._take_seconds(record)
         self._keep_saved(trial, record, folder)
         return replace(finished, record=record)
 
     def _note_cut(self, trial: LoopTrial, finished: Finished) -> None:
-        """Let trials start afresh, and say it once, where a loop for the loss never reports at their last step.
+        """Let trials start afresh where a loop for the loss never reports at their last step.
 
-        None of its trials could be chosen to go on to the end of its budget else.
+        It is said once. None of its trials could be chosen to go on to the end of its budget else.
         """
-        self._cut = self._cut + 1 if self._is_exact and finished.is_cut else 0
+        if self._is_exact and finished.is_cut:
+            self._cut += 1
+        else:
+            self._cut = 0
         if self._cut == CUT_MEAN_NEVER and self.continues:
             self.continues = False
             steps = finished.result().steps
@@ -632,7 +660,10 @@ class LoopBackend(TrialBackend):
                 file.write(text.encode() + b"\n" + own_mark(state))
 
     def _keep_saved(self, trial: LoopTrial, record: TrialResult, folder: Output) -> None:
-        """Mark what the loop has saved of a stopped trial as the study's; say where it should be there and is not."""
+        """Mark what the loop has saved of a stopped trial as the study's.
+
+        Say where it should be there and is not.
+        """
         if record.status != "stopped":
             return
         if _is_there(trial.save_to):
@@ -653,14 +684,16 @@ def _read_start_gap(state: Path) -> float | None:
     """Read how far from the target a saved trial was before training; None: it was not told."""
     first = state.read_bytes().partition(b"\n")[0]
     try:
-        found = json.loads(first)[START_GAP]
+        start_gap = json.loads(first)[START_GAP]
     except (ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, float) else None
+    return start_gap if isinstance(start_gap, float) else None
 
 
 class LoopRunner:
-    """Runs a study's trials as a loop of the user's trains them: what it waits for has ended before.
+    """Runs a study's trials as a loop of the user's trains them.
+
+    What it waits for has ended before.
 
     Args:
         backend: hands trials over, and takes them back.
@@ -687,7 +720,10 @@ class LoopRunner:
 
     @property
     def free(self) -> bool:
-        """Whether the loop takes another trial: of a batch that it has trained all are told first."""
+        """Whether the loop takes another trial.
+
+        Of a batch that it has trained all are told first.
+        """
         is_told = len(self.to_train) == len(self._trials)
         return is_told and len(self._trials) < self.count
 

@@ -1,4 +1,7 @@
-"""One trial again as a plain ``Trainer.fit``: the same weights, batches and steps, without clock and target."""
+"""One trial again as a plain ``Trainer.fit``, without clock and target.
+
+It has the same weights, batches and steps.
+"""
 
 import copy
 from typing import Any
@@ -21,37 +24,34 @@ def fit(
     fast: bool = False,
     **arguments: Any,
 ) -> tuple[LightningModule, Trainer]:
-    """Train a trial's module for ``steps`` steps, validate it, and return it with its Trainer.
+    """Train a trial's module for ``steps`` steps, validate it, and give it with its Trainer.
 
-    ``fast`` lets the lean loop take the steps where it can.
-    ``arguments`` of the Trainer come before the protocol's; of its call-backs and loggers copies are used.
+    ``fast`` lets the lean loop take the steps where it can. ``arguments`` of the Trainer come
+    before the protocol's; of its call-backs and loggers copies are used.
     """
     seed_everything(spec.seed, workers=False, verbose=False)
     micro_batch_sizes = micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size)
-    module, validation = workload.build_module(spec), workload.validation_batches
+    module = workload.build_module(spec)
+    validation = workload.validation_batches
     train = workload.train_batches(spec)
     if len(micro_batch_sizes) > 1:
         weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
-    own = lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization)
+    lengths_of_fit = lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization)
     # One endless epoch.
     if sized_len(train) is None:
-        own = {
+        lengths_of_fit = {
             "max_steps": steps,
             "check_val_every_n_epoch": None,
             "val_check_interval": steps * len(micro_batch_sizes),
         }
-    copied = {
-        name: copy.deepcopy(value)
-        for name, value in protocol.trainer.items()
-        if name in ("callbacks", "logger")
-    }
-    options = {
-        **protocol.trainer,
-        **copied,
-        **own,
-        "accumulate_grad_batches": len(micro_batch_sizes),
-        **arguments,
-    }
+    options = dict(protocol.trainer)
+    # They hold state.
+    for name in ("callbacks", "logger"):
+        if name in options:
+            options[name] = copy.deepcopy(options[name])
+    options |= lengths_of_fit
+    options["accumulate_grad_batches"] = len(micro_batch_sizes)
+    options |= arguments
     trainer: Trainer = of_package(package_of(module), "Trainer")(**options)
     if fast:
         take_steps(trainer, protocol.fast)

@@ -1,4 +1,4 @@
-"""A recorded run, what a trial that is answered from recorded runs comes to, and the weights between them."""
+"""A recorded run, what a trial comes to that recorded runs answer, and weights between them."""
 
 import math
 from bisect import bisect_left

@@ -40,7 +40,7 @@ from bstune.trial.backend import TrialBackend, chooses_horizons
 from bstune.trial.recorded_run import Outcome, Run, at_share, weights_around
 from bstune.trial.replay_horizon import HorizonTable
 
-DEVICE = "replay"
+REPLAY_DEVICE = "replay"
 # Of a file of one's own.
 METRIC = "val/error"
 SHIPPED = Path(__file__).parent / "tables"
@@ -83,7 +83,10 @@ class Table:
         return self.read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        """Give :meth:`outcome` with, of a cell's runs in the order of their seeds, the one at ``share`` of them."""
+        """Give :meth:`outcome` with the run at ``share`` of a cell's.
+
+        Runs are in the order of their seeds.
+        """
         runs = list[Run]()
         weights = list[float]()
         for size, size_weight in weights_around(self.batch_sizes, batch_size):
@@ -96,14 +99,15 @@ class Table:
         hit = nearest.steps_to(target)
         if hit is None:
             return Outcome(None, nearest.end, nearest_tau, nearest.history_to(), nearest.diverged)
-        reached = list[int]()
+        steps_of_runs = list[int]()
         for run in runs:
             steps_of_run = run.steps_to(target)
             if steps_of_run is not None:
-                reached.append(steps_of_run)
-        if len(reached) < len(runs):
+                steps_of_runs.append(steps_of_run)
+        # Steps to target cannot be read between a corner that reached it and one that did not.
+        if len(steps_of_runs) < len(runs):
             return Outcome(hit, hit, nearest_tau, nearest.history_to(hit), False)
-        steps = round(_geometric_mean(reached, weights))
+        steps = round(_geometric_mean(steps_of_runs, weights))
         tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
         return Outcome(steps, steps, tau, nearest.history_to(hit, steps / hit), False)
 
@@ -118,7 +122,10 @@ class Table:
         return HorizonTable(self.cells, self.batch_sizes)
 
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
-        """Choose the run at a share of a cell's; of a cell that was not recorded, of the nearest one's."""
+        """Choose the run at a share of a cell's.
+
+        Of a cell that was not recorded, of the nearest one's.
+        """
         runs = self.cells.get((batch_size, lr))
         if runs is None:
             away = np.log(list(self.cells)) - np.log([batch_size, lr])
@@ -160,7 +167,8 @@ def replay(
     status = status_at(steps, steps, reached, outcome.diverged and steps == outcome.end)
     assert status is not None  # noqa: S101 (the last step is this one)
     history = tuple((step, value) for step, value in outcome.history if step <= steps)
-    last_missed = max((step for step, value in history if not target.reached(value)), default=0)
+    missed = [step for step, value in history if not target.reached(value)]
+    last_missed = max(missed, default=0)
     seconds = (steps - done) * outcome.seconds_per_step
     return TrialResult(
         **spec.trial_fields(),
@@ -173,7 +181,7 @@ def replay(
         startup_seconds=0.0,
         wall_seconds=seconds,
         seconds_per_step=outcome.seconds_per_step,
-        device=DEVICE,
+        device=REPLAY_DEVICE,
         versions={"bstune": bstune.__version__},
         history=history,
         message="the recorded run diverged" if status == "diverged" else None,
@@ -182,9 +190,10 @@ def replay(
 
 
 def held_to(record: TrialResult, last_step: int) -> TrialResult:
-    """Let a record that ended before ``last_step``, as where it met a target, stay at its last value until then.
+    """Let a record that ended before ``last_step`` stay at its last value until then.
 
-    That is the least that a longer run would have come to, as the best value so far counts.
+    It may have met a target. That is the least that a longer run would have come to, as the best
+    value so far counts.
     """
     if record.status != "stopped" or record.steps >= last_step or not record.history:
         return record
@@ -223,7 +232,7 @@ def _are_numbers(value: object) -> bool:
 def _are_steps(value: object) -> bool:
     if not isinstance(value, list) or not all(map(_is_integer, value)):
         return False
-    return all(before < after for before, after in pairwise([0, *value]))
+    return all(step < following for step, following in pairwise([0, *value]))
 
 
 # What each column of a row must be, in words, and what tells whether a value is.
@@ -238,7 +247,10 @@ COLUMNS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def read_table(path: Path) -> Table:
-    """Read the table in a file of JSON lines; a BstuneError if it is none, or is no use to a search."""
+    """Read the table in a file of JSON lines.
+
+    A BstuneError if it is none, or is no use to a search.
+    """
     # A table is read again whenever its study goes on: a file called - is no standard input.
     file = path.absolute() if path == STANDARD_INPUT else path
     lines = read_text(file, "the table").splitlines()
@@ -256,12 +268,18 @@ def read_table(path: Path) -> Table:
                 "different seeds"
             )
         runs[key] = run
-    if not any(run.steps for run in runs.values()):
+    table = Table(tuple(runs.values()))
+    _check_searchable(table, path)
+    return table
+
+
+def _check_searchable(table: Table, path: Path) -> None:
+    """Refuse a table that is no use to a search."""
+    if not any(run.steps for run in table.runs):
         raise TableError(
             f"the table {path} holds no evaluated run: it needs one a line, with "
             f"{', '.join(COLUMNS)}"
         )
-    table = Table(tuple(runs.values()))
     without = sum(run.horizon is None for run in table.runs)
     if table.has_horizons and without > 0:
         raise TableError(
@@ -274,7 +292,6 @@ def read_table(path: Path) -> Table:
             f"the table {path} has batch size {table.batch_sizes[0]} only: a search over batch "
             "sizes needs two or more"
         )
-    return table
 
 
 def _run(line: str, place: str) -> Run:
@@ -341,10 +358,11 @@ def _checked_horizon(horizon: object, values: Mapping[str, Any], diverged: bool,
 
 
 def unusable_target(table: Table, target: Target) -> str | None:
-    """Tell why a search for the target is no use: no run reaches it, or all do at once; None if it is of use.
+    """Tell why a search for the target is no use: no run reaches it, or all do at once.
 
-    One that a first trial sets is not known yet.
+    None if it is of use.
     """
+    # One that a first trial sets is not known yet.
     if target.is_open:
         return None
     if all(run.steps and target.reached(run.metric[0]) for run in table.runs):
@@ -354,7 +372,9 @@ def unusable_target(table: Table, target: Target) -> str | None:
         )
     if any(run.steps_to(target) is not None for run in table.runs):
         return None
-    evaluations = [(value, run) for run in table.runs for value in run.metric]
+    evaluations = list[tuple[float, Run]]()
+    for run in table.runs:
+        evaluations += [(value, run) for value in run.metric]
     value, run = min(evaluations, key=lambda evaluation: target.gap(evaluation[0]))
     word = "lowest" if target.mode == "min" else "highest"
     return (
@@ -365,7 +385,7 @@ def unusable_target(table: Table, target: Target) -> str | None:
 
 
 @dataclass(frozen=True)
-class Source:
+class TableSource:
     """A table's file, the target that it was recorded for, and the command that made it."""
 
     path: Path
@@ -374,7 +394,10 @@ class Source:
 
 
 def find_table(name: str) -> Path:
-    """Find the path of a table: a file, relative to the working directory, or a shipped table's bare name."""
+    """Find the path of a table.
+
+    Its name is that of a file, relative to the working directory, or a shipped table's bare name.
+    """
     try:
         path = Path(name).expanduser()
         if path.is_file():
@@ -392,24 +415,29 @@ def find_table(name: str) -> Path:
     )
 
 
-def read_index(horizon: bool = False) -> dict[str, Source]:
-    """List the tables that ship, by name, as ``tables.yaml`` beside them lists them; all metrics are errors.
+def read_index(horizon: bool = False) -> dict[str, TableSource]:
+    """List the tables that ship, by name, as ``tables.yaml`` beside them lists them.
+
+    All metrics are errors.
 
     Args:
         horizon: of runs whose schedule ended with them; else of the others, which can be stopped
             anywhere.
     """
     listed = yaml.safe_load((SHIPPED / "tables.yaml").read_text(encoding="utf-8"))
-    sources = dict[str, Source]()
+    sources = dict[str, TableSource]()
     for name, entry in listed.items():
         if entry.get("horizon", False) == horizon:
             target = Target(entry["metric"], entry["target"], "min")
-            sources[name] = Source(SHIPPED / f"{name}.jsonl", target, entry["command"])
+            sources[name] = TableSource(SHIPPED / f"{name}.jsonl", target, entry["command"])
     return sources
 
 
 def _name_of(path: Path) -> str:
-    """Name a table's workload, and so its study: by the file's name and content, if it does not ship."""
+    """Name a table's workload, and so its study.
+
+    The name is by the file's name and content, if it does not ship.
+    """
     if path.resolve().parent == SHIPPED.resolve():
         return f"replay-{path.stem}"
     stem = re.sub(r"[^\w.-]+", "-", path.stem)[:40]
@@ -422,7 +450,9 @@ def _content(path: Path) -> str:
 
 
 def complete(workload: Mapping[str, object]) -> dict[str, object]:
-    """Give what a replayed workload leaves open (``???``), from its table, by dotted key of the config.
+    """Give what a replayed workload leaves open (``???``), by dotted key of the config.
+
+    It is taken from its table.
 
     These are its name, so that two tables are two studies; the range of batch sizes; the reference,
     the geometric middle of batch sizes and of learning rates; a budget that no recorded run
@@ -460,14 +490,16 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
         defaults["target.value"] = target.value
     stated = flatten(workload)
     if "target.value" not in stated and target is None:
-        seen = [value for run in table.runs for value in run.metric]
+        seen = list[float]()
+        for run in table.runs:
+            seen += run.metric
         raise ConfigError(
             "workload.target.value is missing: give the value to reach, such as "
             f"workload.target.value=0.1 (this table's values lie between {min(seen):g} and "
             f"{max(seen):g})"
         )
     filled = {f"workload.{key}": value for key, value in defaults.items() if key not in stated}
-    return {"device": DEVICE, **filled}
+    return {"device": REPLAY_DEVICE, **filled}
 
 
 def _shipped_target(path: Path) -> Target | None:
@@ -480,17 +512,21 @@ def _shipped_target(path: Path) -> Target | None:
 
 def _searched_note(table: Table) -> list[str]:
     """Say that recorded runs differ in more than batch size and learning rate, where they do."""
-    names = sorted({name for run in table.runs for name in run.hyperparameters})
+    names = set[str]()
+    for run in table.runs:
+        names.update(run.hyperparameters)
     if not names:
         return []
-    return [f"each recorded run has its own {', '.join(names)}, which are not searched here"]
+    listed = ", ".join(sorted(names))
+    return [f"each recorded run has its own {listed}, which are not searched here"]
 
 
 def _step_time(table: Table) -> Callable[[float], float]:
-    """Give the median seconds at each recorded batch size, linear in the logarithms between them."""
-    taus = list[float]()
-    for size in table.batch_sizes:
-        taus.append(median(run.seconds_per_step for run in table.runs if run.batch_size == size))
+    """Give the median seconds at each batch size, linear in the logarithms between them."""
+    seconds_at: dict[int, list[float]] = {size: [] for size in table.batch_sizes}
+    for run in table.runs:
+        seconds_at[run.batch_size].append(run.seconds_per_step)
+    taus = [median(seconds) for seconds in seconds_at.values()]
     log_sizes = np.log(table.batch_sizes)
     log_taus = np.log(taus)
 
@@ -501,7 +537,10 @@ def _step_time(table: Table) -> Callable[[float], float]:
 
 
 class ReplayBackend(TrialBackend):
-    """Answers each trial from a table of recorded runs, by options that :func:`complete` has filled."""
+    """Answers each trial from a table of recorded runs.
+
+    :func:`complete` has filled the options.
+    """
 
     def __init__(self, options: StudyOptions, protocol: TrialProtocol) -> None:
         if options.compile is not None:
@@ -517,7 +556,7 @@ class ReplayBackend(TrialBackend):
         self.step_time = _step_time(self.table)
         self.horizon = self.table.has_horizons
         self.stops = not self.horizon
-        self.device = DEVICE
+        self.device = REPLAY_DEVICE
         self.description = f"recorded runs ({path.stem})"
         self.versions = {"bstune": bstune.__version__}
         self.lr_range = lrs[0], lrs[-1]
@@ -528,13 +567,13 @@ class ReplayBackend(TrialBackend):
         if self.stops or chooses_horizons(options):
             budget = {}
         table = {"workload.table": f"sha256 {_content(path)}"}
-        self.frozen_settings = {**table, **budget, "device": DEVICE}
-        ends = "a trial also ends where its record does"
+        self.frozen_settings = {**table, **budget, "device": REPLAY_DEVICE}
+        how_it_ends = "a trial also ends where its record does"
         if self.horizon:
-            ends = "a trial's schedule ends with it"
+            how_it_ends = "a trial's schedule ends with it"
         self.notes = (
             f"answered from {len(self.table.runs)} recorded runs at {len(sizes)} batch sizes and "
-            f"{len(lrs)} learning rates: seconds are simulated, and {ends}",
+            f"{len(lrs)} learning rates: seconds are simulated, and {how_it_ends}",
             *_searched_note(self.table),
         )
 
@@ -573,7 +612,7 @@ class ReplayBackend(TrialBackend):
         return min(longest, protocol.budget.last_step(batch_size))
 
     def check(self, space: Space, trial: TrialSpec | None) -> None:
-        """Refuse a target that no recorded run reaches, or all do at once, and points outside of the table."""
+        """Refuse a target that is no use to the table, and points outside of it."""
         reason = unusable_target(self.table, self._protocol.target)
         if reason is not None:
             raise TableError(reason)

@@ -1,4 +1,4 @@
-"""What a trial comes to whose schedule ends with it, read between recorded runs whose schedules ended with them.
+"""What a trial comes to whose schedule ends with it, read between recorded runs of that kind.
 
 What is interpolated is the log of the metric's best value so far at each share of the horizon, a
 share being a step over the horizon's steps: linearly in log h between the two horizons of a cell
@@ -58,7 +58,7 @@ class HorizonTable:
     def read(
         self, batch_size: float, lr: float, horizon: int, target: Target, share: float
     ) -> Outcome:
-        """Give :meth:`outcome` with, of a cell's seeds in their order, the one at ``share`` of them."""
+        """Give :meth:`outcome` with the seed at ``share`` of a cell's, in their order."""
         ladders = list[Ladder]()
         weights = list[float]()
         for size, size_weight in weights_around(self.batch_sizes, batch_size):
@@ -68,11 +68,10 @@ class HorizonTable:
         nearest = _nearest(ladders[weights.index(max(weights))], horizon)
         if nearest.diverged:
             return _diverged(nearest, horizon, target)
-        usable = [
-            (ladder, weight)
-            for ladder, weight in zip(ladders, weights, strict=True)
-            if not _nearest(ladder, horizon).diverged
-        ]
+        usable = list[tuple[Ladder, float]]()
+        for ladder, weight in zip(ladders, weights, strict=True):
+            if not _nearest(ladder, horizon).diverged:
+                usable.append((ladder, weight))
         whole = sum(weight for _, weight in usable)
         log_shares = _evaluated(nearest, horizon)
         log_best = np.zeros(len(log_shares))
@@ -131,9 +130,10 @@ def _log_shares(run: Run) -> Array:
 
 
 def _best_of(run: Run, log_shares: Array, worse: float) -> Array:
-    """Give the log of a run's best value so far at shares of its horizon, by their logs; past its ends as there.
+    """Give the log of a run's best value so far at shares of its horizon, by their logs.
 
-    ``worse`` is 1 for a metric that is to fall, -1 for one that is to rise.
+    Past its ends it is as there. ``worse`` is 1 for a metric that is to fall, -1 for one that is to
+    rise.
     """
     log_metric = np.array([math.log(value) for value in run.metric])
     log_best = worse * np.minimum.accumulate(worse * log_metric)
@@ -151,9 +151,10 @@ def _evaluated(run: Run, horizon: int) -> Array:
 
 
 def _log_best(ladder: Ladder, horizon: int, log_shares: Array, worse: float) -> Array:
-    """Give the log of the best value so far at these shares of a horizon, between a cell's runs of one seed.
+    """Give the log of the best value so far at these shares of a horizon.
 
-    ``worse`` is 1 for a metric that is to fall, -1 for one that is to rise.
+    It is read between a cell's runs of one seed. ``worse`` is 1 for a metric that is to fall, -1
+    for one that is to rise.
     """
     horizons = [_horizon(run) for run in ladder]
     if horizon <= horizons[0]:
@@ -174,7 +175,10 @@ def _log_best(ladder: Ladder, horizon: int, log_shares: Array, worse: float) -> 
 
 
 def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
-    """Give what a trial comes to as a run that diverged, at the same steps; it may have met the target before."""
+    """Give what a trial comes to as a run that diverged, at the same steps.
+
+    It may have met the target before.
+    """
     end = min(run.end, horizon)
     met = run.steps_to(target)
     if met is not None and met <= end:

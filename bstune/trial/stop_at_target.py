@@ -1,6 +1,7 @@
-"""A Lightning call-back that ends a fit at the first evaluation that meets a target, and says what that took.
+"""A Lightning call-back that ends a fit at the first evaluation that meets a target, and counts.
 
-    trainer = Trainer(val_check_interval=50, callbacks=[stop := StopAtTarget(Target("val_loss", 0.1, mode="min"))])
+    stop = StopAtTarget(Target("val_loss", 0.1, mode="min"))
+    trainer = Trainer(val_check_interval=50, callbacks=[stop])
     trainer.fit(module, data)
     print(stop.steps_low, stop.steps, stop.time_to_target)
 
@@ -20,21 +21,26 @@ from bstune.trial.parts.metric import metric
 
 
 class StopAtTarget(Callback):
-    """Ends a fit at the first evaluation that meets the target; works with both of Lightning's packages.
+    """Ends a fit at the first evaluation that meets the target.
 
-    Evaluations are the fit's own (``val_check_interval``, ``check_val_every_n_epoch``), its sanity check left out. On
-    several devices the fit ends once the target is met on any of them; log the metric with ``sync_dist=True``.
+    It works with both of Lightning's packages.
+
+    Evaluations are the fit's own (``val_check_interval``, ``check_val_every_n_epoch``), its sanity
+    check left out. On several devices the fit ends once the target is met on any of them; log the
+    metric with ``sync_dist=True``.
 
     Args:
-        target: such as ``Target("val_loss", 0.1, mode="min")``; a value that is not finite does not meet it.
+        target: such as ``Target("val_loss", 0.1, mode="min")``; a value that is not finite does not
+            meet it.
         warmup_steps: left out of the seconds per step.
         now: a monotonic clock, in seconds.
 
     Attributes:
         reached: whether the target was met.
-        steps: optimizer steps applied until then, or so far; one that a gradient scaler skips is none, and however many
-            optimizers a step has, it is one.
-        steps_low: of the last evaluation that missed the target: steps to target are in (``steps_low``, ``steps``].
+        steps: optimizer steps applied until then, or so far; one that a gradient scaler skips is
+            none, and however many optimizers a step has, it is one.
+        steps_low: of the last evaluation that missed the target: steps to target are in
+            (``steps_low``, ``steps``].
         history: steps and value of each evaluation; None is a value that is not finite.
 
     Raises:
@@ -44,25 +50,35 @@ class StopAtTarget(Callback):
     def __init__(
         self, target: Target, warmup_steps: int = 5, now: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.target, self._warmup_steps, self._now = target, warmup_steps, now
+        self.target = target
+        self._warmup_steps = warmup_steps
+        self._now = now
         self._reset()
 
     def _reset(self) -> None:
-        self.reached, self.steps, self.steps_low = False, 0, 0
+        self.reached = False
+        self.steps = 0
+        self.steps_low = 0
         self.history: list[tuple[int, float | None]] = []
         self._clock = TrialClock(self._now, synchronize)
-        self._fits, self._segment_start = False, 0
+        self._fits = False
+        self._segment_start = 0
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Median over the stretches between evaluations, of training alone; None before the first evaluation."""
+        """Median over the stretches between evaluations, of training alone.
+
+        None before the first evaluation.
+        """
         return seconds_per_step(self._clock.segments, self._warmup_steps)
 
     @property
     def time_to_target(self) -> float | None:
         """Steps to target times seconds per step; None if the target was not met."""
         tau = self.seconds_per_step
-        return self.steps * tau if self.reached and tau is not None else None
+        if not self.reached or tau is None:
+            return None
+        return self.steps * tau
 
     @property
     def train_seconds(self) -> float:
@@ -70,7 +86,10 @@ class StopAtTarget(Callback):
         return self._clock.seconds(Phase.TRAINING)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a fit that goes on from a checkpoint counts on from; its seconds begin anew."""
+        """Give what a fit that goes on from a checkpoint counts on from.
+
+        Its seconds begin anew.
+        """
         return {name: getattr(self, name) for name in ("reached", "steps", "steps_low", "history")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -98,15 +117,17 @@ class StopAtTarget(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch's step, if it is not one of several that are accumulated, and was not skipped."""
-        stepped, self._optimizer_steps = (
-            trainer.global_step > self._optimizer_steps,
-            trainer.global_step,
-        )
-        if stepped and self._scaler is not None:
-            scale = self._scaler.get_scale()  # lowered at the steps that are skipped, and only then
-            stepped, self._scale = scale >= self._scale, scale
-        self.steps += stepped and not self.reached
+        """Count the batch's step, if it ended one that was not skipped."""
+        # Several batches may be accumulated to a step, which one of several optimizers may take.
+        has_stepped = trainer.global_step > self._optimizer_steps
+        self._optimizer_steps = trainer.global_step
+        if has_stepped and self._scaler is not None:
+            # A scale is lowered at the steps that are skipped, and only then.
+            scale = self._scaler.get_scale()
+            has_stepped = scale >= self._scale
+            self._scale = scale
+        if has_stepped and not self.reached:
+            self.steps += 1
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""

@@ -2,22 +2,25 @@
 
 Any LightningDataModule and LightningModule will do. A data module may have
 
-* ``train_batches(batch_size, micro_batch_size, seed)``: returns a trial's endless stream of batches, each of exactly
-  ``batch_size`` examples, in micro-batches of at most ``micro_batch_size`` (None: in one piece). A stream with an
-  attribute ``stream``, a :class:`bstune.trial.batches.index_stream.IndexStream`, lets trials be stopped and continued.
-  Such a data module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``, numbers of
-  examples; its ``setup()`` is put off until the data are used, so that they may stay off the device. Without this
-  method the DataLoader of ``train_dataloader()`` is read in other batches, see
-  :func:`bstune.trial.batches.loader.rebatch`.
+* ``train_batches(batch_size, micro_batch_size, seed)``: returns a trial's endless stream of
+  batches, each of exactly ``batch_size`` examples, in micro-batches of at most ``micro_batch_size``
+  (None: in one piece). A stream with an attribute ``stream``, a
+  :class:`bstune.trial.batches.index_stream.IndexStream`, lets trials be stopped and continued. Such
+  a data module has ``train_size``, known once ``prepare_data()`` has run, and ``validation_size``,
+  numbers of examples; its ``setup()`` is put off until the data are used, so that they may stay off
+  the device. Without this method the DataLoader of ``train_dataloader()`` is read in other batches,
+  see :func:`bstune.trial.batches.loader.rebatch`.
 * ``validates_on_test``: True if the target is measured on the published test set.
-* ``first_images(count)``: returns the first training images as batches have them, without augmentation.
+* ``first_images(count)``: returns the first training images as batches have them, without
+  augmentation.
 
 A module may have
 
-* ``initial_images`` and ``initialise_from(images)``: how many of these images it starts from (0: none), and what takes
-  them, without random numbers. Later trials of the same hyperparameters get what it changes in the module's state.
-* ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any module inside it, cannot
-  be trained with.
+* ``initial_images`` and ``initialise_from(images)``: how many of these images it starts from (0:
+  none), and what takes them, without random numbers. Later trials of the same hyperparameters get
+  what it changes in the module's state.
+* ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any
+  module inside it, cannot be trained with.
 """
 
 import functools
@@ -27,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -43,6 +46,7 @@ from bstune.system.files import Output, is_own, make_inside, remove_own
 from bstune.system.processor_wait import processors
 from bstune.system.watchdog import waiting_for
 from bstune.trial.backend import TrialBackend, chooses_horizons, make_protocol
+from bstune.trial.batches.counted_stream import CountedStream, has_no_length
 from bstune.trial.batches.epochs import epoch_length
 from bstune.trial.batches.given_batches import GivenBatches, GivenStream
 from bstune.trial.batches.half_lives import follow_batch_size
@@ -66,26 +70,65 @@ from bstune.trial.lightning.installed import (
     sized_len,
 )
 from bstune.trial.lightning.packages import is_lightning, is_overridden
-from bstune.trial.lightning.trainer import check_types, make_trainer, serving, without_monitors
+from bstune.trial.lightning.trainer import (
+    BATCH_HOOKS,
+    check_types,
+    make_trainer,
+    serving,
+    without_monitors,
+)
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.own_project.override_rate import override_rate
 from bstune.trial.own_project.python_recipe import Loaders
 from bstune.trial.parts.checkpoint import PlainFiles, Stopped
 
-BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+# Gives the batches of a trial.
+Draw = Callable[[TrialSpec], Iterable[Any]]
+# Builds the data of a batch size.
+OpenData = Callable[[int], LightningDataModule]
 logger = logging.getLogger(__name__)
 
 
+class BatchData(LightningDataModule):
+    """A data module that hands out batches itself; any that has ``train_batches`` is taken for one.
+
+    The sizes, in examples, are known once ``prepare_data()`` has run.
+    """
+
+    train_size: int
+    validation_size: int
+
+    def train_batches(
+        self, batch_size: int, micro_batch_size: int | None, seed: int
+    ) -> Iterable[Any]:
+        """Yield batches of exactly ``batch_size`` examples, without end."""
+        raise NotImplementedError
+
+
+def draws_batches(data: LightningDataModule) -> TypeGuard[BatchData]:
+    """Say whether a data module hands out batches itself."""
+    return hasattr(data, "train_batches")
+
+
+@runtime_checkable
+class ChecksBatches(Protocol):
+    """A module, or a part of one, that refuses batch sizes that it cannot be trained with."""
+
+    def check_batch(self, batch_size: int, micro_batch_size: int | None) -> None:
+        """Raise a ConfigError for sizes that it refuses."""
+
+
 def resolve(options: StudyOptions, recipe: Recipe) -> tuple[StudyOptions, Recipe]:
-    """Return options and a recipe with this machine's device and precision in place of ``auto``."""
+    """Put this machine's device and precision in the place of ``auto``."""
     check_threads(options)
     device = str(resolve_device(options.device, "device"))
     precision = resolve_precision(options.precision, device)
     options = with_option(with_option(options, "device", device), "precision", precision)
     if precision == "16-mixed" and option_at(options, "workload.module.optimizer.fused"):
         raise ConfigError(
-            "precision=16-mixed skips steps whose gradients overflow, after which the momentum of a fused optimizer is "
-            "wrong: set workload.module.optimizer.fused=false, or use precision=bf16-mixed"
+            "precision=16-mixed skips steps whose gradients overflow, after which the momentum of "
+            "a fused optimizer is wrong: set workload.module.optimizer.fused=false, or use "
+            "precision=bf16-mixed"
         )
     return options, recipe.on(device, precision)
 
@@ -96,52 +139,61 @@ def check_threads(options: StudyOptions) -> None:
     if options.threads == "auto" or options.threads <= most:
         return
     raise ConfigError(
-        f"threads={options.threads}, but this machine has {most} processors: use threads=auto or at "
-        f"most threads={most}"
+        f"threads={options.threads}, but this machine has {most} processors: use threads=auto or "
+        f"at most threads={most}"
     )
 
 
 def resolve_precision(precision: str, device: str) -> str:
-    """Return the precision: bf16-mixed on CUDA and 32-true elsewhere for ``auto``; refuse one the device lacks."""
-    # Lightning would turn 16-mixed on a CPU into bf16 without a word.
+    """Choose the precision for ``auto``, bf16-mixed on CUDA and 32-true elsewhere.
+
+    A ConfigError for one that the device lacks.
+    """
     cuda = device.startswith("cuda")
     if precision == "auto":
         return "bf16-mixed" if cuda and has_bfloat16(device) else "32-true"
     kind, _, rest = precision.partition("-")
+    # Lightning would turn 16-mixed on a CPU into bf16 without a word.
     if kind == "16" and not cuda:
         raise ConfigError(
-            f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or 32-true"
+            f"precision={precision} needs a CUDA device, but this is {device}: use bf16-{rest} or "
+            "32-true"
         )
     if kind == "bf16" and cuda and not has_bfloat16(device):
         raise ConfigError(
-            f"precision={precision}: {torch.cuda.get_device_name(device)} has no bfloat16: use 16-{rest} or 32-true"
+            f"precision={precision}: {torch.cuda.get_device_name(device)} has no bfloat16: use "
+            f"16-{rest} or 32-true"
         )
     return precision
 
 
-def load(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
-    """Return a study's workload and protocol, in a process that trains for another."""
+def load_workload(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
+    """Load a study's workload and protocol, in a process that trains for another."""
     options, recipe = resolve(options, recipe)
     protocol = checked_protocol(options, recipe)
     return build_workload(options, recipe), protocol
 
 
 def checked_protocol(options: StudyOptions, recipe: Recipe) -> TrialProtocol:
-    """Return the protocol; a Trainer is built to find arguments that it does not take.
+    """Make the protocol; a Trainer is built to find arguments that it does not take.
 
     The options' device and precision are resolved.
     """
     check_devices(options)
     protocol = make_protocol(options, recipe)
     check_types(protocol.trainer)
-    refused = _refused(protocol.trainer)
-    if refused is None:
+    error = _refused(protocol.trainer)
+    if error is None:
         return protocol
     # One option after another, to name the one that is refused: it may also be several together.
-    own = {name: protocol.trainer[name] for name in ("accelerator", "devices")}
-    alone = ((name, _refused({**own, name: value})) for name, value in protocol.trainer.items())
-    name, error = next(((name, error) for name, error in alone if error is not None), ("", refused))
-    place = f"trainer.{name}" if name else "trainer"
+    place = "trainer"
+    for name, value in protocol.trainer.items():
+        alone = {key: protocol.trainer[key] for key in ("accelerator", "devices")}
+        refused = _refused({**alone, name: value})
+        if refused is not None:
+            place = f"trainer.{name}"
+            error = refused
+            break
     if in_users_code(error):
         message, frames = described(error)
         raise UserCodeError(f"{place} cannot be used: {message}\n{frames}".rstrip()) from error
@@ -152,7 +204,8 @@ def _refused(options: Mapping[str, Any]) -> Exception | None:
     """Build a Trainer of the options; tell what it raises."""
     try:
         make_trainer(options)
-    except Exception as error:  # noqa: BLE001 (Lightning and the user's call-backs may raise anything)
+    # Lightning and the user's call-backs may raise anything.
+    except Exception as error:  # noqa: BLE001
         return error
     return None
 
@@ -170,7 +223,10 @@ def check_largest(
 
 
 def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
-    """Build the data module and let it read its data; one that hands out batches is not yet set up."""
+    """Build the data module and let it read its data.
+
+    One that hands out batches is not yet set up.
+    """
     with seeded(options.seed):
         with waiting_for(f"{recipe.data_name}()"):
             data = recipe.data()
@@ -181,12 +237,12 @@ def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
             )
         with waiting_for(f"{type(data).__name__}.prepare_data()"):
             data.prepare_data()
-    if not hasattr(data, "train_batches"):
+    if not draws_batches(data):
         _set_up(data, "fit", options.seed)
     return data
 
 
-def _set_up(data: LightningDataModule, stage: str, seed: int) -> None:
+def _set_up(data: LightningDataModule, stage: Literal["fit", "test"], seed: int) -> None:
     # Seeded each time: what is split again for another stage is split alike.
     with seeded(seed), waiting_for(f"{type(data).__name__}.setup({stage!r})"):
         data.setup(stage)
@@ -194,18 +250,21 @@ def _set_up(data: LightningDataModule, stage: str, seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed all generators from the study's seed meanwhile: a random split is alike in all processes."""
-    before = host_states()
+    """Seed all generators from the study's seed meanwhile: a random split is alike everywhere."""
+    states = host_states()
     try:
         seed_everything(seed, workers=False, verbose=False)
         yield
     finally:
-        set_host_states(before)
+        set_host_states(states)
 
 
-def train_examples(data: Any) -> int:
-    """Return how many examples there are to train on; 0 where the user's loaders have no length that says it."""
-    if hasattr(data, "train_batches"):
+def train_examples(data: LightningDataModule) -> int:
+    """Count the examples that there are to train on.
+
+    0 where the user's loaders have no length that says it.
+    """
+    if draws_batches(data):
         return int(data.train_size)
     return _examples_if_known(data.train_dataloader())
 
@@ -213,74 +272,93 @@ def train_examples(data: Any) -> int:
 def build_workload(
     options: StudyOptions, recipe: Recipe, data: LightningDataModule | None = None
 ) -> Workload:
-    """Put the data, from :func:`load_data`, where they are used, and return what trials need."""
-    loaded: Any = load_data(options, recipe) if data is None else data
-    return _workload_of(options, recipe, loaded)
-
-
-def _workload_of(options: StudyOptions, recipe: Recipe, data: Any) -> Workload:
-    seed = options.seed
-    draws_batches = hasattr(data, "train_batches")
-    if draws_batches:
-        _set_up(data, "fit", seed)
-    plain = isinstance(data, Loaders)
-    with seeded(seed), waiting_for(f"the loaders of {type(data).__name__}"):
+    """Put the data, from :func:`load_data`, where they are used, and give what trials need."""
+    if data is None:
+        data = load_data(options, recipe)
+    name = type(data).__name__
+    training: object = None
+    test: Iterable[Any] | None = None
+    notes = list[str]()
+    if draws_batches(data):
+        _set_up(data, "fit", options.seed)
+    with seeded(options.seed), waiting_for(f"the loaders of {name}"):
         # Before setup("test"), which may split the data anew, by a generator of its own.
-        training = None if draws_batches else data.train_dataloader()
-        validation, test, notes = data.val_dataloader(), None, list[str]()
-    with optional(
-        f"no test metrics, as {type(data).__name__}.setup('test') or test_dataloader() fails", notes
-    ):
-        _set_up(data, "test", seed)
-        with waiting_for(f"{type(data).__name__}.test_dataloader()"):
-            test = data.test_dataloader() if is_overridden("test_dataloader", data) else None
-    if draws_batches:
+        if not draws_batches(data):
+            training = data.train_dataloader()
+        validation: Any = data.val_dataloader()
+    # A data module that hands out batches says how many examples it has.
+    if not draws_batches(data) and has_no_length(validation):
+        with seeded(options.seed), waiting_for(f"the end of {name}'s validation data, a stream"):
+            validation = CountedStream(validation)
+    with optional(f"no test metrics, as {name}.setup('test') or test_dataloader() fails", notes):
+        _set_up(data, "test", options.seed)
+        with waiting_for(f"{name}.test_dataloader()"):
+            if is_overridden("test_dataloader", data):
+                test = data.test_dataloader()
+    if draws_batches(data):
         draw = _own_batches(data, options)
-    elif recipe.data_at is not None and not_rebatchable(training) is not None:
-        check_taken(options)
-        draw = _taken_batches(recipe.data_at, seed)
-        notes.append(taken_note(training))
+        examples = int(data.train_size)
+        validation_examples = data.validation_size
     else:
-        # Refuses what cannot be read in other batches, before the first trial.
-        rebatch(training, count(), None, 0)
-        at = recipe.data_at if plain else None
-        draw = _read_batches(training, at, options)
+        draw = _loaded_batches(training, isinstance(data, Loaders), options, recipe, notes)
+        examples = _examples_if_known(training)
+        validation_examples = sum(map(_examples, loaders_of(validation)))
     images = _InitialImages(data)
+
+    def build(spec: TrialSpec) -> LightningModule:
+        return images.give(build_module(options, recipe, spec), spec.hyperparameters)
+
     return Workload(
-        build_module=lambda spec: images.give(
-            build_module(options, recipe, spec), spec.hyperparameters
-        ),
+        build_module=build,
         train_batches=draw,
         validation_batches=validation,
-        validation_examples=data.validation_size
-        if draws_batches
-        else sum(map(_examples, loaders_of(validation))),
+        validation_examples=validation_examples,
         test_batches=None if sized_len(test) == 0 else test,
-        train_examples=train_examples(data) if draws_batches else _examples_if_known(training),
+        train_examples=examples,
         validates_on_test=getattr(data, "validates_on_test", False),
-        # Without hooks on batches it is left out: Lightning looks for them at each batch.
-        data_module=None
-        if plain or (draws_batches and not any(is_overridden(h, data) for h in BATCH_HOOKS))
-        else data,
+        data_module=data if _has_hooks(data) else None,
         notes=tuple(notes),
         overrides_lr=options.scaling.override_lr,
         override=recipe.override,
     )
 
 
-# Gives the batches of a trial.
-Draw = Callable[[TrialSpec], Iterable[Any]]
+def _has_hooks(data: LightningDataModule) -> bool:
+    """Say whether a Trainer needs the data module itself beside its batches.
+
+    One without hooks on batches is left out: Lightning looks for them at each batch.
+    """
+    if isinstance(data, Loaders):
+        return False
+    if draws_batches(data):
+        return any(is_overridden(hook, data) for hook in BATCH_HOOKS)
+    return True
 
 
-def _own_batches(data: Any, options: StudyOptions) -> Draw:
+def _own_batches(data: BatchData, options: StudyOptions) -> Draw:
     """Take the batches of a data module that hands them out itself."""
     size = options.protocol.micro_batch_size
     return lambda spec: data.train_batches(spec.batch_size, size, spec.seed)
 
 
-def _read_batches(
-    training: object, data_at: Callable[[int], Any] | None, options: StudyOptions
+def _loaded_batches(
+    training: object, is_plain: bool, options: StudyOptions, recipe: Recipe, notes: list[str]
 ) -> Draw:
+    """Take a trial's batches from the user's loaders: read in other sizes, or as they come.
+
+    What is assumed of the latter is added to ``notes``. ``is_plain``: the loaders were given, not a
+    data module.
+    """
+    if recipe.data_at is not None and not_rebatchable(training) is not None:
+        check_taken(options)
+        notes.append(taken_note(training))
+        return _taken_batches(recipe.data_at, options.seed)
+    # Refuses what cannot be read in other batches, before the first trial.
+    rebatch(training, count(), None, 0)
+    return _read_batches(training, recipe.data_at if is_plain else None, options)
+
+
+def _read_batches(training: object, data_at: OpenData | None, options: StudyOptions) -> Draw:
     """Read a loader in other batches: the one, or that of the trial's own batch size."""
     size = options.protocol.micro_batch_size
 
@@ -294,10 +372,10 @@ def _read_batches(
     return draw
 
 
-def _taken_batches(data_at: Callable[[int], Any], seed: int) -> Draw:
+def _taken_batches(data_at: OpenData, seed: int) -> Draw:
     """Take the batches that the user's loaders give at a batch size, as they come."""
 
-    def open_loaders(batch_size: int) -> Any:
+    def open_loaders(batch_size: int) -> object:
         # As for the data that are evaluated, so that a random split is that one.
         with seeded(seed):
             data = data_at(batch_size)
@@ -314,7 +392,7 @@ def _taken_batches(data_at: Callable[[int], Any], seed: int) -> Draw:
 
 
 def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> LightningModule:
-    """Return a trial's Lightning module, before it sees any data."""
+    """Build a trial's Lightning module, before it sees any data."""
     options = with_tuned(options, spec.hyperparameters)
     total_steps = spec.max_steps or options.budget.budget.last_step(spec.batch_size)
     values = TrialValues(spec.batch_size, spec.lr, spec.seed, total_steps, spec.hyperparameters)
@@ -326,8 +404,8 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
             f"workload.module must build a LightningModule, but got {type(module).__name__}"
         )
     for part in module.modules():
-        if hasattr(part, "check_batch"):
-            part.check_batch(spec.batch_size, options.protocol.micro_batch_size)  # type: ignore[operator]
+        if isinstance(part, ChecksBatches):
+            part.check_batch(spec.batch_size, options.protocol.micro_batch_size)
     lr = spec.lr if options.scaling.override_lr else None
     half_lives = {
         "beta2_half_life": options.scaling.beta2_half_life,
@@ -343,7 +421,9 @@ def _configure_with(
     batch_size: int,
     half_lives: Mapping[str, float | None],
 ) -> None:
-    """Make ``configure_optimizers`` set a rate in place of its own, unless it is None, and apply half-lives.
+    """Make ``configure_optimizers`` set a rate in place of its own, and apply half-lives.
+
+    A rate that is None is left alone.
 
     What an optimizer or a schedule refuses of its options is named.
     """
@@ -360,70 +440,83 @@ def _configure_with(
         except (TypeError, ValueError) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(
-                f"workload.module: {type(module).__name__} cannot build its optimizers from these options: {error} "
-                f"({type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno})"
+                f"workload.module: {type(module).__name__} cannot build its optimizers from these "
+                f"options: {error} ({type(error).__name__} in {Path(frame.filename).name}, line "
+                f"{frame.lineno})"
             ) from error
 
     module.configure_optimizers = configured  # type: ignore[method-assign]
 
 
 class _InitialImages:
-    """Hands each trial's module the training images that it starts from, and keeps the state that came of them."""
+    """Hands each trial's module the training images that it starts from.
+
+    The state that came of them is kept.
+    """
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data
-        self._hyperparameters: Mapping[str, float] | None = (
-            None  # of the trial that the state is from
-        )
+        # Of the trial that the state is from: the last ones alone, as a search has many.
+        self._hyperparameters: Mapping[str, float] | None = None
         self._state: dict[str, Tensor] = {}
 
     def give(
         self, module: LightningModule, hyperparameters: Mapping[str, float]
     ) -> LightningModule:
-        wanted = getattr(module, "initial_images", 0) if hasattr(module, "initialise_from") else 0
+        wanted = 0
+        if hasattr(module, "initialise_from"):
+            wanted = getattr(module, "initial_images", 0)
         if not wanted:
             return module
         if not hasattr(self._data, "first_images"):
             raise ConfigError(
-                f"the module starts from {wanted} training images, for its whitening say, but workload.data is "
-                f"{type(self._data).__name__}, which has no first_images(count): set "
-                "workload.module.model.whitening=null, or use bstune.workloads.images.ImageData"
+                f"the module starts from {wanted} training images, for its whitening say, but "
+                f"workload.data is {type(self._data).__name__}, which has no first_images(count): "
+                "set workload.module.model.whitening=null, or use bstune.workloads.images.ImageData"
             )
         if hyperparameters == self._hyperparameters:
             module.load_state_dict(self._state, strict=False)
             return module
-        before = {name: value.clone() for name, value in module.state_dict().items()}
+        drawn = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
-        after = module.state_dict()
-        self._state = {
-            name: v.clone() for name, v in after.items() if not torch.equal(v, before[name])
-        }
-        self._hyperparameters = hyperparameters  # the last ones alone: a search has many
+        self._state.clear()
+        for name, value in module.state_dict().items():
+            if not torch.equal(value, drawn[name]):
+                self._state[name] = value.clone()
+        self._hyperparameters = hyperparameters
         return module
 
 
-def _examples(loader: Any) -> int:
+def _examples(loader: object) -> int:
+    if isinstance(loader, CountedStream):
+        return loader.examples
     if _has_length(loader):
         return epoch_length(loader)
     raise ConfigError(
-        f"the data module must return a torch DataLoader over a data set with a length, but got {type(loader).__name__}"
+        "the data module must return a torch DataLoader over a data set with a length, but got "
+        f"{type(loader).__name__}"
     )
 
 
-def _examples_if_known(loader: Any) -> int:
+def _examples_if_known(loader: object) -> int:
     return _examples(loader) if _has_length(loader) else 0
 
 
-def _has_length(loader: Any) -> bool:
+def _has_length(loader: object) -> "TypeGuard[DataLoader[object]]":
     return isinstance(loader, DataLoader) and sized_len(loader.dataset) is not None
 
 
 def on_device(workload: Workload, module: LightningModule, batch: Any, device: torch.device) -> Any:
-    """Return a batch as a Trainer would hand it to the module: moved, and through the hooks on batches."""
-    owners = [owner for owner in (workload.data_module, module) if owner is not None]
-    for name, more in zip(BATCH_HOOKS, ((), (device,), ()), strict=True):
-        owner = next((owner for owner in owners if is_overridden(name, owner)), module)
-        batch = getattr(owner, name)(batch, *more, 0)
+    """Hand a batch to a module as a Trainer would: moved, and through the hooks on batches."""
+    data = workload.data_module
+    for name in BATCH_HOOKS:
+        # Lightning calls the data module's hook where there is one, else the module's.
+        owner: object = module
+        if data is not None and is_overridden(name, data):
+            owner = data
+        hook = getattr(owner, name)
+        # The last argument is the loader's place among several.
+        batch = hook(batch, device, 0) if name == "transfer_batch_to_device" else hook(batch, 0)
     return batch
 
 
@@ -434,24 +527,23 @@ def evaluate(
     checkpoint: Path | None = None,
     **batches: Iterable[Any],
 ) -> Trainer:
-    """Evaluate a module, with a checkpoint's weights, on ``val`` or ``test`` batches, and return its Trainer."""
+    """Evaluate a module, with a checkpoint's weights, on ``val`` or ``test`` batches.
+
+    The metrics are in the Trainer that is returned.
+    """
     trainer = make_trainer(without_monitors(protocol.trainer), module)
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
     ((stage, iterable),) = batches.items()
     run = trainer.validate if stage == "val" else trainer.test
-    served = (
-        None if workload.data_module is None else serving(workload.data_module, None, **batches)
-    )
-    options: dict[str, Any] = (
-        {} if checkpoint is None else {"ckpt_path": checkpoint, "weights_only": True}
-    )
-    run(
-        module,
-        dataloaders=iterable if served is None else None,
-        datamodule=served,
-        verbose=False,
-        **options,
-    )
+    options: dict[str, Any] = {}
+    if workload.data_module is None:
+        options["dataloaders"] = iterable
+    else:
+        options["datamodule"] = serving(workload.data_module, None, **batches)
+    if checkpoint is not None:
+        options["ckpt_path"] = checkpoint
+        options["weights_only"] = True
+    run(module, verbose=False, **options)
     return trainer
 
 
@@ -483,7 +575,8 @@ class LightningBackend(TrialBackend):
         self.evaluation_share = protocol.evaluation_schedule.share
         self.train_examples = workload.train_examples or None
         self.notes = workload.notes
-        # Where schedules end with the budget, it is part of the workload; a chosen horizon stands in the record.
+        # Where schedules end with the budget, it is part of the workload; a chosen horizon stands
+        # in the record.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
             budget = {}
@@ -505,9 +598,10 @@ class LightningBackend(TrialBackend):
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
-        """Train one trial; one whose earlier state is gone, or cannot be used, is trained again from the start.
+        """Train one trial; one whose earlier state cannot be used is trained again from the start.
 
-        Where the user's code refuses the values of this trial alone, its own error is raised: the preflight has passed.
+        Where the user's code refuses the values of this trial alone, its own error is raised: the
+        preflight has passed.
         """
         try:
             return self._run(spec, folder, resumed_from)
@@ -524,10 +618,8 @@ class LightningBackend(TrialBackend):
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
             horizon = spec.max_steps or protocol.last_step(spec.batch_size)
-            return replace(
-                run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon),
-                horizon=horizon,
-            )
+            record = run_trial(self.workload, spec, protocol, checkpoint, horizon=horizon)
+            return replace(record, horizon=horizon)
         if spec.max_steps is None or folder is None:
             return run_trial(self.workload, spec, protocol, checkpoint)
         make_inside(folder.states)
@@ -540,20 +632,23 @@ class LightningBackend(TrialBackend):
                 )
             except StateError as error:
                 logger.warning("%s", error)
-                remove_own(stopped.state)  # it would be tried again and again
-        return run_trial(
-            self.workload, replace(spec, resumed_from=None), protocol, checkpoint, state=state
-        )
+                # It would be tried again and again.
+                remove_own(stopped.state)
+        afresh = replace(spec, resumed_from=None)
+        return run_trial(self.workload, afresh, protocol, checkpoint, state=state)
 
     def protocol_of(self, spec: TrialSpec) -> TrialProtocol:
-        """Return a trial's protocol: its hyper-parameters may be the budget."""
+        """Give a trial's protocol: its hyper-parameters may be the budget."""
         if not spec.hyperparameters:
             return self.protocol
         tuned = with_tuned(self._options, spec.hyperparameters)
         return replace(self.protocol, budget=tuned.budget.budget)
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
-        """Return a trial's metrics on the test set, from its checkpoint; empty without such a set or checkpoint."""
+        """Measure a trial's metrics on the test set, from its checkpoint.
+
+        Empty without such a set or checkpoint.
+        """
         checkpoint = folder.checkpoint(spec.number)
         if self.workload.test_batches is None or not is_own(checkpoint):
             return {}
@@ -564,5 +659,5 @@ class LightningBackend(TrialBackend):
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Return whether the stopped trial's state is there."""
+        """Say whether the stopped trial's state is there."""
         return is_own(folder.state(number))

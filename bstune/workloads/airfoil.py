@@ -63,7 +63,9 @@ class LinearRegression(LightningModule):
 
 
 class AirfoilData(LightningDataModule):
-    """The first rows of a table, standardised, on one device; training and validation data are the same rows.
+    """The first rows of a table, standardised, on one device.
+
+    Training and validation data are the same rows.
 
     Args:
         load: returns rows of features and a label, such as ``functools.partial(load_airfoil,

@@ -1,4 +1,6 @@
-"""Averages of the weights that are evaluated in their place, and Lookahead; none of them waits for an accelerator.
+"""Averages of the weights that are evaluated in their place, and Lookahead.
+
+None of them waits for an accelerator.
 
 A value out of the range that a class gives is a ConfigError.
 """
@@ -111,7 +113,10 @@ class _DeviceAverage(WeightAveraging):
 
     @torch.no_grad()
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in the weights' place, rounded to their type; the average itself keeps its own."""
+        """Put the average in the weights' place, rounded to their type.
+
+        The average itself keeps its own.
+        """
         if self._average_model is not None:
             self._training = [value.clone() for value in _tensors(pl_module)]
             self._copy_average_to_current(pl_module)
@@ -121,8 +126,8 @@ class _DeviceAverage(WeightAveraging):
         """Put the weights back."""
         # Nothing was kept where there is no average.
         has_average = self._average_model is not None
-        for value, kept in zip(_tensors(pl_module), self._training, strict=has_average):
-            value.copy_(kept)
+        for value, trained in zip(_tensors(pl_module), self._training, strict=has_average):
+            value.copy_(trained)
         self._training = []
 
 

@@ -182,7 +182,10 @@ LOADED = {
 
 
 def load_digits() -> ImageDataset:
-    """Read the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships; they have no test images."""
+    """Read the 1797 digits of 8 x 8 pixels, 0 to 16, that scikit-learn ships.
+
+    They have no test images.
+    """
     # Here, because scikit-learn takes a second to import.
     from sklearn.datasets import load_digits as load
 
@@ -206,7 +209,10 @@ def load_fashion_mnist(root: str | Path) -> ImageDataset:
 
 
 def load_mnist(root: str | Path) -> ImageDataset:
-    """Read MNIST (LeCun et al. 1998), kept in ``root/mnist/``; otherwise as :func:`load_fashion_mnist`."""
+    """Read MNIST (LeCun et al. 1998), kept in ``root/mnist/``.
+
+    Otherwise as :func:`load_fashion_mnist`.
+    """
     return _load_idx(MNIST, root)
 
 
@@ -252,7 +258,10 @@ def _load_idx(source: Source, root: str | Path) -> ImageDataset:
 
 
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
-    """Read the uncompressed, verified bytes of each of a source's files, by name; download the missing ones."""
+    """Read the uncompressed, verified bytes of each of a source's files, by name.
+
+    Download the missing ones.
+    """
     folder, paths = _local_paths(source, root)
     files = dict[str, bytes]()
     for name, path in paths.items():
@@ -367,7 +376,10 @@ def _verified(file: BinaryIO, source: Source, name: str) -> bytes:
 
 
 def _unpacked(path: Path, source: Source, names: Sequence[str]) -> dict[str, bytes]:
-    """Read the verified bytes of ``names`` in a gzipped tar archive; no path that it gives is ever written to."""
+    """Read the verified bytes of ``names`` in a gzipped tar archive.
+
+    No path that it gives is ever written to.
+    """
     files = dict[str, bytes]()
     with gzip.open(path) as unzipped:
         limited: Any = _Limited(unzipped, sum(source.sizes.values()) + WRAPPING_BYTES)

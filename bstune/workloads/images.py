@@ -236,7 +236,10 @@ class _Split(NamedTuple):
 def split_images(
     dataset: ImageDataset, validation: int | Literal["test"], test: int | None, seed: int
 ) -> tuple[Images, Images, Images]:
-    """Split a data set into training, validation and test images, perhaps none; options of :class:`ImageData`."""
+    """Split a data set into training, validation and test images, perhaps none.
+
+    The options are those of :class:`ImageData`.
+    """
     if validation != "test" and not _positive(validation):
         raise ConfigError(
             f"workload.data.validation must be a positive integer or 'test', but got {validation!r}"
@@ -277,7 +280,10 @@ def split_images(
 
 
 def first_examples(images: Images, count: int | None) -> Images:
-    """Take the first ``count`` of the training images, all for None; ConfigError for more than there are."""
+    """Take the first ``count`` of the training images, all for None.
+
+    ConfigError for more than there are.
+    """
     if count is None:
         return images
     check_positive_integer("workload.data.train_examples", count)

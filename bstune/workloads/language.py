@@ -312,7 +312,10 @@ class TokenBatches:
 
 
 class TokenEvalBatches:
-    """Evaluation batches (tokens, targets) of sequences (n, context + 1), int64; none without sequences."""
+    """Evaluation batches (tokens, targets) of sequences (n, context + 1), int64.
+
+    None without sequences.
+    """
 
     def __init__(self, sequences: Tensor, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -449,7 +452,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class Lstm(nn.Module):
-    """An LSTM whose state begins at 0 with each sequence; maps tokens (N, T) to logits (N, T, vocabulary).
+    """An LSTM whose state begins at 0 with each sequence.
+
+    Maps tokens (N, T) to logits (N, T, vocabulary).
 
     Args:
         vocabulary: different tokens.

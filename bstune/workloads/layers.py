@@ -117,7 +117,9 @@ class BatchNorm(nn.BatchNorm2d):
         return f"{of_torch}, ghost_size={self.ghost_size}, scale={self.scale}"
 
     def _normalise(self, images: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-        """Normalise images in groups of one size; give the groups' mean and unbiased variance, averaged (2, C), too.
+        """Normalise images in groups of one size.
+
+        Give the groups' mean and unbiased variance, averaged (2, C), too.
 
         Each group's channels are channels of their own for torch's layer: a view of contiguous
         images. Others, such as channels last, are copied there and back, which takes a third of the
@@ -272,7 +274,10 @@ class Whitening(nn.Module):
 
 
 def dirac_init(network: nn.Module) -> None:
-    """Make the first filters of each learnt convolution the identity (cifar10-airbench); the others stay as drawn."""
+    """Make the first filters of each learnt convolution the identity (cifar10-airbench).
+
+    The others stay as drawn.
+    """
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad:
             with torch.no_grad():

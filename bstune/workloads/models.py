@@ -66,7 +66,9 @@ def simple_cnn(classes: int, width: int) -> nn.Sequential:
 
 
 class _Residual(nn.Module):
-    """x + two convolutions of it, each after a ReLU; where channels double, x is halved in size and padded with zeros.
+    """x + two convolutions of it, each after a ReLU.
+
+    Where channels double, x is halved in size and padded with zeros.
 
     (He et al. 2016, arXiv 1603.05027, figure 4e, without normalisation; the shortcut is option A of
     1512.03385.)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
+from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from bstune.core.errors import ConfigError, check_positive_integer
@@ -17,6 +18,8 @@ from bstune.workloads.layers import Whitening
 
 # Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular
 # value near 1.
+# Parameters and their options, as torch's optimizers have them.
+Group = dict[str, Any]
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
@@ -54,7 +57,7 @@ class Muon(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float,
         *,
         momentum: float,
@@ -91,8 +94,10 @@ class Muon(Optimizer):
             )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, and return what the closure returned."""
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Take one step, and give what the closure returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -111,7 +116,7 @@ class Muon(Optimizer):
         return loss
 
     def _step_orthogonal(
-        self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
+        self, group: Group, trained: list[Tensor], gradients: list[Tensor]
     ) -> None:
         for parameter in trained:
             if "momentum_buffer" not in self.state[parameter]:
@@ -144,9 +149,7 @@ class Muon(Optimizer):
             for index, update in zip(indices, updated, strict=True):
                 _subtract(trained[index], update.view(shape), group["lr"])
 
-    def _step_plain(
-        self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
-    ) -> None:
+    def _step_plain(self, group: Group, trained: list[Tensor], gradients: list[Tensor]) -> None:
         options = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
         buffers = list[Tensor | None]()
         if group["momentum"]:
@@ -159,9 +162,7 @@ class Muon(Optimizer):
         for parameter, buffer in zip(trained, buffers, strict=False):
             self.state[parameter]["momentum_buffer"] = buffer
 
-    def _step_adam(
-        self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor]
-    ) -> None:
+    def _step_adam(self, group: Group, trained: list[Tensor], gradients: list[Tensor]) -> None:
         # In a step that is captured nothing may be read on the host.
         is_captured = isinstance(group["lr"], Tensor)
         averages = list[Tensor]()
@@ -196,7 +197,7 @@ class Muon(Optimizer):
         )
 
 
-def _check_group(group: Mapping[str, Any]) -> None:
+def _check_group(group: Group) -> None:
     """Refuse a group's values that are out of their range, and vectors that are to be orthogonalised."""
     if not 0.0 <= group["lr"] < math.inf:
         raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")
@@ -217,7 +218,7 @@ def _check_group(group: Mapping[str, Any]) -> None:
 
 
 def muon_and_adam(
-    params: Any,
+    params: ParamsT,
     lr: float,
     *,
     adam_matrices: Sequence[int],
@@ -246,22 +247,24 @@ def muon_and_adam(
     Raises:
         ConfigError: for a value out of its range, or if no parameter is left for Muon.
     """
-    params = list(params)
+    listed: list[Any] = list(params)
     options |= {"weight_decay": weight_decay}
-    if any(isinstance(group, Mapping) and "orthogonalise" in group for group in params):
-        return Muon(params, lr, normalise_weights=False, **options)
+    if any(isinstance(group, Mapping) and "orthogonalise" in group for group in listed):
+        return Muon(listed, lr, normalise_weights=False, **options)
     are_betas = all(0.0 <= beta < 1.0 for beta in betas)
     if not 0.0 < adam_rate < math.inf or not eps > 0.0 or not are_betas:
         raise ConfigError(
             "adam_rate and eps must be over 0 and betas lie in [0, 1), but got "
             f"adam_rate={adam_rate}, eps={eps}, betas={list(betas)}"
         )
-    given: list[dict[str, Any]] = [{"params": params}]
-    if params and isinstance(params[0], Mapping):
-        given = [dict(group) for group in params]
+    given: list[Group] = [{"params": listed}]
+    if listed and isinstance(listed[0], Mapping):
+        given = [dict(group) for group in listed]
     matrices = list[Parameter]()
     for group in given:
-        matrices += [parameter for parameter in group["params"] if parameter.ndim >= 2]
+        for parameter in group["params"]:
+            if parameter.ndim >= 2:
+                matrices.append(parameter)
     for place in adam_matrices:
         if not -len(matrices) <= place < len(matrices):
             raise ConfigError(
@@ -269,11 +272,15 @@ def muon_and_adam(
                 "matrices"
             )
     muons = {id(parameter) for parameter in matrices}
-    muons -= {id(matrices[place]) for place in adam_matrices}
-    groups = list[dict[str, Any]]()
+    for place in adam_matrices:
+        muons.discard(id(matrices[place]))
+    groups = list[Group]()
     for group in given:
-        of_muon = [parameter for parameter in group["params"] if id(parameter) in muons]
-        of_adam = [parameter for parameter in group["params"] if id(parameter) not in muons]
+        of_muon = list[Parameter]()
+        of_adam = list[Parameter]()
+        for parameter in group["params"]:
+            chosen = of_muon if id(parameter) in muons else of_adam
+            chosen.append(parameter)
         if of_muon:
             groups.append({**group, "params": of_muon, "orthogonalise": True})
         if of_adam:
@@ -328,8 +335,10 @@ def parameter_groups(
     weight_decay: float,
     batch_size: int,
     kinds: Mapping[str, Mapping[str, Any]],
-) -> list[dict[str, Any]]:
-    """Sort the parameters of a module into groups, as torch's optimizers take them; each is in exactly one.
+) -> list[Group]:
+    """Sort the parameters of a module into groups, as torch's optimizers take them.
+
+    Each is in exactly one.
 
     The kinds are ``norm_bias`` (of normalisation layers), ``whitening_bias``, ``head`` (all of the
     last linear layer), ``filters`` (of convolutions) and ``rest``, which a kind that is not named
@@ -374,7 +383,7 @@ def parameter_groups(
             raise ConfigError(
                 f"the network has no parameters of the kind {kind}: leave its group out"
             )
-    groups = list[dict[str, Any]]()
+    groups = list[Group]()
     for kind, parameters in by_kind.items():
         if parameters:
             options = kinds.get(kind, {})
@@ -415,8 +424,8 @@ def _group(
     decay: float = 1.0,
     examples: int | None = None,
     fade: bool = False,
-    **options: Any,
-) -> dict[str, Any]:
+    **options: object,
+) -> Group:
     if not 0.0 < rate < math.inf:
         raise ConfigError(
             f"groups.kinds.{kind}.rate is a factor of the learning rate, over 0, but got {rate}"
@@ -426,7 +435,7 @@ def _group(
             f"groups.kinds.{kind}.decay is a factor of the weight decay, at least 0, but got "
             f"{decay}"
         )
-    group = {
+    group: Group = {
         "params": parameters,
         "lr": lr * rate,
         "weight_decay": weight_decay * decay / rate,

@@ -12,7 +12,10 @@ POOL_AT = {"after_activation": 3, "before_activation": 2, "before_norm": 1}
 
 
 class _GlobalMax(nn.Module):
-    """The largest value of each channel, (N, C, H, W) to (N, C); AdaptiveMaxPool2d has no deterministic gradient."""
+    """The largest value of each channel, (N, C, H, W) to (N, C).
+
+    AdaptiveMaxPool2d has no deterministic gradient.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(2).max(dim=2).values

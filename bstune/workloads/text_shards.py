@@ -48,7 +48,9 @@ def load_shards(
     cache: str | Path,
     test: str | None = None,
 ) -> Text:
-    """Read the tokens of text shards, memory-mapped; they are tokenised where that has not been done.
+    """Read the tokens of text shards, memory-mapped.
+
+    They are tokenised where that has not been done.
 
     Args:
         root: folder of the shards.
@@ -191,7 +193,10 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a shard without their ends; a DataError names one that is cut short, empty or no text."""
+    """Yield the lines of a shard without their ends.
+
+    A DataError names one that is cut short, empty or no text.
+    """
     line = ""
     number = 0
     try:

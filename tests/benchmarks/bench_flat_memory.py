@@ -25,7 +25,7 @@ from bstune.core.records import TrialSpec
 from bstune.hardware.memory import resident_bytes
 from bstune.study.prepare import compose_checked
 from bstune.system.files import Output
-from bstune.trial.workload import LightningBackend, load, resolve
+from bstune.trial.workload import LightningBackend, load_workload, resolve
 from bstune.workloads.datasets import ImageDataset, Images
 
 LEFT_OUT = 10  # of the first trials: libraries load, allocators and caches fill
@@ -58,7 +58,7 @@ def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
     """Return the bytes after each trial of a case; they leave their states, at batch sizes that take turns."""
     composed = compose_checked([*CASES[name], f"device={device}", "precision=32-true"])
     options, recipe = resolve(composed.options, composed.trained)
-    workload, protocol = load(options, recipe)
+    workload, protocol = load_workload(options, recipe)
     protocol = protocol.for_steps_only()
     backend = LightningBackend(options, recipe, workload, protocol)
     host, on_device, start = [], [], time.perf_counter()

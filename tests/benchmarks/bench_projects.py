@@ -29,7 +29,7 @@ from common import machine, options_of, write
 from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_checked
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 PROJECTS = Path(__file__).parents[1] / "projects"
 SCRIPT = Path(__file__).with_name("optuna_script.py")
@@ -159,7 +159,7 @@ def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
     composed = compose_checked(
         ["--config-dir", str(projects / "conf"), f"+workload={name}", "device=cpu"]
     )
-    workload, protocol = load(composed.options, composed.trained)
+    workload, protocol = load_workload(composed.options, composed.trained)
     seconds: dict[str, list[float]] = {tool: [] for tool in picks}
     for seed in range(1000, 1000 + FRESH):
         for tool, pick in picks.items():

@@ -21,7 +21,7 @@ from bstune.system.console import quieten
 from bstune.system.files import write_text
 from bstune.trial.devices.device import device_name, processor, resolve_device
 from bstune.trial.loop import Workload, run_trial
-from bstune.trial.workload import load
+from bstune.trial.workload import load_workload
 
 sys.path.append(str(Path(__file__).parents[1]))  # where synthetic.py lies
 PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")
@@ -75,7 +75,7 @@ def load_for(
     """Return a shipped workload and its protocol with ``steps`` as budget and a target that is never met."""
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
     composed = compose_checked(arguments)
-    ready, protocol = load(composed.options, composed.trained)
+    ready, protocol = load_workload(composed.options, composed.trained)
     return ready, protocol.for_steps_only(Budget(steps, 1))
 
 

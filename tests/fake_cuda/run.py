@@ -100,7 +100,7 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
     """Return the options, the recipe, the workload, the protocol and the batch size of a case."""
     from bstune.config import ADDS, compose, with_settings
     from bstune.core.records import Budget
-    from bstune.trial.workload import load, resolve
+    from bstune.trial.workload import load_workload, resolve
 
     arguments = [
         f"workload={case.workload}",
@@ -120,7 +120,7 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
     settings = {f"{ADDS}workload.data.{name}": value for name, value in given.items()}
     changed = with_settings(composed, settings)
     options, recipe = resolve(changed.options, changed.trained)
-    workload, protocol = load(options, recipe)
+    workload, protocol = load_workload(options, recipe)
     protocol = protocol.for_steps_only(Budget(case.steps, 1))
     size = int(case.batch_size or options.scaling.batch_size)
     return options, recipe, workload, protocol, size

@@ -1,1 +1,1 @@
-"""Batches of exactly B examples, in micro-batches, from an endless stream of shuffled epochs, a file a job."""
+"""Batches of exactly B examples, in micro-batches, from an endless stream of shuffled epochs."""

@@ -14,7 +14,7 @@ from bstune.trial.devices.randomness import random_state, set_random_state
 
 
 class StreamBatchSampler(Sampler[list[int]]):
-    """Yields lists of indices, one micro-batch each, of an endless stream in epochs of n // B batches.
+    """Yields lists of indices, one micro-batch each, in epochs of n // B batches.
 
     What an epoch leaves over of its n examples is in the first batch of the next one. What reading
     the indices ``in_process`` draws is part of the stream's position. ``epoch`` draws the indices

@@ -25,7 +25,9 @@ def permutation(n: int) -> Epoch:
 
 
 def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
-    """Tell how many indices a loader's sampler draws an epoch, and what draws them; None if it is not torch's.
+    """Tell how many indices a loader's sampler draws an epoch, and what draws them.
+
+    None if it is not torch's.
 
     One that goes through the data in their order is shuffled: see :func:`rebatch`.
     """
@@ -55,7 +57,10 @@ def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
 
 
 def _random(n: int, count: int, replacement: bool) -> Epoch:
-    """Make what draws ``count`` of n numbers as RandomSampler does: with replacement, or by whole permutations."""
+    """Make what draws ``count`` of n numbers as RandomSampler does.
+
+    That is with replacement, or by whole permutations.
+    """
     if replacement:
         return lambda generator: torch.randint(n, (count,), generator=generator)
     order = permutation(n)
@@ -69,7 +74,10 @@ def _random(n: int, count: int, replacement: bool) -> Epoch:
 
 
 def epoch_length(loader: DataLoader[Any]) -> int:
-    """Count the examples of an epoch of a loader, whose data set has a length: those that its sampler draws."""
+    """Count the examples of an epoch of a loader: those that its sampler draws.
+
+    Its data set has a length.
+    """
     drawn = epoch_of(loader)
     if drawn is None:
         return len(loader.dataset)  # type: ignore[arg-type]

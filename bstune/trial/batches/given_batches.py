@@ -1,9 +1,11 @@
-"""Batches taken as the user's loaders give them at a batch size: streams, several loaders, samplers of one's own.
+"""Batches taken as the user's loaders give them at a batch size.
 
-There is nothing to read in other batches: a function of the batch size has made the loaders. A trial that goes on
-opens them anew and skips the batches that it has seen, whose random numbers are drawn again.
+The loaders may be streams, several ones, or have samplers of their own. There is nothing to read in
+other batches: a function of the batch size has made the loaders. A trial that goes on opens them
+anew and skips the batches that it has seen, whose random numbers are drawn again.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,13 +13,14 @@ import torch
 from torch import Tensor
 
 from bstune.core.errors import ConfigError, check_positive_integer
+from bstune.trial.batches.index_stream import Position
 from bstune.trial.batches.loader import loaders_of
 from bstune.trial.devices.randomness import OwnRandomNumbers
 from bstune.trial.lightning.installed import CombinedLoader, sized_len
 from bstune.trial.lightning.internals import mode_of_loaders
 
 # Of an epoch, in batches, from those of each loader; a loader without a length has infinitely many.
-LENGTHS: dict[str, Callable[[list[float]], float]] = {
+LENGTHS_OF_MODES: dict[str, Callable[[list[float]], float]] = {
     "min_size": min,
     "max_size": max,
     "max_size_cycle": max,
@@ -26,10 +29,11 @@ LENGTHS: dict[str, Callable[[list[float]], float]] = {
 
 
 class GivenStream:
-    """An endless stream of the batches of loaders: after their last batch they are read from the first one again.
+    """An endless stream of the batches of loaders.
 
-    What reading them draws from the generators of Python, numpy and torch, in this process, are numbers of its own, a
-    function of the seed. A batch at the end of a pass that has fewer examples than the others is left out.
+    After their last batch they are read from the first one again. What reading them draws from the
+    generators of Python, numpy and torch, in this process, are numbers of its own, a function of
+    the seed. A batch at the end of a pass that has fewer examples than the others is left out.
 
     Args:
         open_loaders: makes the loaders: one, or a dict, a list or a CombinedLoader of several.
@@ -40,7 +44,7 @@ class GivenStream:
         ConfigError: for loaders without any batch, at the first batch.
     """
 
-    def __init__(self, open_loaders: Callable[[], Any], batch_size: int, seed: int) -> None:
+    def __init__(self, open_loaders: Callable[[], object], batch_size: int, seed: int) -> None:
         check_positive_integer("batch size", batch_size)
         # As an IndexStream has it: here each position is a number of batches.
         self.remembers = False
@@ -55,7 +59,7 @@ class GivenStream:
         self._to_skip = 0
         self._batches = self._endless()
 
-    def draw(self) -> Any:
+    def draw(self) -> object:
         """Give the next batch."""
         with self._random.used():
             while self._to_skip:
@@ -65,19 +69,21 @@ class GivenStream:
         self.drawn += 1
         return batch
 
-    def position(self, batches: int) -> dict[str, Any]:
+    def position(self, batches: int) -> Position:
         """Give the position after so many batches, as data."""
         return {"batches": batches, "random": None}
 
-    def resume(self, position: Mapping[str, Any]) -> None:
+    def resume(self, position: Position) -> None:
         """Go on from a position of a stream of the same arguments, before any batch is drawn."""
         if self.drawn:
             raise ValueError(
                 f"only a fresh stream can be resumed, but {self.drawn} batches are drawn"
             )
-        self.drawn = self._to_skip = position["batches"]
+        self.drawn = position["batches"]
+        self._to_skip = position["batches"]
 
-    def _endless(self) -> Iterator[Any]:
+    def _endless(self) -> Iterator[object]:
+        # Whether the loaders were opened since the last batch.
         is_new = True
         while True:
             has_any = False
@@ -97,21 +103,23 @@ class GivenStream:
             "that is made for it have one, or search smaller batch sizes"
         )
 
-    def _whole(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def _whole(self, batches: Iterable[object]) -> Iterator[object]:
         """Leave out batches of fewer examples, where it is seen how many a batch has."""
-        counts = False
+        counts_examples = False
         for number, batch in enumerate(batches):
             first = first_tensor(batch)
-            length = len(first) if first is not None and first.dim() else None
+            is_as_asked = first is not None and first.dim() > 0 and len(first) == self._batch_size
             if number == 0:
                 # Else it is another dimension, as the length of sequences.
-                counts = length == self._batch_size
-            if not counts or length == self._batch_size:
+                counts_examples = is_as_asked
+            if is_as_asked or not counts_examples:
                 yield batch
 
 
 class GivenBatches:
-    """A trial's batches of a :class:`GivenStream`: in epochs of its length, or without an end where it has none.
+    """A trial's batches of a :class:`GivenStream`.
+
+    They are in epochs of its length, or without an end where it has none.
 
     Args:
         stream: of the trial.
@@ -128,56 +136,62 @@ class GivenBatches:
             raise TypeError("a stream has no length")
         return self.stream.length
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         length = self.stream.length
         if length is None:
             while True:
                 yield self.stream.draw()
+        # A trial that goes on may begin amid an epoch.
         for _ in range(length - self.stream.drawn % length):
             yield self.stream.draw()
 
 
-def length_of(loaders: Any) -> int | None:
-    """Return how many batches an epoch of one or several loaders has; None where it has no end, or it is not known."""
+def length_of(loaders: object) -> int | None:
+    """Count the batches that an epoch of one or several loaders has.
+
+    None where it has no end, or it is not known.
+    """
     lengths = list[float]()
     for loader in loaders_of(loaders):
         length = sized_len(loader)
-        lengths.append(float("inf") if length is None else length)
-    found = LENGTHS[mode_of_loaders(loaders)](lengths) if lengths else 0.0
+        lengths.append(math.inf if length is None else length)
+    if not lengths:
+        return None
+    batches = LENGTHS_OF_MODES[mode_of_loaders(loaders)](lengths)
     # An epoch of no batch would have no end either: its first batch says what is wrong.
-    return int(found) if 0 < found < float("inf") else None
+    return int(batches) if 0 < batches < math.inf else None
 
 
-def first_tensor(batch: Any) -> Tensor | None:
-    """Return the first tensor in a batch, which may be nested in dicts, lists and tuples; None without one."""
+def first_tensor(batch: object) -> Tensor | None:
+    """Find the first tensor in a batch, which may be nested in dicts, lists and tuples.
+
+    None without one.
+    """
+    return next(_tensors_in(batch), None)
+
+
+def shapes_in(batch: object) -> tuple[torch.Size, ...]:
+    """List the shapes of all tensors in a batch, in their order."""
+    return tuple(tensor.shape for tensor in _tensors_in(batch))
+
+
+def _tensors_in(batch: object) -> Iterator[Tensor]:
+    """Yield the tensors in a batch, which may be nested in dicts, lists and tuples."""
     if isinstance(batch, Tensor):
-        return batch
-    parts: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
+        yield batch
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from _tensors_in(part)
     elif isinstance(batch, list | tuple):
-        parts = batch
-    found = (first_tensor(part) for part in parts)
-    return next((tensor for tensor in found if tensor is not None), None)
+        for part in batch:
+            yield from _tensors_in(part)
 
 
-def shapes_in(batch: Any) -> tuple[torch.Size, ...]:
-    """Return the shapes of all tensors in a batch, in their order."""
-    if isinstance(batch, Tensor):
-        return (batch.shape,)
-    parts: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, list | tuple):
-        parts = batch
-    shapes = list[torch.Size]()
-    for part in parts:
-        shapes.extend(shapes_in(part))
-    return tuple(shapes)
+def _batches_of(loaders: Any) -> Iterator[object]:
+    """Yield the batches of one pass.
 
-
-def _batches_of(loaders: Any) -> Iterator[Any]:
-    """Yield the batches of one pass; of several loaders a batch of each, in the collection that they are in."""
+    Of several loaders a batch of each, in the collection that they are in.
+    """
     several = loaders_of(loaders)
     if len(several) == 1 and several[0] is loaders:
         yield from loaders

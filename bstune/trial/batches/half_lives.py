@@ -20,7 +20,7 @@ def follow_batch_size(
     beta2_half_life: float | None,
     weight_decay_half_life: float | None,
 ) -> None:
-    """Set the beta2 and the weight decay of what ``configure_optimizers`` returned, for a batch size.
+    """Set the beta2 and the weight decay of a module's optimizers, for a batch size.
 
     Groups keep the ratios between the shares by which their weights shrink in a step, so that one
     without weight decay stays without; the half-life is that of the group that shrinks fastest.
@@ -96,7 +96,10 @@ def _names(optimizers: Iterable[Optimizer]) -> str:
 
 
 def effective_lr(optimizers: Sequence[Optimizer]) -> float | None:
-    """Give lr/(1 - m) of the first group of a momentum SGD's parameters (RMSprop's too); None where there is none."""
+    """Give lr/(1 - m) of the first group of a momentum SGD's parameters (RMSprop's too).
+
+    None where there is none.
+    """
     for optimizer in optimizers:
         if not isinstance(optimizer, SGD | RMSprop):
             continue
@@ -107,7 +110,10 @@ def effective_lr(optimizers: Sequence[Optimizer]) -> float | None:
 
 
 def optimizers_in(configured: object) -> Iterator[Optimizer]:
-    """Yield the optimizers in what ``configure_optimizers`` returned: one, a list, a dict, or a pair of lists."""
+    """Yield the optimizers in what ``configure_optimizers`` returned.
+
+    That is one, a list, a dict, or a pair of lists.
+    """
     if isinstance(configured, Optimizer):
         yield configured
     elif isinstance(configured, Mapping):
@@ -118,7 +124,9 @@ def optimizers_in(configured: object) -> Iterator[Optimizer]:
 
 
 def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """Give the rate at which a gradient acts in the end, before any schedule; ConfigError for a momentum from 1.
+    """Give the rate at which a gradient acts in the end, before any schedule.
+
+    ConfigError for a momentum from 1.
 
     Of a OneCycleLR it is the largest one, which it is given, and not the one that it starts at.
     """

@@ -1,4 +1,4 @@
-"""Batches of images that lie on the device: training batches without end, and evaluation batches."""
+"""Batches of images on the device: training batches without end, and evaluation batches."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ Augment = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Turns pixels into ``pixels * scale + shift``, both (1, channels, 1, 1), on the images' device.
+    """Turns pixels into ``pixels * scale + shift``, both (1, channels, 1, 1).
 
     It is computed in float32, and then rounded to ``dtype``, as autocast would round it for a
     convolution.
@@ -49,7 +49,9 @@ class Normalisation:
 
 
 class TrainBatches:
-    """Endless training batches (x, y) from uint8 images (n, channels, height, width) and labels on one device.
+    """Endless training batches (x, y) from images and labels on one device.
+
+    The images are uint8 (n, channels, height, width).
 
     Each iterator goes on where the last left off, at the next whole batch. Order and augmentation
     depend on ``seed`` alone, not on ``micro_batch_size``. With ``alternating_flip`` an image is
@@ -121,7 +123,10 @@ class TrainBatches:
                     yield self._normalise(x), y
 
     def _next_made(self) -> tuple[Tensor, Tensor]:
-        """Give the next batch of those that are made together, normalised; make more where none is left."""
+        """Give the next batch of those that are made together, normalised.
+
+        Make more where none is left.
+        """
         batch = next(self._made, None)
         if batch is None:
             # Of a group that a stopped trial began.
@@ -178,7 +183,10 @@ def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) ->
 
 
 class EvalBatches:
-    """Evaluation batches (x, y) in the order of the data, none without data; only the last may be smaller."""
+    """Evaluation batches (x, y) in the order of the data, none without data.
+
+    Only the last may be smaller.
+    """
 
     def __init__(
         self, images: Tensor, labels: Tensor, *, batch_size: int, normalise: Normalisation

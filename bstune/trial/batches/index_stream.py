@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,13 @@ from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.trial.batches.epochs import Epoch, permutation
 
 
+class Position(TypedDict):
+    """A position in a stream, as data: batches before it, and the states of its generators."""
+
+    batches: int
+    random: Any
+
+
 def endless_indices(
     n: int,
     batch_size: int,
@@ -20,10 +27,11 @@ def endless_indices(
     first: int = 0,
     epoch: Epoch | None = None,
 ) -> Iterator[Tensor]:
-    """Yield index tensors (B,), int64, from batch ``first`` on, of one epoch after another, on the generator's device.
+    """Yield index tensors (B,), int64, from batch ``first`` on, on the generator's device.
 
-    Each epoch is a new permutation of 0 to n - 1, unless ``epoch`` draws its n indices in another
-    way; a batch may straddle two, and may then contain an example twice.
+    They are of one epoch after another. Each epoch is a new permutation of 0 to n - 1, unless
+    ``epoch`` draws its n indices in another way; a batch may straddle two, and may then contain an
+    example twice.
     """
     device = generator.device
     epoch = permutation(n) if epoch is None else epoch
@@ -41,11 +49,11 @@ def endless_indices(
 
 
 class IndexStream:
-    """Batches of :func:`endless_indices` that can be resumed at a position, with the generators of the augmentation.
+    """Batches of :func:`endless_indices` that can be resumed at a position.
 
-    ``together`` batches are drawn at once, and the generators are kept as before each such group.
-    Of groups of one that is done while ``remembers`` is set: Lightning fetches, and so augments,
-    one batch ahead.
+    The generators of the augmentation are, too. ``together`` batches are drawn at once, and the
+    generators are kept as before each such group. Of groups of one that is done while ``remembers``
+    is set: Lightning fetches, and so augments, one batch ahead.
     """
 
     def __init__(
@@ -53,7 +61,7 @@ class IndexStream:
         n: int,
         batch_size: int,
         order: torch.Generator,
-        get_random: Callable[[], Any] = lambda: None,
+        get_random: Callable[[], object] = lambda: None,
         set_random: Callable[[Any], object] = lambda state: None,
         together: int = 1,
         epoch: Epoch | None = None,
@@ -84,7 +92,10 @@ class IndexStream:
             yield index
 
     def draw(self) -> Tensor:
-        """Draw the indices of the group of batches that the next one is in, whose first ones may be handed out."""
+        """Draw the indices of the group of batches that the next one is in.
+
+        Its first ones may be handed out.
+        """
         if self._resumed is not None:
             self._set_random(self._resumed)
             self._resumed = None
@@ -92,8 +103,11 @@ class IndexStream:
             self._remembered = self._first_of_group(self.drawn), self._get_random()
         return next(self._indices)
 
-    def position(self, batches: int) -> dict[str, Any]:
-        """Give the position after ``batches`` batches, all that are drawn or all but a remembered one, as data."""
+    def position(self, batches: int) -> Position:
+        """Give the position after ``batches`` batches.
+
+        They are all that are drawn, or all but a remembered one.
+        """
         state = self._get_random()
         first = self._first_of_group(batches)
         if state is not None and first != self.drawn:
@@ -108,7 +122,7 @@ class IndexStream:
     def _first_of_group(self, batches: int) -> int:
         return batches - batches % self.together
 
-    def resume(self, position: Mapping[str, Any]) -> None:
+    def resume(self, position: Position) -> None:
         """Go on from a position of a stream of the same arguments, before any batch is drawn."""
         if self.drawn:
             raise ValueError(
@@ -129,15 +143,18 @@ class Stream(Protocol):
 
     remembers: bool
 
-    def position(self, batches: int) -> dict[str, Any]:
+    def position(self, batches: int) -> Position:
         """Give the position after so many batches, as data."""
 
-    def resume(self, position: Mapping[str, Any]) -> None:
+    def resume(self, position: Position) -> None:
         """Go on from a position, before any batch is drawn."""
 
 
 def stream_of(batches: object) -> Stream:
-    """Find the stream behind :class:`TrainBatches`, :class:`GivenBatches`, or what :func:`rebatch` returned."""
+    """Find the stream behind a trial's batches.
+
+    They are :class:`TrainBatches`, :class:`GivenBatches`, or what :func:`rebatch` returned.
+    """
     source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
     stream = getattr(source, "stream", None)
     if isinstance(stream, Stream):

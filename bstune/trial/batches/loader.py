@@ -38,7 +38,9 @@ def rebatch(
     micro_batch_size: int | None,
     seed: int,
 ) -> DataLoader[Any]:
-    """Make a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled, n // B of them an epoch.
+    """Make a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled.
+
+    An epoch has n // B of them.
 
     Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole.
     One of torch's samplers that draws a part of the examples, or with replacement or weights, still
@@ -73,7 +75,10 @@ def rebatch(
 
 
 def not_rebatchable(loader: object) -> str | None:
-    """Tell why other batches from the same loader would not be the same problem; None if they would be."""
+    """Tell why other batches from the same loader would not be the same problem.
+
+    None if they would be.
+    """
     several = loaders_of(loader)
     if not any(one is loader for one in several):
         return (
@@ -103,7 +108,10 @@ def not_rebatchable(loader: object) -> str | None:
 
 
 def loaders_of(loaders: object) -> list[Any]:
-    """List the loaders in what a data module returns: one, or a collection of them, as Lightning takes it."""
+    """List the loaders in what a data module returns.
+
+    That is one, or a collection of them, as Lightning takes it.
+    """
     if isinstance(loaders, Mapping):
         return list(loaders.values())
     if isinstance(loaders, list | tuple):

@@ -21,8 +21,8 @@ def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple
     if micro_batch_size is not None:
         check_positive_integer("micro-batch size", micro_batch_size)
     if distributed.place() is not None:
-        of_all, own = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
-        return of_all[own]
+        of_all, of_this = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
+        return of_all[of_this]
     if micro_batch_size is None:
         return (batch_size,)
     count, rest = divmod(batch_size, micro_batch_size)
@@ -33,9 +33,9 @@ def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple
 
 
 def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Make what cuts a whole batch into micro-batches, on several devices into this process's alone."""
+    """Make what cuts a whole batch into micro-batches, on several devices into this process's."""
     if distributed.place() is not None:
-        of_all, own = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
-        return lambda batch: batch.split_with_sizes(of_all)[own]
+        of_all, of_this = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
+        return lambda batch: batch.split_with_sizes(of_all)[of_this]
     micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
     return lambda batch: batch.split_with_sizes(micro_batch_sizes)

@@ -1,1 +1,1 @@
-"""What is seen in a few steps before a study: what cannot be trained, tuned or continued is refused or named."""
+"""What a few steps show before a study: what cannot be trained, tuned or continued."""

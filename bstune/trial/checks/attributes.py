@@ -23,12 +23,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bstune.trial.lightning.installed import LightningModule, Trainer
+from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.packages import is_lightning
 
-MAX_SAMPLE = 2**16  # elements of a tensor or an array that are looked at, evenly over all of them
-MAX_PARTS = 5_000  # of an object
-MAX_OBJECT_DEPTH = 6  # of objects within objects
+# Elements of a tensor or an array that are looked at, evenly over all of them.
+MAX_SAMPLE = 2**16
+# Of an object.
+MAX_PARTS = 5_000
+# Of objects within objects.
+MAX_OBJECT_DEPTH = 6
 PLAIN_VALUES = (
     bool,
     int,
@@ -65,43 +68,44 @@ class Attribute:
 
 def attributes_of(trainer: Trainer, module: LightningModule) -> dict[str, Attribute]:
     """Give all plain attributes of a training by their paths, such as ``encoder.noise``."""
-    found = {}
+    attributes = dict[str, Attribute]()
     for path, value in plain_values(trainer, module):
-        found[path] = Attribute(type(value).__name__, _rank(value), fingerprint(value))
-    return found
+        attributes[path] = Attribute(type(value).__name__, _rank(value), fingerprint(value))
+    return attributes
 
 
-def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[str, Any]]:
+def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[str, object]]:
     """Yield the path and the value of each plain attribute of module, call-backs and optimizers."""
     for name, layer in module.named_modules():
         # The states of metrics begin anew with each epoch.
         if not _is_metric(layer):
             yield from _under(name, _values_of_module(layer))
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         if not type(callback).__module__.startswith("bstune."):
             yield from _under(type(callback).__name__, vars(callback).items())
     for optimizer in trainer.optimizers:
-        values = vars(optimizer).items()
-        own = [
-            (name, value)
-            for name, value in values
-            if name not in HELD_OF_OPTIMIZERS and not name.startswith("_")
-        ]
-        yield from _under(type(optimizer).__name__, own)
+        kept = dict[str, object]()
+        for name, value in vars(optimizer).items():
+            if name not in HELD_OF_OPTIMIZERS and not name.startswith("_"):
+                kept[name] = value
+        yield from _under(type(optimizer).__name__, kept.items())
 
 
-def _under(path: str, values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _under(path: str, values: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
     for name, value in values:
-        if not isinstance(value, CODE):
-            yield (f"{path}.{name}" if path else name), value
+        if isinstance(value, CODE):
+            continue
+        # What the module itself has stands without a path.
+        full_name = f"{path}.{name}" if path else name
+        yield full_name, value
 
 
 def _is_metric(layer: nn.Module) -> bool:
     return any(base.__module__.startswith("torchmetrics.") for base in type(layer).__mro__)
 
 
-def _values_of_module(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+def _values_of_module(layer: nn.Module) -> Iterator[tuple[str, object]]:
     """Yield what a layer keeps beside its layers, weights and the buffers of its state_dict."""
     of_every_module = _names_of_every_module()
     for name, value in vars(layer).items():
@@ -154,9 +158,9 @@ def _parts(value: object, depth: int, seen: dict[int, object]) -> Iterator[bytes
     elif isinstance(value, np.ndarray):
         yield _sample_of_array(value)
     else:
-        for name, one in _inside(value):
+        for name, part in _inside(value):
             yield f"{name}:".encode()
-            yield from _parts(one, depth - 1, seen)
+            yield from _parts(part, depth - 1, seen)
 
 
 def _is_lightning(value: object) -> bool:
@@ -171,7 +175,7 @@ def _sample_of_tensor(tensor: Tensor) -> bytes:
     return f"{tuple(tensor.shape)};".encode() + sample.view(torch.uint8).numpy().tobytes()
 
 
-def _sample_of_array(array: NDArray[Any]) -> bytes:
+def _sample_of_array(array: NDArray[np.generic]) -> bytes:
     shape = f"{array.shape};".encode()
     if array.dtype.hasobject:
         return shape
@@ -206,11 +210,12 @@ def _inside(value: Any) -> Iterable[tuple[str, object]]:
 def _inside_container(value: Collection[object]) -> Iterator[tuple[str, object]]:
     """Yield one after another: a container may hold millions."""
     yield "length", len(value)
-    for place, one in enumerate(value):
-        yield str(place), one
+    for place, part in enumerate(value):
+        yield str(place), part
 
 
-def _inside_mapping(value: Mapping[Any, Any]) -> Iterator[tuple[str, object]]:
-    for place, (key, one) in enumerate(value.items()):
+def _inside_mapping(value: Mapping[object, object]) -> Iterator[tuple[str, object]]:
+    for place, (key, part) in enumerate(value.items()):
         # Other keys, such as parameters, are at other addresses in each training.
-        yield (repr(key) if isinstance(key, PLAIN_VALUES) else str(place)), one
+        name = repr(key) if isinstance(key, PLAIN_VALUES) else str(place)
+        yield name, part

@@ -21,7 +21,8 @@ from bstune.trial.checks.attributes import Attribute
 ROUNDING_SHARE = 0.01
 LEARNING_RATES = "learning rates"
 WEIGHTS = "weights"
-MAX_NAMED = 3  # attributes in a line
+# Attributes in a line.
+MAX_NAMED = 3
 HOW_TO_SAVE = (
     "save it in on_save_checkpoint and load it in on_load_checkpoint, or let configure_optimizers "
     "return a schedule"
@@ -70,7 +71,7 @@ class LostState:
     def text(self, module: str) -> str:
         """Say it in a line, with what to do."""
         likeliest = sorted(self.attributes.items(), key=lambda named: (named[1].rank, named[0]))
-        named = [f"{path} ({one.kind})" for path, one in likeliest[:MAX_NAMED]]
+        named = [f"{path} ({attribute.kind})" for path, attribute in likeliest[:MAX_NAMED]]
         if len(likeliest) > MAX_NAMED:
             named.append(f"{len(likeliest) - MAX_NAMED} more")
         seen = (
@@ -100,56 +101,62 @@ def lost_state(
     repeated = tuple(effect for effect in effects if effect not in chance)
     if not repeated or chance & {LEARNING_RATES, WEIGHTS}:
         return None
-    lost = {}
+    lost = dict[str, Attribute]()
     for path in straight.attributes.keys() | resumed.attributes.keys():
-        own = straight.attributes.get(path)
-        found = resumed.attributes.get(path)
-        repeats = own == straight_again.attributes.get(path)
-        repeats = repeats and found == resumed_again.attributes.get(path)
-        shown = own or found
-        if repeats and own != found and shown is not None:
+        of_straight = straight.attributes.get(path)
+        of_resumed = resumed.attributes.get(path)
+        repeats = of_straight == straight_again.attributes.get(path)
+        repeats = repeats and of_resumed == resumed_again.attributes.get(path)
+        shown = of_straight or of_resumed
+        if repeats and of_straight != of_resumed and shown is not None:
             lost[path] = shown
     return LostState(resumed.steps, repeated, lost)
 
 
-def differences(one: Course, other: Course) -> tuple[str, ...]:
+def differences(course: Course, other: Course) -> tuple[str, ...]:
     """Name what differs between two courses: learning rates, weights, metrics by their names."""
-    found = [LEARNING_RATES] if one.rates != other.rates else []
+    names = list[str]()
+    if course.rates != other.rates:
+        names.append(LEARNING_RATES)
     # On other batches weights and metrics differ in any case.
-    if one.batches != other.batches:
-        return tuple(found)
-    if _weights_differ(one, other):
-        found.append(WEIGHTS)
-    tolerance = 0.0 if one.exact and other.exact else ROUNDING_SHARE
-    for name in sorted(one.metrics.keys() & other.metrics.keys()):
-        values = one.metrics[name], other.metrics[name]
-        both_undefined = all(math.isnan(value) for value in values)
-        if not both_undefined and not math.isclose(*values, rel_tol=tolerance):
-            found.append(name)
-    return tuple(found)
+    if course.batches != other.batches:
+        return tuple(names)
+    if _weights_differ(course, other):
+        names.append(WEIGHTS)
+    tolerance = 0.0 if course.exact and other.exact else ROUNDING_SHARE
+    for name in sorted(course.metrics.keys() & other.metrics.keys()):
+        value = course.metrics[name]
+        other_value = other.metrics[name]
+        both_undefined = math.isnan(value) and math.isnan(other_value)
+        if not both_undefined and not math.isclose(value, other_value, rel_tol=tolerance):
+            names.append(name)
+    return tuple(names)
 
 
-def _weights_differ(one: Course, other: Course) -> bool:
-    if one.weights.keys() != other.weights.keys():
+def _weights_differ(course: Course, other: Course) -> bool:
+    weights = course.weights
+    if weights.keys() != other.weights.keys():
         return True
-    if one.exact and other.exact:
-        return any(not _same(one.weights[name], other.weights[name]) for name in one.weights)
-    apart = _distance(one.weights, other.weights)
-    start = one.start or other.start
-    moved = max(_distance(start, one.weights), _distance(start, other.weights)) if start else 0.0
-    return apart > ROUNDING_SHARE * moved
+    if course.exact and other.exact:
+        return any(not _same(weights[name], other.weights[name]) for name in weights)
+    # The one that was stopped does not know where the steps began.
+    start = course.start or other.start
+    moved = 0.0
+    if start:
+        moved = max(_distance(start, weights), _distance(start, other.weights))
+    return _distance(weights, other.weights) > ROUNDING_SHARE * moved
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    if tensor.shape != other.shape:
         return False
-    both_undefined = one.isnan() & other.isnan()
-    return bool(((one == other) | both_undefined).all())
+    both_undefined = tensor.isnan() & other.isnan()
+    return bool(((tensor == other) | both_undefined).all())
 
 
-def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+def _distance(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
     squares = 0.0
-    for name in one.keys() & other.keys():
-        apart = one[name].double() - other[name].double()
+    for name in weights.keys() & others.keys():
+        apart = weights[name].double() - others[name].double()
         squares += float(torch.sum(apart.abs() ** 2))
     return math.sqrt(squares)

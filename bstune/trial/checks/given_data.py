@@ -1,6 +1,7 @@
-"""Data that a function of the batch size gives and that are taken as they come: what is said of them, and refused."""
+"""Data that a function of the batch size gives and that are taken as they come.
 
-from typing import Any
+What is said of them, and what is refused.
+"""
 
 import torch
 
@@ -20,22 +21,22 @@ def check_taken(options: StudyOptions) -> None:
     size = options.protocol.micro_batch_size
     if size is not None:
         raise ConfigError(
-            f"protocol.micro_batch_size={size} cuts batches, but those of data=lambda batch_size: ... are taken as "
-            "they come: leave it out"
+            f"protocol.micro_batch_size={size} cuts batches, but those of data=lambda batch_size: "
+            "... are taken as they come: leave it out"
         )
     if options.devices > 1:
         raise ConfigError(
-            f"devices={options.devices} share each batch, but those of data=lambda batch_size: ... are taken as they "
-            "come: leave it out"
+            f"devices={options.devices} share each batch, but those of data=lambda batch_size: ... "
+            "are taken as they come: leave it out"
         )
 
 
-def taken_note(loaders: Any) -> str:
+def taken_note(loaders: object) -> str:
     """Say in a line what is assumed of loaders whose batches are taken as they come."""
     epochs = "" if length_of(loaders) is not None else ", without epochs, as there is no length"
     return (
-        f"assumed: batches are those that data(batch_size) gives, as they come{epochs}; a stopped trial that goes on "
-        "opens them anew and skips those that it has seen"
+        f"assumed: batches are those that data(batch_size) gives, as they come{epochs}; a stopped "
+        "trial that goes on opens them anew and skips those that it has seen"
     )
 
 
@@ -51,10 +52,10 @@ def check_batches(workload: Workload, small: int, large: int) -> None:
         with waiting_for(f"the first batch of data({batch_size})"):
             shapes.append(shapes_in(batches.stream.draw()))
     if shapes[0] and shapes[0] == shapes[1]:
-        found = listing([str(tuple(shape)) for shape in shapes[0]])
+        shown = listing([str(tuple(shape)) for shape in shapes[0]])
         raise ConfigError(
-            f"data({small}) and data({large}) both give batches of the shape {found}: let the loaders that the "
-            "function returns have the batch size that it is called with"
+            f"data({small}) and data({large}) both give batches of the shape {shown}: let the "
+            "loaders that the function returns have the batch size that it is called with"
         )
 
 
@@ -66,7 +67,8 @@ def check_epoch_schedules(trainer: Trainer, module: LightningModule) -> None:
         if config.interval == "epoch":
             name = type(config.scheduler).__name__
             raise ConfigError(
-                f"{name} of {type(module).__name__}{place_of(module.configure_optimizers)} is stepped at the end of an "
-                "epoch, and data without a length have none: return {'optimizer': optimizer, 'lr_scheduler': "
-                "{'scheduler': scheduler, 'interval': 'step'}} from configure_optimizers"
+                f"{name} of {type(module).__name__}{place_of(module.configure_optimizers)} is "
+                "stepped at the end of an epoch, and data without a length have none: return "
+                "{'optimizer': optimizer, 'lr_scheduler': {'scheduler': scheduler, 'interval': "
+                "'step'}} from configure_optimizers"
             )

@@ -20,11 +20,16 @@ from bstune.system.failures import cause
 from bstune.trial.checks.attributes import CONTAINERS, plain_values
 from bstune.trial.lightning.installed import LightningModule, Trainer
 
-MAX_STEPS_AHEAD = 10_000  # of a schedule's own
-MAX_SECONDS_AHEAD = 1.0  # of stepping one schedule
-STEPS_BETWEEN_LOOKS = 100  # at the clock
-NOTHING = 1e-6  # of the highest rate: as good as none
-MIN_IDLE_SHARE = 0.05  # of a trial's steps: many a schedule has a rate of 0 in its last one
+# Of a schedule's own.
+MAX_STEPS_AHEAD = 10_000
+# Of stepping one schedule.
+MAX_SECONDS_AHEAD = 1.0
+# At the clock.
+STEPS_BETWEEN_LOOKS = 100
+# Of the highest rate: as good as none.
+AS_GOOD_AS_NONE = 1e-6
+# Of a trial's steps: many a schedule has a rate of 0 in its last one.
+MIN_IDLE_SHARE = 0.05
 HOW_TO_FIT = (
     "build it from the trial's own steps (trial.total_steps in Python, ${trial.total_steps} in "
     "YAML, self.trainer.estimated_stepping_batches in the module)"
@@ -71,7 +76,8 @@ class ScheduleEnd:
             )
         return (
             f"{self.name} of {module} ends after {self.step:,} steps with an error, {trials} "
-            f"({self.error}): {HOW_TO_FIT}, or let budget.steps and budget.examples end trials before"
+            f"({self.error}): {HOW_TO_FIT}, or let budget.steps and budget.examples end trials "
+            "before"
         )
 
 
@@ -112,17 +118,18 @@ def _schedules(
             yield schedule, config.frequency * max(1, int(length))
     for _, value in plain_values(trainer, module):
         several = value if isinstance(value, CONTAINERS) else [value]
-        for one in several:
-            is_own = isinstance(one, LRScheduler) and not isinstance(one, ReduceLROnPlateau)
-            if is_own and not any(one is other for other in configured):
-                yield from _as_seen(one, done)
+        for part in several:
+            if not isinstance(part, LRScheduler) or isinstance(part, ReduceLROnPlateau):
+                continue
+            if not any(part is schedule for schedule in configured):
+                yield from _as_seen(part, done)
 
 
 def _as_seen(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, int]]:
     """Yield a schedule that the module has stepped, with the steps between its own."""
-    own = int(getattr(schedule, "last_epoch", 0))
-    if own > 0:
-        yield schedule, max(1, round(done / own))
+    schedule_steps = int(getattr(schedule, "last_epoch", 0))
+    if schedule_steps > 0:
+        yield schedule, max(1, round(done / schedule_steps))
 
 
 def _stand_in(optimizer: Optimizer) -> Optimizer:
@@ -163,7 +170,7 @@ def end_of_schedule(
             step += ahead.every
             rate = _highest_rate(ahead.schedule)
             highest = max(highest, rate)
-            if rate > NOTHING * highest:
+            if rate > AS_GOOD_AS_NONE * highest:
                 nothing_since = None
             elif nothing_since is None:
                 nothing_since = step

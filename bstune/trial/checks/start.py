@@ -1,11 +1,14 @@
-"""A module as it is at the start of its training, under a Trainer, its layers, optimizers and schedules built.
+"""A module as it is at the start of its training, under a Trainer.
 
-What its schedules will do is found by stepping them.
+Its layers, optimizers and schedules are built. What its schedules will do is found by stepping
+them.
 """
 
+import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+
+from torch.optim import Optimizer
 
 from bstune.core.errors import ConfigError
 from bstune.core.metric_names import mode_of
@@ -25,14 +28,17 @@ from bstune.trial.lightning.packages import is_overridden
 from bstune.trial.lightning.trainer import lengths, make_trainer, without_monitors
 from bstune.trial.loop import Workload, fit
 
-SCHEDULE_STEPS = 20_000  # of a schedule, that are looked at: under a second
+# Of a schedule, that are looked at: under a second.
+SCHEDULE_STEPS = 20_000
+# Of each group of parameters of an optimizer, by name.
+GroupNumbers = list[dict[str, float]]
 
 
 def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> bool:
-    """Return whether the module's schedules depend on how long its Trainer says that it trains.
+    """Say whether the module's schedules depend on how long its Trainer says that it trains.
 
-    The rates of the steps of one Trainer are compared with those under another that trains for twice as long. Where
-    the batches have no end, no Trainer says how long it trains.
+    The rates of the steps of one Trainer are compared with those under another that trains for
+    twice as long. Where the batches have no end, no Trainer says how long it trains.
     """
     batches = workload.train_batches(spec)
     if sized_len(batches) is None and not getattr(batches, "ends_by_steps", False):
@@ -44,33 +50,38 @@ def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtoc
 
 def rates_ahead(
     workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, until: int
-) -> list[list[list[dict[str, float]]]]:
-    """Return each schedule's settings of the optimizer over the first ``until`` steps under a Trainer of ``steps``.
+) -> list[list[GroupNumbers]]:
+    """Step each schedule ahead, and give the optimizer's settings at each step.
 
     Schedules that look at a metric are left out.
+
+    Args:
+        workload: that has the schedules.
+        spec: of the trial.
+        protocol: of the trial.
+        steps: for which the Trainer says that it trains.
+        until: that are looked at, at most ``SCHEDULE_STEPS`` of each schedule.
     """
-    rates: list[list[list[dict[str, float]]]] = []
+    settings: list[list[GroupNumbers]] = []
 
     def step_through(trainer: Trainer, module: LightningModule) -> None:
+        epochs = trainer.fit_loop.epoch_progress.current
+        applied = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
         has_epochs = trainer.num_training_batches != float("inf")
         epoch = 1
         if has_epochs:
             epoch = max(1, int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
-        epochs, applied = (
-            trainer.fit_loop.epoch_progress,
-            trainer.fit_loop.epoch_loop.automatic_optimization,
-        )
         for config in trainer.lr_scheduler_configs:
             each_step = config.interval == "step"
             if config.reduce_on_plateau or not (each_step or has_epochs):
                 continue
-            values = [_settings(config.scheduler.optimizer)]
-            for number in range(1, min(until if each_step else -(-until // epoch), SCHEDULE_STEPS)):
+            # Optimizer steps for each step of the schedule.
+            stride = 1 if each_step else epoch
+            of_schedule = [_settings(config.scheduler.optimizer)]
+            for number in range(1, min(math.ceil(until / stride), SCHEDULE_STEPS)):
                 # What a schedule of another library may read.
-                epochs.current.completed = 0 if each_step else number
-                applied.optim_progress.optimizer.step.total.completed = (
-                    number if each_step else number * epoch
-                )
+                epochs.completed = 0 if each_step else number
+                applied.total.completed = number * stride
                 if number % config.frequency == 0:
                     try:
                         module.lr_scheduler_step(config.scheduler, None)
@@ -78,41 +89,43 @@ def rates_ahead(
                         # How often such a module steps it is not known.
                         if not module.automatic_optimization:
                             break
-                        done = (number - 1) * (1 if each_step else epoch)
-                        end = ScheduleEnd(type(config.scheduler).__name__, done, cause(error))
+                        name = type(config.scheduler).__name__
+                        end = ScheduleEnd(name, (number - 1) * stride, cause(error))
                         text = end.text(type(module).__name__, spec.batch_size, until)
                         raise ConfigError(text) from error
-                values.append(_settings(config.scheduler.optimizer))
-            rates.append(values)
-        epochs.current.completed = applied.optim_progress.optimizer.step.total.completed = 0
+                of_schedule.append(_settings(config.scheduler.optimizer))
+            settings.append(of_schedule)
+        epochs.completed = 0
+        applied.total.completed = 0
 
     look_at_start(workload, spec, protocol, steps, step_through)
-    return rates
+    return settings
 
 
-def _settings(optimizer: Any) -> list[dict[str, float]]:
-    """Return what schedules change of an optimizer: the numbers of its groups of parameters."""
-    groups = []
+def _settings(optimizer: Optimizer) -> GroupNumbers:
+    """Give what schedules change of an optimizer: the numbers of its groups of parameters."""
+    groups = GroupNumbers()
     for group in optimizer.param_groups:
-        flat = (
-            (f"{key}.{i}", v)
-            for key, values in group.items()
-            if isinstance(values, tuple)
-            for i, v in enumerate(values)
-        )
-        numbers = (*group.items(), *flat)
-        groups.append(
-            {key: float(v) for key, v in numbers if key != "params" and isinstance(v, int | float)}
-        )
-        if "lr" in group:
-            groups[-1]["lr"] = float(group["lr"])  # it may be a tensor
+        numbers = dict[str, float]()
+        for key, value in group.items():
+            # A learning rate may be a tensor.
+            if key == "lr" or isinstance(value, int | float):
+                numbers[key] = float(value)
+            elif isinstance(value, tuple):
+                for place, part in enumerate(value):
+                    if isinstance(part, int | float):
+                        numbers[f"{key}.{place}"] = float(part)
+        groups.append(numbers)
     return groups
 
 
 def at_start(
     workload: Workload, spec: TrialSpec, protocol: TrialProtocol
 ) -> tuple[LightningModule, Trainer]:
-    """Return a module as its first step would find it, and its Trainer; what it logs from then on is dropped."""
+    """Make a module as its first step would find it, and its Trainer.
+
+    What it logs from then on is dropped.
+    """
     steps = protocol.last_step(spec.batch_size)
     module, trainer = look_at_start(workload, spec, protocol, steps, lambda trainer, module: None)
     for name in ("log", "log_dict"):
@@ -127,7 +140,10 @@ def look_at_start(
     steps: int,
     look: Callable[..., object],
 ) -> tuple[LightningModule, Trainer]:
-    """Begin to train with all hooks of a trial's start, look at Trainer and module, and end before the first step."""
+    """Begin to train with all hooks of a trial's start, and end before the first step.
+
+    ``look`` is called with the Trainer and the module in between.
+    """
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
     check_hooks(module)
@@ -142,9 +158,8 @@ def look_at_start(
         **lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization),
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Detected call of `lr_scheduler.step"
-        )  # without the optimizer's
+        # Schedules are stepped here without their optimizers.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         with waiting_for(f"the start of {type(module).__name__}'s training"):
             fit(trainer, workload, module, train, micro_batch_sizes[0])
     return module, trainer
@@ -157,7 +172,8 @@ class _AtStart(Callback):
         self._look = look
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.fit_loop.setup_data()  # it has a length from then on
+        # It has a length from then on.
+        trainer.fit_loop.setup_data()
         self._look(trainer, pl_module)
         trainer.fit_loop.max_epochs = 0
 

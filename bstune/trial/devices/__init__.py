@@ -1,1 +1,1 @@
-"""What a trial runs on: the device, several processes of one trial, memory that ran out, random states."""
+"""What a trial runs on: the device, several processes, memory that ran out, random states."""

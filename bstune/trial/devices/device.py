@@ -1,4 +1,4 @@
-"""The device that a trial runs on: its choice, its name, how to wait for it, and the versions of what runs there."""
+"""The device that a trial runs on: its choice, its name, how to wait for it, and versions."""
 
 import functools
 import platform
@@ -16,11 +16,15 @@ from bstune.system.lightning_package import DISTRIBUTIONS, installed_lightning
 from bstune.system.processor_wait import processor_wait
 from bstune.trial.devices.distributed import threads_each
 
-FULL = 0.01  # of a device's memory: where no more is free, a library may not find the megabytes for its handle
+# Of a device's memory: where no more is free, a library may not find the megabytes for its handle.
+FULL_SHARE = 0.01
 
 
 def resolve_device(name: str, option: str = "workload.data.device") -> torch.device:
-    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; a ConfigError names ``option``."""
+    """Choose the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    A ConfigError names ``option``.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = str(name).partition(":")
@@ -28,25 +32,27 @@ def resolve_device(name: str, option: str = "workload.data.device") -> torch.dev
         raise ConfigError(f"{option} must be auto, cpu, cuda or cuda:N, but got {name!r}")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"{option}={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
+            f"{option}={name}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto "
+            "or cpu"
         )
     return torch.device(name)
 
 
 def device_of(trainer_options: Mapping[str, Any]) -> torch.device:
-    """Return the device of this process's trials, which a protocol's options of the Trainer name."""
+    """Give the device of this process's trials, which a protocol's options of the Trainer name."""
     if trainer_options.get("accelerator") == "cuda":
         return torch.device("cuda", trainer_options["devices"][0])
     return torch.device("cpu")
 
 
 def device_name(trainer_options: Mapping[str, Any], devices: int = 1) -> str:
-    """Return the name of what trials run on, such as ``NVIDIA H200``, ``cpu (2 threads)`` or ``2 x cpu (1 thread)``."""
+    """Name what trials run on: ``NVIDIA H200``, ``cpu (2 threads)``, ``2 x cpu (1 thread)``."""
     several = f"{devices} x " if devices > 1 else ""
     if trainer_options.get("accelerator") == "cuda":
         return several + torch.cuda.get_device_name(device_of(trainer_options))
     threads = threads_each(devices)
-    return f"{several}cpu ({threads} thread{'s' if threads > 1 else ''})"
+    noun = "thread" if threads == 1 else "threads"
+    return f"{several}cpu ({threads} {noun})"
 
 
 def processor_wait_of(device: torch.device) -> Callable[[], float]:
@@ -54,95 +60,113 @@ def processor_wait_of(device: torch.device) -> Callable[[], float]:
 
     On CUDA none: the device works on while the host waits.
     """
-    return processor_wait() if device.type == "cpu" else lambda: 0.0
+    if device.type == "cpu":
+        return processor_wait()
+    return lambda: 0.0
 
 
 def has_bfloat16(device: str) -> bool:
-    """Return whether a CUDA device computes in bfloat16 itself, as those from Ampere on do."""
+    """Say whether a CUDA device computes in bfloat16 itself, as those from Ampere on do."""
     return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def processor() -> str:
-    """Return the processor's model where the system names it."""
+    """Name the processor's model where the system does."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
-    )
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return ""
 
 
 def synchronize(device: torch.device | None = None) -> None:
-    """Wait until a device has finished its work: the current CUDA device by default; a CPU never has any left.
+    """Wait until a device has finished its work: the current CUDA device by default.
 
-    Where nothing has used CUDA there is nothing to wait for; to ask torch all the same would open a context there.
+    A CPU never has any left. Where nothing has used CUDA there is nothing to wait for; to ask torch
+    all the same would open a context there.
     """
-    if torch.cuda.is_initialized() if device is None else device.type == "cuda":  # type: ignore[no-untyped-call]
+    has_work = device is not None and device.type == "cuda"
+    if device is None:
+        has_work = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if has_work:
         torch.cuda.synchronize(device)
 
 
 def products_in_tf32() -> bool:
-    """Return whether float32 matrix products run in tf32, on a CUDA device that has it."""
+    """Say whether float32 matrix products run in tf32, on a CUDA device that has it."""
     products = torch.backends.cuda.matmul
-    if hasattr(products, "fp32_precision"):  # since torch 2.9, where the former question may raise
+    # Since torch 2.9, where the former question may raise.
+    if hasattr(products, "fp32_precision"):
         return bool(products.fp32_precision == "tf32")
     return torch.get_float32_matmul_precision() != "highest"
 
 
 def convolutions_in_tf32() -> bool:
-    """Return whether cuDNN computes float32 convolutions in tf32, on a CUDA device that has it."""
-    by_operator = getattr(torch.backends.cudnn, "conv", None)  # since torch 2.9, likewise
-    return bool(
-        torch.backends.cudnn.allow_tf32
-        if by_operator is None
-        else by_operator.fp32_precision == "tf32"
-    )
+    """Say whether cuDNN computes float32 convolutions in tf32, on a CUDA device that has it."""
+    # Since torch 2.9, where the former question may raise.
+    by_operator = getattr(torch.backends.cudnn, "conv", None)
+    if by_operator is not None:
+        return bool(by_operator.fp32_precision == "tf32")
+    return bool(torch.backends.cudnn.allow_tf32)
 
 
 @contextmanager
 def products_in(tf32: bool) -> Iterator[None]:
     """Let float32 matrix products of CUDA run in tf32, or not."""
     products = torch.backends.cuda.matmul
-    name, value = (
-        ("fp32_precision", "tf32" if tf32 else "ieee")
-        if hasattr(products, "fp32_precision")
-        else ("allow_tf32", tf32)
-    )
-    before = getattr(products, name)
+    name = "allow_tf32"
+    value: str | bool = tf32
+    # torch 2.9's name of it, beside which the former one may raise.
+    if hasattr(products, "fp32_precision"):
+        name = "fp32_precision"
+        value = "tf32" if tf32 else "ieee"
+    former = getattr(products, name)
     setattr(products, name, value)
     try:
         yield
     finally:
-        setattr(products, name, before)
+        setattr(products, name, former)
 
 
 def cuda_settings(device: torch.device) -> dict[str, str]:
-    """Return, on a CUDA device, the libraries and settings of this moment that numbers and times depend on; else {}."""
+    """Give the libraries and settings of this moment that numbers and times on CUDA depend on.
+
+    {} for a CPU.
+    """
     if device.type != "cuda":
         return {}
-    in_tf32 = {"products": products_in_tf32(), "convolutions": convolutions_in_tf32()}
+    in_tf32 = list[str]()
+    if products_in_tf32():
+        in_tf32.append("products")
+    if convolutions_in_tf32():
+        in_tf32.append("convolutions")
     return {
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         "cudnn.benchmark": str(torch.backends.cudnn.benchmark).lower(),
-        "tf32": " and ".join(name for name, lowered in in_tf32.items() if lowered) or "none",
+        "tf32": " and ".join(in_tf32) or "none",
     }
 
 
 def memory_ran_out(device: torch.device | None = None) -> bool:
-    """Return whether an allocation has failed on a CUDA device since :func:`forget_failed_allocations`, or it is full.
+    """Say whether an allocation has failed on a CUDA device, or the device is full.
 
-    torch itself counts an allocation that it catches, as where cuDNN tries one convolution after another; a library's
-    own is not counted, but needs some megabytes at least.
+    Failed ones are counted since :func:`forget_failed_allocations`. torch itself counts one that it
+    catches, as where cuDNN tries one convolution after another; a library's own is not counted, but
+    needs some megabytes at least.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
         free, total = torch.cuda.mem_get_info(device)
-        return bool(torch.cuda.memory_stats(device).get("num_ooms", 0)) or free < FULL * total
-    except RuntimeError:  # the device does not compute any more, as after an assertion of CUDA
+        failed_allocations = torch.cuda.memory_stats(device).get("num_ooms", 0)
+    # The device does not compute any more, as after an assertion of CUDA.
+    except RuntimeError:
         return False
+    return failed_allocations > 0 or free < FULL_SHARE * total
 
 
 def forget_failed_allocations(device: torch.device) -> None:
@@ -153,6 +177,7 @@ def forget_failed_allocations(device: torch.device) -> None:
 
 @functools.cache
 def versions() -> Mapping[str, str]:
-    """Return the versions of the packages that a trial's result depends on."""
+    """Give the versions of the packages that a trial's result depends on."""
     names = ("torch", DISTRIBUTIONS[installed_lightning()])
-    return {"bstune": bstune.__version__, **{name: version(name) for name in names}}
+    installed = {name: version(name) for name in names}
+    return {"bstune": bstune.__version__, **installed}

@@ -1,4 +1,7 @@
-"""Errors of the user's code, torch's and the device's in a trial: whether memory ran out, and how they are told."""
+"""Errors of the user's code, torch's and the device's in a trial, and how they are told.
+
+Among them is memory that ran out.
+"""
 
 import logging
 import re
@@ -11,8 +14,8 @@ from bstune.trial.lightning.installed import is_oom_error
 
 logger = logging.getLogger(__name__)
 
-# Of a step that is run beside the training: the user's code may raise anything. If the training cannot run the step
-# either, it raises the error again.
+# Of a step that is run beside the training: the user's code may raise anything. If the training
+# cannot run the step either, it raises the error again.
 USER_CODE_ERRORS = (Exception,)
 # Of torch and CUDA's libraries, for which torch raises a plain RuntimeError.
 NO_MEMORY = re.compile(

@@ -8,7 +8,9 @@ from bstune.trial.fast.optimizer_step import has_step_hooks
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
-    """Let an optimizer read its rates and counts on the device; say why it cannot, None where it can.
+    """Let an optimizer read its rates and counts on the device.
+
+    Say why it cannot, None where it can.
 
     Of torch's optimizers a group's ``fused`` and ``capturable`` are set. One of another kind says
     that it can by ``capturable = True`` on its class: its step then takes an ``lr`` that is a

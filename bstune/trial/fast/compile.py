@@ -1,4 +1,6 @@
-"""``torch.compile`` of what a trial's steps call, outside of its training clock, with a fall-back to eager.
+"""``torch.compile`` of what a trial's steps call, outside of its training clock.
+
+Where it fails, they run eagerly.
 
 What is compiled is ``training_step`` as a whole, the loss with the model, where it logs nothing and
 asks the Trainer nothing: its answers change from step to step. Else, and in evaluation, what is
@@ -34,7 +36,7 @@ from bstune.core.clock import Phase, TrialClock
 from bstune.core.errors import ConfigError
 from bstune.core.records import CUDA_GRAPH_MODES
 from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_memory, warn_once
-from bstune.trial.fast.watch import watching
+from bstune.trial.fast.watch import watching_uses
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.noise_scale import (
     gradients_of,
@@ -57,7 +59,9 @@ MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 
 
 class Compiling:
-    """Compiles a trial's module for each new shape of its batches, ahead of the step or the evaluation that needs it.
+    """Compiles a trial's module for each new shape of its batches.
+
+    It does so ahead of the step or the evaluation that needs it.
 
     It counts as start-up: the passes that make torch compile leave the training as it was. Where it
     fails, the trial goes on eagerly, and ``failed`` says why. Without a mode nothing is compiled.
@@ -181,7 +185,7 @@ class Compiling:
         for fall_back in fallbacks:
             with failing(fall_back):
                 asked: list[str] = []
-                with self.eagerly(), untouched(trainer, module), watching(module, asked):
+                with self.eagerly(), untouched(trainer, module), watching_uses(module, asked):
                     called = called_modules(module, forward)
                 if not called:
                     break
@@ -275,7 +279,7 @@ class CompiledCode:
 
         # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles
         # nothing.
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         self._replace(part, CALL, call)
@@ -306,7 +310,10 @@ class CompiledCode:
 
 @contextmanager
 def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) -> Iterator[None]:
-    """Compile what ``loss``, a forward pass, calls of a module; where that fails, it runs eagerly, as a trial does."""
+    """Compile what ``loss``, a forward pass, calls of a module.
+
+    Where that fails, it runs eagerly, as a trial does.
+    """
     if mode is None:
         yield
         return
@@ -330,7 +337,10 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
 
 @contextmanager
 def failing(fail: Callable[[str], None]) -> Iterator[None]:
-    """Call ``fail`` with the reason where the module or the compiler raises an error, unless memory ran out."""
+    """Call ``fail`` with the reason where the module or the compiler raises an error.
+
+    Memory that ran out is left to the trial.
+    """
     try:
         yield
     except USER_CODE_ERRORS as error:
@@ -346,7 +356,7 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
 
 
 def _compiled(function: Callable[..., Any], mode: str | None, is_free: bool) -> Callable[..., Any]:
-    """Compile a function; the length of the tensors that it is given may be free, all else is fixed."""
+    """Compile a function; the length of its tensors may be free, all else is fixed."""
     compiled = torch.compile(function, mode=mode, dynamic=False)
 
     @functools.wraps(function)
@@ -363,7 +373,10 @@ def _compiled(function: Callable[..., Any], mode: str | None, is_free: bool) -> 
 
 
 def _mark_length(tensor: Tensor, is_free: bool) -> None:
-    """Let a tensor's length be free in the code that is compiled with it, or take the mark of an earlier try off it."""
+    """Let a tensor's length be free in the code that is compiled with it.
+
+    Else the mark of an earlier try is taken off it.
+    """
     if not is_free:
         for name in MARKS:
             vars(tensor).pop(name, None)
@@ -373,7 +386,10 @@ def _mark_length(tensor: Tensor, is_free: bool) -> None:
 
 
 def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
-    """List the modules with parameters that ``run`` calls from outside of any other, in the order of first call."""
+    """List the modules with parameters that ``run`` calls from outside of any other.
+
+    They are in the order of their first call.
+    """
     called: list[nn.Module] = []
     depth = 0
 

@@ -1,4 +1,4 @@
-"""What a step changes on the device, to be put back and to be compared: tensors and random numbers."""
+"""What a step changes on the device, to be put back and compared: tensors, random numbers."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Copy:
 
 
 class DeviceState:
-    """Weights, buffers, the optimizer's state and generators, as they are from one step to the next.
+    """Weights, buffers, the optimizer's state and generators, from one step to the next.
 
     Attributes:
         names: of the tensors, for a reader.
@@ -64,18 +64,21 @@ def copy_values(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def generators_of(module: LightningModule) -> list[torch.Generator]:
-    """Find the generators of the module's device that a step may draw from: torch's own, and the module's."""
+    """Find the generators of the module's device that a step may draw from.
+
+    They are torch's own, and the module's.
+    """
     device = module.device
     default = torch.default_generator
     if device.type != "cpu":
         default = torch.cuda.default_generators[device.index or 0]
     # Each once, in the order of the modules.
-    own: dict[torch.Generator, None] = {}
+    of_module: dict[torch.Generator, None] = {}
     for part in module.modules():
         for value in vars(part).values():
             if isinstance(value, torch.Generator) and value.device.type == device.type:
-                own[value] = None
-    return [default, *own]
+                of_module[value] = None
+    return [default, *of_module]
 
 
 def first_difference(
@@ -84,7 +87,9 @@ def first_difference(
     taken: Sequence[Tensor],
     before: Sequence[Tensor],
 ) -> str | None:
-    """Name the first tensor that a replay changed otherwise than the step; the device is waited for.
+    """Name the first tensor that a replay changed otherwise than the step.
+
+    The device is waited for.
 
     Args:
         names: of the tensors.

@@ -1,4 +1,6 @@
-"""Whole training steps as replays of one CUDA graph: forward, backward and the optimizer's step in a single launch.
+"""Whole training steps as replays of one CUDA graph.
+
+Forward, backward and the optimizer's step are a single launch.
 
 A graph repeats the same kernels on the same memory, with the numbers that the host gave them when
 it was captured. So a step is captured only where nothing differs from one step to the next but the
@@ -24,7 +26,7 @@ from bstune.trial.devices.errors import USER_CODE_ERRORS, first_line, is_out_of_
 from bstune.trial.fast.capturable import make_capturable
 from bstune.trial.fast.device_state import Copy, DeviceState, copy_values, first_difference
 from bstune.trial.fast.host_state import first_change, holds_the_same, host_random, host_state
-from bstune.trial.fast.watch import WatchedNumber, watching
+from bstune.trial.fast.watch import WatchedNumber, watching_uses
 from bstune.trial.lightning.installed import LightningModule
 
 Step = Callable[[Any, int], Any]
@@ -44,7 +46,9 @@ def captures(mode: FastMode, device: torch.device) -> bool:
 
 
 class CapturedSteps:
-    """Takes the steps of one fit: eagerly first, then by replays of a graph, if a step can be captured.
+    """Takes the steps of one fit: eagerly first, then by replays of a graph.
+
+    It does so if a step can be captured.
 
     Args:
         module: set up for the fit, on its device.
@@ -121,11 +125,17 @@ class CapturedSteps:
         return self._capture(batch, index, leaves, structure)
 
     def look_again(self) -> None:
-        """Before the next step, look whether the module is as it was: hooks of an epoch or an evaluation have run."""
+        """Before the next step, look whether the module is as it was.
+
+        Hooks of an epoch or an evaluation have run.
+        """
         self._looks = True
 
     def _fits(self, structure: TreeSpec, leaves: Sequence[object]) -> bool:
-        """Begin anew where what a graph fixes is no longer as it was: shapes, places, the optimizer's options."""
+        """Begin anew where what a graph fixes is no longer as it was.
+
+        That is shapes, places, the optimizer's options.
+        """
         batch = list[tuple[object, ...]]()
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
@@ -186,11 +196,11 @@ class CapturedSteps:
                 group["lr"] = number
 
     def _watched(self, batch: object, index: int) -> Any:
-        """Take an eager step, and give up if its result depends on the host's state, or changes it."""
+        """Take an eager step, and give up if it depends on the host's state, or changes it."""
         asked: list[str] = []
         before = host_state(self._module, self._optimizer)
         random_before = host_random(self._module.device)
-        with self._tensor_rates(), watching(self._module, asked):
+        with self._tensor_rates(), watching_uses(self._module, asked):
             output = self._eager(batch, WatchedNumber(index, asked))
         self._host = host_state(self._module, self._optimizer)
         changed = first_change(before, self._host)
@@ -208,7 +218,10 @@ class CapturedSteps:
     def _capture(
         self, batch: object, index: int, leaves: Sequence[Tensor], structure: TreeSpec
     ) -> Any:
-        """Take an eager step, capture it, and compare a replay with it; a step may take its batch apart."""
+        """Take an eager step, capture it, and compare a replay with it.
+
+        A step may take its batch apart.
+        """
         state = DeviceState(self._module, self._optimizer)
         with self._around():
             before = state.copied()
@@ -286,7 +299,7 @@ def _loss(output: object) -> Any:
 
 
 def _options(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Give what a graph fixes of a group of parameters: tensors by themselves, all else by value."""
+    """Give what a graph fixes of a group of parameters: tensors themselves, all else by value."""
     options = list[tuple[str, Any]]()
     for name, value in group.items():
         if name in ("params", "lr"):

@@ -46,7 +46,10 @@ def first_change(
 
 
 def holds_the_same(before: Sequence[object] | None, after: Sequence[object] | None) -> bool:
-    """Tell whether two lists hold the same objects, or numbers and texts that are equal; None: there is none."""
+    """Tell whether two lists hold the same objects, or numbers and texts that are equal.
+
+    None: there is none.
+    """
     if before is None or after is None or len(before) != len(after):
         return False
     return all(map(_is_same, before, after))
@@ -59,7 +62,10 @@ def _is_same(value: object, other: object) -> bool:
 
 
 def host_random(device: torch.device) -> list[str]:
-    """Take the states of the generators of Python, numpy and torch on the host, unless that is the device."""
+    """Take the states of the generators on the host, unless that is the device.
+
+    They are those of Python, numpy and torch.
+    """
     state = random_state()
     of_numpy = list[object]()
     for part in state["numpy"]:

@@ -1,4 +1,6 @@
-"""The steps of a fit without the calls that nobody listens to, where nobody can tell the difference.
+"""The steps of a fit without the calls that nobody listens to.
+
+It takes them where nobody can tell the difference.
 
 Around each step Lightning calls some thirty hooks of the module, the call-backs, the strategy and
 the precision plug-in, which mostly do nothing; with small networks that takes longer than the step.
@@ -24,7 +26,7 @@ from bstune.core.records import FastMode
 from bstune.trial.batches.image_batches import TrainBatches
 from bstune.trial.fast.graph import CapturedSteps, captures
 from bstune.trial.fast.optimizer_step import OptimizerStep, remove_gradients
-from bstune.trial.fast.reasons import overrides, why_not
+from bstune.trial.fast.reasons import has_hook, why_not
 from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.lightning.internals import (
     CurrentHook,
@@ -43,7 +45,9 @@ GRAPH = "graph"
 
 
 class LeanLoop:
-    """Takes the steps of a Trainer's fit, from the first one on, in place of Lightning's loop where it can.
+    """Takes the steps of a Trainer's fit in place of Lightning's loop, where it can.
+
+    It does so from the first one on.
 
     Args:
         trainer: which has not begun to train.
@@ -78,7 +82,10 @@ class LeanLoop:
 
     @property
     def name(self) -> str | None:
-        """``lean`` or ``graph``, or that another loop took the steps and why; None where no step was begun."""
+        """``lean`` or ``graph``, or that another loop took the steps and why.
+
+        None where no step was begun.
+        """
         if self._reason is not None:
             return f"Lightning's: {self._reason}"
         if self._steps is None:
@@ -96,7 +103,10 @@ class LeanLoop:
         return self._steps is not None
 
     def _begin(self, fetcher: Any) -> None:
-        """Choose the loop, once a fit: at its first step everything is set up, and has been called at the start."""
+        """Choose the loop, once a fit.
+
+        At its first step everything is set up, and has been called at the start.
+        """
         loop = self._epoch_loop
         module = self._trainer.lightning_module
         del loop.advance
@@ -110,7 +120,9 @@ class LeanLoop:
         loop.advance(fetcher)
 
     def _advance(self, fetcher: Any) -> None:
-        """Train up to a batch after which Lightning may have something to do, as its own loop does with one.
+        """Train up to a batch after which Lightning may have something to do.
+
+        Its own loop does so with one.
 
         The first batch is ``_TrainingEpochLoop.advance``. Between two of them Lightning calls
         ``on_advance_end``, which here only counts, and looks at ``done``.
@@ -212,7 +224,10 @@ class LeanSteps:
         self._take = self.captured
 
     def train_on_batch(self, fetcher: Any) -> None:
-        """Take the next step: ``_TrainingEpochLoop.advance`` and what it calls around the optimizer's step."""
+        """Take the next step.
+
+        That is ``_TrainingEpochLoop.advance`` and what it calls around the optimizer's step.
+        """
         progress = self._epoch_loop.batch_progress
         total = progress.total
         current = progress.current
@@ -263,7 +278,10 @@ class LeanSteps:
         return next(self._stream)
 
     def _moved(self, batch: Any) -> Any:
-        """Give a batch on the device: one that is there already in a container of its own, as Lightning makes it."""
+        """Give a batch on the device.
+
+        One that is there already is in a container of its own, as Lightning makes it.
+        """
         if self._precision is not None:
             batch = self._precision.convert_input(batch)
         kind = type(batch)
@@ -297,7 +315,10 @@ class LeanSteps:
         return outputs
 
     def _closure(self) -> Tensor | None:
-        """Run forward and backward pass; return the loss without its graph: ``Closure.closure`` and its functions."""
+        """Run forward and backward pass.
+
+        Return the loss without its graph: ``Closure.closure`` and its functions.
+        """
         # An optimizer may have switched gradients off around its step.
         if not torch.is_grad_enabled():
             with torch.enable_grad():
@@ -336,7 +357,10 @@ class LeanSteps:
         return outputs.get("loss")
 
     def _loss_of(self, output: Any) -> tuple[Tensor | None, dict[str, Any]]:
-        """Give the loss with its graph, and what of a step's output hooks are given: ``ClosureResult``."""
+        """Give the loss with its graph, and what of a step's output hooks are given.
+
+        As ``ClosureResult`` does.
+        """
         if isinstance(output, Tensor):
             detached = output.detach()
             # A CUDA graph of torch.compile's may write to it again.
@@ -354,7 +378,7 @@ class LeanSteps:
         return loss, outputs
 
     def _step_schedules(self, batches: int) -> None:
-        """Step the schedules that are due after so many batches of the epoch: ``update_lr_schedulers``."""
+        """Step the schedules that are due after so many batches: ``update_lr_schedulers``."""
         loop = self._epoch_loop
         for config in self._strategy.lr_scheduler_configs:
             if config.interval == "step" and batches % config.frequency == 0:
@@ -370,11 +394,13 @@ class LeanSteps:
 
 def _hooks(trainer: Any, name: str) -> list[Callable[..., object]]:
     """List a hook's methods of the call-backs that do something in it."""
-    return [getattr(callback, name) for callback in trainer.callbacks if overrides(callback, name)]
+    return [getattr(callback, name) for callback in trainer.callbacks if has_hook(callback, name)]
 
 
 def _endless_iterator(fetcher: Any) -> Iterator[Any] | None:
-    """Find the iterator of bstune's own batches, which have no end and draw from generators of their own.
+    """Find the iterator of bstune's own batches, which have no end.
+
+    They draw from generators of their own.
 
     Lightning makes a batch ahead of the step before it, to see an end, and the step then finds it
     in no cache. None: the batches are others, and the fetcher is asked for them.

@@ -1,4 +1,6 @@
-"""A step of an optimizer without torch's label around it, and the removal of gradients, by torch's private members.
+"""A step of an optimizer without torch's label around it, and the removal of gradients.
+
+By torch's private members.
 
 Around each step torch puts a label for its profiler and the calls of hooks, which take longer than
 a small step. Where the profiler runs, or the step is not torch's own, the optimizer's functions are
@@ -17,7 +19,9 @@ LABELLED = Optimizer.profile_hook_step(lambda: None).__code__
 
 
 class OptimizerStep:
-    """Takes the steps of an optimizer, which may be another one, or have another step, at each of them.
+    """Takes the steps of an optimizer.
+
+    At each of them it may be another one, or have another step.
 
     Attributes:
         optimizer: of the step that is being taken.
@@ -31,7 +35,10 @@ class OptimizerStep:
         self._unlabelled: Callable[..., Any] | None = None
 
     def take(self, optimizer: Any, closure: Callable[[], object]) -> None:
-        """Take a step, which calls the closure: some do so several times, or change the weights before."""
+        """Take a step, which calls the closure.
+
+        Some do so several times, or change the weights before.
+        """
         step_of_object = vars(optimizer).get("step")
         if optimizer is not self.optimizer or step_of_object is not self._step_of_object:
             self.optimizer = optimizer
@@ -44,7 +51,10 @@ class OptimizerStep:
 
 
 def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
-    """Find the step of an optimizer's class as it was written; None where it may be another one that is called."""
+    """Find the step of an optimizer's class as it was written.
+
+    None where it may be another one that is called.
+    """
     of_class = type(optimizer).step
     of_object = vars(optimizer).get("step")
     if getattr(of_class, "__code__", None) is not LABELLED:
@@ -61,7 +71,10 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
 
 
 def _step_without_label(step: Callable[..., Any], optimizer: Optimizer, **options: Any) -> None:
-    """Take a step and call its hooks as torch does, but for its label, unless torch's profiler runs."""
+    """Take a step and call its hooks as torch does, but for its label.
+
+    The label is there while torch's profiler runs.
+    """
     if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks or _profiler_enabled():
         optimizer.step(**options)
         return
@@ -72,7 +85,7 @@ def _step_without_label(step: Callable[..., Any], optimizer: Optimizer, **option
 
 
 def remove_gradients(optimizer: Optimizer) -> None:
-    """Call ``zero_grad``; where it is torch's, do what that does, without its label for the profiler."""
+    """Call ``zero_grad``; where it is torch's, do what that does without its label."""
     is_torchs = type(optimizer).zero_grad is Optimizer.zero_grad
     if not is_torchs or "zero_grad" in vars(optimizer) or _profiler_enabled():
         optimizer.zero_grad()

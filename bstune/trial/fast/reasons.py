@@ -1,4 +1,7 @@
-"""Why Lightning's own loop is to take the steps of a fit: somebody listens to them, or they are of another kind."""
+"""Why Lightning's own loop is to take the steps of a fit.
+
+Somebody listens to them, or they are of another kind.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -8,10 +11,8 @@ from torch.optim import LBFGS, Optimizer
 from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.lightning.internals import fetches_batches, version_not_tried
 from bstune.trial.lightning.packages import is_overridden, of_package, package_of
-from bstune.trial.lightning.trainer import NoProfiler
+from bstune.trial.lightning.trainer import BATCH_HOOKS, NoProfiler
 
-# Of modules and of data modules.
-BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 MODULE_HOOKS = (
     "on_train_batch_start",
     "on_train_batch_end",
@@ -35,7 +36,10 @@ PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrec
 
 
 def why_not(trainer: Any, module: LightningModule, fetcher: object) -> str | None:
-    """Say why Lightning's own loop is to take the steps of a fit; None where the lean one does the same."""
+    """Say why Lightning's own loop is to take the steps of a fit.
+
+    None where the lean one does the same.
+    """
     return next(_reasons(trainer, module, fetcher), None)
 
 
@@ -94,11 +98,11 @@ def _of_listeners(trainer: Any, module: LightningModule) -> Iterator[str]:
 
 def _overridden(thing: object, hooks: Iterable[str]) -> Iterator[str]:
     for name in hooks:
-        if overrides(thing, name):
+        if has_hook(thing, name):
             yield f"{type(thing).__name__} has {name}"
 
 
-def overrides(thing: object, hook: str) -> bool:
+def has_hook(thing: object, hook: str) -> bool:
     """Tell whether a module, data module or call-back does something in a hook."""
     try:
         return is_overridden(hook, thing)

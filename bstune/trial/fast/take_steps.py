@@ -22,7 +22,9 @@ class StepTaker(Protocol):
 
     @property
     def name(self) -> str | None:
-        """``lean``, ``graph`` or ``Lightning's``, with the reason where it is not what was asked for.
+        """``lean``, ``graph`` or ``Lightning's``.
+
+        With the reason where it is not what was asked for.
 
         None where no step was begun.
         """

@@ -1,4 +1,6 @@
-"""What a training step asks of its surroundings that differs from step to step: the Trainer, its loggers, its number.
+"""What a training step asks of its surroundings that differs from step to step.
+
+These are the Trainer, its loggers, its number.
 
 Code that was compiled or captured with the answer would be wrong in the next step, or be made anew
 in each.
@@ -90,11 +92,11 @@ class WatchedNumber(int):
         return watched
 
 
-def _noting(name: str) -> Callable[..., Any]:
+def _noting(name: str) -> Callable[..., object]:
     """Make an operation of ``int`` that notes that it was called."""
     of_int = getattr(int, name)
 
-    def call(number: WatchedNumber, *arguments: Any) -> Any:
+    def call(number: WatchedNumber, *arguments: object) -> object:
         number.asked.append("batch_idx")
         return of_int(number, *arguments)
 
@@ -118,8 +120,11 @@ class _WatchedTrainer:
 
 
 @contextmanager
-def watching(module: LightningModule, asked: list[str]) -> Iterator[None]:
-    """Note in ``asked`` what the module, and those inside it, ask of the Trainer, and that they log."""
+def watching_uses(module: LightningModule, asked: list[str]) -> Iterator[None]:
+    """Note in ``asked`` what the module asks of the Trainer, and that it logs.
+
+    Those inside it do so, too.
+    """
     parts: list[Any] = [part for part in module.modules() if trainer_within(part) is not None]
     trainers = [trainer_within(part) for part in parts]
     # Functions of the objects themselves, such as those of a call of this function that is under
@@ -145,7 +150,7 @@ def _own_logs(part: Any) -> dict[str, Callable[..., None]]:
 
 
 def _noting_logs(log: Callable[..., None], asked: list[str]) -> Callable[..., None]:
-    def note(*arguments: Any, **options: Any) -> None:
+    def note(*arguments: object, **options: object) -> None:
         asked.append("self.log")
         log(*arguments, **options)
 

@@ -1,1 +1,1 @@
-"""Lightning itself: its two packages, the Trainer of a trial, and the private members of it that are read."""
+"""Lightning itself: its two packages, a trial's Trainer, and private members that are read."""

@@ -1,6 +1,9 @@
-"""Lightning's names as bstune uses them: of ``lightning``, or of ``pytorch_lightning`` where that alone is there.
+"""Lightning's names as bstune uses them: of ``lightning``, or of ``pytorch_lightning``.
 
-A user's module may be of the other package all the same: see :mod:`bstune.trial.lightning.packages`.
+The latter where it alone is there.
+
+A user's module may be of the other package all the same: see
+:mod:`bstune.trial.lightning.packages`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
 """Lightning's private members: this is the only file of the package that touches them.
 
-Each function does one thing that Lightning has no public name for. They are for the lean loop, for a trial that goes on
-where it was stopped, and for a checkpoint's hyper-parameters and call-backs. They are right for the versions in
-``TRIED``: tests/test_lightning_internals.py has a table of the functions of Lightning that the lean loop does the work
-of, and names those that have changed. With another version Lightning's own loop takes the steps
-(:mod:`bstune.trial.fast.reasons`).
+Each function does one thing that Lightning has no public name for. They are for the lean loop, for
+a trial that goes on where it was stopped, and for a checkpoint's hyper-parameters and call-backs.
+They are right for the versions in ``TRIED``: tests/test_lightning_internals.py has a table of the
+functions of Lightning that the lean loop does the work of, and names those that have changed. With
+another version Lightning's own loop takes the steps (:mod:`bstune.trial.fast.reasons`).
 """
 
 import copy
@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
 from bstune.trial.lightning.packages import of_package
 
-# Of either package. Between the two nothing has changed that the lean loop does in Lightning's place.
+# Of either package. Between the two nothing has changed that the lean loop does in Lightning's
+# place.
 TRIED = ("2.6.0", "2.6.6")
 
 # What an entry of what is logged is described by; the functions that reduce it are named apart.
@@ -52,18 +54,21 @@ def version_not_tried(package: str) -> str | None:
 
 
 def fetches_batches(package: str, fetcher: object) -> bool:
-    """Return whether a fetcher hands a batch to each step, and not the iterator of the data."""
+    """Say whether a fetcher hands a batch to each step, and not the iterator of the data."""
     return type(fetcher) is of_package(package, "loops.fetchers._PrefetchDataFetcher")
 
 
 def mode_of_loaders(loaders: object) -> Any:
-    """Return how several loaders are combined: as a CombinedLoader says, else as Lightning does it in training."""
+    """Tell how several loaders are combined.
+
+    A CombinedLoader says it; else it is as Lightning does it in training.
+    """
     return getattr(loaders, "_mode", "max_size_cycle")
 
 
-def iterators_of(fetcher: Any) -> list[Iterator[Any]]:
-    """Return the iterators that a fetcher takes batches from, one for each loader."""
-    iterators: list[Iterator[Any]] = fetcher.iterator._iterator.iterators
+def iterators_of(fetcher: Any) -> list[Iterator[object]]:
+    """Give the iterators that a fetcher takes batches from, one for each loader."""
+    iterators: list[Iterator[object]] = fetcher.iterator._iterator.iterators
     return iterators
 
 
@@ -79,7 +84,7 @@ def _nothing() -> None:
     pass
 
 
-def transferred_by_hooks(strategy: Any, module: LightningModule, batch: Any) -> Any:
+def transferred_by_hooks(strategy: Any, module: LightningModule, batch: object) -> object:
     """Move a batch to the device as the module's hooks, or its data module's, do it."""
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
     return strategy.batch_to_device(batch, dataloader_idx=0)
@@ -89,16 +94,16 @@ def transferred_by_hooks(strategy: Any, module: LightningModule, batch: Any) -> 
 
 
 def results_of_training(trainer: Trainer) -> Any:
-    """Return the collection of what was logged in the training steps of the epoch so far."""
+    """Give the collection of what was logged in the training steps of the epoch so far."""
     return trainer.fit_loop.epoch_loop._results
 
 
 def connector_of_loggers(trainer: Trainer) -> Any:
-    """Return what hands logged values on to the loggers and the call-backs."""
+    """Give what hands logged values on to the loggers and the call-backs."""
     return trainer._logger_connector
 
 
-def begin_batch(connector: Any, results: Any, batch: Any) -> None:
+def begin_batch(connector: Any, results: Any, batch: object) -> None:
     """Let what is logged from here on be of a new batch: the connector's ``on_batch_start``."""
     connector._first_loop_iter = connector._first_loop_iter is None
     results.batch = batch
@@ -131,12 +136,12 @@ class CurrentHook:
 # What a step asks of the Trainer.
 
 
-def trainer_within(part: Any) -> Any:
-    """Return the Trainer of a module, or of one inside it; None where it has none."""
+def trainer_within(part: object) -> Any:
+    """Give the Trainer of a module, or of one inside it; None where it has none."""
     return getattr(part, "_trainer", None)
 
 
-def put_trainer_within(part: Any, trainer: Any) -> None:
+def put_trainer_within(part: Any, trainer: object) -> None:
     """Give such a module a Trainer, or what stands for one, of which Lightning checks nothing."""
     part._trainer = trainer
 
@@ -157,7 +162,8 @@ def go_on_amid_epoch(trainer: Trainer) -> None:
 
 
 def end_restart(trainer: Trainer) -> None:
-    """Let the epoch that ends be one that was trained as a whole: its schedules by a metric step only then."""
+    """Let the epoch that ends be one that was trained as a whole."""
+    # Its schedules by a metric step only then.
     trainer.fit_loop._restarting = False
 
 
@@ -165,7 +171,10 @@ def end_restart(trainer: Trainer) -> None:
 
 
 def saved_entry(entry: Any) -> dict[str, Any]:
-    """Describe an entry of what is logged, as plain data; a metric of the module's own is left to the module."""
+    """Describe an entry of what is logged, as plain data.
+
+    A metric of the module's own is left to the module.
+    """
     meta = entry.meta
     return {
         "meta": {name: getattr(meta, name) for name in ENTRY_FIELDS},
@@ -179,7 +188,10 @@ def saved_entry(entry: Any) -> dict[str, Any]:
 def restored_entry(
     package: str, saved: Mapping[str, Any], trainer: Trainer, module: LightningModule
 ) -> Any:
-    """Make an entry of what is logged from its description; None where the module lacks its metric."""
+    """Make an entry of what is logged from its description.
+
+    None where the module lacks its metric.
+    """
     place = "trainer.connectors.logger_connector.result"
     new_metadata = of_package(package, f"{place}._Metadata")
     new_sync = of_package(package, f"{place}._Sync")
@@ -201,13 +213,13 @@ def restored_entry(
     return entry
 
 
-def states_of_metric(metric: Any) -> dict[str, Any]:
+def states_of_metric(metric: Metric) -> dict[str, Any]:
     """Copy what a metric of torchmetrics has accumulated, to the CPU."""
     states = {name: _moved(getattr(metric, name), "cpu") for name in metric._defaults}
     return {"count": metric._update_count, "states": states}
 
 
-def restore_states(metric: Any, saved: Mapping[str, Any], device: torch.device) -> None:
+def restore_states(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
     """Let a metric of torchmetrics have accumulated what :func:`states_of_metric` copied."""
     for name, value in saved["states"].items():
         setattr(metric, name, _moved(value, device))
@@ -230,7 +242,10 @@ def copy_hyper_parameters(data_module: LightningDataModule) -> None:
 
 
 def argument_of_hyper_parameters(owner: Any) -> dict[str, Any]:
-    """Name the one argument that all hyper-parameters are in, as a checkpoint does; nothing where there is none."""
+    """Name the one argument that all hyper-parameters are in, as a checkpoint does.
+
+    Nothing where there is none.
+    """
     if not hasattr(owner, "_hparams_name"):
         return {}
     return {owner.CHECKPOINT_HYPER_PARAMS_NAME: owner._hparams_name}

@@ -1,7 +1,7 @@
 """The two packages of Lightning: of which of them a thing is, and the same class in either.
 
-``lightning.pytorch`` and ``pytorch_lightning`` are the same code with different classes: the Trainer of either takes
-modules, data modules and call-backs of its own package alone.
+``lightning.pytorch`` and ``pytorch_lightning`` are the same code with different classes: the
+Trainer of either takes modules, data modules and call-backs of its own package alone.
 """
 
 import sys
@@ -16,38 +16,51 @@ PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "light
 
 
 def is_lightning(thing: object, name: str) -> bool:
-    """Return whether a thing is of the class of this name, such as LightningModule, of either package."""
-    imported = [package for package in PACKAGES if package in sys.modules]
-    classes = tuple(getattr(sys.modules[package], name) for package in imported)
-    return isinstance(thing, classes)
+    """Say whether a thing is of a class of either package, such as LightningModule."""
+    classes = list[type]()
+    for package in PACKAGES:
+        # Nothing can be of a package that nobody has imported.
+        if package in sys.modules:
+            classes.append(getattr(sys.modules[package], name))
+    return isinstance(thing, tuple(classes))
 
 
 def package_of(*things: object) -> str:
-    """Return the package that the classes of Lightning objects are from, the installed one where they tell none.
+    """Name the package that the classes of Lightning objects are from.
+
+    By default it is the installed one.
 
     A ConfigError says that they are mixed.
     """
-    found: dict[str, str] = {}
+    examples: dict[str, str] = {}
     for thing in things:
-        names = (base.__module__ for base in type(thing).__mro__)
-        packages = (
-            package for name in names for package in PACKAGES if name.startswith(f"{package}.")
-        )
-        package = next(packages, None)
+        package = _package_of_class(type(thing))
         # bstune's own call-backs work under both.
         if package is not None and not type(thing).__module__.startswith("bstune.trial."):
-            found.setdefault(package, type(thing).__name__)
-    if len(found) > 1:
-        kinds = " and ".join(f"{name} is of {package}" for package, name in found.items())
+            examples.setdefault(package, type(thing).__name__)
+    if len(examples) > 1:
+        kinds = " and ".join(f"{name} is of {package}" for package, name in examples.items())
         raise ConfigError(
-            f"{kinds}: the two packages have different classes of the same names, so that no Trainer takes both; "
-            "import all of them from one package"
+            f"{kinds}: the two packages have different classes of the same names, so that no "
+            "Trainer takes both; import all of them from one package"
         )
-    return next(iter(found), installed_lightning())
+    return next(iter(examples), installed_lightning())
+
+
+def _package_of_class(kind: type) -> str | None:
+    """Name the package of the nearest class of Lightning's among a class and its bases."""
+    for base in kind.__mro__:
+        for package in PACKAGES:
+            if base.__module__.startswith(f"{package}."):
+                return package
+    return None
 
 
 def of_package(package: str, place: str) -> Any:
-    """Find what ``place``, such as ``utilities.exceptions.SIGTERMException``, names in a package, or its fabric."""
+    """Find a name in a package, or in its fabric.
+
+    ``place`` is such as ``utilities.exceptions.SIGTERMException``, or ``fabric.plugins...``.
+    """
     top, _, rest = place.partition(".")
     path = f"{PACKAGES[package]}.{rest}" if top == "fabric" else f"{package}.{place}"
     module, _, name = path.rpartition(".")
@@ -55,6 +68,6 @@ def of_package(package: str, place: str) -> Any:
 
 
 def is_overridden(name: str, thing: object) -> bool:
-    """Return whether a module, data module or call-back has a method of its own in place of Lightning's."""
+    """Say whether a module, data module or call-back has a method in place of Lightning's."""
     check = of_package(package_of(thing), "utilities.model_helpers.is_overridden")
     return bool(check(name, thing))

@@ -1,4 +1,7 @@
-"""Lightning Trainers for trials and evaluations: quiet, with the user's own arguments, of the package that fits."""
+"""Lightning Trainers for trials and evaluations, quiet and with the user's own arguments.
+
+A Trainer is of the package, lightning or pytorch_lightning, that the user's objects are of.
+"""
 
 import copy
 import logging
@@ -28,41 +31,48 @@ from bstune.trial.lightning.internals import copy_hyper_parameters
 from bstune.trial.lightning.packages import PACKAGES, is_overridden, of_package, package_of
 
 ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
+# Hooks of a module or data module on batches, in the order in which a Trainer calls them.
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # Call-backs that print, where trials are quiet.
 PRINTING = ("ProgressBar", "ModelSummary")
 
 
 class NoProfiler(PassThroughProfiler):
-    """Profiles nothing, in one context for all: Lightning's own makes a new one some 30 times a step."""
+    """Profiles nothing, in one context for all: Lightning's own makes some 30 of them a step."""
 
     _nothing = nullcontext()
 
     def profile(self, action_name: str) -> nullcontext[None]:  # type: ignore[override]
-        """Return a context that does nothing."""
+        """Give a context that does nothing."""
         return self._nothing
 
 
 class _Nothing:
-    """Swallows whatever is called on it, as on a logger's experiment: ``x.config.update(...)``, ``x["a"] = b``."""
+    """Swallows whatever is called on it, as on a logger's experiment.
+
+    Such as ``x.config.update(...)`` and ``x["a"] = b``.
+    """
 
     def __getattr__(self, name: str) -> "_Nothing":
-        if name.startswith("__"):  # protocols, such as copying
+        # Protocols, such as copying.
+        if name.startswith("__"):
             raise AttributeError(name)
         return self
 
-    def __call__(self, *args: Any, **options: Any) -> "_Nothing":
+    def __call__(self, *args: object, **options: object) -> "_Nothing":
         return self
 
-    def __getitem__(self, key: Any) -> "_Nothing":
+    def __getitem__(self, key: object) -> "_Nothing":
         return self
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         pass
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         return False
 
-    def __iter__(self) -> Iterator[Any]:  # by __getitem__ it would have no end
+    # By __getitem__ it would have no end.
+    def __iter__(self) -> Iterator[object]:
         return iter(())
 
     def __enter__(self) -> "_Nothing":
@@ -93,7 +103,9 @@ class NullLogger(DummyLogger):
 
 
 def check_types(options: Mapping[str, Any]) -> None:
-    """Refuse plain values of types that the Trainer's annotations do not have; ConfigError names the option.
+    """Refuse plain values of types that the Trainer's annotations do not have.
+
+    ConfigError names the option.
 
     Objects are left to the Trainer, as is a name that it does not know. None leaves an option out.
     """
@@ -105,8 +117,8 @@ def check_types(options: Mapping[str, Any]) -> None:
         try:
             # A number may stand for another kind of number, as 1 for true and 1e2 for 100.
             adapter.validate_python(value, strict=not isinstance(value, int | float))
-            # Iterable[Logger] is not looked into.
-            fits = name != "logger" or all(isinstance(one, bool) for one in listed(value))
+            # Iterable[Logger] is not looked into: of plain values only true and false are loggers.
+            fits = name != "logger" or all(isinstance(logger, bool) for logger in as_list(value))
         except ValidationError:
             fits = False
         if not fits:
@@ -115,7 +127,7 @@ def check_types(options: Mapping[str, Any]) -> None:
             )
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Tell whether a value is YAML's, with no object in it."""
     if isinstance(value, Mapping):
         return all(map(_is_plain, value.values()))
@@ -124,7 +136,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _type_text(hint: Any) -> str:
+def _type_text(hint: object) -> str:
     """Show a type without the modules of its classes: ``list[Callback] | Callback | None``."""
     text = hint.__name__ if isinstance(hint, type) else str(hint)
     return re.sub(r"\w+\.", "", text)
@@ -137,34 +149,40 @@ def make_trainer(
     folder: str | None = None,
     **arguments: Any,
 ) -> Trainer:
-    """Return a Trainer for a module, with copies of the user's call-backs, loggers and plug-ins, which hold state.
+    """Make a Trainer for a module, with copies of the user's call-backs, loggers and plug-ins.
 
-    It writes nothing but what those write, what has no folder of its own to ``folder``.
+    They hold state. The Trainer writes nothing but what they write, what has no folder of its own
+    to ``folder``.
     """
-    users = [_copied(callback) for callback in listed(options.get("callbacks"))]
-    loggers = [
-        _copied(logger) for logger in listed(options.get("logger")) if not isinstance(logger, bool)
-    ]
-    plugins = [_copied(plugin) for plugin in listed(options.get("plugins"))]
-    package = package_of(module, *users, *plugins)
+    callbacks_given = [_copied(callback) for callback in as_list(options.get("callbacks"))]
+    loggers = list[Any]()
+    for logger in as_list(options.get("logger")):
+        # True and false ask for Lightning's own, or for none.
+        if not isinstance(logger, bool):
+            loggers.append(_copied(logger))
+    plugins = [_copied(plugin) for plugin in as_list(options.get("plugins"))]
+    package = package_of(module, *callbacks_given, *plugins)
     printing = tuple(of_package(package, f"callbacks.{name}") for name in PRINTING)
-    users = [callback for callback in users if not isinstance(callback, printing)]
-    checkpoints = [
-        callback
-        for callback in users
-        if isinstance(callback, of_package(package, "callbacks.Checkpoint"))
-    ]
-    for checkpoint in checkpoints:
-        if folder is not None and getattr(checkpoint, "dirpath", "") is None:
-            checkpoint.dirpath = str(Path(folder, "checkpoints"))
+    checkpoint_class = of_package(package, "callbacks.Checkpoint")
+    users = list[Any]()
+    has_checkpoints = False
+    for callback in callbacks_given:
+        if isinstance(callback, printing):
+            continue
+        users.append(callback)
+        if isinstance(callback, checkpoint_class):
+            has_checkpoints = True
+            if folder is not None and getattr(callback, "dirpath", "") is None:
+                callback.dirpath = str(Path(folder, "checkpoints"))
     defaults = {
         "max_epochs": 1,
         "num_sanity_val_steps": -1,
         "profiler": NoProfiler(),
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "enable_checkpointing": bool(checkpoints),
-        "enable_autolog_hparams": False,  # a data module's batch size is not the trial's
+        "enable_checkpointing": has_checkpoints,
+        # A data module's batch size is not the trial's.
+        "enable_autolog_hparams": False,
         "default_root_dir": folder,
     }
     # One that is imported later is as quiet as bstune's own.
@@ -177,23 +195,23 @@ def make_trainer(
         "logger": loggers or NullLogger(folder),
         "plugins": plugins,
     }
-    trainer: Trainer = of_package(package, "Trainer")(
-        **{**defaults, **options, **fixed, **arguments}
-    )
+    # Later ones win: what a study decides stands over the user's arguments.
+    stated = {**defaults, **options, **fixed, **arguments}
+    trainer: Trainer = of_package(package, "Trainer")(**stated)
     return trainer
 
 
-def _ddp(package: str) -> Any:
+def _ddp(package: str) -> object:
     environment = of_package(package, "fabric.plugins.environments.lightning.LightningEnvironment")
     return of_package(package, "strategies.DDPStrategy")(cluster_environment=environment())
 
 
-def lengths(batches: Iterable[Any], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
-    """Return a Trainer's arguments for a trial of at most ``steps`` steps, of ``parts`` batches each.
+def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
+    """Give a Trainer's arguments for a trial of at most ``steps`` steps, of ``parts`` batches each.
 
-    Where the batches have a length, an epoch is as long, and the Trainer's numbers are those of ``trainer.fit``; of a
-    stream of the user's ``max_steps`` is. Under manual optimization Lightning counts the steps of each optimizer, so
-    that its limit is in epochs alone.
+    Where the batches have a length, an epoch is as long, and the Trainer's numbers are those of
+    ``trainer.fit``; of a stream of the user's ``max_steps`` is. Under manual optimization Lightning
+    counts the steps of each optimizer, so that its limit is in epochs alone.
     """
     length = sized_len(batches)
     if length is None:
@@ -207,41 +225,55 @@ def lengths(batches: Iterable[Any], parts: int, steps: int, automatic: bool) -> 
 
 
 def looks_at_epochs(trainer: Trainer, module: LightningModule) -> bool:
-    """Return whether something takes the metrics of validation at an epoch's end, as ``trainer.fit`` has them there."""
-    users = [c for c in trainer.callbacks if not type(c).__module__.startswith("bstune.")]  # type: ignore[attr-defined]
-    return (
-        any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
-        or is_overridden("on_train_epoch_end", module)
-        or any(is_overridden("on_train_epoch_end", callback) for callback in users)
-    )
+    """Say whether something takes the metrics of validation at an epoch's end.
+
+    ``trainer.fit`` has them there.
+    """
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        return True
+    if is_overridden("on_train_epoch_end", module):
+        return True
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        is_users = not type(callback).__module__.startswith("bstune.")
+        if is_users and is_overridden("on_train_epoch_end", callback):
+            return True
+    return False
 
 
 def builds_layers_later(module: LightningModule, weights: Collection[str]) -> bool:
-    """Return whether a module lacks some of these weights, and may build their layers once it has a Trainer."""
-    own = module.state_dict()
-    return any(name not in own for name in weights) and any(
-        is_overridden(name, module) for name in ("setup", "configure_model")
-    )
+    """Say whether a module lacks some of these weights, and may build their layers later.
+
+    It may once it has a Trainer.
+    """
+    weights_now = module.state_dict()
+    if all(name in weights_now for name in weights):
+        return False
+    return any(is_overridden(name, module) for name in ("setup", "configure_model"))
 
 
 def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a Trainer's options without what records a trial or stops it, for one that is only a try."""
-    callbacks = listed(options.get("callbacks"))
-    left_out = tuple(
-        of_package(package_of(*callbacks), f"callbacks.{name}")
-        for name in ("Checkpoint", "EarlyStopping")
+    """Leave out of a Trainer's options what records a trial or stops it, for one that is a try."""
+    callbacks = as_list(options.get("callbacks"))
+    package = package_of(*callbacks)
+    monitors = (
+        of_package(package, "callbacks.Checkpoint"),
+        of_package(package, "callbacks.EarlyStopping"),
     )
-    kept = [callback for callback in callbacks if not isinstance(callback, left_out)]
+    kept = [callback for callback in callbacks if not isinstance(callback, monitors)]
     others = {name: value for name, value in options.items() if name not in ("callbacks", "logger")}
-    return {**others, "callbacks": kept} if kept else others
+    if kept:
+        others["callbacks"] = kept
+    return others
 
 
 def serving(
     data_module: LightningDataModule, micro_batch_size: int | None = None, **batches: Iterable[Any]
 ) -> LightningDataModule:
-    """Return a shallow copy of a data module that is set up and serves these ``train``, ``val`` or ``test`` batches.
+    """Make a shallow copy of a data module that is set up and serves these batches.
 
-    Where it has a ``batch_size``, that is what a loader hands out at once: the training batches' ``micro_batch_size``.
+    They are those of ``train``, ``val`` or ``test``. Where it has a ``batch_size``, that is what a
+    loader hands out at once: the training batches' ``micro_batch_size``.
     """
     served = copy.copy(data_module)
     if micro_batch_size is not None and "batch_size" in vars(served):
@@ -251,17 +283,20 @@ def serving(
         served.hparams["batch_size"] = micro_batch_size
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
-    served.teardown = lambda stage: None  # type: ignore[method-assign]  # later trials read what it would close
+    # Later trials read what it would close.
+    served.teardown = lambda stage: None  # type: ignore[method-assign]
     for stage, iterable in batches.items():
         setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
     return served
 
 
-def listed(value: Any) -> list[Any]:
-    """Return what an argument of the Trainer holds, which may be one thing, several or None, as a list."""
+def as_list(value: object) -> list[Any]:
+    """List what an argument of the Trainer holds, which may be one thing, several or None."""
     if value is None:
         return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value]
 
 
 def _copied(thing: Any) -> Any:
@@ -269,6 +304,6 @@ def _copied(thing: Any) -> Any:
         return copy.deepcopy(thing)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ConfigError(
-            f"trainer: each trial takes a copy of {type(thing).__name__}, which cannot be copied ({error}): build it in"
-            " the module's configure_callbacks"
+            f"trainer: each trial takes a copy of {type(thing).__name__}, which cannot be copied "
+            f"({error}): build it in the module's configure_callbacks"
         ) from error

@@ -1,1 +1,1 @@
-"""What a project of the user's own brings: Python objects, a config file of LightningCLI, its own values."""
+"""What a user's project brings: Python objects, a file of LightningCLI, its own values."""

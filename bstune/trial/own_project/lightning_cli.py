@@ -1,8 +1,9 @@
 """Config files of Lightning's command line, LightningCLI, read as it reads them: by jsonargparse.
 
-:func:`workload_of` makes a workload of such a file. The workload's nodes call :func:`build_module` and
-:func:`build_data`, which check and build the file's ``model`` (with its ``optimizer`` and ``lr_scheduler``) and its
-``data`` as LightningCLI does: nested classes, callables and conversions by type hints included.
+:func:`workload_of` makes a workload of such a file. The workload's nodes call :func:`build_module`
+and :func:`build_data`, which check and build the file's ``model`` (with its ``optimizer`` and
+``lr_scheduler``) and its ``data`` as LightningCLI does: nested classes, callables and conversions
+by type hints included.
 """
 
 import re
@@ -26,7 +27,7 @@ from bstune.recipe import RATES
 from bstune.system.inputs import one_line, parse_yaml, read_text
 from bstune.system.lightning_package import OTHER, installed_lightning
 from bstune.trial.backend import OWNED, refuse_finders
-from bstune.trial.lightning.installed import LightningDataModule
+from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
     OwnMetric,
@@ -36,62 +37,72 @@ from bstune.trial.own_project.own_values import (
     rate_of_optimizers,
 )
 
-IGNORED = (
-    "seed_everything",
-    "ckpt_path",
-    "verbose",
-    "weights_only",
-)  # a study has seeds of its own
-PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # short forms
-BELOW, ABOVE = 8, 16  # batch sizes that are searched, as factors of the file's own
-TRIALS = 40
+# Of a file, what a study has of its own, as seeds.
+IGNORED = ("seed_everything", "ckpt_path", "verbose", "weights_only")
+SHORT_PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+# Batch sizes that are searched, as factors of the file's own.
+FACTOR_BELOW = 8
+FACTOR_ABOVE = 16
+CLI_TRIALS = 40
 
 
 @dataclass(frozen=True)
 class Chosen:
     """What the command line adds to a file."""
 
-    target: str | None = (
-        None  # None: the project's own metric and what its own configuration comes to
-    )
-    model: str | None = None  # classes, where the file names none
+    # None: the project's own metric and what its own configuration comes to.
+    target: str | None = None
+    # Classes, where the file names none.
+    model: str | None = None
     data: str | None = None
-    lr: str | None = None  # the key of the learning rate
+    # The key of the learning rate.
+    lr: str | None = None
     name: str | None = None
-    is_timed: bool = False  # whether the study's seconds end it
-    overrides_lr: bool = False  # whether the rate is set in the model's optimizers
+    # Whether the study's seconds end it.
+    is_timed: bool = False
+    # Whether the rate is set in the model's optimizers.
+    overrides_lr: bool = False
 
 
-def build_module(model: Mapping[str, Any], optimizer: Any = None, lr_scheduler: Any = None) -> Any:
-    """Return the LightningModule of a file's ``model``, whose optimizer and schedule are those that the file names."""
-    parser, sections = (
-        _parser(_package(model)),
-        {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler},
-    )
-    parsed = _parsed(parser, {name: value for name, value in sections.items() if value is not None})
-    module = parser.instantiate(parsed).model
+def build_module(
+    model: Node, optimizer: Node | None = None, lr_scheduler: Node | None = None
+) -> LightningModule:
+    """Build the LightningModule of a file's ``model``, with the optimizer and schedule it names."""
+    package = _package(model)
+    parser = _parser(package)
+    sections = {"model": model}
     if optimizer is not None:
-        cli = import_module(f"{_package(model)}.cli")
+        sections["optimizer"] = optimizer
+    if lr_scheduler is not None:
+        sections["lr_scheduler"] = lr_scheduler
+    parsed = _parsed(parser, sections)
+    module: LightningModule = parser.instantiate(parsed).model
+    if optimizer is not None:
+        cli = import_module(f"{package}.cli")
 
-        def configured(module: Any) -> Any:
+        def configured(module: LightningModule) -> object:
             rule = cli.instantiate_class(module.parameters(), parsed.optimizer.as_dict())
-            schedule = lr_scheduler and cli.instantiate_class(rule, parsed.lr_scheduler.as_dict())
+            schedule: object = lr_scheduler
+            if lr_scheduler:
+                schedule = cli.instantiate_class(rule, parsed.lr_scheduler.as_dict())
             return cli.LightningCLI.configure_optimizers(module, rule, schedule)
 
-        module.configure_optimizers = MethodType(configured, module)
+        module.configure_optimizers = MethodType(configured, module)  # type: ignore[method-assign]
     return module
 
 
-def build_data(data: Mapping[str, Any]) -> Any:
-    """Return the LightningDataModule of a file's ``data``."""
+def build_data(data: Node) -> LightningDataModule:
+    """Build the LightningDataModule of a file's ``data``."""
     parser = _parser(_package(data))
-    return parser.instantiate(_parsed(parser, {"data": data})).data
+    built: LightningDataModule = parser.instantiate(_parsed(parser, {"data": data})).data
+    return built
 
 
 def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
-    """Return the workload of a file, as its YAML is to be, and lines about what it takes from the file.
+    """Make the workload of a file, as its YAML is to be, and lines about what it takes from it.
 
-    The data are loaded once, to learn how many there are and the batch size that the learning rate goes with.
+    The data are loaded once, to learn how many there are and the batch size that the learning rate
+    goes with.
     """
     if chosen.name is not None and not re.fullmatch(r"\w[\w.-]*", chosen.name):
         raise ConfigError(
@@ -101,12 +112,13 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     parser = _parser(_package(sections["model"]))
     parsed = yaml.safe_load(parser.dump(_parsed(parser, sections), skip_unset=False))
     defaults = yaml.safe_load(parser.dump(parser.get_defaults(), skip_unset=False))["trainer"]
-    trainer = {name: value for name, value in parsed["trainer"].items() if value != defaults[name]}
-    own = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
+    trainer, left_out = _sorted_arguments(parsed["trainer"], defaults)
+    built = {name: parsed[name] for name in ("model", "optimizer", "lr_scheduler") if parsed[name]}
     key, lr = _learning_rate(parsed, sections, chosen)
-    of_trials = own if key is None else with_value(own, key, "${trial.lr}")
-    own_data = build_data(parsed["data"])
-    batches = own_batches(own_data, parsed["data"]["class_path"])
+    if key is not None:
+        built = dict(with_value(built, key, "${trial.lr}"))
+    data = build_data(parsed["data"])
+    batches = own_batches(data, parsed["data"]["class_path"])
     examples = batches.examples
     accumulated = parsed["trainer"].get("accumulate_grad_batches") or 1
     batch_size = batches.batch_size * accumulated
@@ -115,49 +127,45 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     if budget is None:
         if not chosen.is_timed:
             raise ConfigError(
-                f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps in "
-                "it, or give the study's time, quick=true or search.wall_seconds=SECONDS"
+                f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps "
+                "in it, or give the study's time, quick=true or search.wall_seconds=SECONDS"
             )
         budget = MOST_EPOCHS * examples
         assumed.append(
             f"budget: a trial gives up after {MOST_EPOCHS} epochs (budget.examples={budget})"
         )
-    value: float | str
+    goal: float | str
     if chosen.target is not None:
-        metric, value, mode = parse_target(chosen.target)
+        metric, goal, mode = parse_target(chosen.target)
     else:
-        found = _own_metric(sections, parsed, own_data)
-        metric, value, mode = found.name, "auto", found.mode
+        judged_by = _own_metric(sections, parsed, data)
+        metric = judged_by.name
+        goal = "auto"
+        mode = judged_by.mode
         sign = "<=" if mode == "min" else ">="
         assumed.append(
-            f"target: what this configuration itself comes to by {metric}, as {found.why} "
+            f"target: what this configuration itself comes to by {metric}, as {judged_by.why} "
             f"(--target '{metric}{sign}VALUE' sets another)"
         )
-    left_out = [
-        f"trainer.{name}"
-        for name in trainer
-        if name in OWNED and name not in ("max_epochs", "max_steps")
-    ]
-    precision = str(trainer.get("precision") or 32)
-    here = f"{build_module.__module__}."
-    module = {"_target_": f"{here}build_module", "_recursive_": False, **of_trials}
+    precision = str(parsed["trainer"].get("precision") or 32)
+    here = build_module.__module__
+    smallest = max(1, batch_size // FACTOR_BELOW)
+    largest = min(examples, batch_size * FACTOR_ABOVE)
     workload = {
         "name": chosen.name or parsed["model"]["class_path"].rpartition(".")[2],
-        "precision": PRECISIONS.get(precision, precision),
-        "trials": TRIALS,
+        "precision": SHORT_PRECISIONS.get(precision, precision),
+        "trials": CLI_TRIALS,
         "reference": {"batch_size": batch_size, "lr": lr},
-        "batch_size": {
-            "low": max(1, batch_size // BELOW),
-            "high": min(examples, batch_size * ABOVE),
-        },
-        "budget": {"steps": max(1, budget // (BELOW * batch_size)), "examples": budget},
-        "target": {"metric": metric, "value": value, "mode": mode},
-        "data": {"_target_": f"{here}build_data", "_recursive_": False, "data": parsed["data"]},
-        "module": module,
-        "trainer": {name: value for name, value in trainer.items() if name not in OWNED},
+        "batch_size": {"low": smallest, "high": largest},
+        "budget": {"steps": max(1, budget // (FACTOR_BELOW * batch_size)), "examples": budget},
+        "target": {"metric": metric, "value": goal, "mode": mode},
+        "data": {"_target_": f"{here}.build_data", "_recursive_": False, "data": parsed["data"]},
+        "module": {"_target_": f"{here}.build_module", "_recursive_": False, **built},
+        "trainer": trainer,
     }
+    rate = key or "the rate in configure_optimizers"
     lines = [
-        f"{key or 'the rate in configure_optimizers'} is the learning rate: {lr:g} at batch size {batch_size}",
+        f"{rate} is the learning rate: {lr:g} at batch size {batch_size}",
         f"{examples} training examples",
         *assumed,
     ]
@@ -166,9 +174,24 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     return workload, lines
 
 
-def _own_metric(
-    sections: Mapping[str, Any], parsed: Mapping[str, Any], data: LightningDataModule
-) -> OwnMetric:
+def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]:
+    """Sort a Trainer's arguments that are not its defaults: those of a trial, and names of others.
+
+    What ``OWNED`` has is bstune's. When a trial ends at most became the budget.
+    """
+    kept = Node()
+    left_out = list[str]()
+    for name, value in arguments.items():
+        if value == defaults[name]:
+            continue
+        if name not in OWNED:
+            kept[name] = value
+        elif name not in ("max_epochs", "max_steps"):
+            left_out.append(f"trainer.{name}")
+    return kept, left_out
+
+
+def _own_metric(sections: Node, parsed: Node, data: LightningDataModule) -> OwnMetric:
     """Choose the metric that the file's model is judged by, as it stands."""
     model = _model_of(sections)
     cli = import_module(f"{_package(sections['model'])}.cli")
@@ -179,7 +202,7 @@ def _own_metric(
     return own_metric(model, data, {"callbacks": callbacks}, "cpu")
 
 
-def _model_of(sections: Mapping[str, Any]) -> Any:
+def _model_of(sections: Node) -> LightningModule:
     """Build the model of a file as it stands."""
     return build_module(sections["model"], sections.get("optimizer"), sections.get("lr_scheduler"))
 
@@ -193,7 +216,7 @@ def with_value(node: Node, key: str, value: object) -> Node:
 
 
 def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
-    """Return what LightningCLI reads of a file, with the classes that it names or the command line does."""
+    """Give what LightningCLI reads of a file, with classes that it or the command line names."""
     content = parse_yaml(read_text(path, "the config file"), one_line(str(path)))
     if isinstance(content, dict):
         content = content.get("fit", content)
@@ -205,8 +228,9 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
     others = [name for name in content if name not in (*known, *IGNORED)]
     if others:
         raise ConfigError(
-            f"{path}: {', '.join(map(str, others))} is none of {', '.join(known)}: what a project's own LightningCLI "
-            "adds is not known here; put call-backs under trainer.callbacks, other arguments under model and data"
+            f"{path}: {', '.join(map(str, others))} is none of {', '.join(known)}: what a "
+            "project's own LightningCLI adds is not known here; put call-backs under "
+            "trainer.callbacks, other arguments under model and data"
         )
     sections = {name: content[name] for name in known if content.get(name) is not None}
     for name, given in (("model", chosen.model), ("data", chosen.data)):
@@ -223,10 +247,11 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
     return sections
 
 
-def _package(section: Mapping[str, Any]) -> str:
-    """Return the package whose LightningModule, or data module, a section's class is."""
-    found = instantiate_partial({"_target_": section["class_path"]}, section["class_path"])
-    names = [base.__module__ for base in getattr(found.func, "__mro__", ())]
+def _package(section: Node) -> str:
+    """Name the package whose LightningModule, or data module, a section's class is."""
+    build = instantiate_partial({"_target_": section["class_path"]}, section["class_path"])
+    # A function builds objects of a class that is not known before.
+    names = [base.__module__ for base in getattr(build.func, "__mro__", ())]
     if any(name.startswith(f"{OTHER}.") for name in names):
         return OTHER
     return installed_lightning()
@@ -234,9 +259,10 @@ def _package(section: Mapping[str, Any]) -> str:
 
 @cache
 def _parser(package: str) -> Any:
-    """Return LightningCLI's parser of any model and data."""
+    """Make LightningCLI's parser of any model and data."""
     try:
-        import jsonargparse  # noqa: F401  # a part of LightningCLI that pip installs apart
+        # A part of LightningCLI that pip installs apart.
+        import jsonargparse  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(
             "files of LightningCLI are read by jsonargparse, as LightningCLI itself does: "
@@ -256,7 +282,7 @@ def _parser(package: str) -> Any:
     return parser
 
 
-def _parsed(parser: Any, sections: Mapping[str, Any]) -> Any:
+def _parsed(parser: Any, sections: Node) -> Any:
     try:
         return parser.parse_object(sections)
     except (ArgumentError, TypeError, ValueError) as error:
@@ -266,36 +292,38 @@ def _parsed(parser: Any, sections: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _learning_rate(
-    parsed: Mapping[str, Any], sections: Mapping[str, Any], chosen: Chosen
-) -> tuple[str | None, float]:
-    """Return the key of the learning rate, by its name unless it is given, and its value.
+def _learning_rate(parsed: Node, sections: Node, chosen: Chosen) -> tuple[str | None, float]:
+    """Give the key of the learning rate, by its name unless it is given, and its value.
 
     Where it is set in the optimizers, and no key is given, the key is None and the value is theirs.
     """
     given = chosen.lr
     if chosen.overrides_lr and given is None:
         return None, rate_of_optimizers(_model_of(sections))
-    rates = dict(_numbers({name: parsed[name] for name in ("optimizer", "model") if parsed[name]}))
-    named = [key for key in rates if key.rpartition(".")[2] in RATES]
-    optimizers = [
-        key for key in named if key.startswith("optimizer.")
-    ]  # it takes the place of the model's own
-    keys = [given] if given else optimizers or named
-    if len(keys) == 1 and keys[0] in rates:
-        return keys[0], float(rates[keys[0]])
-    found = f"there is no number {given}" if given else f"found {', '.join(keys) or 'none'}"
+    numbers = dict[str, float]()
+    for section in ("optimizer", "model"):
+        if parsed[section]:
+            numbers.update(_numbers(parsed[section], f"{section}."))
+    named = [key for key in numbers if key.rpartition(".")[2] in RATES]
+    # An optimizer that the file names takes the place of the model's own.
+    of_optimizer = [key for key in named if key.startswith("optimizer.")]
+    keys = [given] if given else of_optimizer or named
+    if len(keys) == 1 and keys[0] in numbers:
+        return keys[0], float(numbers[keys[0]])
+    found = f"found {', '.join(keys) or 'none'}"
+    if given:
+        found = f"there is no number {given}"
     raise ConfigError(
-        f"which number is the learning rate? {found}: give its key, as --lr model.init_args.my_rate "
-        f"(numbers: {', '.join(rates) or 'none'}); where it stands in configure_optimizers, {OVERRIDE_LR}=true sets it "
-        "in the optimizer"
+        f"which number is the learning rate? {found}: give its key, as --lr "
+        f"model.init_args.my_rate (numbers: {', '.join(numbers) or 'none'}); where it stands in "
+        f"configure_optimizers, {OVERRIDE_LR}=true sets it in the optimizer"
     )
 
 
-def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    """Yield each number below a mapping, with its key; lists are passed over."""
-    for name, one in value.items():
-        if isinstance(one, dict):
-            yield from _numbers(one, f"{key}{name}.")
-        elif isinstance(one, int | float) and not isinstance(one, bool):
-            yield f"{key}{name}", one
+def _numbers(values: Mapping[str, object], below: str) -> Iterator[tuple[str, float]]:
+    """Yield each number in nested mappings, with its key; lists are passed over."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{below}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{below}{name}", value

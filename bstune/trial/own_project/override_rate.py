@@ -1,11 +1,13 @@
-"""The trial's learning rate in optimizers that a module builds with rates of its own: ``scaling.override_lr``.
+"""The trial's learning rate in optimizers that a module builds with rates of its own.
 
-It is set once, after ``configure_optimizers``: a stopped trial's checkpoint holds the rates that were set, and one
-that goes on has the same.
+That is ``scaling.override_lr``.
+
+It is set once, after ``configure_optimizers``: a stopped trial's checkpoint holds the rates that
+were set, and one that goes on has the same.
 """
 
 import math
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -14,9 +16,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from bstune.core.errors import ConfigError
 from bstune.trial.batches.half_lives import optimizers_in
 
-# The rates of a group of parameters from before any schedule: what comes first is the one that the user gave.
+# The rates of a group of parameters from before any schedule: what comes first is the one that the
+# user gave.
 GIVEN_RATES = ("max_lr", "initial_lr", "lr")
-# Names of rates have these words alone, as base_lrs, min_lr, eta_min and warmup_start_lr do, and lr_decay does not.
+# Names of rates have these words alone, as base_lrs, min_lr, eta_min and warmup_start_lr do, and
+# lr_decay does not.
 RATE_WORDS = frozenset({"lr", "lrs", "eta"})
 WORDS = RATE_WORDS | {
     *("base", "end", "final", "init", "initial", "last", "max", "min", "peak", "start", "swa"),
@@ -27,22 +31,23 @@ WORDS = RATE_WORDS | {
 MOST_VALUES = 1000
 
 
-def own_rate_of(configured: Any) -> float | None:
-    """Give the learning rate that ``configure_optimizers`` has set: the largest of all groups, before any schedule.
+def own_rate_of(configured: object) -> float | None:
+    """Give the learning rate that ``configure_optimizers`` has set.
 
-    Of a OneCycleLR it is the largest one of the cycle. None where no group has a rate over 0.
+    It is the largest of all groups before any schedule, of a OneCycleLR the largest one of the
+    cycle. None where no group has a rate over 0.
     """
     rates = list[float]()
     for optimizer in optimizers_in(configured):
         for group in optimizer.param_groups:
-            name = next((name for name in GIVEN_RATES if group.get(name) is not None), None)
-            if name is not None:
-                rates.append(float(group[name]))
+            given = [group[name] for name in GIVEN_RATES if group.get(name) is not None]
+            if given:
+                rates.append(float(given[0]))
     largest = max(rates, default=0.0)
     return largest if 0.0 < largest < math.inf else None
 
 
-def override_rate(configured: Any, module: object, lr: float) -> None:
+def override_rate(configured: object, module: object, lr: float) -> None:
     """Set a learning rate in place of a module's own, all groups and schedules in proportion.
 
     Args:
@@ -53,14 +58,15 @@ def override_rate(configured: Any, module: object, lr: float) -> None:
     Raises:
         ConfigError: where no optimizer has a rate to be set.
     """
-    own = own_rate_of(configured)
-    if own is None:
+    own_rate = own_rate_of(configured)
+    if own_rate is None:
         kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers_in(configured))
         raise ConfigError(
-            f"override_lr sets the learning rate of the module's optimizers, but none of them ({kinds or 'none'}) has "
-            "a rate over 0: let configure_optimizers give it one, such as lr=0.001"
+            "override_lr sets the learning rate of the module's optimizers, but none of them "
+            f"({kinds or 'none'}) has a rate over 0: let configure_optimizers give it one, such as "
+            "lr=0.001"
         )
-    factor = lr / own
+    factor = lr / own_rate
     if factor == 1.0:
         return
     for optimizer in optimizers_in(configured):
@@ -71,7 +77,10 @@ def override_rate(configured: Any, module: object, lr: float) -> None:
 
 
 def is_rate(name: str) -> bool:
-    """Say whether a number of this name, of an optimizer or a schedule, is a learning rate and no factor of one."""
+    """Say whether a number of an optimizer or a schedule is a learning rate, by its name.
+
+    A factor of a rate is none.
+    """
     words = {word for word in name.split("_") if word}
     return bool(words & RATE_WORDS) and words <= WORDS
 
@@ -83,21 +92,25 @@ def _scale(values: MutableMapping[str, Any], factor: float) -> None:
             values[name] = _times(value, factor)
 
 
-def _times(value: Any, factor: float) -> Any:
+def _times(value: object, factor: float) -> object:
     """Multiply a rate or several; anything else stays."""
     if isinstance(value, Tensor):
         return value * factor
     if isinstance(value, list | tuple):
-        return type(value)([_times(one, factor) for one in value])
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value * factor if is_number else value
+        return type(value)([_times(rate, factor) for rate in value])
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value * factor
+    return value
 
 
-def _schedules_in(values: list[Any]) -> Iterator[LRScheduler]:
-    """Yield torch's schedules among some values, in dicts and lists of them, and those that they are made of, once."""
+def _schedules_in(values: Iterable[object]) -> Iterator[LRScheduler]:
+    """Yield torch's schedules among some values, in dicts and lists of them, once.
+
+    Those that a schedule is made of are yielded, too.
+    """
     left = list(values)
     # The values themselves, so that no other one takes the place of one in memory.
-    seen = dict[int, Any]()
+    seen = dict[int, object]()
     while left:
         value = left.pop()
         if id(value) in seen:

@@ -1,12 +1,13 @@
-"""What a project itself says of its training, to be assumed: batch size, learning rate, validation metrics, length.
+"""What a project itself says of its training, to be assumed.
 
-A data module is set up, a module is built, and takes one step before a few batches are validated.
+These are its batch size, learning rate, validation metrics and length. A data module is set up, a
+module is built, and takes one step before a few batches are validated.
 """
 
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from bstune.trial.lightning.installed import (
     LightningModule,
     Trainer,
 )
-from bstune.trial.lightning.trainer import listed, make_trainer
+from bstune.trial.lightning.trainer import as_list, make_trainer
 from bstune.trial.own_project.override_rate import own_rate_of
 
 # Epochs after which a trial gives up, where the study's time is what limits it.
@@ -54,7 +55,10 @@ class OwnBatches:
 
 @contextmanager
 def _named_failure(what: str, how: str) -> Iterator[None]:
-    """Let an error of the user's code, which a Trainer may spare, say what is not known, and what to give."""
+    """Let an error of the user's code say what is not known, and what to give.
+
+    A Trainer may spare the user that error.
+    """
     try:
         yield
     except BstuneError:
@@ -83,7 +87,8 @@ def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False)
     problem = not_rebatchable(loader)
     if problem is not None and not is_given:
         raise ConfigError(
-            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; {HOW_TO_GIVE}"
+            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; "
+            f"{HOW_TO_GIVE}"
         )
     if problem is not None:
         raise ConfigError(f"data gives no loader of which an epoch is known: {problem}; {how}")
@@ -92,15 +97,22 @@ def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False)
     return OwnBatches(batch_size, epoch_length(loader))
 
 
-def own_rate(module: Any) -> float | None:
-    """Give the learning rate that a module's class has as a default, or a partial of it; None where it has none."""
+def own_rate(module: Callable[..., object]) -> float | None:
+    """Give the learning rate that a module's class has as a default, or a partial of it.
+
+    None where it has none.
+    """
     function = module.func if isinstance(module, partial) else module
     if not isinstance(function, type):
         return None
     arguments = inspect.signature(module).parameters
-    rates = [arguments[name].default for name in RATES if name in arguments]
-    numbers = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
-    return float(numbers[0]) if len(numbers) == 1 else None
+    rates = list[float]()
+    for name in RATES:
+        rate = arguments[name].default if name in arguments else None
+        if isinstance(rate, int | float) and rate > 0:
+            rates.append(float(rate))
+    # Of two rates none is known to be the optimizer's.
+    return rates[0] if len(rates) == 1 else None
 
 
 def rate_of_optimizers(module: LightningModule) -> float:
@@ -139,7 +151,9 @@ def own_examples(
     epochs = trainer.get("max_epochs") or -1
     steps = trainer.get("max_steps") or -1
     limits = [limit for limit in (epochs * examples, steps * batch_size) if limit > 0]
-    return math.ceil(min(limits)) if limits else default
+    if not limits:
+        return default
+    return math.ceil(min(limits))
 
 
 @dataclass(frozen=True)
@@ -181,13 +195,14 @@ def own_metric(
     name_of_loss = the_loss(logged)
     if name_of_loss is None:
         raise ConfigError(
-            f"{type(module).__name__} logs {', '.join(logged)} in validation, and none is a loss by its name: {how}"
+            f"{type(module).__name__} logs {', '.join(logged)} in validation, and none is a loss "
+            f"by its name: {how}"
         )
     mode = mode_of(name_of_loss)
     if mode is None:
         raise ConfigError(
-            f"{name_of_loss}, which {type(module).__name__} logs in validation, does not say by its name "
-            f"which way is better: {how}"
+            f"{name_of_loss}, which {type(module).__name__} logs in validation, does not say by "
+            f"its name which way is better: {how}"
         )
     why = "it alone is logged in validation" if len(logged) == 1 else "its name holds loss"
     return OwnMetric(name_of_loss, mode, _without(logged, name_of_loss), why)
@@ -198,8 +213,11 @@ def _without(names: list[str], left_out: str) -> tuple[str, ...]:
 
 
 def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | None:
-    """Give the metric that a call-back of the Trainer monitors, by the way that it says is better."""
-    for callback in listed(trainer.get("callbacks")):
+    """Give the metric that a call-back of the Trainer monitors.
+
+    The call-back says which way is better.
+    """
+    for callback in as_list(trainer.get("callbacks")):
         name = getattr(callback, "monitor", None)
         mode = getattr(callback, "mode", None)
         if name in logged and mode in ("min", "max"):
@@ -209,7 +227,10 @@ def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | Non
 
 
 class _ValidationMetrics(Callback):
-    """Keeps the metrics that come with a validation, and not those of the training step before it."""
+    """Keeps the metrics that come with a validation.
+
+    Those of the training step before it are left out.
+    """
 
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
@@ -236,7 +257,10 @@ def _values_of(trainer: Trainer) -> dict[str, float]:
 def _logged_in_validation(
     module: LightningModule, data: LightningDataModule, trainer: Mapping[str, Any], accelerator: str
 ) -> set[str]:
-    """Take one step, as some modules need what their hooks prepare for it, and validate a few batches."""
+    """Take one step and validate a few batches.
+
+    Some modules need what their hooks prepare for a step.
+    """
     seen = _ValidationMetrics()
     arguments: dict[str, Any] = {
         "max_steps": 1,
@@ -248,18 +272,20 @@ def _logged_in_validation(
         "devices": 1,
     }
     # Whatever Lightning advises here is said of the first trial, too.
-    own = {name: value for name, value in trainer.items() if name not in OWNED}
+    options = {name: value for name, value in trainer.items() if name not in OWNED}
     with temporary_folder() as folder, warnings.catch_warnings(action="ignore"):
         try:
-            fitting = make_trainer(own, module, [seen], folder, **arguments)
+            fitting = make_trainer(options, module, [seen], folder, **arguments)
             fitting.fit(module, datamodule=data)
         except BstuneError:
             raise
-        except Exception as error:  # of the user's code, which a trial may spare
+        # Of the user's code, which a trial may spare.
+        except Exception as error:
             if seen.names:
                 return seen.names
             raise ConfigError(
-                f"the metrics that {type(module).__name__} logs are not known, as one step of it and a "
-                f"validation failed with {described(error)[0]}: give target=bstune.Target('METRIC', VALUE, mode='min')"
+                f"the metrics that {type(module).__name__} logs are not known, as one step of it "
+                f"and a validation failed with {described(error)[0]}: give "
+                "target=bstune.Target('METRIC', VALUE, mode='min')"
             ) from error
     return seen.names

@@ -1,4 +1,6 @@
-"""A recipe of Python objects, as :func:`bstune.tune` takes them: a module's class or function, and data.
+"""A recipe of Python objects, as :func:`bstune.tune` takes them.
+
+They are a module's class or function, and data.
 
 A process that trains is sent the recipe whole, by cloudpickle, so that lambdas and what is defined
 in ``__main__`` can be in it.
@@ -10,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import cloudpickle
 import numpy as np
@@ -20,26 +22,30 @@ from torch.utils.data import DataLoader, Dataset
 from bstune.core.errors import ConfigError
 from bstune.recipe import RATES, TrialValues
 from bstune.system.failures import place_of
-from bstune.trial.lightning.installed import LightningDataModule
+from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 
 LOADERS = ("train", "val", "test")
 # The argument of a study that sets the rate in the optimizer.
 OVERRIDE = "override_lr=True"
 # A function that returns a new module for a trial.
-BuildModule = Callable[["Trial"], Any]
+BuildModule = Callable[["Trial"], LightningModule]
 
 
 class Trial:
-    """The values of one trial, from which its module is built; further hyper-parameters are attributes too.
+    """The values of one trial, from which its module is built.
+
+    Further hyper-parameters are attributes too.
 
     Args:
-        values: by name: ``batch_size``, ``lr``, ``seed``, ``total_steps`` and what the study searches besides.
+        values: by name: ``batch_size``, ``lr``, ``seed``, ``total_steps`` and what the study
+            searches besides.
     """
 
     batch_size: int
     lr: float
     seed: int
-    total_steps: int  # after which a schedule that ends with the trial is to end
+    # After which a schedule that ends with the trial is to end.
+    total_steps: int
 
     def __init__(self, values: Mapping[str, float]) -> None:
         self._values = dict(values)
@@ -57,7 +63,7 @@ class Trial:
         return f"Trial({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     def has_read(self, name: str) -> bool:
-        """Return whether a value was asked for."""
+        """Say whether a value was asked for."""
         return name in self._read
 
 
@@ -86,11 +92,12 @@ class PythonRecipe:
     @property
     def data_name(self) -> str:
         """The data module's class."""
-        made = self.data_at
-        return type(self.data_module).__name__ if made is None else made.name
+        if isinstance(self.data_module, DataAt):
+            return self.data_module.name
+        return type(self.data_module).__name__
 
     def data(self) -> LightningDataModule:
-        """Give the data module that the study was given, or make that of the reference's batch size."""
+        """Give the data module of the study, or make that of the reference's batch size."""
         if isinstance(self.data_module, DataAt):
             return self.data_module(self.data_module.batch_size)
         return self.data_module
@@ -100,7 +107,7 @@ class PythonRecipe:
         """Makes the data of a batch size, where they were given as a function of it."""
         return self.data_module if isinstance(self.data_module, DataAt) else None
 
-    def module(self, values: TrialValues) -> Any:
+    def module(self, values: TrialValues) -> LightningModule:
         """Build a trial's module, which must be a new one, with weights of its own."""
         stated = {
             "batch_size": values.batch_size,
@@ -110,7 +117,7 @@ class PythonRecipe:
         }
         return self.module_of(Trial({**stated, **self.own_values, **values.hyperparameters}))
 
-    def module_of(self, trial: "Trial") -> Any:
+    def module_of(self, trial: "Trial") -> LightningModule:
         """Build the module of a trial that notes which of its values are read."""
         module = self.build_module(trial)
         if not hasattr(module, "training_step"):
@@ -126,8 +133,9 @@ class PythonRecipe:
 
     def _refuse_built(self, thing: object, problem: str) -> None:
         """Refuse what an earlier trial's module had; remember it otherwise."""
-        before = self._built.get(id(thing))
-        if before is not None and before() is thing:
+        # An id may be that of another thing by now, as the former one is gone.
+        known = self._built.get(id(thing))
+        if known is not None and known() is thing:
             raise ConfigError(
                 f"module {problem}, but each trial starts from weights of its own: build all of it "
                 "in the function, as in module=lambda trial: LitModel(lr=trial.lr)"
@@ -144,7 +152,9 @@ class PythonRecipe:
 
     def takes(self, name: str) -> bool:
         """Say whether a module depends on a value of the trial; of the rate a few steps tell it."""
-        return self.ends_with_trial if name == "total_steps" else True
+        if name == "total_steps":
+            return self.ends_with_trial
+        return True
 
     @property
     def override(self) -> str:
@@ -184,17 +194,18 @@ def _unpickle(pickled: bytes) -> PythonRecipe:
 def module_builder(
     module: Any, tunables: Sequence[str] = (), *, overrides_lr: bool = False
 ) -> BuildModule:
-    """Return a function that builds a module from a trial: ``module`` itself, or a class by its arguments' names.
+    """Give a function that builds a module from a trial.
 
-    A class needs an argument for the rate, unless that is set in the optimizer.
+    That is ``module`` itself, or builds one of a class by its arguments' names. A class needs an
+    argument for the rate, unless that is set in the optimizer.
     """
     function = module.func if isinstance(module, partial) else module
-    if not callable(module) or (
-        hasattr(module, "training_step") and not isinstance(function, type)
-    ):
+    is_built = hasattr(module, "training_step") and not isinstance(function, type)
+    if not callable(module) or is_built:
         raise ConfigError(
             "module must be a class, or a function of a trial that returns a new module, as in "
-            f"module=lambda trial: LitModel(lr=trial.lr), but got an instance of {type(module).__name__}"
+            "module=lambda trial: LitModel(lr=trial.lr), but got an instance of "
+            f"{type(module).__name__}"
         )
     if not isinstance(function, type):
         _check_takes_one(module, "module", "a trial")
@@ -208,77 +219,88 @@ def module_builder(
 
 
 def _argument_names(
-    module: Any, function: type, tunables: Sequence[str], overrides_lr: bool
+    module: Callable[..., object], function: type, tunables: Sequence[str], overrides_lr: bool
 ) -> dict[str, str]:
-    """Return which attribute of a trial each argument of a module's class takes."""
-    name = function.__name__
+    """Tell which attribute of a trial each argument of a module's class takes."""
+    class_name = function.__name__
     arguments = inspect.signature(module).parameters
     bound = set(module.keywords) if isinstance(module, partial) else set()
-    free = [one for one in arguments if one not in bound]
-    rates = [one for one in RATES if one in free]
-    instead = f"give module=lambda trial: {name}(...) instead"
-    if len(rates) != 1 and not (overrides_lr and not rates):
+    free = [name for name in arguments if name not in bound]
+    rates = [name for name in RATES if name in free]
+    instead = f"give module=lambda trial: {class_name}(...) instead"
+    needs_none = overrides_lr and not rates
+    if len(rates) != 1 and not needs_none:
         found = " and ".join(rates) or ", ".join(free) or "none"
         raise ConfigError(
-            f"{name}{place_of(function)} needs one argument lr or learning_rate, but its arguments are {found}: "
-            f"{instead}, or {OVERRIDE}, which sets the rate in its optimizer"
+            f"{class_name}{place_of(function)} needs one argument lr or learning_rate, but its "
+            f"arguments are {found}: {instead}, or {OVERRIDE}, which sets the rate in its optimizer"
         )
-    missing = [one for one in tunables if one not in free]
+    missing = [name for name in tunables if name not in free]
     if missing:
         raise ConfigError(
-            f"{name} has no argument {', '.join(missing)}, which is to be searched: {instead}"
+            f"{class_name} has no argument {', '.join(missing)}, which is to be searched: {instead}"
         )
-    taken = {one: one for one in ("batch_size", "seed", "total_steps", *tunables) if one in free}
+    taken = dict[str, str]()
+    for name in ("batch_size", "seed", "total_steps", *tunables):
+        if name in free:
+            taken[name] = name
     taken |= dict.fromkeys(rates, "lr")
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [
-        one
-        for one, argument in arguments.items()
-        if argument.default is argument.empty
-        and argument.kind not in kinds
-        and one not in (*taken, *bound)
-    ]
+    required = list[str]()
+    for name, argument in arguments.items():
+        if name in taken or name in bound or argument.default is not argument.empty:
+            continue
+        # *args and **kwargs need not be given.
+        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
+            required.append(name)
     if required:
-        raise ConfigError(f"{name} needs {', '.join(required)} besides what a trial has: {instead}")
+        raise ConfigError(
+            f"{class_name} needs {', '.join(required)} besides what a trial has: {instead}"
+        )
     return taken
 
 
-def _build_by_names(module: Callable[..., Any], names: Mapping[str, str], trial: Trial) -> Any:
+def _build_by_names(
+    module: Callable[..., LightningModule], names: Mapping[str, str], trial: Trial
+) -> LightningModule:
     return module(**{argument: getattr(trial, name) for argument, name in names.items()})
 
 
-def _check_takes_one(function: Callable[..., Any], option: str, what: str) -> None:
+def _check_takes_one(function: Callable[..., object], option: str, what: str) -> None:
     """Refuse a function that cannot be called with one argument."""
     try:
         inspect.signature(function).bind(None)
     except TypeError as error:
-        text = f"{option} must be a function of {what} alone, but got {_name(function)}{inspect.signature(function)}"
+        text = (
+            f"{option} must be a function of {what} alone, but got "
+            f"{_name(function)}{inspect.signature(function)}"
+        )
         raise ConfigError(text) from error
-    except ValueError:  # a built-in that does not say
+    # A built-in that does not say.
+    except ValueError:
         return
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     return getattr(value, "__name__", type(value).__name__)
 
 
 class Loaders(LightningDataModule):
     """A data module of plain loaders."""
 
-    def __init__(self, train: Any, val: Any, test: Any = None) -> None:
+    def __init__(self, train: object, val: object, test: object = None) -> None:
         super().__init__()
         self._loaders = {"train": train, "val": val, "test": test}
 
-    def train_dataloader(self) -> Any:
-        """Return the loader to train on."""
+    def train_dataloader(self) -> object:
+        """Give the loader to train on."""
         return self._loaders["train"]
 
-    def val_dataloader(self) -> Any:
-        """Return the loader on which the target is measured, at every batch size."""
+    def val_dataloader(self) -> object:
+        """Give the loader on which the target is measured, at every batch size."""
         return self._loaders["val"]
 
-    def test_dataloader(self) -> Any:
-        """Return the loader of the test set; None if there is none."""
+    def test_dataloader(self) -> object:
+        """Give the loader of the test set; None if there is none."""
         return self._loaders["test"]
 
 
@@ -292,7 +314,7 @@ class DataAt:
         name: the class of the data module.
     """
 
-    function: Callable[[int], Any]
+    function: Callable[[int], object]
     batch_size: int
     name: str
 
@@ -301,14 +323,18 @@ class DataAt:
         return _made(self.function(batch_size))
 
 
-def _made(found: Any) -> LightningDataModule:
-    if hasattr(found, "train_dataloader"):
-        return _copied(found)  # type: ignore[no-any-return]
-    return _loaders(found)
+def _made(data: object) -> LightningDataModule:
+    if _is_data_module(data):
+        return _copied(data)
+    return _loaders(data)
 
 
-def data_of(data: Any, batch_size: int) -> "LightningDataModule | DataAt":
-    """Return a data module of what the user gives: one of theirs, loaders, or what makes it by a function of theirs.
+def _is_data_module(data: object) -> TypeGuard[LightningDataModule]:
+    return hasattr(data, "train_dataloader")
+
+
+def data_of(data: object, batch_size: int) -> "LightningDataModule | DataAt":
+    """Make a data module of what the user gives: one of theirs, loaders, or a function of theirs.
 
     Args:
         data: as :class:`bstune.Study` takes it.
@@ -322,27 +348,30 @@ def data_of(data: Any, batch_size: int) -> "LightningDataModule | DataAt":
         raise ConfigError(
             f"data must be an instance, but got the class {name}: give data={name}(...)"
         )
-    if hasattr(data, "train_dataloader"):
-        return _copied(data)  # type: ignore[no-any-return]
+    if _is_data_module(data):
+        return _copied(data)
     if callable(data):
         return DataAt(data, batch_size, type(data_module(data, batch_size)).__name__)
     return _loaders(data)
 
 
-def is_function(data: Any) -> bool:
+def is_function(data: object) -> TypeGuard[Callable[[int], object]]:
     """Say whether data are given as a function of the batch size."""
-    return callable(data) and not isinstance(data, type) and not hasattr(data, "train_dataloader")
+    return callable(data) and not isinstance(data, type) and not _is_data_module(data)
 
 
-def data_module(data: Any, batch_size: int) -> Any:
-    """Return the data module itself, of a function that at this batch size; else as :func:`data_of`."""
+def data_module(data: object, batch_size: int) -> "LightningDataModule | DataAt":
+    """Make the data module that a function gives at this batch size.
+
+    Of data that are no function it is as :func:`data_of`.
+    """
     if not is_function(data):
         return data_of(data, batch_size)
     _check_takes_one(data, "data", "a batch size")
     return _made(data(batch_size))
 
 
-def _loaders(data: Any) -> Loaders:
+def _loaders(data: object) -> Loaders:
     if isinstance(data, DataLoader):
         raise ConfigError(
             "data needs loaders to train and to validate on, but got one: give data=(train, val)"
@@ -358,25 +387,30 @@ def _loaders(data: Any) -> Loaders:
                 f"data must be (train, val) or (train, val, test), but got {len(data)} of them"
             )
         return Loaders(*data)
-    kinds = "a LightningDataModule, DataLoaders (train, val[, test]), or a function of a batch size that returns them"
+    kinds = (
+        "a LightningDataModule, DataLoaders (train, val[, test]), or a function of a batch size "
+        "that returns them"
+    )
     raise ConfigError(f"data must be {kinds}, but got {type(data).__name__}")
 
 
-def _copied(data: Any) -> Any:
-    """Return a copy of a data module, which ``setup`` may change; its tensors, arrays and data sets are shared."""
+def _copied(data: LightningDataModule) -> LightningDataModule:
+    """Copy a data module, which ``setup`` may change.
+
+    Its tensors, arrays and data sets are shared.
+    """
     values = list(vars(data).values())
     values += [value.dataset for value in values if isinstance(value, DataLoader)]
-    shared: dict[int, Any] = {
-        id(one): one for one in values if isinstance(one, torch.Tensor | np.ndarray | Dataset)
-    }
+    # What deepcopy finds here by its id it takes as it is.
+    shared = dict[int, Any]()
+    for value in values:
+        if isinstance(value, torch.Tensor | np.ndarray | Dataset):
+            shared[id(value)] = value
+    # That of an earlier fit, with its module, is left out.
     if getattr(data, "trainer", None) is not None:
-        shared[id(data.trainer)] = None  # of an earlier fit, with its module
+        shared[id(data.trainer)] = None
     try:
         return copy.deepcopy(data, shared)
-    except (
-        TypeError,
-        AttributeError,
-        NotImplementedError,
-        RuntimeError,
-    ):  # of what cannot be copied, such as a lock
+    # Of what cannot be copied, such as a lock.
+    except (TypeError, AttributeError, NotImplementedError, RuntimeError):
         return copy.copy(data)

@@ -1,4 +1,7 @@
-"""A wish to stop that only one of several processes may have: they agree on it at the next evaluation."""
+"""A wish to stop that only one of several processes may have.
+
+They agree on it at the next evaluation.
+"""
 
 from bstune.trial.lightning.installed import Trainer
 
@@ -25,7 +28,7 @@ class AgreedStop:
         trainer.should_stop = False
 
     def is_asked(self, trainer: Trainer) -> bool:
-        """Return whether something in this process wants to stop, or has wanted to since the start."""
+        """Say whether something in this process wants to stop, or has since the start."""
         return trainer.should_stop or self._asked
 
     def decide(self, trainer: Trainer, stops: bool) -> None:

@@ -29,7 +29,10 @@ from bstune.trial.parts.verdict import Verdict
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trial is made of: :class:`bstune.trial.parts.trial_callback.TrialCallback` calls each in its turn."""
+    """What a trial is made of.
+
+    :class:`bstune.trial.parts.trial_callback.TrialCallback` calls each in its turn.
+    """
 
     spec: TrialSpec
     protocol: TrialProtocol
@@ -64,8 +67,8 @@ def parts_of(
 ) -> Parts:
     """Return the parts of a trial that begins.
 
-    Arguments as of :func:`bstune.trial.loop.run_trial`. A StateError says that the stopped trial cannot be resumed, a
-    ConfigError that no step is left.
+    Arguments as of :func:`bstune.trial.loop.run_trial`. A StateError says that the stopped trial
+    cannot be resumed, a ConfigError that no step is left.
     """
     alone = distributed.place() is None
     cadence = Cadence(spec, protocol, validation_examples)

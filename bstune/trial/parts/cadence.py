@@ -1,4 +1,4 @@
-"""When a trial is evaluated: at steps that follow from its examples and past values, and never from a clock."""
+"""When a trial is evaluated: by its examples and past values, and never by a clock."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from bstune.trial.parts.checkpoint import StoppedState
 class Cadence:
     """Names the step of the next evaluation.
 
-    Evaluations that were not due, at an epoch's end or where a trial was stopped, change nothing: later ones are due
-    at the same steps, with them or without.
+    Evaluations that were not due, at an epoch's end or where a trial was stopped, change nothing:
+    later ones are due at the same steps, with them or without.
 
     Attributes:
         due_step: of the next evaluation.
@@ -29,16 +29,19 @@ class Cadence:
         self.due_step = self._next_due(0, ())
 
     def go_on(self, stopped: StoppedState, history: Sequence[tuple[int, float | None]]) -> None:
-        """Take up the cadence of a stopped trial, whose state is from before the evaluation that ended it."""
+        """Take up the cadence of a stopped trial."""
         self.near = stopped.near
         self.forced = stopped.forced
         self.due_step = stopped.due_step
+        # The state is from before the evaluation that ended it.
         self.take_in(stopped.steps, history)
 
     def take_in(
         self, step: int, history: Sequence[tuple[int, float | None]], stops: bool = False
     ) -> None:
-        """Take in an evaluation at ``step``, the last one of ``history``, that did not end the trial.
+        """Take in an evaluation at ``step`` that did not end the trial.
+
+        It is the last one of ``history``.
 
         Where something else ``stops`` the trial, no other one is due.
         """
@@ -50,7 +53,10 @@ class Cadence:
     def pass_over(
         self, step: int, history: Sequence[tuple[int, float | None]], stops: bool = False
     ) -> None:
-        """Take in an evaluation at ``step`` that did not log the target's metric, and so is not in ``history``."""
+        """Take in an evaluation at ``step`` that is not in ``history``.
+
+        It did not log the target's metric.
+        """
         if step >= self.due_step and not stops:
             self.due_step = self._next_due(step, history)
 

@@ -16,7 +16,8 @@ def order_callbacks(
     Args:
         trainer: whose setup is under way.
         module: that it trains.
-        first: writes a state ahead of what others do for an evaluation, such as averaging the weights; None: none.
+        first: writes a state ahead of what others do for an evaluation, such as averaging the
+            weights; None: none.
         last: counts steps behind what others do after them, which is still training.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -25,9 +26,11 @@ def order_callbacks(
     scheduler = of_package(package_of(module), "callbacks.GradientAccumulationScheduler")
     if any(isinstance(callback, scheduler) for callback in callbacks):
         raise ConfigError(
-            "GradientAccumulationScheduler makes steps of several batches, but batch sizes count all accumulated "
-            "examples: leave it out"
+            "GradientAccumulationScheduler makes steps of several batches, but batch sizes count "
+            "all accumulated examples: leave it out"
         )
-    ahead = [] if first is None else [first]
-    others = [callback for callback in callbacks if callback is not last]
-    trainer.callbacks = [*ahead, *others, last]  # type: ignore[attr-defined]
+    ordered = [callback for callback in callbacks if callback is not last]
+    if first is not None:
+        ordered.insert(0, first)
+    ordered.append(last)
+    trainer.callbacks = ordered  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
-"""What Lightning's checkpoints leave out of an epoch that is not at its end: metrics that are still being accumulated.
+"""What Lightning's checkpoints leave out of an epoch that is not at its end.
 
-A schedule may look at an epoch's mean of the training loss, so a trial that goes on in the middle of an epoch needs
-what its first part has logged.
+That is metrics that are still being accumulated. A schedule may look at an epoch's mean of the
+training loss, so a trial that goes on in the middle of an epoch needs what its first part has
+logged.
 """
 
 from collections.abc import Mapping
@@ -21,9 +22,9 @@ from bstune.trial.lightning.packages import package_of
 
 
 def accumulated(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
-    """Return what an epoch has accumulated so far, as plain data."""
+    """Give what an epoch has accumulated so far, as plain data."""
     logged = {key: saved_entry(entry) for key, entry in results_of_training(trainer).items()}
-    metrics = {}
+    metrics = dict[str, dict[str, Any]]()
     for name, part in module.named_modules():
         if isinstance(part, Metric):
             metrics[name] = states_of_metric(part)

@@ -1,4 +1,7 @@
-"""The ends of epochs: where a trial is evaluated at them, and where its last one is not the last."""
+"""The ends of epochs.
+
+A trial may be evaluated at them, and its last one may not be the last.
+"""
 
 from bstune.trial.lightning.installed import LightningModule, Trainer, sized_len
 from bstune.trial.lightning.trainer import looks_at_epochs
@@ -13,7 +16,8 @@ class EpochEnds:
         adds_epochs: whether the Trainer goes on after its last epoch until the trial has its steps.
 
     Attributes:
-        exist: whether batches come from a loader that has a length; else there is one endless epoch.
+        exist: whether batches come from a loader that has a length; else there is one endless
+            epoch.
     """
 
     def __init__(self, state: TrialState, adds_epochs: bool) -> None:
@@ -24,7 +28,7 @@ class EpochEnds:
         self.exist = False
 
     def begin(self, trainer: Trainer, module: LightningModule) -> None:
-        """Look at the Trainer's batches, and whether something takes the metrics of validation at an epoch's end."""
+        """Look at the Trainer's batches, and at what takes metrics at an epoch's end."""
         self.exist = sized_len(trainer.train_dataloader) is not None
         self._looked_at = self.exist and looks_at_epochs(trainer, module)
 
@@ -35,7 +39,10 @@ class EpochEnds:
         return trainer.fit_loop.batch_idx + 1 >= trainer.num_training_batches
 
     def end(self, trainer: Trainer) -> None:
-        """Add an epoch to the last one, if it had steps: the module or a gradient scaler has left out others."""
+        """Add an epoch to the last one, if it had steps.
+
+        The module or a gradient scaler has left out others.
+        """
         is_last = trainer.current_epoch + 1 == trainer.max_epochs
         has_steps = self._state.steps > self._steps_at_last
         goes_on = self.exist and self._adds_epochs and not trainer.should_stop

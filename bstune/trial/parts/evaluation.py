@@ -1,4 +1,4 @@
-"""What a trial does around an evaluation: when one is due, what is kept for it, and what follows from it."""
+"""What a trial does around an evaluation: when it is due, what is kept, what follows."""
 
 from bstune.trial.devices import distributed
 from bstune.trial.lightning.installed import LightningModule, Trainer
@@ -7,7 +7,10 @@ from bstune.trial.parts.metric import checks_all_data, mean_loss
 
 
 def is_evaluation_due(parts: Parts, trainer: Trainer) -> bool:
-    """Return whether to evaluate after this step: one is due, or the trial, an epoch or the Trainer ends with it."""
+    """Say whether to evaluate after this step.
+
+    An evaluation is due, or the trial, an epoch or the Trainer ends with it.
+    """
     steps = parts.state.steps
     if steps >= parts.cadence.due_step or steps >= parts.state.last_step:
         return True
@@ -18,7 +21,10 @@ def is_evaluation_due(parts: Parts, trainer: Trainer) -> bool:
 
 
 def begin_evaluation(parts: Parts, trainer: Trainer, module: LightningModule) -> None:
-    """Leave the training as it is after this step: its clock, its random numbers, and the state of a stopped trial."""
+    """Leave the training as it is after this step.
+
+    That is its clock, its random numbers, and the state of a stopped trial.
+    """
     parts.phases.begin_evaluation()
     generators = parts.generators.keep()
     parts.snapshot.take(
@@ -35,7 +41,8 @@ def begin_evaluation(parts: Parts, trainer: Trainer, module: LightningModule) ->
 def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None:
     """Take in an evaluation, and end the trial or go on.
 
-    Where the lean loop runs, it starts the clock again: Lightning is not done with the evaluation yet.
+    Where the lean loop runs, it starts the clock again: Lightning is not done with the evaluation
+    yet.
     """
     # A module may log nothing in the sanity check.
     if trainer.sanity_checking and not parts.metric.is_logged(trainer):

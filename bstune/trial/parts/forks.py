@@ -1,4 +1,7 @@
-"""Copies of the process that trains, which a module's code may make: one process alone is to train on."""
+"""Copies of the process that trains, which a module's code may make.
+
+One process alone is to train on.
+"""
 
 import os
 

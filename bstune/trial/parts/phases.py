@@ -1,4 +1,7 @@
-"""What a trial's seconds go to: the clock runs over training steps, in segments between the evaluations."""
+"""What a trial's seconds go to.
+
+The clock runs over training steps, in segments between the evaluations.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +58,8 @@ class Phases:
 
         Args:
             stops: whether the trial ends here.
-            trains: whether training goes on at once; else the loop starts the clock when Lightning is done.
+            trains: whether training goes on at once; else the loop starts the clock when Lightning
+                is done.
         """
         self._segment_start = self._state.steps
         if stops:
@@ -66,6 +70,9 @@ class Phases:
 
 @contextmanager
 def aside(clock: TrialClock, compiling: Compiling) -> Iterator[None]:
-    """Run what is inside beside the training: off its clock, and without code that was compiled for other shapes."""
+    """Run what is inside beside the training.
+
+    It is off its clock, and without code that was compiled for other shapes.
+    """
     with clock.interrupt_segment(Phase.EVALUATION), compiling.eagerly():
         yield

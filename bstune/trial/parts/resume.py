@@ -1,4 +1,7 @@
-"""A trial that goes on from a stopped one: what Lightning's checkpoint does not put back, or a hook may reset."""
+"""A trial that goes on from a stopped one: what Lightning's checkpoint does not put back.
+
+Some of it a hook may reset.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +23,8 @@ class Resume:
 
     Attributes:
         stopped: as it was given.
-        evaluates_again: whether the next evaluation is the stopped trial's last one, which tells nothing new.
+        evaluates_again: whether the next evaluation is the stopped trial's last one, which tells
+            nothing new.
     """
 
     def __init__(self, stopped: StoppedState | None) -> None:
@@ -34,15 +38,17 @@ class Resume:
         self.evaluates_again = False
 
     def keep_weights(self, module: LightningModule) -> None:
-        """Copy the checkpoint's weights, which are loaded, ahead of the module's own hooks, which may set some."""
+        """Copy the checkpoint's weights, which are loaded."""
+        # The module's own hooks, which come next, may set some.
         if self.stopped is not None:
             self._weights = _copied_tensors(module)
 
     def begin(self, trainer: Trainer, has_epochs: bool) -> None:
-        """Go on where the trial was stopped: Lightning next steps the schedules that look at metrics."""
+        """Go on where the trial was stopped."""
         if self.stopped is None:
             return
         self._frozen = self.stopped.frozen
+        # Lightning next steps the schedules that look at metrics.
         trainer.callback_metrics.update(self.stopped.metrics)
         trainer.val_check_batch = trainer.fit_loop.batch_idx + 1
         if has_epochs:
@@ -50,9 +56,10 @@ class Resume:
             self._amid_epoch = True
 
     def lacks_evaluation(self, at_epoch_end: bool) -> bool:
-        """Return whether the state is from before an evaluation that the trial would have had without its stop.
+        """Say whether the trial would have had an evaluation next without its stop.
 
-        ``at_epoch_end`` is whether it was stopped at the end of an epoch that is evaluated there.
+        The state is from before that. ``at_epoch_end`` is whether it was stopped at the end of an
+        epoch that is evaluated there.
         """
         if self.stopped is None or not self._amid_epoch:
             return False
@@ -74,13 +81,15 @@ class Resume:
             self._amid_epoch = False
 
     def end_epoch(self, trainer: Trainer, module: LightningModule) -> None:
-        """Let Lightning step schedules by a metric at the end of an epoch in which the trial went on: it would not."""
+        """Let Lightning step schedules by a metric at the end of an epoch."""
         self.put_back(trainer, module)
+        # In an epoch in which the trial went on it would not.
         end_restart(trainer)
         self._amid_epoch = False
 
     def put_back(self, trainer: Trainer, module: LightningModule) -> None:
-        """Put back weights, what is frozen and what was accumulated, once, after hooks that may reset them."""
+        """Put back weights, what is frozen and what was accumulated, once."""
+        # Hooks that came before may have reset them.
         if self._weights is not None:
             _put_back_tensors(module, self._weights)
             self._weights = None

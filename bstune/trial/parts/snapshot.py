@@ -1,10 +1,12 @@
 """What a trial leaves at its last step, so that another one can go on from there."""
 
 from collections.abc import Mapping
-from typing import Any
+
+from torch import Tensor
 
 from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.devices.device import device_name
+from bstune.trial.devices.randomness import GeneratorStates
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.cadence import Cadence
 from bstune.trial.parts.checkpoint import StateWriter, StoppedState
@@ -42,17 +44,20 @@ class Snapshot:
         state: TrialState,
         cadence: Cadence,
         start_gap: float | None,
-        generators: Mapping[str, Any],
+        generators: GeneratorStates,
         trainer: Trainer,
         module: LightningModule,
         has_epochs: bool,
     ) -> None:
-        """Take the state of a trial that is out of steps, and has not ended otherwise; do nothing with any other.
+        """Take the state of a trial that is out of steps, and has not ended otherwise.
+
+        Do nothing with any other.
 
         Args:
             state: of the trial.
             cadence: of its evaluations.
-            start_gap: how far it was from the target before training; None if that was not measured.
+            start_gap: how far it was from the target before training; None if that was not
+                measured.
             generators: states of the random number generators after the last step.
             trainer: whose logged metrics are kept, on the CPU.
             module: whose frozen parameters are named.
@@ -61,10 +66,13 @@ class Snapshot:
         is_out_of_steps = state.steps >= state.last_step and state.status == "stopped"
         if self.writer is None or not is_out_of_steps:
             return
-        metrics = {}
+        metrics = dict[str, Tensor]()
         for name, value in trainer.callback_metrics.items():
             metrics[name] = value.detach().cpu().clone()
-        frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+        frozen = list[str]()
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                frozen.append(name)
         self.writer.take(
             StoppedState(
                 number=self._spec.number,

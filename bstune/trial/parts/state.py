@@ -9,8 +9,9 @@ from bstune.core.records import Status, TrialResult
 class TrialState:
     """Steps and evaluations of a trial so far.
 
-    Steps are optimizer steps that were applied, those of the trial that it continues among them; one that a gradient
-    scaler skips is none. Each attribute has one writer, but for the status, which whatever ends a trial sets.
+    Steps are optimizer steps that were applied, those of the trial that it continues among them;
+    one that a gradient scaler skips is none. Each attribute has one writer, but for the status,
+    which whatever ends a trial sets.
     """
 
     # Taken before this trial began, by the one that it continues.
@@ -28,7 +29,8 @@ class TrialState:
     message: str | None = None
     # Whether an evaluation has ended it.
     ended: bool = False
-    # What ``training_step`` returned for the last batch: a tensor, unless the module steps its optimizers itself.
+    # What ``training_step`` returned for the last batch: a tensor, unless the module steps its
+    # optimizers itself.
     loss: object = None
     # lr/(1 - m) of an SGD with a momentum m, before any schedule.
     effective_lr: float | None = None

@@ -4,7 +4,8 @@ from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.skipped_steps import SkippedSteps
 from bstune.trial.parts.state import TrialState
 
-# A gradient scaler halves its scale at each step that it skips: after this many in a row no loss can be finite.
+# A gradient scaler halves its scale at each step that it skips: after this many in a row no loss
+# can be finite.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
 
 

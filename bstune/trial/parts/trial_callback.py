@@ -1,7 +1,9 @@
-"""The one call-back of a trial: it passes Lightning's hooks on to the trial's parts, in a fixed order.
+"""The one call-back of a trial, which passes Lightning's hooks on to the trial's parts.
 
-Lightning's calls of a call-back for each part would be some percent of a short step. And within a hook the order
-matters: a step is counted before anything looks at the count.
+It does so in a fixed order.
+
+Lightning's calls of a call-back for each part would be some percent of a short step. And within a
+hook the order matters: a step is counted before anything looks at the count.
 """
 
 from collections.abc import Mapping
@@ -22,7 +24,8 @@ class TrialCallback(Callback):
     Attributes:
         parts: of the trial.
         module: that is trained; None before the fit.
-        step_taker: takes the steps in place of Lightning's loop, where it can; None before there is a Trainer.
+        step_taker: takes the steps in place of Lightning's loop, where it can; None before there is
+            a Trainer.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -40,7 +43,7 @@ class TrialCallback(Callback):
         self.parts.noise_scale.load_state_dict(state_dict)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the last place among the call-backs, and see whether the first step is the last one."""
+        """Take the last place among the call-backs, and see whether one step is all."""
         parts = self.parts
         self.module = pl_module
         order_callbacks(trainer, pl_module, first=parts.snapshot.writer, last=self)
@@ -57,7 +60,7 @@ class TrialCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Say in a line what does not go with several devices."""
-        distributed.explain(exception)
+        distributed.explain_ddp(exception)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock of the start-up."""
@@ -68,7 +71,10 @@ class TrialCallback(Callback):
         self.parts.phases.end_sanity_check()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the weights of a trial that goes on: the checkpoint's are there, and the module's hooks follow."""
+        """Keep the weights of a trial that goes on.
+
+        The checkpoint's are there, and the module's hooks follow.
+        """
         self.parts.resume.keep_weights(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -103,7 +109,8 @@ class TrialCallback(Callback):
     ) -> None:
         """Count the step, and ask for an evaluation where one is due."""
         parts = self.parts
-        # Lightning validates after a batch whose number is a multiple of val_check_batch: this one, or none.
+        # Lightning validates after a batch whose number is a multiple of val_check_batch: this one,
+        # or none.
         trainer.val_check_batch = batch_idx + 2
         parts.one_process.end_copy()
         parts.agreed_stop.hold(trainer)

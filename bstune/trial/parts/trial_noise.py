@@ -9,16 +9,20 @@ from bstune.trial.devices.errors import USER_CODE_ERRORS, warn_once
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.noise_scale import NoiseScale
 
-# The noise scale is taken of batches split in two; normalisation layers refuse parts of a single example.
+# The noise scale is taken of batches split in two; normalisation layers refuse parts of a single
+# example.
 MIN_SPLIT = 4
 
 
 class TrialNoiseScale:
-    """Measures the noise scale beside a trial's training, where that can be; an error there ends the measuring alone.
+    """Measures the noise scale beside a trial's training, where that can be.
+
+    An error there ends the measuring alone, and not the trial.
 
     Args:
         every: steps from one measured step to the next; None: nothing is measured.
-        around: makes a context in which the parts of a batch are measured, off the training's clock.
+        around: makes a context in which the parts of a batch are measured, off the training's
+            clock.
         alone: whether this process trains the trial by itself; else nothing is measured.
 
     Attributes:
@@ -26,7 +30,7 @@ class TrialNoiseScale:
     """
 
     def __init__(
-        self, every: int | None, around: Callable[[], AbstractContextManager[Any]], alone: bool
+        self, every: int | None, around: Callable[[], AbstractContextManager[object]], alone: bool
     ) -> None:
         self._is_asked = every is not None
         self._alone = alone
@@ -40,8 +44,10 @@ class TrialNoiseScale:
         return self._noise_scale.measurements
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the measurements for a trial that goes on, as plain data."""
-        return {"noise_scale": self._noise_scale.state_dict()} if self._is_asked else {}
+        """Give the measurements for a trial that goes on, as plain data."""
+        if not self._is_asked:
+            return {}
+        return {"noise_scale": self._noise_scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up the measurements of the stopped trial, if it has made any."""
@@ -51,7 +57,10 @@ class TrialNoiseScale:
     def setup(
         self, trainer: Trainer, module: LightningModule, stage: str, batch_size: int, parts: int
     ) -> None:
-        """Begin to measure steps of ``parts`` micro-batches; a single one has to be large enough to be split."""
+        """Begin to measure steps of ``parts`` micro-batches.
+
+        A single one has to be large enough to be split.
+        """
         is_possible = self._alone and module.automatic_optimization
         has_parts = parts > 1 or batch_size >= MIN_SPLIT
         self._measures = self._is_asked and is_possible and has_parts
@@ -64,7 +73,7 @@ class TrialNoiseScale:
             self._attempt(self._noise_scale.teardown, trainer, module, stage)
 
     def before_batch(
-        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Measure a step on parts of its batch, or get ready to read its micro-batches."""
         if self._measures:
@@ -80,7 +89,7 @@ class TrialNoiseScale:
         measure: Callable[..., None],
         trainer: Trainer,
         module: LightningModule,
-        *arguments: Any,
+        *arguments: object,
     ) -> None:
         """Call a hook of the noise scale; an error there is told of once."""
         try:

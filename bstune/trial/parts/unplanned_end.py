@@ -25,7 +25,10 @@ def explain_end(state: TrialState, trainer: Trainer) -> None:
 
 
 def _reason_of_callbacks(trainer: Trainer) -> str | None:
-    """Return the first reason that a call-back gives, as Lightning's EarlyStopping does; None: none does."""
+    """Give the first reason that a call-back has, as Lightning's EarlyStopping does.
+
+    None: none does.
+    """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         reason: str | None = getattr(callback, "stopping_reason_message", None)
         if reason:
@@ -34,7 +37,7 @@ def _reason_of_callbacks(trainer: Trainer) -> str | None:
 
 
 def what_is_not_finite(state: TrialState, module: LightningModule | None) -> str | None:
-    """Return what is not finite any more, the last step's loss or the weights; None if both are."""
+    """Say what is not finite any more, the last step's loss or the weights; None if both are."""
     try:
         if isinstance(state.loss, Tensor) and not state.loss.isfinite().all():
             return f"the training loss is {state.loss.float().mean().item()}"

@@ -1,4 +1,7 @@
-"""What an evaluation says of a trial: that it has reached its target, has diverged, is out of steps, or goes on."""
+"""What an evaluation says of a trial.
+
+It has reached its target, has diverged, is out of steps, or goes on.
+"""
 
 import math
 
@@ -14,11 +17,12 @@ class Verdict:
     Args:
         state: of the trial, whose history, status and lower bound of the steps to target it writes.
         target: that ends it.
-        divergence: how many times as far from the target as at its start a trial counts as diverged.
-        start_gap: how far from the target the trial was before training; None if that was not measured on all
-            validation data, so that no value is far past it.
-        may_begin_met: whether untrained weights may meet the target, as they may one that another trial
-            came to; else they are refused.
+        divergence: how many times as far from the target as at its start a trial counts as
+            diverged.
+        start_gap: how far from the target the trial was before training; None if that was not
+            measured on all validation data, so that no value is far past it.
+        may_begin_met: whether untrained weights may meet the target, as they may one that another
+            trial came to; else they are refused.
     """
 
     def __init__(
@@ -36,7 +40,10 @@ class Verdict:
         self._may_begin_met = may_begin_met
 
     def begin(self, value: float) -> None:
-        """Take in the metric before training; a ConfigError says that it meets the target already."""
+        """Take in the metric before training.
+
+        A ConfigError says that it meets the target already.
+        """
         if self._may_begin_met and self._target.reached(value):
             # Its first evaluation then ends the trial, unless it is worse.
             return
@@ -57,7 +64,7 @@ class Verdict:
         state.steps_low = steps_low_of(status, state.steps, state.steps_low)
 
     def leave_out(self, loss: float) -> None:
-        """Take in an evaluation that did not log the target's metric, and so tells nothing of it."""
+        """Take in an evaluation that did not log the target's metric: it tells nothing."""
         self._end(False, self._lost_loss(loss))
 
     def _end(self, has_reached: bool, divergence: str | None) -> Status | None:

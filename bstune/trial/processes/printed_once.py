@@ -5,8 +5,8 @@
         ...  # builds the module a dozen times
         own_lines(print)("a line of bstune's own, which stands whatever stood before")
 
-The preflight and the survey build and train the user's module a dozen times, and it prints and warns each time. In the
-processes of trials the same log takes what is printed.
+The preflight and the survey build and train the user's module a dozen times, and it prints and
+warns each time. In the processes of trials the same log takes what is printed.
 """
 
 import sys
@@ -17,25 +17,33 @@ from typing import Any, TextIO
 
 from bstune.trial.processes.trials_log import TrialsLog
 
-_thread = threading.local()  # ``is_own``: whether this thread prints a line of bstune's own
+# ``is_own``: whether this thread prints a line of bstune's own.
+_thread = threading.local()
 
 
 @contextmanager
 def printed_once(log: TrialsLog) -> Iterator[None]:
-    """Let ``log`` take the lines that the body prints to ``sys.stdout`` and ``sys.stderr``, but bstune's own."""
-    streams = sys.stdout, sys.stderr
-    out, err = (_Lines(stream, log) for stream in streams)
-    sys.stdout, sys.stderr = out, err
+    """Let ``log`` take the lines that the body prints, but bstune's own.
+
+    They are those to ``sys.stdout`` and ``sys.stderr``.
+    """
+    stdout = sys.stdout
+    stderr = sys.stderr
+    out = _Lines(stdout, log)
+    err = _Lines(stderr, log)
+    sys.stdout = out
+    sys.stderr = err
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = streams
+        sys.stdout = stdout
+        sys.stderr = stderr
         out.end()
         err.end()
 
 
 def own_lines(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return ``say``, whose lines are printed as they are."""
+    """Make a ``say`` whose lines are printed as they are."""
 
     def say_own(line: str) -> None:
         with _own():
@@ -46,16 +54,18 @@ def own_lines(say: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def _own() -> Iterator[None]:
-    before = getattr(_thread, "is_own", False)
+    was_own = getattr(_thread, "is_own", False)
     _thread.is_own = True
     try:
         yield
     finally:
-        _thread.is_own = before
+        _thread.is_own = was_own
 
 
 class _Lines:
-    """A text stream whose lines go to a log, which says the first of each kind on the stream beneath.
+    """A text stream whose lines go to a log.
+
+    The log says the first of each kind on the stream beneath.
 
     A handler of the user's may keep it: once it has ended it is the stream beneath.
     """
@@ -63,7 +73,8 @@ class _Lines:
     def __init__(self, stream: TextIO, log: TrialsLog) -> None:
         self._stream = stream
         self._log = log
-        self._rest = ""  # of a line whose end is not there yet
+        # Of a line whose end is not there yet.
+        self._rest = ""
         self._has_ended = False
 
     def __getattr__(self, name: str) -> Any:

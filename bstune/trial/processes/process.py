@@ -1,4 +1,4 @@
-"""What a process of the user's is left with after a study: generators, flags, folder, loggers, as they were."""
+"""A process of the user's after a study: generators, flags, folder and loggers are as they were."""
 
 import logging
 import os
@@ -6,23 +6,24 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 
-LOGGING = ("level", "propagate", "disabled", "handlers", "filters")
+# Attributes of a logger that training may change.
+LOGGER_SETTINGS = ("level", "propagate", "disabled", "handlers", "filters")
+CUDNN_FLAGS = ("benchmark", "deterministic", "enabled")
 
 
 @contextmanager
 def restored() -> Iterator[None]:
     """Restore, at the end, what training changes of a process beside the objects that it trains."""
-    environment, flags, generators, loggers = (
-        dict(os.environ),
-        _torch_flags(),
-        _generators(),
-        _loggers(),
-    )
+    environment = dict(os.environ)
+    flags = _torch_flags()
+    generators = _generators()
+    loggers = _loggers()
     with warnings.catch_warnings(), chdir("."):
         try:
             yield
@@ -31,22 +32,24 @@ def restored() -> Iterator[None]:
             os.environ.update(environment)
             _set_torch_flags(flags)
             _set_generators(generators)
-            for logger, values in loggers.items():
-                vars(logger).update(
-                    {name: list(v) if isinstance(v, list) else v for name, v in values.items()}
-                )
-            logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]  # of what is enabled at these levels
+            for logger, settings in loggers.items():
+                vars(logger).update(settings)
+            # A logger remembers what is enabled at its level.
+            logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def _loggers() -> dict[logging.Logger, dict[str, Any]]:
-    """Return what is set of every logger that there is."""
-    there = [
-        one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)
-    ]
-    return {
-        one: {name: list(v) if isinstance(v := getattr(one, name), list) else v for name in LOGGING}
-        for one in (logging.root, *there)
-    }
+    """Copy the settings of every logger that there is."""
+    loggers: list[logging.Logger] = [logging.root]
+    # The others hold the places of loggers below which some are.
+    for known in logging.root.manager.loggerDict.values():
+        if isinstance(known, logging.Logger):
+            loggers.append(known)
+    settings = dict[logging.Logger, dict[str, Any]]()
+    for logger in loggers:
+        # Lists, of handlers and filters, are changed where they are.
+        settings[logger] = {name: copy(getattr(logger, name)) for name in LOGGER_SETTINGS}
+    return settings
 
 
 def _generators() -> dict[str, Any]:
@@ -69,7 +72,10 @@ def _set_generators(state: dict[str, Any]) -> None:
 
 
 def _products_precision() -> str | None:
-    """Return the precision of float32 products; None where it was set by device and operator, as torch 2.9 has it."""
+    """Give the precision of float32 products.
+
+    None where it was set by device and operator, as torch 2.9 has it.
+    """
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -77,19 +83,20 @@ def _products_precision() -> str | None:
 
 
 def _torch_flags() -> dict[str, Any]:
+    # Asking for the device would open a context, where nothing has used CUDA.
+    device = None
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        device = torch.cuda.current_device()
     return {
         "threads": torch.get_num_threads(),
         "dtype": torch.get_default_dtype(),
         "precision": _products_precision(),
-        "device": torch.cuda.current_device() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
+        "device": device,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "grad": torch.is_grad_enabled(),
         "anomaly": torch.is_anomaly_enabled(),
-        "cudnn": {
-            name: getattr(torch.backends.cudnn, name)
-            for name in ("benchmark", "deterministic", "enabled")
-        },
+        "cudnn": {name: getattr(torch.backends.cudnn, name) for name in CUDNN_FLAGS},
     }
 
 

@@ -20,8 +20,10 @@ from pathlib import Path
 
 from bstune.system.terminal import printable, write_out
 
-MAX_KINDS = 20  # of lines on the console; more are in the file alone
-CHUNK = 65_536  # bytes of one read
+# Of lines on the console; more are in the file alone.
+MAX_KINDS = 20
+# Bytes of one read.
+CHUNK = 65_536
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 
 
@@ -37,7 +39,8 @@ class TrialsLog:
         self._path = path
         self._say = say
         self._kinds: set[str] = set()
-        self._has_pointed = False  # to the file
+        # Whether a line has named the file.
+        self._has_pointed = False
         self._lock = threading.Lock()
 
     def pipe(self) -> Connection:
@@ -68,7 +71,10 @@ class TrialsLog:
                 _show(f"what trials print besides is in {self._path}", say)
 
     def _append(self, line: str) -> bool:
-        """Write a line to the file and return whether it stands there; a full disk ends a trial where that stores."""
+        """Write a line to the file and return whether it stands there.
+
+        A full disk ends a trial where that stores.
+        """
         try:
             self._write(line)
         except OSError:
@@ -94,7 +100,8 @@ class TrialsLog:
 
 
 def _show(line: str, say: Callable[[str], None]) -> None:
-    with suppress(OSError, ValueError):  # nobody reads what is printed any more
+    # Nobody reads what is printed any more.
+    with suppress(OSError, ValueError):
         say(line)
 
 

@@ -1,8 +1,11 @@
-"""Where trials run: in processes of their own, while this one keeps the study, or in this one (``search.workers``).
+"""Where trials run: in processes of their own, or in this one (``search.workers``).
 
-What a user's code does in a process of its own, such as a crash or a step that never ends, is the end of one trial.
-The processes are forked by multiprocessing's fork server, which has imported what all of them need and never touches
-the device: CUDA does not survive a fork. This module imports neither torch nor lightning.
+This one keeps the study meanwhile.
+
+What a user's code does in a process of its own, such as a crash or a step that never ends, is the
+end of one trial. The processes are forked by multiprocessing's fork server, which has imported what
+all of them need and never touches the device: CUDA does not survive a fork. This module imports
+neither torch nor lightning.
 """
 
 import faulthandler
@@ -24,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from bstune.core.errors import BstuneError, UserCodeError
 from bstune.core.records import TrialResult, TrialSpec
@@ -37,14 +40,16 @@ from bstune.system.secrets import know, known
 from bstune.system.terminal import install_filters
 from bstune.trial.processes.trials_log import TrialsLog
 
+Value = TypeVar("Value")
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
-LOOK_SECONDS = 0.2  # between two looks for a signal, while trials train
-APART_SECONDS = (
-    30  # between the ends of the processes of one trial, which end together but for writing files
-)
-END_SECONDS = 2  # that a process may take to end once it has nothing to do
+# Between two looks for a signal, while trials train.
+LOOK_SECONDS = 0.2
+# Between the ends of the processes of one trial, which end together but for writing files.
+APART_SECONDS = 30
+# That a process may take to end once it has nothing to do.
+END_SECONDS = 2
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (
     pickle.PickleError,
@@ -58,23 +63,27 @@ PICKLE_ERRORS = (
 
 
 @contextmanager
-def temporarily(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
+def temporarily(mapping: MutableMapping[str, Value], key: str, value: Value) -> Iterator[None]:
     """Set a key of a mapping, such as ``os.environ``, while the body runs."""
-    before = mapping.get(key)
+    former = mapping.get(key)
     mapping[key] = value
     try:
         yield
     finally:
-        if before is None:
+        if former is None:
             del mapping[key]
         else:
-            mapping[key] = before
+            mapping[key] = former
 
 
 def start_server() -> None:
-    """Start the fork server, which begins to import at once, while this process goes on; once is enough."""
+    """Start the fork server, which begins to import at once, while this process goes on.
+
+    Once is enough.
+    """
     CONTEXT.set_forkserver_preload(PRELOAD)
-    # Lets torch answer whether there is CUDA without touching the device, which the server must not before it forks.
+    # Lets torch answer whether there is CUDA without touching the device, which the server must not
+    # before it forks.
     environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **os.environ}
     spin_shortly(environment)
     with ExitStack() as stack:
@@ -94,38 +103,48 @@ def _ignoring_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # None is a handler that was not set from Python.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) or signal.SIG_DFL
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler if handler is not None else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, handler)
 
 
 def mps_runs() -> bool:
-    """Return whether NVIDIA's Multi-Process Service runs, by its control daemon's pipe (docs.nvidia.com/deploy/mps)."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # its own default  # noqa: S108
+    """Say whether NVIDIA's Multi-Process Service runs (docs.nvidia.com/deploy/mps).
+
+    Its control daemon has a pipe in a folder of its own.
+    """
+    # The folder is its own default.
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108
     return Path(folder, "control").exists()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A trial that is over: its record, or the error that ends the study; of a failed one also the user's frames."""
+    """A trial that is over: its record, or the error that ends the study.
+
+    Of a failed one also the user's frames.
+    """
 
     spec: TrialSpec
     record: TrialResult | None = None
     error: BstuneError | None = None
     frames: str = ""
-    cause: Exception | None = None  # that a trial in this process failed with
-    # Whether a loop of the user's has left it at its last report, short of where it was to be compared.
+    # The error that a trial in this process failed with.
+    cause: Exception | None = None
+    # Whether a loop of the user's has left it at its last report, short of where it was to be
+    # compared.
     is_cut: bool = False
 
     def result(self) -> TrialResult:
-        """Return the record, or raise the error."""
-        if self.record is None:
-            raise self.error or RuntimeError(
-                f"trial {self.spec.number} is over with neither record nor error"
-            )
-        return self.record
+        """Give the record, or raise the error."""
+        if self.record is not None:
+            return self.record
+        if self.error is not None:
+            raise self.error
+        raise RuntimeError(f"trial {self.spec.number} is over with neither record nor error")
 
 
 @dataclass(frozen=True)
@@ -177,31 +196,41 @@ class Runner(Protocol):
     count: int
 
     @property
-    def free(self) -> bool: ...  # noqa: D102 (as those of Workers)
+    def free(self) -> bool:
+        """Whether one more trial can be started."""
+
     @property
-    def running(self) -> list[TrialSpec]: ...  # noqa: D102
-    def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None: ...  # noqa: D102
-    def wait(self) -> Finished: ...  # noqa: D102
-    def poll(self) -> Iterator[Finished]: ...  # noqa: D102
+    def running(self) -> list[TrialSpec]:
+        """The trials that are not over, or have not been waited for."""
+
+    def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
+        """Begin a trial."""
+
+    def wait(self) -> Finished:
+        """Give a trial that is over, once one is."""
+
+    def poll(self) -> Iterator[Finished]:
+        """Yield the trials that are over now."""
 
 
 def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
-    """Return a trial that an error of the user's code ended, with the frames of the user's own files.
+    """Make a failed trial of an error of the user's code, with the frames of the user's own files.
 
     A full disk is no error of that code: every trial would fail.
     """
-    if (full := full_disk(error)) is not None:
+    full = full_disk(error)
+    if full is not None:
         return Finished(spec, error=full)
     message, frames = described(error)
-    return Finished(
-        spec,
-        TrialResult.unmeasured(spec, "failed", message=message, wall_seconds=seconds),
-        frames=frames,
-    )
+    record = TrialResult.unmeasured(spec, "failed", message=message, wall_seconds=seconds)
+    return Finished(spec, record, frames=frames)
 
 
 class InProcess:
-    """Runs trials in this process, one at a time: for debuggers, profilers and replays. A crash ends the study."""
+    """Runs trials in this process, one at a time: for debuggers, profilers and replays.
+
+    A crash ends the study.
+    """
 
     count = 1
 
@@ -232,15 +261,18 @@ class InProcess:
     def wait(self) -> Finished:
         """Run the trial."""
         assert self._next is not None  # noqa: S101 (it was started)
-        task, self._next = self._next, None
+        spec, output, resumed_from = self._next
+        self._next = None
         start = time.monotonic()
         try:
-            with chdir("."):  # the user's code may leave the folder
-                return Finished(task[0], self._train(*task))
+            # The user's code may leave the folder.
+            with chdir("."):
+                return Finished(spec, self._train(spec, output, resumed_from))
         except BstuneError:
             raise
-        except Exception as error:  # noqa: BLE001 (whatever the user's code raises ends a trial, not the study)
-            return replace(failed(task[0], error, time.monotonic() - start), cause=error)
+        # Whatever the user's code raises ends a trial, not the study.
+        except Exception as error:  # noqa: BLE001
+            return replace(failed(spec, error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
         """Yield nothing: no trial is over that was not waited for."""
@@ -248,25 +280,30 @@ class InProcess:
 
 
 def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:
-    """Return a trial's record with the seconds per step that were measured before the study, with nothing beside it."""
-    own = result.seconds_per_step
-    if own is None:
+    """Put the seconds of a step that were measured before the study into a trial's record.
+
+    Nothing ran beside that measurement; the trial's own are kept as ``measured_seconds_per_step``.
+    """
+    measured = result.seconds_per_step
+    if measured is None:
         return result
-    return replace(
-        result, seconds_per_step=float(step_time(result.batch_size)), measured_seconds_per_step=own
-    )
+    alone = float(step_time(result.batch_size))
+    return replace(result, seconds_per_step=alone, measured_seconds_per_step=measured)
 
 
 class Workers:
-    """``count`` processes that train one trial each at a time; a context, at whose end they are gone.
+    """``count`` processes that train one trial each at a time.
 
-    ``open_train``, which is pickled, is called once in each process and returns what trains a trial. A trial that takes
-    longer than ``seconds``, the start of its process among them, has failed. With several ``devices`` each of the
-    ``count`` is as many processes, which train one trial together. After ``trials`` trials a process is replaced by a
-    fresh one, as what is compiled keeps memory. What they print goes to ``log``; None: to this
-    process's output. Of ``kept`` a process that has nothing to do is used first, and put back at
-    the end. An interruption or a termination signal is raised by :meth:`start`, :meth:`wait` or
-    the end, where nothing is cut; a second one at once.
+    It is a context, at whose end they are gone.
+
+    ``open_train``, which is pickled, is called once in each process and returns what trains a
+    trial. A trial that takes longer than ``seconds``, the start of its process among them, has
+    failed. With several ``devices`` each of the ``count`` is as many processes, which train one
+    trial together. After ``trials`` trials a process is replaced by a fresh one, as what is
+    compiled keeps memory. What they print goes to ``log``; None: to this process's output. Of
+    ``kept`` a process that has nothing to do is used first, and put back at the end. An
+    interruption or a termination signal is raised by :meth:`start`, :meth:`wait` or the end, where
+    nothing is cut; a second one at once.
     """
 
     def __init__(
@@ -279,15 +316,17 @@ class Workers:
         log: TrialsLog | None = None,
         kept: list["Process"] | None = None,
     ) -> None:
-        self._open_train, self.count, self._devices = open_train, count, devices
+        self._open_train = open_train
+        self.count = count
+        self._devices = devices
         self._log = log
         self._kept = kept
-        self._seconds, self._trials = (
-            math.inf if limit is None else limit for limit in (seconds, trials)
-        )
+        self._seconds = math.inf if seconds is None else seconds
+        self._trials = math.inf if trials is None else trials
         self._workers: list[Process | _Team] = []
         self._running: dict[Process | _Team, TrialSpec] = {}
-        self._finished: dict[Process | _Team, Finished] = {}  # of those that run, not yet returned
+        # Of those that run, not yet returned.
+        self._finished: dict[Process | _Team, Finished] = {}
         self._handlers: dict[int, Any] = {}
         self._signal: int | None = None
 
@@ -313,13 +352,14 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._kept is not None:
-            idle = [one for one in self._workers if isinstance(one, Process) and one.is_usable]
-            self._kept += idle[:1]
-            self._workers = [one for one in self._workers if one not in self._kept]
+            for worker in self._workers:
+                if isinstance(worker, Process) and worker.is_usable:
+                    self._workers.remove(worker)
+                    self._kept.append(worker)
+                    break
         for worker in self._workers:
-            if (
-                kind is not None
-            ):  # Lightning would put off the signal to terminate until a batch is done
+            # Lightning would put off the signal to terminate until a batch is done.
+            if kind is not None:
                 worker.kill()
             worker.close()
         for worker in self._workers:
@@ -342,31 +382,42 @@ class Workers:
         return list(self._running.values())
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
-        """Train a trial in a process that has nothing to do, as :meth:`bstune.trial.backend.TrialBackend.run` does."""
+        """Train a trial in a process that has nothing to do.
+
+        It is trained as :meth:`bstune.trial.backend.TrialBackend.run` does.
+        """
         self._check()
-        for free in [worker for worker in self._workers if worker not in self._running]:
-            # One that was ended while it had nothing to do is replaced, as is one after an error, which may have left
-            # anything behind: after an assertion of CUDA, its device computes nothing any more.
-            if free.has_failed or not free.is_alive() or free.trials >= self._trials:
-                free.close()
-                free.end()
-                self._workers.remove(free)
-        worker = next((worker for worker in self._workers if worker not in self._running), None)
-        if worker is None:
-            worker = (
-                Process(self._open_train, self._log)
-                if self._devices == 1
-                else _Team(self._open_train, self._devices, self._log)
-            )
-            self._workers.append(worker)
+        for worker in self._idle():
+            # One that was ended while it had nothing to do is replaced, as is one after an error,
+            # which may have left anything behind: after an assertion of CUDA, its device computes
+            # nothing any more.
+            if worker.has_failed or not worker.is_alive() or worker.trials >= self._trials:
+                worker.close()
+                worker.end()
+                self._workers.remove(worker)
+        idle = self._idle()
+        worker = idle[0] if idle else self._add()
         self._running[worker] = spec
         worker.send((spec, output, resumed_from))
 
+    def _idle(self) -> "list[Process | _Team]":
+        return [worker for worker in self._workers if worker not in self._running]
+
+    def _add(self) -> "Process | _Team":
+        worker: Process | _Team
+        if self._devices == 1:
+            worker = Process(self._open_train, self._log)
+        else:
+            worker = _Team(self._open_train, self._devices, self._log)
+        self._workers.append(worker)
+        return worker
+
     def wait(self) -> Finished:
-        """Wait until a trial is over, and return it: of several those with a record come first."""
+        """Wait until a trial is over, and give it: of several those with a record come first."""
         while True:
             self._check()
-            if (finished := self._next(LOOK_SECONDS)) is not None:
+            finished = self._next(LOOK_SECONDS)
+            if finished is not None:
                 return finished
 
     def poll(self) -> Iterator[Finished]:
@@ -375,24 +426,41 @@ class Workers:
             yield finished
 
     def _next(self, seconds: float) -> Finished | None:
-        running = [worker for worker in self._running if worker not in self._finished]
-        handles = {handle: worker for worker in running for handle in worker.handles}
-        over = {handles[handle] for handle in wait(list(handles), 0 if self._finished else seconds)}
-        for worker in running:
-            late = time.monotonic() - worker.started > self._seconds
-            if worker in over or late:
-                too_long = f"took longer than protocol.trial_seconds={self._seconds:g}"
-                finished = worker.finish(self._running[worker], too_long if late else None)
-                if finished is not None:  # all of a team
-                    self._finished[worker] = finished
+        """Give a trial that is over within some seconds, the least number first; None: none is."""
+        self._look(seconds)
         if not self._finished:
             return None
-        worker = min(
-            self._finished,
-            key=lambda w: (self._finished[w].error is not None, self._running[w].number),
-        )
+
+        # One that ends the study comes last: what else is over is recorded before that.
+        def place(worker: Process | _Team) -> tuple[bool, int]:
+            return self._finished[worker].error is not None, self._running[worker].number
+
+        worker = min(self._finished, key=place)
         del self._running[worker]
         return self._finished.pop(worker)
+
+    def _look(self, seconds: float) -> None:
+        """Take in the trials that are over within some seconds, or take too long."""
+        running = [worker for worker in self._running if worker not in self._finished]
+        worker_of: dict[object, Process | _Team] = {}
+        handles = list[Connection | int]()
+        for worker in running:
+            handles += worker.handles
+            worker_of |= dict.fromkeys(worker.handles, worker)
+        # What is over already is not kept waiting for what comes next.
+        ready = wait(handles, 0 if self._finished else seconds)
+        over = {worker_of[handle] for handle in ready}
+        for worker in running:
+            is_late = time.monotonic() - worker.started > self._seconds
+            if worker not in over and not is_late:
+                continue
+            too_long: str | None = None
+            if is_late:
+                too_long = f"took longer than protocol.trial_seconds={self._seconds:g}"
+            finished = worker.finish(self._running[worker], too_long)
+            # A team's is over once all of its processes have answered.
+            if finished is not None:
+                self._finished[worker] = finished
 
 
 class Process:
@@ -402,19 +470,23 @@ class Process:
         start_server()
         self.connection, other = CONTEXT.Pipe()
         printed = None if log is None else log.pipe()
-        self.process = CONTEXT.Process(
-            target=_work, args=(open_train, other, dict(os.environ), known(), printed)
-        )
+        arguments = (open_train, other, dict(os.environ), known(), printed)
+        self.process = CONTEXT.Process(target=_work, args=arguments)
         start_process(self.process)
         if printed is not None:
             printed.close()
-        self.has_failed, self.trials = False, 0
+        self.has_failed = False
+        self.trials = 0
         self.started = time.monotonic()
+        # The process has its end: as long as this one holds it too, nothing tells of its death.
         other.close()
 
     @property
-    def handles(self) -> list[Any]:
-        """What :func:`multiprocessing.connection.wait` waits for: an answer, or the process's end."""
+    def handles(self) -> list[Connection | int]:
+        """What :func:`multiprocessing.connection.wait` waits for.
+
+        That is an answer, or the process's end.
+        """
         return [self.connection, self.process.sentinel]
 
     def is_alive(self) -> bool:
@@ -430,17 +502,21 @@ class Process:
         """Send a trial, whose time begins."""
         self.started = time.monotonic()
         self.trials += 1
-        with suppress(OSError):  # it has just died, and the trial with it
+        # It has just died, and the trial with it.
+        with suppress(OSError):
             self.connection.send(request)
 
     def call(self, method: str, *arguments: object, say: Callable[[str], None]) -> Any:
-        """Call a method of what the process has opened; ``say`` takes the lines that it says meanwhile.
+        """Call a method of what the process has opened.
+
+        ``say`` takes the lines that it says meanwhile.
 
         Raises:
             UserCodeError: where the process has ended without an answer.
             BstuneError: that the method raised.
         """
-        with suppress(OSError):  # it has just died
+        # It has just died.
+        with suppress(OSError):
             self.connection.send(Call(method, arguments))
         while True:
             wait(self.handles, LOOK_SECONDS)
@@ -451,7 +527,8 @@ class Process:
                 return message.result()
             elif not self.is_alive():
                 self.process.join()
-                self.kill()  # what it has started
+                # What the process has started ends with it.
+                self.kill()
                 raise UserCodeError(f"the workload cannot be trained: {self._end()}")
 
     def _message(self) -> SaidLine | CallAnswer | None:
@@ -479,7 +556,7 @@ class Process:
         self.connection.close()
 
     def receive(self) -> Finished | None:
-        """Return the answer to a trial if it has come."""
+        """Take the answer to a trial if it has come."""
         with suppress(EOFError, OSError, *PICKLE_ERRORS):
             if self.connection.poll():
                 answer: Finished = self.connection.recv()
@@ -488,50 +565,65 @@ class Process:
         return None
 
     def finish(self, spec: TrialSpec, too_long: str | None) -> Finished:
-        """Receive the answer to a trial; without one the process has ended, or is killed as it took ``too_long``."""
-        if (answer := self.receive()) is not None:
+        """Receive the answer to a trial.
+
+        Without one the process has ended, or is killed as it took ``too_long``.
+        """
+        answer = self.receive()
+        if answer is not None:
             return answer
         if too_long is not None:
             self.kill()
         self.process.join()
-        self.kill()  # what it has started
+        # What the process has started ends with it.
+        self.kill()
         reason = self._end() if too_long is None else too_long
         seconds = time.monotonic() - self.started
-        return Finished(
-            spec, TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds)
-        )
+        record = TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds)
+        return Finished(spec, record)
 
     def kill(self) -> None:
         """Kill the process, and those that the user's code has started in it."""
         interruption.kill(self.process)
 
     def end(self) -> None:
-        """Wait for a process whose connection is closed, and kill what goes on, such as a thread of the user's."""
+        """Wait for a process whose connection is closed, and kill what goes on.
+
+        That may be a thread of the user's.
+        """
         self.process.join(END_SECONDS)
         self.kill()
         self.process.join()
 
 
 class _Team:
-    """A process for each of several devices, which train one trial together; used as a :class:`Process`."""
+    """A process for each of several devices, which train one trial together.
+
+    It is used as a :class:`Process`.
+    """
 
     def __init__(
         self, open_train: Callable[[], Train], devices: int, log: TrialsLog | None
     ) -> None:
-        # An empty file is all that the processes find each other by: no port that another program may have taken.
+        # An empty file is all that the processes find each other by: no port that another program
+        # may have taken.
         descriptor, self._store = tempfile.mkstemp(prefix="bstune-")
         os.close(descriptor)
-        opens = [
-            partial(_open_rank, open_train, rank, devices, self._store) for rank in range(devices)
-        ]
-        self._ranks = [Process(open_rank, log) for open_rank in opens]
+        self._ranks = list[Process]()
+        for rank in range(devices):
+            open_rank = partial(_open_rank, open_train, rank, devices, self._store)
+            self._ranks.append(Process(open_rank, log))
         self._answers: dict[Process, Finished] = {}
-        self.has_failed, self.trials = False, 0
+        self.has_failed = False
+        self.trials = 0
         self.started = time.monotonic()
 
     @property
-    def handles(self) -> list[Any]:
-        return [handle for rank in self._missing for handle in rank.handles]
+    def handles(self) -> list[Connection | int]:
+        handles = list[Connection | int]()
+        for rank in self._missing:
+            handles += rank.handles
+        return handles
 
     def is_alive(self) -> bool:
         return all(rank.is_alive() for rank in self._ranks)
@@ -544,25 +636,35 @@ class _Team:
             rank.send(request)
 
     def finish(self, spec: TrialSpec, too_long: str | None) -> Finished | None:
-        """Return the first process's answer once all have answered, or what ended one of them; None before that.
+        """Give the first process's answer once all have answered, or what ended one of them.
+
+        None before that.
 
         The others would wait for it for ever, in an exchange of gradients: they are killed.
         """
         died = self._look(0)
         start = time.monotonic()
-        # What all of them see alike, as a loss that diverges, all of them say within moments; one that died is looked
-        # for, as it makes others fail that lose it.
+        # What all of them see alike, as a loss that diverges, all of them say within moments; one
+        # that died is looked for, as it makes others fail that lose it.
         while self._answers and self._missing and not died and too_long is None:
-            if time.monotonic() - start > (END_SECONDS if self._failed else APART_SECONDS):
-                too_long = f"did not end with the others, {APART_SECONDS} s before: one stops where another trains on"
+            patience = END_SECONDS if self._failed else APART_SECONDS
+            if time.monotonic() - start > patience:
+                too_long = (
+                    f"did not end with the others, {APART_SECONDS} s before: one stops where "
+                    "another trains on"
+                )
             died = self._look(LOOK_SECONDS)
         if not self._missing:
             self.has_failed = any(rank.has_failed for rank in self._ranks)
-            return self._answers[(self._failed or self._ranks)[0]]
+            telling = self._failed or self._ranks
+            return self._answers[telling[0]]
         if not self._failed and not died and too_long is None:
             return None
+        # What died comes first, as it makes others fail; then what failed, then what is too late.
         cause = (died or self._failed or self._missing)[0]
-        answer = self._answers[cause] if cause in self._answers else cause.finish(spec, too_long)
+        answer = self._answers.get(cause)
+        if answer is None:
+            answer = cause.finish(spec, too_long)
         self.has_failed = True
         self.kill()
         return answer
@@ -574,21 +676,22 @@ class _Team:
     @property
     def _failed(self) -> list[Process]:
         """The processes whose answer need not be that of the others."""
-        ends = {
-            rank: answer.record.status if answer.record else None
-            for rank, answer in self._answers.items()
-        }
-        return [
-            rank
-            for rank in self._ranks
-            if rank in ends and ends[rank] not in ("reached", "stopped")
-        ]
+        failed = list[Process]()
+        for rank in self._ranks:
+            answer = self._answers.get(rank)
+            if answer is None:
+                continue
+            if answer.record is None or answer.record.status not in ("reached", "stopped"):
+                failed.append(rank)
+        return failed
 
     def _look(self, seconds: float) -> list[Process]:
-        """Take the answers that come within some seconds, and return the processes that died without one."""
+        """Take the answers that come within some seconds; give the processes that died without."""
         wait(self.handles, seconds)
-        answers = {rank: rank.receive() for rank in self._missing}
-        self._answers |= {rank: answer for rank, answer in answers.items() if answer is not None}
+        for rank in self._missing:
+            answer = rank.receive()
+            if answer is not None:
+                self._answers[rank] = answer
         return [rank for rank in self._missing if not rank.is_alive()]
 
     def kill(self) -> None:
@@ -606,8 +709,9 @@ class _Team:
 
 
 def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: str) -> Train:
-    """Return what trains a trial in one of the processes that share it."""
-    from bstune.trial.devices.distributed import join  # torch, in the trial's process alone
+    """Open what trains a trial in one of the processes that share it."""
+    # torch, in the trial's process alone
+    from bstune.trial.devices.distributed import join
 
     join(rank, devices, store)
     return open_train()
@@ -632,34 +736,46 @@ def _work(
     # A crash says where the user's code was.
     faulthandler.enable(file=2)
     lead_group()
-    os.environ.update(environment)  # the fork server's is that of its start
+    # The fork server's is that of its start.
+    os.environ.update(environment)
     know(secrets)
     install_filters()
     process = os.getpid()
     train: Train | None = None
+    answer: CallAnswer | Finished
     while True:
         try:
             request = connection.recv()
         except EOFError:
             return
-        start = time.monotonic()
         if isinstance(request, Call):
-            train, reply = _answer(request, train, open_train, connection)
-            if os.getpid() != process:  # the user's code has forked, and this is the copy
-                os._exit(0)
-            _send(connection, reply)
-            continue
-        try:
-            train = train or open_train()
-            with chdir("."):  # the user's code may leave the folder
-                answer = Finished(request[0], train(*request))
-        except BstuneError as error:
-            answer = Finished(request[0], error=error)
-        except BaseException as error:  # noqa: BLE001 (sys.exit too: whatever the user's code raises ends one trial)
-            answer = failed(request[0], error, time.monotonic() - start)
-        if os.getpid() != process:  # the user's code has forked, and this is the copy
+            train, answer = _answer(request, train, open_train, connection)
+        else:
+            train, answer = _trained(request, train, open_train)
+        # The user's code may have forked, and this be the copy.
+        if os.getpid() != process:
             os._exit(0)
-        connection.send(answer)
+        _send(connection, answer)
+
+
+def _trained(
+    task: tuple[TrialSpec, Output, TrialResult | None],
+    train: Train | None,
+    open_train: Callable[[], Train],
+) -> tuple[Train | None, Finished]:
+    """Train a trial; what trains is opened by the first one."""
+    spec = task[0]
+    start = time.monotonic()
+    try:
+        train = train or open_train()
+        # The user's code may leave the folder.
+        with chdir("."):
+            return train, Finished(spec, train(*task))
+    except BstuneError as error:
+        return train, Finished(spec, error=error)
+    # Whatever the user's code raises ends one trial, sys.exit's error too.
+    except BaseException as error:  # noqa: BLE001
+        return train, failed(spec, error, time.monotonic() - start)
 
 
 def _answer(
@@ -677,56 +793,74 @@ def _answer(
     def end_exit(message: str, status: int) -> NoReturn:
         end(message.removeprefix("error: "))
 
+    # As it is before the calls of the user's code are answered in another way.
     leave = os._exit
     try:
         with os_exit_answered(end_exit), chdir("."):
             train = train or open_train()
-            return train, CallAnswer(getattr(train, call.method)(*call.arguments, say=say, end=end))
+            method = getattr(train, call.method)
+            return train, CallAnswer(method(*call.arguments, say=say, end=end))
     except BstuneError as error:
         return train, CallAnswer(error=error, cause=_users_cause(error))
-    except BaseException as error:  # noqa: BLE001 (sys.exit too: whatever the user's code raises)
-        shown = sys_exit_error(error) if isinstance(error, SystemExit) else error
+    except SystemExit as error:
+        shown = sys_exit_error(error)
         return train, CallAnswer(error=untrainable(error), cause=_pickled(shown))
+    # Whatever else the user's code raises.
+    except BaseException as error:  # noqa: BLE001
+        return train, CallAnswer(error=untrainable(error), cause=_pickled(error))
 
 
 # The watchdog's thread sends as well.
 _sending = threading.Lock()
 
 
-def _send(connection: Connection, message: SaidLine | CallAnswer) -> None:
+def _send(connection: Connection, message: SaidLine | CallAnswer | Finished) -> None:
     with _sending:
         connection.send(message)
 
 
 def _users_cause(error: BaseException) -> bytes | None:
-    """Pickle what the user's code raised behind one of bstune's errors; None: nothing that can be."""
+    """Pickle what the user's code raised behind one of bstune's errors.
+
+    None: nothing that can be.
+    """
     cause = error.__cause__
     while cause is not None and (isinstance(cause, BstuneError) or not in_users_code(cause)):
         cause = cause.__cause__
-    return None if cause is None else _pickled(cause)
+    if cause is None:
+        return None
+    return _pickled(cause)
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    import cloudpickle  # in the process of a study that trains, which has imported it
+    # In the process of a study that trains, which has imported it.
+    import cloudpickle
 
     if not isinstance(error, Exception):
         return None
     try:
         pickled: bytes = cloudpickle.dumps(error)
-        pickle.loads(pickled)  # noqa: S301 (what was pickled here; not all that pickles loads)
+        # Not all that pickles loads.
+        pickle.loads(pickled)  # noqa: S301 (what was pickled here)
     except Exception:  # noqa: BLE001 (the user's classes may raise anything)
         return None
     return pickled
 
 
 def start_process(process: BaseProcess) -> None:
-    """Start a process without the caller's script, which multiprocessing would import there, guarded or not."""
+    """Start a process without the caller's script.
+
+    multiprocessing would import it there, whether it is guarded or not.
+    """
     with temporarily(sys.modules, "__main__", ModuleType("__main__")):
         process.start()
 
 
 def lead_group() -> None:
-    """Let this process lead a group with what the user's code starts, which can be ended as one, as with the parent."""
+    """Let this process lead a group with what the user's code starts.
+
+    The group can be ended as one, and ends with the parent.
+    """
     os.setpgrp()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -735,6 +869,5 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os.killpg(
-            0, signal.SIGKILL
-        )  # killed, it could not end us: a trial that nobody records would train on
+        # A parent that was killed could not end us: a trial that nobody records would train on.
+        os.killpg(0, signal.SIGKILL)

@@ -1,1 +1,4 @@
-"""Hydra's sweeper of bstune, which Hydra finds below ``hydra_plugins``; all of it is in ``bstune.integrations``."""
+"""Hydra's sweeper of bstune, which Hydra finds below ``hydra_plugins``.
+
+All of it is in ``bstune.integrations``.
+"""

@@ -15,13 +15,17 @@ from omegaconf import DictConfig
 
 @dataclass
 class BstuneSweeperConf:
-    """What stands below ``hydra.sweeper``; null: as :class:`bstune.Study` has it, or as it is said."""
+    """What stands below ``hydra.sweeper``.
+
+    Null: as :class:`bstune.Study` has it, or as it is said.
+    """
 
     _target_: str = "hydra_plugins.bstune_sweeper.sweeper.BstuneSweeper"
     # A sampler stays a node, which the study makes.
     _recursive_: bool = False
     _convert_: str = "all"
-    # Ranges by key, as the Optuna sweeper has them: interval, tag(log, ...), int(...), choice, range.
+    # Ranges by key, as the Optuna sweeper has them: interval, tag(log, ...), int(...), choice,
+    # range.
     params: dict[str, Any] | None = None
     # Keys of the batch size and the learning rate; null: the parameter of such a name.
     batch_size: str | None = None

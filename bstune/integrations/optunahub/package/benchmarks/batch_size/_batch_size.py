@@ -1,4 +1,7 @@
-"""Batch size and learning rate to a target, answered from recorded trainings, with what each answer would have cost."""
+"""Batch size and learning rate to a target, answered from recorded trainings.
+
+Each answer has a cost: that of the training.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ except ModuleNotFoundError as error:
 Params = Mapping[str, Any]
 Objective = Literal["time", "steps"]
 MISSES = ("penalty", "inf")
-# A miss counts as so many of the costliest recorded run, as in the PAR2 score of algorithm configuration.
+# A miss counts as so many of the costliest recorded run, as in the PAR2 score of algorithm
+# configuration.
 PENALTY = 2.0
 # Of a run, after which its metric is reported to a pruner: halves of the costliest recorded run.
 RUNGS = 8
@@ -114,7 +118,8 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     @property
     def search_space(self) -> dict[str, optuna.distributions.BaseDistribution]:
         """The batch sizes and learning rates of the table, both on a log scale."""
-        sizes, rates = self._table.batch_sizes, self._table.lrs
+        sizes = self._table.batch_sizes
+        rates = self._table.lrs
         return {
             "batch_size": optuna.distributions.IntDistribution(sizes[0], sizes[-1], log=True),
             "lr": optuna.distributions.FloatDistribution(rates[0], rates[-1], log=True),
@@ -128,11 +133,13 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     @property
     def penalty(self) -> float:
         """What a run that misses the target counts as."""
-        return np.inf if self._miss == "inf" else PENALTY * self._longest
+        if self._miss == "inf":
+            return np.inf
+        return PENALTY * self._longest
 
     @property
     def best_params(self) -> dict[str, float]:
-        """The recorded batch size and learning rate with the least value, over the mean of its seeds."""
+        """The recorded batch size and learning rate with the least value, a mean over its seeds."""
         return self._best[1]
 
     @property
@@ -142,15 +149,15 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
 
     @property
     def _best(self) -> tuple[float, dict[str, float]]:
-        found = []
+        reached = list[tuple[float, dict[str, float]]]()
         for (batch_size, lr), runs in self._table.cells.items():
             if all(run.steps_to(self.target) is not None for run in runs):
                 value = mean(self._value_of(run) for run in runs)
-                found.append((value, {"batch_size": batch_size, "lr": lr}))
-        return min(found, key=lambda pair: pair[0])
+                reached.append((value, {"batch_size": batch_size, "lr": lr}))
+        return min(reached, key=lambda pair: pair[0])
 
     def _unit(self, seconds_per_step: float) -> float:
-        """Return what a step costs."""
+        """Give what a step costs."""
         return seconds_per_step if self.objective == "time" else 1.0
 
     def _cost_of(self, run: Recorded) -> float:
@@ -158,18 +165,22 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
 
     def _value_of(self, run: Recorded) -> float:
         steps = run.steps_to(self.target)
-        return self.penalty if steps is None else steps * self._unit(run.seconds_per_step)
+        if steps is None:
+            return self.penalty
+        return steps * self._unit(run.seconds_per_step)
 
     def evaluate(self, params: Params) -> float:
-        """Train to the target, or until the record ends, and return the seconds or steps to the target.
+        """Train to the target, or until the record ends, and give the seconds or steps to it.
 
         A miss is :attr:`penalty`. What it cost is added to :attr:`spent`.
         """
         return self.value(self.run(params))
 
     def value(self, run: Run) -> float:
-        """Return what a run is worth: its seconds or steps to the target, or the penalty of a miss."""
-        return self.penalty if run.is_censored else run.steps * self._unit(run.seconds_per_step)
+        """Give what a run is worth: its seconds or steps to the target, or the penalty of a miss."""
+        if run.is_censored:
+            return self.penalty
+        return run.steps * self._unit(run.seconds_per_step)
 
     def run(
         self, params: Params, max_steps: int | None = None, resumed_from: Run | None = None
@@ -178,27 +189,32 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
 
         Args:
             params: ``batch_size`` and ``lr``, within the table's or else as at its edge.
-            max_steps: after which it is stopped, counted from its very first step on. None: it runs to
-                the target or the end of its record.
+            max_steps: after which it is stopped, counted from its very first step on. None: it runs
+                to the target or the end of its record.
             resumed_from: a stopped run, at the same params, that it continues: only what is added
                 costs, and of the recorded seeds it is the same one.
         """
-        place = self._place() if resumed_from is None else resumed_from.place
-        first_step = 0 if resumed_from is None else resumed_from.steps
-        run = self._read(params, place, max_steps, first_step)
+        if resumed_from is None:
+            run = self._read(params, self._place(), max_steps)
+        else:
+            run = self._read(params, resumed_from.place, max_steps, resumed_from.steps)
         self.spent += run.cost
         return run
 
     def _place(self) -> float:
-        return 0.0 if self._random is None else float(self._random.random())
+        if self._random is None:
+            return 0.0
+        return float(self._random.random())
 
     def _read(
         self, params: Params, place: float, max_steps: int | None = None, first_step: int = 0
     ) -> Run:
-        batch_size, lr = int(params["batch_size"]), float(params["lr"])
+        batch_size = int(params["batch_size"])
+        lr = float(params["lr"])
         recorded = self._table.read(batch_size, lr, self.target, place)
-        last_step = recorded.end if max_steps is None else max(max_steps, first_step)
-        steps = min(recorded.end, last_step)
+        steps = recorded.end
+        if max_steps is not None:
+            steps = min(steps, max(max_steps, first_step))
         status: Literal["reached", "stopped", "diverged"] = "stopped"
         if recorded.steps is not None and recorded.steps <= steps:
             status = "reached"
@@ -216,19 +232,20 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
             place=place,
         )
 
-    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+    def suggest(self, trial: optuna.Trial) -> dict[str, float]:
         """Suggest a trial's batch size and learning rate."""
-        sizes, rates = self._table.batch_sizes, self._table.lrs
+        sizes = self._table.batch_sizes
+        rates = self._table.lrs
         return {
             "batch_size": trial.suggest_int("batch_size", sizes[0], sizes[-1], log=True),
             "lr": trial.suggest_float("lr", rates[0], rates[-1], log=True),
         }
 
     def tell(self, trial: optuna.Trial, run: Run) -> float:
-        """Keep what a trial came to among its attributes, and return its value.
+        """Keep what a trial came to among its attributes, and give its value.
 
-        The user attributes are ``cost`` (its own), ``spent`` (of all so far, with it), ``censored``,
-        ``status``, ``steps`` and ``seconds_per_step``.
+        The user attributes are ``cost`` (its own), ``spent`` (of all so far, with it),
+        ``censored``, ``status``, ``steps`` and ``seconds_per_step``.
 
         Raises:
             optuna.TrialPruned: for a run that could go on: its value is not known.
@@ -247,8 +264,8 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     def __call__(self, trial: optuna.Trial) -> float:
         """Run a trial to its end, or until the study's pruner stops it.
 
-        The best metric so far is reported at eight costs, each twice the one before, the last that of
-        the costliest recorded run: two trials are compared where they have cost the same.
+        The best metric so far is reported at eight costs, each twice the one before, the last that
+        of the costliest recorded run: two trials are compared where they have cost the same.
         """
         params = self.suggest(trial)
         place = self._place()

@@ -26,7 +26,7 @@ batch_size = optunahub.load_module("benchmarks/batch_size")
 
 
 def best_after(search: str, seed: int) -> list[float]:
-    """Return the best value found at each cost, in units of the best recorded one."""
+    """Give the best value found at each cost, in units of the best recorded one."""
     problem = batch_size.Problem(TABLE, seed=seed)
     sampler, pruner = SEARCHES[search]
     study = optuna.create_study(
@@ -35,18 +35,20 @@ def best_after(search: str, seed: int) -> list[float]:
     while problem.spent < COSTS[-1] * problem.best_value:
         study.optimize(problem, n_trials=1)
     # A pruned trial's value is the metric that it had.
-    complete = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
-    found = list[float]()
+    complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    best_values = list[float]()
     for cost in COSTS:
         limit = cost * problem.best_value
-        done = [t for t in complete if t.user_attrs["spent"] <= limit]
-        values = [t.value for t in done if t.value is not None]
-        found.append(min(values, default=problem.penalty) / problem.best_value)
-    return found
+        best = problem.penalty
+        for trial in complete:
+            if trial.value is not None and trial.user_attrs["spent"] <= limit:
+                best = min(best, trial.value)
+        best_values.append(best / problem.best_value)
+    return best_values
 
 
 print(f"{'cost':12}" + "".join(f"{cost:8}" for cost in COSTS))
 for search in SEARCHES:
     rows = [best_after(search, seed) for seed in range(SEEDS)]
     medians = [median(column) for column in zip(*rows, strict=True)]
-    print(f"{search:12}" + "".join(f"{one:8.2f}" for one in medians))
+    print(f"{search:12}" + "".join(f"{value:8.2f}" for value in medians))
