@@ -44,7 +44,7 @@ from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
 from bstune.trial.devices.device import device_name
 from bstune.trial.loop import Workload
-from bstune.trial.workload import load, resolve
+from bstune.trial.workload import load_workload, resolve
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
