@@ -51,18 +51,6 @@ def test_target_stopping_in_a_study_of_ones_own(in_folder):
     assert {trial.state.name for trial in names["study"].trials} <= {"COMPLETE", "PRUNED"}
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_points_and_the_noise_of_a_fit(in_folder):
-    block, names = example("NoiseScale")
-    exec(block, names)  # noqa: S102
-    fit = names["fit"]
-    assert 16 < fit.critical_batch_size_low < fit.critical_batch_size
-    assert fit.critical_batch_size < fit.critical_batch_size_high < 1024
-    estimate = names["noise_scale"].estimate
-    assert estimate.measurements == 10  # of 40 steps every fourth
-    assert estimate.trace > 0.0
-
-
 @pytest.mark.slow  # memory is probed in processes of their own
 @pytest.mark.filterwarnings("ignore")
 def test_survey_of_a_module_and_data(in_folder):
