@@ -66,25 +66,30 @@ def allowed(schema: Mapping[str, Any]) -> str:
         return f"list of {allowed(schema['items'])}"
     names = {
         "integer": "integer",
-        "number": "number",
         "boolean": "`true`, `false`",
         "string": "text",
         "null": "`null`",
     }
     ends = {
-        "minimum": "from",
-        "exclusiveMinimum": "over",
-        "maximum": "to",
-        "exclusiveMaximum": "below",
+        "minimum": "",
+        "exclusiveMinimum": "over ",
+        "maximum": "to ",
+        "exclusiveMaximum": "to below ",
     }
-    bounds = [f"{word} {number(schema[name])}" for name, word in ends.items() if name in schema]
-    return " ".join([names.get(schema.get("type", ""), "mapping"), *bounds])
+    bounds = [f"{word}{number(schema[name])}" for name, word in ends.items() if name in schema]
+    kind = schema.get("type", "")
+    if kind == "number":
+        # Where a range stands, nothing else is a number's.
+        return " ".join(bounds or ["number"])
+    return " ".join([names.get(kind, "mapping"), *bounds])
 
 
 def number(value: float) -> str:
-    """Write a bound in few characters: 1000, 1e6, 4294967295."""
+    """Write a bound in few characters: 1000, -1e15, 2^60, 4294967295."""
+    if isinstance(value, int) and value > 1e9 and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
     power = f"{value:.0e}".replace("e+", "e").replace("e-0", "e-").replace("e0", "e")
-    is_short = float(power) == value and (value >= 1e5 or 0 < value < 1e-2)
+    is_short = float(power) == value and (abs(value) >= 1e5 or 0 < value < 1e-2)
     return power if is_short else f"{value:.10g}"
 
 

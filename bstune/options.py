@@ -207,18 +207,18 @@ class ReferenceOptions(Section):
     """A pair that goes together."""
 
     batch_size: PositiveFinite
-    """The batch size, in examples."""
+    """Batch size, in examples."""
     lr: PositiveFinite
-    """The learning rate that goes with it."""
+    """Learning rate that goes with it."""
 
 
 class BatchSizeRange(Section):
     """The batch sizes that are searched."""
 
     low: Positive
-    """The smallest batch size, in examples."""
+    """Smallest batch size, in examples."""
     high: Positive
-    """The largest batch size, and always a candidate itself."""
+    """Largest batch size, always a candidate itself."""
 
     @model_validator(mode="after")
     def _is_range(self) -> Self:
@@ -248,24 +248,24 @@ class BudgetOptions(Section):
 
 
 class TrialBudgetOptions(BudgetOptions):
-    """When a trial of the study ends."""
+    """A trial gives up once both its steps and its examples are spent."""
 
     seconds: PositiveSeconds | None
-    """Of search.objective=loss: seconds of training of one trial, by tau(B); null: its examples, or
-    its steps where examples are 1."""
+    """Training seconds of one trial, by tau(B), for search.objective=loss; null: its examples,
+    or its steps where examples=1."""
 
 
 class TargetOptions(Section):
     """What a trial is to reach."""
 
     metric: Text
-    """The name of a metric that the module logs in validation."""
+    """Name of a metric that the module logs in validation."""
     value: Annotated[Finite | Literal["auto"], BeforeValidator(_auto_or_number)]
-    """The value to reach; auto: what the reference comes to at the end of its budget."""
+    """Value to reach; auto: what the reference reaches by the end of its budget."""
     mode: Literal["min", "max"]
-    """Whether the metric is to be at most (min) or at least (max) the value."""
+    """min: a value of at most the target reaches it; max: of at least."""
     bounds: list[Number] | None = None
-    """The range that the metric lies in by definition, as [0, 1] for an error."""
+    """Range of the metric by definition, as [0, 1] for an error; null: none."""
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
@@ -301,17 +301,17 @@ class TunableOptions(Section):
     """A further hyper-parameter that a search may tune."""
 
     key: Text
-    """The dotted key of the number that it sets in the config."""
+    """Dotted key of the number that it sets."""
     low: Finite
-    """The smallest value."""
+    """Smallest value."""
     high: Finite
-    """The largest value."""
+    """Largest value."""
     log: bool = False
-    """Whether it is searched on a log scale."""
+    """Search on a log scale."""
     integer: bool = False
-    """Whether it is a whole number."""
+    """Search whole numbers alone."""
     complement: bool = False
-    """Whether 1 - value is searched, as for a momentum."""
+    """Search 1 - value, as for a momentum."""
 
     @model_validator(mode="after")
     def _is_searchable(self) -> Self:
@@ -343,11 +343,11 @@ class WorkloadOptions(Section):
     """What a workload states, whether it is trained or answered from a table."""
 
     name: OneName
-    """The name of the workload."""
+    """Name of the workload."""
     precision: Precision
-    """The precision in which its reference trains."""
+    """Precision in which its reference trains."""
     trials: PositiveFew
-    """How many trials a search of it takes."""
+    """Configurations that a search of it tries."""
     reference: ReferenceOptions
     """The batch size and learning rate that its user runs today."""
     batch_size: BatchSizeRange
@@ -357,11 +357,11 @@ class WorkloadOptions(Section):
     target: TargetOptions
     """What a trial is to reach."""
     evaluation_cost: PositiveFinite | None = Field(default=None, exclude=True)
-    """Cost of one evaluated example, in trained ones; null: the protocol's."""
+    """Cost of an evaluated example, in trained ones; null: the protocol's."""
     fast: Fast | None = Field(default=None, exclude=True)
-    """How its steps are taken; null: the protocol's."""
+    """How steps are taken, as in protocol.fast; null: the protocol's."""
     tokens: Positive | None = Field(default=None, exclude=True)
-    """Tokens of an example, in which batch sizes are said too."""
+    """Tokens of an example, in which answers state batch sizes too."""
     trainer: Node = {}
     """Further arguments of Lightning's Trainer."""
     tunable: dict[str, TunableOptions] = {}
@@ -380,9 +380,9 @@ class TrainedWorkload(WorkloadOptions):
     """A workload whose trials are trained."""
 
     data: Node
-    """What builds the LightningDataModule."""
+    """Node that builds the LightningDataModule."""
     module: Node
-    """What builds the LightningModule of a trial."""
+    """Node that builds a trial's LightningModule."""
 
 
 class ReplayedWorkload(WorkloadOptions):
@@ -410,35 +410,33 @@ class SearchOptions(Section):
     """How a study spends its trials."""
 
     objective: Objective
-    """time (steps x seconds per step), steps, both (two objectives, Pareto), curve (B_crit), or loss
-    (the best metric within a budget, without a target)."""
+    """time (steps x seconds per step), steps, both (Pareto), curve (B_crit), or loss (best
+    metric within a budget)."""
     trials: PositiveFew
-    """Configurations that the whole search tries, over all its commands; one that is continued counts once."""
+    """Configurations to try, over all runs of the command; a continued one counts once."""
     seconds: PositiveSeconds | None
-    """Seconds of training, a sum over the trials of the whole search: n workers spend it up to
-    n times as fast, and what runs when it is spent goes on to its end; null: no limit."""
+    """Training seconds, a sum over all trials and workers; trials under way finish; null: no
+    limit."""
     wall_seconds: PositiveSeconds | None
-    """Wall time over all runs of the command, each from its start to its report; null: no limit."""
+    """Wall time of all runs of the command, reports included; null: no limit."""
     precision: OverOne | None
-    """The search ends once the 90% interval of B_crit is narrower than this factor; null: never."""
+    """Factor that ends the search once B_crit's 90% interval is narrower; null: never."""
     least_gain: PositiveFinite | None
-    """Of objective=loss: the search ends once further points are expected to gain at most this many
-    times what one seed differs from another; null: never."""
+    """Expected gain, in scatters of a seed, at which objective=loss ends; null: never."""
     replicates: WholeTo1000
     """Fresh seeds on which a winner runs again, after the search."""
     candidates: OneTo1000
-    """How many configurations run again at most; the next one does if it is predicted to be better."""
+    """Most configurations that run again; the next one does if it is predicted to be better."""
     baseline: bool
-    """Trial 0 is the reference pair, which you run today; the answer says the gain over it."""
+    """Trial 0 runs the reference pair, over which the answer states the gain."""
     tune: list[Text]
-    """Further hyper-parameters, by name, of those that the workload lists under tunable."""
+    """Further hyper-parameters to search, by their names under workload.tunable."""
     workers: WholeTo1000
-    """Trials side by side, each in a process of its own, their seconds per step the survey's,
-    measured alone; 0: one by one in this process, to debug."""
+    """Trials side by side, each in its own process; 0: in this process, to debug."""
     lease_seconds: Annotated[float, Field(ge=0.1, le=1e6, allow_inf_nan=False), _NUMBER]
-    """Seconds without a sign of another machine's process, after which its trials run again."""
+    """Silence of another machine's process, in seconds, after which its trials run again."""
     stratified: Share
-    """Of samplers other than bstune's: the share of trials whose B is spread evenly over log B."""
+    """Share of trials whose B is spread evenly over log B, under samplers that stop none."""
     batch_size: SearchedBatchSizes
     """The range of the search."""
 
@@ -453,7 +451,7 @@ class TrialOptions(Section):
     seed: Seed
     """Seed of the one trial."""
     total_steps: Count | None
-    """Steps of a trial's horizon, at most its budget; set by bstune, for schedules that end then."""
+    """Steps of the trial's horizon, at most its budget; bstune sets it."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -473,28 +471,26 @@ class ScalingOptions(Section):
     lr: PositiveFinite
     """Learning rate of that pair."""
     noise_scale: PositiveFinite | None
-    """In examples; needed by the rules saturating and surge."""
+    """Noise scale in examples, which the rules saturating and surge need."""
     beta2_half_life: PositiveFinite | None
-    """Half-life of Adam's second moments, in examples: beta2 is 2^(-B / this) at every B; null:
-    beta2 is as it is."""
+    """Half-life of Adam's second moments, in examples: beta2 is 2^(-B / this); null: unchanged."""
     weight_decay_half_life: PositiveFinite | None
-    """Half-life of a weight without gradient, in examples, at every B; null: as it is."""
+    """Half-life of a weight without gradient, in examples; null: weight decay is unchanged."""
     override_lr: bool
-    """Set the learning rate in the optimizers that the module has built, in place of their own, all groups and
-    schedules in proportion: for a rate that is written in configure_optimizers."""
+    """Set the trial's rate in the module's optimizers, whose own stands in configure_optimizers."""
     lr_octaves_sigma: Annotated[float, Field(ge=0.001, le=30.0, allow_inf_nan=False), _NUMBER]
     """Sigma of delta = log2(lr / rule(B)), in octaves; Optuna's samplers search +-3 sigma."""
     lr_octaves: Annotated[float, Field(ge=0.001, le=100.0, allow_inf_nan=False), _NUMBER]
-    """bstune's own sampler searches +- this many octaves; its prior makes far values unlikely."""
+    """Octaves on each side of the rule that bstune's own sampler searches."""
     rule: Node
     """The function that gives the learning rate of a batch size."""
 
 
 class PriorOptions(Section):
-    """Of bstune's posterior, in the search and in the report."""
+    """Priors of bstune's posterior, in the search and in the report."""
 
     level_sigma: Sigma
-    """Sigma of the best learning rate around the rule, in octaves, with heavy tails."""
+    """Sigma of the best learning rate around the rule, in octaves, heavy-tailed."""
     exponent_sigma: Sigma
     """Sigma of the exponent of lr*(B) around the rule's."""
 
@@ -503,27 +499,26 @@ class ProtocolOptions(Section):
     """What stays fixed in every trial."""
 
     evaluation_ratio: OverOne
-    """Ratio of the steps of two evaluations in a row, near the target."""
+    """Ratio of the steps of successive evaluations, near the target."""
     evaluation_share: PositiveShare
-    """The most that evaluation costs near the target, as a share of training, in examples."""
+    """Most that evaluation near the target costs, as a share of training, in examples."""
     evaluation_cost: PositiveFinite
-    """Cost of one evaluated example, in trained ones."""
+    """Cost of an evaluated example, in trained ones."""
     close_to_target: OverOne
-    """Close: the target is predicted within this many times the steps so far."""
+    """Near: the target is predicted within this many times the steps so far."""
     micro_batch_size: Positive | None
-    """Larger batches are accumulated from micro-batches of this many examples; null: never."""
+    """Examples of a micro-batch, of which larger batches are accumulated; null: never."""
     warmup_steps: Count
-    """Steps that are left out of the seconds per step."""
+    """First steps, left out of the seconds per step."""
     trial_seconds: PositiveSeconds | None
-    """Wall time after which a trial has failed, as one whose step never ends; null: no limit,
-    but 300 s for a step of the preflight."""
+    """Wall time after which a trial has failed; null: none, 300 s for a preflight step."""
     divergence: PositiveFinite
-    """A trial has diverged this many times as far from the target as at the start."""
+    """Distance from the target, over that at the start, from which a trial has diverged."""
     noise_scale_every: Positive | None
-    """Steps between measurements of the gradient noise scale, a prior of B_crit; null: none."""
+    """Steps between measurements of the noise scale, a prior of B_crit; null: none."""
     fast: Fast
-    """auto: steps without Lightning's calls that nobody listens to, where nothing differs; off:
-    Lightning's own loop; graph: as auto, and captured as CUDA graphs on CUDA."""
+    """auto: bstune's lean loop where nothing differs; off: Lightning's; graph: auto, in CUDA
+    graphs on CUDA."""
 
 
 # What the machine has
@@ -540,44 +535,43 @@ class RelativePrecision(Section):
     """Of the largest batch size that fits, as a share of it; 0: exact to the multiple."""
 
     cpu: BelowOne
-    """Precision of the ceiling of a CPU, as a share of it; 0: exact to the multiple."""
+    """Precision of a CPU's ceiling, as a share of it; 0: exact to the multiple."""
     cuda: BelowOne
-    """Precision of the ceiling of a CUDA device, as a share of it; 0: exact to the multiple."""
+    """Precision of a CUDA device's ceiling, likewise."""
 
 
 class MemoryOptions(Section):
     """The probes for the largest batch size that fits."""
 
     limit: Bytes | None
-    """Bytes that search.workers and this process share; null: the device's, or on a CPU what is
-    free in the machine or its container."""
+    """Bytes that all processes share; null: the device's, or a CPU's free memory."""
     free_share: PositiveShare
-    """Share that is used of what is free on a CPU: like processes differ by some percent there."""
+    """Share that is used of a CPU's free memory."""
     relative: RelativePrecision
     """Precision of the ceiling."""
     steps: PositiveFew
-    """Steps of a probe: the optimizer's state is there from the second on."""
+    """Steps of a probe; the optimizer's state exists from the second on."""
     verify: WholeTo1000
-    """Probes that the ceiling has to pass besides."""
+    """Further probes that the ceiling has to pass."""
     probe_seconds: PositiveSeconds
-    """Seconds after which one probe is ended, as one that fails."""
+    """Seconds after which a probe has failed."""
 
 
 class StepTimeOptions(Section):
     """How seconds per step are measured."""
 
     rungs: Annotated[int, Field(ge=2, le=1000), _NUMBER]
-    """Batch sizes, evenly over log B; the smallest and the ceiling are among them."""
+    """Batch sizes to time, evenly over log B, both ends included."""
     repeats: OneTo1000
-    """Visits to each of them, in shuffled order."""
+    """Visits to each, in shuffled order."""
     visit_seconds: PositiveSeconds
-    """Seconds that are timed in a visit, within min_steps and max_steps."""
+    """Timed seconds of a visit, within min_steps and max_steps."""
     min_steps: PositiveFew
-    """The fewest steps of a visit."""
+    """Fewest steps of a visit."""
     max_steps: PositiveFew
-    """The most steps of a visit."""
+    """Most steps of a visit."""
     warmup_steps: Few
-    """Steps before a visit's, untimed."""
+    """Untimed steps before a visit."""
 
 
 class CeilingOptions(Section):
@@ -588,27 +582,26 @@ class CeilingOptions(Section):
     matrix_sizes: Annotated[
         list[Annotated[int, Field(ge=1, le=2**15), _NUMBER]], Field(min_length=1, max_length=1000)
     ]
-    """Sizes of square products; those that there is no time for are left out."""
+    """Sizes of square products, as far as time allows."""
     copy_bytes: Annotated[
         list[Annotated[int, Field(ge=1, le=2**36), _NUMBER]], Field(min_length=1, max_length=1000)
     ]
     """Bytes of the copies that measure memory bandwidth."""
     traced_batch_sizes: SomeFew
-    """Two batch sizes: a line through their steps gives FLOPs and bytes; batch normalisation
-    needs 2 or more."""
+    """Two batch sizes whose steps give FLOPs and bytes; batch normalisation needs 2 or more."""
 
 
 class AllReduceOptions(Section):
     """Of the gradients; without it the plan is the ideal alone."""
 
     bytes_per_second: PositiveFinite | None
-    """Bytes per second of one link, from which a ring's time is worked out."""
+    """Bytes per second of one link of a ring; null: unknown."""
     latency: Seconds
     """Seconds a message."""
     seconds: dict[PositiveFew, PositiveSeconds] | None
-    """Measured seconds, by number of devices: {2: 0.001, 8: 0.002}; a line goes through them."""
+    """Measured seconds by number of devices, as {2: 0.001, 8: 0.002}; null: none."""
     overlap: Annotated[float, Field(ge=1.0, le=1e6, allow_inf_nan=False), _NUMBER]
-    """Overlap of the exchange with the step: 1: none; larger: more; 1e6: all of it."""
+    """Overlap of exchange and step: 1: none; larger: more; 1e6: all."""
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:
@@ -623,11 +616,11 @@ class ScaleOutOptions(Section):
     """The plan for several devices, after a study."""
 
     show: bool
-    """Draw the plan, scale_out.png, and print its table; its first rows are in the answer."""
+    """Draw scale_out.png and print its table; the answer has the first rows anyway."""
     devices: SomeFew
-    """Numbers of devices that are planned for."""
+    """Numbers of devices to plan for."""
     candidate_ratio: Annotated[float, Field(ge=1.001, le=1e6, allow_inf_nan=False), _NUMBER]
-    """The largest ratio between neighbours of the batch sizes per device that it chooses from."""
+    """Largest ratio between neighbouring candidates of batch size per device."""
     all_reduce: AllReduceOptions
     """The exchange of gradients."""
 
@@ -636,10 +629,9 @@ class HardwareOptions(Section):
     """The survey of what the hardware allows, before a study or alone."""
 
     enabled: bool
-    """Survey before a study; false: the range is taken as it is given."""
+    """Survey before a study; false: search the range as given."""
     seconds: PositiveSeconds
-    """Seconds of a survey, at most a tenth of search.wall_seconds, half of them for memory; what
-    there is no time for is left out and listed."""
+    """Seconds of a survey, at most a tenth of search.wall_seconds; what is left out is listed."""
     refresh: bool
     """Measure again instead of reading the cache."""
     cache: HomePath
@@ -658,19 +650,19 @@ class MlflowOptions(Section):
     """What is logged to MLflow."""
 
     enabled: bool
-    """false: nothing is logged."""
+    """Log to MLflow."""
     experiment: Text
-    """Name of MLflow's experiment of studies; that of their trials is it with -trials."""
+    """MLflow's experiment of studies; that of trials adds -trials."""
     uri: Uri | None
     """MLflow's address; null: sqlite:///mlflow.db in the working directory."""
     seconds: Seconds
-    """Seconds of sending in one trial, after which it stops until the next run."""
+    """Most seconds of sending in one trial; the next run sends the rest."""
     study_seconds: Seconds
-    """Seconds that a run waits for MLflow in all, trials and report; then it sends no more."""
+    """Most seconds that a run waits for MLflow in all."""
     request_seconds: PositiveFew
-    """Seconds of one HTTP request."""
+    """Seconds until one HTTP request times out."""
     retries: Annotated[int, Field(ge=0, le=10), _NUMBER]
-    """Retries of one HTTP request; 10 is the most that MLflow allows."""
+    """Retries of one HTTP request; MLflow allows at most 10."""
 
 
 # The numbers of conf/sampler/
@@ -722,33 +714,31 @@ class StudyOptions(Section):
     """Every option of a study, checked."""
 
     study: Name
-    """Same name, same settings: the study continues."""
+    """Name of the study, which the same name and settings continue."""
     seed: Seed
-    """Seed of the study; those of trials and of the sampler are functions of it."""
+    """Seed of the study, from which trials and sampler have theirs."""
     output: HomePath
-    """Folder for trials, curve, figure and checkpoints."""
+    """Folder of the study's files."""
     storage: HomePath
-    """Any Optuna storage URL of SQLite, PostgreSQL or a gRPC proxy."""
+    """Optuna's storage: URL of SQLite, PostgreSQL or a gRPC proxy."""
     device: Text
     """cpu, cuda, or auto: CUDA where there is one."""
     devices: Annotated[int, Field(ge=1, le=1024), _NUMBER]
-    """Devices that share each batch, by DDP: CUDA's from `device` on, or processes on a CPU."""
+    """Devices that share each batch by DDP: CUDA's, or processes on a CPU."""
     precision: Precision
     """Precision of the Trainer; auto: bf16-mixed on CUDA, else 32-true."""
     threads: Annotated[
         Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_THREADS)],
         BeforeValidator(_auto_or_count),
     ]
-    """Threads of torch that train on a CPU; auto: one, half or all, as the survey finds fastest;
-    OMP_NUM_THREADS is kept."""
+    """Threads of torch on a CPU; auto: the fastest of one, half, all, or OMP_NUM_THREADS."""
     seconds_of: Literal["auto", "trainer", "lean"]
-    """Whose seconds of a step the survey measures: Trainer.fit's or the lean loop's; auto: lean for
-    bstune's own modules."""
+    """Loop whose steps the survey times; auto: lean for bstune's own modules, else trainer."""
     compile: CompileMode | None
-    """torch.compile's mode; null: eager. Compiling takes long: raise hardware.seconds and
+    """Mode of torch.compile; null: eager. Raise hardware.seconds and
     hardware.memory.probe_seconds with it."""
     quick: bool = False
-    """Two minutes of wall time, whatever the project: search.wall_seconds=120 unless that is set."""
+    """Two minutes of wall time: search.wall_seconds=120 unless that is set."""
     debug: bool
     """Show a traceback instead of a plain message."""
     workload: WorkloadOptions

@@ -647,12 +647,15 @@ def test_every_option_has_a_line_and_a_default():
 def test_the_table_names_bounds_defaults_and_what_is_said_in_two_lines():
     page = option_table()["tables"]()
     for line in (
-        "| `seed` | `0` | integer from 0 to 4294967295 | ",
-        "| `search.trials` | `${workload.trials}` | integer from 1 to 1e6 | ",
-        "| `hardware.memory.relative.cuda` | `0.0` | number from 0 below 1 | ",
+        "| `seed` | `0` | integer 0 to 4294967295 | ",
+        "| `search.trials` | `${workload.trials}` | integer 1 to 1e6 | ",
+        "| `hardware.memory.relative.cuda` | `0.0` | 0 to below 1 | ",
+        "| `hardware.memory.limit` | `null` | integer 1 to 2^60 or `null` | ",
+        "| `workload.tunable.NAME.low` |  | -1e15 to 1e15 | ",
         "| `workload.tunable.NAME.log` |  | `true`, `false` | ",
-        "| `search.seconds` | `null` | number from 1e-6 to 1e9 or `null` | Seconds of training, a "
-        "sum over the trials of the whole search: n workers spend it up to n times as fast",
+        "| `search.precision` | `1.5` | over 1 to 1e6 or `null` | ",
+        "| `budget.seconds` | `null` | 1e-6 to 1e9 or `null` | Training seconds of one trial, by tau(B), "
+        "for search.objective=loss; null: ",
     ):
         assert f"\n{line}" in page
 
