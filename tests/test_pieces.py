@@ -11,7 +11,7 @@ from test_readme import MyModule as Module
 from torch.utils.data import DataLoader
 
 import bstune
-from bstune.core import scaling
+from bstune.core import curve, scaling
 from bstune.trial import stop_at_target
 
 TOP = Path(__file__).parents[1]
@@ -67,6 +67,7 @@ def test_survey_of_a_module_and_data(in_folder):
     assert 0.0 < found.step_time(64.0) < 1.0
 
 
-def test_scaling_rules():
-    found = doctest.testmod(scaling)
-    assert (found.failed, found.attempted) == (0, 2)
+@pytest.mark.parametrize(("module", "examples"), [(scaling, 2), (curve, 3)])
+def test_rules_and_the_fit(module, examples):
+    found = doctest.testmod(module)
+    assert (found.failed, found.attempted) == (0, examples)

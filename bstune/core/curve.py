@@ -206,6 +206,11 @@ def fit_curve(
 
     The fit is to log S, by the likelihood of this module's docstring, and the intervals are profiles of it.
 
+    >>> points = [(16, 2150), (64, 640), (256, 260), (1024, 170)]  # batch size, steps to target
+    >>> fit = fit_curve(FrontierPoint(size, steps, False, None) for size, steps in points)
+    >>> round(fit.critical_batch_size), round(fit.critical_batch_size_low)
+    (233, 180)
+
     Args:
         points: batch sizes in examples and steps to target. Three or more that are not stopped, at
             two or more batch sizes, and any number of bounds; the third term takes four, at three
