@@ -430,7 +430,7 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Budget:
-    """When a trial gives up: once as many steps are applied and as many examples are trained on, both.
+    """When a trial gives up: once so many steps are applied and so many examples are trained on.
 
     Args:
         steps: of the optimizer, at any batch size.
