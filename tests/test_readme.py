@@ -234,6 +234,14 @@ def test_an_argument_without_a_word_is_seen():
     assert api_reference()["sections_of"](undocumented)["Args"] == {"one": "Which goes on."}
 
 
+@pytest.mark.parametrize("room", ["search", "trial", "hardware", "study", "report", "workloads"])
+def test_a_room_is_told_in_two_screens(room):
+    text = (TUTORIAL.parent / room / "README.md").read_text(encoding="utf-8")
+    assert 300 < len(text.split()) < 600
+    headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    assert {"Where to put a new thing", "What does not belong here"} <= set(headings)
+
+
 PAGES = [
     *[TOP / "README.md", TOP / "tests/benchmarks/README.md"],
     *TOP.glob("*/README.md"),
