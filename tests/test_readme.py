@@ -130,7 +130,7 @@ QUICK_OPTIONS = (
 )
 QUICK_SWEEP = (
     "hydra.sweeper.n_trials=3",
-    "hydra.sweeper.options=[mlflow.enabled=false,search.replicates=0]",
+    'hydra.sweeper.options=["mlflow.enabled=false","search.replicates=0"]',
 )
 
 
