@@ -8,6 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before mlflow is imported: it writes to the home directory and tries the network otherwise.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
+import importlib
+import logging
 import sqlite3
 import sys
 import tempfile
@@ -18,9 +20,11 @@ from typing import Any
 import pytest
 import sqlalchemy
 import toolbox
+from hydra.core.plugins import Plugins
 from postgres import Postgres
 from torch import Tensor, nn
 
+from bstune import integrations
 from bstune.__main__ import main
 from bstune.core.records import TrialResult
 from bstune.trial.replay import Table
@@ -105,6 +109,21 @@ def bstune(
         return status, out, printed.err
 
     return run
+
+
+@pytest.fixture
+def hydra_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an application of Hydra sweep in this process, by this checkout's sweeper."""
+    # A checkout may have been installed before it had the plugin.
+    monkeypatch.syspath_prepend(Path(integrations.__file__).parent)
+    plugin = importlib.import_module("hydra_plugins.bstune_sweeper.sweeper")
+    Plugins.instance().register(plugin.BstuneSweeper)
+    monkeypatch.setattr("hydra.core.utils.configure_log", lambda *arguments: None)
+    monkeypatch.setattr("hydra._internal.hydra.configure_log", lambda *arguments: None)
+    # Hydra's launcher sets up the root logger of the process.
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "level", root.level)
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Hydra's sweeper of bstune in an application that knows nothing of it: jobs, kills, and what a sweep may not hold."""
 
-import importlib
 import itertools
-import logging
 import math
 import os
 import re
@@ -22,11 +20,9 @@ from bstune.integrations.hydra_params import Range, read_params
 TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
 APPLICATION = TESTS / "projects" / "hydra_sweep"
-README = Path(bstune.__file__).parent / "README.md"
 QUIET = 'hydra.sweeper.options=["mlflow.enabled=false"]'
 CONTINUED = [f"hydra.sweeper.{name}={name}" for name in ("max_steps", "resume_from", "save_to")]
 SEARCH = ["--multirun", "hparams_search=bstune"]
-HEADING = "A sweep of your Hydra application"
 SEEDED = "hydra.sweeper.seed=seed"
 
 
@@ -37,20 +33,9 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def sweep(monkeypatch):
+def sweep(monkeypatch, hydra_in_process):
     """Return a function that runs the application in this process, with further arguments."""
-    # A checkout may have been installed before it had the plugin.
-    monkeypatch.syspath_prepend(PLUGINS)
-    plugin = importlib.import_module("hydra_plugins.bstune_sweeper.sweeper")
-    Plugins.instance().register(plugin.BstuneSweeper)
-    monkeypatch.setattr("hydra.core.utils.configure_log", lambda *arguments: None)
-    monkeypatch.setattr("hydra._internal.hydra.configure_log", lambda *arguments: None)
     from projects.hydra_sweep.train import main
-
-    # Hydra's launcher sets up the root logger of the process.
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "level", root.level)
-    monkeypatch.setattr(root, "handlers", list(root.handlers))
 
     def run(*arguments, search=SEARCH):
         monkeypatch.setattr(sys, "argv", ["train.py", *search, QUIET, *arguments])
@@ -342,18 +327,6 @@ def test_a_study_goes_on_unless_it_may_not(sweep, capsys):
         sweep("hydra.sweeper.n_trials=3", "hydra.sweeper.load_if_exists=false")
     assert "'train' has begun" in capsys.readouterr().err
     assert len(trials_of(Path("outputs") / "train")) == 2
-
-
-def test_the_readmes_sweep(sweep, tmp_path):
-    text = README.read_text(encoding="utf-8").split(f"\n## {HEADING}\n")[1].split("\n## ")[0]
-    assert text.count("\n") <= 40
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    assert block.count("\n") <= 10
-    configs = tmp_path / "configs" / "hparams_search"
-    configs.mkdir(parents=True)
-    (configs / "of_the_readme.yaml").write_text(block)
-    place = ["--multirun", "--config-dir", str(configs.parent), "hparams_search=of_the_readme"]
-    assert len(sweep("hydra.sweeper.n_trials=2", search=place)) == 2
 
 
 def run_application(*arguments):

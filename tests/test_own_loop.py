@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from projects.own_loop.digits import TRAIN, VAL, make_model, validate
-from test_pieces import python_blocks
+from projects.own_loop.digits import TRAIN, VAL, make_model
+from test_pieces import example_in
 from test_study import without_clock
 from toolbox import FakeTime, make_spec
 from torch.nn.functional import cross_entropy
@@ -27,6 +27,7 @@ from bstune.core.errors import ConfigError, StudyError, UserCodeError
 from bstune.core.records import Target, TrialResult
 from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
+from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
 from bstune.trial.own_loop import SHORT, LoopBackend, LoopLimits, LoopTrial
 from bstune.trial.parts.state import TrialState
@@ -40,7 +41,6 @@ EVERY_STEP = [
     "protocol.evaluation_cost=1e-9",
 ]
 TESTS = Path(__file__).parent
-README = TESTS.parent / "bstune" / "README.md"
 
 
 def arguments(**changes):
@@ -757,59 +757,33 @@ def test_a_study_that_goes_on_continues_trials_where_what_is_needed_was_saved(
     assert backend.continues == continues
 
 
-def blocks_of_the_readme():
-    """Return the blocks of the section on loops, each by a name that it alone has."""
-    blocks = python_blocks(README, "A loop of your own")
-    names = ("make_model()\n", "TrialCallback", "LoopNoiseScale")
-    found = {name: [block for block in blocks if name in block] for name in names}
-    assert [len(one) for one in found.values()] == [1, 1, 1]
-    return [one for (one,) in found.values()]
-
-
-@pytest.fixture
-def quick_study(monkeypatch):
-    """Let a block's study be a quick one."""
-    quick = {"trials": 4, "objective": "steps", "mlflow": False}
-    quick["options"] = ["search.replicates=0"]
-    monkeypatch.setattr(bstune, "Study", partial(bstune.Study, **quick))
-
-
-@pytest.mark.usefixtures("quick_study")
-def test_the_readmes_loop(capsys):
-    block, *_ = blocks_of_the_readme()
-    images, labels = TRAIN
-    names = {"make_model": make_model, "validate": validate, "images": images, "labels": labels}
-    exec(block, names)  # noqa: S102
-    assert len(names["study"].result.records) >= 4
-    assert names["study"].result.best.reached
-    loop = block.split("for trial in study:\n")[1].split("print(")[0]
-    assert loop.count("\n") < 30
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_study")
 @pytest.mark.filterwarnings("ignore")
-def test_the_readmes_loop_of_hugging_face():
+def test_the_example_of_hugging_faces_trainer(monkeypatch):
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     from projects.own_loop.huggingface import Classifier, rows
 
-    _, block, _ = blocks_of_the_readme()
+    from bstune.integrations import huggingface
+
+    quick = {"trials": 4, "objective": "steps", "mlflow": False}
+    quick["options"] = ["search.replicates=0"]
+    monkeypatch.setattr(bstune, "Study", partial(bstune.Study, **quick))
     names = {"make_model": Classifier, "train": rows(*TRAIN), "val": rows(*VAL)}
-    exec(block.replace("(8, 512)", "(8, 64)"), names)  # noqa: S102
+    exec(example_in(huggingface), names)  # noqa: S102
     (folder,) = Path("outputs").iterdir()
     assert bstune.load(folder).records[0].batch_size == 64
 
 
-def test_the_readmes_noise_scale(capsys):
-    _, _, block = blocks_of_the_readme()
+def test_the_example_of_the_noise_scale():
     model = make_model()
     names = {
+        "LoopNoiseScale": bstune.LoopNoiseScale,
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "loss_of": lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
         "steps": steps_of_two(8),
     }
-    exec(block, names)  # noqa: S102
+    exec(example_in(loop_noise_scale), names)  # noqa: S102
     assert names["noise"].estimate.measurements == 8
 
 

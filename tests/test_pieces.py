@@ -1,5 +1,7 @@
-"""The pieces that stand alone: the examples of bstune/README.md run as they stand there."""
+"""The pieces that stand alone: the examples in their docstrings run as they stand there."""
 
+import doctest
+import inspect
 import re
 from pathlib import Path
 
@@ -7,6 +9,10 @@ import pytest
 from test_readme import MyData as Data
 from test_readme import MyModule as Module
 from torch.utils.data import DataLoader
+
+import bstune
+from bstune.core import curve, scaling
+from bstune.trial import stop_at_target
 
 TOP = Path(__file__).parents[1]
 
@@ -27,14 +33,17 @@ class SizedData(Data):
         return DataLoader(self.points, batch_size=self.batch_size, shuffle=True)
 
 
-def example(name):
-    """Return the one example that mentions a name, and what it is run with."""
-    (block,) = [
-        block
-        for block in python_blocks(TOP / "bstune" / "README.md", "Pieces that stand alone")
-        if name in block
-    ]
-    return block, {"MyModule": Module, "MyData": SizedData}
+def example_in(thing):
+    """Return the code of the examples in a docstring, as one text."""
+    examples = doctest.DocTestParser().get_examples(inspect.getdoc(thing))
+    return "".join(one.source for one in examples)
+
+
+def run_example(thing):
+    """Run the example of a docstring on a project's module and data; return its names."""
+    names = {"bstune": bstune, "MyModule": Module, "MyData": SizedData}
+    exec(example_in(thing), names)  # noqa: S102
+    return names
 
 
 @pytest.fixture
@@ -45,8 +54,7 @@ def in_folder(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
 def test_target_stopping_in_a_study_of_ones_own(in_folder):
-    block, names = example("FrontierSampler")
-    exec(block, names)  # noqa: S102
+    names = run_example(stop_at_target)
     assert names["study"].best_value < 1.0
     assert {trial.state.name for trial in names["study"].trials} <= {"COMPLETE", "PRUNED"}
 
@@ -54,16 +62,12 @@ def test_target_stopping_in_a_study_of_ones_own(in_folder):
 @pytest.mark.slow  # memory is probed in processes of their own
 @pytest.mark.filterwarnings("ignore")
 def test_survey_of_a_module_and_data(in_folder):
-    block, names = example("bstune.survey")
-    exec(block, names)  # noqa: S102
-    found = names["found"]
+    found = run_example(bstune.survey)["found"]
     assert found.ceiling.batch_size == 512
     assert 0.0 < found.step_time(64.0) < 1.0
 
 
-def test_scaling_rules(capsys):
-    block, names = example("lr_of")
-    exec(block, names)  # noqa: S102
-    assert [float(one) for one in capsys.readouterr().out.split()] == pytest.approx(
-        [0.1 * 8**0.5, 0.1 * (1 + 200 / 64) / (1 + 200 / 512)]
-    )
+@pytest.mark.parametrize(("module", "examples"), [(scaling, 2), (curve, 3)])
+def test_rules_and_the_fit(module, examples):
+    found = doctest.testmod(module)
+    assert (found.failed, found.attempted) == (0, examples)

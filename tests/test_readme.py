@@ -1,10 +1,13 @@
-"""The code blocks of README.md run as they stand there."""
+"""The code blocks of README.md and bstune/README.md run as they stand there; links lead somewhere."""
 
 import functools
+import inspect
 import json
 import re
+import runpy
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -134,6 +137,128 @@ def test_its_sentences_are_short_and_its_links_say_where_they_lead():
     assert [sentence for sentence in prose(README) if len(sentence.split()) > 25] == []
     names = re.findall(r"\[([^\]]*)\]\(", README)
     assert {"how", "what", "here"}.isdisjoint(names)
+
+
+TUTORIAL = TOP / "bstune" / "README.md"
+# Means of the tutorial's studies, besides those that it gives itself.
+QUICK = {"trials": 4, "mlflow": False, "options": ["search.replicates=1"]}
+QUICK_TRIALS = {**QUICK, "workers": 0, "survey": False}
+QUICK_OPTIONS = (
+    *("search.trials=4", "search.replicates=0", "search.workers=0"),
+    *("hardware.enabled=false", "mlflow.enabled=false"),
+)
+QUICK_SWEEP = (
+    "hydra.sweeper.n_trials=3",
+    'hydra.sweeper.options=["mlflow.enabled=false","search.replicates=0"]',
+)
+
+
+@pytest.fixture
+def run_block(monkeypatch, tmp_path, run_verb, hydra_in_process):
+    """Return a function that runs a block of the tutorial, and the names that its Python has made.
+
+    A block whose first line names a file is that file. Other Python is one session, in the files'
+    folder; each line of sh is a command there.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(bstune, "tune", functools.partial(bstune.tune, **QUICK_TRIALS))
+    monkeypatch.setattr(bstune, "Study", functools.partial(bstune.Study, **QUICK))
+    names = {}
+
+    def run(language, text):
+        file = re.match(r"# (\S+\.\w+)\n", text)
+        if file is not None:
+            path = tmp_path / file[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif language == "python":
+            exec(text, names)  # noqa: S102
+        else:
+            assert language == "sh", text
+            for line in text.splitlines():
+                run_command(shlex.split(line))
+
+    def run_command(words):
+        if words[:4] == ["python", "-m", "pip", "install"]:
+            check_extras(words[4])
+        elif words[0] == "python":
+            monkeypatch.setattr(sys, "argv", [*words[1:], *QUICK_SWEEP])
+            runpy.run_path(words[1], run_name="__main__")
+        else:
+            assert words[0] == "bstune", words
+            options = QUICK_OPTIONS if words[1] == "lightning" else ()
+            status, _, err = run_verb(*words[1:], *options)
+            assert (status, err) == (0, "")
+
+    yield run, names
+    sys.modules.pop("my_project", None)
+
+
+def check_extras(requirement):
+    """Refuse an installation that asks for what the package does not offer."""
+    package, _, extras = requirement.removesuffix("]").partition("[")
+    offered = tomllib.loads((TOP / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert package == "PATH_OF_BSTUNE"
+    assert set(extras.split(",")) <= offered.keys()
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
+def test_every_block_of_the_tutorial(run_block, tmp_path):
+    pytest.importorskip("jsonargparse")
+    run, names = run_block
+    text = TUTORIAL.read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w+)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    # What a study prints is shown as text.
+    to_run = [(language, block) for language, block in found if language != "text"]
+    assert len(to_run) == len(found) - 1
+    for language, block in to_run:
+        run(language, block)
+    assert names["result"].best.reached
+    assert names["study"].result.best.reached
+    left = ("first.html", "curve.pdf", "winner.ckpt", "outputs/cli/report.html")
+    assert [name for name in left if not (tmp_path / name).exists()] == []
+    assert len(bstune.load(tmp_path / "outputs/train").records) >= 3
+
+
+def api_reference():
+    return runpy.run_path(str(TOP / ".ci" / "api_reference.py"))
+
+
+def test_the_reference_is_what_the_docstrings_say():
+    """If it is not: ``python .ci/api_reference.py`` writes it."""
+    made = api_reference()
+    written = TUTORIAL.read_text(encoding="utf-8").partition(made["BEGIN"])[2]
+    assert written.partition(made["END"])[0].strip() == made["reference"]().strip()
+
+
+@pytest.mark.parametrize("name", [name for name in bstune.__all__ if name != "__version__"])
+def test_a_public_names_docstring_has_all_of_its_arguments(name):
+    thing = getattr(bstune, name)
+    documented = api_reference()["sections_of"](bstune.Study if name == "tune" else thing)
+    assert list(documented["Args"]) == list(inspect.signature(thing).parameters)
+
+
+def test_an_argument_without_a_word_is_seen():
+    def undocumented(one, other):
+        """Do something.
+
+        Args:
+            one: which
+                goes on. And on.
+        """
+
+    assert api_reference()["sections_of"](undocumented)["Args"] == {"one": "Which goes on."}
+
+
+@pytest.mark.parametrize("room", ["search", "trial", "hardware", "study", "report", "workloads"])
+def test_a_room_is_told_in_two_screens(room):
+    text = (TUTORIAL.parent / room / "README.md").read_text(encoding="utf-8")
+    assert 300 < len(text.split()) < 600
+    headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    assert {"Where to put a new thing", "What does not belong here"} <= set(headings)
 
 
 PAGES = [

@@ -42,7 +42,6 @@ from bstune.study.report import Findings
 from bstune.study.result import TRIAL_COLUMNS
 from bstune.study.storage.opening import find_study
 
-README = Path(bstune.__file__).parent / "README.md"
 QUIET = {
     "logger": False,
     "enable_progress_bar": False,
@@ -839,28 +838,3 @@ def test_trials_train_in_processes_of_their_own(tmp_path, how):
     assert len(lines["STATUSES"].split()) == 2
     assert "failed" not in lines["STATUSES"]
     assert lines["SURVEYED"] == "64"
-
-
-@pytest.mark.slow
-def test_the_example_in_the_readme(tune, tmp_path):
-    blocks = re.findall(r"```python\nimport bstune\n(.*?)```", README.read_text(), re.DOTALL)
-    (block,) = (one for one in blocks if "bstune.tune(" in one)
-    easy = {
-        "target": bstune.Target("val_loss", 2.0, "min"),
-        "batch_sizes": (16, 64),
-        "reference": (32, 0.5),
-    }
-    easy["options"] = QUICK
-    names = {
-        "tune": lambda **options: tune(**(options | easy)),
-        "Target": bstune.Target,
-        "Budget": bstune.Budget,
-    }
-    given = {
-        "bstune": SimpleNamespace(**names),
-        "LitModel": Net,
-        "MyDataModule": Digits,
-        "QUIET": QUIET,
-    }
-    exec(block.replace(".train()", ".train(**QUIET)").replace("2_000_000", "6000"), given)  # noqa: S102
-    assert (tmp_path / "report.html").exists()

@@ -6,7 +6,16 @@ batch's gradient is
     grad L = sum_i (n_i / B) grad L_i
 
 whatever the n_i are; the plain mean over micro-batches is that only where all of them are equally
-large.
+large. ``bstune plan 33 --devices 2 --memory-ceiling 8 --lr 0.1`` prints a split::
+
+    global batch      33 examples a step on 2 devices, at most 8 at once on each
+    accumulation      3 micro-batches a device and step
+    device 0          17 examples: 2 x 6 + 1 x 5
+    device 1          16 examples: 1 x 6 + 2 x 5
+    loss of 6         times 6/33 where gradients are summed, 12/11 = 1.090909091 where they are averaged
+    loss of 5         times 5/33 where gradients are summed, 10/11 = 0.9090909091 where they are averaged
+
+and, with ``--reference-batch-size B0 --scaling RULE``, the learning rate of B0, scaled.
 """
 
 from collections.abc import Iterator

@@ -79,14 +79,19 @@ class CurveError(BstuneError):
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A point of S*(B) or, where ``stopped``, a step at which the target was still missed: S > steps."""
+    """A point for :func:`fit_curve`: steps to the target at a batch size, or a bound of them.
+
+    Args:
+        batch_size: in examples.
+        steps: to the target, which the fit takes S to be.
+        stopped: whether the target was still missed after ``steps``, which are then a bound: S > steps.
+        steps_low: the last step known to miss the target: S lies in (steps_low, steps]; None if unknown.
+    """
 
     batch_size: int | float
     steps: float
-    """The fit takes S to be this."""
     stopped: bool
     steps_low: float | None
-    """The last step known to miss the target: S lies in (steps_low, steps]; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,14 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
 def fit_curve(
     points: Iterable[FrontierPoint], level: float = INTERVAL_LEVEL, law: str = "auto"
 ) -> CurveFit:
-    """Fit S*(B) in log S, with profile-likelihood intervals for B_crit and B_opt.
+    """Fit the critical batch size to points of batch size and steps: S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2).
+
+    The fit is to log S, by the likelihood of this module's docstring, and the intervals are profiles of it.
+
+    >>> points = [(16, 2150), (64, 640), (256, 260), (1024, 170)]  # batch size, steps to target
+    >>> fit = fit_curve(FrontierPoint(size, steps, False, None) for size, steps in points)
+    >>> round(fit.critical_batch_size), round(fit.critical_batch_size_low)
+    (233, 180)
 
     Args:
         points: batch sizes in examples and steps to target. Three or more that are not stopped, at

@@ -140,7 +140,7 @@ class TrialSpec:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The record of one trial, whatever its status.
+    """The record of one trial: how it ended, after how many steps and seconds, and its history.
 
     Args:
         number: Optuna's number of the trial.
@@ -170,7 +170,7 @@ class TrialResult:
             and their settings.
         history: (step, value) pairs of the target's metric, from the first step; a value that was
             not finite is None.
-        message: the error, for ``diverged``, ``oom`` and ``failed``.
+        message: the error, for ``diverged``, ``out of memory`` and ``failed``; else what ended it, or None.
         resumed_from: number of the stopped trial that it continues; None: it started afresh.
         replicate_of: number of the trial whose hyper-parameters it runs again on a fresh seed;
             None: none's.
@@ -444,7 +444,12 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Budget:
-    """A trial ends without its target once ``steps`` steps are applied and ``examples`` examples are trained on."""
+    """When a trial gives up: once so many steps are applied and so many examples are trained on.
+
+    Args:
+        steps: of the optimizer, at any batch size.
+        examples: that a trial trains on, epochs included.
+    """
 
     steps: int = 1
     examples: int = 1

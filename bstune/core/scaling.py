@@ -95,14 +95,22 @@ def lr_of(
     reference_lr: float,
     noise_scale: float | None = None,
 ) -> float:
-    """Scale a learning rate by a rule; ConfigError for an unknown rule, and for what is not positive.
+    """Give the learning rate that a scaling rule has at a batch size, through a pair that goes together.
+
+    >>> round(lr_of("sqrt", 512, 64, 0.1), 3)
+    0.283
+    >>> round(lr_of("saturating", 512, 64, 0.1, noise_scale=200), 3)
+    0.297
 
     Args:
-        rule: a name of ``RULES``.
+        rule: ``none``, ``sqrt``, ``linear``, ``saturating`` or ``surge``.
         batch_size: in examples, to which the rate is scaled.
-        reference_batch_size: of the pair that the rule passes through.
+        reference_batch_size: of the pair that the rule passes through, in examples.
         reference_lr: of that pair.
-        noise_scale: in examples, for the rules that take one.
+        noise_scale: in examples, for ``saturating`` and ``surge``.
+
+    Raises:
+        ConfigError: for an unknown rule, a noise scale that is missing, and what is not positive.
     """
     named = RULES.get(rule)
     if named is None:

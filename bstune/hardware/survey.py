@@ -107,7 +107,7 @@ THREADS_SHARE = 0.15
 
 @dataclass(frozen=True, repr=False)
 class Survey:
-    """What was measured, and what follows from it."""
+    """What a machine allows for a workload: what was measured, and what follows from it."""
 
     workload: str
     device: str

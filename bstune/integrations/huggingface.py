@@ -1,22 +1,35 @@
 """Hugging Face's Trainer under a study: a call-back tells a trial what the Trainer evaluates, and ends it.
 
-    for trial in bstune.Study(target="eval_loss<=0.5", ...):
-        arguments = TrainingArguments(
-            output_dir=str(trial.save_to),
-            per_device_train_batch_size=trial.batch_size,
-            learning_rate=trial.lr,
-            seed=trial.seed,
-            max_steps=trial.max_steps,
-            lr_scheduler_type="constant",
-            dataloader_drop_last=True,
-            eval_strategy="steps",
-            eval_steps=50,
-            save_strategy="no",
-        )
-        trainer = Trainer(make_model(), arguments, ..., callbacks=[TrialCallback(trial)])
-        trainer.train(resume_from_checkpoint=last_checkpoint(trial))
+>>> from transformers import Trainer, TrainingArguments
+>>> import bstune
+>>> from bstune.integrations.huggingface import TrialCallback, last_checkpoint
+>>> study = bstune.Study(
+...     target="eval_loss<=0.5",
+...     batch_sizes=(8, 64),
+...     reference=(64, 0.1),
+...     budget=bstune.Budget(examples=100_000),
+... )
+>>> for trial in study:  # doctest: +SKIP
+...     arguments = TrainingArguments(
+...         output_dir=str(trial.save_to),
+...         per_device_train_batch_size=trial.batch_size,
+...         learning_rate=trial.lr,
+...         seed=trial.seed,
+...         max_steps=trial.max_steps,
+...         lr_scheduler_type="constant",
+...         dataloader_drop_last=True,
+...         eval_strategy="steps",
+...         eval_steps=20,
+...         save_strategy="no",
+...     )
+...     callbacks = [TrialCallback(trial)]
+...     trainer = Trainer(
+...         make_model(), arguments, train_dataset=train, eval_dataset=val, callbacks=callbacks
+...     )
+...     trainer.train(resume_from_checkpoint=last_checkpoint(trial))
 
-It needs ``pip install 'bstune[huggingface]'``.
+Arguments that would train something else than the trial are refused by name. It needs
+``pip install 'bstune[huggingface]'``.
 """
 
 import time

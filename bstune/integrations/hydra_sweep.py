@@ -5,6 +5,29 @@ What its task returns is reported to the trial: a number that the config names, 
 
     {"history": [(step, value), ...], "seconds_per_step": 0.01}    # the target's metric
     {"steps": 120, "seconds_per_step": 0.01}                       # to the target; math.inf: missed
+
+``objective: time`` needs the seconds. A number is ``returns: steps``, or ``returns: metric`` at the
+end of ``budget``, which is compared as by ``objective: loss``; ``target`` is then a name alone. A
+job that raises an error or comes to NaN is a trial. What is no number ends the sweep with a line.
+
+What stands below ``hydra.sweeper`` (all of it is in
+:class:`hydra_plugins.bstune_sweeper.sweeper.BstuneSweeperConf`):
+
+* ``params`` as of Hydra's Optuna sweeper; the command line's come after. ``batch_size: KEY`` and
+  ``lr: KEY`` name the two where their keys do not end in ``batch_size``, ``lr`` or
+  ``learning_rate``. Of a choice of batch sizes all multiples of their greatest common divisor are
+  searched, of rates all between.
+* ``reference: [B, lr]`` is where the search begins; left out, it is the application's own pair.
+* ``max_steps``, ``resume_from`` and ``save_to`` name the keys by which jobs are stopped and
+  continued; ``checkpoint: PATH`` is where a job saves below its output folder, in place of
+  ``save_to``. Without them each job runs to its end. ``seed`` names the key of the trial's seed;
+  without it nothing runs again on fresh seeds.
+* ``sampler`` is one of bstune's by name, or a node with the ``_target_`` of any of Optuna's.
+* ``n_jobs`` trials are handed together to ``hydra/launcher``, and the next ones follow once all have
+  ended. Where a launcher loses a whole batch, each of its jobs is launched once more, by itself.
+
+The same command goes on after a kill. ``multirun.yaml`` and ``optimization_results.yaml`` go to
+``hydra.sweep.dir``, the study's files and page to ``outputs/NAME``.
 """
 
 import json

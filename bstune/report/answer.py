@@ -5,6 +5,19 @@
 Each line of the answer is a function of the result, in the table ``LINES``, ``ACTIONS`` or
 ``DETAILS``. The console, the figure's title, the pages, comparisons and MLflow's note take their
 words from here. What a study does not know is left out.
+
+* USE has the median over fresh seeds with the 90% interval of that median: the seeds' scatter, the
+  evaluations' grid and, of seconds, the error of tau(B). A machine's speed changes from minute to
+  minute, which that error holds.
+* GAIN is the mean ratio over the fresh seeds that both ran on. Its interval pools their scatter with
+  that of all trials (:mod:`bstune.study.planning.baseline`). One that holds 1 says so.
+* AS GOOD takes each batch size at its best learning rate (:mod:`bstune.study.analysis.as_good`).
+* DEVICES takes each device to be as fast as this one. Above the critical batch size a larger batch
+  saves few steps, yet on one device it can still be the fastest.
+* CAUTION names fresh seeds that missed the target, a configuration that may be better and had none,
+  a target that is met at the first look, a noisy machine, an open interval.
+
+``--json`` writes the result's JSON to standard output, and all else to standard error.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -260,7 +260,7 @@ class Pair:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What is shown of several studies."""
+    """Several studies side by side, and which of their critical batch sizes differ."""
 
     studies: tuple[Compared, ...]
     """At least one."""

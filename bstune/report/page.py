@@ -1,4 +1,11 @@
-"""``report.html``: a study's answer, how far to trust it, and all that it rests on, from the files that it left."""
+"""``report.html``: a study's answer, how far to trust it, and all that it rests on, from the files that it left.
+
+It asks nothing of the network and follows the browser's theme. Printed, or without JavaScript, each
+chart is a picture of the same traces, and all trials are there; a screen reader is told what each
+shows. The winner is marked "use" and trial 0 "yours". Scaling rules go through one point, the best
+learning rate at the middle of the curve. ``bstune report STUDY`` writes it again, also from a study
+that was cut short, with a line for what is missing.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

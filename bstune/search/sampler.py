@@ -104,11 +104,12 @@ def default_policy() -> Policy:
 
 
 class FrontierSampler(BaseSampler):
-    """Suggests the trial that is best in one draw of the frontier's posterior, for its cost.
+    """Searches batch size and learning rate in any Optuna study, and says when a trial is to stop.
 
-    The study needs an integer ``batch_size`` and either ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)), in all
-    of its trials; its values are minimized. Failed trials are passed over, and so are those with neither steps nor
-    a positive, finite value.
+    A suggestion is the best one for its cost in one draw of a posterior over the steps to the target. The module's
+    docstring has a study of one's own. The study needs an integer ``batch_size`` and either ``lr`` or, with a rule,
+    ``delta`` = log2(lr / rule(B)), in all of its trials; its values are minimized. Failed trials are passed over, and
+    so are those with neither steps nor a positive, finite value.
 
     Args:
         objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn, of a study whose two values are

@@ -4,7 +4,8 @@
     page.show(prepared, done, to_go)
 
 The process that owns the study writes it, each time as a whole file. What cannot be written is said once, and the
-study goes on.
+study goes on. The browser looks for a newer page every 15 s, ever more rarely once none comes, and
+after a day no more.
 """
 
 import math

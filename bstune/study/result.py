@@ -69,13 +69,14 @@ KINDS = {
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A study's results, as far as it has gone: the same call that began it continues it.
+    """What a study came to, as far as it has gone: the winner, the gain, the curve, the trials.
 
     Args:
-        folder: of the study's files: trials.jsonl, curve.json, curve.png, best.yaml, checkpoints.
-        summary: the answer, which is the content of ``curve.json``.
+        folder: the study's own, which holds trials.jsonl, curve.json, curve.png, best.yaml and checkpoints.
+        summary: the answer, a :class:`bstune.result.StudyResult`, whose fields say their units; ``curve.json`` is its
+            dump.
         records: of the trials, in order of their numbers.
-        options: of the study; None where its folder does not tell them.
+        options: the study's, typed and frozen; None where its folder does not tell them.
         recipe: of what it trains; None where it was read of its folder, or trains nothing.
         notes: what could not be read of the folder.
     """
@@ -96,7 +97,7 @@ class Result:
 
     @property
     def study(self) -> "optuna.Study":
-        """The study in its storage, as Optuna's plots and dashboard take it; StudyError without it."""
+        """The study in its storage, as Optuna's plots take it; StudyError without it."""
         options = self._known_options()
         return find_study(options.study, options.storage)
 
@@ -145,11 +146,11 @@ class Result:
 
     @property
     def trials(self) -> "pandas.DataFrame":
-        """The trials, a row each in order of their numbers: :meth:`trials_table`."""
+        """The trials as a table of pandas, of the needed columns: :meth:`trials_table`."""
         return self.trials_table()
 
     def trials_table(self, columns: Literal["needed", "all"] = "needed") -> "pandas.DataFrame":
-        """Give the trials, a row each in order of their numbers.
+        """Give the trials as a table of pandas, a row each in order of their numbers.
 
         Args:
             columns: ``needed`` are batch size, learning rate and the further hyper-parameters; how
@@ -258,14 +259,18 @@ def _row(trial: TrialResult) -> dict[str, Any]:
 
 
 def load(folder: str | Path, *, trust: bool = False) -> Result:
-    """Open a study by its output folder: one that has ended, or one that runs.
+    """Open a study by its output folder, whoever ran it: one that has ended, or one that runs.
 
-    A folder is data: nothing that it names is imported or called, but with ``trust``.
+    A folder is data: nothing that it names is imported or called, but with ``trust``. It holds no
+    code either, so that :meth:`Result.train` of it asks for module and data.
 
     Args:
         folder: such as ``outputs/digits``.
         trust: call what its config names, such as a scaling rule of your own, where the study has
             not ended.
+
+    Returns:
+        The result, whose ``notes`` say what could not be read.
 
     Raises:
         StudyError: where there is no study, or its files are not of this version of bstune.
@@ -285,10 +290,11 @@ def load(folder: str | Path, *, trust: bool = False) -> Result:
 def compare(*studies: str | Path | Result) -> Comparison:
     """Compare studies: what each says to use, and which critical batch sizes differ.
 
-    A notebook shows the comparison with its picture.
-
     Args:
         studies: output folders, such as ``outputs/digits``, or results.
+
+    Returns:
+        The comparison, which a notebook shows with its picture.
 
     Raises:
         StudyError: of a folder that is not there, or where no study can be read.

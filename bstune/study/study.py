@@ -61,10 +61,12 @@ ARGUMENT_OPTIONS = {
 
 
 class Study:
-    """A search of batch size and learning rate: its options, and the recipe of what it trains.
+    """A search of batch size and learning rate: :meth:`run` trains its trials, or a loop of yours does.
 
-    What an argument leaves at None is as ``conf/`` has it. The same arguments continue the study.
-    Without ``module`` and ``data`` it hands its trials to a loop: ``for trial in bstune.Study(...):``.
+    What an argument leaves at None is as ``conf/`` has it. The same arguments continue the study;
+    other settings than those it began with are refused, and a change in the module's code is not
+    noticed. Without ``module`` and ``data`` it hands its trials to a loop: ``for trial in
+    bstune.Study(...):`` (:mod:`bstune.study.own_loop`).
 
     Args:
         module: a function of a trial (``trial.lr``, ``.batch_size``, ``.seed``, ``.total_steps`` and what

@@ -28,9 +28,10 @@ def _running(make_study: Callable[Arguments, Study]) -> Callable[Arguments, Resu
     """Return a function of the arguments that make a study, which runs it."""
 
     def tune(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        """Search batch size and learning rate of a Lightning module: ``Study(...).run()``.
+        """Search the batch size and learning rate of a Lightning module, and give the :class:`Result`.
 
-        The arguments are those of :class:`bstune.Study`, and so is what is raised.
+        It is ``bstune.Study(...).run()``: the arguments and what is raised are those of :class:`bstune.Study`
+        and its ``run``. The same call continues the study.
         """
         return make_study(*arguments, **options).run()
 
@@ -50,10 +51,21 @@ def survey(
     batch_sizes: tuple[int, int] | None = None,
     trainer: Mapping[str, Any] | None = None,
 ) -> Survey:
-    """Return what this machine allows for a workload, measured or from the cache, which alone is written.
+    """Measure what this machine allows for a workload: which batch sizes fit, seconds of a step, the roofline.
 
-    The workload is one that a config names, ``survey("workload=digits")``, or a module and data, ``survey(
-    module=LitModel, data=MyDataModule(), metric="val_loss", batch_sizes=(8, 2048))``.
+    Nothing is written but its cache. The workload is one that a config names, ``survey("workload=digits")``, or a
+    module and data:
+
+    >>> found = bstune.survey(  # doctest: +SKIP
+    ...     "hardware.seconds=5",
+    ...     module=MyModule,
+    ...     data=MyData(32),
+    ...     metric="val/accuracy",
+    ...     batch_sizes=(8, 512),
+    ... )
+    >>> print(found.ceiling.batch_size)  # the largest that fits, of the range  # doctest: +SKIP
+    >>> print(found.step_time(64.0))  # seconds  # doctest: +SKIP
+    >>> print([(row.batch_size, row.seconds) for row in found.measured.timings])  # doctest: +SKIP
 
     Args:
         arguments: as on the command line: ``workload=NAME`` first, unless objects are given, then ``OPTION=VALUE``,

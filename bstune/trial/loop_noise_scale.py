@@ -1,13 +1,14 @@
 """The gradient noise scale of a loop of one's own that accumulates gradients over micro-batches.
 
 >>> noise = LoopNoiseScale()
->>> for micro_batch in micro_batches:  # doctest: +SKIP
-...     (loss_of(micro_batch) / len(micro_batches)).backward()
-...     noise.measure(model.parameters(), len(micro_batch))
->>> noise.step()  # doctest: +SKIP
->>> optimizer.step()  # doctest: +SKIP
->>> noise.estimate.noise_scale  # doctest: +SKIP
-213.4
+>>> for micro_batches in steps:  # doctest: +SKIP
+...     optimizer.zero_grad()
+...     for micro_batch in micro_batches:
+...         (loss_of(model, micro_batch) / len(micro_batches)).backward()
+...         noise.measure(model.parameters(), len(micro_batch[0]))
+...     noise.step()  # before gradients are clipped
+...     optimizer.step()
+>>> print(noise.estimate)  # doctest: +SKIP
 
 The arithmetic and its source stand in :mod:`bstune.core.noise_scale`.
 """
@@ -40,7 +41,7 @@ class _Step:
 
 
 class LoopNoiseScale:
-    """Measures B_simple = tr(Sigma)/|G|^2 from the micro-batches that a step accumulates.
+    """Measures the noise scale in a loop of yours, from the gradients of the micro-batches that a step accumulates.
 
     A loop without accumulation has one gradient a step, which does not tell it: let it take its
     batch in two halves on measured steps. A measured step keeps one more gradient in memory. For

@@ -51,9 +51,10 @@ STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
 class NoiseScale(Callback):
-    """Measures B_simple = tr(Sigma)/|G|^2 every few steps.
+    """A Lightning call-back that measures the noise scale B_simple = tr(Sigma)/|G|^2, in examples, every few steps.
 
-    It is that of the parameters of the module's optimizer.
+    It is over the parameters of the module's optimizer (:mod:`bstune.core.noise_scale` has the
+    source).
 
     Where a step has several micro-batches (gradient accumulation), several devices (DDP), or both,
     the norms of their gradients are read as the backward passes make them, before DDP reduces them.

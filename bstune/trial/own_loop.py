@@ -95,9 +95,9 @@ class LoopTrial:
         spec: what it is asked to do.
         state: how far the part of it was trained that it continues.
         verdict: ends it.
-        metric: the name of what is reported.
-        save_to: where the loop may save it.
-        resume_from: what was saved of the part that it continues; None: it starts afresh.
+        metric: the name of the target's metric, which is reported.
+        save_to: the file or folder where the loop may save it, once it is ``worth_saving``.
+        resume_from: what the loop saved of the part that it continues; None: it starts afresh.
         budget_end: the step from which on it is never asked to go on; None: a larger budget may ask
             it.
         is_exact: whether nothing past ``max_steps`` can be used.
@@ -146,7 +146,7 @@ class LoopTrial:
 
     @property
     def batch_size(self) -> int:
-        """Examples per step of the optimizer, all accumulated ones and all devices together."""
+        """Examples per step of the optimizer, accumulated ones and all devices together."""
         return self._spec.batch_size
 
     @property
@@ -223,7 +223,7 @@ class LoopTrial:
         )
 
     def report(self, step: int, value: object) -> bool:
-        """Tell the metric after a step, and hear whether to go on.
+        """Tell the metric after a step of the optimizer, and hear whether to go on.
 
         Args:
             step: how many steps of the optimizer were taken, those of an earlier part included; 0
@@ -269,7 +269,7 @@ class LoopTrial:
         self._end_at(_whole_number(step), "reached")
 
     def miss(self) -> None:
-        """Tell, likewise, that the target was not met until ``max_steps``."""
+        """Tell, in place of :meth:`report`, that the target was not met until ``max_steps``."""
         self._end_at(self.max_steps, "stopped")
 
     def _end_at(self, steps: int, status: Status) -> None:

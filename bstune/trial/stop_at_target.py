@@ -5,6 +5,34 @@
     trainer.fit(module, data)
     print(stop.steps_low, stop.steps, stop.time_to_target)
 
+With :class:`bstune.FrontierSampler` it makes the trials of anyone's Optuna study:
+
+>>> import optuna
+>>> from lightning.pytorch import Trainer
+>>> from bstune import FrontierSampler, StopAtTarget, Target
+>>> target = Target("val/accuracy", 0.9, mode="max")
+>>> study = optuna.create_study(sampler=FrontierSampler(target=target, seed=0))
+>>> def objective(trial):
+...     batch_size = trial.suggest_int("batch_size", 8, 256, log=True)
+...     lr = trial.suggest_float("lr", 1e-3, 1.0, log=True)
+...     stop = StopAtTarget(target)
+...     trainer = Trainer(
+...         max_steps=study.sampler.max_steps(trial.number) or 300,  # None: the sampler sets no limit
+...         val_check_interval=5,
+...         check_val_every_n_epoch=None,
+...         callbacks=[stop],
+...     )
+...     trainer.fit(MyModule(lr), MyData(batch_size))
+...     trial.set_user_attr("steps", stop.steps)  # to the target: in (stop.steps_low, stop.steps]
+...     trial.set_user_attr("seconds_per_step", stop.seconds_per_step)
+...     for step, value in stop.history:
+...         trial.report(value, step)
+...     if not stop.reached:
+...         raise optuna.TrialPruned
+...     return stop.time_to_target
+>>> study.optimize(objective, n_trials=6)  # doctest: +SKIP
+>>> print(study.best_params, study.best_value)  # doctest: +SKIP
+
 Steps and seconds are counted as in bstune's own trials (:mod:`bstune.trial.loop`).
 """
 
@@ -21,7 +49,9 @@ from bstune.trial.parts.metric import metric
 
 
 class StopAtTarget(Callback):
-    """Ends a fit at the first evaluation that meets the target.
+    """A Lightning call-back that ends a fit at the first evaluation that meets a target, and says what that took.
+
+    It works with both of Lightning's packages.
 
     It works with both of Lightning's packages.
 

@@ -21,6 +21,10 @@ A module may have
   what it changes in the module's state.
 * ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any
   module inside it, cannot be trained with.
+
+Data are set up once a process, with all generators seeded from ``seed``, so that a random split is
+the same everywhere. ``teardown`` is not called, and DataLoader workers stay. What a module finds in
+its Trainer is told in :mod:`bstune.trial.lightning.trainer`.
 """
 
 import functools

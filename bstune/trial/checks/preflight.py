@@ -1,11 +1,15 @@
 """What a few steps show before anything long.
 
-What cannot be tuned is refused in one line, what is left out is a note.
-
 Short trials at the smallest batch sizes, through the same code as every other trial: two batch
 sizes are timed, two learning rates and two seeds compared, schedules stepped ahead; one of the
 trials is stopped and continued, and compared with one that is not. Each mistake has a function that
 finds it.
+
+Refused, with status 2 and what to change, are rates that train alike, no validation, a metric that
+is never logged, loaders that cannot be read in batches of another size, a target that untrained
+weights meet, a checkpoint that does not load back, and a schedule that raises within the budget. A
+module that seeds itself is named. One that keeps state that its checkpoint lacks is tuned, too: its
+trials start afresh, and the plan names the attribute.
 """
 
 import functools

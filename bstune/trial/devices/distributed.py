@@ -1,13 +1,23 @@
 """One trial on several devices, a process each, under Lightning's DDP.
 
-Each trains its share of every batch.
-
 All processes run the same trial: same seed, same stream of batches, of which each takes its own
 micro-batches, and the same evaluations on all validation data. Gradients are exchanged by gloo on
 CPUs and by nccl on CUDA. What processes may see differently, a metric, a loss, a wish to stop, they
 agree on at each evaluation, so that none goes on alone. The first one writes the files, and its
 record is the trial's. Where one fails, :mod:`bstune.trial.processes.workers` ends the others, which
 would wait for it.
+
+* B is the whole batch. A device trains ceil(B/N) or floor(B/N) examples, and each loss counts by
+  its share, so that the trial is that of one device to float error. Seconds of a step are those of
+  all devices.
+* Modules need no ``sync_dist``. Random numbers that a module draws are the same on every device;
+  normalisation layers see a device's share.
+* The survey probes ceil(B/N) examples on one device, times steps on all, and has no roofline and no
+  noise scale.
+* Refused are ``search.workers`` other than 1, ``compile``, manual optimization, parameters without
+  a gradient, and ``train_batches`` of a data module's own that are not from ``TrainBatches``.
+
+The tests train with two processes on a CPU. No machine with two CUDA devices was at hand.
 """
 
 import logging

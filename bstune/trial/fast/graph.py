@@ -9,6 +9,10 @@ the device's random numbers, which a graph draws on. What else may differ is loo
 steps, which run as they are, and a first replay is compared with the step that it repeats. Where
 anything differs, all steps are eager, and ``reason`` says why.
 
+So a step is not captured where it uses ``batch_idx``, the Trainer or ``self.log``, changes
+attributes, or draws random numbers on the host. An optimizer of your own says ``capturable =
+True``. What a step reads of objects that are no attributes of a module is not seen.
+
 Tests on a CPU record the operators of a step in a graph's place.
 """
 

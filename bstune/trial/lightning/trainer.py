@@ -1,6 +1,23 @@
-"""Lightning Trainers for trials and evaluations, quiet and with the user's own arguments.
+"""Lightning Trainers for trials and evaluations: quiet, with the user's own arguments, of the package that fits.
 
-A Trainer is of the package, lightning or pytorch_lightning, that the user's objects are of.
+What a module finds in a trial:
+
+* **Numbers.** ``max_steps`` is where the trial's budget or horizon ends, ``max_epochs`` the epochs
+  that takes, ``estimated_stepping_batches`` counts optimizer steps. A trial that the search stops
+  early has the same numbers. Under manual optimization ``max_steps`` is -1, and a step is a batch.
+* **Epochs** have n // B batches of the training DataLoader's n examples; what is left over begins
+  the next one. Data modules with ``train_batches``, and streams without a length, have one endless
+  epoch.
+* **Evaluations** come at bstune's cadence, and at each epoch's end where something looks at it:
+  ``ReduceLROnPlateau``, or ``on_train_epoch_end`` of the module or a call-back. One that does not
+  log the target's metric tells nothing.
+* **``logger``** swallows what it gets (:class:`NullLogger`), unless ``trainer.logger`` has your
+  own. ``datamodule`` is a copy that serves the trial's batches.
+* **Call-backs, loggers and plug-ins** are copied for each trial. EarlyStopping ends a trial as
+  stopped. ModelCheckpoint without ``dirpath`` writes to a folder that is gone afterwards.
+* **Checkpoints** of bstune's own hold weights and plain data
+  (:mod:`bstune.trial.parts.checkpoint`). What ``on_save_checkpoint`` adds must be numbers, texts,
+  tensors, lists and dicts.
 """
 
 import copy

@@ -1,11 +1,14 @@
 """Where trials run: in processes of their own, or in this one (``search.workers``).
 
-This one keeps the study meanwhile.
-
 What a user's code does in a process of its own, such as a crash or a step that never ends, is the
 end of one trial. The processes are forked by multiprocessing's fork server, which has imported what
 all of them need and never touches the device: CUDA does not survive a fork. This module imports
 neither torch nor lightning.
+
+An exception, ``sys.exit``, a crash or want of memory ends one trial: ``failed``, with the message
+and the line of the user's file; ``diverged`` where the loss was no longer finite before; or ``out
+of memory``. A failed point is tried once more. Three failures in a row end the study with status 1,
+and the same command continues it. ``protocol.trial_seconds`` ends what never ends.
 """
 
 import faulthandler

@@ -1,0 +1,165 @@
+"""Write the reference of the public names in ``bstune/README.md``: ``python .ci/api_reference.py``.
+
+What a name is for is said in its docstring alone. A test compares it with the README.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import bstune
+from bstune.core.curve import CurveFit
+from bstune.core.noise_scale import NoiseScaleEstimate
+from bstune.hardware.survey import Survey
+from bstune.report.compare import Comparison
+from bstune.study.result import Result
+from bstune.trial.own_loop import LoopTrial
+
+README = Path(bstune.__file__).parent / "README.md"
+# What stands between them in the README is made here.
+BEGIN = "<!-- written by .ci/api_reference.py -->\n"
+END = "<!-- end of what .ci/api_reference.py wrote -->\n"
+VERSION = "__version__"
+OF_VERSION = "The version of the installed package, a text."
+# What public names give and nobody makes: of the first ones each member is told.
+TOLD = (Result, LoopTrial)
+NAMED = (Survey, Comparison, CurveFit, NoiseScaleEstimate)
+# Public members that bstune itself calls.
+FOR_BSTUNE = {
+    "of",
+    *("join", "run_on"),  # of Study
+    *("again", "after", "unmeasured"),  # of TrialResult
+    *("recipe", "records"),  # of Result
+    *("spec", "finished", "abandon", "may_go_on", "start_gap"),  # of LoopTrial
+}
+
+
+def reference() -> str:
+    """Write the list of the public names, and that of what they give."""
+    lines = list[str]()
+    for name in bstune.__all__:
+        if name == VERSION:
+            lines.append(f"* **`{name}`**. {OF_VERSION}")
+        else:
+            thing = getattr(bstune, name)
+            members = [*sections_of(thing).get("Attributes", {}), *members_of(thing)]
+            lines.append(item(called(name, thing), thing) + names_of(members))
+    lines += ["", "They give:", ""]
+    for thing in TOLD:
+        lines.append(f"{item(thing.__name__, thing)} It has")
+        for member, purpose in told(thing):
+            lines.append(f"  * `{member}`: {purpose}")
+    for thing in NAMED:
+        members = [*field_names(thing), *members_of(thing)]
+        lines.append(item(thing.__name__, thing) + names_of(members))
+    return "\n".join(lines) + "\n"
+
+
+def item(call: str, thing: Any) -> str:
+    """Begin the item of a name: how it is called, where it stands, what it is for."""
+    file = Path(inspect.getfile(thing)).relative_to(README.parent)
+    paragraph, *_ = docstring_of(thing).split("\n\n")
+    return f"* **`{call}`** ([{file}]({file})). {as_markdown(paragraph)}"
+
+
+def names_of(members: list[str]) -> str:
+    """End an item with the names of its members."""
+    return f" Has {', '.join(f'`{name}`' for name in members)}." if members else ""
+
+
+def called(name: str, thing: Any) -> str:
+    """Write a call with the names of all parameters and their defaults."""
+    signature = inspect.signature(thing)
+    if thing is bstune.tune and signature == inspect.signature(bstune.Study):
+        return f"{name}(the arguments of Study)"
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    parts = list[str]()
+    for parameter in signature.parameters.values():
+        is_keyword = parameter.kind is parameter.KEYWORD_ONLY
+        if is_keyword and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        parts.append(f"{stars.get(parameter.kind, '')}{parameter.name}{default_of(parameter)}")
+    return f"{name}({', '.join(parts)})"
+
+
+def default_of(parameter: inspect.Parameter) -> str:
+    """Write a parameter's default; one that each call makes anew is a mapping."""
+    if parameter.default is parameter.empty:
+        return ""
+    if repr(parameter.default) == "<factory>":
+        return "={}"
+    name = getattr(parameter.default, "__name__", None)
+    return f"={name or repr(parameter.default)}"
+
+
+def docstring_of(thing: Any) -> str:
+    """Give a docstring without its indentation; empty where there is none."""
+    return inspect.getdoc(thing) or ""
+
+
+def as_markdown(text: str) -> str:
+    """Write a docstring's words on one line, as Markdown."""
+    text = " ".join(text.split()).replace("S*(B)", "S\\*(B)").replace("lr*(B)", "lr\\*(B)")
+    return re.sub(r":\w+:`(?:bstune\.)?(\w+|bstune[\w.]+)`", r"`\1`", text).replace("``", "`")
+
+
+def sections_of(thing: Any) -> Mapping[str, Mapping[str, str]]:
+    """Give what a docstring says of each argument and attribute, by ``Args`` and ``Attributes``, then by name."""
+    sections = dict[str, Mapping[str, str]]()
+    for heading in ("Args", "Attributes"):
+        pattern = rf"^{heading}:\n((?:    .*\n?|\n)+)"
+        found = re.search(pattern, docstring_of(thing), flags=re.MULTILINE)
+        entries = re.split(r"\n(?=    \w)", found[1].rstrip()) if found else []
+        meanings = [entry.strip().partition(": ") for entry in entries]
+        sections[heading] = {name: first_sentence(meaning) for name, _, meaning in meanings}
+    return sections
+
+
+def first_sentence(text: str) -> str:
+    """Give a text up to its first full stop, as Markdown."""
+    sentence, *_ = re.split(r"(?<=\.)\s", as_markdown(text), maxsplit=1)
+    return f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}."
+
+
+def told(thing: type) -> Iterator[tuple[str, str]]:
+    """List the members of a class with what each is for."""
+    arguments = sections_of(thing)["Args"]
+    for name in inspect.get_annotations(thing):
+        if name in arguments and name not in FOR_BSTUNE:
+            yield name, arguments[name]
+    for name in members_of(thing):
+        member = vars(thing)[name]
+        call = name
+        if inspect.isfunction(member):
+            call = called(name, member).replace("(self, ", "(").replace("(self)", "()")
+        yield call, first_sentence(docstring_of(member))
+
+
+def members_of(thing: Any) -> list[str]:
+    """List the public methods and properties of a class that are bstune's own, in their order."""
+    if not isinstance(thing, type):
+        return []
+    others = set(FOR_BSTUNE)
+    for base in thing.__mro__[1:]:
+        if not base.__module__.startswith("bstune."):
+            others.update(vars(base))
+    names = list[str]()
+    for name, value in vars(thing).items():
+        is_member = inspect.isroutine(value) or hasattr(type(value), "__get__")
+        if is_member and not name.startswith("_") and name not in others:
+            names.append(name)
+    return names
+
+
+def field_names(thing: Any) -> list[str]:
+    """List the fields of a dataclass; none of another class."""
+    return [one.name for one in fields(thing)] if is_dataclass(thing) else []
+
+
+if __name__ == "__main__":
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    README.write_text(f"{before}{BEGIN}\n{reference()}\n{END}{after}", encoding="utf-8")
