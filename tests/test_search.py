@@ -69,7 +69,6 @@ class Answers(TrialBackend):
 def study(tmp_path, monkeypatch):
     """Return what prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)
     write_rows(tmp_path / "t.jsonl", table_rows())
 
     def prepared(backend, *options, **more):
