@@ -302,7 +302,13 @@ def raising(error):
 
 
 @pytest.mark.parametrize(
-    "body", [raising(ValueError("mine")), raising(KeyboardInterrupt()), lambda trial: None]
+    "body",
+    [
+        raising(ValueError("mine")),
+        # A generator sees as little of the one as of the other.
+        pytest.param(raising(KeyboardInterrupt()), marks=pytest.mark.slow),
+        lambda trial: None,
+    ],
 )
 def test_a_trial_whose_loop_is_left_is_said_and_asked_again(body, caplog):
     asked, again = left(body)
@@ -609,16 +615,23 @@ def test_a_study_with_a_module_has_no_loop():
         (KeyboardInterrupt(), "failed", "KeyboardInterrupt"),
     ],
 )
-def test_a_trial_that_an_error_ends(error, status, message):
+def test_how_an_error_ends_a_trial(error, status, message):
+    trial = made_trial()
+    trial.fail(error)
+    record = trial.finished.result()
+    assert (record.status, record.message) == (status, message)
+
+
+def test_a_trial_that_an_error_ends_is_stored():
     study = quadratic(trials=2)
     for trial in study:
         if trial.number == 1:
-            trial.fail(error)
+            trial.fail(MemoryError("no room"))
             continue
         descend(trial)
         trial.finish()
     record = study.result.records[1]
-    assert (record.status, record.message) == (status, message)
+    assert (record.status, record.message) == ("out of memory", "no room")
 
 
 def fail_with_a_missing_key(trial):

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+from contextlib import chdir
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 
@@ -46,10 +47,11 @@ def output(tmp_path, monkeypatch):
     return output
 
 
-@pytest.fixture
-def backend(output):
-    # In this process.
-    return prepared_study(*DIGITS, "search.workers=0").training.service.backend
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory):
+    """Give what trains the digits in this process, in whichever folder it is asked to."""
+    with chdir(tmp_path_factory.mktemp("prepared")):
+        return prepared_study(*DIGITS, "search.workers=0").training.service.backend
 
 
 @pytest.fixture

