@@ -46,7 +46,7 @@ README = TESTS.parent / "bstune" / "README.md"
 def arguments(**changes):
     """Return the arguments of a study of digits whose objective depends on no clock."""
     own = {
-        "target": "val_loss<=1.6",
+        "target": "val_loss<=1.2",
         "batch_sizes": (16, 256),
         "reference": (32, 0.2),
         "budget": bstune.Budget(steps=1, examples=8_000),
@@ -128,7 +128,7 @@ def run_loop(name, trials=None):
 
 def study_of(name):
     metric = "eval_loss" if name == "huggingface" else "val_loss"
-    return bstune.Study(**arguments(target=f"{metric}<=1.6"))
+    return bstune.Study(**arguments(target=f"{metric}<=1.2"))
 
 
 def assert_same(records, expected, exactly):
