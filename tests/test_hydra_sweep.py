@@ -176,11 +176,12 @@ def launched(monkeypatch):
 
 
 def test_jobs_are_launched_in_batches(sweep, launched):
-    records = sweep("hydra.sweeper.n_trials=5", "hydra.sweeper.n_jobs=2", SEEDED)
-    assert launched[:3] == [[0, 1], [2, 3], [4]]
+    longer = ["examples=20000", "hydra.sweeper.budget.examples=20000"]
+    records = sweep("hydra.sweeper.n_trials=7", "hydra.sweeper.n_jobs=3", SEEDED, *longer)
+    assert launched[:3] == [[0, 1, 2], [3, 4, 5], [6]]
     # On fresh seeds one runs at a time.
     assert {len(batch) for batch in launched[3:]} == {1}
-    assert sum(record.replicate_of is None for record in records) == 5
+    assert sum(record.replicate_of is None for record in records) == 7
     for record in records:
         (overrides,) = Path().glob(f"multirun/*/*/{record.number}/.hydra/overrides.yaml")
         assert f"data.batch_size={record.batch_size}" in yaml.safe_load(overrides.read_text())
