@@ -117,7 +117,7 @@ def test_an_application_is_swept(arguments, sweep):
     assert all(16 <= record.batch_size <= 256 and 0.01 <= record.lr <= 2 for record in records)
     assert (records[0].batch_size, records[0].lr) == (32, 0.2)
     # The application is not told when to stop, and each job runs to its end.
-    examples = 4000 if "examples=4000" in arguments else 8000
+    examples = 4000 if "examples=4000" in arguments else 20_000
     ends = [math.ceil(examples / record.batch_size) for record in records]
     stopped = [record.status == "stopped" for record in records]
     # The goal of this one is never met.
@@ -176,8 +176,7 @@ def launched(monkeypatch):
 
 
 def test_jobs_are_launched_in_batches(sweep, launched):
-    longer = ["examples=20000", "hydra.sweeper.budget.examples=20000"]
-    records = sweep("hydra.sweeper.n_trials=7", "hydra.sweeper.n_jobs=3", SEEDED, *longer)
+    records = sweep("hydra.sweeper.n_trials=7", "hydra.sweeper.n_jobs=3", SEEDED)
     assert launched[:3] == [[0, 1, 2], [3, 4, 5], [6]]
     # On fresh seeds one runs at a time.
     assert {len(batch) for batch in launched[3:]} == {1}
