@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from toolbox import best_of
+from toolbox import best_of, leave_blank
 
 from bstune.__main__ import main
 from bstune.core.records import Budget, Merit, Target, TrialResult
@@ -335,13 +335,18 @@ def resolved(*arguments: str) -> tuple[StudyOptions, Recipe]:
 # Studies that ran once for several tests
 
 
-def run_command(folder: Path, *arguments: str) -> str:
-    """Run a study in a folder, without a survey; it must end well. Give what it printed."""
+def run_command(folder: Path, *arguments: str, drawn: bool = False) -> str:
+    """Run a study in a folder, without a survey; it must end well. Give what it printed.
+
+    Its pictures are those of a study where they are to be ``drawn``, else files without any.
+    """
     printed = StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setattr(sys, "argv", ["bstune", *arguments, "hardware.enabled=false"])
+        if not drawn:
+            leave_blank(patch)
         status = main()
     assert status == 0, printed.getvalue()
     return printed.getvalue()

@@ -10,34 +10,36 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 import importlib
 import logging
-import sqlite3
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy
-import toolbox
-from hydra.core.plugins import Plugins
-from postgres import Postgres
-from torch import Tensor, nn
 
-from bstune import integrations
-from bstune.__main__ import main
-from bstune.core.records import TrialResult
-from bstune.trial.replay import Table
+# The process that hands out the tests imports this module too, before it starts the others: what
+# takes seconds is imported where it is used.
+if TYPE_CHECKING:
+    from postgres import Postgres
+    from torch import Tensor, nn
+
+    from bstune.core.records import TrialResult
+    from bstune.trial.replay import Table
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 # What the modules imported stays until the end: looking through it again and again took a tenth of the tests' time.
 gc.set_threshold(700, 10, 200)
 
 
-@sqlalchemy.event.listens_for(sqlalchemy.Engine, "connect")
-def _without_waiting_for_the_disk(connection: Any, _: Any) -> None:
-    """A test's SQLite database need not outlive the machine: half the time of what writes to one was waiting."""
-    if isinstance(connection, sqlite3.Connection):
-        connection.execute("PRAGMA synchronous=OFF")
+def pytest_collection_finish() -> None:
+    """Prepare a process that runs tests for what all of them do, and leave to itself what it has imported."""
+    import once
+
+    once.keep()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -47,20 +49,50 @@ def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(autouse=True)
-def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paint figures, but write no picture of them, which is a quarter of a small study's time.
+def _own_signals() -> Iterator[None]:
+    """Refuse a test that leaves other handlers than it found: with SIGINT ignored, a later one waited for ever."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    after = [signal.getsignal(number) for number in SIGNALS]
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before, "the test leaves other handlers of signals than it found"
 
-    What depends on a study's trials is in the painting; ``rendered`` is for tests of pictures.
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let SIGINT be Python's own, and afterwards what it was: Lightning ignores it once a training was interrupted."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no pictures, and paint no study's curve: both are half of a small study's time.
+
+    ``painted`` is for tests of what depends on a study's trials, ``rendered`` for those of pictures.
+    What fixtures of a module run is painted and rendered.
     """
-    if "rendered" not in request.fixturenames:
-        monkeypatch.setattr(
-            "bstune.report.drawing.render", lambda figure, file, suffix: file.write(b"not rendered")
-        )
+    if "rendered" in request.fixturenames:
+        return
+    monkeypatch.setattr(
+        "bstune.report.drawing.render", lambda figure, file, suffix: file.write(b"not rendered")
+    )
+    if "painted" not in request.fixturenames and "bstune.study.report" in sys.modules:
+        from toolbox import leave_blank
+
+        leave_blank(monkeypatch)
+
+
+@pytest.fixture
+def painted() -> None:
+    """Paint figures, and write no picture of them."""
 
 
 @pytest.fixture
 def rendered() -> None:
-    """Write figures as pictures."""
+    """Paint figures and write them as pictures."""
 
 
 @pytest.fixture
@@ -70,6 +102,8 @@ def run_verb(
     """Run a verb with just these arguments; return its exit status and what it printed."""
 
     def run(*arguments: str) -> tuple[object, str, str]:
+        from bstune.__main__ import main
+
         monkeypatch.setattr(sys, "argv", ["bstune", *arguments])
         status = main()
         printed = capfd.readouterr()
@@ -86,6 +120,8 @@ def bstune(
 
     The hardware is surveyed only for a test that says so: it takes seconds.
     """
+    from bstune.__main__ import main
+
     monkeypatch.chdir(tmp_path)
 
     def run(*given: object) -> tuple[object, str, str]:
@@ -114,6 +150,10 @@ def bstune(
 @pytest.fixture
 def hydra_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an application of Hydra sweep in this process, by this checkout's sweeper."""
+    from hydra.core.plugins import Plugins
+
+    from bstune import integrations
+
     # A checkout may have been installed before it had the plugin.
     monkeypatch.syspath_prepend(Path(integrations.__file__).parent)
     plugin = importlib.import_module("hydra_plugins.bstune_sweeper.sweeper")
@@ -127,8 +167,10 @@ def hydra_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def database_server() -> Iterator[Postgres]:
+def database_server() -> "Iterator[Postgres]":
     """Start a server of the test's own; its ``url()`` is that of an empty database."""
+    from postgres import Postgres
+
     pytest.importorskip("psycopg2")
     if not Postgres.installed():
         pytest.skip("needs a PostgreSQL server")
@@ -142,13 +184,15 @@ def database_server() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def write_table() -> Callable[[Path, Table, str], Path]:
+def write_table() -> "Callable[[Path, Table, str], Path]":
     """Write a table as JSON lines; what did not diverge gets the given status."""
 
-    def write(path: Path, table: Table, status: str) -> Path:
+    from toolbox import write_rows
+
+    def write(path: Path, table: "Table", status: str) -> Path:
         names = ("batch_size", "lr", "seed", "steps", "metric", "seconds_per_step")
         runs = [({name: getattr(run, name) for name in names}, run.diverged) for run in table.runs]
-        return toolbox.write_rows(
+        return write_rows(
             path, (row | {"status": "diverged" if ended else status} for row, ended in runs)
         )
 
@@ -156,21 +200,23 @@ def write_table() -> Callable[[Path, Table, str], Path]:
 
 
 @pytest.fixture
-def make_result() -> Callable[..., TrialResult]:
-    return toolbox.make_result
+def make_result() -> "Callable[..., TrialResult]":
+    from toolbox import make_result
+
+    return make_result
 
 
 @pytest.fixture
-def parameters() -> Callable[[nn.Module], int]:
+def parameters() -> "Callable[[nn.Module], int]":
     """Count a model's parameters."""
     return lambda model: sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.fixture
-def shapes() -> Callable[[nn.Module, Tensor], list[tuple[int, ...]]]:
+def shapes() -> "Callable[[nn.Module, Tensor], list[tuple[int, ...]]]":
     """Return the shape of what each direct child of a model returns, without the batch's dimension."""
 
-    def seen_by(model: nn.Module, images: Tensor) -> list[tuple[int, ...]]:
+    def seen_by(model: "nn.Module", images: "Tensor") -> list[tuple[int, ...]]:
         seen: list[tuple[int, ...]] = []
         for child in model.children():
             child.register_forward_hook(

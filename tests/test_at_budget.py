@@ -284,7 +284,7 @@ def made(tmp_path_factory):
     begun = made / "begun"
     begun.mkdir()
     write_rows(begun / "t.jsonl", table_rows())
-    run_command(begun, *SECONDS, f"search.trials={TRIALS}")
+    run_command(begun, *SECONDS, f"search.trials={TRIALS}", drawn=True)
     return begun.rename(made / "moved")
 
 

@@ -272,7 +272,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_a_study_begins_with_the_baseline_and_says_the_gain(run):
-    found = run(Laws(lambda size: round(200 + 40_000 / size)), "search.trials=8")
+    found = run(Laws(lambda size: round(200 + 40_000 / size)), "search.trials=5")
     first = found.trials[0]
     assert (first.batch_size, first.lr) == (32, found.prepared.options.scaling.lr)
     assert first.status == "reached"

@@ -407,6 +407,7 @@ class Ends(Classifier):
         (KeyboardInterrupt(), None),
     ],
 )
+@pytest.mark.usefixtures("interruptible")
 def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeypatch):
     """The weights that reach the target are not there either."""
     monkeypatch.chdir(tmp_path)

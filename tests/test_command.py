@@ -204,8 +204,9 @@ def test_batches_smaller_than_what_the_model_takes_are_refused_unless_no_trial_h
         ["trial.batch_size=8", "trial.lr=0.1"],
         ["search.batch_size.low=8", "hardware.seconds=1"],
     ):
-        refused(bstune, tmp_path, message, *GHOSTS, *arguments)
-    own = ("trial.batch_size=64", "trial.lr=0.01", "budget.steps=3", "budget.examples=1", OFFLINE)
+        refused(bstune, tmp_path, message, *GHOSTS, *arguments, "search.workers=0")
+    own = ("trial.batch_size=64", "trial.lr=0.01", "budget.steps=3", "budget.examples=1")
+    own += (OFFLINE, "search.workers=0")
     status, _, err = bstune(*GHOSTS, "search.batch_size.low=8", *own)
     assert (status, err) == (0, "")
 
@@ -224,7 +225,7 @@ def test_a_debug_flag_shows_the_traceback(bstune):
 def study(tmp_path_factory):
     """Return the folder in which a study of digits ran, and what it printed."""
     root = tmp_path_factory.mktemp("study")
-    return root, run_command(root, *STUDY)
+    return root, run_command(root, *STUDY, drawn=True)
 
 
 def test_a_study_from_end_to_end(study):

@@ -171,7 +171,8 @@ class Counting(Classifier):
     ("kind", "whole"),
     [
         *((kind, True) for kind in (Classifier, Direct)),
-        *((k, False) for k in (Logging, Numbering, Scaling, Seldom, Counting)),
+        *((kind, False) for kind in (Logging, Seldom, Counting)),
+        *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in (Numbering, Scaling)),
     ],
 )
 def test_a_step_is_compiled_whole_unless_it_goes_by_its_number(monkeypatch, warned, kind, whole):

@@ -179,7 +179,10 @@ def test_what_a_checkpoint_does_not_hold_is_named_and_no_trial_is_continued(kind
     assert not found.continues
     (note,) = found.notes
     assert f"the checkpoint does not hold {named};" in note
-    assert look_at(kind, continues=False).notes == ()
+
+
+def test_where_no_trial_goes_on_nothing_is_said_of_it():
+    assert look_at(Counts, continues=False).notes == ()
 
 
 # Modules that go on as if they had not been stopped

@@ -148,13 +148,13 @@ def test_noiseless_points_with_a_small_batch_term_return_the_parameters(b_crit, 
 @pytest.mark.slow
 def test_two_terms_raise_no_false_alarm_and_three_are_found():
     rng, two, three = np.random.default_rng(3), [], []
-    for _ in range(12):
+    for _ in range(6):
         two.append(fit_curve(noisy_points(rng, NINE, 0.1)))
         three.append(
             fit_curve(noisy_points(rng, NINE, 0.1, b_opt=340.0))
         )  # E(B_crit/32) is 2.8 E_min
-    assert [fit.law for fit in two] == ["two-terms"] * 12
-    assert [fit.law for fit in three] == ["three-terms"] * 12
+    assert [fit.law for fit in two] == ["two-terms"] * 6
+    assert [fit.law for fit in three] == ["three-terms"] * 6
     assert (
         sum(
             (fit.critical_batch_size_low or 0)
@@ -162,9 +162,9 @@ def test_two_terms_raise_no_false_alarm_and_three_are_found():
             <= (fit.critical_batch_size_high or math.inf)
             for fit in three
         )
-        >= 10
+        >= 5
     )
-    assert sum(fit.b_opt_low <= 340.0 <= (fit.b_opt_high or math.inf) for fit in three) >= 10
+    assert sum(fit.b_opt_low <= 340.0 <= (fit.b_opt_high or math.inf) for fit in three) >= 5
 
 
 def test_the_law_may_be_chosen_and_what_is_doubtful_is_said():
@@ -235,7 +235,7 @@ def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
 @pytest.mark.slow
 def test_one_bad_point_moves_the_fit_little_and_bounds_only_where_they_say_something():
     points = true_points(NINE)
-    for i, factor in ((i, factor) for i in range(len(points)) for factor in (3.0, 1 / 3.0)):
+    for i, factor in ((i, factor) for i in (0, 1, 4, 8) for factor in (3.0, 1 / 3.0)):
         bad = [
             replace(p, steps=p.steps * (factor if j == i else 1.0)) for j, p in enumerate(points)
         ]

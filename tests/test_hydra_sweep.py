@@ -29,7 +29,6 @@ SEEDED = "hydra.sweeper.seed=seed"
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
 
 
 @pytest.fixture
@@ -97,8 +96,8 @@ def environment():
     ],
 )
 def test_an_application_is_swept(arguments, sweep):
-    records = sweep("hydra.sweeper.n_trials=4", *arguments)
-    assert len(records) == 4
+    records = sweep("hydra.sweeper.n_trials=3", *arguments)
+    assert len(records) == 3
     assert {record.resumed_from for record in records} == {None}
     assert all(16 <= record.batch_size <= 256 and 0.01 <= record.lr <= 2 for record in records)
     assert (records[0].batch_size, records[0].lr) == (32, 0.2)
@@ -106,7 +105,8 @@ def test_an_application_is_swept(arguments, sweep):
     examples = 4000 if "examples=4000" in arguments else 20_000
     ends = [math.ceil(examples / record.batch_size) for record in records]
     stopped = [record.status == "stopped" for record in records]
-    assert any(stopped)
+    # The goal of this one is never met.
+    assert any(stopped) or "goal=0" not in arguments
     assert all(
         record.steps == end
         for record, end, is_stopped in zip(records, ends, stopped, strict=True)
@@ -175,6 +175,7 @@ def test_jobs_are_launched_in_batches(sweep, launched):
         assert min(abs(one - other) for one, other in itertools.combinations(points, 2)) > 0.05
 
 
+@pytest.mark.slow  # batches, and jobs that go on, by themselves are above
 def test_batches_may_go_on_too(sweep, launched):
     records = sweep("hydra.sweeper.n_trials=8", "hydra.sweeper.n_jobs=2", *CONTINUED, SEEDED)
     by_number = {record.number: record for record in records}
@@ -218,7 +219,7 @@ def test_what_a_job_of_a_batch_may_not_return_leaves_the_others(sweep, capsys):
 def test_joblibs_launcher_runs_a_batch_in_processes(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="it is not installed")
     ran = run_application(
-        "hydra.sweeper.n_trials=4",
+        "hydra.sweeper.n_trials=2",
         "hydra.sweeper.n_jobs=2",
         "hydra/launcher=joblib",
         "hydra.launcher.n_jobs=2",
@@ -229,7 +230,7 @@ def test_joblibs_launcher_runs_a_batch_in_processes(tmp_path):
     assert ran.returncode == 0, ran.stderr
     records = trials_of(tmp_path / "outputs" / "train")
     assert [record.number for record in records if record.status == "failed"] == [1]
-    assert len(records) == 5
+    assert len(records) == 3
 
 
 @pytest.mark.parametrize(
@@ -315,9 +316,12 @@ def test_what_a_task_may_not_return(arguments, message, sweep, capsys):
         sweep(*arguments)
     assert ended.value.code == 2
     assert re.search(f"error: .*{message}", capsys.readouterr().err)
-    # The trial is asked again once the task has been mended.
-    again = [one for one in arguments if not one.startswith("returns=")]
-    assert sweep("hydra.sweeper.n_trials=1", "returns=history", *again)[-1].batch_size == 32
+
+
+def test_a_task_that_has_been_mended_is_asked_the_same_trial_again(sweep):
+    with pytest.raises(SystemExit):
+        sweep("returns=None")
+    assert sweep("hydra.sweeper.n_trials=1", "returns=history")[-1].batch_size == 32
 
 
 def test_a_study_goes_on_unless_it_may_not(sweep, capsys):

@@ -358,13 +358,10 @@ def test_any_other_error_is_a_failure_with_the_frames_of_the_users_files(module,
     assert "site-packages" not in finished.frames
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_is_no_error_of_the_users():
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # Lightning leaves it ignored, in earlier tests too
     with pytest.raises(SystemExit):  # as Lightning ends
         count(fails_in("training", lambda: signal.raise_signal(signal.SIGINT)))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

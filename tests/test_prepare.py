@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+from contextlib import chdir
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 
@@ -46,10 +47,11 @@ def output(tmp_path, monkeypatch):
     return output
 
 
-@pytest.fixture
-def backend(output):
-    # In this process.
-    return prepared_study(*DIGITS, "search.workers=0").training.service.backend
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory):
+    """Give what trains the digits in this process, in whichever folder it is asked to."""
+    with chdir(tmp_path_factory.mktemp("prepared")):
+        return prepared_study(*DIGITS, "search.workers=0").training.service.backend
 
 
 @pytest.fixture
@@ -277,7 +279,7 @@ def test_what_cannot_be_tuned_is_refused_before_the_survey(
 ):
     monkeypatch.setattr(hardware_survey, "cached", None)
     status, _, err = bstune(
-        "workload=digits", "mlflow.enabled=false", "device=cpu", "hardware.enabled=true", option
+        *DIGITS, "device=cpu", "hardware.enabled=true", "search.workers=0", option
     )
     assert status == 2
     assert err.startswith(f"error: {message}")
@@ -349,7 +351,7 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
         hardware_survey, "cached", lambda options, key, how, measured, log: (measured(), True)
     )
     prepared = prepared_study(
-        "workload=digits", "device=cpu", f"search.wall_seconds={wall_seconds}"
+        "workload=digits", "device=cpu", "search.workers=0", f"search.wall_seconds={wall_seconds}"
     )
     prepared.close()
     assert prepared.options.hardware.seconds == 90

@@ -70,7 +70,7 @@ def test_python(tmp_path, monkeypatch):
     quick = {
         # An eighth of them is the first trial, whose end is the target.
         "seconds": 8.0,
-        "trials": 4,
+        "trials": 3,
         "workers": 0,
         "survey": False,
         "mlflow": False,
@@ -97,7 +97,7 @@ def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):
     (command,) = [block for block in blocks("sh") if "my_configs" in block]
     _, _, _, *arguments = shlex.split(command)
     options = (
-        "search.trials=6",
+        "search.trials=4",
         "search.replicates=0",
         "search.objective=steps",
         "mlflow.enabled=false",

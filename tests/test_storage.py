@@ -177,7 +177,8 @@ def test_a_study_killed_and_continued_asks_the_same_trials(opened, name):
         if resumed_from is None
     ]
     assert len(set(points)) == len(points) > 1, "a sampler that is seeded anew repeats itself"
-    for killed_at in (1, 6, 8):
+    # bstune's own has continued trials by then, which have put indices off.
+    for killed_at in (1, 6, 8) if name == "frontier" else (6,):
         study = opened(f"killed at {killed_at}")
         found = go_on(study, name, until=killed_at)
         # SIGKILL: the trial stays RUNNING; continued ones have put its index off.
@@ -805,7 +806,7 @@ def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_th
 
 
 def test_a_worker_joins_with_the_arguments_of_the_latest_command(bstune, tmp_path):
-    for trials in (2, 4):
+    for trials in (1, 2):
         command = (
             "workload=replay",
             "workload.table=fashion_mlp",
@@ -814,4 +815,4 @@ def test_a_worker_joins_with_the_arguments_of_the_latest_command(bstune, tmp_pat
         )
         assert bstune(*command, "search.replicates=0")[0] == 0
     study = find_study("replay-fashion_mlp", f"sqlite:///{tmp_path}/bstune.db")
-    assert compose_joined(study, []).options.search.trials == 4
+    assert compose_joined(study, []).options.search.trials == 2

@@ -3,7 +3,6 @@
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir
-from multiprocessing import get_context
 
 import pytest
 from builders import options_and_recipe
@@ -16,6 +15,7 @@ from bstune.core.errors import ConfigError
 from bstune.options import GivenOptions, ReplayedOptions, TrainedOptions
 from bstune.study.prepare import compose_checked
 from bstune.trial.loop import run_trial
+from bstune.trial.processes.workers import CONTEXT, start_server
 from bstune.trial.workload import load_workload
 
 REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14")
@@ -47,7 +47,6 @@ def of_command_line(*given):
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
 
 
 def without_clock(trial):
@@ -140,7 +139,8 @@ def test_a_recipe_is_pickled_whole_and_trains_in_another_process():
     sent = [pickle.dumps(one) for one in ((study.options, study.recipe), digits)]
     here = [history_of(one) for one in sent]
     assert [history[-1][0] for history in here] == [20, 20]
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    start_server()
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         assert list(pool.map(history_of, sent)) == here
 
 

@@ -1012,17 +1012,18 @@ def small_study(uri: str, **limits: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "late",
+    ("late", "every"),
     [
-        *(pytest.param(one, marks=pytest.mark.soak) for one in ("never", "at the end")),
-        "after the next run",
+        *(pytest.param(one, 1, marks=pytest.mark.soak) for one in ("never", "at the end")),
+        pytest.param("after the next run", 1, marks=pytest.mark.soak),
+        ("after the next run", 3),
     ],
 )
-def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatch, caplog):
-    """Whichever request it is slow at, and whether it answers it later or not at all."""
+def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, every, monkeypatch, caplog):
+    """Whichever request (each ``every``-th) it is slow at, and whether it answers it later or not at all."""
     requesting = ("get_", "create_", "set_", "log_", "search_", "del")
     methods = [name for name in vars(MlflowClient) if name.startswith(requesting)]
-    for slow_at in count(1):
+    for slow_at in count(1, every):
         requests, hangs, go_on = [], threading.Event(), threading.Event()
 
         class Thread(threading.Thread):

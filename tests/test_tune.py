@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -48,6 +49,7 @@ QUIET = {
     "enable_model_summary": False,
     "enable_checkpointing": False,
 }
+SLOW = pytest.mark.slow
 QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]", "sampler=random"]
 
 
@@ -143,7 +145,6 @@ def run_tune(module=Net, data=None, **options):
 def tune(tmp_path, monkeypatch):
     """Return what tunes in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
     return run_tune
 
 
@@ -240,7 +241,14 @@ TAKEN = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", TAKEN)
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("stream", "data module", "several"),
+        # One is taken as the stream is, the other as several are.
+        *(pytest.param(form, marks=SLOW) for form in ("generator", "several with a length")),
+    ],
+)
 def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form, capsys):
     result = tune(
         **TAKEN[form],
@@ -613,9 +621,11 @@ class Interrupts(Net):
         raise KeyboardInterrupt
 
 
-def test_an_interruption_is_one(tune):
+@pytest.mark.usefixtures("interruptible")
+def test_an_interruption_is_one_and_so_is_the_next(tune):
     with pytest.raises(KeyboardInterrupt):
         tune(Interrupts)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_trial_names_what_it_has(tune):

@@ -276,15 +276,7 @@ def test_an_error_within_a_watch_is_raised_as_it_is():
     assert watchdog._watches == []
 
 
-@pytest.fixture
-def pythons_own_interruption():
-    """Let SIGINT be Python's own, whatever a test before this one has left: else nothing is interrupted."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("pythons_own_interruption")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_that_the_users_code_swallows_is_an_error_all_the_same():
     with (
         pytest.raises(UserCodeError, match="a step"),

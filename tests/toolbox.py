@@ -19,6 +19,7 @@ from bstune.hardware.roofline import AffineCost, DeviceLimits, LayerCost, StepCo
 from bstune.hardware.survey import Survey
 from bstune.hardware.threads import ThreadChoice
 from bstune.hardware.timing import Measured, StepTiming
+from bstune.report.drawing import save_figure
 from bstune.study.planning.replicates import Winner, winners
 
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
@@ -36,6 +37,16 @@ class FakeTime:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+def leave_blank(patch: pytest.MonkeyPatch) -> None:
+    """Let studies paint nothing of their curve, and write files in its place."""
+
+    def draw(trials: object, result: object, *paths: Path) -> None:
+        save_figure(lambda figure: None, (1.0, 1.0), *paths)
+
+    patch.setattr("bstune.study.report.draw_curve", draw)
+    patch.setattr("bstune.study.report.draw_budget", draw)
 
 
 def make_spec(batch_size: int = 4, lr: float = 0.1, seed: int = 0, **changes: Any) -> TrialSpec:

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -91,10 +92,8 @@ def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ())
     allowed = [part.encode() for part in parts]
     # A page without charts is spared the two megabytes that draw them.
     if any(CHART in section.body for section in sections):
-        plotly = _plotly()
+        plotly, bundle = _plotly()
         allowed.append(plotly)
-        # No time in it: the same study gives the same page.
-        bundle = base64.b64encode(gzip.compress(plotly, GZIP_LEVEL, mtime=0)).decode()
         packed = f'<script id="plotly" type="application/gzip">{bundle}</script>\n'
     return _filled(heading, sections, parts, allowed, packed)
 
@@ -350,8 +349,12 @@ def _rounded(value: object) -> object:
     return value
 
 
-def _plotly() -> bytes:
+@cache
+def _plotly() -> tuple[bytes, str]:
+    """Give plotly's script, and as the text that a page holds."""
     # Only commands that draw wait for it.
     from plotly.offline import get_plotlyjs
 
-    return str(get_plotlyjs()).encode()
+    script = str(get_plotlyjs()).encode()
+    # No time in it: the same study gives the same page.
+    return script, base64.b64encode(gzip.compress(script, GZIP_LEVEL, mtime=0)).decode()

@@ -6,6 +6,7 @@
 """
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -392,11 +393,14 @@ def _for_processes(
 @contextmanager
 def users_errors() -> Iterator[None]:
     """Raise what the user's code raised, with a note, in place of the error that was made of it."""
+    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as error:
-        # Lightning turns the one into the other.
+        # Lightning turns the one into the other, and ignores Ctrl-C from then on.
         if isinstance(error.__context__, KeyboardInterrupt):
+            if handler is not None and signal.getsignal(signal.SIGINT) != handler:
+                signal.signal(signal.SIGINT, handler)
             raise error.__context__ from None
         raise
     except BstuneError as error:
