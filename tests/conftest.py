@@ -149,7 +149,7 @@ def parameters() -> Callable[[nn.Module], int]:
 
 @pytest.fixture
 def shapes() -> Callable[[nn.Module, Tensor], list[tuple[int, ...]]]:
-    """Return the shape of what each direct child of a model returns, without the batch's dimension."""
+    """The shape of what each direct child of a model returns, without the batch's dimension."""
 
     def seen_by(model: nn.Module, images: Tensor) -> list[tuple[int, ...]]:
         seen: list[tuple[int, ...]] = []
@@ -165,7 +165,7 @@ def shapes() -> Callable[[nn.Module, Tensor], list[tuple[int, ...]]]:
 
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return what trials warned of; what was warned of before is warned of again."""
+    """The warnings of trials; one that was given before the test is given again."""
     from bstune.trial.devices.errors import warn_once  # seconds, which few tests need
 
     warn_once.cache_clear()

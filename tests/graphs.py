@@ -48,7 +48,7 @@ def record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> C
 
 
 def _made(result: Any, inputs: Any) -> dict[int, Tensor]:
-    """Return the tensors that an operator has made, by their place among all that it returned."""
+    """The tensors that an operator has made, by their place among all that it returned."""
     given = {tensor.untyped_storage().data_ptr() for tensor in _tensors(inputs)}
     places = enumerate(_tensors(result))
     return {
@@ -63,7 +63,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def random_images(shape: tuple[int, int, int], root: str = "") -> ImageDataset:
-    """Return a data set of random images, in place of one that would have to be read."""
+    """A data set of random images, in place of one that would have to be read."""
     random = np.random.default_rng(0)
     train, test = (
         Images(random.integers(0, 256, (n, *shape), np.uint8), random.integers(0, 10, n, np.int64))

@@ -39,19 +39,23 @@ STUDY = (
     "output=outputs",
 )
 STUDY += ("search.lease_seconds=3600",)  # no beats, so that two runs commit the same
-SAMPLERS, OBJECTIVES = ("frontier", "random", "tpe"), ("steps", "time", "both", "curve")
+SAMPLERS = ("frontier", "random", "tpe")
+OBJECTIVES = ("steps", "time", "both", "curve")
 OWN_DATABASE = (
     5  # every so many studies make MLflow's database, which takes seconds; the others find it made
 )
 UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")  # from run to run
-TRIALS, DONE = "bstune.trials", "bstune.result_trials"
+TRIALS = "bstune.trials"
+DONE = "bstune.result_trials"
 
 
 class Killer:
     """Counts the calls that make something durable, and kills this process just before or just after one."""
 
     def __init__(self, at: int, after: bool) -> None:
-        self.at, self.after, self.calls = at, after, 0
+        self.at = at
+        self.after = after
+        self.calls = 0
         for owner, name in (
             (DefaultDialect, "do_commit"),
             (os, "replace"),
@@ -107,7 +111,7 @@ def run_in(folder: Path, arguments: list[str], at: int = 0, after: bool = False)
 
 
 def history(folder: Path) -> dict[int, Any]:
-    """Return what came of each trial index; numbers count the trials that were cut short, too."""
+    """The outcome of each trial index; numbers count the trials that were cut short, too."""
     trials = [
         json.loads(line) for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()
     ]
@@ -125,7 +129,7 @@ def history(folder: Path) -> dict[int, Any]:
 
 
 def tracked(folder: Path) -> list[Any]:
-    """Return what MLflow holds of the study: its run, and those of the trials that were not cut short."""
+    """MLflow's record of the study: its run, and those of the trials that were not cut short."""
     with closing(sqlite3.connect(folder / "mlflow.db")) as database:
 
         def of(run: str, what: str) -> list[Any]:
@@ -135,10 +139,8 @@ def tracked(folder: Path) -> list[Any]:
         for run, status in database.execute(
             "SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"
         ):
-            tags, params = (
-                dict(of(run, "key, value FROM tags")),
-                dict(of(run, "key, value FROM params")),
-            )
+            tags = dict(of(run, "key, value FROM tags"))
+            params = dict(of(run, "key, value FROM params"))
             metrics = sorted(of(run, "key, step, value FROM metrics"))
             metrics = [metric for metric in metrics if metric[0].rpartition("/")[2] not in UNEQUAL]
             if tags.get("bstune.status") != "failed":
@@ -147,7 +149,7 @@ def tracked(folder: Path) -> list[Any]:
 
 
 def complete(folder: Path) -> bool:
-    """Return whether MLflow has each trial of the study once, those that were cut short too, and all have ended."""
+    """Whether MLflow has each trial of the study once, those that were cut short too, and all have ended."""
     numbers = [
         json.loads(line)["number"]
         for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()
@@ -167,7 +169,7 @@ def complete(folder: Path) -> bool:
 
 
 def left(folder: Path) -> list[str]:
-    """Return the names of the files below a folder, MLflow's copies of them under one name without its partial ones."""
+    """The names of the files below a folder, MLflow's copies of them under one name without its partial ones."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     copies = {path.name for path in files if path.parts[0] == "mlruns"}
     copies = {name for name in copies if not name.startswith(".artifact.uploading")}
@@ -176,11 +178,9 @@ def left(folder: Path) -> list[str]:
 
 def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any]:
     """Kill one of the studies at sampled points, continue each with the same command; return what differs."""
-    sampler, objective, replicates = (
-        SAMPLERS[number % 3],
-        OBJECTIVES[number % 4],
-        1 - number // 4 % 2,
-    )
+    sampler = SAMPLERS[number % 3]
+    objective = OBJECTIVES[number % 4]
+    replicates = 1 - number // 4 % 2
     arguments = [
         *STUDY,
         f"workload.table={table}",
@@ -202,14 +202,13 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
 
     with tempfile.TemporaryDirectory() as name:
         whole = study(name)
-        calls, expected, sent, files = (
-            int((whole / "calls").read_text()),
-            history(whole),
-            tracked(whole),
-            left(whole),
-        )
+        calls = int((whole / "calls").read_text())
+        expected = history(whole)
+        sent = tracked(whole)
+        files = left(whole)
         assert complete(whole)
-    counts, different = dict.fromkeys(("kills", "equal", "mlflow"), 0), []
+    counts = dict.fromkeys(("kills", "equal", "mlflow"), 0)
+    different = []
     points = [(at, after) for at in range(1, calls + 1) for after in (False, True)]
     for at, after in sorted(random.Random(number).sample(points, min(kills, len(points)))):
         with tempfile.TemporaryDirectory() as name:
@@ -237,10 +236,8 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        rows, empty = (
-            write_rows(Path(scratch) / "t.jsonl", table_rows()),
-            Path(scratch) / "mlflow.db",
-        )
+        rows = write_rows(Path(scratch) / "t.jsonl", table_rows())
+        empty = Path(scratch) / "mlflow.db"
         assert forked(lambda: make_database(empty) or 0) == 0
         for one in range(int(sys.argv[1])):
             print(json.dumps(check(one, int(sys.argv[2]), rows, empty)), flush=True)

@@ -10,7 +10,8 @@ import yaml
 DEEP = 100_000
 DEVICES = ("/dev/zero", "/dev/null", "/dev/random", "/dev/tty", "/proc/self/mem", "/proc/kmsg")
 # A value that JSON and YAML write alike stands for itself; DEEP_MARK is replaced by text nested deep.
-DEEP_MARK, BIG_MARK = "deep-mark", "big-mark"
+DEEP_MARK = "deep-mark"
+BIG_MARK = "big-mark"
 VALUES = (
     None,
     True,
@@ -206,7 +207,7 @@ def spoil(rng, path):
 
 
 def odd_path(rng, folder):
-    """Return a path that names no text of the right kind."""
+    """A path that names no text of the right kind."""
     fifo = folder / "odd-fifo"
     if not fifo.exists():
         os.mkfifo(fifo)

@@ -34,7 +34,7 @@ MEASURED = ("second", "time", "timing", "version", "schema", "device", "scale_ou
 
 
 def numbers(value: Any, leave_out: tuple[str, ...] = ("version", "schema")) -> list[str]:
-    """Return all numbers in nested lists and mappings, sorted, as text that keeps every bit."""
+    """All numbers in nested lists and mappings, sorted, as text that keeps every bit."""
     if isinstance(value, dict):
         kept = (item for key, item in value.items() if not any(part in key for part in leave_out))
         return sorted(itertools.chain.from_iterable(numbers(item, leave_out) for item in kept))

@@ -23,7 +23,7 @@ class Mean(LightningModule):
 
 
 def losses(module, batch, micro_batch_sizes):
-    """Return what the steps on the micro-batches return, under a Trainer that counts them from an odd number on."""
+    """The losses of the steps on the micro-batches, under a Trainer that counts them from an odd number on."""
     weight_micro_batches(module, micro_batch_sizes, len(batch))
     found = []
     for number, micro_batch in enumerate(batch.split_with_sizes(micro_batch_sizes)):

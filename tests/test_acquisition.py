@@ -34,7 +34,8 @@ from bstune.search.posterior import (
 )
 from bstune.search.sampler import default_policy
 
-LOW, HIGH = 8, 4096
+LOW = 8
+HIGH = 4096
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283
 POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
 BUDGET = 20_000.0
@@ -90,8 +91,9 @@ def decided(posterior, seed=0, pending=(), **changes):
 
 
 def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
-    """Return a trial that LAW answers, stopped at ``max_steps``."""
-    needed, tau = LAW.steps(batch_size, lr), LAW.tau(batch_size)
+    """A trial that LAW answers, stopped at ``max_steps``."""
+    needed = LAW.steps(batch_size, lr)
+    tau = LAW.tau(batch_size)
     steps = 10 if needed is None else round(min(needed, max_steps))
     status = "diverged" if needed is None else "reached" if needed <= max_steps else "stopped"
     made = {
@@ -112,12 +114,13 @@ def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
 
 
 def play(count, seed, answer=tried, **changes):
-    """Return the suggestions of a study and what LAW answered."""
+    """The suggestions of a study and what LAW answered."""
     played = []
     for number in range(count):
         posterior = inferred([result for _, result in played], 1000 * seed + number)
         suggestion = decided(posterior, 1000 * seed + number, **changes)
-        batch_size, lr = round(2**suggestion.x), 2**suggestion.z
+        batch_size = round(2**suggestion.x)
+        lr = 2**suggestion.z
         played.append(
             (
                 suggestion,
@@ -137,7 +140,8 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
     share = max(POLICY.max_growth, POLICY.max_first_growth, 0.4)
     spent = [inferred([result for _, result in played[:number]]).spent for number in range(26)]
     for (suggestion, _), before in zip(played[1:], spent[1:], strict=False):
-        step, resumed_from = LAW.tau(2**suggestion.x), suggestion.resumed_from
+        step = LAW.tau(2**suggestion.x)
+        resumed_from = suggestion.resumed_from
         cost = step * (
             suggestion.max_steps - (0 if resumed_from is None else played[resumed_from][1].steps)
         )
@@ -192,7 +196,8 @@ def test_a_new_trial_is_looked_at_before_it_gets_all():
             [suggestion.max_steps * LAW.tau(2**suggestion.x) / most for suggestion in chosen]
         )
 
-    looks, whole = shares(lambda number: True), shares(None)
+    looks = shares(lambda number: True)
+    whole = shares(None)
     # The incumbent is a mean over a few draws: nearly, not quite, the time seen.
     assert np.median(whole) == pytest.approx(1.0, abs=0.1)
     assert np.median(looks) < 1.1 * POLICY.probe_fraction
@@ -200,7 +205,7 @@ def test_a_new_trial_is_looked_at_before_it_gets_all():
 
 
 def resumed(posterior, **changes):
-    """Return the suggestions over 60 seeds that continue a trial, and the numbers of the trials."""
+    """The suggestions over 60 seeds that continue a trial, and the numbers of the trials."""
     chosen = [decided(posterior, seed, **changes) for seed in range(60)]
     continued = [suggestion for suggestion in chosen if suggestion.resumed_from is not None]
     return continued, {suggestion.resumed_from for suggestion in continued}
@@ -335,7 +340,8 @@ def test_trials_that_repeat_a_recorded_run_count_as_one():
         replace(trials[3], number=4 + i, history=()) for i in range(2)
     ]  # nothing says that they are the same
     copies = [replace(trials[i % 4], number=6 + i) for i in range(8)]
-    once, repeated = inferred([*trials, *silent]), [*trials, *silent, *copies]
+    once = inferred([*trials, *silent])
+    repeated = [*trials, *silent, *copies]
     every = (once, inferred(repeated, independent=False), inferred(repeated))
     expected, found, wrong = (log_likelihood(once.theta, one.data, one.prior) for one in every)
     np.testing.assert_allclose(found, expected)
@@ -366,7 +372,7 @@ def curve(sizes=SIZES, b_crit=300.0, s_min=200.0):
 
 
 def around(points, off=0.0, **changes):
-    """Return trials of (batch size, steps): at the rule's own learning rate, the best, and an octave on either side."""
+    """Trials of (batch size, steps): at the rule's own learning rate, the best, and an octave on either side."""
     near = [
         (size, steps, *side)
         for size, steps in points
@@ -386,7 +392,7 @@ def around(points, off=0.0, **changes):
 
 
 def learned(trials):
-    """Return a posterior of more particles and moves than a decision has."""
+    """A posterior of more particles and moves than a decision has."""
     return inferred(
         trials, prior=make(budget=2000.0), step_time=StepTime(1e-3, 1e-6), particles=600, moves=8
     )
@@ -420,7 +426,8 @@ RECORDED = {
 
 @pytest.mark.parametrize("crowd", [(512, 1024) * 6, (128, 256, 512) * 5])
 def test_where_the_shape_is_wrong_it_is_what_a_dense_sweep_would_show(crowd):
-    sizes, grid = np.log(list(RECORDED)), np.linspace(-2.0, 13.0, 300)
+    sizes = np.log(list(RECORDED))
+    grid = np.linspace(-2.0, 13.0, 300)
     law = np.log1p(690.0 / np.exp(grid))
     off = np.log(list(RECORDED.values())) - np.log1p(690.0 / np.exp(sizes))
     dense = math.exp(half_slope(grid, (law + np.interp(grid, sizes, off))[None])[0])
@@ -434,13 +441,14 @@ def test_without_a_discrepancy_it_is_the_models_own_and_the_small_batch_term_has
     prior = make()
     theta = draw_prior(prior, 50, np.random.default_rng(0))
     theta[:, -prior.knots.size :] = 0.0
-    theta[:, B_CRIT], theta[:, B_OPT] = np.linspace(-4.0, 4.0, 50), np.linspace(2.0, -6.0, 50)
+    theta[:, B_CRIT] = np.linspace(-4.0, 4.0, 50)
+    theta[:, B_OPT] = np.linspace(2.0, -6.0, 50)
     expected = theta[:, B_CRIT] + prior.log_mid * math.log(2.0)
     np.testing.assert_allclose(log_b_crit(theta, prior), expected, atol=0.02)
 
 
 def asked(posterior, x, done, pending=()):
-    """Return which of the log2 batch sizes, each at the rule's rate, is asked for, and the steps expected there."""
+    """The one of the log2 batch sizes, each at the rule's rate, that is asked for, and the steps expected there."""
     x, nothing = np.array(x), np.zeros((len(x), 0))
     candidates = Candidates((), x, posterior.prior.rule(x), nothing, np.array(done))
     return choose_for_curve(posterior, candidates, pending, 0.0)
@@ -462,16 +470,16 @@ def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
         replace(tried(number, 64, 0.05), status="stopped", steps=500) for number in (30, 31, 32)
     ]
     posterior = learned([*around(curve().items()), *stopped])
-    data, last = posterior.data, posterior.observations[-3:]
+    data = posterior.data
+    last = posterior.observations[-3:]
     # An estimate that is sure, one that says nothing, and a bound far above what the law says.
     data = replace(data, y=data.y.copy(), spread=data.spread.copy(), bound=data.bound.copy())
-    data.y[-3:], data.spread[-3:], data.bound[-3:] = (
-        (9.0, 9.0, 9.0),
-        (1e-3, 1e3, 0.05),
-        (False, False, True),
-    )
+    data.y[-3:] = (9.0, 9.0, 9.0)
+    data.spread[-3:] = (1e-3, 1e3, 0.05)
+    data.bound[-3:] = (False, False, True)
     posterior = replace(posterior, data=data)
-    x, z = np.array([6.0] * 3 + [8.0]), np.array([math.log2(0.05)] * 3 + [-3.0])
+    x = np.array([6.0] * 3 + [8.0])
+    z = np.array([math.log2(0.05)] * 3 + [-3.0])
     candidates = Candidates(tuple(last), x, z, np.zeros((4, 0)), np.array([500.0] * 3 + [0.0]))
     found = candidate_log_steps(posterior, candidates, posterior.theta)
     law = log_steps(posterior.theta, candidates.points(posterior), posterior.prior)
@@ -543,7 +551,7 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
 
 
 def worth(posterior, max_steps=200, continues=None, **changes):
-    """Return the chance of a trial for the curve beside another objective."""
+    """The chance of a trial for the curve beside another objective."""
     stopped = tuple(one for one in posterior.observations if one.number == continues)
     nothing = np.zeros((len(stopped), 0))
     place = np.full(len(stopped), 7.0)

@@ -38,7 +38,8 @@ from bstune.result import (
     StepTiming,
 )
 
-LUCKY, STEADY = make_trial(0, 64, 0.1, steps=400), make_trial(1, 256, 0.4, steps=420)
+LUCKY = make_trial(0, 64, 0.1, steps=400)
+STEADY = make_trial(1, 256, 0.4, steps=420)
 SEARCH = SearchPlan(trials=32, replicates=3, limit=None)
 
 

@@ -46,14 +46,14 @@ TAU_ERROR = 1.01  # between the batch sizes whose seconds are stored
 
 
 def run(number, steps=100, value=0.3, **changes):
-    """Return a trial that ended at its budget, after 100 steps."""
+    """A trial that ended at its budget, after 100 steps."""
     values = {"trial_index": number, "status": "stopped", "steps": steps, "steps_low": steps}
     history = ((steps // 2, value + 0.1), (steps, value))
     return make_result(number=number, history=history, **{**values, **changes})
 
 
 def again(number, of, seed, replicate=0, value=0.3):
-    """Return a run of a trial on a fresh seed."""
+    """A run of a trial on a fresh seed."""
     index = FIRST_REPLICATE * (1 + replicate) + of
     return run(number, replicate_of=of, seed=seed, trial_index=index, value=value)
 

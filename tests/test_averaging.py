@@ -46,7 +46,7 @@ class Weights(LightningModule):
 
 
 def started(callback):
-    """Return a module that a call-back is set up with."""
+    """A module that a call-back is set up with."""
     module = Weights()
     callback.setup(None, module, "fit")
     return module
@@ -60,7 +60,8 @@ def follow(callback, steps):
     """Set random weights at each step; return all of them, and the average and the updates so far after each."""
     module = started(callback)
     values = torch.randn(steps, 7, generator=torch.Generator().manual_seed(0)).float().double()
-    averages, updates = [], []
+    averages = []
+    updates = []
     for step in range(1, steps + 1):
         module.set(values[step - 1])
         end_step(callback, module, step)
@@ -177,8 +178,10 @@ def test_an_average_never_waits_for_the_device(make):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
     """Steps of 2^-12 are lost on a bfloat16 of 1."""
-    callback, reference = make(), make()
-    module, whole = started(callback).to(dtype), started(reference)
+    callback = make()
+    reference = make()
+    module = started(callback).to(dtype)
+    whole = started(reference)
     for step in range(1, 40):
         value = torch.full((7,), 1.0 + 2.0**-7 * (step % 2)).to(dtype)
         for each, its_module in ((callback, module), (reference, whole)):
@@ -199,7 +202,8 @@ def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
 
 # Lookahead
 
-STEPS, SPEC = 23, make_spec(batch_size=8, seed=4)
+STEPS = 23
+SPEC = make_spec(batch_size=8, seed=4)
 
 
 def network():

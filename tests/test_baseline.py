@@ -36,7 +36,7 @@ OPTIONS += ("workload.name=replay", "mlflow.enabled=false", "scaling.batch_size=
 
 
 def reached(number, steps, seconds_per_step=0.01, **changes):
-    """Return a run that met the target at an evaluation right after one that missed it."""
+    """A run that met the target at an evaluation right after one that missed it."""
     return make_result(
         number=number,
         trial_index=number,
@@ -48,7 +48,7 @@ def reached(number, steps, seconds_per_step=0.01, **changes):
 
 
 def at(batch_size, lr, *steps, first=0):
-    """Return a point's trial and its runs on fresh seeds, of so many steps."""
+    """A point's trial and its runs on fresh seeds, of so many steps."""
     trial = reached(first, steps[0], batch_size=batch_size, lr=lr)
     runs = tuple(
         reached(first + 1 + i, n, batch_size=batch_size, lr=lr, seed=100 + i)
@@ -57,7 +57,8 @@ def at(batch_size, lr, *steps, first=0):
     return trial, runs
 
 
-ERROR, REWARD = Target("val/error", 0.1, "min"), Target("val/reward", 10.0, "max")
+ERROR = Target("val/error", 0.1, "min")
+REWARD = Target("val/reward", 10.0, "max")
 FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
 
 
@@ -209,7 +210,8 @@ def test_there_is_no_gain_over_itself_nor_of_a_winner_that_mostly_misses():
 def test_its_interval_covers_as_often_as_it_says(seeds, true, said):
     """With the scatter that the posterior has, and one that is off by as much as it is after a dozen trials."""
     rng = np.random.default_rng(0)
-    covered, count = 0, 600
+    covered = 0
+    count = 600
     for _ in range(count):
         steps = (
             np.exp(rng.normal(np.log(4000.0), true, seeds)),

@@ -63,7 +63,8 @@ def halving(optimizer):
 def test_a_branch_goes_on_from_weights_optimizer_and_rate(
     optimizer, batch_size, exponent, tmp_path
 ):
-    path, modules = tmp_path / "run.ckpt", []
+    path = tmp_path / "run.ckpt"
+    modules = []
     build = partial(learner, optimizer=optimizer, schedule=halving)
     module, trainer = run_until(path, build, 12)
     checkpoint = read_checkpoint(path, trusted=False)
@@ -96,7 +97,8 @@ def test_a_branch_goes_on_from_weights_optimizer_and_rate(
 
 @pytest.mark.parametrize("micro", [None, 8])
 def test_averaged_weights_and_their_steps_go_on(micro, tmp_path):
-    path, modules = tmp_path / "run.ckpt", []
+    path = tmp_path / "run.ckpt"
+    modules = []
     build = partial(learner, average=partial(RunningWeightAverage, 0.5))
     run_until(path, build, 40)
     checkpoint = read_checkpoint(path, trusted=False)

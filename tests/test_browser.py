@@ -33,7 +33,8 @@ def studies(tmp_path_factory):
     Return MLflow's address, the page that each study printed, and the folder.
     """
     skip_without_chromium()
-    folder, printed = tmp_path_factory.mktemp("studies"), []
+    folder = tmp_path_factory.mktemp("studies")
+    printed = []
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -181,7 +181,8 @@ def chain(
     **options,
 ):
     """Train in parts that end at ``limits``, the last one at the budget; return all records and the last module."""
-    records, stopped = [], None
+    records = []
+    stopped = None
     for part, limit in enumerate([*limits, None]):
         part_spec = replace(
             spec, number=part, max_steps=limit, resumed_from=part - 1 if part else None
@@ -254,7 +255,7 @@ CASES = {
 
 
 def protocol_of(case, every=None):
-    """Return the protocol of one trial of a case: a gradient scaler has a state."""
+    """The protocol of one trial of a case: a gradient scaler has a state."""
     trainer = gradient_scaler(growth_interval=3, init_scale=64.0) if case == "scaler" else TRAINER
     return learning_protocol(
         micro_batch_size=MICRO_BATCHES.get(case), noise_scale_every=every, trainer=trainer
@@ -303,11 +304,9 @@ def test_a_state_without_measurements_is_taken_up(stopped):
 @pytest.mark.parametrize("limits", [(37,), (3, 4, 5, 33, 34, 35, 42, 43)])
 def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_path):
     protocol = learning_protocol(300, target=Target("val/loss", 0.45, "min"))
-    spec, build, path = (
-        replace(SPEC, lr=0.01),
-        partial(learner, optimizer=momentum),
-        tmp_path / "weights.ckpt",
-    )
+    spec = replace(SPEC, lr=0.01)
+    build = partial(learner, optimizer=momentum)
+    path = tmp_path / "weights.ckpt"
     whole, reference = train(spec, protocol, build)
     assert whole.status == "reached"
     assert max(limits) < whole.steps_low
@@ -361,7 +360,8 @@ def test_a_trial_out_of_time_ends_with_its_next_step_and_can_go_on(tmp_path):
 
 def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp_path):
     protocol = learning_protocol(300, target=Target("val/loss", 0.5, "min"))
-    spec, build = replace(SPEC, lr=0.01), partial(learner, optimizer=momentum)
+    spec = replace(SPEC, lr=0.01)
+    build = partial(learner, optimizer=momentum)
     whole, _ = train(spec, protocol, build)
     first = train(spec, replace(protocol, evaluation_schedule=EVERY_STEP), build)[0].steps
     assert whole.steps_low < first < whole.steps
@@ -411,7 +411,8 @@ def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeyp
     """The weights that reach the target are not there either."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Ends, "how", how)
-    spec, build = replace(SPEC, max_steps=20), partial(learner, kind=Ends)
+    spec = replace(SPEC, max_steps=20)
+    build = partial(learner, kind=Ends)
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     if status is None:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -470,7 +471,11 @@ class Timed(Classifier):
 
 
 def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
-    build, clock = partial(learner, kind=Timed), lambda: TrialClock(Timed.now)
+    build = partial(learner, kind=Timed)
+
+    def clock():
+        return TrialClock(Timed.now)
+
     records, _ = chain(
         tmp_path, (30, 40), protocol=partial(learning_protocol, 41), build=build, clock=clock
     )
@@ -551,7 +556,7 @@ def resume(stopped, protocol=None, **changes):
 
 
 def changed(change):
-    """Return a function that changes what a file holds."""
+    """A function that changes what a file holds."""
 
     def spoil(path):
         checkpoint = torch.load(path, weights_only=True)

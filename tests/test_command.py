@@ -222,7 +222,7 @@ def test_a_debug_flag_shows_the_traceback(bstune):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Return the folder in which a study of digits ran, and what it printed."""
+    """The folder in which a study of digits ran, and what it printed."""
     root = tmp_path_factory.mktemp("study")
     return root, run_command(root, *STUDY)
 
@@ -315,10 +315,8 @@ def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_pat
     best = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
     assert bstune(*shlex.split(best["command"])[3:])[0] == 0
     (record,) = tmp_path.glob("outputs/small/trial-B*/trial.json")
-    again, winner = (
-        json.loads(record.read_text()),
-        json.loads(trials_of(folder)[best["number"]].to_json()),
-    )
+    again = json.loads(record.read_text())
+    winner = json.loads(trials_of(folder)[best["number"]].to_json())
     assert (again["steps"], again["seed"]) == (winner["steps"], winner["seed"])
     assert again["history"][-1] == winner["history"][-1]
     assert {tuple(one) for one in again["history"]} <= {tuple(one) for one in winner["history"]}

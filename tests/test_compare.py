@@ -33,8 +33,9 @@ SIZES = np.geomspace(8, 4096, 19)
 
 
 def summary(study="a", b_crit=100.0, low=50.0, high=200.0, s_min=80.0, bend=0.0, **changes):
-    """Return the result of a study whose S*(B) is the law times B^bend, with an interval of 10%."""
-    curve, points = None, ()
+    """The result of a study whose S*(B) is the law times B^bend, with an interval of 10%."""
+    curve = None
+    points = ()
     if b_crit is not None:
         steps = s_min * (1 + b_crit / SIZES) * SIZES**bend
         curve = make_curve(SIZES.tolist(), steps.tolist())
@@ -137,10 +138,8 @@ def test_a_pair_in_words(one, other, text):
 
 
 def test_of_two_ends_alone_none_is_said_to_differ_among_many():
-    open_one, others = (
-        summary("a", None, 210, None),
-        [summary(str(size), size, size / 2, size * 2) for size in (100, 90)],
-    )
+    open_one = summary("a", None, 210, None)
+    others = [summary(str(size), size, size / 2, size * 2) for size in (100, 90)]
     (pair,) = pairs(studies(open_one, others[0]))
     assert (pair.differ, pair.low) == (True, pytest.approx(1.05))
     found = [
@@ -152,7 +151,9 @@ def test_of_two_ends_alone_none_is_said_to_differ_among_many():
 
 
 def test_of_three_equal_ones_two_differ_as_often_as_it_says():
-    rng, wrong, deviations = np.random.default_rng(0), 0, 1.6449
+    rng = np.random.default_rng(0)
+    wrong = 0
+    deviations = 1.6449
     for _ in range(400):
         middles = np.exp(math.log(100.0) + rng.normal(0.0, (0.2, 0.4, 0.6)))
         ends = [
@@ -279,7 +280,7 @@ def test_labels_of_curves_cover_no_point_and_no_other_label():
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """Return a function that writes studies' folders below outputs/, each with the curve.json of its name."""
+    """A function that writes studies' folders below outputs/, each with the curve.json of its name."""
     monkeypatch.chdir(tmp_path)
 
     def write(**texts):

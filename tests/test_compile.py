@@ -47,7 +47,8 @@ def train(build=network, steps=12, batch_size=16, clock=None, **rules):
 
 def check_same(trained, reference):
     """Compare records and weights, bit for bit."""
-    (result, module), (plain, other) = trained, reference
+    (result, module) = trained
+    (plain, other) = reference
     names = ("history", "status", "steps", "noise_scale")
     assert [getattr(result, name) for name in names] == [getattr(plain, name) for name in names]
     assert list(module.state_dict()) == list(other.state_dict())
@@ -66,7 +67,7 @@ def compile_with(monkeypatch, run):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Return a list that gets, of each graph that is compiled, whether it is training's."""
+    """A list that gets, of each graph that is compiled, whether it is training's."""
     traced = []
     compile_with(monkeypatch, lambda: traced.append(torch.is_grad_enabled()))
     return traced
@@ -117,7 +118,8 @@ def test_the_training_is_that_of_the_same_code_and_compiled_outside_of_the_clock
 ):
     """To the bit: weights, buffers, dropout's random numbers, history, the noise scale."""
     rules = {"batch_size": batch_size, "noise_scale_every": 4, "micro_batch_size": micro}
-    clock, traced = Phases(), []
+    clock = Phases()
+    traced = []
     compile_with(monkeypatch, lambda: traced.append((torch.is_grad_enabled(), clock.phase)))
     plain = train(compile=None, **rules)
     assert traced == []

@@ -37,7 +37,7 @@ def posterior_of(
     low=LOW,
     horizon=False,
 ):
-    """Return a posterior whose draws follow the law with these medians, and trials at these batch sizes."""
+    """A posterior whose draws follow the law with these medians, and trials at these batch sizes."""
     settings = {
         "log_budget": 7.0,
         "sigma": 1.0,
@@ -265,7 +265,7 @@ def test_b_crit_over_targets_that_enough_trials_passed():
 
 
 def rows_of(b_crit, width=1.2, values=(2.0, 2.2, 2.4, 2.6)):
-    """Return B_crit at targets, each with an interval of a factor."""
+    """B_crit at targets, each with an interval of a factor."""
     middles = [(value, b_crit(value)) for value in values]
     return [
         CriticalAtTarget(
@@ -320,7 +320,7 @@ def test_fewer_than_three_targets_with_both_ends_tell_no_growth():
 
 
 def with_term_in_some(sizes, with_term, horizon):
-    """Return a posterior a share of whose draws has a small-batch term, and half of B_crit."""
+    """A posterior a share of whose draws has a small-batch term, and half of B_crit."""
     posterior = posterior_of(150.0, sizes=sizes, horizon=horizon)
     theta = posterior.theta.copy()
     theta[:, B_OPT] = -20.0

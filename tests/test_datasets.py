@@ -185,7 +185,8 @@ def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was
     [("", "captive portal"), (".gz", "truncated"), (".gz", "damaged"), (".gz", "other bytes")],
 )
 def test_damaged_local_file_is_named_and_not_replaced(tmp_path, mirrors, suffix, bad):
-    folder, (data, text) = tmp_path / "fashion-mnist", BAD_PAGES[bad]
+    folder = tmp_path / "fashion-mnist"
+    (data, text) = BAD_PAGES[bad]
     write(
         folder,
         {name: data for name, data in IDX_FILES.items() if name != "train-labels-idx1-ubyte"},
@@ -230,14 +231,16 @@ FIRST = "cifar-10-batches-bin/data_batch_1.bin"
 
 
 def tar_bytes(files, target=None):
-    """Return an archive; members are links to ``target`` if there is one."""
+    """An archive; members are links to ``target`` if there is one."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             if target:
-                member.type, member.linkname, member.size = tarfile.SYMTYPE, target, 0
+                member.type = tarfile.SYMTYPE
+                member.linkname = target
+                member.size = 0
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 

@@ -24,7 +24,7 @@ RULER = Ruler(np.array([-5.0, 0.0]), np.array([5.0, 0.0]), slope=1.0, first_slop
 
 
 def full_run(x=7.0, z=-3.0, then=0.0, behind=0.0, log_shares=(-LEFT, 0.0)):
-    """Return a full trial that is so far behind the ruler at its first evaluation, and at the end."""
+    """A full trial that is so far behind the ruler at its first evaluation, and at the end."""
     heights = np.array([then - log_shares[0], behind])
     curve = RunningBest(np.array(log_shares), heights)
     return BudgetRun(0, x, z, (), 1000, 1.0, False, curve, behind)

@@ -27,7 +27,8 @@ def test_a_workloads_loaders_are_found_without_torch(workload, loaders):
 
 
 def test_only_what_is_missing_is_downloaded(tmp_path, monkeypatch):
-    asked, said = [], []
+    asked = []
+    said = []
     monkeypatch.setattr(datasets, "_download", lambda source, folder, names: asked.append(names))
     folder = tmp_path / "airfoil"
     folder.mkdir()

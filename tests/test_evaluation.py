@@ -21,7 +21,7 @@ NAME = "val/error"
 
 
 def trained(steps, schedule=SELDOM, **changes):
-    """Return the parts of a trial of 50 steps that has taken some, and a Trainer."""
+    """The parts of a trial of 50 steps that has taken some, and a Trainer."""
     parts = begin(protocol=make_protocol(50, evaluation_schedule=schedule))
     parts.phases.begin_training()
     parts.state.steps = steps

@@ -45,7 +45,7 @@ CONFIG = {
 
 
 def result(name, b_crit=64.0, low=0.5, high=2.0, **changes):
-    """Return a study whose critical batch size has ends at these shares of it."""
+    """A study whose critical batch size has ends at these shares of it."""
     ends = [None if one is None else b_crit * one for one in (low, high)]
     critical = hand_critical(b_crit, *ends)
     return changed(
@@ -59,7 +59,7 @@ def size(examples=1000, parameters=100):
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Return a function that writes a study's folder below outputs/, with options by dotted key."""
+    """A function that writes a study's folder below outputs/, with options by dotted key."""
     monkeypatch.chdir(tmp_path)
 
     def written(told, trials=(), **options):
@@ -87,7 +87,7 @@ def run(run_verb):
 
 
 def make_as_good(low_open=False, high_open=False):
-    """Return that 20 to 80 examples are as good in seconds."""
+    """A range of batch sizes that are as good in seconds: 20 to 80 examples."""
     sizes = {"low": 20, "middle": 32, "high": 80}
     rates = dict.fromkeys(("lr_low", "lr_middle", "lr_high"), 0.1)
     ends = {"is_low_open": low_open, "is_high_open": high_open}
@@ -95,7 +95,7 @@ def make_as_good(low_open=False, high_open=False):
 
 
 def over_data(write, sizes=(1000, 4000, 16000), **changes):
-    """Return studies of so many examples, whose critical batch size is 2 sqrt(examples)."""
+    """Studies of so many examples, whose critical batch size is 2 sqrt(examples)."""
     return [
         write(
             result(f"n{n}", 2.0 * math.sqrt(n), size=size(n), **changes),

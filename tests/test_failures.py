@@ -127,7 +127,7 @@ def deeds(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(tmp_path, deeds):
-    """Return what starts the command in a process; its output ends when the last process that writes to it does."""
+    """A function that starts the command in a process; its output ends with the last process that writes to it."""
     started = []
 
     def start(*arguments):
@@ -216,7 +216,7 @@ def test_three_failures_in_a_row_end_it_and_the_same_command_continues(bstune, t
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Return a folder on a disk of its own."""
+    """A folder on a disk of its own."""
     folder = tmp_path / "full"
     folder.mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "none", folder)
@@ -226,7 +226,8 @@ def small_disk(tmp_path):
     subprocess.run(("umount", "-l", folder), check=True)
 
 
-NEVER, EASILY = "workload.target.value=0.0001", "workload.target.value=2.1"
+NEVER = "workload.target.value=0.0001"
+EASILY = "workload.target.value=2.1"
 
 
 @pytest.mark.soak

@@ -50,7 +50,7 @@ def seen_in(*cases):
 
 
 def within_segments(seen):
-    """Return what was asked of the device while it trained, by kind and innermost function; edges are left out."""
+    """The calls to the device while it trained, by kind and innermost function; edges are left out."""
     events = [
         event for event in seen["events"] if event[0] == "training" and event[1] != "synchronize"
     ]
@@ -108,7 +108,8 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
         times for _, kind, _, place, times in parts["events"] if kind == "read" and READ[1] in place
     ]
     assert (parts["noise_scales"], reads) == (3, [3])  # once a measurement
-    few, many = seen["surveyed"], seen["surveyed for longer"]
+    few = seen["surveyed"]
+    many = seen["surveyed for longer"]
     assert (len(few["trial"]), len(few["bare"]), len(many["trial"]), len(many["bare"])) == (
         4,
         4,

@@ -68,7 +68,7 @@ def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_
 
 
 def summed(trials, critical=None, name="digits", **further):
-    """Return the summary of trials that follow the law of simulated(), as far as they reached the target."""
+    """The summary of trials that follow the law of simulated(), as far as they reached the target."""
     sizes = [trial.batch_size for trial in trials if trial.reached]
     timed = all(trial.seconds_per_step for trial in trials if trial.reached)
     known = {}
@@ -89,11 +89,12 @@ def summed(trials, critical=None, name="digits", **further):
 
 
 def fresh_range(result, reached=3):
-    """Return the result with fresh runs of its winners around what was predicted of them."""
+    """The result with fresh runs of its winners around what was predicted of them."""
     winners = {}
     for name in ("best_by_time", "best_by_steps"):
         winner = getattr(result, name)
-        seconds, steps = winner.time_to_target, winner.steps
+        seconds = winner.time_to_target
+        steps = winner.steps
         fresh = make_confirmed(
             reached,
             time_low=0.8 * seconds,
@@ -260,7 +261,8 @@ def test_without_a_curve_rules_go_through_the_reference():
 
 def test_a_winner_that_no_fresh_seed_confirms_is_shown_at_its_own_run():
     summary = STUDIES["no seed reached"][1]
-    use, right = summary.best_by_time, curve_figure(*STUDIES["no seed reached"]).axes[1]
+    use = summary.best_by_time
+    right = curve_figure(*STUDIES["no seed reached"]).axes[1]
     single = [use.batch_size, use.single_run.time_to_target]
     assert star_at(right, "use") == [single]
 
@@ -310,7 +312,8 @@ def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
         )
 
     axes = figure_of(paint, (4.0, 4.0)).axes[0]
-    box, (x, y) = axes.texts[0].get_window_extent(), axes.transData.transform((10.0, 10.0))
+    box = axes.texts[0].get_window_extent()
+    (x, y) = axes.transData.transform((10.0, 10.0))
     assert not box.contains(x, y)
     assert math.hypot(box.x0 + box.width / 2 - x, box.y0 + box.height / 2 - y) < 80
     assert found == [True, False]

@@ -48,7 +48,8 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("back_after", [3, None])
 def test_a_folder_that_is_away_is_waited_for_a_stated_time(tmp_path, back_after):
-    path, clock = tmp_path / "away" / "curve.json", FakeTime()
+    path = tmp_path / "away" / "curve.json"
+    clock = FakeTime()
 
     def sleep(seconds: float) -> None:
         clock.sleep(seconds)
@@ -233,7 +234,8 @@ def victim_of(path: Path) -> Path:
 def test_no_file_is_written_through_a_link(tmp_path, way, name):
     folder = tmp_path / "study"
     folder.mkdir()
-    path, victim = folder / "curve.json", victim_of(folder / name)
+    path = folder / "curve.json"
+    victim = victim_of(folder / name)
     if way == "text":
         write_text(path, "mine")
     elif way == "bytes":
@@ -319,12 +321,11 @@ def test_links_inside_a_studys_folder_are_refused_and_the_folder_itself_may_be_o
 
 
 def test_a_full_disk_is_found_among_causes_that_may_form_a_ring():
-    full, cause, other = (
-        OSError(errno.ENOSPC, "No space left on device", "x"),
-        ValueError("a"),
-        KeyError("b"),
-    )
-    cause.__cause__, other.__cause__ = other, cause
+    full = OSError(errno.ENOSPC, "No space left on device", "x")
+    cause = ValueError("a")
+    other = KeyError("b")
+    cause.__cause__ = other
+    other.__cause__ = cause
     assert full_disk(cause) is None
     cause.__cause__ = full
     assert "x cannot be written: No space left on device" in str(full_disk(other))

@@ -38,8 +38,10 @@ from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-LOW, HIGH = 8, 4096
-LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
+LOW = 8
+HIGH = 4096
+LR_LOW = 2.0**-11
+LR_HIGH = 2.0**1.25
 LAST = 10_000  # step of a budget
 POLICY = replace(
     default_policy(), particles=96, moves=2, candidates=80, random_fraction=0.0, loss_sure=0.0
@@ -52,18 +54,18 @@ DOMAIN = Domain(
 
 
 def history(metric, last_step=LAST, until=1.0):
-    """Return evaluations of a metric over the share of the budget, the last at its end."""
+    """Evaluations of a metric over the share of the budget, the last at its end."""
     seen = {max(1, round(share * last_step)): float(metric(share)) for share in SHARES}
     return tuple((step, value) for step, value in seen.items() if step <= until * last_step + 0.5)
 
 
 def power(factor, exponent=0.3):
-    """Return a metric that takes ``factor`` times the steps of s^-exponent."""
+    """A metric that takes ``factor`` times the steps of s^-exponent."""
     return lambda share: (share / factor) ** -exponent
 
 
 def trial(number, metric, batch_size=64, lr=0.1, share=1.0, last_step=LAST, **changes):
-    """Return the record of a trial that ran to a share of its budget."""
+    """The record of a trial that ran to a share of its budget."""
     spec = make_spec(batch_size, lr, number=number, seed=number)
     steps = round(share * last_step)
     record = TrialResult.unmeasured(
@@ -216,7 +218,7 @@ TRANSFORMED = {
 
 
 def four(transform, last_step=LAST):
-    """Return two full and two stopped trials, seen through a transform of the metric."""
+    """Two full and two stopped trials, seen through a transform of the metric."""
     trials = []
     for i, factor in enumerate(FACTORS):
         metric = power(factor)
@@ -237,7 +239,8 @@ def four(transform, last_step=LAST):
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_a_monotone_transform_of_the_metric_changes_hardly_anything(name):
     transform, mode, ideal, tolerance = TRANSFORMED[name]
-    plain, seen = read(four(lambda m: m)), read(four(transform), mode=mode, ideal=ideal)
+    plain = read(four(lambda m: m))
+    seen = read(four(transform), mode=mode, ideal=ideal)
     assert behinds(seen) == pytest.approx(behinds(plain), abs=tolerance)
     assert [one.run.number for one in rank_full_trials(seen)] == [0, 2]
     # By the same draws, so that what differs is what was read.
@@ -257,13 +260,15 @@ def test_beyond_its_best_the_ruler_goes_by_the_slope_of_any_metric():
 
 
 def test_the_unit_of_time_does_not_matter():
-    coarse, fine = read(four(lambda m: m)), read(four(lambda m: m, 100 * LAST), budget=100 * LAST)
+    coarse = read(four(lambda m: m))
+    fine = read(four(lambda m: m, 100 * LAST), budget=100 * LAST)
     assert behinds(fine) == pytest.approx(behinds(coarse), abs=1e-3)
     theta = coarse.theta.copy()
     theta[:, LEVEL] += math.log(100.0)
     fine = replace(fine, theta=theta)
     for seed in range(20):
-        chosen, again = suggested(coarse, seed=seed), suggested(fine, seed=seed)
+        chosen = suggested(coarse, seed=seed)
+        again = suggested(fine, seed=seed)
         assert (again.x, again.z) == (chosen.x, chosen.z)
         assert again.resumed_from == chosen.resumed_from
         assert again.max_steps == 100 * chosen.max_steps
@@ -345,7 +350,7 @@ def test_before_a_trial_is_full_all_run_to_the_end():
 
 
 def started(count=12, share=0.125):
-    """Return a full trial and many that wait, of which the third is far ahead.
+    """A full trial and many that wait, of which the third is far ahead.
 
     It has the largest batch: with a budget of steps the prior expects that of it.
     """
@@ -468,7 +473,7 @@ def test_when_the_winner_has_what_the_baseline_ends_with():
 
 
 def certain(share):
-    """Return a posterior without doubt: S = 1 + B_crit/B, tau = 1 + B/128.
+    """A posterior without doubt: S = 1 + B_crit/B, tau = 1 + B/128.
 
     B_crit is 1024 times the share. S(B) tau(B) is least at B = sqrt(128 B_crit).
     """
@@ -544,13 +549,15 @@ class Workload:
     """
 
     def __init__(self, law, seconds, floor=0.0):
-        self.law, self.seconds, self.floor = law, seconds, floor
+        self.law = law
+        self.seconds = seconds
+        self.floor = floor
 
     def budget(self, batch_size):
         return 100.0 * self.seconds / self.law.tau(batch_size)  # a hundredth of a step each
 
     def metric(self, batch_size, lr, share, luck=1.0):
-        """Return the metric at a share of the budget; None where the run diverges."""
+        """The metric at a share of the budget; None where the run diverges."""
         steps = self.law.steps(batch_size, lr)
         if steps is None:
             return None
@@ -559,18 +566,20 @@ class Workload:
         return self.floor + (0.9 - self.floor) * (1.0 + at / scale) ** -0.7
 
     def best(self, share=1.0):
-        """Return the least metric and its batch size."""
+        """The least metric and its batch size."""
         sizes = np.exp2(np.arange(3.0, 12.01, 0.125))
         return min((self.metric(size, self.law.best_lr(size), share), size) for size in sizes)
 
     def run(self, study, seed, mode="min"):
         """Run one trial as the sampler's docstring shows; return its cost in full trials."""
-        sampler, sign = study.sampler, 1.0 if mode == "min" else -1.0
+        sampler = study.sampler
+        sign = 1.0 if mode == "min" else -1.0
         trial = study.ask()
         batch_size = trial.suggest_int("batch_size", LOW, HIGH, log=True)
         lr = trial.suggest_float("lr", LR_LOW, LR_HIGH, log=True)
         last_step = last_whole_step(self.budget(batch_size))
-        max_steps, parent = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
+        max_steps = sampler.max_steps(trial.number)
+        parent = sampler.resumed_from(trial.number)
         before = 0
         if parent is not None:
             trial.set_user_attr(RESUMED_FROM, parent)
@@ -650,7 +659,7 @@ KINDS = (("two_terms", 1.0), ("power", 0.7), ("power", 1.5), ("knee", 4.0), ("u_
 
 
 def drawn_workload(seed):
-    """Return a law of a kind, some outside of the model's own family, with a budget of its own."""
+    """A law of a kind, some outside of the model's own family, with a budget of its own."""
     rng = np.random.default_rng([seed, 3])
     kind, parameter = KINDS[seed % len(KINDS)]
     law = Law(
@@ -673,7 +682,9 @@ def drawn_workload(seed):
 
 @pytest.mark.slow
 def test_as_good_holds_the_best_batch_size_of_made_curves():
-    held, widths, growths = 0, [], 0
+    held = 0
+    widths = []
+    growths = 0
     for seed in range(10):
         workload = drawn_workload(seed)
         found = findings(search(workload, seed, 15.0))

@@ -54,7 +54,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def study(made, bstune, tmp_path):
-    """Return the folder of the study of four trials, which the same command continues here."""
+    """The folder of the study of four trials, which the same command continues here."""
     return copy_of_study(made, tmp_path, "study")
 
 
@@ -64,7 +64,7 @@ def table(tmp_path):
 
 
 def tree(folder):
-    """Return what lies below a folder, links as such."""
+    """All entries below a folder, links as such."""
     return {
         str(path.relative_to(folder)): os.readlink(path)
         if path.is_symlink()
@@ -122,7 +122,8 @@ def test_a_report_a_comparison_and_a_table_write_nothing_through_links(bstune, s
 
 @pytest.mark.parametrize("link", ["checkpoints", "states", "unstored.jsonl"])
 def test_a_link_inside_a_studys_folder_is_refused_in_one_line(bstune, study, tmp_path, link):
-    folder, elsewhere = study, tmp_path / "elsewhere"
+    folder = study
+    elsewhere = tmp_path / "elsewhere"
     shutil.rmtree(folder / "checkpoints")
     elsewhere.mkdir()
     (elsewhere / "trial-1.ckpt").write_text("the user's")

@@ -41,7 +41,7 @@ LISTED = (0, 2)  # what a report or a comparison may end with
 
 
 def run_audited(folder, verbs, names):
-    """Return what each command did on each crafted folder, and what an honest folder has it do."""
+    """The row of each command on each crafted folder, and the events on an honest folder."""
     command = [sys.executable, TESTS / "audited.py", folder, verbs, "honest", *names]
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -76,7 +76,8 @@ TEXTS += (
     "a b,c",
 )
 PLACES = ("output", "storage", "mlflow.uri")  # these may lie outside of the working directory
-COMMANDS, GUARD_SECONDS = 120, 60
+COMMANDS = 120
+GUARD_SECONDS = 60
 
 
 class Hangs(BaseException):
@@ -92,7 +93,7 @@ def quoted(text):
 
 
 def commands(rng, count):
-    """Return the arguments of commands, each with one option that has a nasty value."""
+    """The arguments of commands, each with one option that has a nasty value."""
     names = {
         sampler: sorted(flatten(options_of(*STUDY, sampler).model_dump())) for sampler in SAMPLERS
     }
@@ -113,7 +114,8 @@ def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypa
     write_rows(tmp_path / "t.jsonl", table_rows())
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    rng, faults = random.Random(int(os.environ.get("BSTUNE_FUZZ_SEED", 0))), []
+    rng = random.Random(int(os.environ.get("BSTUNE_FUZZ_SEED", 0)))
+    faults = []
     before = signal.signal(signal.SIGALRM, hang)
     for number, (name, arguments) in enumerate(list(commands(rng, COMMANDS))):
         folder = tmp_path / f"case{number}" / "here"
@@ -124,9 +126,13 @@ def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypa
         try:
             status, out, err = bstune(*arguments)
         except Hangs:
-            status, out, err = "hangs", "", ""
+            status = "hangs"
+            out = ""
+            err = ""
         except Exception as error:  # noqa: BLE001  # it is a fault, of which all are listed
-            status, out, err = repr(error), "", ""
+            status = repr(error)
+            out = ""
+            err = ""
         finally:
             signal.alarm(0)
         plain = "Traceback" not in out + err and (

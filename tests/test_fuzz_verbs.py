@@ -186,9 +186,11 @@ def of_attributes(rng, folder):
     """A study whose attributes another program has written."""
     with sqlite3.connect(folder / "bstune.db") as database:
         if rng.random() < 0.7:
-            table, key = "study_user_attributes", f"bstune:{rng.choice(STUDY_KEYS)}"
+            table = "study_user_attributes"
+            key = f"bstune:{rng.choice(STUDY_KEYS)}"
         else:
-            table, key = "trial_user_attributes", f"bstune:{rng.choice(TRIAL_KEYS)}"
+            table = "trial_user_attributes"
+            key = f"bstune:{rng.choice(TRIAL_KEYS)}"
         found = database.execute(f"SELECT value_json FROM {table} WHERE key=?", (key,)).fetchone()  # noqa: S608
         text = dumped(rng.choice(VALUES))
         if found is not None and rng.random() < 0.4:
@@ -352,7 +354,8 @@ def faults_of(base, command, tmp_path, monkeypatch, capfd, count, seed, kinds=KI
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.syspath_prepend(str(PROJECTS))
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path / "cache"))
-    before, faults = signal.signal(signal.SIGALRM, hang), []
+    before = signal.signal(signal.SIGALRM, hang)
+    faults = []
     only = os.environ.get("BSTUNE_FUZZ_CASE")
     try:
         for number in range(count) if only is None else [int(only)]:

@@ -48,12 +48,12 @@ def recorded(monkeypatch):
 
 
 def fused(kind, **options):
-    """Return an optimizer as captured steps have it, for an eager reference that is the same to the bit."""
+    """An optimizer as captured steps have it, for an eager reference that is the same to the bit."""
     return partial(kind, fused=True, **options)
 
 
 def of_algorithm(name):
-    """Return an optimizer of conf/algorithm/."""
+    """An optimizer of conf/algorithm/."""
     options = options_of("workload=digits", f"algorithm={name}")
     return instantiate(option_at(options, "workload.module.optimizer"), name)
 
@@ -78,9 +78,11 @@ def train(build, steps=12, captured=True, change=lambda module, step: None, **op
     module.train()
     configured = module.configure_optimizers()
     if isinstance(configured, dict):
-        optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+        optimizer = configured["optimizer"]
+        schedule = configured["lr_scheduler"]["scheduler"]
     else:
-        optimizer, schedule = configured, None
+        optimizer = configured
+        schedule = None
 
     def eager(batch, index):
         optimizer.zero_grad()
@@ -153,7 +155,8 @@ class Counting(Classifier):
 class Keeping(Classifier):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.losses, self.latest = [], deque(maxlen=2)
+        self.losses = []
+        self.latest = deque(maxlen=2)
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -504,10 +507,8 @@ def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(work
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, momentum])
 def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, tmp_path):
-    build, protocol = (
-        partial(network, optimizer=optimizer),
-        learners.learning_protocol(24, fast="graph"),
-    )
+    build = partial(network, optimizer=optimizer)
+    protocol = learners.learning_protocol(24, fast="graph")
     stopped, _ = learners.train(
         make_spec(16, max_steps=12), protocol, build, state=tmp_path / "state"
     )

@@ -19,7 +19,9 @@ from bstune.workloads.optim import muon_and_adam
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
 
-SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+SGD = torch.optim.SGD
+ADAM = torch.optim.Adam
+ADAMW = torch.optim.AdamW
 
 
 def parameter(value=1.0):
@@ -89,7 +91,8 @@ def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
 
 
 def test_what_configure_optimizers_may_return():
-    first, second = SGD([parameter()], lr=0.1), ADAM([parameter()], lr=0.1)
+    first = SGD([parameter()], lr=0.1)
+    second = ADAM([parameter()], lr=0.1)
     schedule = LambdaLR(first, lambda step: 1.0)
     shapes = [
         first,

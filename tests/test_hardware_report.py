@@ -45,7 +45,8 @@ FAST_DEVICE = DeviceLimits("fp32", 1e12, 1e10)
 
 
 def on_cuda(dtype):
-    limits, cost = DeviceLimits(dtype, 1e9, 1e6, 5e8), StepCost((ODD,), ())
+    limits = DeviceLimits(dtype, 1e9, 1e6, 5e8)
+    cost = StepCost((ODD,), ())
     multiple = tensor_core_multiple(dtype, "cuda")
     rows = misalignments(cost, limits, multiple, 1000) if multiple else []
     return make_survey(device_type="cuda", limits=limits, cost=cost, misaligned=tuple(rows))

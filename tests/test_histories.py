@@ -13,18 +13,19 @@ from bstune.search.histories import (
     reached_rate,
 )
 
-ERROR, ACCURACY = Target("error", 0.1, "min"), Target("accuracy", 0.9, "max")
+ERROR = Target("error", 0.1, "min")
+ACCURACY = Target("accuracy", 0.9, "max")
 LAST = 30_000  # steps to target of the histories below
 
 
 def falling(rate, end, first=1):
-    """Return a power law that reaches the target at LAST, evaluated up to ``end``."""
+    """A power law that reaches the target at LAST, evaluated up to ``end``."""
     steps = sorted({round(end * 1.1**-k) for k in range(120) if round(end * 1.1**-k) >= first})
     return log_excess([(step, 0.1 * (step / LAST) ** -rate) for step in steps], ERROR, 0.0)
 
 
 def line(rate, level=1.0, steps=range(10, 1000, 10)):
-    """Return a curve that falls at ``rate`` to ``level``, log excess over log step."""
+    """A curve that falls at ``rate`` to ``level``, log excess over log step."""
     return [(math.log(step), level + rate * math.log(steps[-1] / step)) for step in steps]
 
 
@@ -165,7 +166,8 @@ def test_the_slowdown_is_learned_from_the_trials_that_reached_the_target():
 
 def test_steps_since_the_last_evaluation_count_as_done():
     curve = falling(0.5, 3000)
-    (there, spread), (on, same) = extrapolated(curve, 3000), extrapolated(curve, 4000)
+    (there, spread) = extrapolated(curve, 3000)
+    (on, same) = extrapolated(curve, 4000)
     assert (there - on, same) == (pytest.approx(math.log(4 / 3)), spread)
     below = log_excess([(step, 0.05) for step in range(1, 30)], ERROR, 0.0)
     assert min(extrapolated(below, 1000)) > 0  # something is always left to go

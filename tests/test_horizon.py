@@ -48,7 +48,9 @@ from bstune.search.posterior import (
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module
 
-LOW, HIGH, BUDGET = 8, 4096, 20_000.0
+LOW = 8
+HIGH = 4096
+BUDGET = 20_000.0
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
 ERROR = Target("error", 0.1, "min")
 POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
@@ -71,7 +73,7 @@ def prior(horizon=True, others=0):
 
 
 def trial(number, size, lr, horizon, power=0.5, share=1.0, shortest=None):
-    """Return a trial of this horizon: the metric is 0.1 (S/h)^power at its end."""
+    """A trial of this horizon: the metric is 0.1 (S/h)^power at its end."""
     shortest = shortest or LAW.steps(size, lr)
     steps = horizon if horizon < shortest else round(shortest ** (1 - share) * horizon**share)
     value = 0.1 * (shortest / horizon) ** power if steps == horizon else 0.1
@@ -418,7 +420,8 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     around = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate((900, 1100))]
     lucky = replace(trial(2, 64, 0.1, 500, shortest=500.0), history=((500, 0.1),))
     posterior = inferred([*around, lucky])
-    data, theta = posterior.data, posterior.theta[:1]
+    data = posterior.data
+    theta = posterior.theta[:1]
     posterior = replace(
         posterior, theta=theta, data=replace(data, spread=np.array([0.03, 0.03, spread]))
     )
@@ -475,7 +478,8 @@ def decided(trials, seed, budget=BUDGET, **changes):
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
 def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objective):
-    trials, longest = [], []
+    trials = []
+    longest = []
     for number in range(16):
         posterior, chosen = decided(trials, number, budget=900.0, objective=objective)
         assert chosen.resumed_from is None
@@ -501,7 +505,8 @@ def test_a_search_comes_to_the_shortest_horizon(share):
         trials = []
         for number in range(24):
             _, chosen = decided(trials, 100 * seed + number)
-            size, lr = round(2**chosen.x), 2**chosen.z
+            size = round(2**chosen.x)
+            lr = 2**chosen.z
             diverged = make_result(
                 number=number, batch_size=size, lr=lr, status="diverged", steps=5, history=()
             )

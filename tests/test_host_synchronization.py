@@ -46,7 +46,8 @@ class Watching(TrialClock):
 
     def __init__(self, begin, end):
         super().__init__()
-        self._begin, self._end = begin, end
+        self._begin = begin
+        self._end = end
 
     def enter(self, phase):
         self._end()
@@ -95,7 +96,7 @@ def train(workload, clock, device="cpu", module_of=lambda module: module, overri
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Return a function that makes every read of a tensor's value raise, and one that lets it be."""
+    """A function that makes every read of a tensor's value raise, and one that lets it be."""
     on = []
 
     def guarded(name):

@@ -29,7 +29,8 @@ class Elements(HTMLParser):
 
     def __init__(self, whole):
         super().__init__()
-        self.tags, self.texts = [], []
+        self.tags = []
+        self.texts = []
         self.feed(whole)
 
     def handle_starttag(self, tag, attributes):

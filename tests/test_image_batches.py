@@ -173,7 +173,8 @@ def test_they_take_the_operators_of_one():
         return len(operators.names)
 
     options = {"augment": partial(crop, cutout=3), "alternating_flip": True}
-    one, ten = taken(train_batches(2, **options), 1), taken(train_batches(2, **options), 10)
+    one = taken(train_batches(2, **options), 1)
+    ten = taken(train_batches(2, **options), 10)
     together = taken(train_batches(2, at_once=20, **options), 10)
     assert ten > 9 * one > 270
     assert together <= one + 3 * 9 + 4  # three draws a batch, and what joins them
@@ -205,7 +206,7 @@ arrows = partial(train_batches, images=ARROWS, normalise=IDENTITY, alternating_f
 
 
 def mirrored(batches, epochs):
-    """Return, for each epoch and image, whether it was mirrored: bool, (epochs, 101)."""
+    """for each epoch and image, whether it was mirrored: bool, (epochs, 101)."""
     parts = islice(batches, epochs * 101)  # more than enough
     seen, labels = zip(*((x[:, 0, 0, 3] > 100, y) for x, y in parts), strict=True)
     seen, labels = (torch.cat(parts)[: epochs * 101].view(epochs, 101) for parts in (seen, labels))

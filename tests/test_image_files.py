@@ -42,7 +42,7 @@ def picture(path, level=0, size=(40, 30)):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Return a root with ImageNet's layout: two classes, four images of each to train on, two for the target."""
+    """A root with ImageNet's layout: two classes, four images of each to train on, two for the target."""
     for part, count in (("train", 4), ("val", 2)):
         for level, name in enumerate(("n01440764", "n02084071")):
             for number in range(count):
@@ -53,7 +53,7 @@ def folders(tmp_path):
 
 @pytest.fixture
 def tables(tmp_path):
-    """Return a root with the layout of Open Images: eight images to train on, four for the target, three classes."""
+    """A root with the layout of Open Images: eight images to train on, four for the target, three classes."""
     root = tmp_path / "open-images"
     for part, count in (("train", 8), ("validation", 4)):
         lines = ["ImageID,Source,LabelName,Confidence"]

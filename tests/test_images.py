@@ -78,7 +78,8 @@ def test_images_are_normalised_on_the_scale_from_black_to_white(given):
 
 @pytest.mark.parametrize("count", [1, 12, 30])
 def test_part_of_the_training_images_leaves_all_else_as_it_is(count):
-    whole, part = image_data(classes=40), image_data(train_examples=count)
+    whole = image_data(classes=40)
+    part = image_data(train_examples=count)
     assert part.train_size == count
     assert part.validation_size == whole.validation_size
     torch.testing.assert_close(part.first_images(99), whole.first_images(count), rtol=0, atol=0)
@@ -109,7 +110,7 @@ CUT = ImageDataset("fake", 16, Images(fake_images(40).images, np.arange(39)), No
 
 
 def labelled(**third):
-    """Return the fake data with another label of the third image of a part."""
+    """The fake data with another label of the third image of a part."""
     dataset = fake_dataset()
     for part, label in third.items():
         getattr(dataset, part).labels[2] = label
@@ -212,7 +213,8 @@ def test_images_are_handed_out_in_the_precision_and_the_memory_format(precision,
     pairs = [(data.train_batches(30, None, 0), plain.train_batches(30, None, 0))]
     pairs += [(data.val_dataloader(), plain.val_dataloader())]
     for batches, expected in pairs:
-        (x, _), (same, _) = next(iter(batches)), next(iter(expected))
+        (x, _) = next(iter(batches))
+        (same, _) = next(iter(expected))
         assert x.is_contiguous(memory_format=torch.channels_last)
         assert x.dtype == kind
         assert torch.equal(x, same.to(kind))
@@ -303,7 +305,7 @@ def test_cut_out_is_a_loops_at_every_place(size, dtype):
 
 
 def chi_squared(counts):
-    """Return the statistic of counts that are expected to be equal."""
+    """The statistic of counts that are expected to be equal."""
     expected = counts.sum() / len(counts)
     return ((counts - expected) ** 2 / expected).sum()
 
@@ -318,7 +320,8 @@ def test_crops_and_squares_lie_at_every_place_equally_often():
     assert len(counts) == 5 * 5 * 2
     assert chi_squared(counts) < 85.4  # 49 degrees of freedom, p = 0.001
 
-    white, mean = torch.full((40_000, 1, 5, 4), 255, dtype=torch.uint8), torch.zeros(1, 1, 1, 1)
+    white = torch.full((40_000, 1, 5, 4), 255, dtype=torch.uint8)
+    mean = torch.zeros(1, 1, 1, 1)
     cut = (
         random_crop_flip(white, torch.Generator().manual_seed(0), padding=0, cutout=2, mean=mean)
         == 0
@@ -331,7 +334,8 @@ def test_crops_and_squares_lie_at_every_place_equally_often():
 
 
 def test_a_square_is_drawn_last_and_none_draws_nothing():
-    images, mean = random_pixels(20), torch.zeros(1, 3, 1, 1)
+    images = random_pixels(20)
+    mean = torch.zeros(1, 3, 1, 1)
     plain, without, cut = (torch.Generator().manual_seed(0) for _ in range(3))
     crops = random_crop_flip(images, plain, padding=2)
     assert torch.equal(crops, random_crop_flip(images, without, padding=2, cutout=0, mean=mean))

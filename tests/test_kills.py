@@ -46,7 +46,7 @@ def started(folder, *arguments, **pipes):
 
 
 def marked():
-    """Return the processes of the test's command, by the environment that they have inherited."""
+    """The processes of the test's command, by the environment that they have inherited."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

@@ -40,7 +40,7 @@ def data(of=None, **options):
 
 
 def drawn(batches, count):
-    """Return the first batches, each with its targets' last token behind it: whole sequences."""
+    """The first batches, each with its targets' last token behind it: whole sequences."""
     found = []
     for _, (tokens, targets) in zip(range(count), batches, strict=False):
         assert torch.equal(tokens[:, 1:], targets[:, :-1])
@@ -218,7 +218,7 @@ def test_a_published_text_that_is_cut_short_is_named(tmp_path):
 
 
 def as_torch_has_it(model):
-    """Return torch's own encoder with a Transformer's weights."""
+    """Torch's own encoder with a Transformer's weights."""
     layer = partial(
         nn.TransformerEncoderLayer,
         dropout=0.0,
@@ -281,7 +281,8 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_no_place_sees_what_comes_after_it(name):
     torch.manual_seed(0)
-    model, tokens = MODELS[name](), torch.randint(7, (3, 8))
+    model = MODELS[name]()
+    tokens = torch.randint(7, (3, 8))
     before = model(tokens)
     assert before.shape == (3, 8, 7)
     for place in range(8):
@@ -294,7 +295,9 @@ def test_no_place_sees_what_comes_after_it(name):
 
 def test_the_start_of_the_workloads():
     """Weights as many as the layers have, and a loss near ln 65, as of a model that knows nothing."""
-    width, vocabulary, context = 128, 65, 64
+    width = 128
+    vocabulary = 65
+    context = 64
     blocks = 4 * (12 * width**2 + 13 * width)
     expected = {
         "shakespeare_transformer": 2 * vocabulary * width + context * width + blocks + 2 * width,
@@ -325,10 +328,8 @@ def test_sizes_that_no_transformer_has(options, message):
 
 
 def test_metrics_are_means_over_tokens():
-    module, logged = (
-        LanguageModel(MODELS["transformer"](), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1),
-        {},
-    )
+    module = LanguageModel(MODELS["transformer"](), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1)
+    logged = {}
     module.log_dict = logged.update
     source = data()
     batches = list(source.val_dataloader())

@@ -39,7 +39,7 @@ HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow", "omegaconf", "hydr
 
 
 def imports(tree):
-    """Return (line, imported module, whether it takes start-up time inside a function) of every import."""
+    """(line, imported module, whether it takes start-up time inside a function) of every import."""
     typing_blocks = (
         node
         for node in ast.walk(tree)
@@ -63,8 +63,9 @@ def imports(tree):
 
 
 def offenders(path, text):
-    """Return a line for each import of a file, by its path below bstune, that breaks a rule."""
-    own, lines = path.split("/")[0].removesuffix(".py"), text.splitlines()
+    """A line for each import of a file, by its path below bstune, that breaks a rule."""
+    own = path.split("/")[0].removesuffix(".py")
+    lines = text.splitlines()
     for number, module, late in imports(ast.parse(text)):
         other = module.split(".")[1] if module.startswith("bstune.") else None
         before = [line.strip() for line in lines[: number - 1]]

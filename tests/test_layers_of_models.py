@@ -49,7 +49,7 @@ def filled(layer, seed=1):
 
 
 def gradients(layer, x, weights):
-    """Return output, gradient of the input and of the parameters for the loss sum(weights * output)."""
+    """Output, gradient of the input and of the parameters for the loss sum(weights * output)."""
     x = x.detach().requires_grad_()
     output = layer(x)
     (output * weights).sum().backward()
@@ -65,7 +65,7 @@ def statistics(layer):
 
 
 def by_a_loop(layer, x, weights, groups):
-    """Return what ``layer`` should give: torch's layer on each group by itself, in float64."""
+    """The reference of ``layer``: torch's layer on each group by itself, in float64."""
     n = len(x)
     x = x.detach().double().requires_grad_()
     output = torch.zeros_like(x)
@@ -115,7 +115,8 @@ def test_it_is_torchs_layer_on_each_group(pixels, size, groups, scale, memory):
     n = sum(len(group) for group in groups)
     layer = filled(BatchNorm(CHANNELS, ghost_size=size, scale=scale, momentum=0.3, eps=0.01))
     assert torch.equal(layer.weight, torch.full((CHANNELS,), 0.25)) == (scale is not None)
-    x, weights = images(n, *pixels, memory=memory), images(n, *pixels, seed=7)
+    x = images(n, *pixels, memory=memory)
+    weights = images(n, *pixels, seed=7)
     output, of_input, of_parameters, running = by_a_loop(layer, x, weights, groups)
     got, got_input, got_parameters = gradients(layer, x, weights)
     torch.testing.assert_close(got, output, rtol=1e-5, atol=1e-5)
@@ -131,10 +132,12 @@ def test_it_is_torchs_layer_on_each_group(pixels, size, groups, scale, memory):
 @pytest.mark.parametrize("size", [None, 8, 100])
 @pytest.mark.parametrize("memory", FORMATS)
 def test_without_options_or_in_one_group_it_is_torchs_layer_to_the_bit(size, memory):
-    ours, torchs = filled(BatchNorm(CHANNELS, ghost_size=size)), filled(nn.BatchNorm2d(CHANNELS))
+    ours = filled(BatchNorm(CHANNELS, ghost_size=size))
+    torchs = filled(nn.BatchNorm2d(CHANNELS))
     assert list(ours.state_dict()) == list(torchs.state_dict())
     for step in range(3):
-        x, weights = images(8, memory=memory, seed=step), images(8, seed=7)
+        x = images(8, memory=memory, seed=step)
+        weights = images(8, seed=7)
         same(gradients(ours, x, weights), gradients(torchs, x, weights))
     x = images(20, memory=memory)
     same(ours.eval()(x), torchs.eval()(x))  # by the running statistics, whatever the group size
@@ -150,7 +153,8 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
     assert network[1].weight.dtype == kind
     cast = network[0]
     same(cast.state_dict(), layer.state_dict())
-    x, weights = images(n, dtype=kind, memory=memory), images(n, seed=7)
+    x = images(n, dtype=kind, memory=memory)
+    weights = images(n, seed=7)
     # The images have few bits; all else is as in float32.
     output, of_input, of_parameters = gradients(layer, x.float(), weights)
     got, got_input, got_parameters = gradients(cast, x, weights)
@@ -178,7 +182,8 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
 def test_ghost_groups_take_few_operators(memory, most):
     """An accelerator's time of a short step is that of launching them."""
     layer = filled(BatchNorm(CHANNELS, ghost_size=4, scale=1.0))
-    x, weights = images(32, memory=memory).requires_grad_(), images(32, memory=memory, seed=7)
+    x = images(32, memory=memory).requires_grad_()
+    weights = images(32, memory=memory, seed=7)
     with Operators() as operators:
         layer(x).backward(weights)
     assert len(operators.names) <= most, operators.names
@@ -191,7 +196,8 @@ def test_compiled_it_gives_the_same(n, memory):
     torch.compiler.reset()
     eager = filled(BatchNorm(CHANNELS, ghost_size=4, scale=0.25))
     own = copy.deepcopy(eager)
-    x, weights = images(n, memory=memory), images(n, seed=7)
+    x = images(n, memory=memory)
+    weights = images(n, seed=7)
     expected = gradients(eager, x, weights)
     got = gradients(torch.compile(own, fullgraph=True), x, weights)
     torch.testing.assert_close(got[0], expected[0], rtol=1e-5, atol=1e-5)
@@ -206,7 +212,8 @@ def test_an_activation_in_place_may_follow(memory):
         nn.Sequential(BatchNorm(CHANNELS, ghost_size=4), nn.ReLU(inplace=inplace))
         for inplace in (True, False)
     ]
-    x, weights = images(8, memory=memory), images(8, seed=7)
+    x = images(8, memory=memory)
+    weights = images(8, seed=7)
     same(*(gradients(network, x, weights)[:2] for network in networks))
 
 
@@ -217,7 +224,7 @@ AIRBENCH = {"kernel_size": 2, "eps": 5e-4, "images": 60, "signed": True, "bias":
 
 
 def correlated(n=60, channels=3, height=9, width=7, seed=0):
-    """Return images whose pixels go with their neighbours and channels with one another."""
+    """Images whose pixels go with their neighbours and channels with one another."""
     generator = torch.Generator().manual_seed(seed)
     smooth = nn.functional.avg_pool2d(
         torch.randn(n, channels, height + 2, width + 2, generator=generator), 3, 1
@@ -226,7 +233,7 @@ def correlated(n=60, channels=3, height=9, width=7, seed=0):
 
 
 def moments_after(layer, x):
-    """Return the second moments of what a layer makes of images, and the eigenvalues before it."""
+    """The second moments of what a layer makes of images, and the eigenvalues before it."""
     layer.initialise_from(x)
     rows = layer(x).detach().permute(0, 2, 3, 1).reshape(-1, layer.out_channels).double()
     return rows.T @ rows / len(rows), patch_moments(x, layer.kernel_size)[0]
@@ -299,7 +306,8 @@ def test_only_the_first_images_count_and_constant_ones_stay_finite():
 
 
 def test_the_filters_go_with_the_state_and_with_copies():
-    layer, x = Whitening(**AIRBENCH), correlated()
+    layer = Whitening(**AIRBENCH)
+    x = correlated()
     layer.initialise_from(x)
     loaded = Whitening(**AIRBENCH)
     loaded.load_state_dict(layer.state_dict())
@@ -339,7 +347,7 @@ def test_a_convolution_passes_its_input_on_and_other_layers_stay_as_they_were(
 
 
 def moved(x, by):
-    """Return images moved down and to the right by ``by`` pixels; what comes in is the reflection."""
+    """Images moved down and to the right by ``by`` pixels; what comes in is the reflection."""
 
     def index(size):
         places = [abs(place - by) for place in range(size)]

@@ -42,7 +42,7 @@ MEASURED = (
 
 
 def outcome(record):
-    """Return what a record says that depends neither on a clock nor on the loop."""
+    """The values of a record that depend neither on a clock nor on the loop."""
     return {name: value for name, value in asdict(record).items() if name not in MEASURED}
 
 
@@ -184,7 +184,8 @@ class TakesBatch(Regression):
     """Takes no index, empties the list that it is given, and changes its step in the second epoch."""
 
     def training_step(self, batch):
-        y, x = batch.pop(), batch.pop()
+        y = batch.pop()
+        x = batch.pop()
         return self.loss((x, y))
 
     def on_train_epoch_start(self):
@@ -244,7 +245,7 @@ def listening(listen, kind=torch.optim.SGD):
 
 
 def noting(name):
-    """Return what puts a function of one's own around a function of an optimizer, with all that marks it."""
+    """A function that wraps an optimizer's function in one of its own, with all that marks it."""
 
     def listen(self, optimizer):
         function = getattr(optimizer, name)
@@ -285,7 +286,7 @@ class OfTheOtherPackage(Sine, pytorch_lightning.LightningModule):
 
 
 def with_gaps(examples):
-    """Return a batch of tensors, or none for a training batch that begins with an early example."""
+    """A batch of tensors, or none for a training batch that begins with an early example."""
     x, y = (torch.stack(column) for column in zip(*examples, strict=True))
     return None if len(x) == BATCH_SIZE and x[0] < -0.5 else [x, y]
 
@@ -373,7 +374,8 @@ def test_a_trial_is_what_it_is_under_lightnings_loop(case):
 
 @pytest.mark.parametrize("fast", ["auto", "off"])
 def test_what_lightning_does_after_an_evaluation_is_no_training(fast):
-    clock, phases = TrialClock(), {"training_step": [], "on_validation_model_train": []}
+    clock = TrialClock()
+    phases = {"training_step": [], "on_validation_model_train": []}
 
     def noting(name):
         def note(self, *arguments):
@@ -486,7 +488,7 @@ def test_a_trial_that_was_stopped_goes_on_under_either_loop(loops, tmp_path):
 
 
 def overriding(base, hook):
-    """Return a subclass whose hook does what Lightning's does."""
+    """A subclass whose hook does what Lightning's does."""
 
     def own(self, *arguments, **options):
         return getattr(base, hook)(self, *arguments, **options)

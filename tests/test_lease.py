@@ -21,7 +21,7 @@ def study():
 
 
 def leases(study, role, clock, machine=None, **changes):
-    """Return leases of a process; one of another machine if it is named."""
+    """Leases of a process; one of another machine if it is named."""
     made = Leases(study, role, SECONDS, clock)
     made.own = replace(made.own, machine=machine or made.own.machine, **changes)
     return made
@@ -32,7 +32,8 @@ def last_beat(study, one):
 
 
 def test_owner_of_another_machine_is_waited_for_once_and_taken_over_when_it_gives_no_sign(study):
-    clock, lines = FakeTime(), []
+    clock = FakeTime()
+    lines = []
     dead = leases(study, "owner", clock, machine="elsewhere")
     dead._write(dead.own)  # and never again
     ours = leases(study, "owner", clock)

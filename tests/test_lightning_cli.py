@@ -26,7 +26,7 @@ def _importable(monkeypatch):
 
 
 def changed(folder, remove=(), **changes):
-    """Return the project's file with other sections."""
+    """The project's file with other sections."""
     content = yaml.safe_load(FILE.read_text()) | changes
     path = folder / "changed.yaml"
     path.write_text(

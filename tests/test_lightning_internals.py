@@ -126,7 +126,7 @@ ROWS = [(step, function) for step, functions in STEPS.items() for function in fu
 
 
 def shape(node):
-    """Return a syntax tree as nested tuples, the same in all versions of Python: without what is empty."""
+    """A syntax tree as nested tuples, the same in all versions of Python: without what is empty."""
     if isinstance(node, ast.AST):
         fields = [(name, shape(value)) for name, value in ast.iter_fields(node)]
         kept = [
@@ -154,14 +154,14 @@ def without_words(tree):
 
 
 def digest(function):
-    """Return a digest of a function's source that comments, docstrings, annotations and line breaks do not change."""
+    """A digest of a function's source that comments, docstrings, annotations and line breaks do not change."""
     source = textwrap.dedent(inspect.getsource(function))
     tree = without_words(ast.parse(source))
     return hashlib.sha256(repr(shape(tree)).encode()).hexdigest()[:12]
 
 
 def function_of(package, place):
-    """Return a function, or a property's, of a class or a module of Lightning."""
+    """A function, or a property's, of a class or a module of Lightning."""
     owner, _, name = place.rpartition(".")
     name_of_owner = owner.rpartition(".")[2]
     if not name_of_owner.lstrip("_")[0].isupper():
@@ -174,7 +174,7 @@ def function_of(package, place):
 
 
 def changed(package):
-    """Return a line for each function that is not what it was, and the step that goes by it."""
+    """A line for each function that is not what it was, and the step that goes by it."""
     lines = []
     for step, function in ROWS:
         try:
@@ -235,7 +235,7 @@ HERE = Path(lightning_internals.__file__)
 
 
 def private_names():
-    """Return the names with an underscore that Lightning gives to attributes, functions and classes of its own."""
+    """The names with an underscore that Lightning gives to attributes, functions and classes of its own."""
     found = set()
     for path in Path(lightning.pytorch.__file__).parent.rglob("*.py"):
         matches = re.findall(
@@ -262,7 +262,7 @@ def used(text):
 
 
 def offenders(text, private):
-    """Return lines and names of the private members of Lightning that a file touches."""
+    """Lines and names of the private members of Lightning that a file touches."""
     return [f"{line}: {name}" for line, name in used(text) if name in private]
 
 

@@ -39,7 +39,7 @@ from bstune.workloads.classifier import Classifier
 
 
 def from_step(step, value=0.05):
-    """Return a metric that is 0.9 before ``step`` and ``value`` from it on."""
+    """A metric that is 0.9 before ``step`` and ``value`` from it on."""
     return lambda applied: value if applied >= step else 0.9
 
 
@@ -140,7 +140,9 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
 def test_a_step_that_the_gradient_scaler_skips_does_not_count(
     metric, overflows, options, ending, message
 ):
-    module, options, factors = Counting(metric), dict(options), []
+    module = Counting(metric)
+    options = dict(options)
+    factors = []
 
     def backward(gradient):
         factors.append(math.inf if len(factors) in overflows else 1.0)
@@ -203,7 +205,7 @@ def test_diverged_by_a_loss_that_is_not_finite():
 
 
 def fails_in(stage, fail):
-    """Return a module that fails in training or evaluation once three steps are applied."""
+    """A module that fails in training or evaluation once three steps are applied."""
     if stage == "training":
         return Counting(never, lambda batch: fail() if batch == 3 else 1.0)
     return Counting(lambda applied: fail() if applied == 3 else 0.9)
@@ -564,7 +566,10 @@ def test_evaluations_follow_the_rule(batch_size, lr, micro):
     protocol = replace(learning_protocol(30, examples=600), target=target, micro_batch_size=micro)
     result, _ = train(make_spec(batch_size, lr), protocol)
     assert len(result.history) > 2
-    step, past, near, schedule = 0, [], False, protocol.evaluation_schedule
+    step = 0
+    past = []
+    near = False
+    schedule = protocol.evaluation_schedule
     for actual, value in result.history:
         near = near or is_near(past, target.gap, schedule.near)
         due = next_evaluation(step, batch_size, 20, len(past), near, schedule)
@@ -597,7 +602,7 @@ def test_the_target_is_not_met_before_the_interval():
 
 
 def timed(fake, seconds=lambda batch: 1.0):
-    """Return a module that takes 100 s to start, 10 s an evaluation, and ``seconds(n)`` for training batch n."""
+    """A module that takes 100 s to start, 10 s an evaluation, and ``seconds(n)`` for training batch n."""
 
     module = Counting(
         lambda applied: fake.sleep(10.0) or 0.9, lambda batch: fake.sleep(seconds(batch)) or 1.0
@@ -655,7 +660,7 @@ def test_a_trial_that_fails_keeps_the_time_it_took():
 
 
 def measured(every, batch_size=8, micro_batch_size=None, check=lambda size: None):
-    """Return record and module of a trial that measures the noise scale; ``check`` may refuse a batch by its size."""
+    """Record and module of a trial that measures the noise scale; ``check`` may refuse a batch by its size."""
     fake = FakeTime()
 
     class Timed(Classifier):
@@ -747,7 +752,8 @@ class Sparse(Classifier):
 
 @pytest.mark.parametrize("micro", [None, 3])
 def test_a_trial_goes_on_where_its_gradients_cannot_be_measured(micro, warned):
-    protocol, build = learning_protocol(12, micro_batch_size=micro), partial(learner, kind=Sparse)
+    protocol = learning_protocol(12, micro_batch_size=micro)
+    build = partial(learner, kind=Sparse)
     plain, reference = train(make_spec(8), protocol, build)
     result, module = train(make_spec(8), replace(protocol, noise_scale_every=3), build)
     assert (result.status, result.steps, result.history) == ("stopped", 12, plain.history)
@@ -762,7 +768,8 @@ def test_a_trial_goes_on_where_its_gradients_cannot_be_measured(micro, warned):
 
 
 def test_the_checkpoint_holds_the_weights_that_reached_the_target(tmp_path):
-    build, path = partial(learner, average=partial(RunningWeightAverage, 0.5)), tmp_path / "3.ckpt"
+    build = partial(learner, average=partial(RunningWeightAverage, 0.5))
+    path = tmp_path / "3.ckpt"
     protocol = learning_protocol(300, target=Target("val/loss", 0.65, "min"))
     result, _ = train(make_spec(4, 0.05), protocol, build, checkpoint=path)
     assert result.reached
@@ -778,7 +785,8 @@ def test_the_checkpoint_holds_the_weights_that_reached_the_target(tmp_path):
 
 def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
     """Without averaging, the weight after s steps is s; the average of 1 to s is (s + 1)/2."""
-    module, values = Counting(never), []
+    module = Counting(never)
+    values = []
     module.configure_callbacks = lambda: [RunningWeightAverage(1.0)]
 
     def validation_step(batch, batch_idx):

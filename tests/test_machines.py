@@ -45,7 +45,7 @@ def unshare():
 
 @pytest.fixture
 def machine(unshare, tmp_path):
-    """Return what starts a process on a machine of its own, in a folder of its own; all end with the test.
+    """A function that starts a process on a machine of its own, in a folder of its own; all end with the test.
 
     It sees the others' folders, as on a shared file system, but for the ``hidden`` one.
     """
@@ -82,7 +82,7 @@ def log(tmp_path, name):
 
 
 def inner(process):
-    """Return the process that works on the study there, by its number outside."""
+    """The process that works on the study there, by its number outside."""
     number = process.pid
     for _ in range(2):  # unshare's child is the shell
         number = int(Path(f"/proc/{number}/task/{number}/children").read_text().split()[0])

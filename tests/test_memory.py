@@ -36,7 +36,10 @@ class Machine:
     """Answers probes from a law, and remembers which batch sizes it was asked; other ``outcomes`` come first."""
 
     def __init__(self, law, noise=0.0, seed=0, outcome=lambda size: None):
-        self.law, self.noise, self.outcome, self.asked = law, noise, outcome, []
+        self.law = law
+        self.noise = noise
+        self.outcome = outcome
+        self.asked = []
         self.generator = np.random.default_rng(seed)
 
     def __call__(self, size):
@@ -60,8 +63,11 @@ def search(probe, low=1, high=HIGH, **others):
 
 
 def doubling_and_bisection(law):
-    """Return the probes of doubling from 2, then bisection: what Lightning's finder does."""
-    low, bad, size, probes = 1, None, 2, 0
+    """The probes of doubling from 2, then bisection: what Lightning's finder does."""
+    low = 1
+    bad = None
+    size = 2
+    probes = 0
     while bad is None or bad - low > 1:
         probes += 1
         low, bad = (size, bad) if law(size) <= LIMIT else (low, size)
@@ -86,7 +92,8 @@ def test_the_ceiling_fits_and_what_is_above_it_by_the_precision_does_not(
 ):
     if name == "large examples" and multiple > 30:
         pytest.skip("a candidate of its own")
-    law, machine = LAWS[name], Machine(LAWS[name])
+    law = LAWS[name]
+    machine = Machine(LAWS[name])
     found = search(machine, multiple=multiple, relative=relative, largest_first=largest_first)
     assert {found.batch_size, found.above.batch_size} <= set(machine.asked)
     assert len(set(machine.asked)) == len(machine.asked)

@@ -30,13 +30,15 @@ def prior_of():
         "others": 0,
     }
     prior = make_prior(low=LOW, high=HIGH, rule=lambda x: -5.0 + 0.5 * x, **options)
-    prior.mean[BEND], prior.spread[BEND] = 0.0, 0.0
+    prior.mean[BEND] = 0.0
+    prior.spread[BEND] = 0.0
     return prior
 
 
 def draws(prior, exponents, b_crit=128.0, bend=0.0):
     theta = np.tile(prior.mean, (len(exponents), 1))
-    theta[:, EXPONENT], theta[:, BEND] = exponents, bend
+    theta[:, EXPONENT] = exponents
+    theta[:, BEND] = bend
     theta[:, SHIFT] = np.linspace(-1.0, 1.0, len(exponents))  # of no account
     theta[:, B_CRIT] = math.log(b_crit) - prior.log_mid * math.log(2.0)
     return theta
@@ -53,7 +55,7 @@ def posterior_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached
 
 
 def fitted(exponents, *observed, b_crit=128.0, high=HIGH):
-    """Return the exponent's row for draws whose exponents are off the prior's by these, and what was observed."""
+    """The exponent's row for draws whose exponents are off the prior's by these, and what was observed."""
     prior = prior_of()
     theta = draws(prior, exponents, b_crit or 128.0)
     return fit_lr_exponent(posterior_of(prior, theta, *observed), LOW, high, b_crit)
@@ -79,7 +81,8 @@ def test_the_scatter_over_seeds_is_the_noise_of_the_draws():
     prior = prior_of()
     theta = draws(prior, np.zeros(101))
     theta[:, NOISE] = np.linspace(math.log(0.05), math.log(0.2), 101)
-    low, high = 0.05 * 4**0.05, 0.05 * 4**0.95
+    low = 0.05 * 4**0.05
+    high = 0.05 * 4**0.95
     assert seed_scatter(posterior_of(prior, theta)).model_dump() == pytest.approx(
         {"scatter": 0.1, "low": low, "high": high, "level": 0.9}
     )

@@ -15,7 +15,8 @@ from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn, small_r
 def test_simple_cnn_is_that_of_shallue_et_al(parameters, shapes):
     model = simple_cnn(10, 32)
     # Two 5x5 convolutions, 1 to 32 to 64 channels, a hidden layer of 1024 units, 10 classes; each with biases.
-    first, second = 32 * (5 * 5 * 1 + 1), 64 * (5 * 5 * 32 + 1)
+    first = 32 * (5 * 5 * 1 + 1)
+    second = 64 * (5 * 5 * 32 + 1)
     assert (
         parameters(model) == first + second + 1024 * (7 * 7 * 64 + 1) + 10 * (1024 + 1) == 3_274_634
     )

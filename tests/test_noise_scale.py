@@ -150,7 +150,7 @@ class Recorder(DummyLogger):
         self.lines.append((step, dict(metrics)))
 
     def logged(self, noise_scale):
-        """Return the lines of the noise scale, or the others."""
+        """The lines of the noise scale, or the others."""
         return [
             pair
             for pair in self.lines
@@ -199,7 +199,7 @@ def regression_data(n=128):
 
 
 def drawn(sizes, steps, seed=0):
-    """Return a loader of micro-batches of examples drawn with replacement."""
+    """A loader of micro-batches of examples drawn with replacement."""
     x, y = regression_data()
     generator = torch.Generator().manual_seed(seed)
     indices = [
@@ -209,7 +209,7 @@ def drawn(sizes, steps, seed=0):
 
 
 def serve(batches):
-    """Return a loader of these batches: a plain list would be several loaders to Lightning."""
+    """A loader of these batches: a plain list would be several loaders to Lightning."""
     return DataLoader(list(batches), batch_size=None)
 
 
@@ -228,7 +228,8 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
     module = Regression()
     with torch.no_grad():
         gradients = (x * (x @ module.weight - y)[:, None]).numpy()
-    squared, trace = (gradients.mean(axis=0) ** 2).sum(), gradients.var(axis=0).sum()
+    squared = (gradients.mean(axis=0) ** 2).sum()
+    trace = gradients.var(axis=0).sum()
     if weights == "examples":
         weight_micro_batches(module, sizes, sum(sizes))
     callback = NoiseScale(every=1, parts=parts, window=300, level=0.99, weights=weights)
@@ -262,7 +263,9 @@ class Everything(LightningModule):
             nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1)
         )
         self.mean = MeanMetric()
-        self.seen, self.losses, self.counts = 0, [], collections.Counter()
+        self.seen = 0
+        self.losses = []
+        self.counts = collections.Counter()
         self.own = torch.Generator().manual_seed(3)
         self.total = torch.zeros(1)
         self.momentum = copy.deepcopy(self.body).requires_grad_(
@@ -298,7 +301,8 @@ def everything_that_is_left(callback, accumulate):
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    module, recorder = Everything(), Recorder()
+    module = Everything()
+    recorder = Recorder()
     generator = torch.Generator().manual_seed(5)
     data = TensorDataset(
         torch.randn(95, 6, generator=generator), torch.randn(95, generator=generator)
@@ -347,12 +351,14 @@ def test_training_is_the_same_bit_for_bit_with_and_without(accumulate):
 
 
 def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
-    recorder, callback = Recorder(), NoiseScale(every=3, window=8)
+    recorder = Recorder()
+    callback = NoiseScale(every=3, window=8)
     fit(Regression(), drawn((64,), 50), callback, logger=recorder)
     assert [step for step, _ in recorder.logged(True)] == list(range(3, 50, 3))
     terms = {"noise_scale_squared_gradient", "noise_scale_trace"}
     assert set(recorder.logged(True)[0][1]) == terms
-    estimate, (_, last) = callback.estimate, recorder.logged(True)[-1]
+    estimate = callback.estimate
+    (_, last) = recorder.logged(True)[-1]
     assert set(last) == terms | {"noise_scale", "noise_scale_low", "noise_scale_high"}
     assert (last["noise_scale"], last["noise_scale_low"]) == (estimate.noise_scale, estimate.low)
     assert (estimate.measurements, len(callback.measurements)) == (8, 16)
@@ -390,7 +396,9 @@ def test_a_gradient_scaler_is_taken_out_and_an_overflow_passed_over(accumulate):
             precision = {"plugins": MixedPrecision("16-mixed", "cpu", scaler)}
         return measure(Narrow(), drawn((32,), 4 * accumulate), accumulate, **precision)
 
-    plain, scaled, overflown = train(None), train(2.0**9), train(2.0**100)
+    plain = train(None)
+    scaled = train(2.0**9)
+    overflown = train(2.0**100)
     np.testing.assert_allclose(scaled.measurements, plain.measurements, rtol=0.05, atol=0.02)
     assert (len(overflown.measurements), overflown.passed_over) == (0, 4)
 

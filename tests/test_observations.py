@@ -92,7 +92,8 @@ def test_what_a_fresh_seed_is_predicted_to_take_in_closed_form(runs, log_steps):
     )
     data = replace(likelihood_data(seen, PRIOR), y=np.array([y for _, y in runs]))
     theta = PRIOR.mean[None].copy()
-    theta[0, [LEVEL, NOISE]], theta[0, OTHER] = (0.0, math.log(0.1)), 0.5
+    theta[0, [LEVEL, NOISE]] = (0.0, math.log(0.1))
+    theta[0, OTHER] = 0.5
     posterior = Posterior(seen, data, theta, StepTimes(StepTime(0.0, 1.0)), 1.0, PRIOR, math.inf)
     numbers = [one.number for one in seen if one.status == "reached"]
     assert [*fresh_steps(posterior)] == numbers

@@ -48,7 +48,8 @@ def set_gradients(parameters, step):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_matrices_go_as_with_torchs_muon(nesterov, weight_decay):
     """Torch's iterates in bfloat16 on every device, and scales the step by sqrt(max(1, rows/columns))."""
-    ours, theirs = random_parameters(MATRICES), random_parameters(MATRICES)
+    ours = random_parameters(MATRICES)
+    theirs = random_parameters(MATRICES)
     settings = SETTINGS | {"nesterov": nesterov, "weight_decay": weight_decay}
     mine = Muon([{"params": ours, "orthogonalise": True}], lr=0.05, **settings)
     groups = [
@@ -90,7 +91,8 @@ def test_the_iteration_is_its_polynomial_on_each_singular_value(steps, shape, sc
 def test_muon_leaves_vectors_and_the_matrices_that_are_named_to_adamw(adam_matrices):
     """Those go bit for bit as under torch's AdamW, the others as under Muon by itself."""
     shapes = [(8, 20), (8,), (6, 8), (6,), (4, 6)]
-    ours, theirs = random_parameters(shapes), random_parameters(shapes)
+    ours = random_parameters(shapes)
+    theirs = random_parameters(shapes)
     options = {"momentum": 0.9, "nesterov": True, "steps": 5}
     mine = muon_and_adam(ours, 0.02, **ADAM | {"adam_matrices": adam_matrices}, **options)
     left = {1, 3} | {(0, 2, 4)[place] for place in adam_matrices}
@@ -165,14 +167,13 @@ def test_weights_are_normalised_before_the_step_as_in_the_source():
 @pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
 def test_other_groups_are_torchs_sgd_bit_for_bit(momentum, nesterov, weight_decay):
     shapes = [(7,), (3, 5), (2, 3, 3, 3)]
-    ours, theirs, filters = (
-        random_parameters(shapes),
-        random_parameters(shapes),
-        random_parameters([(4, 3)], 5),
-    )
+    ours = random_parameters(shapes)
+    theirs = random_parameters(shapes)
+    filters = random_parameters([(4, 3)], 5)
     plain = {"lr": 0.3, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     groups = [{"params": ours, **plain}, {"params": filters, "orthogonalise": True}]
-    mine, reference = Muon(groups, lr=0.1, **SETTINGS), torch.optim.SGD(theirs, **plain)
+    mine = Muon(groups, lr=0.1, **SETTINGS)
+    reference = torch.optim.SGD(theirs, **plain)
     for step in range(7):
         for parameters in (ours, theirs, filters):
             set_gradients(parameters, step)
@@ -210,7 +211,7 @@ def network(scale=None):
 
 
 def names(module, groups):
-    """Return the names of each group's parameters."""
+    """The names of each group's parameters."""
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
     return [sorted(name_of[id(parameter)] for parameter in group["params"]) for group in groups]
 
@@ -277,12 +278,14 @@ def test_a_classifier_trains_its_groups():
         mlp(4, [5], 3), nn.CrossEntropyLoss(), torch.optim.SGD, lr=0.5, groups=groups
     )
     configured = module.configure_optimizers()
-    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    optimizer = configured["optimizer"]
+    schedule = configured["lr_scheduler"]["scheduler"]
     assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [
         (1.5, 0.9),
         (0.5, 0),
     ]
-    head, other = module.model[-1].weight, next(module.model.parameters())
+    head = module.model[-1].weight
+    other = next(module.model.parameters())
     for head_moves in (True, True, False, False):  # 200 examples are two steps
         before = head.detach().clone(), other.detach().clone()
         set_gradients(module.parameters(), 0)

@@ -36,7 +36,7 @@ def load_local_module(package, *, registry_root):
 
 
 def stand_in():
-    """Return what a package uses of optunahub, where that is not installed."""
+    """The part of optunahub that a package uses, where that is not installed."""
     module = ModuleType("optunahub")
     module.load_local_module = load_local_module
     module.benchmarks = SimpleNamespace(BaseProblem=object)
@@ -45,7 +45,7 @@ def stand_in():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Return optunahub, whose registry is the folder here."""
+    """Optunahub, whose registry is the folder here."""
     try:
         import optunahub
     except ImportError:

@@ -63,7 +63,7 @@ SCHEDULES = {
 
 
 def built(name, rate, groups=1):
-    """Return an optimizer of groups whose rates halve from one to the next, and its schedule."""
+    """An optimizer of groups whose rates halve from one to the next, and its schedule."""
     weights = [nn.Parameter(torch.ones(2)) for _ in range(groups)]
     parameters = [
         {"params": [weight], "lr": rate / 2**place} for place, weight in enumerate(weights)
@@ -135,7 +135,8 @@ def test_schedules_that_a_module_holds_follow():
 
 def test_several_optimizers_keep_their_proportion_to_the_largest_rate():
     weight = nn.Parameter(torch.ones(1))
-    one, other = Adam([weight], lr=0.001), AdamW([weight], lr=torch.tensor(0.004))
+    one = Adam([weight], lr=0.001)
+    other = AdamW([weight], lr=torch.tensor(0.004))
     override_rate([one, other], nn.Linear(1, 1), 0.4)
     assert one.param_groups[0]["lr"] == pytest.approx(0.1)
     assert one.defaults["lr"] == pytest.approx(0.1)

@@ -44,7 +44,7 @@ README = TESTS.parent / "bstune" / "README.md"
 
 
 def arguments(**changes):
-    """Return the arguments of a study of digits whose objective depends on no clock."""
+    """The arguments of a study of digits whose objective depends on no clock."""
     own = {
         "target": "val_loss<=0.7",
         "batch_sizes": (16, 256),
@@ -60,7 +60,7 @@ def arguments(**changes):
 
 
 def loop_of(name):
-    """Return a loop's function; skip where its package is missing."""
+    """A loop's function; skip where its package is missing."""
     if name == "huggingface":
         pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     return importlib.import_module(f"projects.own_loop.{name}").train
@@ -90,7 +90,7 @@ class Digits(LightningModule):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """Return the trials of bstune.tune on the model that the loops train, evaluated after each step."""
+    """The trials of bstune.tune on the model that the loops train, evaluated after each step."""
     data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
     stated = arguments()
     stated["options"] = [*stated["options"], *EVERY_STEP]
@@ -99,7 +99,7 @@ def tuned(tmp_path_factory):
 
 
 def in_tunes_order():
-    """Return a Trainer that reads its data as a study of a module does, in place of an order of its own."""
+    """A Trainer that reads its data as a study of a module does, in place of an order of its own."""
     from transformers import Trainer
 
     from bstune.integrations.huggingface import TrialCallback
@@ -121,7 +121,8 @@ def in_tunes_order():
 
 def run_loop(name, trials=None):
     """Train a study's trials, or those that are given, by a loop; return their records."""
-    train, study = loop_of(name), study_of(name)
+    train = loop_of(name)
+    study = study_of(name)
     more = {"trainer_class": in_tunes_order()} if name == "huggingface" else {}
     train(study if trials is None else trials(study), every=1, **more)
     return study.result.records
@@ -197,7 +198,7 @@ def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
 
 
 def quadratic(**changes):
-    """Return a study of a noisy quadratic, whose loop takes no time."""
+    """A study of a noisy quadratic, whose loop takes no time."""
     own = {"target": "loss<=0.2", "batch_sizes": (8, 1024), "reference": (64, 0.1)}
     own |= {"budget": bstune.Budget(steps=200, examples=100_000), "name": "quadratic"}
     own["options"] = ["search.replicates=0"]
@@ -207,7 +208,8 @@ def quadratic(**changes):
 def descend(trial, saves=True, seconds_per_step=None, ends=None):
     """Train a trial to its end, or to ``ends``."""
     weights = np.ones(10) if trial.resume_from is None else np.load(trial.resume_from)
-    step, goes_on = trial.first_step, True
+    step = trial.first_step
+    goes_on = True
     if step == 0:
         trial.report(0, (weights**2).mean())
     while goes_on and step != ends:
@@ -227,7 +229,7 @@ def train_all(study, body):
 
 
 def made_trial(goal=0.2, clock=None, **changes):
-    """Return a trial of at most 20 steps, without a study."""
+    """A trial of at most 20 steps, without a study."""
     state = TrialState(first_step=0, last_step=20, steps=0)
     return LoopTrial(
         spec=make_spec(**changes),
@@ -642,7 +644,8 @@ def test_errors_that_end_a_study_are_told_with_their_cause():
 
 
 def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
-    asked, stopped = [], []
+    asked = []
+    stopped = []
     for call in range(2):
         for trial in quadratic(trials=12, target="loss<=0.01", reference=(64, 0.02)):
             asked.append(trial.resume_from)
@@ -658,13 +661,14 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
 
 
 def backend_for_loss(say=pytest.fail):
-    """Return what hands out trials of 100,000 examples each, and its folder here."""
+    """A backend that hands out trials of 100,000 examples each, and its folder here."""
     options = quadratic(**FOR_LOSS).options
     return LoopBackend(options, make_protocol(options, None), say), Output(Path.cwd())
 
 
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
-    study, ends = quadratic(**FOR_LOSS, trials=6), {}
+    study = quadratic(**FOR_LOSS, trials=6)
+    ends = {}
     for trial in study:
         ends[trial.number] = trial.max_steps
         for step in range(trial.first_step + 1, trial.max_steps + 1):
@@ -758,7 +762,7 @@ def test_a_study_that_goes_on_continues_trials_where_what_is_needed_was_saved(
 
 
 def blocks_of_the_readme():
-    """Return the blocks of the section on loops, each by a name that it alone has."""
+    """The blocks of the section on loops, each by a name that it alone has."""
     blocks = python_blocks(README, "A loop of your own")
     names = ("make_model()\n", "TrialCallback", "LoopNoiseScale")
     found = {name: [block for block in blocks if name in block] for name in names}
@@ -814,7 +818,7 @@ def test_the_readmes_noise_scale(capsys):
 
 
 def steps_of_two(count):
-    """Return so many steps of two micro-batches of 32 examples."""
+    """So many steps of two micro-batches of 32 examples."""
     images, labels = (part[: 64 * count].split(32) for part in TRAIN)
     micro_batches = list(zip(images, labels, strict=True))
     return [micro_batches[first : first + 2] for first in range(0, len(micro_batches), 2)]
@@ -941,7 +945,8 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     from bstune.integrations.huggingface import TrialCallback
 
-    clock, trial = FakeTime(), made_trial()
+    clock = FakeTime()
+    trial = made_trial()
     callback = TrialCallback(trial, clock)
     given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
     control = SimpleNamespace(should_evaluate=False, should_training_stop=False, should_save=False)
@@ -963,7 +968,8 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
 
 
 def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
-    options, folder = quadratic().options, Output(tmp_path)
+    options = quadratic().options
+    folder = Output(tmp_path)
     backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
     first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
     descend(first)
@@ -1025,7 +1031,8 @@ def test_a_trial_that_is_told_in_hindsight_is_not_cut_by_the_clock(tmp_path):
     ],
 )
 def test_a_trial_that_goes_on_has_all_of_its_noise_scale(own, expected, tmp_path):
-    options, folder = quadratic().options, Output(tmp_path)
+    options = quadratic().options
+    folder = Output(tmp_path)
     backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
     first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
     descend(first)

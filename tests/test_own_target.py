@@ -24,7 +24,7 @@ AUTO = (*REPLAY, "target=auto")
 
 
 def falling(slope=-0.1, end=0.3, last_step=1000, noise=0.0, seed=0):
-    """Return a history whose metric is ``end + slope log(step/last_step)``, and noise."""
+    """A history whose metric is ``end + slope log(step/last_step)``, and noise."""
     rng = np.random.default_rng(seed)
     steps = sorted({max(1, round(last_step * 1.05**-i)) for i in range(80)})
     values = [end + slope * np.log(step / last_step) + noise * rng.normal() for step in steps]
@@ -171,7 +171,8 @@ def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(study):
 
 @pytest.mark.slow
 def test_a_study_goes_on_with_the_target_that_it_has(bstune, study):
-    goal, before = own_goal(study), trials_of(study)
+    goal = own_goal(study)
+    before = trials_of(study)
     status, _, err = bstune(*AUTO, "search.trials=8")
     assert (status, err) == (0, "")
     after = trials_of(study)

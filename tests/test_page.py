@@ -60,8 +60,12 @@ class Page(HTMLParser):
 
     def __init__(self, whole):
         super().__init__()
-        self.tags, self.texts, self.headings, self.charts = [], [], [], []
-        self.told, self.drawn = [], []
+        self.tags = []
+        self.texts = []
+        self.headings = []
+        self.charts = []
+        self.told = []
+        self.drawn = []
         self._tag = ""
         self.feed(whole)
         inside = re.findall(
@@ -92,7 +96,7 @@ def hardware_of(**changes):
 
 
 def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **changes):
-    """Return the study of these trials, its result as a study's is, with ``changes``."""
+    """The study of these trials, its result as a study's is, with ``changes``."""
     result = result_of(trials, critical=critical, **{"workload": "w", **changes})
     best = {"best_by_time": {"lr": 1}}
     files = StudyFiles(path, tuple(trials), hardware, {"seed": 0}, best, tuple(notes))
@@ -175,7 +179,8 @@ def test_each_chart_has_a_picture_and_a_text_of_what_it_shows():
 def test_the_baseline_and_the_winner_to_use_are_in_steps_and_in_time():
     study = whole_study(baseline=make_baseline(number=1, batch_size=64, lr=0.1, status="reached"))
     steps, seconds, rates = Page(study_page(study)).charts[:3]
-    own, use = study.files.trials[1], study.result.winner
+    own = study.files.trials[1]
+    use = study.result.winner
     assert (trace_of(steps, "yours")["x"], trace_of(steps, "yours")["y"]) == ([64], [own.steps])
     assert trace_of(seconds, "yours")["y"] == [pytest.approx(own.time_to_target, rel=1e-4)]
     assert trace_of(rates, "yours")["y"] == [0.1]

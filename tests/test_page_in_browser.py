@@ -18,7 +18,7 @@ DRAWN = "return !document.querySelector('figure.chart:not(:has(svg.main-svg))')"
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """Return a browser, and the page of a study whose every name is markup."""
+    """A browser, and the page of a study whose every name is markup."""
     folder = tmp_path_factory.mktemp("page")
     study = whole_study(
         train="bstune workload=w trial.lr=0.1",
@@ -40,7 +40,7 @@ def opened(tmp_path_factory):
 
 @pytest.fixture
 def driver(opened):
-    """Return the browser with the page opened anew."""
+    """The browser with the page opened anew."""
     driver, page = opened
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     driver.get(page)
@@ -182,7 +182,8 @@ def test_the_page_of_a_running_study_looks_for_a_newer_one_and_stays_in_place(
     opened, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(running_page, "REFRESH_SECONDS", 1)
-    driver, path = opened[0], tmp_path / "report.html"
+    driver = opened[0]
+    path = tmp_path / "report.html"
     now = datetime.now(UTC)
     lines = [[("SO FAR", (f"{count} of 9 configurations tried",))] for count in (4, 5)]
     pages = [replace(running_study(), lines=told, written=now) for told in lines]
@@ -202,7 +203,8 @@ def test_the_page_of_a_running_study_looks_for_a_newer_one_and_stays_in_place(
 
 
 def test_the_page_of_a_study_that_was_killed_says_how_old_it_is(opened, tmp_path):
-    driver, path = opened[0], tmp_path / "report.html"
+    driver = opened[0]
+    path = tmp_path / "report.html"
     old = replace(running_study(), written=datetime.now(UTC) - timedelta(days=2))
     path.write_text(running_page.running_page(old))
     driver.get(path.as_uri())

@@ -28,7 +28,7 @@ class SizedData(Data):
 
 
 def example(name):
-    """Return the one example that mentions a name, and what it is run with."""
+    """The one example that mentions a name, and what it is run with."""
     (block,) = [
         block
         for block in python_blocks(TOP / "bstune" / "README.md", "Pieces that stand alone")

@@ -68,7 +68,8 @@ def max_seconds(
     trials, limit, trial_budget, step_time, share=0.25, low=8, high=512, trial_seconds=None
 ):
     backend = TrialBackend()
-    backend.step_time, backend.evaluation_share = step_time, share
+    backend.step_time = step_time
+    backend.evaluation_share = share
     space = SimpleNamespace(low=low, high=high)
     return plan.max_seconds(
         budget(trials, limit), space, make_protocol(budget=trial_budget), backend, trial_seconds
@@ -77,7 +78,8 @@ def max_seconds(
 
 def test_a_study_takes_at_most_trials_times_their_mean_budget_and_its_evaluation():
     """The mean is taken evenly over log B; each half of these octaves spends its steps, or its examples."""
-    step_time, n = StepTime(0.01, 0.001), 20_000
+    step_time = StepTime(0.01, 0.001)
+    n = 20_000
     sizes = [8 * 64 ** ((i + 0.5) / n) for i in range(n)]
     exact = sum(max(100, 6400 / size) * step_time(size) for size in sizes) / n
     assert max_seconds(12, None, Budget(100, 6400), step_time) == pytest.approx(

@@ -21,7 +21,8 @@ from bstune.search.posterior import (
 )
 from bstune.search.sampler import FrontierSampler
 
-LOW, HIGH = 8, 8192
+LOW = 8
+HIGH = 8192
 MIDDLE = 8.0  # log2 of the geometric middle
 
 
@@ -42,7 +43,7 @@ def make(others=0, noise_scale=None, spread=0.0):
 
 
 def at(prior, **values):
-    """Return one set of parameters, (1, p): the prior's mean but for those named."""
+    """One set of parameters, (1, p): the prior's mean but for those named."""
     theta = prior.mean.copy()
     for name, value in values.items():
         theta[getattr(model, name.upper())] = value
@@ -50,7 +51,7 @@ def at(prior, **values):
 
 
 def observed(*trials):
-    """Return trials of (log2 B, log2 lr, log S, its spread, status, maybe log of the least S) for the likelihood."""
+    """Trials of (log2 B, log2 lr, log S, its spread, status, maybe log of the least S) for the likelihood."""
     x, z, y, spread = np.array([trial[:4] for trial in trials], dtype=float).reshape(-1, 4).T
     status = np.array([trial[4] for trial in trials], dtype=str)
     least = np.array([trial[5] if len(trial) > 5 else -np.inf for trial in trials])
@@ -64,7 +65,8 @@ NOTHING = observed()
 
 @pytest.mark.parametrize(("b_crit", "b_opt"), [(16.0, 1e-9), (1e5, 1e-9), (300.0, 40.0)])
 def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_opt):
-    prior, x = make(), np.linspace(3.0, 13.0, 11)
+    prior = make()
+    x = np.linspace(3.0, 13.0, 11)
 
     def law(size):
         return 1.0 + b_crit / size + (b_opt / size) ** 2
@@ -144,7 +146,8 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
 
 
 def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
-    plain, measured = make(), make(noise_scale=1000.0, spread=1.5)
+    plain = make()
+    measured = make(noise_scale=1000.0, spread=1.5)
     assert plain.log_mid == MIDDLE
     assert plain.mean[SHIFT] == plain.mean[model.EXPONENT] == 0.0
     assert 2**MIDDLE * math.exp(measured.mean[B_CRIT]) == pytest.approx(1000.0)
@@ -218,7 +221,8 @@ def test_the_likelihood_is_the_sum_over_trials():
 def test_level_and_shift_against_quadrature():
     prior = make()
     prior.spread[:] = 1e-5  # a point, but for these two
-    prior.mean[LEVEL], prior.spread[[LEVEL, SHIFT]] = 7.0, 1.0
+    prior.mean[LEVEL] = 7.0
+    prior.spread[[LEVEL, SHIFT]] = 1.0
     seen = observed(
         (MIDDLE, -1.5, 7.4, 0.0, "reached"),
         (MIDDLE, 0.5, 7.1, 0.0, "reached"),
@@ -231,7 +235,8 @@ def test_level_and_shift_against_quadrature():
         np.linspace(5.0, 9.0, 200), np.linspace(-5.0, 5.0, 400), indexing="ij"
     )
     theta = np.repeat(prior.mean[None], level.size, axis=0)
-    theta[:, LEVEL], theta[:, SHIFT] = level.ravel(), shift.ravel()
+    theta[:, LEVEL] = level.ravel()
+    theta[:, SHIFT] = shift.ravel()
     density = model.log_likelihood(theta, seen, prior)
     density += stats.norm.logpdf(theta[:, LEVEL], 7.0, 1.0) + stats.t.logpdf(
         theta[:, SHIFT], SHIFT_FREEDOM
@@ -251,14 +256,16 @@ def test_level_and_shift_against_quadrature():
 
 
 def simulated(theta, prior, rng, trials):
-    """Return trials that the model itself would have made: normal noise and censoring at a limit."""
-    x, other = rng.uniform(3.0, 13.0, trials), rng.random((trials, 1))
+    """Trials that the model itself would have made: normal noise and censoring at a limit."""
+    x = rng.uniform(3.0, 13.0, trials)
+    other = rng.random((trials, 1))
     z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
     points = prior.at(x, z, other)
     mean = model.log_steps(theta[None], points, prior)[0]
     y = mean + math.exp(theta[model.NOISE]) * rng.standard_normal(trials)
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
-    least, nothing = np.full(trials, -np.inf), np.zeros(trials)
+    least = np.full(trials, -np.inf)
+    nothing = np.zeros(trials)
     return LikelihoodData(
         points, np.minimum(y, limit), nothing, least, y > limit, np.full(trials, False)
     )
@@ -295,8 +302,9 @@ def test_contradictions_and_far_away_observations_give_finite_draws():
 
 
 def steps_of(noise_scale, trace=10.0, count=4):
-    """Return measurements whose means are ``trace`` and ``trace / noise_scale``, none of them the mean."""
-    gradient, away = trace / noise_scale, np.linspace(-1, 1, count)
+    """Measurements whose means are ``trace`` and ``trace / noise_scale``, none of them the mean."""
+    gradient = trace / noise_scale
+    away = np.linspace(-1, 1, count)
     return tuple(
         (32 * (i + 1), gradient * (1 + 3 * a), trace * (1 + 0.5 * a))
         for i, a in enumerate(away.tolist())
@@ -304,7 +312,7 @@ def steps_of(noise_scale, trace=10.0, count=4):
 
 
 def trials(noise_scales, **changes):
-    """Return trials, each with its own noise scale and, in turn, gradients 100 times as large."""
+    """Trials, each with its own noise scale and, in turn, gradients 100 times as large."""
     return [
         make_result(number=n, **{"noise_scale": steps_of(scale, 10.0 * 100.0 ** (n % 2))} | changes)
         for n, scale in enumerate(noise_scales)
@@ -312,7 +320,7 @@ def trials(noise_scales, **changes):
 
 
 def b_crit(found, noise_scale=None):
-    """Return B_crit of the sampler's prior and the standard deviation of its logarithm."""
+    """B_crit of the sampler's prior and the standard deviation of its logarithm."""
     space = {
         "batch_size": IntDistribution(LOW, HIGH, log=True),
         "lr": FloatDistribution(1e-3, 1.0, log=True),
@@ -335,7 +343,8 @@ def test_a_trial_is_a_block_in_units_of_its_trace():
 
 
 def test_trials_that_did_not_measure_the_whole_way_do_not_count():
-    found, others = trials([100.0, 120.0, 140.0, 160.0]), trials([1.0, 2.0], status="stopped")
+    found = trials([100.0, 120.0, 140.0, 160.0])
+    others = trials([1.0, 2.0], status="stopped")
     for measured in (
         (),
         steps_of(9.0)[:1],
@@ -357,7 +366,8 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
         pytest.approx(math.log(4.0), rel=1e-2),
     )
     unsure = trials([150.0, 600.0, 250.0, 400.0, 280.0])
-    estimate, (value, spread) = model.measured_noise_scale(unsure)[0], b_crit(unsure)
+    estimate = model.measured_noise_scale(unsure)[0]
+    (value, spread) = b_crit(unsure)
     assert value == pytest.approx(estimate.noise_scale)
     assert spread == pytest.approx(
         math.hypot(math.log(4.0), 0.5 * math.log(estimate.high / estimate.low))
@@ -368,7 +378,7 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
 
 
 def many_trials(count=120, seed=3):
-    """Return trials that the model made, and the prior they are read with."""
+    """Trials that the model made, and the prior they are read with."""
     prior = make(others=1)
     rng = np.random.default_rng(seed)
     truth = model.draw_prior(prior, 1, rng)[0]
@@ -427,7 +437,8 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 20, start)
     assert found.shape == (800, prior.mean.size)
     for place in (LEVEL, B_CRIT, SHIFT, model.NOISE, OTHER):
-        mean, deviation = scratch[:, place].mean(), scratch[:, place].std()
+        mean = scratch[:, place].mean()
+        deviation = scratch[:, place].std()
         assert found[:, place].mean() == pytest.approx(mean, abs=0.3 * deviation)
         assert found[:, place].std() == pytest.approx(deviation, rel=0.25)
 
@@ -442,5 +453,6 @@ def test_a_start_of_the_prior_alone_and_of_another_prior_do():
     found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 30, start)
     scratch = from_the_prior(40)
     for place in (LEVEL, B_CRIT, SHIFT):
-        mean, deviation = scratch[:, place].mean(), scratch[:, place].std()
+        mean = scratch[:, place].mean()
+        deviation = scratch[:, place].std()
         assert found[:, place].mean() == pytest.approx(mean, abs=0.3 * deviation)

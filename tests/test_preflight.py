@@ -43,7 +43,8 @@ class Lit(LightningModule):
 
     def __init__(self, spec):
         super().__init__()
-        self.spec, self.lr = spec, spec.lr
+        self.spec = spec
+        self.lr = spec.lr
         self.net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
 
     def loss(self, batch):
@@ -712,7 +713,8 @@ class Buckets(BatchSampler):
     pass
 
 
-PLAIN, STREAM = DataLoader(DATA), DataLoader(Stream())
+PLAIN = DataLoader(DATA)
+STREAM = DataLoader(Stream())
 WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
 
 
@@ -782,7 +784,7 @@ def test_loaders_that_do_are_not_refused(data):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Return a function that times a made-up machine, and what was asked of it."""
+    """A function that times a made-up machine, and what was asked of it."""
 
     def run(tau, low=8, high=512, multiple=1):
         asked = []

@@ -217,7 +217,8 @@ OWN = ("workload=replay", "workload.name=replay")
 class OwnBackend(TrialBackend):
     """Runs trials somewhere else: each reaches the target, the larger its batch the sooner."""
 
-    device, description = "cluster", "a cluster"
+    device = "cluster"
+    description = "a cluster"
     frozen_settings = MappingProxyType({"cluster": "A"})
     stops = False
     notes = ("trials run on a cluster",)

@@ -68,7 +68,8 @@ class NeedsTwo(Hungry):
     ],
 )
 def test_memory_that_runs_out_is_of_a_phase(phases, peaks, error, enforced, outcome):
-    each, resets = iter(peaks), []
+    each = iter(peaks)
+    resets = []
     clock = MemoryClock(lambda: next(each), lambda: resets.append(1))
     for phase in phases:
         clock.enter(phase)
@@ -89,7 +90,8 @@ def test_memory_that_runs_out_is_of_a_phase(phases, peaks, error, enforced, outc
 def test_the_peak_of_a_cuda_device_has_what_was_loaded_after_the_start(
     monkeypatch, outside, reserved, most, limit, peak
 ):
-    device, capped = torch.device("cuda", 1), []
+    device = torch.device("cuda", 1)
+    capped = []
     answers = {
         "mem_get_info": lambda asked: (78, 80),
         "memory_reserved": lambda asked: reserved,

@@ -36,7 +36,8 @@ def record(bstune):
 def trained(monkeypatch, tmp_path):
     """Work in an empty folder; the list holds the records of the grid, as they are trained."""
     monkeypatch.chdir(tmp_path)
-    train, records = training.run_trial, []
+    train = training.run_trial
+    records = []
 
     def keep(workload, spec, protocol, *others, **named):
         result = train(workload, spec, protocol, *others, **named)
@@ -50,7 +51,8 @@ def trained(monkeypatch, tmp_path):
 
 def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monkeypatch):
     command = ("grids/t.jsonl", *SHAPE, *DIGITS, *BUDGET)
-    folder, keep = tmp_path / "grids", training.run_trial
+    folder = tmp_path / "grids"
+    keep = training.run_trial
 
     def interrupt_the_fourth(*arguments, **named):
         if len(trained) == 3:

@@ -10,7 +10,8 @@ from bstune.core.evaluation_schedule import (
 )
 from bstune.core.records import Target, TrialResult, dump_json
 
-ERROR, ACCURACY = Target("val/error", 0.1, "min"), Target("val/accuracy", 0.9, "max")
+ERROR = Target("val/error", 0.1, "min")
+ACCURACY = Target("val/accuracy", 0.9, "max")
 RULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 
 

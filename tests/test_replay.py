@@ -27,7 +27,8 @@ def run(batch_size=8, lr=0.1, seed=0, *, hit=100, end=None, tau=0.01, diverged=F
     steps = [max(1, last * part // 5) for part in (1, 2, 3, 4)] + [last]
     metric = [0.5, 0.4, 0.3, 0.2, 0.09 if hit is not None else 0.19]
     if hit is not None and end is not None:
-        steps, metric = [*steps, end], [*metric, 0.12]
+        steps = [*steps, end]
+        metric = [*metric, 0.12]
     return Run(batch_size, lr, seed, tuple(steps), tuple(metric), tau, diverged)
 
 
@@ -138,10 +139,8 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     )
     assert (easier.steps, easier.history) == (60, ((20, 0.5), (40, 0.4), (60, 0.3)))
 
-    fine, coarse = (
-        Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False),
-        Run(32, 0.1, 0, (1,), (0.05,), 0.01, False),
-    )
+    fine = Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False)
+    coarse = Run(32, 0.1, 0, (1,), (0.05,), 0.01, False)
     outcome = Table((fine, coarse)).outcome(12, 0.1, 0, TARGET)
     assert outcome.steps == 2
     assert outcome.history == ((1, 0.4), (2, 0.05)), (
@@ -165,7 +164,8 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     ],
 )
 def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evaluations):
-    at_once, stopped = Run(32, 0.1, 0, (), (), 0.01, True), run(8, 0.4, hit=None, end=300)
+    at_once = Run(32, 0.1, 0, (), (), 0.01, True)
+    stopped = run(8, 0.4, hit=None, end=300)
     table = Table(
         (run(8, 0.1, hit=100), stopped, run(32, 0.4, hit=None, end=50, diverged=True), at_once)
     )
@@ -196,7 +196,8 @@ def test_steps_to_target_lie_in_an_interval_that_the_history_agrees_with():
                 runs.append(Run(size, lr, seed, tuple(steps), tuple(metric), 0.01, False))
         table = Table(tuple(runs))
         for trial in range(30):
-            size, lr = round(2 ** rng.uniform(3, 8)), 10 ** rng.uniform(-3, 0)
+            size = round(2 ** rng.uniform(3, 8))
+            lr = 10 ** rng.uniform(-3, 0)
             result = replay(table, spec(size, lr, trial), TARGET, int(rng.integers(1, 80)))
             steps = [step for step, _ in result.history]
             assert steps == sorted(set(steps))

@@ -27,7 +27,7 @@ SHARES = (*(0.05 * 1.1**i for i in range(31)), 1.0)
 
 
 def shortest(batch_size, lr):
-    """Return S(B, lr), in steps: 1000 at B = 16 and a rate of 0.3."""
+    """S(B, lr), in steps: 1000 at B = 16 and a rate of 0.3."""
     return 1000.0 * (batch_size / 16) ** -0.6 * (lr / 0.3) ** -0.4
 
 
@@ -151,7 +151,8 @@ def test_where_the_nearest_run_diverged_the_trial_does_and_others_do_not_count()
     assert (outcome.diverged, outcome.steps, outcome.end) == (True, None, 100)
     assert outcome.history == ((100, pytest.approx(9.0)),)
     # Nearer to 300 steps than to 1000: the run of 300 alone speaks.
-    alone, expected = read(runs, 8, 0.4, 500), read(runs, 8, 0.4, 300)
+    alone = read(runs, 8, 0.4, 500)
+    expected = read(runs, 8, 0.4, 300)
     assert (alone.steps, alone.end) == (None, 500)
     assert alone.history[-1][1] == pytest.approx(expected.history[-1][1])
     # Nearer to a learning rate of 0.2 than to the one that diverged: that one alone speaks.
@@ -239,7 +240,8 @@ REPLAY = ("workload=replay", "workload.table=t.jsonl", "workload.target.value=0.
 
 def test_it_is_a_workload_whose_schedule_ends_with_the_trial(file):
     prepared = prepared_study(*REPLAY, "mlflow.enabled=false")
-    backend, protocol = prepared.backend, prepared.protocol
+    backend = prepared.backend
+    protocol = prepared.protocol
     assert (backend.horizon, backend.stops) == (True, False)
     assert unusable_target(backend.table, protocol.target) is None
     assert backend.longest(8, protocol) == protocol.budget.last_step(8) == 6000

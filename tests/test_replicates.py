@@ -46,7 +46,8 @@ def best(trials, merit="time", seeds=3, predicted=SINGLE_RUNS):
     return found and found.trial
 
 
-FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
+FAST = trial(0, 100)
+FEW = trial(1, 50, 1024, tau=0.1)
 
 
 @pytest.mark.parametrize(
@@ -146,21 +147,25 @@ def test_no_more_than_so_many_candidates():
 
 
 def test_a_later_candidate_has_to_beat_the_best_confirmed_one():
-    a, b, c = trial(0, 100), trial(1, 110, 256), trial(2, 130, 1024)
+    a = trial(0, 100)
+    b = trial(1, 110, 256)
+    c = trial(2, 130, 1024)
     trials = [a, b, c, *again(a, 150, 150, 150), *again(b, 120, 120, 120)]
     assert asked(trials) is None  # 130 is below a's 150, but not below b's 120
     assert best(trials) == b
 
 
 def test_neighbours_on_both_sides_of_a_confirmed_point_are_no_candidates_of_their_own():
-    above, below = trial(5, 97, lr=0.1 * 2**0.15), trial(6, 98, lr=0.1 * 2**-0.15)
+    above = trial(5, 97, lr=0.1 * 2**0.15)
+    below = trial(6, 98, lr=0.1 * 2**-0.15)
     trials = [FAST, *again(FAST, 120, 120, 120), above, below, trial(7, 99, 512)]
     assert asked(trials, max_candidates=2) == (7, 0)
 
 
 def test_a_search_that_went_on_and_found_better_is_confirmed_again():
     better = trial(19, 60, 512)
-    trials, fresh = [FAST, *again(FAST, 105, 105, 105), better], again(better, 65, 65, 65)
+    trials = [FAST, *again(FAST, 105, 105, 105), better]
+    fresh = again(better, 65, 65, 65)
     assert asked(trials, max_candidates=1) == (19, 0), "the candidates from before do not count"
     assert asked([*trials, trial(18, 62, 2048), *fresh[:1]], max_candidates=1) == (19, 1)
     assert asked(trials + fresh, max_candidates=1) is None
@@ -203,10 +208,8 @@ def test_what_a_run_short_of_the_target_counts_as(
 ):
     other = trial(1, 102, 256)
     # A run whose steps were not timed takes the candidate's time.
-    tau, horizon = (
-        0.01 if status == "reached" else None,
-        steps if status.endswith("horizon") else None,
-    )
+    tau = 0.01 if status == "reached" else None
+    horizon = steps if status.endswith("horizon") else None
     short = again(
         FAST,
         steps,
@@ -343,7 +346,8 @@ def test_the_order_of_the_trials_does_not_matter():
     ],
 )
 def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reaches_it(fresh, wins):
-    unsure, sure = trial(0, 50), trial(1, 300, 256)
+    unsure = trial(0, 50)
+    sure = trial(1, 300, 256)
     runs = [
         again(unsure, n, number=10 + i, status=status)[0] for i, (n, status) in enumerate(fresh)
     ]
@@ -361,12 +365,12 @@ LAW = [(size, rate) for size in (32, 64, 128, 256, 512) for rate in (0.25, 0.7)]
 
 
 def steps_of(batch_size, lr):
-    """Return the steps of a law whose best learning rate is 0.5, at no more than two octaves from it."""
+    """The steps of a law whose best learning rate is 0.5, at no more than two octaves from it."""
     return round(100 * (1 + 128 / batch_size) * math.exp(0.15 * math.log2(lr / 0.5) ** 2))
 
 
 def predicted(trials):
-    """Return the posterior's noise from seed to seed, and what it predicts of fresh seeds."""
+    """The posterior's noise from seed to seed, and what it predicts of fresh seeds."""
     space = {
         "batch_size": IntDistribution(8, 1024, log=True),
         "lr": FloatDistribution(0.01, 10.0, log=True),
@@ -393,7 +397,8 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
     slower, loose = (
         [*trials, *again(lucky, *fresh, number=20)] for fresh in ((440, 445, 450), (220, 445, 900))
     )
-    (less, after), (more, _) = predicted(seen(slower)), predicted(seen(loose))
+    (less, after) = predicted(seen(slower))
+    (more, _) = predicted(seen(loose))
     assert after[slow] == after[20], "one place"
     assert 1.1 * steps[slow] < after[slow] < 445
     assert less < more
@@ -401,7 +406,8 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
 
 
 def test_the_horizon_of_a_winner_is_that_of_its_fresh_runs_else_the_predicted_one():
-    lucky, run = trial(0, horizon=20), trial(1, horizon=40, replicate_of=0)
+    lucky = trial(0, horizon=20)
+    run = trial(1, horizon=40, replicate_of=0)
     assert Winner(lucky, 20.0, (run,), predicted_horizon=30).horizon == 40
     assert Winner(lucky, 20.0, predicted_horizon=30).horizon == 30
     assert Winner(lucky, 20.0).horizon == 20

@@ -44,10 +44,8 @@ from bstune.system.files import Output
 def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
     tmp_path, stops, horizon, again, ends
 ):
-    backend, fresh = (
-        SimpleNamespace(stops=stops),
-        make_result(horizon=again, steps=110, seconds_per_step=0.01),
-    )
+    backend = SimpleNamespace(stops=stops)
+    fresh = make_result(horizon=again, steps=110, seconds_per_step=0.01)
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), options=None, goal=None)
     written = best_yaml(
         {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
@@ -123,7 +121,8 @@ def test_what_the_timing_does_not_tell_from_the_winner(spread, seconds, told):
         runs = [replace(trial, number=i, steps=100, seconds_per_step=seconds) for i in range(3)]
         return Winner(trial, 100.0, tuple(runs))
 
-    winner, other = confirmed_at(32, 0.01), confirmed_at(256, 0.01 * seconds)
+    winner = confirmed_at(32, 0.01)
+    other = confirmed_at(256, 0.01 * seconds)
     assert not_told_apart(law, winner, [winner, other]) == (() if told else (256,))
 
 
@@ -145,10 +144,8 @@ def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps
 
 
 def test_what_trials_went_on_without_is_said_once():
-    eagerly, noise = (
-        "trained eagerly, as compile=default failed: E",
-        "the noise scale is not measured: E",
-    )
+    eagerly = "trained eagerly, as compile=default failed: E"
+    noise = "the noise scale is not measured: E"
     trials = [make_trial(i, message=eagerly) for i in range(2)]
     trials += [
         make_trial(2, status="stopped", message=noise),
@@ -168,7 +165,8 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     train = f"bstune 'study={name}'"
-    out, summary = StringIO(), result_of([], workload="[red]digits[/red]", train=train)
+    out = StringIO()
+    summary = result_of([], workload="[red]digits[/red]", train=train)
     console = Console(file=out, width=80)
     show(answer(summary), console, [("NEXT", (train,))])
     show_places(places(files, ["mlflow ui", "http://127.0.0.1:5000"]), [], console)

@@ -54,7 +54,7 @@ class _Branch(nn.Module):
 
 
 def without_switches(width):
-    """Return the network as it was before it had switches: states of then are still to be read."""
+    """The network as it was before it had switches: states of then are still to be read."""
     features = nn.Sequential(
         _conv(3, width),
         _conv(width, 2 * width, pool=True),

@@ -20,7 +20,7 @@ HISTORY = ((5, 0.5), (10, 0.3), (20, 0.15), (40, 0.09))
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
-    """Return the folder of a replayed study of error 0.14; its table is beside it."""
+    """The folder of a replayed study of error 0.14; its table is beside it."""
     folder = tmp_path_factory.mktemp("studied")
     write_rows(folder / "t.jsonl", table_rows())
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "sampler=random")
@@ -31,7 +31,7 @@ def studied(tmp_path_factory):
 
 @pytest.fixture
 def folder(studied, tmp_path, monkeypatch):
-    """Return a copy of the study's folder, in the working directory that it was run from."""
+    """A copy of the study's folder, in the working directory that it was run from."""
     monkeypatch.chdir(studied.parents[1])
     return shutil.copytree(studied, tmp_path / "s")
 

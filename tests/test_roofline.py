@@ -90,7 +90,8 @@ def step(*layers):
     ],
 )
 def test_linear(arithmetic, width, needs_gradient):
-    inputs, outputs = 12, 5
+    inputs = 12
+    outputs = 5
     cost = cost_of(nn.Linear(inputs, outputs), (inputs,), arithmetic, needs_gradient=needs_gradient)
     (only,) = cost.layers
     product = 2 * inputs * outputs
@@ -180,7 +181,8 @@ def test_what_no_layer_calls_is_seen_in_flops_and_weights():
 def test_checkpointing_repeats_the_forward_pass():
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
     checkpointed = Calls(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=inner)
-    plain, again = cost_of(inner, (4,)), cost_of(checkpointed, (4,))
+    plain = cost_of(inner, (4,))
+    again = cost_of(checkpointed, (4,))
     assert again.flops == plain.flops + AffineCost(0, 2 * 2 * 16)
     assert [one.flops.per_example for one in again.layers] == [6 * 16, 0, 8 * 16, 0]
 
@@ -284,7 +286,8 @@ def test_what_cannot_be_used(call, message):
 )
 def test_the_best_of_the_sizes_that_there_is_time_for_is_the_limit(seconds, sizes, best, called):
     """A call is of ``size`` cubed operations; small ones are slower, the first one of all a thousandfold."""
-    time, calls = FakeTime(), set()
+    time = FakeTime()
+    calls = set()
 
     def prepare(size):
         def call():

@@ -36,7 +36,7 @@ def sqrt_rule(batch_size):
 
 
 def answer(trial, batch_size, lr, factor=1.0):
-    """Return the seconds that LAW says, with what the sampler needs to know; raise TrialPruned past a limit."""
+    """The seconds that LAW says, with what the sampler needs to know; raise TrialPruned past a limit."""
     max_steps = trial.study.sampler.max_steps(trial.number)
     steps = LAW.steps(batch_size, lr)
     trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
@@ -230,7 +230,8 @@ def test_trials_that_run_are_pending(monkeypatch):
 
 def test_two_directions_are_searched_in_turn():
     def objective(trial):
-        batch_size, lr = size(trial), rate(trial)
+        batch_size = size(trial)
+        lr = rate(trial)
         steps = LAW.steps(batch_size, lr) or 1e7
         return steps, steps * LAW.tau(batch_size)
 
@@ -292,10 +293,8 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
     parents = []
     for _ in range(25):
         trial = study.ask(SPACE)
-        max_steps, resumed_from = (
-            sampler.max_steps(trial.number),
-            sampler.resumed_from(trial.number),
-        )
+        max_steps = sampler.max_steps(trial.number)
+        resumed_from = sampler.resumed_from(trial.number)
         # Without a budget there is no limit until something has reached the target.
         assert (max_steps is None) == (
             budget is None and not study.get_trials(states=[TrialState.COMPLETE])
@@ -308,7 +307,8 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
             assert max_steps is None or max_steps > before.user_attrs["steps"]
             assert resumed_from not in parents
             parents.append(resumed_from)
-        needed, tau = LAW.steps(**trial.params) or 1e9, LAW.tau(trial.params["batch_size"])
+        needed = LAW.steps(**trial.params) or 1e9
+        tau = LAW.tau(trial.params["batch_size"])
         steps = min(needed, 300 * (trial.number + 1) if max_steps is None else max_steps)
         trial.set_user_attr("steps", round(steps))
         trial.set_user_attr("seconds_per_step", tau)
@@ -418,7 +418,8 @@ def test_the_record_of_a_trial():
     trial = create_trial(**base, value=1.0, user_attrs={RECORD: record.to_json(), "steps": 5})
     assert trial_result(trial, coordinates_of(), "time") == record
     # A pruned one is stopped at its last report.
-    history, seconds = {10: 0.5, 20: math.nan, 40: 0.3}, {"seconds_per_step": 0.5}
+    history = {10: 0.5, 20: math.nan, 40: 0.3}
+    seconds = {"seconds_per_step": 0.5}
     trial = create_trial(
         **base, state=TrialState.PRUNED, intermediate_values=history, user_attrs=seconds
     )
@@ -435,7 +436,7 @@ def test_the_record_of_a_trial():
 
 
 def records(count, reached=0.7):
-    """Return trials of the law with some noise; most have reached the target."""
+    """Trials of the law with some noise; most have reached the target."""
     rng = np.random.default_rng(0)
     found = []
     for number in range(count):

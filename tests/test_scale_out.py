@@ -18,8 +18,10 @@ from bstune.study.analysis.scale_out import (
     scale_out_table,
 )
 
-S_MIN, B_CRIT = 100.0, 1000.0
-OVERHEAD, PER_EXAMPLE = 0.01, 1e-4
+S_MIN = 100.0
+B_CRIT = 1000.0
+OVERHEAD = 0.01
+PER_EXAMPLE = 1e-4
 SIZES = range(1, 257)
 
 
@@ -95,7 +97,9 @@ def test_efficiency_falls_under_half_where_the_closed_form_says():
 
 @pytest.mark.parametrize("devices", [1, 2, 5])
 def test_ring_by_messages(devices):
-    size, bandwidth, latency = 1000.0, 50.0, 0.1
+    size = 1000.0
+    bandwidth = 50.0
+    latency = 0.1
     clock = sum(
         latency + size / devices / bandwidth
         for _phase in range(2)
@@ -122,7 +126,8 @@ def test_table_says_where_efficiency_falls_under_half():
     console = Console(record=True, width=160, file=StringIO())
     rows = PLAN([1, 2, 4, 8, 16], SIZES, ring)
     console.print(scale_out_table(rows, "digits"), scale_out_table(rows[:1], "digits"))
-    half, text = half_efficient(rows), console.export_text()
+    half = half_efficient(rows)
+    text = console.export_text()
     assert (
         f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, learning rate"
         in text

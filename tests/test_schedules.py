@@ -101,7 +101,7 @@ def test_straight_lines(total):
 
 
 def torchs_one_cycle(total, peak):
-    """Return torch's factors; it takes the rate that it starts from, 1/25 of the largest, for the optimizer's own."""
+    """Torch's factors; it takes the rate that it starts from, 1/25 of the largest, for the optimizer's own."""
     build = partial(OneCycleLR, max_lr=LR, total_steps=total, pct_start=peak, cycle_momentum=False)
     return [factor / 25 for factor in rates(build, total)]
 
@@ -141,10 +141,11 @@ def test_each_group_keeps_its_own_rate_and_its_own_end(name):
 
 
 def trained(freezes, steps=7, resumed_at=None):
-    """Return the weights of two layers, the first of which has a rate for three steps, and whether it is frozen."""
+    """The weights of two layers, the first of which has a rate for three steps, and whether it is frozen."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    first, last = list(layers[0].parameters()), list(layers[2].parameters())
+    first = list(layers[0].parameters())
+    last = list(layers[2].parameters())
     own = SGD(
         [{"params": last}, {"params": first, "steps": 3}], lr=0.1, momentum=0.9, weight_decay=0.1
     )

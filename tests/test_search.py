@@ -53,7 +53,8 @@ class Answers(TrialBackend):
     """Reaches the target after 100 steps, unless ``does`` raises."""
 
     def __init__(self, does=lambda spec: None, device_kind="gpu A"):
-        self.does, self.device_kind = does, device_kind
+        self.does = does
+        self.device_kind = device_kind
 
     def step_time(self, batch_size):
         return 0.01
@@ -67,7 +68,7 @@ class Answers(TrialBackend):
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return what prepares the study with a backend, in a folder of its own."""
+    """A function that prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)
     write_rows(tmp_path / "t.jsonl", table_rows())
@@ -252,7 +253,8 @@ def commits():
 )
 def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):
     """Optuna's QMC has one more, of the study: its place in the sequence."""
-    counts, numbers = [], []
+    counts = []
+    numbers = []
 
     def does(spec):
         counts.append(len(commits))

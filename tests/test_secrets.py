@@ -566,7 +566,7 @@ REPLAY += ("workload.name=replay", "search.replicates=0", "search.objective=step
 
 
 def leaks(planted: dict[str, str], folder: Path, *printed: str) -> list[str]:
-    """Return where a planted secret stands, as it was given, decoded, encoded or escaped."""
+    """The places where a planted secret stands, as it was given, decoded, encoded or escaped."""
     places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     places |= {f"printed: {text}": text.encode() for text in printed}
     found = []

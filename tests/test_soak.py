@@ -23,15 +23,18 @@ def soak(
     command; a worker's folder is its own.
     """
     options = (f"storage={url}", f"search.trials={trials}", "sampler=random")
-    start, events, watch = time.monotonic(), list(events), fleet.Watch(url)
-    owner, owners, killed, turn = None, 0, 0, itertools.cycle(range(workers))
+    start = time.monotonic()
+    events = list(events)
+    watch = fleet.Watch(url)
+    owner = None
+    owners = 0
+    killed = 0
+    turn = itertools.cycle(range(workers))
     team = [None] * workers
     while time.monotonic() - start < GUARD:
         if owner is None or (owner.exitcode is not None and owner.exitcode != 0):
-            owner, owners = (
-                fleet.start("owner", folder / "owner", *options, seconds=0.02),
-                owners + 1,
-            )
+            owner = fleet.start("owner", folder / "owner", *options, seconds=0.02)
+            owners = owners + 1
         if owner.exitcode == 0:
             break
         done = watch.finished()

@@ -35,7 +35,8 @@ def generator(seed=7):
 
 
 def test_pixels_are_moved_and_stretched_about_the_mean_of_their_channel():
-    sizes, contrast = (8.0, 9.0, 10.0), 0.25
+    sizes = (8.0, 9.0, 10.0)
+    contrast = 0.25
     found = (
         random_crop_flip_jitter(images(), generator(), 2, sizes, contrast, mean=MEAN)
         .double()
@@ -89,7 +90,8 @@ class Counting(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.linear, self.seen = nn.Linear(48, 5), []
+        self.linear = nn.Linear(48, 5)
+        self.seen = []
 
     def forward(self, x):
         self.seen.append(len(x))
@@ -97,9 +99,11 @@ class Counting(nn.Module):
 
 
 def test_views_are_of_the_least_confident_images_alone():
-    x, model = torch.randn(20, 3, 4, 4, generator=generator()), Counting()
+    x = torch.randn(20, 3, 4, 4, generator=generator())
+    model = Counting()
     with torch.no_grad():
-        one, found = model(x), six_views_where_unsure(model, x, 0.25)
+        one = model(x)
+        found = six_views_where_unsure(model, x, 0.25)
         unsure = set(one.softmax(1).amax(1).argsort()[:5].tolist())
         padded = nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
         moved = [
@@ -158,9 +162,11 @@ def gradients(step):
 
 
 def written_out(steps):
-    """Return the weights by the description, one at a time, and the steps at which they were normalised."""
+    """The weights by the description, one at a time, and the steps at which they were normalised."""
     a, b, c = COEFFICIENTS
-    current, last, at = weights(), 0, []
+    current = weights()
+    last = 0
+    at = []
     buffers = [torch.zeros_like(weight) for weight in current]
     for step in range(1, steps + 1):
         due = step - last >= 2 + math.floor(15 * step / 30)
@@ -199,7 +205,8 @@ def test_weights_are_normalised_at_intervals_that_grow():
 def test_a_checkpoint_has_when_weights_were_normalised():
     through, stopped, resumed = ([nn.Parameter(weight) for weight in weights()] for _ in range(3))
     take(optimizer_of(through), through, range(1, 21))
-    first, second = optimizer_of(stopped), optimizer_of(resumed)
+    first = optimizer_of(stopped)
+    second = optimizer_of(resumed)
     take(first, stopped, range(1, 9))
     with torch.no_grad():
         for parameter, weight in zip(resumed, stopped, strict=True):

@@ -97,7 +97,8 @@ def test_iteration():
 
 
 def test_a_line_through_all_reduces():
-    several, one = [(2, 0.01), (4, 0.014), (8, 0.022)], [(1, 0.0), (4, 0.014)]
+    several = [(2, 0.01), (4, 0.014), (8, 0.022)]
+    one = [(1, 0.0), (4, 0.014)]
     for measured, line in ((several, (0.01, 0.002)), (one, (0.014, 0.0))):
         assert fit_sync(measured) == pytest.approx(line)
         assert [sync_seconds(count, *line) for count, _ in measured] == pytest.approx(
@@ -114,7 +115,8 @@ def test_a_line_through_all_reduces():
 @pytest.mark.parametrize("count", [0, 1, 33, 600])
 def test_step_times_that_are_prepared_are_the_same_to_the_bit(count):
     rng = np.random.default_rng(0)
-    x, log_ratio = rng.uniform(2.0, 12.0, count), rng.normal(0.0, 0.2, count)
+    x = rng.uniform(2.0, 12.0, count)
+    log_ratio = rng.normal(0.0, 0.2, count)
     alone, at_once = (StepTimes(LINE, tuple(x), tuple(log_ratio)) for _ in range(2))
     sizes = np.exp2(np.log2(rng.integers(4, 5000, 600)))
     at_once.prepare(sizes)

@@ -19,7 +19,7 @@ SIZES = (8, 16, 32, 64, 128, 256, 512)
 
 
 def timing(size, seconds, spread=0.01, visits=4):
-    """Return a timing whose quartiles lie so far, relatively, from its median."""
+    """A timing whose quartiles lie so far, relatively, from its median."""
     return SizeTiming(size, seconds, seconds / (1 + spread), seconds * (1 + spread), visits)
 
 
@@ -44,7 +44,8 @@ def test_quiet_timings_are_tau():
 @pytest.mark.parametrize("scatter", [0.02, 0.3, 0.8])
 def test_noise_is_smoothed_and_its_error_is_known(scatter):
     """Over 200 surveys log tau lies within 1.645 of its standard deviation in about 90%."""
-    hits, dips = [], []
+    hits = []
+    dips = []
     for seed in range(200):
         law = drawn_law(scatter, seed)
         for i, size in enumerate(SIZES):

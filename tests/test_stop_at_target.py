@@ -24,7 +24,9 @@ def make_module(base):
         def __init__(self, optimizers=1):
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(1))
-            self.count, self.evaluations, self.seen = optimizers, 0, 0
+            self.count = optimizers
+            self.evaluations = 0
+            self.seen = 0
             self.automatic_optimization = optimizers == 1
 
         def training_step(self, batch, batch_idx):

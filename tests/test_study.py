@@ -24,7 +24,7 @@ OBJECTS = {"module": Net, "data": loaders()}
 
 
 def arguments(**changes):
-    """Return the arguments of a study in this process, whose objective depends on no clock."""
+    """The arguments of a study in this process, whose objective depends on no clock."""
     own = {
         "target": bstune.Target("val_loss", 1.5, "min"),
         "batch_sizes": (16, 64),
@@ -51,7 +51,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def without_clock(trial):
-    """Return what the record of a trial says that depends on no clock."""
+    """The values of a trial's record that depend on no clock."""
     return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
 
 

@@ -175,7 +175,8 @@ def test_censored_point_has_a_lower_end_only():
     assert (point.steps, point.time_to_target, point.examples) == (None, None, None)
 
 
-LUCKY, STEADY = make_trial(0, 64, 0.1, steps=400), make_trial(1, 256, 0.4, steps=420)
+LUCKY = make_trial(0, 64, 0.1, steps=400)
+STEADY = make_trial(1, 256, 0.4, steps=420)
 
 
 def fresh(number, steps=440, of=LUCKY, **changes):
@@ -218,7 +219,8 @@ def test_what_fresh_seeds_gave_is_reported_of_a_winner_and_else_what_is_predicte
     best = best_of(CONFIRMED)
     best["steps"] = replace(best["steps"], steps=96.4)
     summary = result_of(CONFIRMED, best=best)
-    winner, single = summary.best_by_time, summary.best_by_steps
+    winner = summary.best_by_time
+    single = summary.best_by_steps
     row = winner.confirmed
     assert (row.seeds, row.reached, row.runs) == ((1006, 1007, 1008), 3, 3)
     assert (winner.steps, row.steps_median, row.steps_low, row.steps_high) == (
@@ -303,7 +305,7 @@ def test_the_readmes_numbers_follow_from_the_recorded_trials():
 
 
 def measured(estimates, number=0):
-    """Return a trial that measured these pairs of |G|^2 and tr Sigma."""
+    """A trial that measured these pairs of |G|^2 and tr Sigma."""
     rows = tuple((step, *pair) for step, pair in enumerate(estimates, start=1))
     return make_trial(number, noise_scale=rows)
 

@@ -113,7 +113,8 @@ def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
     monkeypatch.setattr(timing, "time_trial", lambda *arguments: (0.01,) * 3)
     options, recipe = resolved("workload=digits", "device=cpu", *FAST)
     workload = replace(build_workload(options, recipe), build_module=not_now)
-    space, protocol = make_space(options), make_protocol(options, recipe)
+    space = make_space(options)
+    protocol = make_protocol(options, recipe)
     arguments = options, torch.device("cpu"), workload, protocol, space
     limits, cost, notes = _roofline(*arguments)
     assert (limits.dtype, cost) == ("fp32", None)
@@ -171,7 +172,8 @@ def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, war
 def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
     monkeypatch, seconds_per_example, largest
 ):
-    timed, bare = [], []
+    timed = []
+    bare = []
 
     def time_trial(workload, protocol, size, lr, steps):
         timed.append(size)
@@ -193,7 +195,8 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
     )
     found = PreflightFindings(32, StepTime(0.0, seconds_per_example), 4, ())
     device = torch.device("cpu")
-    space, protocol = make_space(options), make_protocol(options, recipe)
+    space = make_space(options)
+    protocol = make_protocol(options, recipe)
     ceiling = replace(make_survey().ceiling, smallest=32)
     ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
     _, notes = _time_ladder(options, recipe, space, protocol, None, ceiling, device, 50.0, found)
@@ -241,7 +244,7 @@ def test_the_memory_of_a_trial(given, device, workers, limit, monkeypatch):
 
 @pytest.fixture
 def cached(monkeypatch, tmp_path):
-    """Return the survey of digits under overrides: the cached one, or else ``found``; and whether it was cached."""
+    """The survey of digits under overrides: the cached one, or else ``found``; and whether it was cached."""
     data = load_data(*resolved("workload=digits", "device=cpu"))
 
     def of(found, log, *overrides):
@@ -249,7 +252,8 @@ def cached(monkeypatch, tmp_path):
         options, recipe = resolved(
             "workload=digits", "device=cpu", "threads=1", f"hardware.cache={tmp_path}", *overrides
         )
-        space, protocol = make_space(options), make_protocol(options, recipe)
+        space = make_space(options)
+        protocol = make_protocol(options, recipe)
         return cached_survey(options, recipe, space, protocol, data, None, log)
 
     return of
@@ -257,10 +261,8 @@ def cached(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_what_a_survey_depends_on(cached, tmp_path):
-    found, same = (
-        make_survey(),
-        ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=90"),
-    )
+    found = make_survey()
+    same = ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=90")
     other = (
         "search.workers=2",
         "workload.module.model.hidden=[64]",

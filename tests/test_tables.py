@@ -17,10 +17,11 @@ OF_HORIZONS = read_index(horizon=True)
 
 
 def recordings(name):
-    """Return (file, points, overrides) of each recording in the command that made a table."""
+    """(file, points, overrides) of each recording in the command that made a table."""
     *recorded, last = (shlex.split(part) for part in INDEX[name].command.split("&&"))
     if last[0] != "cat":
-        recorded, last = [*recorded, last], ["cat", last[2], ">", last[2]]
+        recorded = [*recorded, last]
+        last = ["cat", last[2], ">", last[2]]
     found = []
     for words in recorded:
         assert words[:2] == ["bstune", "record"]
@@ -111,7 +112,8 @@ def test_two_tables_are_two_studies(monkeypatch, tmp_path):
     own = ("+workload=replay", "workload.target.value=0.3")
     composed = [options_of(*own, f"workload.table='{table}'") for table in tables]
     names = [options.study for options in composed]
-    shipped, others = names[: len(INDEX) + 1], names[len(INDEX) + 1 :]
+    shipped = names[: len(INDEX) + 1]
+    others = names[len(INDEX) + 1 :]
     assert shipped == [*(f"replay-{name}" for name in INDEX), "replay-cifar_mlp"]
     assert all(re.fullmatch(r"replay-(mine|tab-b-ü-x)-[0-9a-f]{6}", name) for name in others), names
     assert len(set(others)) == 3

@@ -197,7 +197,7 @@ def test_a_folder_of_somebody_else_is_shown_and_not_obeyed(bstune, tmp_path):
 
 
 def _poisoned(value):
-    """Return values with control characters in the texts that are no words of bstune's own."""
+    """Values with control characters in the texts that are no words of bstune's own."""
     if isinstance(value, dict):
         return {
             key: _poisoned(one) if key not in ("status", "mode") else one

@@ -43,7 +43,7 @@ def test_a_ladder_has_both_ends_and_each_round_visits_every_size_in_its_own_orde
 
 
 def measured(sizes, repeats, max_seconds):
-    """Return what is measured where a visit takes 100 steps."""
+    """The measurement where a visit takes 100 steps."""
     time = FakeTime()
 
     def run(size):
@@ -84,7 +84,9 @@ class Passing:
     """Batches that let time pass before each one."""
 
     def __init__(self, batches, seconds, time):
-        self.batches, self.seconds, self.time = batches, seconds, time
+        self.batches = batches
+        self.seconds = seconds
+        self.time = time
 
     def __iter__(self):
         for number, batch in enumerate(self.batches):
@@ -93,7 +95,7 @@ class Passing:
 
 
 def trial_of(time, training, *overrides, change=lambda module: None):
-    """Return a workload whose n-th batch takes ``training(n)`` seconds, one for evaluation 1000; and its protocol.
+    """A workload whose n-th batch takes ``training(n)`` seconds, one for evaluation 1000; and its protocol.
 
     Nearly every step is followed by an evaluation. ``change`` is called with each module.
     """
@@ -154,7 +156,9 @@ def test_a_trial_that_ends_early_says_why():
 def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(
     monkeypatch, precision, mode, weights, logits
 ):
-    seen, graphs, built = set(), [], []
+    seen = set()
+    graphs = []
+    built = []
 
     def watch(module):
         module.loss.register_forward_pre_hook(lambda loss, inputs: seen.add(inputs[0].dtype))

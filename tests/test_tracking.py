@@ -149,7 +149,8 @@ def break_method(
     monkeypatch, method: str, calls_before: int = 0, error: Exception | None = None
 ) -> None:
     """Let a method of the client fail from its (calls_before + 1)th call on."""
-    whole, made = getattr(MlflowClient, method), []
+    whole = getattr(MlflowClient, method)
+    made = []
 
     def broken(*args: object, **kwargs: object) -> object:
         made.append(args)
@@ -321,7 +322,8 @@ def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_pa
 
 def test_an_experiment_that_another_process_makes_meanwhile_is_taken(uri, monkeypatch):
     opened(uri)
-    whole, looks = MlflowClient.get_experiment_by_name, []
+    whole = MlflowClient.get_experiment_by_name
+    looks = []
 
     def late(client: MlflowClient, name: str) -> object:
         looks.append(name)
@@ -351,7 +353,8 @@ def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
     options = options_of("workload=digits", "+workload.data.token=s3cret-word", "device=cpu")
     opened(uri, "composed", options)
     parent = parent_of(uri, "composed")
-    params, (used,) = parent.data.params, parent.inputs.dataset_inputs
+    params = parent.data.params
+    (used,) = parent.inputs.dataset_inputs
     assert 14 <= len(params) <= 18
     main = {
         "workload": "digits",
@@ -633,7 +636,8 @@ def test_a_locked_database_is_not_called_damaged(uri, tmp_path, monkeypatch):
 
 def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
     """The client repeats what is answered late, and the server has done it twice."""
-    tracking, whole = opened(uri), MlflowClient.create_run
+    tracking = opened(uri)
+    whole = MlflowClient.create_run
     monkeypatch.setattr(
         MlflowClient, "create_run", lambda *a, **k: (whole(*a, **k), whole(*a, **k))[1]
     )
@@ -981,7 +985,8 @@ def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd
 
 
 def test_all_waits_of_a_run_take_the_seconds_of_the_study_at_most(uri, monkeypatch, caplog):
-    tracking, time = opened(uri, study_seconds=60.0), FakeTime()
+    tracking = opened(uri, study_seconds=60.0)
+    time = FakeTime()
     tracking._exchanges = Exchanges(tracking._settings, time)
     whole = MlflowClient.create_run
 
@@ -1023,7 +1028,9 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
     requesting = ("get_", "create_", "set_", "log_", "search_", "del")
     methods = [name for name in vars(MlflowClient) if name.startswith(requesting)]
     for slow_at in count(1):
-        requests, hangs, go_on = [], threading.Event(), threading.Event()
+        requests = []
+        hangs = threading.Event()
+        go_on = threading.Event()
 
         class Thread(threading.Thread):
             """One that nobody waits for once its request hangs."""
@@ -1094,7 +1101,8 @@ def test_unforeseen_error_ends_sending_too(uri, caplog, monkeypatch):
 
 def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    before, inside = dict(os.environ), []
+    before = dict(os.environ)
+    inside = []
     names = ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES")
     monkeypatch.setattr(
         MlflowClient,

@@ -165,7 +165,8 @@ class Asks(Regression):
 
     def __init__(self):
         super().__init__()
-        self.seen, self.epochs = {}, []
+        self.seen = {}
+        self.epochs = []
 
     def configure_optimizers(self):
         trainer = self.trainer
@@ -285,7 +286,8 @@ class MetricPlateau(TrainPlateau):
 
     def __init__(self):
         super().__init__()
-        self.error, self.lowest = MeanSquaredError(), MinMetric()
+        self.error = MeanSquaredError()
+        self.lowest = MinMetric()
 
     def on_train_start(self):  # after what the sanity check has left
         self.error.reset()

@@ -20,10 +20,8 @@ WHITENING = (
 
 
 def test_corners_are_both_ends_at_once():
-    first, second = (
-        Tunable("a", "budget.steps", 1.0, 8.0, True, True),
-        Tunable("b", "", 0.0, 0.5, False, False),
-    )
+    first = Tunable("a", "budget.steps", 1.0, 8.0, True, True)
+    second = Tunable("b", "", 0.0, 0.5, False, False)
     assert corners((first, second)) == [{"a": 1, "b": 0.0}, {"a": 8, "b": 0.5}]
     assert isinstance(corners((first,))[0]["a"], int)
     assert corners(()) == []
@@ -52,7 +50,8 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
     assert status == 0, errors
     assert "searches momentum (0 to 0.95), average (0.02 to 0.5) as well" in printed
     folder = tmp_path / "outputs" / "digits"
-    values, trials = set(), trials_of(folder)
+    values = set()
+    trials = trials_of(folder)
     for trial in trials:
         source = trial.replicate_of if trial.resumed_from is None else trial.resumed_from
         assert 0.0 <= trial.hyperparameters["momentum"] <= 0.95

@@ -54,7 +54,8 @@ QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]", "sampler=rando
 
 def digits():
     images, labels = load_digits(return_X_y=True)
-    images, labels = torch.tensor(images / 16).float(), torch.tensor(labels)
+    images = torch.tensor(images / 16).float()
+    labels = torch.tensor(labels)
     return TensorDataset(images[:1200], labels[:1200]), TensorDataset(
         images[1200:1500], labels[1200:1500]
     )
@@ -142,7 +143,7 @@ def run_tune(module=Net, data=None, **options):
 
 @pytest.fixture
 def tune(tmp_path, monkeypatch):
-    """Return what tunes in a folder of its own."""
+    """A function that tunes in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
     return run_tune
@@ -447,7 +448,7 @@ def test_what_it_refuses(tune, tmp_path, options, line):
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
-    """Return the results of one study, and the folder it ran in."""
+    """The results of one study, and the folder it ran in."""
     folder = tmp_path_factory.mktemp("studied")
     with chdir(folder):
         return run_tune(trials=6, name="studied"), folder
@@ -547,7 +548,8 @@ def test_no_trial_reached_the_target(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     assert result.curve.empty
     assert result.critical_batch_size.value is None
-    best, (trial,) = result.best, result.records
+    best = result.best
+    (trial,) = result.records
     assert (best.reached, best.number, best.batch_size) == (False, 0, trial.batch_size)
     _, trainer = result.train(logger=False)
     assert trainer.global_step == 2
@@ -644,7 +646,8 @@ class Counts(Callback):
 
 
 def test_call_backs_and_loggers_are_copied(tune, tmp_path):
-    callback, logger = Counts(), CSVLogger(tmp_path / "logs", name="mine")
+    callback = Counts()
+    logger = CSVLogger(tmp_path / "logs", name="mine")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Net, "training_step", logged(Net.training_step))
         tune(trials=1, trainer={"callbacks": [callback], "logger": logger})
@@ -663,7 +666,7 @@ def logged(step):
 
 
 def process_state():
-    """Return what a study might change of this process."""
+    """The state of this process that a study might change."""
     loggers = {"root": logging.root} | logging.root.manager.loggerDict
     return {
         "random": (
@@ -705,8 +708,10 @@ class Careless(Net):
 def test_all_is_left_as_it_was(tune):
     logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
     optuna.logging.set_verbosity(optuna.logging.INFO)
-    data, plain = Digits(), loaders()
-    data_before, plain_before = dict(vars(data)), [dict(vars(loader)) for loader in plain]
+    data = Digits()
+    plain = loaders()
+    data_before = dict(vars(data))
+    plain_before = [dict(vars(loader)) for loader in plain]
     before = process_state()
     tune(Careless, data, trials=1, name="a")
     with pytest.raises(Mine):

@@ -15,7 +15,7 @@ ACCURACY = Target("val/accuracy", 0.9, "max")
 
 
 def falling(number, steps_to_target, last_step, tau=0.01, batch_size=64, **changes):
-    """Return a stopped trial whose error falls as the square root of its steps, to 0.1 at ``steps_to_target``."""
+    """A stopped trial whose error falls as the square root of its steps, to 0.1 at ``steps_to_target``."""
     steps = np.unique(np.geomspace(10, last_step, 12).astype(int))
     history = tuple((int(step), 0.1 * (steps_to_target / step) ** 0.5) for step in steps)
     settings = {"status": "stopped", "steps": last_step, "steps_low": last_step}
@@ -28,7 +28,8 @@ def so_far(trials, baseline=None, target=TARGET):
 
 
 def test_the_closest_is_named_with_what_it_came_to_and_is_predicted_to_take():
-    near, far = falling(0, 2000, 500), falling(1, 9000, 500, batch_size=16)
+    near = falling(0, 2000, 500)
+    far = falling(1, 9000, 500, batch_size=16)
     row = so_far([near, far])
     assert (row.number, row.batch_size, row.seed) == (0, 64, 1000)
     assert (row.value, row.steps, row.seconds) == (pytest.approx(0.2), 500, 5.0)
@@ -103,7 +104,8 @@ def test_there_is_none_where_a_trial_reached_the_target_or_has_no_metric():
 
 
 def test_the_answer_says_it():
-    best, baseline = falling(0, 2000, 500), falling(1, 9000, 500, batch_size=16)
+    best = falling(0, 2000, 500)
+    baseline = falling(1, 9000, 500, batch_size=16)
     row = so_far([best, baseline], baseline)
     own = make_baseline(status="stopped")
     summary = result_of([best, baseline], baseline=own, so_far=row)

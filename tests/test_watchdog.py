@@ -100,7 +100,7 @@ COMMAND = "from bstune.__main__ import command; command()"
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Return what lets a project of one's own do something at a place."""
+    """A function that lets a project of one's own do something at a place."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "conf" / "workload").mkdir(parents=True)
     (tmp_path / "conf" / "workload" / "mine.yaml").write_text(WORKLOAD)
@@ -140,8 +140,10 @@ def command(tmp_path, project):
 
 
 def watched(seconds=None):
-    """Return a watch, what makes seconds pass in its thread's looks, what it said and what took too long."""
-    said, over, now = [], [], FakeTime()
+    """A watch, a function that makes seconds pass in its thread's looks, the lines it said and what took too long."""
+    said = []
+    over = []
+    now = FakeTime()
     watch = Watch(said.append, seconds, over.append, now=now)
 
     def pass_seconds(count):
@@ -200,7 +202,8 @@ def test_a_step_has_a_limit_and_each_step_its_own(seconds, limit):
 
 def test_what_is_built_within_a_step_does_not_count_to_it():
     watch, pass_seconds, _, over = watched(7.0)
-    step, inner = Wait("a step", watch, steps=True), Wait("Lit()", watch)
+    step = Wait("a step", watch, steps=True)
+    inner = Wait("Lit()", watch)
     watch.begin(step)
     pass_seconds(5)
     watch.begin(inner)
@@ -214,7 +217,8 @@ def test_what_is_built_within_a_step_does_not_count_to_it():
 
 def test_an_interruption_that_was_lost_is_sent_again():
     """As long as the thread stands where it stood; not once it goes on, as to clean up."""
-    sent, now = [], FakeTime()
+    sent = []
+    now = FakeTime()
     released = threading.Event()
     moved_on = threading.Event()
     gone = threading.Event()
@@ -247,7 +251,9 @@ def test_an_interruption_that_was_lost_is_sent_again():
 
 
 def test_seconds_in_which_the_whole_process_was_stopped_do_not_count():
-    said, over, now = [], [], FakeTime()
+    said = []
+    over = []
+    now = FakeTime()
     watch = Watch(said.append, 7.0, over.append, now=now)
     watch.begin(Wait("a step", watch, steps=True))
     now.sleep(3600.0)

@@ -84,8 +84,9 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def write_module(tmp_path, monkeypatch):
-    """Return what writes and imports a module for the processes; no process is left at the end."""
-    before, names = set(multiprocessing.active_children()), []
+    """A function that writes and imports a module for the processes; no process is left at the end."""
+    before = set(multiprocessing.active_children())
+    names = []
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(name, text):
@@ -304,7 +305,7 @@ class Dies(Classifier):
 
 
 def surveyed(sizes=(32, 128, 512)):
-    """Return what a survey may have found: steps of 1 ms and 10 microseconds an example."""
+    """A survey's outcome: steps of 1 ms and 10 microseconds an example."""
     return make_survey([(size, 1e-3 + 1e-5 * size) for size in sizes], high=sizes[-1])
 
 

@@ -143,7 +143,8 @@ class Foreign(LightningDataModule):
 
     def __init__(self, **options):
         super().__init__()
-        self.calls, self.options = [], options
+        self.calls = []
+        self.options = options
         Foreign.last = self
 
     def prepare_data(self):
@@ -188,7 +189,8 @@ class Seeing(LightningModule):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
-        Seeing.trained, Seeing.evaluated = [], []
+        Seeing.trained = []
+        Seeing.evaluated = []
 
     def training_step(self, batch, batch_idx):
         self.trained.append((len(batch[1]), batch[0].min().item()))
@@ -258,7 +260,8 @@ def test_a_random_split_is_one_in_all_processes_and_is_not_split_again_for_the_t
     parts = []
     for seed in (0, 1):
         torch.manual_seed(seed)  # as another process has drawn other numbers before
-        workload, drawn = foreign(SplitsAnew), torch.rand(1)
+        workload = foreign(SplitsAnew)
+        drawn = torch.rand(1)
         torch.manual_seed(seed)
         assert torch.equal(drawn, torch.rand(1))
         train = torch.cat([labels for _, labels in first(workload.train_batches(spec(15)), 2)])

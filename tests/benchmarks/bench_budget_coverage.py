@@ -222,11 +222,13 @@ def row_of(number: int, spend: float, growth: float) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     problem = draw_curves(number, growth)
     search = BudgetSearch(problem, number)
-    spent, trials = 0.0, 0
+    spent = 0.0
+    trials = 0
     for cost in search.costs():
         if spent + cost > spend + 1e-6:
             break
-        spent, trials = spent + cost, trials + 1
+        spent = spent + cost
+        trials = trials + 1
     point = search.recommended()
     # Above the best batch size and rate, in units of the metric.
     above = math.nan if point is None else problem.truth(*point) - problem.best
@@ -257,7 +259,8 @@ def row_of(number: int, spend: float, growth: float) -> dict[str, Any]:
 
 def holds(interval: Sequence[float], truth: float) -> bool:
     """Say whether an interval, its ends first and last, holds one of the batch sizes searched."""
-    low, high = min(interval[0], HIGH), max(interval[-1], LOW)
+    low = min(interval[0], HIGH)
+    high = max(interval[-1], LOW)
     return low <= truth * SLACK and truth <= high * SLACK
 
 

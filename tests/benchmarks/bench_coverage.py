@@ -87,7 +87,7 @@ class Watched(FrontierSearch):
 
 
 def draw_law(seed: int, kind: str) -> Law:
-    """Return a law that a real table could have, B_crit well within the batch sizes."""
+    """A law that a real table could have, B_crit well within the batch sizes."""
     rng = np.random.default_rng([seed, 1])
     example = math.exp(rng.uniform(math.log(1e-6), math.log(1e-4)))
     law = Law(

@@ -167,7 +167,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.tune:
         for drift, offset in product(TUNED_DRIFTS, TUNED_OFFSETS):
-            scale_law.DRIFT_SIGMA, scale_law.OFFSET_SIGMA = drift, offset
+            scale_law.DRIFT_SIGMA = drift
+            scale_law.OFFSET_SIGMA = offset
             print(f"drift {drift:g}, offset {offset:g}")
             show_made(judge_made(range(TUNING_SEED, TUNING_SEED + TUNING)))
         return

@@ -61,8 +61,10 @@ from bstune.trial.replay import Table, complete, read_index, read_table, replay
 from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
 
 SPENDINGS = (10.0, 20.0, 40.0)
-LOW, HIGH = 8, 4096
-LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
+LOW = 8
+HIGH = 4096
+LR_LOW = 2.0**-11
+LR_HIGH = 2.0**1.25
 SHORTEST = 1 / 64  # of the budget, of TPE's horizons
 STOP_FACTOR = 2.0
 MAX_TRIALS = 400
@@ -93,17 +95,19 @@ class HorizonLaw:
     target: Target = ERROR
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step."""
+        """Seconds per step."""
         return self.law.tau(batch_size)
 
     def rule(self, batch_size: float) -> float:
-        """Return the learning rate of the square-root rule through the middle of both ranges."""
+        """The learning rate of the square-root rule through the middle of both ranges."""
         return math.sqrt(LR_LOW * LR_HIGH) * math.sqrt(batch_size / math.sqrt(LOW * HIGH))
 
     def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
-        """Return the record of a run."""
-        law, rng = self.law, np.random.default_rng([seed, 77])
-        tau, spec = self.tau(batch_size), TrialSpec(number, number, batch_size, lr, None, seed)
+        """The record of a run."""
+        law = self.law
+        rng = np.random.default_rng([seed, 77])
+        tau = self.tau(batch_size)
+        spec = TrialSpec(number, number, batch_size, lr, None, seed)
         shortest = law.steps(batch_size, lr)
         if shortest is None:
             steps = max(1, round(0.1 * min(horizon, law.frontier(batch_size))))
@@ -129,7 +133,7 @@ class HorizonLaw:
         )  # fmt: skip
 
     def cost(self, batch_size: float, lr: float, horizon: float) -> float:
-        """Return the seconds until a run meets the target, those that miss included: infinite if none does."""
+        """The seconds until a run meets the target, those that miss included: infinite if none does."""
         shortest = self.law.steps(batch_size, lr)
         if shortest is None:
             return math.inf
@@ -161,7 +165,7 @@ class HorizonLaw:
         return round(size), min(max(lr, LR_LOW), LR_HIGH)
 
     def budget(self, batch_size: float) -> float:
-        """Return the steps of the budget, a number of examples."""
+        """The steps of the budget, a number of examples."""
         _, size, horizon = self.best
         return max(1.0, self.budget_factor * size * horizon / batch_size)
 
@@ -170,7 +174,7 @@ RATIOS = np.exp(np.linspace(-0.3, 0.8, 45))
 
 
 def draw(seed: int, floor: float | None) -> HorizonLaw:
-    """Return a law of its own for each seed; with ``floor``, the metric's lowest value is this one."""
+    """A law of its own for each seed; with ``floor``, the metric's lowest value is this one."""
     rng = np.random.default_rng([seed, 5])
     power = math.exp(rng.uniform(math.log(0.3), math.log(1.2)))
     drawn = rng.uniform(0.0, 0.08)
@@ -203,21 +207,22 @@ class Digits:
         self._budget = protocol.budget
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step, as ``bench_trial_overhead.py`` found them: 0.77 ms at 32, 1.25 at 512."""
+        """Seconds per step, as ``bench_trial_overhead.py`` found them: 0.77 ms at 32, 1.25 at 512."""
         return 0.74e-3 + 1e-6 * batch_size
 
     def rule(self, batch_size: float) -> float:
-        """Return the learning rate of the square-root rule through the reference."""
+        """The learning rate of the square-root rule through the reference."""
         return 0.4 * math.sqrt(batch_size / 64.0)
 
     def budget(self, batch_size: float) -> float:
-        """Return the steps of the workload's own budget."""
+        """The steps of the workload's own budget."""
         return float(self._budget.last_step(round(batch_size)))
 
     def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
-        """Return the record of a run, its seconds those of :meth:`tau`."""
+        """The record of a run, its seconds those of :meth:`tau`."""
         spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps=horizon)
-        result, tau = self._backend.run(spec, None, None), self.tau(batch_size)
+        result = self._backend.run(spec, None, None)
+        tau = self.tau(batch_size)
         return replace(
             result,
             seconds_per_step=tau,
@@ -245,28 +250,29 @@ class Recorded:
         self._log_taus = np.log([by_size[size] for size in sizes])
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step, linear in the logarithms between the recorded ones."""
+        """Seconds per step, linear in the logarithms between the recorded ones."""
         log_tau = np.interp(math.log(batch_size), self._log_sizes, self._log_taus)
         return math.exp(float(log_tau))
 
     def rule(self, batch_size: float) -> float:
-        """Return the learning rate of the square-root rule through the middle of both ranges."""
+        """The learning rate of the square-root rule through the middle of both ranges."""
         middle_size = math.sqrt(self.sizes[0] * self.sizes[1])
         middle_lr = math.sqrt(self.lrs[0] * self.lrs[1])
         return middle_lr * math.sqrt(batch_size / middle_size)
 
     def budget(self, batch_size: float) -> float:
-        """Return the steps of the least budget that no recorded run exceeds."""
+        """The steps of the least budget that no recorded run exceeds."""
         return float(self._budget.last_step(round(batch_size)))
 
     def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
-        """Return the record of a run."""
+        """The record of a run."""
         spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps=horizon)
         return replay(self.table, spec, self.target, horizon)
 
     def cost(self, batch_size: float, lr: float, horizon: float) -> float:
-        """Return the seconds until a run meets the target, over all seeds: infinite if none does."""
-        seconds, reached = 0.0, 0
+        """The seconds until a run meets the target, over all seeds: infinite if none does."""
+        seconds = 0.0
+        reached = 0
         for share in (np.arange(self._seeds) + 0.5) / self._seeds:
             outcome = self.table.of_horizons.read(
                 batch_size, lr, round(horizon), self.target, share
@@ -290,7 +296,7 @@ class Recorded:
 
 
 def _finer(values: Sequence[float]) -> list[float]:
-    """Return the values, and ``BETWEEN`` - 1 between each two, evenly in the logarithm."""
+    """The values, and ``BETWEEN`` - 1 between each two, evenly in the logarithm."""
     places = np.arange(0.0, len(values) - 1 + 1e-9, 1.0 / BETWEEN)
     logs = np.interp(places, np.arange(len(values)), np.log(values))
     return np.exp(logs).tolist()
@@ -303,7 +309,8 @@ class Frontier:
     """bstune's sampler, as a study uses it."""
 
     def __init__(self, problem: Problem, seed: int, chooses: bool, reference_first: bool) -> None:
-        self._problem, self._chooses = problem, chooses
+        self._problem = problem
+        self._chooses = chooses
         self._reference_first = reference_first
         self.sampler = FrontierSampler(
             objective="time",
@@ -330,7 +337,7 @@ class Frontier:
         return lr * math.sqrt(batch_size / size)
 
     def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
-        """Return the next trial, its batch size, learning rate and horizon."""
+        """The next trial, its batch size, learning rate and horizon."""
         is_reference = self._reference_first and not finished
         if is_reference:
             size, lr = self._problem.reference
@@ -352,12 +359,10 @@ class Frontier:
             self.study.tell(trial, result.time_to_target)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Return the recommended trial, asked for as trials reach the target."""
+        """The recommended trial, asked for as trials reach the target."""
         if finished[-1].reached:
-            number, posterior = (
-                self.sampler.recommended(self.study),
-                self.sampler.posterior(self.study),
-            )
+            number = self.sampler.recommended(self.study)
+            posterior = self.sampler.posterior(self.study)
             if number is not None and posterior is not None:
                 again = (
                     fresh_horizons(posterior)[number] if self._chooses else finished[number].horizon
@@ -370,12 +375,14 @@ class Tpe:
     """Optuna's TPE."""
 
     def __init__(self, problem: Problem, seed: int, chooses: bool) -> None:
-        self._problem, self._chooses = problem, chooses
+        self._problem = problem
+        self._chooses = chooses
         self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
 
     def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
-        """Return the next trial, its batch size, learning rate and horizon."""
-        trial, problem = self.study.ask(), self._problem
+        """The next trial, its batch size, learning rate and horizon."""
+        trial = self.study.ask()
+        problem = self._problem
         size = trial.suggest_int("batch_size", *problem.sizes, log=True)
         half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
         lr = min(
@@ -406,7 +413,7 @@ class Tpe:
         self.study.tell(trial, math.log(whole) + off)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Return the fastest trial."""
+        """The fastest trial."""
         times = [
             (one.time_to_target, one.number) for one in finished if one.time_to_target is not None
         ]
@@ -435,7 +442,7 @@ def search(
 
 
 def at(path: Sequence[tuple[float, Any]], spending: float) -> Any:
-    """Return what a path has come to before its spending exceeds this; None if nothing."""
+    """The last entry of a path before its spending exceeds this; None if there is none."""
     return next((value for spent, value in reversed(path) if spent <= spending), None)
 
 
@@ -448,7 +455,8 @@ def of_law(job: tuple[int, int, str], floor: float | None) -> dict[str, Any]:
     rows = []
     for spending in SPENDINGS:
         chosen = at(path, spending * unit)
-        judged, own = math.inf, math.inf
+        judged = math.inf
+        own = math.inf
         if chosen is not None:
             judged = law.cost(chosen.batch_size, chosen.lr, float(chosen.horizon)) / unit
             own = chosen.time_to_target / unit
@@ -483,7 +491,7 @@ def of_table(job: tuple[str, int, str]) -> dict[str, Any]:
 
 
 def judged(problem: Recorded, incumbent: TrialResult | None) -> tuple[float, float]:
-    """Return the cost of an incumbent's point and horizon, and of its own run, over the least; infinite without one."""
+    """The cost of an incumbent's point and horizon, and of its own run, over the least; infinite without one."""
     if incumbent is None:
         return math.inf, math.inf
     cost = problem.cost(incumbent.batch_size, incumbent.lr, incumbent.horizon or 0)
@@ -503,7 +511,7 @@ def of_digits(job: tuple[int, str]) -> dict[str, Any]:
 
 
 def fresh_cost(job: tuple[tuple[int, float, int], int]) -> float:
-    """Return the seconds until a run meets the target, over so many fresh seeds; infinite if none does."""
+    """The seconds until a run meets the target, over so many fresh seeds; infinite if none does."""
     (size, lr, horizon), fresh = job
     runs = [digits().run(i, size, lr, horizon, 1_000_000 + i) for i in range(fresh)]
     reached = sum(run.reached for run in runs)

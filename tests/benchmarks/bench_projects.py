@@ -73,10 +73,11 @@ def run(command: list[str], core: int, folder: Path, projects: Path) -> list[tup
 
 
 def estimates_of(lines: list[tuple[float, str]], end: float) -> list[dict]:
-    """Return of each line that says what is left: the point of the search, what it said and what it was, in seconds."""
+    """The point of the search, the seconds left as said and the true ones, of each line with an estimate."""
     found = []
     for second, line in lines:
-        said, place = TO_GO.search(line), re.search(r"point (\d+) of", line)
+        said = TO_GO.search(line)
+        place = re.search(r"point (\d+) of", line)
         if said is not None:
             seconds = float(said[1].replace(",", "")) * UNITS[said[2]]
             point = None if place is None else int(place[1])
@@ -155,7 +156,7 @@ def compare(name: str, seed: int, options, folder: Path) -> dict:
 
 
 def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
-    """Return the training seconds to the target of each pick on fresh seeds, infinite where it was missed."""
+    """The training seconds to the target of each pick on fresh seeds, infinite where it was missed."""
     composed = compose_checked(
         ["--config-dir", str(projects / "conf"), f"+workload={name}", "device=cpu"]
     )

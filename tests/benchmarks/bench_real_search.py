@@ -45,15 +45,16 @@ class Course:
     path: list[tuple[float, Point | None]] = field(default_factory=list)
 
     def spending(self, times: dict[Point, float], longest: float) -> float:
-        """Return what had been spent when the incumbent first took no longer than the longest time."""
+        """The spending at which the incumbent first took no longer than the longest time."""
         return next(
             (spent for spent, point in self.path if point and times[point] <= longest), math.inf
         )
 
 
 def problem_of(prepared: PreparedStudy) -> Problem:
-    """Return what a search knows of the study's workload."""
-    space, scaling = prepared.space, prepared.options.scaling
+    """The study's workload as a search knows it."""
+    space = prepared.space
+    scaling = prepared.options.scaling
     octaves = math.ceil(math.log2(space.high / space.low))
     sizes = sorted(
         {round(space.low * (space.high / space.low) ** (i / octaves)) for i in range(octaves + 1)}
@@ -88,7 +89,7 @@ def search_for(
 
 
 def tau(batch_size: int, trials: Sequence[TrialResult]) -> float:
-    """Return seconds per step at a batch size: the median over the trials at about that size."""
+    """Seconds per step at a batch size: the median over the trials at about that size."""
     near = [t.seconds_per_step for t in trials if abs(math.log2(t.batch_size / batch_size)) < NEAR]
     return statistics.median(seconds for seconds in near if seconds is not None)
 
@@ -96,7 +97,7 @@ def tau(batch_size: int, trials: Sequence[TrialResult]) -> float:
 def fresh_times(
     prepared: PreparedStudy, points: Sequence[Point], fresh: int, trials: Sequence[TrialResult]
 ) -> dict[Point, float]:
-    """Return each point's seconds to target over fresh seeds; infinite where one of them misses it."""
+    """Each point's seconds to target over fresh seeds; infinite where one of them misses it."""
     runs: dict[Point, list[TrialResult]] = {point: [] for point in points}
     for replicate in range(fresh):
         for number, (batch_size, lr) in enumerate(points):
@@ -156,11 +157,9 @@ if __name__ == "__main__":
     )
     rows = []
     for course in courses:
-        spent, last, trials = (
-            course.spending(times, WITHIN * times[best]),
-            course.path[-1][1],
-            len(course.path),
-        )
+        spent = course.spending(times, WITHIN * times[best])
+        last = course.path[-1][1]
+        trials = len(course.path)
         ratio = math.inf if last is None else times[last] / times[best]
         rows.append(
             {

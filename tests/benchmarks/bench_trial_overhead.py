@@ -96,7 +96,8 @@ def run_loop(
     """
     seed_everything(spec.seed, verbose=False)
     module: Any = workload.build_module(spec).to(device).train()
-    optimizer, schedule = module.configure_optimizers(), None
+    optimizer = module.configure_optimizers()
+    schedule = None
     if isinstance(optimizer, dict):
         optimizer, schedule = optimizer["optimizer"], optimizer["lr_scheduler"]["scheduler"]
     rule = getattr(module, "average", None)
@@ -149,7 +150,8 @@ def measure(
     def go(repeat: int) -> tuple[tuple[float, float], ...]:
         # A small rate: all sides must stay finite however many steps are asked for.
         spec = TrialSpec(0, 0, batch_size, 0.01, None, repeat)
-        clocks, weights = [], []
+        clocks = []
+        weights = []
         for fast in LOOPS:
             clocks.append(BothClocks())
             record, module = train(workload, spec, replace(protocol, fast=fast), clock=clocks[-1])

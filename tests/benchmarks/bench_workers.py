@@ -40,7 +40,7 @@ MULTIPLES = (10.0, 20.0, 40.0)
 def run_fleet(
     workers: int, trials: int, seconds: float, folder: Path, url: str
 ) -> tuple[float, float, float]:
-    """Return wall seconds from the first start to the last end, the share of them slept, and decisions a second."""
+    """Wall seconds from the first start to the last end, the share of them slept, and decisions a second."""
     options = (f"storage={url}", f"search.trials={trials}", "sampler=random")
     watch = fleet.Watch(url)
     owner = fleet.start("owner", folder / "0", *options, seconds=seconds)
@@ -86,7 +86,7 @@ def fleets(options: argparse.Namespace) -> None:
 
 
 def play(table: str, workers: int, seed: int, most: float) -> list[float]:
-    """Return the incumbent's time over the best after each spending; workers train side by side in simulated time."""
+    """The incumbent's time over the best after each spending; workers train side by side in simulated time."""
     source = read_index()[table]
     bench = make_benchmark(table, read_table(source.path), source.target, "time")
     arguments = (
@@ -100,7 +100,10 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
         composed = compose_checked([*arguments, *own])
         prepared = prepare(composed.options, composed.recipe)
     study = optuna.create_study()
-    now, spent, running, found = 0.0, 0.0, [], []
+    now = 0.0
+    spent = 0.0
+    running = []
+    found = []
     ratio = float("inf")
     due = [multiple for multiple in MULTIPLES if multiple <= most]
     while due:

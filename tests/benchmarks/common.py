@@ -28,7 +28,7 @@ PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")
 
 
 def options_of(doc: str | None, *arguments: tuple[str, dict[str, Any]]) -> argparse.Namespace:
-    """Return the parsed options of a benchmark; each has ``--json`` and ``--device``, numbers must be positive."""
+    """The parsed options of a benchmark; each has ``--json`` and ``--device``, numbers must be positive."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +72,7 @@ def write(
 def load_for(
     workload: str, device: torch.device, steps: int, *overrides: str
 ) -> tuple[Workload, TrialProtocol]:
-    """Return a shipped workload and its protocol with ``steps`` as budget and a target that is never met."""
+    """A shipped workload and its protocol with ``steps`` as budget and a target that is never met."""
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
     composed = compose_checked(arguments)
     ready, protocol = load(composed.options, composed.trained)
@@ -106,7 +106,7 @@ def train(
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Return ``least, median, most``."""
+    """``least, median, most``."""
     return ", ".join(
         f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values))
     )

@@ -156,7 +156,8 @@ def _replace_files() -> None:
             thing,
         )
 
-    torch.save, torch.load = save, load
+    torch.save = save
+    torch.load = load
 
 
 def _replace_generators_state() -> None:

@@ -97,7 +97,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
-    """Return the options, the recipe, the workload, the protocol and the batch size of a case."""
+    """The options, the recipe, the workload, the protocol and the batch size of a case."""
     from bstune.config import ADDS, compose, with_settings
     from bstune.core.records import Budget
     from bstune.trial.workload import load, resolve
@@ -127,7 +127,7 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
 
 
 def _decomposed(case: Case) -> contextlib.AbstractContextManager[Any]:
-    """Return what puts the operators of an LSTM in place of cuDNN's one, which torch's CPU build lacks."""
+    """A mode that puts the operators of an LSTM in place of cuDNN's one, which torch's CPU build lacks."""
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher() if case.workload in RECURRENT else contextlib.nullcontext()
@@ -142,7 +142,8 @@ def _train(case: Case, folder: Path) -> dict[str, Any]:
     spec = TrialSpec(0, 0, size, options.scaling.lr, None, 0)
     with _decomposed(case):
         if case.resumes:
-            half, state = replace(spec, max_steps=case.steps // 2), folder / "state"
+            half = replace(spec, max_steps=case.steps // 2)
+            state = folder / "state"
             stopped = Stopped(run_trial(workload, half, protocol, state=state), state)
             spec = replace(spec, number=1, max_steps=case.steps, resumed_from=0)
             result = run_trial(workload, spec, protocol, resume=stopped)
@@ -174,8 +175,9 @@ def _survey(case: Case) -> dict[str, Any]:
 
 
 def text(seen: dict[str, Any], operators: bool, phases: bool) -> str:
-    """Return what was seen in words."""
-    case, events = seen["case"], seen["events"]
+    """The record in words."""
+    case = seen["case"]
+    events = seen["events"]
     lines = [f"== {case['workload']} in {case['precision']}"]
     if seen["error"]:
         return "\n".join([*lines, seen["error"]])

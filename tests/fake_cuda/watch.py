@@ -100,12 +100,15 @@ LOG = Log()
 
 
 def place() -> str:
-    """Return the innermost function of bstune that is running, and those of other packages that it called."""
+    """The innermost function of bstune that is running, and those of other packages that it called."""
     import bstune
 
-    top, names, frame = str(Path(bstune.__file__).parent), [], sys._getframe(1)
+    top = str(Path(bstune.__file__).parent)
+    names = []
+    frame = sys._getframe(1)
     while frame is not None:
-        path, name = frame.f_code.co_filename, frame.f_code.co_qualname
+        path = frame.f_code.co_filename
+        name = frame.f_code.co_qualname
         if path.startswith(f"{top}/"):
             names.append(f"bstune{path.removeprefix(top)}:{name}")
             break
@@ -220,7 +223,7 @@ def watching() -> Iterator[Log]:
 
 
 def changes(steps: list[list[Operator]], first: int) -> dict[str, int]:
-    """Return what differs between consecutive steps from number ``first`` on: a captured graph would get it wrong."""
+    """The differences between consecutive steps from number ``first`` on: a captured graph would get them wrong."""
     seen: collections.Counter = collections.Counter()
     whole = steps[first:]
     for before, after in pairwise(whole):

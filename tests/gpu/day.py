@@ -131,7 +131,7 @@ class Day:
 def prepared(
     device: str, tiny: bool, name: str, *options: str
 ) -> tuple[Workload, TrialProtocol, int, float]:
-    """Return a workload, its protocol, which never ends before its budget, and its batch size and learning rate."""
+    """A workload, its protocol, which never ends before its budget, and its batch size and learning rate."""
     arguments = [
         f"+workload={name}",
         f"device={device}",
@@ -188,7 +188,8 @@ def environment(day: Day) -> None:
         },
         real_data=real_data(),
     )
-    x, launches = torch.zeros(8, device=day.device), 200 if day.tiny else 5000
+    x = torch.zeros(8, device=day.device)
+    launches = 200 if day.tiny else 5000
     for _ in range(100):
         x.add_(1.0)
     synchronize()
@@ -297,10 +298,8 @@ def sources(day: Day) -> None:
     folder.mkdir(exist_ok=True)
     data = datasets.load_cifar10(root=os.environ.get("BSTUNE_DATA", ""))
     for part, name in ((data.train, "train.pt"), (data.test, "test.pt")):
-        images, labels = (
-            torch.from_numpy(part.images).permute(0, 2, 3, 1).contiguous(),
-            torch.from_numpy(part.labels),
-        )
+        images = torch.from_numpy(part.images).permute(0, 2, 3, 1).contiguous()
+        labels = torch.from_numpy(part.labels)
         torch.save(
             {"images": images, "labels": labels, "classes": list("0123456789")}, folder / name
         )
@@ -411,7 +410,7 @@ def a_step(
     spec: TrialSpec,
     protocol: TrialProtocol,
 ) -> float:
-    """Return what a step adds to a measure: a trial's start and its evaluation are in both of two trials."""
+    """The part of a step in a measure: a trial's start and its evaluation are in both of two trials."""
     few, many = (3, 5) if day.tiny else (5, 25)
 
     def of(count: int) -> float:
@@ -423,14 +422,14 @@ def a_step(
 
 
 def operators_of(work: Callable[[], object]) -> float:
-    """Return the operators of some work."""
+    """The operators of some work."""
     with Operators() as mode:
         work()
     return mode.count
 
 
 def host_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of some work."""
+    """The CPU seconds of some work."""
     start = time.process_time()
     work()
     return time.process_time() - start
@@ -446,12 +445,12 @@ def on_device(work: Callable[[], object]) -> Iterator[tuple[int, float]]:
 
 
 def kernels(work: Callable[[], object]) -> float:
-    """Return the kernels that some work launches."""
+    """The kernels that some work launches."""
     return sum(count for count, _ in on_device(work))
 
 
 def device_seconds(work: Callable[[], object]) -> float:
-    """Return the seconds of the kernels that some work launches."""
+    """The seconds of the kernels that some work launches."""
     return sum(seconds for _, seconds in on_device(work))
 
 
@@ -589,14 +588,14 @@ SECTIONS: dict[str, tuple[Callable[[Day], None], float]] = {
 
 
 def real_data() -> bool:
-    """Return whether CIFAR-10 is at hand."""
+    """Whether CIFAR-10 is at hand."""
     return (
         Path(os.environ.get("BSTUNE_DATA", "/nowhere")) / "cifar-10-batches-bin" / "test_batch.bin"
     ).exists()
 
 
 def random_cifar(tiny: bool) -> ImageDataset:
-    """Return images of CIFAR-10's form."""
+    """Images of CIFAR-10's form."""
     draw = np.random.default_rng(0)
     sizes = (500, 100) if tiny else (50_000, 10_000)
     parts = (

@@ -20,7 +20,7 @@ VIEWS = 2  # the scripts' level of the evaluation that counts
 
 
 def timed_as(part: str, work: Callable[..., Any], spent: dict[str, float]) -> Callable[..., Any]:
-    """Return ``work`` with its seconds added to ``spent[part]``; evaluations of other levels are not the run's own."""
+    """``work`` with its seconds added to ``spent[part]``; evaluations of other levels are not the run's own."""
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("tta_level", VIEWS) != VIEWS:
