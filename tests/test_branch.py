@@ -10,7 +10,7 @@ from builders import loaded
 from learners import learner, learning_protocol, momentum, same_weights, stream, validation
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
-from toolbox import make_spec
+from toolbox import evaluated_steps, make_spec
 
 from bstune.core.branching import largest_batch
 from bstune.core.errors import ConfigError
@@ -82,7 +82,7 @@ def test_a_branch_goes_on_from_weights_optimizer_and_rate(
     )
     assert record.steps == round(100 / batch_size)
     assert record.status == "stopped"
-    assert [step for step, _ in record.history] == [record.steps]  # evaluated at the end alone
+    assert evaluated_steps(record) == [record.steps]  # evaluated at the end alone
     assert start == pytest.approx(evaluated(module))
     (used,) = trainer.optimizers
     for group in used.param_groups:

@@ -25,7 +25,14 @@ from learners import (
     train,
 )
 from lightning.pytorch import LightningDataModule
-from toolbox import EVERY_STEP, TRAINER, FakeTime, entries, make_spec
+from toolbox import (
+    EVERY_STEP,
+    TRAINER,
+    FakeTime,
+    entries,
+    evaluated_steps,
+    make_spec,
+)
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -206,10 +213,8 @@ def assert_same(continued, module, whole, reference, limits):
     )
     due = dict(whole.history)
     assert [pair for pair in continued.history if pair[0] in due] == list(whole.history)
-    assert {step for step, _ in continued.history} == due.keys() | {
-        n for n in limits if n < whole.steps
-    }
-    assert [step for step, _ in continued.history] == sorted(step for step, _ in continued.history)
+    assert set(evaluated_steps(continued)) == due.keys() | {n for n in limits if n < whole.steps}
+    assert evaluated_steps(continued) == sorted(evaluated_steps(continued))
     assert same_weights(module, reference)
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from toolbox import json_rows
 
 from tests.fake_cuda.library import environment, missing
 
@@ -42,7 +43,7 @@ def seen_in(*cases):
     ran = subprocess.run(
         command, input=lines, env=environment(), capture_output=True, text=True, check=False
     )
-    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    found = json_rows(ran.stdout)
     assert len(found) == len(cases), ran.stderr[-2000:]
     for one in found:
         assert one["error"] is None, one["error"]

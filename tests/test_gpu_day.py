@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from toolbox import column, read_rows
 
 GPU = Path(__file__).parent / "gpu"
 # What source.py uses of airbench94.py: its names, and what its main() shows at its end; seconds pass as it says.
@@ -47,7 +48,7 @@ def run(out, *options):
     command = ["bash", str(GPU / "run.sh"), str(out), "--device", "cpu", "--tiny", *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    lines = read_rows(out / "results.jsonl")
     assert [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")] == lines
     assert not [line for line in lines if "failed" in line]
     assert lines[-1]["section"] == "end"
@@ -71,8 +72,8 @@ def test_recipes_and_a_sources_script_are_timed(tmp_path):
         "resnet_cifar_fast",
         "resnet_cifar",
     ]
-    assert [line["workload"] for line in trained] == names
-    assert {line["loop"] for line in trained} == {"Lightning's: protocol.fast=off"}
+    assert column(trained, "workload") == names
+    assert set(column(trained, "loop")) == {"Lightning's: protocol.fast=off"}
     assert all(line["steps"] == 10 and 0.0 <= line["accuracy"] <= 1.0 for line in trained)
     summed = [line for line in found["workloads"] if "n" in line]
     assert [(line["workload"], line["n"]) for line in summed] == [(name, 1) for name in names]
@@ -97,12 +98,12 @@ def test_every_other_section_runs_on_a_cpu(tmp_path):
         "workers",
         "ceiling",
     )
-    assert [line["fast"] for line in found["steps"]] == ["off", "auto", "graph"]
-    assert [line["loop"] for line in found["steps"]][1:] == ["lean", "lean"]
+    assert column(found["steps"], "fast") == ["off", "auto", "graph"]
+    assert column(found["steps"], "loop")[1:] == ["lean", "lean"]
     assert len(found["loops"]) == 15
-    assert {line["error"] for line in found["loops"][:3]} == {found["loops"][0]["error"]}
+    assert set(column(found["loops"][:3], "error")) == {found["loops"][0]["error"]}
     assert all(line["a_step"]["operators_of"] > 50 for line in found["operators"])
-    assert [line["workers"] for line in found["workers"]] == [1, 2]
+    assert column(found["workers"], "workers") == [1, 2]
     (ceiling,) = found["ceiling"]
     assert ceiling["batch_size"] == 1200
     assert found["powers"][0]["rows"]

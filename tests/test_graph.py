@@ -1,7 +1,6 @@
 """Captured steps, on a CPU: the operators of a step are recorded and repeated in a CUDA graph's place."""
 
 import itertools
-import json
 import random
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from builders import loaded, options_of
 from fits import protocol_of, run
 from learners import learner, momentum, same_weights
 from test_lean_loop import LEAN
-from toolbox import make_spec
+from toolbox import column, evaluated_steps, json_rows, make_spec, metric_values
 from torch import nn
 
 from bstune.hydra_recipe import instantiate
@@ -450,12 +449,10 @@ def test_a_trial_of_any_module_is_what_it_is_under_lightnings_loop(case):
     ]
     (record, module), (reference, other) = trained
     assert record.training_loop == LOOPS.get(case, "graph")
-    assert [step for step, _ in record.history] == [step for step, _ in reference.history]
+    assert evaluated_steps(record) == evaluated_steps(reference)
     # Fused steps of weights in half precision are computed in float32.
     close = {"rel": 0.02, "abs": 0.01} if case == "bf16-true" else {"rel": 1e-5, "abs": 1e-6}
-    assert [v for _, v in record.history] == pytest.approx(
-        [v for _, v in reference.history], **close
-    )
+    assert metric_values(record) == pytest.approx(metric_values(reference), **close)
     for weight, expected in zip(learners.tensors(module), learners.tensors(other), strict=True):
         assert weight.flatten().tolist() == pytest.approx(expected.flatten().tolist(), **close)
 
@@ -494,8 +491,8 @@ def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(work
     if "nothing runs on fake CUDA tensors here" in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["workload"] for line in lines] == list(workloads)
+    lines = json_rows(done.stdout)
+    assert column(lines, "workload") == list(workloads)
     for line in lines:
         assert (line["reason"], line["asked"], line["changes"], line["replayed"]) == (
             None,
@@ -533,6 +530,4 @@ def test_a_cuda_graph_trains_as_eager_steps(monkeypatch, workload, precision):
     (result, _), (plain, _) = (trial(workload, fast, *options) for fast in ("graph", "auto"))
     assert result.training_loop == "graph"
     close = {"rel": 1e-3 if precision == "32-true" else 0.05}
-    assert [value for _, value in result.history] == pytest.approx(
-        [value for _, value in plain.history], **close
-    )
+    assert metric_values(result) == pytest.approx(metric_values(plain), **close)

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from builders import options_and_recipe
-from toolbox import make_spec
+from toolbox import column, make_spec
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
@@ -70,7 +70,7 @@ def test_beta2_follows_and_beta1_stays():
         [{"params": [parameter()]}, {"params": [parameter()], "betas": (0.8, 0.9)}], lr=0.1
     )
     follow_batch_size([optimizer, SGD([parameter()], lr=0.1)], 100, 1000.0, None)
-    assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 2**-0.1), (0.8, 2**-0.1)]
+    assert column(optimizer.param_groups, "betas") == [(0.9, 2**-0.1), (0.8, 2**-0.1)]
 
 
 def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
@@ -82,7 +82,7 @@ def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
     LambdaLR(optimizer, lambda step: 0.01)
     follow_batch_size(optimizer, 64, None, 6400.0)
     share = 1 - 2**-0.01
-    assert [g["weight_decay"] for g in optimizer.param_groups] == pytest.approx(
+    assert column(optimizer.param_groups, "weight_decay") == pytest.approx(
         [share / 0.2, 0, share / 2 / 0.1]
     )
     none = SGD([parameter()], lr=0.5)

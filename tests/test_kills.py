@@ -1,6 +1,5 @@
 """A study that is killed at any commit, sync, rename or unlink goes on with the same command as if it had not been."""
 
-import json
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from toolbox import json_rows
 
 STUDIES, KILLS = 2, 6  # 20 and 10 for the figures in benchmarks/README.md
 
@@ -22,7 +22,7 @@ def test_studies_killed_at_any_durable_step_go_on_and_mlflow_is_complete():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
-    studies = [json.loads(line) for line in done.stdout.splitlines()]
+    studies = json_rows(done.stdout)
     assert [[study[name] for name in ("kills", "equal", "mlflow")] for study in studies] == [
         [KILLS] * 3
     ] * STUDIES, studies

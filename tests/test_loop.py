@@ -23,7 +23,15 @@ from learners import (
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.profilers import SimpleProfiler
-from toolbox import EVERY_STEP, TRAINER, FakeTime, entries, make_protocol, make_spec
+from toolbox import (
+    EVERY_STEP,
+    TRAINER,
+    FakeTime,
+    entries,
+    evaluated_steps,
+    make_protocol,
+    make_spec,
+)
 from torch import nn
 
 from bstune.core.clock import TrialClock
@@ -157,9 +165,7 @@ def test_a_step_that_the_gradient_scaler_skips_does_not_count(
     assert module.weight.item() == pytest.approx(result.steps)
     assert result.history[-1] == (result.steps, metric(result.steps))
     if "evaluation_schedule" not in options:
-        assert {step for step, _ in result.history} == set(
-            range(min(1, result.steps), result.steps + 1)
-        )
+        assert set(evaluated_steps(result)) == set(range(min(1, result.steps), result.steps + 1))
     if message:
         assert len(factors) == result.steps + 50
 
@@ -427,7 +433,7 @@ def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
     )
     result = count(module)
     assert (result.status, result.steps, result.steps_low) == ("reached", 10, 7)
-    assert [step for step, _ in result.history] == [1, 4, 7, 10]
+    assert evaluated_steps(result) == [1, 4, 7, 10]
     module = Counting(never)
     logs = module.validation_step
     module.validation_step = lambda batch, batch_idx: (
@@ -626,7 +632,7 @@ def test_training_start_up_and_evaluation_are_counted_apart():
     # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation in ten steps.
     protocol = make_protocol(35, evaluation_schedule=SCHEDULE)
     result = count(module, protocol=protocol, batches=batches, clock=TrialClock(fake))
-    assert [step for step, _ in result.history] == [10, 20, 30, 35]
+    assert evaluated_steps(result) == [10, 20, 30, 35]
     assert result.train_seconds == 35 * 1.75
     assert result.eval_seconds == 10.0 + 4 * 10.0  # one of them at the start
     assert result.startup_seconds == 100.25  # with the first batch

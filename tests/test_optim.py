@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from toolbox import column
 from torch import nn
 
 from bstune.core.errors import ConfigError
@@ -258,10 +259,8 @@ def test_rates_are_factors_and_the_decay_a_step_stays_and_examples_become_steps(
         "filters": {"decay": 0.0},
     }
     groups = groups_of(network(), kinds, lr=0.4, weight_decay=5e-4)
-    assert [group["lr"] for group in groups] == pytest.approx([25.6, 0.2, 0.4, 0.4])
-    assert [group["weight_decay"] for group in groups] == pytest.approx(
-        [5e-4 / 64, 3e-3, 0.0, 5e-4]
-    )
+    assert column(groups, "lr") == pytest.approx([25.6, 0.2, 0.4, 0.4])
+    assert column(groups, "weight_decay") == pytest.approx([5e-4 / 64, 3e-3, 0.0, 5e-4])
     shrinks = [group["lr"] * group["weight_decay"] for group in groups]
     assert shrinks == pytest.approx([2e-4, 6e-4, 0.0, 2e-4])
     for examples, steps in ((147_456, 144), (1, 1), (1024, 1), (1025, 2)):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from toolbox import column
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
@@ -46,7 +47,7 @@ SCHEDULES = {
     "lambda": lambda optimizer, rate: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "step": lambda optimizer, rate: lr_scheduler.StepLR(optimizer, 7),
     "one cycle": lambda optimizer, rate: lr_scheduler.OneCycleLR(
-        optimizer, [group["lr"] for group in optimizer.param_groups], STEPS
+        optimizer, column(optimizer.param_groups, "lr"), STEPS
     ),
     "cyclic": lambda optimizer, rate: lr_scheduler.CyclicLR(
         optimizer, rate / 4, rate, 5, cycle_momentum=False
@@ -75,7 +76,7 @@ def built(name, rate, groups=1):
 def rates_over(optimizer, schedule, steps=STEPS - 1):
     rates = []
     for _ in range(steps):
-        rates.append([group["lr"] for group in optimizer.param_groups])
+        rates.append(column(optimizer.param_groups, "lr"))
         optimizer.step()
         if schedule is not None:
             schedule.step()

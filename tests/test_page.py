@@ -16,7 +16,7 @@ from builders import (
     make_plan,
     result_of,
 )
-from toolbox import make_trial
+from toolbox import column, entries, make_trial
 
 from bstune.report.charts import CURVE_POINTS
 from bstune.report.page import study_page, write_page
@@ -71,8 +71,11 @@ class Page(HTMLParser):
         inside = re.findall(
             r'<figure class="chart">.*?<script type="application/json">(.*?)</script>', whole
         )
-        self.charts = [json.loads(one) for one in inside]
-        self.names = {trace.get("name") for one in self.charts for trace in one["data"]}
+        self.charts = list(map(json.loads, inside))
+        self.traces = []
+        for chart in self.charts:
+            self.traces += chart["data"]
+        self.names = {trace.get("name") for trace in self.traces}
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
@@ -104,9 +107,10 @@ def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **
 
 
 def whole_study(**changes):
-    trials = [
-        make_trial(i, size, steps=round(60 * (1 + 100 / size))) for i, size in enumerate(SIZES)
-    ]
+    trials = []
+    for number, size in enumerate(SIZES):
+        # S*(B) of a B_crit of 100.
+        trials.append(make_trial(number, size, steps=round(60 * (1 + 100 / size))))
     trials += [make_trial(4, 64, status="stopped", steps=90, steps_low=90)]
     trials += [make_trial(5, 64, status="stopped", steps=150, steps_low=150, resumed_from=4)]
     trials += [make_trial(6, 16, lr=9.0, status="diverged", steps=3, steps_low=3)]
@@ -147,7 +151,7 @@ def test_a_whole_study_shows_all_that_is_known():
         "the square root",
     } <= found.names
     steps = found.charts[0]
-    reached = next(trace for trace in steps["data"] if trace["name"] == "reached the target")
+    reached = trace_of(steps, "reached the target")
     assert (reached["x"], reached["y"]) == ([*SIZES, 64], [435, 154, 83, 66, 170])
     assert reached["text"][4].startswith(
         "trial 7, 1 again on a fresh seed<br>B = 64, lr = 0.1<br>170 steps"
@@ -163,10 +167,18 @@ def trace_of(one, name):
     return found
 
 
+def over_steps(page):
+    """The chart of learning curves, whose x-axis is steps."""
+    for chart in page.charts:
+        if "steps" in chart["layout"]["xaxis"]["title"]["text"]:
+            return chart
+    raise LookupError("no chart over steps")
+
+
 def test_each_chart_has_a_picture_and_a_text_of_what_it_shows():
     found = Page(study_page(whole_study()))
     assert len(found.told) == len(found.charts) == len(found.drawn)
-    assert all(count > 0 for count in found.drawn), found.drawn
+    assert 0 not in found.drawn
     steps, seconds, rates, over, curves = found.told[:5]
     assert "5 trials" in steps
     assert "700 steps at batch size 16 to 80 steps at 1024" in steps
@@ -209,12 +221,10 @@ def test_the_page_has_the_rules_through_the_point_of_the_picture():
 
 @pytest.mark.parametrize(("goal", "history"), [(0.001, 0.5), (-4.0, -1.0), (0.9, 0.2)])
 def test_the_target_that_nothing_reached_lies_within_the_axis(goal, history):
-    trials = [
-        make_trial(
-            i, 2**i, status="stopped", steps=90, history=((10, history), (90, 0.9 * history))
-        )
-        for i in range(4)
-    ]
+    history = ((10, history), (90, 0.9 * history))
+    trials = []
+    for number in range(4):
+        trials.append(make_trial(number, 2**number, status="stopped", steps=90, history=history))
     study = study_of(trials, target_value=goal)
     curves = next(one for one in Page(study_page(study)).charts if "shapes" in one["layout"])
     low, high = curves["layout"]["yaxis"]["range"]
@@ -225,14 +235,12 @@ def test_the_target_that_nothing_reached_lies_within_the_axis(goal, history):
 
 def test_learning_curves_are_told_apart_by_classes_of_batch_sizes():
     trials = [make_trial(i, 2**i, steps=90) for i in range(3, 12)]
-    curves = next(
-        one
-        for one in Page(study_page(study_of(trials))).charts
-        if "steps" in one["layout"]["xaxis"]["title"]["text"]
-    )
+    curves = over_steps(Page(study_page(study_of(trials))))
     named = [trace for trace in curves["data"] if trace["showlegend"]]
-    looks = {(trace["line"]["color"], trace["line"]["dash"]) for trace in named}
-    assert len(named) == len({color for color, _ in looks}) == len({dash for _, dash in looks}) == 4
+    lines = column(named, "line")
+    # Both the colour and the dash tell a class from each other one.
+    assert len(set(column(lines, "color"))) == len(named) == 4
+    assert len(set(column(lines, "dash"))) == 4
     assert (named[0]["name"], named[-1]["name"]) == ("B = 8 to 16", "B = 512 to 2048")
     assert len(curves["data"]) == 9
 
@@ -246,13 +254,12 @@ def test_what_bounds_a_step_is_said_as_the_survey_says_it():
     derived = {**HARDWARE["derived"], "bound": "a step is memory-bound below batch size 64"}
     found = Page(study_page(replace_hardware(whole_study(), hardware_of(derived=derived))))
     assert derived["bound"] in found.texts
-    assert any(derived["bound"] in told for told in found.told)
+    assert derived["bound"] in "\n".join(found.told)
 
 
 def test_the_line_of_memory_is_the_models_between_its_ends_too():
     page = Page(study_page(whole_study()))
-    traces = [trace for drawn in page.charts for trace in drawn["data"]]
-    (line,) = [trace for trace in traces if trace.get("name") == "base + B x an example's"]
+    (line,) = (trace for trace in page.traces if trace.get("name") == "base + B x an example's")
     # As it is drawn: straight from point to point between logarithmic axes.
     drawn = np.interp(math.log(128), np.log(line["x"]), np.log(line["y"]))
     assert math.exp(drawn) == pytest.approx((1e8 + 1e4 * 128) / 2**20, rel=1e-3)
@@ -306,10 +313,8 @@ def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes,
     study = whole_study()
     whole = study_page(replace(study, result=changed(study.result, critical_batch_size=critical)))
     layout = Page(whole).charts[0]["layout"]
-    assert [one["type"] for one in layout.get("shapes", ())] == shapes
-    assert [one["text"] for one in layout.get("annotations", ())] == (
-        [] if name is None else [name]
-    )
+    assert column(layout.get("shapes", ()), "type") == shapes
+    assert column(layout.get("annotations", ()), "text") == ([] if name is None else [name])
     assert ("Shaded: the critical batch" in whole) == (said is not None)
     assert said is None or said in whole
     if shapes and critical.high is None:
@@ -332,13 +337,10 @@ def test_learning_curves_are_joined_and_thinned():
         make_trial(1, 64, resumed_from=0),
     ]
     trials += [make_trial(2, 128, steps=1999, history=history)]
-    curves = next(
-        one
-        for one in Page(study_page(study_of(trials))).charts
-        if "steps" in one["layout"]["xaxis"]["title"]["text"]
-    )
+    curves = over_steps(Page(study_page(study_of(trials))))
     assert len(curves["data"]) == 2
-    x, y = (curves["data"][1][name] for name in "xy")
+    x = curves["data"][1]["x"]
+    y = curves["data"][1]["y"]
     assert len(x) <= CURVE_POINTS + 1
     assert (x[0], x[-1], y[-1]) == (1, 1999, pytest.approx(1 / 1999, rel=1e-3))
     assert x == sorted(set(x))
@@ -420,4 +422,4 @@ def test_the_page_of_200_trials_is_small(tmp_path):
     path = tmp_path / "report.html"
     write_page(study_of(trials), path)
     assert path.stat().st_size < 5_000_000
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert entries(tmp_path) == ["report.html"]

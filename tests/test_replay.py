@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import prepared_study
-from toolbox import entries, make_spec, table_rows, write_rows
+from toolbox import entries, evaluated_steps, make_spec, table_rows, write_rows
 
 from bstune.core.errors import BstuneError, TableError
 from bstune.core.records import Target, TrialResult
@@ -199,7 +199,7 @@ def test_steps_to_target_lie_in_an_interval_that_the_history_agrees_with():
             size = round(2 ** rng.uniform(3, 8))
             lr = 10 ** rng.uniform(-3, 0)
             result = replay(table, spec(size, lr, trial), TARGET, int(rng.integers(1, 80)))
-            steps = [step for step, _ in result.history]
+            steps = evaluated_steps(result)
             assert steps == sorted(set(steps))
             hits = [step for step, value in result.history if TARGET.reached(value)]
             assert hits == ([result.steps] if result.reached else [])

@@ -1,10 +1,11 @@
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
-from toolbox import make_trial
+from toolbox import make_trial, numbers
 
 from bstune.search.observations import fresh_steps
 from bstune.search.posterior import NOISE
@@ -30,10 +31,17 @@ def again(candidate, *steps, number=None, **changes):
     """Runs of the candidate on fresh seeds: numbers 10, 11, ... of number 0's; 20, 21, ... of number 1's."""
     first = 10 * (candidate.number + 1) if number is None else number
     same = {"replicate_of": candidate.number, **changes}
-    return [
-        replace(candidate, number=i, seed=9000 + i, steps=n, **same)
-        for i, n in enumerate(steps, first)
-    ]
+    runs = []
+    for new_number, run_steps in enumerate(steps, first):
+        seed = 9000 + new_number
+        runs.append(replace(candidate, number=new_number, seed=seed, steps=run_steps, **same))
+    return runs
+
+
+def again_once(candidate, steps, number, **changes):
+    """One run of the candidate on a fresh seed."""
+    (run,) = again(candidate, steps, number=number, **changes)
+    return run
 
 
 def asked(trials, objective="time", seeds=3, max_candidates=3, predicted=SINGLE_RUNS):
@@ -87,11 +95,9 @@ def test_the_first_candidate_has_the_least_merit(trials, options, expected):
     ],
 )
 def test_replicates_follow_each_other_until_all_are_finished(statuses, due):
-    runs = [
-        run
-        for i, status in enumerate(statuses)
-        for run in again(FAST, 100, number=1 + i, status=status)
-    ]
+    runs = []
+    for number, status in enumerate(statuses, 1):
+        runs.append(again_once(FAST, 100, number, status=status))
     assert asked([FAST, *runs]) == (None if due is None else (0, due))
 
 
@@ -101,7 +107,8 @@ def test_a_fresh_run_that_was_continued_is_one_replicate():
         *again(FAST, 110, number=2, resumed_from=1),
     ]
     assert asked([FAST, *parts]) == (0, 1)
-    assert [run.number for run in find_best([FAST, *parts], {}, "time", "time", 3, 3).runs] == [2]
+    (run,) = find_best([FAST, *parts], {}, "time", "time", 3, 3).runs
+    assert run.number == 2
 
 
 @pytest.mark.parametrize(
@@ -182,7 +189,8 @@ def test_both_confirms_by_time_first_then_by_steps():
     assert asked(trials, "both", seeds=2) is None
     assert asked(trials, "both", seeds=2, max_candidates=1) is None
     found = winners(trials, {}, "both", 2, 1)
-    assert [found[merit].trial for merit in ("time", "steps")] == [FAST, FEW]
+    assert found["time"].trial == FAST
+    assert found["steps"].trial == FEW
 
 
 @pytest.mark.parametrize(
@@ -234,24 +242,23 @@ def test_what_a_run_short_of_the_target_counts_as(
     ],
 )
 def test_spread_over_fresh_runs(steps, spread):
-    runs = [
-        again(
-            FAST,
-            n or 500,
-            number=i,
-            steps_low=n - 1 if n else 500,
-            status="reached" if n else "stopped",
-        )[0]
-        for i, n in enumerate(steps, 1)
-    ]
+    runs = []
+    for number, hit in enumerate(steps, 1):
+        if hit is None:
+            run = again_once(FAST, 500, number, steps_low=500, status="stopped")
+        else:
+            run = again_once(FAST, hit, number, steps_low=hit - 1, status="reached")
+        runs.append(run)
     row = confirmed(runs)
-    found = [row.steps_median, *row.ends("steps")]
-    assert found == [None if n is None else pytest.approx(n) for n in spread]
-    assert [row.time_median, *row.ends("time")] == [
-        None if n is None else pytest.approx(0.01 * n) for n in spread
-    ]
+    in_steps = [row.steps_median, *row.ends("steps")]
+    in_seconds = [row.time_median, *row.ends("time")]
+    for expected, found, seconds in zip(spread, in_steps, in_seconds, strict=True):
+        if expected is None:
+            assert (found, seconds) == (None, None)
+        else:
+            assert (found, seconds) == pytest.approx((expected, 0.01 * expected))
     assert (row.runs, row.reached) == (len(steps), len(steps) - steps.count(None))
-    assert row.seeds == tuple(9001 + i for i in range(len(steps)))
+    assert row.seeds == tuple(range(9001, 9001 + len(steps)))
 
 
 @pytest.mark.parametrize(
@@ -272,8 +279,11 @@ def test_spread_over_fresh_runs(steps, spread):
 def test_the_interval_over_seeds_holds_the_grid_the_scatter_and_the_error_of_time(
     changes, low, high
 ):
-    runs = [again(FAST, n, number=i, steps_low=n - 21)[0] for i, n in enumerate((120, 111, 110), 1)]
-    runs[1] = replace(runs[1], steps=110)
+    runs = [
+        again_once(FAST, 120, 1, steps_low=99),
+        again_once(FAST, 110, 2, steps_low=90),
+        again_once(FAST, 110, 3, steps_low=89),
+    ]
     row = confirmed(runs, **changes)
     assert row.time_low == pytest.approx(0.01 * low, rel=2e-3)
     assert row.time_high == pytest.approx(0.01 * high, rel=2e-3)
@@ -282,7 +292,11 @@ def test_the_interval_over_seeds_holds_the_grid_the_scatter_and_the_error_of_tim
 
 
 def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():
-    runs = [again(FAST, 36, number=i, steps_low=low)[0] for i, low in enumerate((0, 0, 30))]
+    runs = [
+        again_once(FAST, 36, 0, steps_low=0),
+        again_once(FAST, 36, 1, steps_low=0),
+        again_once(FAST, 36, 2, steps_low=30),
+    ]
     row = confirmed(runs)
     assert row.untold == 2
     assert row.steps_low == pytest.approx(1.0)
@@ -302,27 +316,32 @@ def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():
 )
 def test_a_point_that_was_twice_seen_better_runs_on_fresh_seeds(seen, histories, due):
     confirmed_runs = again(FAST, 110, 111, 109)
-    there = [
-        trial(i, steps, 256, history=((steps, float(history)),))
-        for i, (steps, history) in enumerate(zip(seen, histories, strict=True), 1)
-    ]
+    there = []
     # So many that what is asked is the next candidate.
-    predicted = {FAST.number: 110.0, **{one.number: 130.0 for one in there}}
+    predicted = {FAST.number: 110.0}
+    for number, (steps, history) in enumerate(zip(seen, histories, strict=True), 1):
+        there.append(trial(number, steps, 256, history=((steps, float(history)),)))
+        predicted[number] = 130.0
     found = asked([FAST, *there, *confirmed_runs], predicted=predicted)
     assert (None if found is None else found[0]) == due
 
 
 def test_candidates_are_the_best_single_runs_and_all_that_ran_again():
-    trials = [trial(i, 100 + i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
-    steep = [trial(i, 200 - i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
+    trials = []
+    steep = []
+    for number in range(12):
+        size = 64 * 2**number
+        tau = 0.01 * 2**number
+        trials.append(trial(number, 100 + number, size, tau=tau))
+        steep.append(trial(number, 200 - number, size, tau=tau))
     cases = [
         ([], []),
         (trials, [*range(8)]),
         (trials + again(trials[9], 100), [*range(8), 9]),
         (steep, [*range(12)]),
     ]
-    for some, numbers in cases:
-        assert sorted(one.number for one in candidates(some)) == numbers
+    for some, expected in cases:
+        assert sorted(numbers(candidates(some))) == expected
 
 
 def test_the_order_of_the_trials_does_not_matter():
@@ -348,9 +367,9 @@ def test_the_order_of_the_trials_does_not_matter():
 def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reaches_it(fresh, wins):
     unsure = trial(0, 50)
     sure = trial(1, 300, 256)
-    runs = [
-        again(unsure, n, number=10 + i, status=status)[0] for i, (n, status) in enumerate(fresh)
-    ]
+    runs = []
+    for number, (steps, status) in enumerate(fresh, 10):
+        runs.append(again_once(unsure, steps, number, status=status))
     trials = [unsure, sure, *runs]
     assert asked(trials) == (None if wins else (1, 0))
     trials += again(sure, 310, 320, 330)
@@ -361,7 +380,7 @@ def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reach
     )
 
 
-LAW = [(size, rate) for size in (32, 64, 128, 256, 512) for rate in (0.25, 0.7)]
+LAW = tuple(product((32, 64, 128, 256, 512), (0.25, 0.7)))
 
 
 def steps_of(batch_size, lr):
@@ -394,9 +413,8 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
     assert 1.4 * lucky.steps < steps[slow] < 0.97 * steps_of(*LAW[slow]), (
         "between its own and what is around"
     )
-    slower, loose = (
-        [*trials, *again(lucky, *fresh, number=20)] for fresh in ((440, 445, 450), (220, 445, 900))
-    )
+    slower = [*trials, *again(lucky, 440, 445, 450, number=20)]
+    loose = [*trials, *again(lucky, 220, 445, 900, number=20)]
     (less, after) = predicted(seen(slower))
     (more, _) = predicted(seen(loose))
     assert after[slow] == after[20], "one place"
@@ -427,9 +445,10 @@ def test_the_horizon_of_a_winner_is_that_of_its_fresh_runs_else_the_predicted_on
 def test_a_horizon_that_most_fresh_runs_missed_the_target_with_is_not_advised(
     own, fresh, reached, advised
 ):
-    runs = tuple(
-        replace(trial(1 + i, horizon=fresh, replicate_of=0), status="reached" if met else "stopped")
-        for i, met in enumerate(reached)
-    )
+    runs = []
+    for number, met in enumerate(reached, 1):
+        status = "reached" if met else "stopped"
+        runs.append(trial(number, horizon=fresh, replicate_of=0, status=status))
+    runs = tuple(runs)
     winner = Winner(trial(0, horizon=own), 100.0, runs, predicted_horizon=fresh)
     assert winner.advised_horizon == advised

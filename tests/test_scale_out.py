@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from synthetic import Law, synthetic_table
+from toolbox import column
 
 from bstune.core.curve import CurveBand
 from bstune.study.analysis.scale_out import (
@@ -177,7 +178,7 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
         return CurveBand(*[np.array([LAW.frontier(size) for size in sizes])] * 4)
 
     for name, waits in (("ideal", {}), ("with_all_reduce", WAIT)):
-        assert [row["devices"] for row in found[name]] == DEVICES
+        assert column(found[name], "devices") == DEVICES
         seconds = dict.fromkeys(DEVICES, 0.0) | waits
         truth = plan(band, LAW.tau, LAW.best_lr, DEVICES, range(8, 4097), seconds.__getitem__)
         for row, true in zip(found[name], truth, strict=True):

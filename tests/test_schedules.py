@@ -7,7 +7,7 @@ import pytest
 import torch
 from builders import options_and_recipe, options_of
 from learners import factors
-from toolbox import make_spec
+from toolbox import column, make_spec
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -133,7 +133,7 @@ def test_each_group_keeps_its_own_rate_and_its_own_end(name):
         [{"params": [torch.nn.Parameter(torch.zeros(1))], **group} for group in groups], lr=1.0
     )
     schedule = SCHEDULES[name](own)
-    assert schedule.base_lrs == [group["lr"] for group in groups]
+    assert schedule.base_lrs == column(groups, "lr")
     for t, (factor, used) in enumerate(
         zip(rates(SCHEDULES[name], 8), factors(schedule, 8), strict=True)
     ):

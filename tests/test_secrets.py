@@ -17,7 +17,7 @@ from urllib.parse import quote, quote_plus, unquote
 import pytest
 import yaml
 from sqlalchemy.engine import URL
-from toolbox import table_rows, write_rows
+from toolbox import column, contents, read_rows, table_rows, write_rows
 
 from bstune.config import secret_option
 from bstune.report.html import json_script
@@ -184,8 +184,8 @@ def test_a_list_of_two_words_is_no_header():
 
 
 def test_nothing_that_ships_is_called_a_secret():
-    folders = [Path(__file__).parents[1] / name for name in ("conf", "sweeps")]
-    files = [path for folder in folders for path in folder.rglob("*.yaml")]
+    root = Path(__file__).parents[1]
+    files = [*(root / "conf").rglob("*.yaml"), *(root / "sweeps").rglob("*.yaml")]
     assert len(files) > 30
     for path in files:
         text = path.read_text()
@@ -195,7 +195,8 @@ def test_nothing_that_ships_is_called_a_secret():
 
 def test_every_key_of_a_secret_has_a_hint():
     words = secrets._PASSWORDS | secrets._CREDENTIALS | {"key", "bearer", "basic"}
-    assert [word for word in words if not any(hint in word for hint in secrets._HINTS)] == []
+    for word in words:
+        assert any(hint in word for hint in secrets._HINTS), word
 
 
 def test_secrets_lie_in_lists_pairs_and_named_values():
@@ -434,10 +435,10 @@ def test_a_study_continues_whose_settings_hold_such_a_secret():
 
 
 def test_ten_megabytes_take_about_a_second():
-    remember(
-        {"tokens": 1, "a": [{"token": f"{WORD}-{i}"} for i in range(20)], "password": "two words"}
-    )
-    record = json.dumps({"number": 1, "history": [[i, i / 7] for i in range(100)], "message": None})
+    tokens = [{"token": f"{WORD}-{i}"} for i in range(20)]
+    remember({"tokens": 1, "a": tokens, "password": "two words"})
+    history = [[i, i / 7] for i in range(100)]
+    record = json.dumps({"number": 1, "history": history, "message": None})
     text = f"{record}\n" * (10_000_000 // len(record))
     start = time.process_time()
     assert without_known(text) == text
@@ -492,7 +493,8 @@ def test_secrets_of_the_command_line_are_found(argument, option):
     ],
 )
 def test_a_password_on_the_command_line_is_refused(bstune, tmp_path, command):
-    status, out, err = bstune(*(one.format(WORD) for one in command))
+    arguments = [argument.format(WORD) for argument in command]
+    status, out, err = bstune(*arguments)
     assert status == 2
     assert out == ""
     assert "${oc.env:" in err
@@ -567,17 +569,19 @@ REPLAY += ("workload.name=replay", "search.replicates=0", "search.objective=step
 
 def leaks(planted: dict[str, str], folder: Path, *printed: str) -> list[str]:
     """The places where a planted secret stands, as it was given, decoded, encoded or escaped."""
-    places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    places |= {f"printed: {text}": text.encode() for text in printed}
+    places = contents(folder)
+    for text in printed:
+        places[f"printed: {text}"] = text.encode()
     found = []
     for name, secret in planted.items():
         forms = {secret, unquote(secret), base64.b64encode(secret.encode()).decode()}
-        forms |= {
-            form for one in (secret, unquote(secret)) for form in (quote(one, ""), quote_plus(one))
-        }
+        for form in (secret, unquote(secret)):
+            forms |= {quote(form, ""), quote_plus(form)}
         forms |= {repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret)}
         for place, content in places.items():
-            found += [f"{name}: {form} in {place}" for form in forms if form.encode() in content]
+            for form in forms:
+                if form.encode() in content:
+                    found.append(f"{name}: {form} in {place}")
     return found
 
 
@@ -592,9 +596,8 @@ def run(bstune, tmp_path, caplog, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("TRACKING", f"http://me:{PASSWORDS['mlflow']}@127.0.0.1:9")
 
     def searched(*arguments: str) -> tuple[object, str, str]:
-        arguments = tuple(
-            one.replace("--config-dir=conf", f"--config-dir={folder}") for one in arguments
-        )
+        given = f"--config-dir={folder}"
+        arguments = [one.replace("--config-dir=conf", given) for one in arguments]
         status, out, err = bstune(*arguments)
         assert leaks(PASSWORDS, tmp_path, out, err, caplog.text) == []
         return status, out, err
@@ -746,7 +749,9 @@ NAMES = (
     "MLFLOW_TRACKING_TOKEN"
 )
 # Places, each with a value of its own.
-PLANTED = {name: f"{name[:3]}-{i}zQ/{i * 7919}+x" for i, name in enumerate(NAMES.split())}
+PLANTED = {}
+for i, name in enumerate(NAMES.split()):
+    PLANTED[name] = f"{name[:3]}-{i}zQ/{i * 7919}+x"
 
 
 @pytest.mark.soak
@@ -828,14 +833,12 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
     (printed,) = output
     assert process.wait() == 0, printed
     folder = study / "outputs" / "digits"
-    messages = [
-        json.loads(line)["message"] for line in (folder / "trials.jsonl").read_text().splitlines()
-    ]
+    messages = str(column(read_rows(folder / "trials.jsonl"), "message"))
     for said in ("LookupError: no such thing", "OSError: cannot read with ***", "KeyError"):
-        assert [one for one in messages if one and said in one], messages
+        assert said in messages
     for said in ("logs in with ***", "ValueError: ***", "sends ***", "RuntimeError: ***"):
         assert said in printed, printed
-    names = {path.name for path in study.rglob("*") if path.is_file()}
+    names = {path.name for path in contents(study)}
     assert {
         "bstune.db",
         "mlflow.db",

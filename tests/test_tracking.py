@@ -27,7 +27,7 @@ from builders import changed, hand_critical, make_confirmed, make_curve, options
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from toolbox import FakeTime, entries, make_result, make_trial
+from toolbox import FakeTime, column, entries, make_result, make_trial
 
 from bstune.config import mlflow_options
 from bstune.core.noise_scale import moving_estimate
@@ -110,7 +110,7 @@ def created(tmp_path_factory):
     printed = io.StringIO()
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
         opened(f"sqlite:///{path}")
-    return path, printed.getvalue(), [entry.name for entry in path.parent.iterdir()]
+    return path, printed.getvalue(), entries(path.parent)
 
 
 @pytest.fixture
@@ -134,10 +134,17 @@ def runs(uri: str, kind: str, study: str = STUDY, view: int = ViewType.ACTIVE_ON
 
 
 def points(uri: str, run: Run, key: str) -> list[tuple[int, float]]:
-    return [
-        (metric.step, metric.value)
-        for metric in MlflowClient(uri).get_metric_history(run.info.run_id, key)
-    ]
+    measured = MlflowClient(uri).get_metric_history(run.info.run_id, key)
+    return [(metric.step, metric.value) for metric in measured]
+
+
+def tags_of(found: list[Run], name: str) -> list[str]:
+    return [run.data.tags[name] for run in found]
+
+
+def ends_of(found: list[Run]) -> list[str]:
+    """How each run ended, in MLflow's words."""
+    return [run.info.status for run in found]
 
 
 def parent_of(uri: str, study: str = STUDY) -> Run:
@@ -309,9 +316,10 @@ def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_pa
     code = f"import bstune.tracking.database as t; t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
     for size in (1, 400_000):
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-        while process.poll() is None and not any(
-            path.stat().st_size >= size for path in tmp_path.glob(".mlflow.db.*.partial")
-        ):
+        while process.poll() is None:
+            partial = next(tmp_path.glob(".mlflow.db.*.partial"), None)
+            if partial is not None and partial.stat().st_size >= size:
+                break
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -9
@@ -418,18 +426,20 @@ def test_trial_is_readable_back(uri, monkeypatch):
 
 
 def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
-    measured = tuple((32 * i, 1.0 + 0.1 * (-1) ** i, 100.0 * (1 + i // 70)) for i in range(1, 81))
+    measured = []
+    for i in range(1, 81):
+        # The trace doubles at the 70th measurement: the estimate has to move.
+        measured.append((32 * i, 1.0 + 0.1 * (-1) ** i, 100.0 * (1 + i // 70)))
+    measured = tuple(measured)
     opened(uri).send_trial(trial(0, noise_scale=measured))
     (child,) = runs(uri, "trial")
     for end in ("", "_low", "_high"):
-        estimates = [
-            getattr(moving_estimate(measured[:n]), end[1:] or "noise_scale") for n in range(1, 81)
-        ]
-        sent = [
-            (step, pytest.approx(x))
-            for (step, _, _), x in zip(measured, estimates, strict=True)
-            if x is not None
-        ]
+        name = end[1:] or "noise_scale"
+        sent = []
+        for count_, (step, _, _) in enumerate(measured, 1):
+            value = getattr(moving_estimate(measured[:count_]), name)
+            if value is not None:
+                sent.append((step, pytest.approx(value)))
         assert 3 < len(sent) < 80  # it is undetermined at first
         assert points(uri, child, f"noise_scale{end}") == sent
 
@@ -445,8 +455,8 @@ def test_status_and_relations_of_trials(uri):
         tracking.send_trial(trial(number, **change))
     children = runs(uri, "trial")
     assert [run.data.params.get("replicate_of") for run in children] == [None, None, "2"]
-    assert [run.info.status for run in children] == ["FAILED", "FINISHED", "FINISHED"]
-    assert [run.data.tags["bstune.status"] for run in children] == ["failed", "stopped", "reached"]
+    assert ends_of(children) == ["FAILED", "FINISHED", "FINISHED"]
+    assert tags_of(children, "bstune.status") == ["failed", "stopped", "reached"]
     assert [len(run.data.tags.get("bstune.message", "")) for run in children] == [5000, 0, 0]
     for name in ("steps_to_target", "time_to_target"):
         assert [name in run.data.metrics for run in children] == [False, False, True]
@@ -516,8 +526,9 @@ def test_a_continuation_that_failed_has_a_run_of_its_own(uri):
     tracking = opened(uri)
     for one in (first, replace(again, status="failed"), replace(last, resumed_from=0)):
         tracking.send_trial(one)
-    assert [run.data.tags["bstune.trials"] for run in runs(uri, "trial")] == ["0 2", "1"]
-    assert [run.info.status for run in runs(uri, "trial")] == ["FINISHED", "FAILED"]
+    found = runs(uri, "trial")
+    assert tags_of(found, "bstune.trials") == ["0 2", "1"]
+    assert ends_of(found) == ["FINISHED", "FAILED"]
 
 
 @pytest.mark.parametrize("method", ["log_batch", "set_terminated", "set_tag"])
@@ -557,16 +568,14 @@ def test_next_run_sends_what_is_missing(uri):
     for number in (0, 1, 2):
         second.send_trial(trial(number))
     assert second.sent == {0, 1, 2}
-    assert [run.data.tags["bstune.trials"] for run in runs(uri, "trial", view=ViewType.ALL)] == [
-        "0",
-        "1",
-        "2",
-    ]
+    sent = runs(uri, "trial", view=ViewType.ALL)
+    assert tags_of(sent, "bstune.trials") == ["0", "1", "2"]
     assert len(runs(uri, "study", view=ViewType.ALL)) == 1
     other = opened(uri, "other")  # studies do not mix
     assert other.sent == set()
     other.send_trial(trial(0))
-    assert [len(runs(uri, "trial", study)) for study in (STUDY, "other")] == [3, 1]
+    assert len(runs(uri, "trial", STUDY)) == 3
+    assert len(runs(uri, "trial", "other")) == 1
 
 
 @pytest.mark.parametrize("method", ["create_run", "log_batch", "set_terminated"])
@@ -644,7 +653,7 @@ def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
     tracking.send_trial(trial(0))
     assert len(runs(uri, "trial")) == 2
     finish(tracking)
-    assert [run.info.status for run in runs(uri, "trial")] == ["FINISHED"]
+    assert ends_of(runs(uri, "trial")) == ["FINISHED"]
 
 
 FRESH = make_confirmed(2, time_low=0.9, time_high=None, steps_low=90.0, steps_high=None)
@@ -662,7 +671,7 @@ SUMMARY = changed(
     critical_batch_size=hand_critical(181.5, 90.0, None),
     gain=GAIN,
     test={"best_by_time": {"test/error": 0.1, "other": 2.0}},
-    points=tuple(curve_point(trial) for trial in POINTS),
+    points=tuple(map(curve_point, POINTS)),
     curve=make_curve((32.0, 64.4), (990.0, 600.0), seconds_per_step=(0.5, 0.7)),
 )
 UNREACHED = result_of([])
@@ -687,9 +696,10 @@ def test_results_are_metrics_of_the_study(uri):
     assert points(uri, parent, "curve/steps_to_target_fit") == [(32, 990.0), (64, 600.0)]
     assert points(uri, parent, "curve/time_to_target_fit") == [(32, 495.0), (64, 420.0)]
     assert points(uri, parent, "curve/examples_to_target_fit") == [(32, 31680.0), (64, 38400.0)]
-    others = {
-        name: value for name, value in parent.data.metrics.items() if not name.startswith("curve/")
-    }
+    others = dict(parent.data.metrics)
+    for name in parent.data.metrics:
+        if name.startswith("curve/"):
+            del others[name]
     assert others == {
         "gain/ratio": 2.4,
         "gain/low": 1.7,
@@ -706,9 +716,8 @@ def test_results_are_metrics_of_the_study(uri):
         "test/other": 2.0,
     }
     assert parent.info.status == "FINISHED"
-    assert [file.path for file in MlflowClient(uri).list_artifacts(parent.info.run_id)] == [
-        "test_tracking.py"
-    ]
+    (file,) = MlflowClient(uri).list_artifacts(parent.info.run_id)
+    assert file.path == "test_tracking.py"
 
 
 def test_a_gain_that_is_the_least_it_can_be_has_no_interval(uri):
@@ -747,7 +756,8 @@ def linked(markdown: str) -> list[str]:
 
 def test_an_experiment_links_to_its_pages_of_runs_unless_someone_described_it(uri):
     client = MlflowClient(uri)
-    studies, trials = (client.get_experiment_by_name(name) for name in EXPERIMENTS.values())
+    studies = client.get_experiment_by_name(EXPERIMENTS["study"])
+    trials = client.get_experiment_by_name(EXPERIMENTS["trial"])
     written = studies.tags["mlflow.note.content"]
     assert trials.tags["mlflow.note.content"] == written
     pages = linked(written)
@@ -774,9 +784,12 @@ def test_the_columns_of_a_saved_view_are_what_runs_have(uri, kind):
     assert state["searchFilter"] == f"tags.`bstune.kind` = '{kind}'"
     (run,) = runs(uri, kind)
     fields = {"metrics": run.data.metrics, "params": run.data.params, "tags": run.data.tags}
-    columns = [column.split("`")[:2] for column in state["selectedColumns"]]
-    columns = [(field.rstrip("."), name) for field, name in columns]
-    missing = {name for field, name in columns if name not in fields.get(field, [name])}
+    missing = set()
+    for shown in state["selectedColumns"]:
+        field, name = shown.split("`")[:2]
+        of_run = fields.get(field.rstrip("."))
+        if of_run is not None and name not in of_run:
+            missing.add(name)
     # The interval is open at these ends, in this study.
     assert (
         missing
@@ -797,11 +810,13 @@ def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
     assert len(experiment.tags[VIEW]) < 20_000
     state = view_state(uri, "study")
     charts = state["compareRunCharts"]
-    lines = [chart for chart in charts if chart["type"] == "LINE"]
-    assert {(chart["xAxisScaleType"], chart["scaleType"]) for chart in lines} == {("log", "log")}
-    sections = {section["uuid"] for section in state["compareRunSections"]}
-    assert {chart["metricSectionId"] for chart in charts} == sections
-    assert len({chart["uuid"] for chart in charts}) == len(charts)
+    for chart in charts:
+        if chart["type"] == "LINE":
+            assert (chart["xAxisScaleType"], chart["scaleType"]) == ("log", "log")
+    assert "LINE" in column(charts, "type")
+    sections = column(state["compareRunSections"], "uuid")
+    assert set(column(charts, "metricSectionId")) == set(sections)
+    assert len(set(column(charts, "uuid"))) == len(charts)
     client.set_experiment_tag(experiment.experiment_id, VIEW, "somebody's own")
     opened(uri)
     assert client.get_experiment_by_name("bstune").tags[VIEW] == "somebody's own"
@@ -812,12 +827,16 @@ def test_the_saved_view_shows_the_winner_first_and_has_a_chart_or_none_for_each_
     finish(tracking)
     state = view_state(uri, "study")
     winner = ["best/batch_size", "best/lr", "best/seconds", "gain/ratio", "gain/low", "gain/high"]
-    winner += [f"critical_batch_size/{name}" for name in ("value", "low", "high")]
+    winner += [
+        "critical_batch_size/value",
+        "critical_batch_size/low",
+        "critical_batch_size/high",
+    ]
     assert state["selectedColumns"][:9] == [f"metrics.`{name}`" for name in winner]
     # MLflow adds a chart of its own for a metric that is no chart's key.
-    charted = {chart["metricKey"] for chart in state["compareRunCharts"]}
-    sent = {name for name in parent_of(uri).data.metrics if not name.startswith("test/")}
-    assert sent <= charted
+    charted = column(state["compareRunCharts"], "metricKey")
+    for name in parent_of(uri).data.metrics:
+        assert name in charted or name.startswith("test/")
 
 
 def colour_of(uri: str, study: str) -> str:
@@ -828,7 +847,8 @@ def test_each_study_has_a_colour_of_its_own_which_a_user_may_change(uri):
     names = [f"study-{i}" for i in range(len(PALETTE) - 1)]
     for name in names:
         opened(uri, name)
-    given = [colour_of(uri, name) for name in (STUDY, *names)]
+    given = [colour_of(uri, STUDY)]
+    given += [colour_of(uri, name) for name in names]
     assert given == list(PALETTE)
     MlflowClient(uri).set_tag(parent_of(uri, names[0]).info.run_id, "mlflow.runColor", "#123456")
     again = opened(uri, names[0])
@@ -840,17 +860,18 @@ def test_each_study_has_a_colour_of_its_own_which_a_user_may_change(uri):
     # Its first colour is free again; after that they repeat, the one that was given first first.
     opened(uri, "free")
     opened(uri, "repeats")
-    assert [colour_of(uri, name) for name in ("free", "repeats")] == [PALETTE[1], PALETTE[0]]
+    assert colour_of(uri, "free") == PALETTE[1]
+    assert colour_of(uri, "repeats") == PALETTE[0]
 
 
 def test_studies_that_begin_at_one_moment_part_their_colours_when_they_end(uri, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Tracking, "_other_studies", lambda _: [])
-        trackings = [opened(uri, name) for name in ("first", "second")]
+        trackings = (opened(uri, "first"), opened(uri, "second"))
     for tracking in trackings:
         finish(tracking)
-    colours = [colour_of(uri, name) for name in (STUDY, "first", "second")]
-    assert len({*colours}) == 3
+    colours = {colour_of(uri, STUDY), colour_of(uri, "first"), colour_of(uri, "second")}
+    assert len(colours) == 3
 
 
 # Machado, Oliveira and Fernandes 2009, severity 1, for linear RGB.
@@ -889,8 +910,8 @@ def test_colours_are_told_apart(seen):
         encoded = np.array([*bytes.fromhex(name.removeprefix("#"))]) / 255
         linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
         colours.append(lab(COLOUR_BLINDNESS[seen] @ linear))
-    distances = [math.dist(*pair) for pair in combinations(colours, 2)]
-    assert min(distances) > 13.5
+    for colour, other in combinations(colours, 2):
+        assert math.dist(colour, other) > 13.5
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):
@@ -908,9 +929,8 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     assert new.info.run_id != old.info.run_id
     assert new.data.params == {**old.data.params, "trials": "2"}
     assert new.data.tags["bstune.result_trials"] == "2"
-    assert [run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")] == [
-        new.info.run_id
-    ] * 2
+    parents = tags_of(runs(uri, "trial"), "mlflow.parentRunId")
+    assert parents == [new.info.run_id] * 2
     assert len(points(uri, new, "curve/steps_to_target")) == 2
     finish(opened(uri))
     assert parent_of(uri).info.run_id == new.info.run_id
@@ -920,9 +940,15 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
 CUTS = [
     ("log_artifact", 0),
     ("set_tag", 3),
-    *(("set_tag", calls) for calls in (0, 1, 2)),
-]  # not all children moved
-CUTS += [(method, 0) for method in ("log_batch", "set_terminated", "create_run", "delete_run")]
+    # At these not all children have moved.
+    ("set_tag", 0),
+    ("set_tag", 1),
+    ("set_tag", 2),
+    ("log_batch", 0),
+    ("set_terminated", 0),
+    ("create_run", 0),
+    ("delete_run", 0),
+]
 
 
 @pytest.mark.parametrize(
@@ -941,9 +967,8 @@ def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monke
     parent = parent_of(uri)
     assert len(points(uri, parent, "curve/steps_to_target")) == 2
     assert parent.data.tags["bstune.result_trials"] == "2"
-    assert {run.data.tags["mlflow.parentRunId"] for run in runs(uri, "trial")} == {
-        parent.info.run_id
-    }
+    parents = tags_of(runs(uri, "trial"), "mlflow.parentRunId")
+    assert set(parents) == {parent.info.run_id}
 
 
 @pytest.mark.parametrize(
@@ -980,7 +1005,8 @@ def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd
         lock.execute("BEGIN EXCLUSIVE")
         tracking.send_trial(trial(0))
         tracking.send_trial(trial(1))
-    assert ["no answer within 0.05 s" in message for message in caplog.messages] == [True]
+    (message,) = caplog.messages
+    assert "no answer within 0.05 s" in message
     assert capfd.readouterr() == ("", "")
 
 
@@ -1079,11 +1105,11 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
             small_study(target)
         parent = parent_of(target, "slow")
         children = runs(target, "trial", "slow")
-        assert [(run.data.tags["bstune.trials"], run.info.status) for run in children] == [
-            (n, "FINISHED") for n in "01"
-        ]
-        assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in children)
-        assert [points(target, run, "val/error") for run in children] == [HISTORY, HISTORY]
+        assert tags_of(children, "bstune.trials") == ["0", "1"]
+        assert ends_of(children) == ["FINISHED"] * 2
+        for child in children:
+            assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+            assert points(target, child, "val/error") == HISTORY
         assert (parent.data.tags["bstune.result_trials"], parent.info.status) == ("2", "FINISHED")
         assert len(points(target, parent, "curve/steps_to_target")) == 2
     assert slow_at > 15

@@ -74,6 +74,11 @@ def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The content of each file below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 RESULT = TrialResult(
     number=0,
     trial_index=0,
@@ -134,6 +139,41 @@ def write_rows(path: Path, rows: Iterable[object]) -> Path:
         "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
     )
     return path
+
+
+def json_rows(text: str) -> list[Any]:
+    """The values of a text of JSON lines."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def read_rows(path: Path) -> list[Any]:
+    """The values of a file of JSON lines."""
+    return json_rows(path.read_text())
+
+
+def column(rows: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
+    """The value under a name in each row."""
+    return [row[name] for row in rows]
+
+
+def evaluated_steps(trial: TrialResult) -> list[int]:
+    """The steps at which a trial was evaluated."""
+    return [step for step, _ in trial.history]
+
+
+def metric_values(trial: TrialResult) -> list[float]:
+    """The metric at each evaluation of a trial."""
+    return [value for _, value in trial.history]
+
+
+def statuses(trials: Iterable[TrialResult]) -> list[str]:
+    """The status of each trial."""
+    return [trial.status for trial in trials]
+
+
+def numbers(trials: Iterable[Any]) -> list[int]:
+    """The number of each trial, or of each observation of one."""
+    return [trial.number for trial in trials]
 
 
 def trials_of(study: Path) -> list[TrialResult]:
