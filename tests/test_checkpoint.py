@@ -32,6 +32,7 @@ from toolbox import (
     entries,
     evaluated_steps,
     make_spec,
+    measured_steps,
 )
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -212,9 +213,12 @@ def assert_same(continued, module, whole, reference, limits):
         whole.examples,
     )
     due = dict(whole.history)
-    assert [pair for pair in continued.history if pair[0] in due] == list(whole.history)
-    assert set(evaluated_steps(continued)) == due.keys() | {n for n in limits if n < whole.steps}
-    assert evaluated_steps(continued) == sorted(evaluated_steps(continued))
+    at_due = [pair for pair in continued.history if pair[0] in due]
+    assert at_due == list(whole.history)
+    steps = evaluated_steps(continued)
+    stopped_at = {step for step in limits if step < whole.steps}
+    assert set(steps) == due.keys() | stopped_at
+    assert steps == sorted(steps)
     assert same_weights(module, reference)
 
 
@@ -294,16 +298,17 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, 
     assert [record.steps for record in records] == [*limits, STEPS]
     assert [record.resumed_from for record in records] == [None, *range(len(limits))]
     assert_same(records[-1], module, whole, reference, limits)
-    assert all(record.history[-1][0] == record.steps == record.steps_low for record in records)
+    for record in records:
+        assert record.history[-1][0] == record.steps == record.steps_low
     assert records[-1].noise_scale == whole.noise_scale
     if every and case != "scaler":  # Lightning counts skipped steps too
-        assert [step for step, _, _ in whole.noise_scale] == list(range(5, STEPS + 1, 5))
+        assert measured_steps(whole.noise_scale) == list(range(5, STEPS + 1, 5))
         assert [len(record.noise_scale) for record in records] == [0, 0, 4, 6, 11, 12]
 
 
 def test_a_state_without_measurements_is_taken_up(stopped):
     going_on, _ = resume(stopped, learning_protocol(noise_scale_every=5))
-    assert [step for step, _, _ in going_on.noise_scale] == list(range(25, STEPS + 1, 5))
+    assert measured_steps(going_on.noise_scale) == list(range(25, STEPS + 1, 5))
 
 
 @pytest.mark.parametrize("limits", [(37,), (3, 4, 5, 33, 34, 35, 42, 43)])
@@ -321,7 +326,8 @@ def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_
     assert_same(records[-1], module, whole, reference, limits)
     assert (records[-1].status, records[-1].steps_low) == ("reached", whole.steps_low)
     saved = torch.load(path, weights_only=True)["state_dict"].values()
-    assert all(torch.equal(a, b) for a, b in zip(saved, tensors(reference), strict=True))
+    for tensor, expected in zip(saved, tensors(reference), strict=True):
+        assert torch.equal(tensor, expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -443,12 +449,10 @@ def test_only_batches_that_know_their_place_can_be_stopped(tmp_path):
 def test_evaluations_do_not_change_the_training():
     """However often it evaluates, and whatever random numbers that takes."""
     options = {"build": partial(learner, layers=[dropout]), "evaluated": shuffled_validation}
-    schedules = (SCHEDULE, EvaluationSchedule(9, 1, 1, 1.5))
-    modules = [
-        train(SPEC, learning_protocol(evaluation_schedule=schedule), **options)[1]
-        for schedule in schedules
-    ]
-    assert same_weights(*modules)
+    sparse = EvaluationSchedule(9, 1, 1, 1.5)
+    _, module = train(SPEC, learning_protocol(evaluation_schedule=SCHEDULE), **options)
+    _, other = train(SPEC, learning_protocol(evaluation_schedule=sparse), **options)
+    assert same_weights(module, other)
 
 
 # The record
@@ -485,24 +489,24 @@ def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
         tmp_path, (30, 40), protocol=partial(learning_protocol, 41), build=build, clock=clock
     )
     first, second, third = records
-    assert [(r.steps, r.examples) for r in records] == [(30, 240), (40, 320), (41, 328)]
-    evaluations = [len(first.history), len(second.history) - len(first.history), 1]
-    assert [r.eval_seconds for r in records] == [
-        10.0 * (evaluations[0] + 1),
-        10.0 * evaluations[1],
-        10.0,
-    ]
-    assert [r.train_seconds for r in records] == [100.0 + 28.0, 100.0 + 8.0, 50.0]
-    assert [r.startup_seconds for r in records] == [100.0] * 3
-    assert all(
-        r.wall_seconds == r.train_seconds + r.eval_seconds + r.startup_seconds + 7.0
-        for r in records
-    )
-    assert [r.seconds_per_step for r in records] == [
-        1.0,
-        1.0,
-        50.0,
-    ]  # a trial of one step has nothing else
+    assert (first.steps, second.steps, third.steps) == (30, 40, 41)
+    assert (first.examples, second.examples, third.examples) == (240, 320, 328)
+    in_first = len(first.history)
+    in_second = len(second.history) - in_first
+    assert first.eval_seconds == 10.0 * (in_first + 1)
+    assert second.eval_seconds == 10.0 * in_second
+    assert third.eval_seconds == 10.0
+    assert first.train_seconds == 100.0 + 28.0
+    assert second.train_seconds == 100.0 + 8.0
+    assert third.train_seconds == 50.0
+    for record in records:
+        assert record.startup_seconds == 100.0
+        took = record.train_seconds + record.eval_seconds + record.startup_seconds
+        # Seven more seconds are those of the checkpoint.
+        assert record.wall_seconds == took + 7.0
+    # A trial of one step has nothing but that step, which is slow.
+    assert (first.seconds_per_step, second.seconds_per_step) == (1.0, 1.0)
+    assert third.seconds_per_step == 50.0
     assert TrialResult.from_json(third.to_json()) == third
 
 
@@ -542,7 +546,11 @@ def test_later_evaluations_do_not_depend_on_where_it_was_stopped(
     build = scripted(lambda steps: value if steps == step else 0.9)
     protocol = learning_protocol(40, target=Target("val/loss", 0.1, "min"))
     records, _ = chain(tmp_path, limits, protocol=lambda: protocol, build=build)
-    assert [step for step, _ in records[-1].history if step not in limits or step in due] == due
+    found = []
+    for step in evaluated_steps(records[-1]):
+        if step not in limits or step in due:
+            found.append(step)
+    assert found == due
 
 
 # Files that cannot be used

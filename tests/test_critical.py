@@ -55,11 +55,11 @@ def posterior_of(
     theta[:, LEVEL] = math.log(s_min) + np.log(
         1.0 + np.exp(theta[:, B_CRIT]) + np.exp(2.0 * theta[:, B_OPT])
     )
-    logs = [math.log2(size) for size in sizes]
-    seen = tuple(
-        Observation(i, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False)
-        for i, x in enumerate(logs)
-    )
+    seen = []
+    for number, size in enumerate(sizes):
+        x = math.log2(size)
+        seen.append(Observation(number, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False))
+    seen = tuple(seen)
     tau = StepTimes(StepTime(1e-3, 0.0))
     return Posterior(seen, likelihood_data(seen, prior), theta, tau, 1.0, prior, math.inf)
 
@@ -104,7 +104,8 @@ def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes,
     found = critical_batch(posterior_of(200.0, sizes=sizes, spread=spread))
     ends = (found.low, found.value, found.high)
     assert tuple(end is not None for end in ends) == known
-    assert all(end is None or min(sizes) / 2 <= end <= max(sizes) * 2 for end in ends)
+    for end in ends:
+        assert end is None or min(sizes) / 2 <= end <= max(sizes) * 2
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
     assert (found.perfect_scaling_below is None) == (not known[1])
     assert bool(found.next_trials) == (known != (True, True, True))
@@ -170,10 +171,9 @@ def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
         critical_batch(posterior_of(200.0, 60.0, sizes=(8, 32))),
         critical_batch(posterior_of(200.0, 80.0, sizes=(8, 32))),
     )
-    assert [(one.b_opt_low is None, one.b_opt_high is None) for one in ends] == [
-        (False, True),
-        (True, True),
-    ]
+    wide, beyond = ends
+    assert (wide.b_opt_low is None, wide.b_opt_high is None) == (False, True)
+    assert (beyond.b_opt_low is None, beyond.b_opt_high is None) == (True, True)
     assert (
         critical_batch(posterior_of(200.0, 5.0)).b_opt is None
     )  # below the smallest batch size it changes nothing
@@ -196,7 +196,8 @@ def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
 )
 def test_no_trial_is_named_that_does_not_fit(low, too_large, largest):
     no_room = replace(posterior_of(200.0, spread=2.0, low=low), too_large=math.log2(too_large))
-    assert max((round(2.0**x) for x, _, _ in most_telling(no_room, 3)), default=None) == largest
+    sizes = [round(2.0**x) for x, _, _ in most_telling(no_room, 3)]
+    assert max(sizes, default=None) == largest
 
 
 HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
@@ -228,10 +229,10 @@ def falling(number, batch_size, last):
 
 def test_b_crit_over_targets_that_enough_trials_passed():
     done = [falling(i, 16 * 2**i, round(4000 / 2**i)) for i in range(8)]
-    ladder = [
-        0.1 * 1.06**k for k in (1, 6, 11, 15, 20)
-    ]  # of the 20 that all of them passed, five with both ends
-    assert [one.value for one in easier_targets(done, TARGET, 0.0)] == pytest.approx(ladder)
+    # Of the 20 that all of them passed, five with both ends.
+    ladder = 0.1 * 1.06 ** np.array([1, 6, 11, 15, 20])
+    values = [target.value for target in easier_targets(done, TARGET, 0.0)]
+    assert values == pytest.approx(ladder)
     assert easier_targets(done[:7], TARGET, 0.0) == easier_targets(done[:1] * 9, TARGET, 0.0) == []
     assert easier_targets(done, TARGET, None) == []
     assert "set workload.target.bounds" in no_easier_target(TARGET, None)
@@ -239,15 +240,13 @@ def test_b_crit_over_targets_that_enough_trials_passed():
         TARGET, 0.0
     )
     assert "has a schedule for the harder one" in no_easier_target(TARGET, 0.0, horizon=True)
-    assert (
-        easier_targets(
-            [replace(one, history=one.history[:: len(one.history) - 1]) for one in done],
-            TARGET,
-            0.0,
-        )
-        == []
-    )  # coarse
-    parts = [replace(one, number=one.number + 8, resumed_from=one.number) for one in done]
+    coarse = []
+    parts = []
+    for trial in done:
+        first_and_last = (trial.history[0], trial.history[-1])
+        coarse.append(replace(trial, history=first_and_last))
+        parts.append(replace(trial, number=trial.number + 8, resumed_from=trial.number))
+    assert easier_targets(coarse, TARGET, 0.0) == []
     assert easier_targets([*done[:4], *parts[:4]], TARGET, 0.0) == []  # four trials
     done += parts
     asked = []
@@ -257,26 +256,25 @@ def test_b_crit_over_targets_that_enough_trials_passed():
         return posterior_of(1000.0 * target.value, spread=0.3)
 
     rows = over_targets(done, TARGET, 0.0, infer)
-    assert [row.value for row in rows] == pytest.approx(
-        [1000.0 * row.target for row in rows], rel=0.03
-    )
-    assert {row.passed for row in rows} == {8}
-    assert all(before > after for before, after in zip(asked[0], asked[-1], strict=True))
+    for row in rows:
+        assert row.value == pytest.approx(1000.0 * row.target, rel=0.03)
+        assert row.passed == 8
+    assert rows
+    # The later a target is passed, the harder it is.
+    for of_easiest, of_hardest in zip(asked[0], asked[-1], strict=True):
+        assert of_easiest > of_hardest
 
 
 def rows_of(b_crit, width=1.2, values=(2.0, 2.2, 2.4, 2.6)):
     """B_crit at targets, each with an interval of a factor."""
-    middles = [(value, b_crit(value)) for value in values]
-    return [
-        CriticalAtTarget(
-            target=target,
-            passed=9,
-            value=middle,
-            low=middle / width,
-            high=middle * width,
+    rows = []
+    for target in values:
+        middle = b_crit(target)
+        row = CriticalAtTarget(
+            target=target, passed=9, value=middle, low=middle / width, high=middle * width
         )
-        for target, middle in middles
-    ]
+        rows.append(row)
+    return rows
 
 
 @pytest.mark.parametrize("ideal", [0.0, 1.0])

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from scipy.stats import t as student
+from toolbox import measured_steps
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.aggregation import MeanMetric
@@ -35,7 +36,8 @@ EXACT = {"rel": 1e-12}
 @pytest.mark.parametrize(("sizes", "small_size"), [((1, 1), 1), ((8, 8), 8), ((8, 8, 3), 19 / 3)])
 def test_expected_norms_give_back_both_terms(sizes, small_size):
     """E|g|^2 = |G|^2 + tr(Sigma)/n of n examples, here with |G|^2 = 2 and tr Sigma = 30."""
-    norms = combine_norms([2 + 30 / n for n in sizes], sizes, 2 + 30 / sum(sizes))
+    squared_norms = 2 + 30 / np.array(sizes)
+    norms = combine_norms(squared_norms.tolist(), sizes, 2 + 30 / sum(sizes))
     assert (norms.squared_gradient, norms.trace) == (
         pytest.approx(2.0, **EXACT),
         pytest.approx(30.0, **EXACT),
@@ -151,11 +153,12 @@ class Recorder(DummyLogger):
 
     def logged(self, noise_scale):
         """The lines of the noise scale, or the others."""
-        return [
-            pair
-            for pair in self.lines
-            if any("noise_scale" in key for key in pair[1]) == noise_scale
-        ]
+        found = []
+        for step, metrics in self.lines:
+            is_of_noise_scale = any("noise_scale" in name for name in metrics)
+            if is_of_noise_scale == noise_scale:
+                found.append((step, metrics))
+        return found
 
 
 def fit(module, batches, callback=None, **options):
@@ -202,10 +205,12 @@ def drawn(sizes, steps, seed=0):
     """A loader of micro-batches of examples drawn with replacement."""
     x, y = regression_data()
     generator = torch.Generator().manual_seed(seed)
-    indices = [
-        torch.randint(len(x), (n,), generator=generator) for _ in range(steps) for n in sizes
-    ]
-    return serve((x[i], y[i]) for i in indices)
+    micro_batches = []
+    for _ in range(steps):
+        for size in sizes:
+            indices = torch.randint(len(x), (size,), generator=generator)
+            micro_batches.append((x[indices], y[indices]))
+    return serve(micro_batches)
 
 
 def serve(batches):
@@ -246,7 +251,9 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
 
 def test_both_ways_measure_the_same_step_the_same_and_before_its_gradient_is_clipped():
     batches = drawn((20,), 5)
-    halves = [(x[i : i + 10], y[i : i + 10]) for x, y in batches for i in (0, 10)]
+    halves = []
+    for x, y in batches:
+        halves += zip(x.split(10), y.split(10), strict=True)
     split = measure(Regression(), batches, gradient_clip_val=1e-3)
     accumulated = measure(Regression(), serve(halves), 2)
     clipped = measure(Regression(), serve(halves), 2, gradient_clip_val=1e-3)
@@ -332,7 +339,8 @@ def everything_that_is_left(callback, accumulate):
         recorder.logged(False),
     )
     assert "log" not in vars(module)
-    assert all(not p._backward_hooks for p in module.parameters())
+    for parameter in module.parameters():
+        assert not parameter._backward_hooks
     return state, rest, recorder
 
 
@@ -373,7 +381,7 @@ def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
 def test_default_interval(batches, accumulate, parts, expected):
     callback = NoiseScale(parts=parts)
     fit(Regression(), drawn((6,), batches), callback, accumulate_grad_batches=accumulate)
-    assert [step for step, *_ in callback.measurements] == expected
+    assert measured_steps(callback.measurements) == expected
 
 
 class Narrow(Regression):
@@ -384,7 +392,8 @@ class Narrow(Regression):
         self.float()
 
     def training_step(self, batch):
-        return super().training_step([value.float() for value in batch], 0)
+        x, y = batch
+        return super().training_step([x.float(), y.float()], 0)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -424,7 +433,7 @@ def test_a_step_without_a_finite_gradient_is_passed_over_and_counted(bad, accumu
     # Lightning counts a step without gradient all the same.
     missed = 4 // accumulate
     steps = [step for step in range(1, 8 // accumulate + 1) if step != missed]
-    assert [step for step, *_ in callback.measurements] == steps
+    assert measured_steps(callback.measurements) == steps
     assert callback.passed_over == 1
     assert np.isfinite(callback.measurements).all()
     again = NoiseScale()
@@ -451,7 +460,8 @@ def test_parameters_may_have_no_gradient_no_optimizer_or_a_shared_gradient(accum
         def configure_optimizers(self):
             return torch.optim.SGD([self.weight, self.other, self.unused], lr=0.0)
 
-    more, plain = (measure(module, drawn((8,), 4), accumulate) for module in (More(), Regression()))
+    more = measure(More(), drawn((8,), 4), accumulate)
+    plain = measure(Regression(), drawn((8,), 4), accumulate)
     np.testing.assert_allclose(
         more.measurements, np.array(plain.measurements) * [1, 2, 2], rtol=1e-10
     )
@@ -463,11 +473,15 @@ class Local(Regression):
     path = None
 
     def train_dataloader(self):
-        x, y = (value[self.trainer.global_rank :: 2] for value in regression_data(32))
+        x, y = regression_data(32)
+        of_this_rank = slice(self.trainer.global_rank, None, 2)
+        x = x[of_this_rank]
+        y = y[of_this_rank]
         return DataLoader(TensorDataset(x, y), batch_size=4)
 
     def on_train_end(self):
-        (callback,) = (c for c in self.trainer.callbacks if isinstance(c, NoiseScale))
+        callbacks = self.trainer.callbacks
+        (callback,) = (one for one in callbacks if isinstance(one, NoiseScale))
         if self.trainer.is_global_zero:
             self.path.write_text(json.dumps(callback.measurements))
 
@@ -486,9 +500,12 @@ def test_several_devices_are_read_before_their_gradients_are_reduced(tmp_path):
     module.path = tmp_path / "measured"
     two = {"strategy": "ddp_spawn", "devices": 2, "use_distributed_sampler": False}
     fit(module, None, NoiseScale(every=1), accumulate_grad_batches=2, **two)
-    micro_batches = [
-        (x[r::2][i : i + 4], y[r::2][i : i + 4]) for i in range(0, 16, 4) for r in (0, 1)
-    ]
+    micro_batches = []
+    for first in range(0, 16, 4):
+        # Each device has every second example.
+        for rank in (0, 1):
+            part = slice(first, first + 4)
+            micro_batches.append((x[rank::2][part], y[rank::2][part]))
     alone = measure(Regression(), serve(micro_batches), 4)
     assert len(alone.measurements) == 2
     np.testing.assert_allclose(json.loads(module.path.read_text()), alone.measurements, rtol=1e-9)
@@ -512,10 +529,11 @@ Pair = collections.namedtuple("Pair", ["x", "y"])
 )
 def test_splits_along_dimension_0(batch, first):
     assert count_examples(batch) == 5
-    parts = split_batch(batch, 2)
-    assert [type(part) for part in parts] == [type(batch)] * 2
-    assert [first(part).tolist() for part in parts] == [[0, 1], [2, 3, 4]]
-    assert [count_examples(part) for part in parts] == [2, 3]
+    small, large = split_batch(batch, 2)
+    assert type(small) is type(large) is type(batch)
+    assert first(small).tolist() == [0, 1]
+    assert first(large).tolist() == [2, 3, 4]
+    assert (count_examples(small), count_examples(large)) == (2, 3)
     assert len(split_batch(batch, 9)) == 5
 
 

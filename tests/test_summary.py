@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import hand_critical, result_of
 from recorded.draw import recorded
-from toolbox import best_of, make_trial
+from toolbox import best_of, make_trial, numbers
 
 from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import Budget, Target
@@ -17,11 +17,13 @@ TARGET = Target("val/error", 0.1, "min")
 
 def test_summary_on_points_of_the_curve_itself():
     sizes = (8, 16, 32, 128, 512, 2048, 8192)
-    shapes = [(1 + 300.0 / b, 0.004 + b / 4e4) for b in sizes]
-    trials = [
-        make_trial(i, b, steps=round(100 * shape), steps_low=round(95 * shape), tau=tau)
-        for i, (b, (shape, tau)) in enumerate(zip(sizes, shapes, strict=True))
-    ]
+    trials = []
+    for number, size in enumerate(sizes):
+        shape = 1 + 300.0 / size
+        tau = 0.004 + size / 4e4
+        steps = round(100 * shape)
+        steps_low = round(95 * shape)
+        trials.append(make_trial(number, size, steps=steps, steps_low=steps_low, tau=tau))
     fit = fit_curve(frontier_points(trials))
     critical = hand_critical(300.0, 250.0, 350.0, 8, 8192)
     summary = result_of(reversed(trials), fit=fit, critical=critical)
@@ -59,8 +61,8 @@ def test_summary_on_points_of_the_curve_itself():
         "seconds_per_step",
     )
     fields += ("time_to_target",)
-    single = {name: getattr(trials[6], name) for name in ("steps", "time_to_target")}
     row = {name: getattr(trials[6], name) for name in fields}
+    single = {"steps": row["steps"], "time_to_target": row["time_to_target"]}
     rest = {"confirmed": None, "single_run": single, "reaching": None}
     assert summary.best_by_steps.model_dump() == row | rest
     assert (summary.lr_exponent, summary.stop_reason, summary.continued) == (None, None, 0)
@@ -81,7 +83,9 @@ def test_summary_on_points_of_the_curve_itself():
     ],
 )
 def test_slope_at_the_small_end(steps, used, slope, error):
-    trials = [make_trial(i, size, steps=count) for i, (size, count) in enumerate(steps.items())]
+    trials = []
+    for number, (size, count) in enumerate(steps.items()):
+        trials.append(make_trial(number, size, steps=count))
     found = result_of([*trials, make_trial(9, 8, status="diverged")]).small_end
     if used is None:
         assert found is None
@@ -142,21 +146,18 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
 )
 def test_why_no_trial_reached_the_target(trials, target, expected):
     summary = result_of(trials, target, Budget(300, 1), fit="too few points")
-    names = ("best_by_time", "best_by_steps", "fit", "fit_note", "regimes")
     reached = any(trial.reached for trial in trials)
-    assert reached or [getattr(summary, name) for name in names] == [
-        None,
-        None,
-        None,
-        "too few points",
-        (),
-    ]
+    if not reached:
+        assert summary.best_by_time is None
+        assert summary.best_by_steps is None
+        assert (summary.fit, summary.fit_note) == (None, "too few points")
+        assert summary.regimes == ()
     found = summary.unreached
     if expected is None:
         assert found is None
     else:
         values = found.model_dump()
-        assert expected == {name: values[name] for name in expected}
+        assert values | expected == values
     assert StudyResult.model_validate_json(summary.to_json()) == summary
 
 
@@ -184,8 +185,8 @@ def fresh(number, steps=440, of=LUCKY, **changes):
 
 
 CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
-CONFIRMED += [fresh(3 + i, steps) for i, steps in enumerate((440, 460, 480))]
-CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 410))]
+CONFIRMED += [fresh(3, 440), fresh(4, 460), fresh(5, 480)]
+CONFIRMED += [fresh(6, 430, STEADY), fresh(7, 450, STEADY), fresh(8, 410, STEADY)]
 
 
 @pytest.mark.parametrize(
@@ -264,12 +265,14 @@ def stopped(number, resumed_from=None, **changes):
 )
 def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
     summary = result_of(trials)
-    assert {status: n for status, n in summary.statuses.items() if n} == statuses
+    expected = dict.fromkeys(summary.statuses, 0) | statuses
+    assert summary.statuses == expected
     assert (summary.trials, summary.continued) == (sum(statuses.values()), continued)
     assert summary.spend.trials == summary.trials
-    assert summary.spend.seconds == pytest.approx(
-        sum(trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials)
-    )
+    seconds = 0.0
+    for trial in trials:
+        seconds += trial.train_seconds + trial.eval_seconds + trial.startup_seconds
+    assert summary.spend.seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -282,12 +285,12 @@ def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
     ],
 )
 def test_pareto_front(trials, front):
-    some = [
-        make_trial(i, steps=steps, tau=seconds / steps) for i, (steps, seconds) in enumerate(trials)
-    ]
+    some = []
+    for number, (steps, seconds) in enumerate(trials):
+        some.append(make_trial(number, steps=steps, tau=seconds / steps))
     some.append(make_trial(9, status="stopped", steps=1, tau=0.001))
-    assert [found.number for found in pareto_front(some)] == front
-    assert [row.number for row in result_of(some).pareto] == front
+    assert numbers(pareto_front(some)) == front
+    assert numbers(result_of(some).pareto) == front
 
 
 def test_the_readmes_numbers_follow_from_the_recorded_trials():
@@ -326,7 +329,7 @@ def test_the_noise_scale_stands_beside_both_critical_batch_sizes():
     [
         ([measured([(1.0, 100.0)] * 4)], "4 trials that reach the target are needed"),
         (
-            [measured([((-1.0) ** i, 100.0)] * 4, i) for i in range(8)],
+            [measured([(sign, 100.0)] * 4, i) for i, sign in enumerate((1.0, -1.0) * 4)],
             "|G|^2 does not differ from 0",
         ),
     ],

@@ -166,6 +166,11 @@ def metric_values(trial: TrialResult) -> list[float]:
     return [value for _, value in trial.history]
 
 
+def measured_steps(measurements: Iterable[tuple[int, float, float]]) -> list[int]:
+    """The step of each measurement of the noise scale."""
+    return [step for step, *_ in measurements]
+
+
 def statuses(trials: Iterable[TrialResult]) -> list[str]:
     """The status of each trial."""
     return [trial.status for trial in trials]
