@@ -64,10 +64,8 @@ def imports(tree):
 
 def are_apart(own, other):
     """Whether two rooms of one floor are such that neither imports the other."""
-    for some, others in APART:
-        if (own in some and other in others) or (own in others and other in some):
-            return True
-    return False
+    pair = {own, other}
+    return any(pair & some and pair & others for some, others in APART)
 
 
 def offenders(path, text):

@@ -9,6 +9,7 @@ import json
 from dataclasses import replace as changed
 from itertools import product
 
+import numpy as np
 import pytest
 from builders import prepared_study
 from toolbox import column, evaluated_steps, make_spec, read_rows, write_rows
