@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 from rich import console  # noqa: F401 (before the forks, as the next ones)
 from sqlalchemy.engine.default import DefaultDialect
-from toolbox import table_rows, write_rows
+from toolbox import column, contents, read_rows, table_rows, write_rows
 
 from bstune.__main__ import main
 from bstune.study import report, run  # noqa: F401
@@ -112,20 +113,18 @@ def run_in(folder: Path, arguments: list[str], at: int = 0, after: bool = False)
 
 def history(folder: Path) -> dict[int, Any]:
     """The outcome of each trial index; numbers count the trials that were cut short, too."""
-    trials = [
-        json.loads(line) for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()
-    ]
+    trials = read_rows(folder / "outputs" / "trials.jsonl")
     index = {trial["number"]: trial["trial_index"] for trial in trials}
-    links = ("resumed_from", "replicate_of")
     fields = ("batch_size", "lr", "seed", "status", "steps", "history")
-    return {
-        trial["trial_index"]: [
-            *(trial[name] for name in fields),
-            *(index.get(trial[name]) for name in links),
-        ]
-        for trial in trials
-        if trial["status"] != "failed"
-    }
+    outcomes = {}
+    for trial in trials:
+        if trial["status"] != "failed":
+            outcome = [trial[name] for name in fields]
+            # Numbers differ between studies that were cut short at other points; indices do not.
+            outcome.append(index.get(trial["resumed_from"]))
+            outcome.append(index.get(trial["replicate_of"]))
+            outcomes[trial["trial_index"]] = outcome
+    return outcomes
 
 
 def tracked(folder: Path) -> list[Any]:
@@ -150,30 +149,35 @@ def tracked(folder: Path) -> list[Any]:
 
 def complete(folder: Path) -> bool:
     """Whether MLflow has each trial of the study once, those that were cut short too, and all have ended."""
-    numbers = [
-        json.loads(line)["number"]
-        for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()
-    ]
+    numbers = column(read_rows(folder / "outputs" / "trials.jsonl"), "number")
     with closing(sqlite3.connect(folder / "mlflow.db")) as database:
         active = database.execute(
             "SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"
         ).fetchall()
         tags = database.execute("SELECT run_uuid, key, value FROM tags").fetchall()
-    values = {
-        key: [one for of, name, one in tags if name == key and of in dict(active)]
-        for key in (TRIALS, DONE)
-    }
-    ended = all(status != "RUNNING" for _, status in active)
-    sent = sorted(int(number) for chain in values[TRIALS] for number in chain.split())
-    return ended and sent == numbers and values[DONE] == [str(len(numbers))]
+    status_of = dict(active)
+    sent: list[int] = []
+    done = []
+    for run_uuid, name, value in tags:
+        if run_uuid in status_of and name == TRIALS:
+            sent += map(int, value.split())
+        elif run_uuid in status_of and name == DONE:
+            done.append(value)
+    ended = "RUNNING" not in status_of.values()
+    return ended and sorted(sent) == numbers and done == [str(len(numbers))]
 
 
 def left(folder: Path) -> list[str]:
     """The names of the files below a folder, MLflow's copies of them under one name without its partial ones."""
-    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    copies = {path.name for path in files if path.parts[0] == "mlruns"}
-    copies = {name for name in copies if not name.startswith(".artifact.uploading")}
-    return sorted([*copies, *(str(path) for path in files if path.parts[0] != "mlruns")])
+    names = []
+    copies = set()
+    for file in contents(folder):
+        path = file.relative_to(folder)
+        if path.parts[0] != "mlruns":
+            names.append(str(path))
+        elif not path.name.startswith(".artifact.uploading"):
+            copies.add(path.name)
+    return sorted([*copies, *names])
 
 
 def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
         assert complete(whole)
     counts = dict.fromkeys(("kills", "equal", "mlflow"), 0)
     different = []
-    points = [(at, after) for at in range(1, calls + 1) for after in (False, True)]
+    points = list(product(range(1, calls + 1), (False, True)))
     for at, after in sorted(random.Random(number).sample(points, min(kills, len(points)))):
         with tempfile.TemporaryDirectory() as name:
             folder = study(name, at, after)

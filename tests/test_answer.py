@@ -59,8 +59,8 @@ def texts(summary, label):
 
 
 CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
-CONFIRMED += [fresh(3 + i, steps) for i, steps in enumerate((440, 460, 480))]
-CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 410))]
+CONFIRMED += [fresh(3, 440), fresh(4, 460), fresh(5, 480)]
+CONFIRMED += [fresh(6, 430, STEADY), fresh(7, 450, STEADY), fresh(8, 410, STEADY)]
 WHOLE = result_of(
     CONFIRMED,
     critical=hand_critical(67.0, 41.0, 110.0, 5, 1114),
@@ -82,7 +82,7 @@ WHOLE = result_of(
     ),
     seed_scatter=SeedScatter(scatter=0.17, low=0.1, high=0.2, level=0.9),
     scale_out=DevicePlans(
-        ideal=tuple(make_plan(n, share) for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2)))
+        ideal=(make_plan(1, 1.0), make_plan(2, 0.62), make_plan(4, 0.39), make_plan(8, 0.2))
     ),
 )
 
@@ -220,7 +220,7 @@ CENSORED = {"status": "stopped", "steps": 800}
             "only 2 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
         (
-            [fresh(3), *(fresh(n, **CENSORED) for n in (4, 5))],
+            [fresh(3), fresh(4, **CENSORED), fresh(5, **CENSORED)],
             "not known: only 1 of 3 fresh seeds reached the target (3.91 s and more, 391 steps and more)",
             "only 1 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
@@ -263,7 +263,8 @@ def test_what_further_seeds_reach_stands_beside_what_three_did(chance, cautions)
     winner = shown.best_by_time.model_copy(update={"reaching": reaching, "horizon": 500})
     shown = shown.model_copy(update={"best_by_time": winner})
     assert f"{chance:.0%}" in texts(shown, "USE")[0]
-    assert sum(f"{chance:.0%}" in text for text in texts(shown, "CAUTION")) == cautions
+    warnings = [text for text in texts(shown, "CAUTION") if f"{chance:.0%}" in text]
+    assert len(warnings) == cautions
 
 
 def test_test_metrics_of_the_other_winner_are_not_shown():
@@ -445,12 +446,14 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
         critical_batch_size=open_above,
     )
     found = texts(whole, "CAUTION")
-    assert [text.partition(": ")[0] for text in found] == [
+    starts = [
         "only 2 of 3 fresh seeds reached the target at batch size 256, learning rate 0.4",
         "batch size 32, learning rate 0.3 may be better, and did not run on fresh seeds",
         "timings are noisy",
         "the critical batch size has no upper end yet",
     ]
+    for text, start in zip(found, starts, strict=True):
+        assert text.partition(": ")[0] == start
     shown = "\n".join(block(answer(whole), [], 100))
     assert found[SHOWN_CAUTIONS - 1] in shown
     assert found[SHOWN_CAUTIONS] not in shown
@@ -495,24 +498,20 @@ def test_the_block_has_six_labels_and_is_as_narrow_as_it_is_asked_to_be(base, na
     found = answer(changed(base, workload=name, notes=notes))
     lines = block(found, [("page", (page,))], width)
     unbroken = ("NEXT", "page")
-    next_at = next(i for i, line in enumerate(lines) if line.startswith(unbroken))
+    next_at = min(i for i, line in enumerate(lines) if line.startswith(unbroken))
     first = lines.index("") + 1
     labels = {line[:10].strip() for line in lines[first:]} - {""}
     assert labels <= {*LABELS, "page"}
-    longest_word = max(len(word) for word in name.split())
+    longest_word = max(map(len, name.split()))
     for line in lines[:next_at]:
         assert len(line) <= max(width, longest_word)
     # What is copied is not broken.
-    assert any(page in line for line in lines[next_at:])
+    assert page in "\n".join(lines[next_at:])
 
 
 def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
-    trials = [
-        make_trial(number, training_loop=name)
-        for number, name in enumerate(
-            ("lean", "Lightning's: Mine has backward", "Lightning's: protocol.fast=off", None)
-        )
-    ]
+    loops = ("lean", "Lightning's: Mine has backward", "Lightning's: protocol.fast=off", None)
+    trials = [make_trial(number, training_loop=loop) for number, loop in enumerate(loops)]
     summary = result_of(trials)
     assert summary.training_loops == {
         "Lightning's: Mine has backward": 1,

@@ -37,13 +37,12 @@ IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
 CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(
     np.uint8
 )  # file, image, channel, row, column
-CIFAR_FILES = {
-    name: b"".join(
-        bytes([label]) + image.tobytes()
-        for label, image in zip((k, 9 - k), CIFAR_IMAGES[k], strict=True)
-    )
-    for k, name in enumerate(sorted(datasets.CIFAR10.sha256))
-}
+CIFAR_FILES = {}
+for number, name in enumerate(sorted(datasets.CIFAR10.sha256)):
+    # Each of these files has two images: of the file's number, and of 9 less that.
+    first, second = CIFAR_IMAGES[number]
+    content = bytes([number]) + first.tobytes() + bytes([9 - number]) + second.tobytes()
+    CIFAR_FILES[name] = content
 
 
 def digest(data):
@@ -78,14 +77,12 @@ def mirrors(monkeypatch):
         ("FASHION_MNIST", IDX_FILES, ("one", "two")),
         ("CIFAR10", CIFAR_FILES, ("one",)),
     ):
-        sha256 = {file: digest(data) for file, data in files.items()}
         published = {
-            "sha256": sha256,
+            "sha256": {file: digest(data) for file, data in files.items()},
             "sizes": {file: max(len(data), SIZE) for file, data in files.items()},
+            "mirrors": tuple(f"http://{host}/" for host in hosts),
         }
-        source = replace(
-            getattr(datasets, name), **published, mirrors=tuple(f"http://{host}/" for host in hosts)
-        )
+        source = replace(getattr(datasets, name), **published)
         monkeypatch.setattr(datasets, name, source)
     return fake
 
@@ -187,10 +184,9 @@ def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was
 def test_damaged_local_file_is_named_and_not_replaced(tmp_path, mirrors, suffix, bad):
     folder = tmp_path / "fashion-mnist"
     (data, text) = BAD_PAGES[bad]
-    write(
-        folder,
-        {name: data for name, data in IDX_FILES.items() if name != "train-labels-idx1-ubyte"},
-    )
+    others = dict(IDX_FILES)
+    del others["train-labels-idx1-ubyte"]
+    write(folder, others)
     damaged = folder / f"train-labels-idx1-ubyte{suffix}"
     damaged.write_bytes(data)
     with pytest.raises(DataError) as caught:
@@ -301,18 +297,20 @@ def test_two_processes_download_at_once(tmp_path, mirrors, monkeypatch):
 
     monkeypatch.setattr(datasets, "_verified", meet)
     with ThreadPoolExecutor() as pool:
-        for loaded in [
-            pool.submit(datasets.load_fashion_mnist, tmp_path / "root") for _ in range(2)
-        ]:
-            assert_fashion(loaded.result())
+        first = pool.submit(datasets.load_fashion_mnist, tmp_path / "root")
+        second = pool.submit(datasets.load_fashion_mnist, tmp_path / "root")
+        assert_fashion(first.result())
+        assert_fashion(second.result())
     assert listing(tmp_path) == sorted(f"root/fashion-mnist/{name}" for name in IDX_FILES)
 
 
 def test_only_https(monkeypatch, tmp_path):
     monkeypatch.undo()
     sources = (datasets.FASHION_MNIST, datasets.MNIST, datasets.CIFAR10, datasets.AIRFOIL)
-    assert all(mirror.startswith("https://") for source in sources for mirror in source.mirrors)
-    assert all(source.sizes.keys() == source.sha256.keys() for source in sources)
+    for source in sources:
+        assert source.sizes.keys() == source.sha256.keys()
+        for mirror in source.mirrors:
+            assert mirror.startswith("https://")
     for url, headers, refused in (
         ("https://one/", {}, False),
         ("https://one/", {"location": "https://two/"}, False),

@@ -59,8 +59,12 @@ def of_algorithm(name):
 
 def muon(parameters, lr):
     parameters = list(parameters)
-    groups = [{"params": [p for p in parameters if p.dim() > 1], "orthogonalise": True}]
-    groups += [{"params": [p for p in parameters if p.dim() == 1], "lr": lr / 2}]
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    vectors = [parameter for parameter in parameters if parameter.dim() == 1]
+    groups = [
+        {"params": matrices, "orthogonalise": True},
+        {"params": vectors, "lr": lr / 2},
+    ]
     return Muon(
         groups, lr, momentum=0.9, nesterov=True, steps=3, normalise_weights=False, weight_decay=0.01
     )
@@ -430,23 +434,22 @@ class Epochs(Classifier):
 )
 def test_the_record_says_what_took_the_steps(kind, loop):
     build = partial(network, kind=kind, optimizer=fused(torch.optim.SGD, momentum=0.9))
-    trained = [
-        learners.train(make_spec(16), learners.learning_protocol(20, fast=fast), build)
-        for fast in ("graph", "off")
-    ]
-    assert trained[0][0].training_loop == loop
-    assert trained[0][0].history == trained[1][0].history
-    assert same_weights(trained[0][1], trained[1][1])
+    protocol = learners.learning_protocol
+    record, module = learners.train(make_spec(16), protocol(20, fast="graph"), build)
+    reference, other = learners.train(make_spec(16), protocol(20, fast="off"), build)
+    assert record.training_loop == loop
+    assert record.history == reference.history
+    assert same_weights(module, other)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", [name for name in LEAN if name not in ("logging", "watching")])
 def test_a_trial_of_any_module_is_what_it_is_under_lightnings_loop(case):
     kind, changes, options = LEAN[case]
-    trained = [
-        run(kind, protocol=protocol_of(**{"steps": 20, **changes, "fast": fast}), **options)
-        for fast in MODES
-    ]
+    trained = []
+    for mode in MODES:
+        protocol = protocol_of(**{"steps": 20, **changes, "fast": mode})
+        trained.append(run(kind, protocol=protocol, **options))
     (record, module), (reference, other) = trained
     assert record.training_loop == LOOPS.get(case, "graph")
     assert evaluated_steps(record) == evaluated_steps(reference)
@@ -474,7 +477,8 @@ ALL = ("digits", "fashion_cnn", "cifar_mlp", *SMALL)
     ("workloads", "precision"),
     [
         (ALL, "bf16-mixed"),
-        *((("resnet_cifar", "airbench_muon"), precision) for precision in ("32-true", "bf16-true")),
+        (("resnet_cifar", "airbench_muon"), "32-true"),
+        (("resnet_cifar", "airbench_muon"), "bf16-true"),
     ],
 )
 @pytest.mark.soak
@@ -513,7 +517,8 @@ def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, 
     spec = make_spec(16, max_steps=24, resumed_from=stopped.number)
     record, module = learners.train(spec, protocol, build, resume=resume)
     whole, other = learners.train(make_spec(16, max_steps=24), protocol, build)
-    assert [one.training_loop for one in (stopped, record, whole)] == ["graph"] * 3
+    for part in (stopped, record, whole):
+        assert part.training_loop == "graph"
     assert set(whole.history) <= set(
         record.history
     )  # which was evaluated where it was stopped, too
@@ -527,7 +532,8 @@ def test_a_cuda_graph_trains_as_eager_steps(monkeypatch, workload, precision):
     """With real graphs: the noise scale is measured in between, and the losses are those of eager steps."""
     monkeypatch.undo()
     options = ("device=cuda", f"precision={precision}", "budget.steps=24")
-    (result, _), (plain, _) = (trial(workload, fast, *options) for fast in ("graph", "auto"))
+    result, _ = trial(workload, "graph", *options)
+    plain, _ = trial(workload, "auto", *options)
     assert result.training_loop == "graph"
     close = {"rel": 1e-3 if precision == "32-true" else 0.05}
     assert metric_values(result) == pytest.approx(metric_values(plain), **close)

@@ -181,9 +181,10 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         low <= row["truth"] <= high for row in rows for low, _, high in row["intervals"]
     )
     print(f"over all: covers {share:.1%}")
-    known = [
-        (row["exponent"], *ends) for row in rows if "exponent" in row for ends in row["exponents"]
-    ]
+    known = []
+    for row in rows:
+        if "exponent" in row:
+            known += [(row["exponent"], *ends) for ends in row["exponents"]]
     if known:
         share = statistics.mean(low <= truth <= high for truth, low, _, high in known)
         width = statistics.median(high - low for _, low, _, high in known)
@@ -206,11 +207,9 @@ def main() -> None:
     options = parser.parse_args()
     about = machine(device("cpu"), options.studies)
     # Seed by seed, so that a run that is cut short has judged every cell as often.
-    jobs = [
-        (*job, seed)
-        for seed in range(options.studies)
-        for job in product(options.cells, options.objectives)
-    ]
+    jobs = []
+    for seed in range(options.studies):
+        jobs += [(*job, seed) for job in product(options.cells, options.objectives)]
     run = of_table if options.what == "tables" else of_law
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:

@@ -618,14 +618,13 @@ def show(rows: Sequence[dict[str, Any]], scatters: dict[str, float]) -> None:
         print(f"{problem}{note}: % above the best, median/p90 after {SPENDINGS} full trials")
         for name in dict.fromkeys(row["search"] for row in some):
             own = [row for row in some if row["search"] == name]
-            cells = [_median_p90([row["above"][i] for row in own]) for i in range(len(SPENDINGS))]
+            above = np.array([row["above"] for row in own])
+            cells = [_median_p90(after) for after in above.T.tolist()]
             trials = statistics.median(row["trials"] for row in own)
             print(f"   {name:15s} n {len(own):3d}, {trials:g} trials: {', '.join(cells)}")
             if problem == "all" and scatters:
-                cells = [
-                    _median_p90([row["of_scatter"][i] for row in own])
-                    for i in range(len(SPENDINGS))
-                ]
+                of_scatter = np.array([row["of_scatter"] for row in own])
+                cells = [_median_p90(after) for after in of_scatter.T.tolist()]
                 print(f"   {'':15s} in units of one seed's scatter: {', '.join(cells)}")
     judged = [row for row in rows if "holds_best" in row]
     if judged:

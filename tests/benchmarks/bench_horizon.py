@@ -147,15 +147,16 @@ class HorizonLaw:
     def best(self) -> tuple[float, float, float]:
         """The least cost, and its batch size and horizon."""
         sizes = 2.0 ** np.arange(math.log2(LOW), math.log2(HIGH) + 1e-9, 0.125)
-        rates = {size: min(max(self.law.best_lr(size), LR_LOW), LR_HIGH) for size in sizes}
-        points = [
-            (size, (self.law.steps(size, rates[size]) or math.inf) * r)
-            for size in sizes
-            for r in RATIOS
-        ]
-        return min(
-            (self.cost(size, rates[size], h), size, h) for size, h in points if math.isfinite(h)
-        )
+        points = []
+        for size in sizes:
+            rate = min(max(self.law.best_lr(size), LR_LOW), LR_HIGH)
+            steps = self.law.steps(size, rate)
+            if steps is None:
+                continue
+            for ratio in RATIOS:
+                horizon = steps * ratio
+                points.append((self.cost(size, rate, horizon), size, horizon))
+        return min(points)
 
     @property
     def reference(self) -> tuple[int, float]:
@@ -414,9 +415,10 @@ class Tpe:
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
         """The fastest trial."""
-        times = [
-            (one.time_to_target, one.number) for one in finished if one.time_to_target is not None
-        ]
+        times = []
+        for one in finished:
+            if one.time_to_target is not None:
+                times.append((one.time_to_target, one.number))
         return finished[min(times)[1]] if times else None
 
 
@@ -524,21 +526,28 @@ recorded = cache(Recorded)
 
 def judge_digits(rows: Sequence[dict[str, Any]], fresh: int, pool: ProcessPoolExecutor) -> None:
     """Give each search's row the ratios after each spending, and print the best point."""
-    points = sorted({chosen[:3] for row in rows for _, chosen in row["path"] if chosen is not None})
-    costs = dict(
-        zip(points, pool.map(fresh_cost, [(point, fresh) for point in points]), strict=True)
-    )
+    points = set()
+    for row in rows:
+        for _, chosen in row["path"]:
+            if chosen is not None:
+                points.add(chosen[:3])
+    points = sorted(points)
+    seconds = pool.map(fresh_cost, product(points, (fresh,)))
+    costs = dict(zip(points, seconds, strict=True))
     best = min(points, key=lambda point: costs[point])
     unit = costs[best]
     print(
         f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: {1e3 * unit:.1f} ms"
     )
     for row in rows:
-        chosen = [at(row["path"], spending * unit) for spending in SPENDINGS]
-        row["ratios"] = [
-            (math.inf, math.inf) if one is None else (costs[one[:3]] / unit, one[3] / unit)
-            for one in chosen
-        ]
+        ratios = []
+        for spending in SPENDINGS:
+            chosen = at(row["path"], spending * unit)
+            if chosen is None:
+                ratios.append((math.inf, math.inf))
+            else:
+                ratios.append((costs[chosen[:3]] / unit, chosen[3] / unit))
+        row["ratios"] = ratios
         row["first"] = next((spent / unit for spent, one in row["path"] if one is not None), None)
         row["trials"] = len(row.pop("path"))
 

@@ -20,6 +20,7 @@ BSTUNE_DATA holds CIFAR-10's binary files; without them images are random, which
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -209,11 +210,10 @@ def tests(day: Day) -> None:
     if not day.cuda:
         day.say("tests", left_out="they need a CUDA device")
         return
-    files = [
-        path
-        for path in (CHECKOUT / "tests").glob("test_*.py")
-        if "cuda.is_available()" in path.read_text()
-    ]
+    files = []
+    for path in (CHECKOUT / "tests").glob("test_*.py"):
+        if "cuda.is_available()" in path.read_text():
+            files.append(path)
     command = [
         "-m",
         "pytest",
@@ -239,7 +239,7 @@ def workloads(day: Day) -> None:
     for every in (RECIPES, LONG_RECIPES):
         recipes = {name: examples for name, examples in every.items() if name in day.recipes}
         results: dict[str, list[TrialResult]] = {name: [] for name in recipes}
-        for seed, name in ((seed, name) for seed in range(-1, day.seeds) for name in recipes):
+        for seed, name in itertools.product(range(-1, day.seeds), recipes):
             examples = 640 if day.tiny else recipes[name]
             budget = () if examples is None else ("budget.steps=1", f"budget.examples={examples}")
             if results[name] and day.left < 1.2 * results[name][-1].wall_seconds:
@@ -271,7 +271,7 @@ def workloads(day: Day) -> None:
                 message=result.message,
             )
         for name, own in results.items():
-            reached = [value for result in own if (value := accuracy(result)) is not None]
+            reached = [value for value in map(accuracy, own) if value is not None]
             if reached:
                 day.say(
                     "workloads",
@@ -286,11 +286,9 @@ def workloads(day: Day) -> None:
 
 def sources(day: Day) -> None:
     """Run the sources' scripts, as many seeds as our own."""
-    scripts = (
-        []
-        if day.sources is None
-        else [day.sources / name for name in SCRIPTS if (day.sources / name).exists()]
-    )
+    scripts = []
+    if day.sources is not None:
+        scripts = [day.sources / name for name in SCRIPTS if (day.sources / name).exists()]
     if not scripts:
         day.say("sources", left_out=f"the folder --sources holds none of {', '.join(SCRIPTS)}")
         return
@@ -316,7 +314,9 @@ def sources(day: Day) -> None:
         except RuntimeError as error:
             failed = str(error)
         lines = (day.out / f"{script.stem}.log").read_text().splitlines()
-        for line in (line for line in lines if line.startswith('{"script"')):
+        for line in lines:
+            if not line.startswith('{"script"'):
+                continue
             day.say("sources", **json.loads(line))
         if failed:
             day.say("sources", script=script.name, failed=failed)
@@ -350,7 +350,7 @@ def steps(day: Day) -> None:
     """Say the seconds per step of airbench_cifar, over batch size, precision and training loop."""
     precisions = ("bf16-mixed", "16-true") if day.cuda else ("32-true",)
     sizes = (1024, 128, 512, 2048, 64, 256) if not day.tiny else (16,)
-    for size, precision in ((size, precision) for size in sizes for precision in precisions):
+    for size, precision in itertools.product(sizes, precisions):
         if day.left < 15.0:
             return
         for loop in LOOPS:
@@ -391,9 +391,9 @@ def operators(day: Day) -> None:
         workload, protocol, size, lr = prepared(day.device, day.tiny, name, "budget.steps=100000")
         spec = TrialSpec(0, 0, size, 1e-3 * lr, None, 0)
         protocol = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": 1})
-        values = {
-            measure.__name__: a_step(measure, day, workload, spec, protocol) for measure in measures
-        }
+        values = {}
+        for measure in measures:
+            values[measure.__name__] = a_step(measure, day, workload, spec, protocol)
         day.say(
             "operators",
             workload=name,
@@ -598,10 +598,10 @@ def random_cifar(tiny: bool) -> ImageDataset:
     """Images of CIFAR-10's form."""
     draw = np.random.default_rng(0)
     sizes = (500, 100) if tiny else (50_000, 10_000)
-    parts = (
-        Images(draw.integers(0, 256, (n, 3, 32, 32), np.uint8), draw.integers(0, 10, n))
-        for n in sizes
-    )
+    parts = []
+    for count in sizes:
+        images = draw.integers(0, 256, (count, 3, 32, 32), np.uint8)
+        parts.append(Images(images, draw.integers(0, 10, count)))
     return ImageDataset("random images", 255, *parts)
 
 
