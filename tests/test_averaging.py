@@ -3,6 +3,7 @@ import math
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from learners import Operators, learning_protocol, momentum, stream, train
@@ -99,7 +100,7 @@ def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction)
     while (due := max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))) <= steps:
         taken.append(due)
     values, averages, updates = follow(RunningWeightAverage(fraction), steps)
-    assert updates == [sum(s <= t for s in taken) for t in range(1, steps + 1)]
+    assert updates == np.searchsorted(taken, range(1, steps + 1), side="right").tolist()
     short = math.floor(SNAPSHOTS / fraction)  # while the window is short, every step is taken
     assert updates[:short] == list(range(1, short + 1))
     for t in (10, 163, 400, steps):
@@ -121,10 +122,10 @@ def test_a_moving_average_weighs_its_updates_by_powers_of_the_decay(decay, every
         taken = list(range(1, t + 1, every))
         assert updates[t - 1] == len(taken)
         rho = decay**every
-        weights = [
-            (1 - rho if number else 1.0) * rho ** (len(taken) - 1 - number)
-            for number in range(len(taken))
-        ]
+        weights = []
+        for number in range(len(taken)):
+            share = 1 - rho if number else 1.0
+            weights.append(share * rho ** (len(taken) - 1 - number))
         expected = torch.tensor(weights, dtype=torch.float64) @ values[torch.tensor(taken) - 1]
         torch.testing.assert_close(averages[t - 1], expected, rtol=1e-5, atol=1e-6)
 
@@ -158,9 +159,8 @@ def on_meta(callback, steps):
 def test_an_average_never_waits_for_the_device(make):
     callback = make()
     module = on_meta(callback, 3)
-    assert {
-        tensor.device.type for tensor in callback._average_model.module.state_dict().values()
-    } == {"meta"}
+    for tensor in callback._average_model.module.state_dict().values():
+        assert tensor.device.type == "meta"
     callback.on_validation_epoch_start(None, module)
     callback.on_validation_epoch_end(None, module)
     counter = callback._average_model.n_averaged
@@ -171,7 +171,8 @@ def test_an_average_never_waits_for_the_device(make):
         torch.optim.swa_utils.AveragedModel(Weights(), device="meta").update_parameters(module)
     lookahead = Lookahead(10, 2, 0.5, 1.0)
     on_meta(lookahead, 10)
-    assert {slow.device.type for slow in lookahead._slow} == {"meta"}
+    for slow in lookahead._slow:
+        assert slow.device.type == "meta"
 
 
 @pytest.mark.parametrize("make", BOTH)
@@ -193,7 +194,8 @@ def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
             assert torch.equal(module.narrow, callback._average_model.module.narrow.to(dtype))
             callback.on_validation_epoch_end(None, module)
             assert torch.equal(module.narrow, value[:3])
-    average, expected = (made._average_model.module.narrow for made in (callback, reference))
+    average = callback._average_model.module.narrow
+    expected = reference._average_model.module.narrow
     assert average.dtype == torch.float32
     assert torch.equal(average, expected)
     assert 1.0 < average[0] < 1.0 + 2.0**-7
@@ -273,7 +275,8 @@ def test_lookahead_counts_steps_and_an_average_is_taken_of_the_weights_that_it_l
     """Without batch normalisation, whose statistics are those of micro-batches, these change nothing."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 3))
-    whole, parts = (trial([Lookahead(STEPS, 5, 0.9, 1)], model, size) for size in (None, 3))
+    whole = trial([Lookahead(STEPS, 5, 0.9, 1)], model, None)
+    parts = trial([Lookahead(STEPS, 5, 0.9, 1)], model, 3)
     torch.testing.assert_close(whole[1].weight, parts[1].weight)
     averaged = trial([Lookahead(STEPS, 5, 0.9, 1)], model, average=ExponentialMovingAverage(0.0, 1))
     assert torch.equal(whole[1].weight, averaged[1].weight)

@@ -38,7 +38,9 @@ pytestmark = [
 
 def seen_in(*cases):
     """Run cases in one process with a fake device, and return what was seen of each."""
-    lines = "".join(json.dumps({"steps": STEPS, **case}) + "\n" for case in cases)
+    lines = ""
+    for case in cases:
+        lines += json.dumps({"steps": STEPS, **case}) + "\n"
     command = [sys.executable, str(RUN), "--cases", "--json"]
     ran = subprocess.run(
         command, input=lines, env=environment(), capture_output=True, text=True, check=False
@@ -62,11 +64,11 @@ def within_segments(seen):
 
 
 def synchronisations(seen, phase="training"):
-    return sum(
-        times
-        for where, kind, _, _, times in seen["events"]
-        if (where, kind) == (phase, "synchronize")
-    )
+    count = 0
+    for where, kind, _, _, times in seen["events"]:
+        if (where, kind) == (phase, "synchronize"):
+            count += times
+    return count
 
 
 READ = ("read", "bstune/trial/noise_scale.py:_squares")

@@ -78,13 +78,14 @@ def test_the_order_depends_on_the_seed_alone():
             == same
         )
     micro = drawn(data().train_batches(10, 4, 0), 15)
-    assert [len(part) for part in micro[:3]] == [4, 4, 2]
+    assert list(map(len, micro[:3])) == [4, 4, 2]
     assert torch.equal(torch.cat(first), torch.cat(micro))
 
 
 @pytest.mark.parametrize("done", [0, 1, 49, 60])
 def test_a_stream_goes_on_from_a_position(done):
-    batches, again = (data().train_batches(10, None, 3) for _ in range(2))
+    batches = data().train_batches(10, None, 3)
+    again = data().train_batches(10, None, 3)
     drawn(batches, done)
     again.stream.resume(batches.stream.position(done))
     assert torch.equal(torch.cat(drawn(batches, 3)), torch.cat(drawn(again, 3)))
@@ -95,9 +96,11 @@ def test_the_target_is_measured_on_sequences_that_do_not_overlap():
     module.setup("fit")
     for batches in (module.val_dataloader(), module.test_dataloader()):
         found = drawn(batches, 10)
-        assert ([len(part) for part in found], len(batches)) == ([2, 2, 1], 3)
-        starts = [17 * i for i in range(5)]  # 89 tokens over 5
-        assert torch.cat(found).tolist() == [TOKENS[start : start + 9].tolist() for start in starts]
+        assert list(map(len, found)) == [2, 2, 1]
+        assert len(batches) == 3
+        # Five sequences lie evenly over 89 tokens.
+        expected = [TOKENS[start : start + 9].tolist() for start in range(0, 85, 17)]
+        assert torch.cat(found).tolist() == expected
     assert (module.validation_size, len(data(text(test=None)).test_dataloader())) == (5, 0)
 
 

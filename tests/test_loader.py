@@ -1,7 +1,7 @@
 """A user's DataLoader in other batches: the same examples and options, resumed where it was stopped."""
 
 import random
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -46,9 +46,10 @@ def test_rebatch_gives_epochs_of_an_endless_stream_of_the_same_data(
     assert len(result) == len(list(result)) == 10 // batch_size * len(sizes)
     result = rebatch(loader(shuffle=shuffle, drop_last=True), batch_size, micro_batch_size, seed=5)
     items = list(islice(endless(result), 10 * len(sizes)))
-    assert [len(item) for item in items] == list(sizes) * 10
-    stream = [value for item in items for value in item]
-    assert all(sorted(stream[k : k + 10]) == list(range(10)) for k in range(0, len(stream) - 9, 10))
+    assert list(map(len, items)) == list(sizes) * 10
+    stream = list(chain.from_iterable(items))
+    for start in range(0, len(stream) - 9, 10):
+        assert sorted(stream[start : start + 10]) == list(range(10))
     again = islice(
         endless(rebatch(loader(shuffle=shuffle), batch_size, micro_batch_size, seed=5)), len(items)
     )
@@ -101,10 +102,10 @@ def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n
     assert epoch_length(source) == n
     result = rebatch(source, 2, None, seed=5)
     assert len(result) == n // 2
-    drawn = [value for batch in islice(endless(result), 1500) for value in batch]
+    drawn = list(chain.from_iterable(islice(endless(result), 1500)))
     epochs = [drawn[k : k + n] for k in range(0, len(drawn) - n + 1, n)]
     assert all(map(right, epochs))
-    assert len({tuple(epoch) for epoch in epochs}) > 5, "each epoch is drawn anew"
+    assert len(set(map(tuple, epochs))) > 5, "each epoch is drawn anew"
     for value, share in (shares or {}).items():
         assert drawn.count(value) / len(drawn) == pytest.approx(
             share, abs=0.04
@@ -112,8 +113,8 @@ def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n
     assert shares is None or set(drawn) == set(shares)
     resumed = rebatch(source, 2, None, seed=5)
     stream_of(resumed).resume(stream_of(result).position(1500))
-    after = [value for batch in islice(endless(result), 20) for value in batch]
-    assert [value for batch in islice(endless(resumed), 20) for value in batch] == after
+    after = list(chain.from_iterable(islice(endless(result), 20)))
+    assert list(chain.from_iterable(islice(endless(resumed), 20))) == after
 
 
 def test_rebatch_keeps_the_loaders_options():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from toolbox import measured_steps
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -53,7 +54,8 @@ def test_it_is_that_of_the_parts_gradients(weights, sizes, factors, scale):
     generator = torch.Generator().manual_seed(0)
     model = nn.Linear(3, 1)
     batch = points(12, generator)
-    parts = list(zip(*(torch.split(one, sizes) for one in batch), strict=True))
+    inputs, targets = batch
+    parts = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
     noise = bstune.LoopNoiseScale(weights=weights)
     accumulate(noise, model, parts, factors, scale)
     squares = [gradient_of(model, part).square().sum().item() for part in parts]
@@ -68,6 +70,13 @@ def test_it_is_that_of_the_parts_gradients(weights, sizes, factors, scale):
 def gradient_of(model, batch):
     gradients = torch.autograd.grad(loss_of(model, batch), list(model.parameters()))
     return torch.cat([one.flatten() for one in gradients])
+
+
+def two_parts():
+    """Two micro-batches of four examples."""
+    first = torch.Generator().manual_seed(0)
+    second = torch.Generator().manual_seed(1)
+    return [points(4, first), points(4, second)]
 
 
 def test_it_comes_to_the_scale_of_a_known_noise():
@@ -126,7 +135,7 @@ def test_its_measurements_so_far_are_not_copied_at_each_step():
     """A measured step adds one entry to what was measured; what was handed out before stays as it was."""
     model = nn.Linear(3, 1)
     noise = bstune.LoopNoiseScale()
-    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    parts = two_parts()
     accumulate(noise, model, parts, (0.5, 0.5))
     kept = noise._measurements
     first = noise.measurements
@@ -139,27 +148,27 @@ def test_its_measurements_so_far_are_not_copied_at_each_step():
 def test_steps_in_between_are_not_measured():
     model = nn.Linear(3, 1)
     noise = bstune.LoopNoiseScale(every=3)
-    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    parts = two_parts()
     for _ in range(7):
         accumulate(noise, model, parts, (0.5, 0.5))
-    assert [step for step, *_ in noise.measurements] == [3, 6]
+    assert measured_steps(noise.measurements) == [3, 6]
     assert noise.estimate.undetermined == "2 of at least 4 steps were measured"
 
 
 def test_the_steps_of_a_trial_that_goes_on_are_counted_on():
     model = nn.Linear(3, 1)
     noise = bstune.LoopNoiseScale(every=3, first_step=100)
-    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    parts = two_parts()
     for _ in range(7):
         accumulate(noise, model, parts, (0.5, 0.5))
-    assert [step for step, *_ in noise.measurements] == [102, 105]
+    assert measured_steps(noise.measurements) == [102, 105]
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_a_step_whose_gradient_is_not_finite_is_passed_over(factor):
     model = nn.Linear(3, 1)
     noise = bstune.LoopNoiseScale()
-    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    parts = two_parts()
     accumulate(noise, model, parts, (factor, 0.5))
     assert (noise.measurements, noise.passed_over) == ((), 1)
 

@@ -352,7 +352,8 @@ class Alternating(Lit):
                 optimizer.step()
 
     def configure_optimizers(self):
-        return [torch.optim.SGD(self.net[place].parameters(), lr=self.lr) for place in (0, 2)]
+        first = torch.optim.SGD(self.net[0].parameters(), lr=self.lr)
+        return [first, torch.optim.SGD(self.net[2].parameters(), lr=self.lr)]
 
 
 class Counts(Callback):
@@ -677,7 +678,8 @@ class Data(LightningDataModule):
     def __init__(self, train=None, validation=None):
         super().__init__()
         plain = DataLoader(DATA, batch_size=7, shuffle=True)
-        self.train, self.validation = (plain if one is None else one for one in (train, validation))
+        self.train = plain if train is None else train
+        self.validation = plain if validation is None else validation
 
     def train_dataloader(self):
         return self.train
@@ -834,11 +836,12 @@ def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
             0.1 * spec.batch_size / 64 / 8
         )  # the lowest rate searched: three octaves down
     assert asked[-1][0].lr == pytest.approx(0.1 * tried[0] / 64)
-    assert {protocol.noise_scale_every for _, protocol in asked} == {None}
-    assert [protocol.trainer.get("limit_val_batches") for _, protocol in asked] == [
-        None,
-        *[4] * (len(tried) - 1),
-    ]
+    of_first, *of_others = [protocol for _, protocol in asked]
+    assert of_first.trainer.get("limit_val_batches") is None
+    assert of_first.noise_scale_every is None
+    for protocol in of_others:
+        assert protocol.trainer["limit_val_batches"] == 4
+        assert protocol.noise_scale_every is None
 
 
 @pytest.mark.parametrize(("seconds", "largest"), [(0.001, 256), (0.015, 256), (0.02, 32)])
@@ -859,7 +862,8 @@ def test_a_step_takes_the_least_of_the_seconds_between_two_ends():
 def test_a_part_of_the_validation_data_is_every_nth_batch(batches, every, kept):
     part = checks._EveryNth(batches, every).batches
     assert len(part) == len(kept)
-    assert [int(batch[0]) for batch in part] == [int(batch[0]) for batch in part] == kept
+    for _ in range(2):
+        assert [int(batch[0]) for batch in part] == kept
 
 
 class Slow(Lit):

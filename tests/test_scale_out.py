@@ -50,11 +50,15 @@ def rate(batch):
 PLAN = functools.partial(plan, curve, tau, rate)
 
 
+def devices_of(rows):
+    return [row.devices for row in rows]
+
+
 @pytest.mark.parametrize(("wait", "ceiling"), [(lambda count: 0.0, 16), (ring, 16), (ring, 256)])
 def test_it_finds_what_a_search_of_every_batch_size_finds(wait, ceiling):
     sizes = range(1, ceiling + 1, 5)
     rows = PLAN([3, 8], sizes, wait)  # one device is the yardstick, though it is not listed
-    assert [row.devices for row in rows] == [3, 8]
+    assert devices_of(rows) == [3, 8]
     alone = min(law(size) * (tau(size) + wait(1)) for size in sizes)
     for row in rows:
         times = {size: law(row.devices * size) * (tau(size) + wait(row.devices)) for size in sizes}
@@ -81,8 +85,9 @@ def test_an_all_reduce_may_run_beside_the_step(overlap, combine):
 
 def test_no_batch_is_larger_than_the_data():
     rows = PLAN([1, 3, 8, 64], range(8, 257), max_examples=300)
-    assert [row.devices for row in rows] == [1, 3, 8]  # 64 devices need 512 examples
-    assert all(row.batch_size <= 300 for row in rows)
+    assert devices_of(rows) == [1, 3, 8]  # 64 devices need 512 examples
+    for row in rows:
+        assert row.batch_size <= 300
 
 
 def test_efficiency_falls_under_half_where_the_closed_form_says():
@@ -101,11 +106,10 @@ def test_ring_by_messages(devices):
     size = 1000.0
     bandwidth = 50.0
     latency = 0.1
-    clock = sum(
-        latency + size / devices / bandwidth
-        for _phase in range(2)
-        for _message in range(devices - 1)
-    )
+    clock = 0.0
+    # A ring reduces and then gathers, in devices - 1 messages each.
+    for _message in range(2 * (devices - 1)):
+        clock += latency + size / devices / bandwidth
     assert ring_all_reduce(devices, size, bandwidth, latency) == pytest.approx(clock)
 
 
@@ -175,7 +179,8 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     found = json.loads((folder / "curve.json").read_text())["scale_out"]
 
     def band(sizes):
-        return CurveBand(*[np.array([LAW.frontier(size) for size in sizes])] * 4)
+        frontier = np.array([LAW.frontier(size) for size in sizes])
+        return CurveBand(frontier, frontier, frontier, frontier)
 
     for name, waits in (("ideal", {}), ("with_all_reduce", WAIT)):
         assert column(found[name], "devices") == DEVICES

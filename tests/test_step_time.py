@@ -1,6 +1,7 @@
 """tau(B) of bstune.core.step_time, on synthetic numbers whose truth is known."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -55,9 +56,10 @@ def test_what_was_measured_corrects_what_was_given(count):
 @pytest.mark.parametrize("given", [None, lambda size: 1e-3 * math.sqrt(size)])
 def test_many_measurements_outweigh_the_smooth_function_and_are_averaged(given):
     measured = {8: (1e-3, 1e-3), 100: (5e-3, 5e-3), 400: (1e-3, 4e-3), 4096: (9e-3, 9e-3)}
-    tau = fit_step_times(
-        [(size, value) for size, values in measured.items() for value in values * 200], 128.0, given
-    )
+    pairs = []
+    for size, values in measured.items():
+        pairs += product((size,), values * 200)
+    tau = fit_step_times(pairs, 128.0, given)
     np.testing.assert_allclose(
         tau(np.array([8.0, 100.0, 400.0, 4096.0])), [1e-3, 5e-3, 2e-3, 9e-3], rtol=0.01
     )
@@ -71,7 +73,8 @@ def test_with_one_or_none_half_of_a_step_is_overhead(measured, size, seconds):
     np.testing.assert_allclose(
         tau(size * np.array([1e-9, 1.0, 2.0])), seconds * np.array([0.5, 1.0, 1.5])
     )
-    assert [tau(np.full(shape, 4.0)).shape for shape in ((), (2, 3))] == [(), (2, 3)]
+    assert tau(np.full((), 4.0)).shape == ()
+    assert tau(np.full((2, 3), 4.0)).shape == (2, 3)
 
 
 def test_neither_overhead_nor_throughput_is_negative_and_tau_does_not_fall():
@@ -101,9 +104,8 @@ def test_a_line_through_all_reduces():
     one = [(1, 0.0), (4, 0.014)]
     for measured, line in ((several, (0.01, 0.002)), (one, (0.014, 0.0))):
         assert fit_sync(measured) == pytest.approx(line)
-        assert [sync_seconds(count, *line) for count, _ in measured] == pytest.approx(
-            [s for _, s in measured]
-        )
+        for count, seconds in measured:
+            assert sync_seconds(count, *line) == pytest.approx(seconds)
     assert fit_sync([(2, 0.02), (8, 0.01)])[1] == 0.0  # falls: a constant
     for measured in ([], [(1, 0.1)], [(2, 0.0)], [(2, math.nan)]):
         with pytest.raises(
@@ -117,7 +119,8 @@ def test_step_times_that_are_prepared_are_the_same_to_the_bit(count):
     rng = np.random.default_rng(0)
     x = rng.uniform(2.0, 12.0, count)
     log_ratio = rng.normal(0.0, 0.2, count)
-    alone, at_once = (StepTimes(LINE, tuple(x), tuple(log_ratio)) for _ in range(2))
+    alone = StepTimes(LINE, tuple(x), tuple(log_ratio))
+    at_once = StepTimes(LINE, tuple(x), tuple(log_ratio))
     sizes = np.exp2(np.log2(rng.integers(4, 5000, 600)))
     at_once.prepare(sizes)
     for size in sizes:
