@@ -36,7 +36,8 @@ from bstune.search.sampler import default_policy
 
 LOW = 8
 HIGH = 4096
-LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283
+# The time is least at B = 283.
+LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
 POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
 BUDGET = 20_000.0
 
@@ -236,7 +237,8 @@ def test_stopped_trials_are_continued_at_their_own_point():
     for number, batch_size in enumerate((128, 256, 512)):
         stops_at = 0.5 * LAW.frontier(batch_size)
         trials.append(tried(number, batch_size, LAW.best_lr(batch_size), stops_at))
-    trials.append(tried(3, 200, 2.0 * LAW.best_lr(200)))  # as good as they are, and has reached
+    # This one has reached the target, and is as good as they are.
+    trials.append(tried(3, 200, 2.0 * LAW.best_lr(200)))
     posterior = inferred(trials)
     continued, _ = resumed(posterior)
     assert len(continued) > 10
@@ -250,12 +252,14 @@ def test_stopped_trials_are_continued_at_their_own_point():
     again = []
     for trial in trials[:3]:
         again.append(replace(trial, number=4 + trial.number, resumed_from=trial.number))
-    stuck = inferred([*trials, *again])  # continued without a further step
+    # They were continued without a further step.
+    stuck = inferred([*trials, *again])
     assert numbers(stuck.observations) == [3, 4, 5, 6]
     slow = inferred(
         [tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8)), tried(1, 256, LAW.best_lr(256))]
     )
-    assert slow.observations[0].status == "stopped"  # past the margin
+    # It is past the margin.
+    assert slow.observations[0].status == "stopped"
     assert not resumed(stuck)[1] | resumed(slow)[1]
 
 
@@ -458,7 +462,8 @@ def test_where_the_shape_is_wrong_it_is_what_a_dense_sweep_would_show(crowd):
     tried_sizes = (*RECORDED, *crowd)
     posterior = learned(around((size, RECORDED[size]) for size in tried_sizes))
     low, middle, high = quantiles(posterior)
-    assert low < dense < 1.3 * high  # what one octave hides from knots of 1.5 is left
+    # What one octave hides from knots 1.5 octaves apart is left over.
+    assert low < dense < 1.3 * high
     assert 1 / 1.5 < middle / dense < 1.5
 
 
@@ -483,7 +488,8 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
     posterior = learned(around(curve((64, 90, 128)).items()))
     x = [3.0, 6.0, 6.5, 7.0, 12.0]
     place, expected = asked(posterior, x, [0.0] * 5)
-    assert place == 4  # nothing is known of either end, and this one is cheaper
+    # Nothing is known of either end, and this one is cheaper.
+    assert place == 4
     assert 100 < expected < 1500
     # Where it is running already, the other end tells more if it costs only what it still takes.
     running = [(12.0, float(posterior.prior.rule(12.0)), None)]
@@ -543,15 +549,18 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
 @pytest.mark.parametrize(
     ("sizes", "allowed", "place"),
     [
+        # B_crit/9 is 33 and 9 B_crit 2700: the large end is cheaper to look at.
         (
             (64, 128, 256, 512, 1024),
             1e6,
             4,
-        ),  # B_crit/9 is 33 and 9 B_crit 2700: the large end is cheaper to look at
+        ),
         ((64, 128, 256, 512, 1024, 4096), 1e6, 1),
         ((16, 64, 256, 1024), 1e6, 4),
-        ((16, 64, 256, 1024, 4096), 1e6, None),  # both ends are seen
-        ((64, 128, 256, 512, 1024), 0.2, None),  # it would cost more than is allowed
+        # Both ends are seen already.
+        ((16, 64, 256, 1024, 4096), 1e6, None),
+        # A look would cost more than is allowed.
+        ((64, 128, 256, 512, 1024), 0.2, None),
     ],
 )
 def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, allowed, place):
@@ -573,7 +582,8 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
     dear = replace(posterior.observations[0], status="stopped", steps=10**10, x=4.0)
     posterior = replace(posterior, observations=(*posterior.observations, dear))
     found = unseen_regime(posterior, candidates, [], *draws, allowed)
-    assert found is None or found[0] == 4  # the other end may be looked at
+    # The other end may still be looked at.
+    assert found is None or found[0] == 4
 
 
 def worth(posterior, max_steps=200, continues=None, **changes):
@@ -594,7 +604,8 @@ def test_decisions_for_the_curve_cost_a_stated_share_and_less_once_its_interval_
     posterior = inferred([tried(number, 64, 0.05) for number in range(4)])
     wide = log_b_crit(posterior.theta, posterior.prior).std()
     assert posterior.trials == 4
-    assert math.exp(3.29 * wide) > 3.0  # two ends of 90%: it is not narrow
+    # The two ends of a 90% interval lie 3.29 standard deviations apart: it is not narrow.
+    assert math.exp(3.29 * wide) > 3.0
     cost = 200 * LAW.tau(128)
     # By chance x share of the decisions, what is spent is the share that it may cost of an average decision.
     for spent, share, expected in (

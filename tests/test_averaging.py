@@ -68,7 +68,8 @@ def follow(callback, steps):
         end_step(callback, module, step)
         averages.append(callback._average_model.module.get())
         updates.append(int(callback._average_model.n_averaged))
-    assert callback._average_model.module.count.dtype == torch.int64  # whole numbers are copied
+    # Whole numbers are copied, not averaged.
+    assert callback._average_model.module.count.dtype == torch.int64
     assert int(callback._average_model.module.count) >= 1
     return values, averages, updates
 
@@ -83,9 +84,8 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
     assert updates == list(range(1, steps + 1))
     for t in (1, 2, 7, 60, steps):
         s = torch.arange(1, t + 1, dtype=torch.float64)
-        weights = (s / t) ** (1 / fraction) - ((s - 1) / t) ** (
-            1 / fraction
-        )  # the first s steps: (s/t)^(1/fraction)
+        # The first s steps weigh (s/t)^(1/fraction).
+        weights = (s / t) ** (1 / fraction) - ((s - 1) / t) ** (1 / fraction)
         torch.testing.assert_close(averages[t - 1], weights @ values[:t], rtol=1e-5, atol=1e-6)
     stated = s ** (1 / fraction - 1)
     assert (weights - stated / stated.sum()).abs().sum() / 2 < tolerance
@@ -93,15 +93,17 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
 def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction):
+    # The next snapshot lies fraction/16 of the last one's step further, and at least one step.
     steps, taken = (
         700,
         [1],
-    )  # the next one lies fraction/16 of the last one further, and at least one step
+    )
     while (due := max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))) <= steps:
         taken.append(due)
     values, averages, updates = follow(RunningWeightAverage(fraction), steps)
     assert updates == np.searchsorted(taken, range(1, steps + 1), side="right").tolist()
-    short = math.floor(SNAPSHOTS / fraction)  # while the window is short, every step is taken
+    # While the window is short, every step is taken.
+    short = math.floor(SNAPSHOTS / fraction)
     assert updates[:short] == list(range(1, short + 1))
     for t in (10, 163, 400, steps):
         so_far = [s for s in taken if s <= t]
@@ -146,9 +148,8 @@ def test_an_update_takes_an_operator_for_all_that_is_averaged_and_one_for_all_th
 
 def on_meta(callback, steps):
     """Take steps with a module on the device meta, where to read a value on the host is an error; return the module."""
-    module = started(callback).to(
-        "meta"
-    )  # Lightning moves a module only after the call-backs' set-up
+    # Lightning moves a module only after the call-backs' set-up.
+    module = started(callback).to("meta")
     callback.on_fit_start(None, module)
     for step in range(1, steps + 1):
         end_step(callback, module, step)
@@ -165,9 +166,8 @@ def test_an_average_never_waits_for_the_device(make):
     callback.on_validation_epoch_end(None, module)
     counter = callback._average_model.n_averaged
     assert (counter.device.type, int(counter)) == ("cpu", 3)
-    with pytest.raises(
-        (RuntimeError, NotImplementedError)
-    ):  # as the update of torch's own average is
+    # The update of torch's own average waits for the device, and so fails here.
+    with pytest.raises((RuntimeError, NotImplementedError)):
         torch.optim.swa_utils.AveragedModel(Weights(), device="meta").update_parameters(module)
     lookahead = Lookahead(10, 2, 0.5, 1.0)
     on_meta(lookahead, 10)
@@ -188,7 +188,8 @@ def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
         for each, its_module in ((callback, module), (reference, whole)):
             its_module.set(value)
             end_step(each, its_module, step)
-        if step % 7 == 0:  # evaluating it rounds a copy
+        # An evaluation rounds a copy of the average.
+        if step % 7 == 0:
             callback.on_validation_epoch_start(None, module)
             assert module.narrow.dtype == dtype
             assert torch.equal(module.narrow, callback._average_model.module.narrow.to(dtype))
@@ -254,7 +255,8 @@ def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, po
     assert not torch.allclose(plain[0].weight, trained[0].weight, rtol=1e-3)
     assert not torch.allclose(plain[1].running_mean, trained[1].running_mean, rtol=1e-3)
     assert trained[1].num_batches_tracked == STEPS
-    if every > STEPS:  # the last step alone takes all others out again
+    # The last step alone would take all others out again.
+    if every > STEPS:
         assert torch.equal(trained[0].weight, model[0].weight)
 
 
@@ -265,7 +267,8 @@ def test_lookahead_keeps_type_and_place_and_does_not_extrapolate(decay, step, ex
     callback.on_fit_start(None, module)
     place = module.narrow.data_ptr()
     module.narrow.data.fill_(1.0)
-    end_step(callback, module, step)  # 40 is past the ten steps
+    # Step 40 is past the ten steps.
+    end_step(callback, module, step)
     assert module.narrow.data_ptr() == place
     assert callback._slow[0].dtype == module.narrow.dtype == torch.float16
     assert module.narrow.tolist() == [expected] * 3

@@ -70,10 +70,12 @@ FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
     ("trial", "target", "ideal", "value"),
     [
         (FIRST_LOOK, ERROR, 0.0, 0.04),
-        (replace(FIRST_LOOK, history=((0, 2.3), (36, 0.08))), ERROR, 0.0, 0.04),  # untrained
+        # An evaluation at step 0 is of untrained weights.
+        (replace(FIRST_LOOK, history=((0, 2.3), (36, 0.08))), ERROR, 0.0, 0.04),
         (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, None, 12.0),
         (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, 20.0, 15.5),
-        (replace(FIRST_LOOK, history=((18, 0.2), (36, 0.08))), ERROR, 0.0, None),  # it missed once
+        # It missed the target once before.
+        (replace(FIRST_LOOK, history=((18, 0.2), (36, 0.08))), ERROR, 0.0, None),
         (replace(FIRST_LOOK, status="stopped"), ERROR, 0.0, None),
         (replace(FIRST_LOOK, horizon=36), ERROR, 0.0, None),
     ],
@@ -117,7 +119,8 @@ def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("tunable", "value"),
     [
-        (Tunable("seed", "seed", 1, 100, False, True), 7),  # the config's own
+        # The seed is the config's own.
+        (Tunable("seed", "seed", 1, 100, False, True), 7),
         (Tunable("absent", "workload.module.absent", 4, 64, True, True), 16),
         (Tunable("absent", "workload.module.absent", 0.8, 0.998, True, False, True), 0.98),
     ],

@@ -27,7 +27,8 @@ def workload_of(build):
 
 def kept(modules, build):
     def built(spec):
-        torch.manual_seed(1)  # other weights than the checkpoint's
+        # These weights are others than the checkpoint's.
+        torch.manual_seed(1)
         modules.append(build(spec))
         return modules[-1]
 
@@ -82,11 +83,13 @@ def test_a_branch_goes_on_from_weights_optimizer_and_rate(
     )
     assert record.steps == round(100 / batch_size)
     assert record.status == "stopped"
-    assert evaluated_steps(record) == [record.steps]  # evaluated at the end alone
+    # It is evaluated at its end alone.
+    assert evaluated_steps(record) == [record.steps]
     assert start == pytest.approx(evaluated(module))
     (used,) = trainer.optimizers
     for group in used.param_groups:
-        assert group["lr"] == 0.05 / 4  # after 12 steps
+        # That is the schedule's rate after 12 steps.
+        assert group["lr"] == 0.05 / 4
         group["lr"] *= (batch_size / 8) ** exponent
     for batch in islice(stream(make_spec(batch_size, seed=3)), record.steps):
         used.zero_grad()
@@ -103,7 +106,8 @@ def test_averaged_weights_and_their_steps_go_on(micro, tmp_path):
     run_until(path, build, 40)
     checkpoint = read_checkpoint(path, trusted=False)
     values = []
-    for size in (8, 40):  # in 10 steps, fewer than the run's
+    # These are 10 steps, fewer than the run had.
+    for size in (8, 40):
         workload = workload_of(kept(modules, build))
         batches = partial(stream, micro_batch_size=micro)
         workload = Workload(workload.build_module, batches, validation(), 20)
@@ -137,7 +141,8 @@ def test_nothing_ends_a_branch_early(tmp_path):
             workload_of(build), learning_protocol(), path, checkpoint, make_spec(8), 8, 40, 0.5
         )[0].steps
 
-    assert go_on(partial(Impatient, "val/loss")) == 5  # it is left out
+    # The call-back is left out.
+    assert go_on(partial(Impatient, "val/loss")) == 5
     with pytest.raises(
         ConfigError,
         match=r"a branch at batch size 8 ended after 1 of its 5 steps: .*by the module or",
@@ -229,7 +234,8 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
         assert column(own, "steps") == [78, 20, 5]
         at_16, at_64, at_250 = column(own, "value")
         losses.append({16: 0.0, 64: at_64 - at_16, 250: at_250 - at_16})
-    assert found["examples"] == 1250  # whole batches of the largest
+    # The examples are whole batches of the largest size.
+    assert found["examples"] == 1250
     largest = largest_batch(losses, 0.01, 0.9)
     assert found["largest"]["batch_size"] == largest.batch_size < 250
     # The loss rises by more than a third from 16 to 64.

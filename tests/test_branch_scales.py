@@ -42,7 +42,8 @@ def test_the_critical_batch_size_and_its_schedule_follow_the_run():
     # It doubles for four times the examples.
     assert [step.batch_size for step in found.schedule] == [64, 128, 256, 512]
     assert [step.start for step in found.schedule] == pytest.approx([0, 4e3, 16e3, 64e3], rel=0.05)
-    assert len(found.notes) == 1  # that the rate follows
+    # The one note says that the rate follows.
+    assert len(found.notes) == 1
 
 
 def test_tokens_are_those_of_an_example_times_the_examples():

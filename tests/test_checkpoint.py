@@ -195,7 +195,8 @@ def chain(
         part_spec = replace(
             spec, number=part, max_steps=limit, resumed_from=part - 1 if part else None
         )
-        torch.rand(part)  # what was drawn before does not matter
+        # What was drawn before must not matter.
+        torch.rand(part)
         files = {"state": folder / f"{part}.state", "resume": stopped}
         record, module = train(part_spec, protocol(), clock=clock(), **files, **options)
         records.append(record)
@@ -288,7 +289,8 @@ QUICK += (("weights set at the start", None),)
 )
 def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, tmp_path):
     """Nor does measuring the noise scale change it; the measurements go on as well."""
-    options, limits = CASES[case], (1, 2, 23, 30, 59)  # at 30 an evaluation is due
+    # At step 30 an evaluation is due.
+    options, limits = CASES[case], (1, 2, 23, 30, 59)
     plain, untouched = train(SPEC, protocol_of(case), **options)
     assert (plain.status, plain.steps, plain.noise_scale) == ("stopped", STEPS, ())
     whole, reference = train(SPEC, protocol_of(case, every), **options)
@@ -301,7 +303,8 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, 
     for record in records:
         assert record.history[-1][0] == record.steps == record.steps_low
     assert records[-1].noise_scale == whole.noise_scale
-    if every and case != "scaler":  # Lightning counts skipped steps too
+    # Lightning counts the steps that a scaler skips, too.
+    if every and case != "scaler":
         assert measured_steps(whole.noise_scale) == list(range(5, STEPS + 1, 5))
         assert [len(record.noise_scale) for record in records] == [0, 0, 4, 6, 11, 12]
 
@@ -527,15 +530,18 @@ def test_divergence_is_judged_from_the_first_start(tmp_path):
     ("step", "value", "limits", "due"),
     [
         (20, 0.2, (), [10, 20, 21, 22, 25, 30, 35, 40]),
-        (20, 0.2, (23,), [10, 20, 21, 22, 25, 30, 35, 40]),  # what was near stays near
+        # A trial that was near the target stays near.
+        (20, 0.2, (23,), [10, 20, 21, 22, 25, 30, 35, 40]),
         (15, 0.2, (), [10, 20, 30, 40]),
+        # That it looked near where it was stopped does not count.
         (
             15,
             0.2,
             (15,),
             [10, 20, 30, 40],
-        ),  # that it looked near where it was stopped does not count
-        (15, 3.0, (15,), [10, 20, 30, 40]),  # nor that it improved since
+        ),
+        # Nor does it count that it improved since.
+        (15, 3.0, (15,), [10, 20, 30, 40]),
         (15, 0.2, (15, 17, 29), [10, 20, 30, 40]),
     ],
 )

@@ -71,11 +71,13 @@ def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload
     ("arguments", "lr"),
     [
         (["workload=digits", "algorithm=sgd"], 0.4),
-        (["workload=digits", "algorithm=nesterov"], 0.04),  # lr/(1 - m) is kept
+        # The step's size lr/(1 - m) is kept.
+        (["workload=digits", "algorithm=nesterov"], 0.04),
         (["workload=fashion_mlp", "algorithm=sgd"], 0.3),
         (["workload=digits", "algorithm=nesterov", "algorithm.optimizer.momentum=0.5"], 0.2),
         (["workload=digits", "algorithm=nesterov", "algorithm.lr=0.3"], 0.3),
-        (["workload=digits", "algorithm=adam"], 0.001),  # of another class
+        # An algorithm of another class keeps its own rate.
+        (["workload=digits", "algorithm=adam"], 0.001),
         (["workload=cifar_mlp", "algorithm=adam"], 0.001),
         (["workload=cifar_mlp", "algorithm=nesterov"], 0.01),
         (["workload=digits", "algorithm=adam", "workload.reference.lr=0.007"], 0.007),

@@ -40,7 +40,8 @@ def test_errors_are_exact_counts(n, wrong, batch_size):
     module = classifier()
     logged = {}
     module.log_dict = logged.update
-    for _ in range(2):  # each evaluation starts from nothing
+    # Each evaluation starts from nothing.
+    for _ in range(2):
         for number, batch in enumerate(
             zip(logits.split(batch_size), labels.split(batch_size), strict=True)
         ):

@@ -164,7 +164,8 @@ def test_of_three_equal_ones_two_differ_as_often_as_it_says():
             factor = math.exp(deviations * spread)
             made.append(summary(str(len(made)), middle, middle / factor, middle * factor))
         wrong += any(pair.differ for pair in pairs(studies(*made)))
-    assert 0.03 < wrong / 400 < 0.13  # 0.1, less as the three pairs depend on each other
+    # It is 0.1 or less, as the three pairs depend on each other.
+    assert 0.03 < wrong / 400 < 0.13
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,8 @@ def test_comparing_imports_no_training_library(folders, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow  # MLflow makes its database in seconds
+# MLflow makes its database, which takes seconds.
+@pytest.mark.slow
 def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri)
@@ -407,7 +409,8 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch)
         run = client.create_run(experiment, tags={"bstune.kind": kind}, run_name=name)
         if text is not None:
             client.log_text(run.info.run_id, text, "curve.json")
-    capfd.readouterr()  # what MLflow says as it makes a database
+    # MLflow prints lines as it makes a database.
+    capfd.readouterr()
     status, out, err = bstune("compare", "--mlflow", ODD, "--output", "shown")
     assert (status, err) == (0, "")
     assert out.startswith("3 studies · 1 workload")

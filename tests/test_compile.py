@@ -251,9 +251,8 @@ def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypa
     free = []
 
     def backend(graph, inputs):
-        free.append(
-            any(isinstance(one, torch.SymInt | int) for one in inputs)
-        )  # a graph takes it as an argument
+        # A graph takes it as an argument.
+        free.append(any(isinstance(one, torch.SymInt | int) for one in inputs))
         if torch.is_grad_enabled() and free[-1]:
             raise RuntimeError("no kernel for such a number")
         return graph.forward

@@ -62,15 +62,15 @@ def mistakes(*arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
+    # Algorithms with numbers to tune are in test_choices.py.
     [[f"+workload={name}"] for name in WORKLOADS if name != "replay"]
     + [["workload=digits", f"sampler={name}"] for name in SAMPLERS]
     + [["workload=digits", f"scaling={name}"] for name in RULES]
-    + [
-        ["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES
-    ],  # those with numbers to tune: test_choices
+    + [["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES],
 )
 def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
-    monkeypatch.setenv("BSTUNE_DATA", "data")  # without ~, which is expanded
+    # A ~ would be expanded.
+    monkeypatch.setenv("BSTUNE_DATA", "data")
     composed = compose(arguments)
     with initialize_config_module("bstune.conf", **BEHAVIOUR):
         before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])

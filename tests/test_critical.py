@@ -22,7 +22,8 @@ from bstune.study.analysis.critical import (
     passing,
 )
 
-LOW, HIGH = 8, 2048  # B_mid is 128
+# Their geometric middle is 128.
+LOW, HIGH = 8, 2048
 MIDDLE = math.log(128.0)
 TARGET = Target("val/error", 0.1, "min")
 
@@ -76,28 +77,33 @@ def test_the_law_gives_its_own_numbers():
         (found.value / 9, found.value * 9)
     )
     assert found.b_opt is None
-    assert found.next_trials == ()  # it is narrow
+    # The interval is narrow: no further trial would tell.
+    assert found.next_trials == ()
 
 
 @pytest.mark.parametrize(
     ("sizes", "spread", "known"),
     [
         ((8, 2048), 0.1, (True, True, True)),
+        # An end is known up to an octave beyond the largest batch size that reached the target.
         (
             (8, 110),
             0.1,
             (True, True, True),
-        ),  # an octave beyond the largest one that reached the target
+        ),
         ((8, 95), 0.1, (True, False, False)),
-        ((8, 64), 0.1, (True, False, False)),  # above an octave beyond
+        # This end lies further than an octave above them.
+        ((8, 64), 0.1, (True, False, False)),
         ((900, 2048), 0.1, (False, False, True)),
         ((410, 2048), 0.1, (False, False, True)),
-        ((200, 200), 0.1, (False, False, False)),  # one batch size says nothing of the others
+        # One batch size says nothing of the others.
+        ((200, 200), 0.1, (False, False, False)),
+        # The middle of an interval without an end is the prior's guess.
         (
             (200, 200),
             2.0,
             (False, False, False),
-        ),  # in the middle of an interval without an end is the prior's guess
+        ),
     ],
 )
 def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes, spread, known):
@@ -115,7 +121,8 @@ def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes,
     ("b_crit", "sizes", "options"),
     [
         (9000.0, (8, 2048), "a larger search.batch_size.high"),
-        (9000.0, (8, 512), None),  # larger ones are left to run
+        # Larger batch sizes are left to run.
+        (9000.0, (8, 512), None),
         (2.0, (8, 2048), "a smaller search.batch_size.low"),
         (2.0, (32, 2048), None),
     ],
@@ -134,12 +141,14 @@ def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(
 @pytest.mark.parametrize(
     ("sizes", "above", "known"),
     [
+        # The prior's upper end, 2400, is near a batch size that reached the target.
         (
             (2048, 2048),
             0.0,
             (False, False, False),
-        ),  # the prior's upper end, 2400, is near a batch size that reached it
-        ((8, 8), 0.0, (False, False, False)),  # the lower one, 7
+        ),
+        # The prior's lower end is 7.
+        ((8, 8), 0.0, (False, False, False)),
         ((8, 2048), 0.0, (False, False, False)),
         ((8, 2048), 64.0, (True, True, False)),
     ],
@@ -164,7 +173,8 @@ def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
     assert (found.b_opt, found.b_opt_low, found.b_opt_high) == pytest.approx(
         (40.0, 40.0 * math.exp(-0.09), 40.0 * math.exp(0.09)), rel=0.02
     )
-    assert found.value == pytest.approx(200.0, rel=0.02)  # its own, without the term
+    # It is the value of its own law, without the small-batch term.
+    assert found.value == pytest.approx(200.0, rel=0.02)
     assert found.e_min == pytest.approx(100.0 * (200.0 + 2.0 * 40.0), rel=0.03)
     assert found.maximal_data_parallelism_above > 9 * found.value
     ends = (
@@ -174,9 +184,8 @@ def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
     wide, beyond = ends
     assert (wide.b_opt_low is None, wide.b_opt_high is None) == (False, True)
     assert (beyond.b_opt_low is None, beyond.b_opt_high is None) == (True, True)
-    assert (
-        critical_batch(posterior_of(200.0, 5.0)).b_opt is None
-    )  # below the smallest batch size it changes nothing
+    # A term below the smallest batch size changes nothing.
+    assert critical_batch(posterior_of(200.0, 5.0)).b_opt is None
 
 
 def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
@@ -210,7 +219,8 @@ HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
         (0.25, 40, 30, "reached"),
         (0.2, 40, 30, "reached"),
         (0.1, 60, 50, "reached"),
-        (0.05, 77, 70, "stopped"),  # as it stood
+        # The record stays as it stood.
+        (0.05, 77, 70, "stopped"),
     ],
 )
 def test_a_record_at_an_easier_target(value, steps, steps_low, status):
@@ -247,7 +257,8 @@ def test_b_crit_over_targets_that_enough_trials_passed():
         coarse.append(replace(trial, history=first_and_last))
         parts.append(replace(trial, number=trial.number + 8, resumed_from=trial.number))
     assert easier_targets(coarse, TARGET, 0.0) == []
-    assert easier_targets([*done[:4], *parts[:4]], TARGET, 0.0) == []  # four trials
+    # Eight parts of four trials are four trials.
+    assert easier_targets([*done[:4], *parts[:4]], TARGET, 0.0) == []
     done += parts
     asked = []
 
@@ -356,7 +367,8 @@ def test_under_a_horizon_neighbours_and_an_untold_term_determine_no_b_crit(
     ("steps", "reason"),
     [
         ((1000, 500), None),
-        ((1000, 1050), None),  # within the scatter
+        # The two lie within the scatter.
+        ((1000, 1050), None),
         ((1000, 1600), "B = 512 takes more steps than B = 32"),
         ((1000, 61), None),
         ((1000, 40), "B = 512 takes fewer examples than B = 32"),

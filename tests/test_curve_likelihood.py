@@ -14,7 +14,8 @@ from bstune.core.curve import FrontierPoint, fit_curve
 
 S_MIN = 100.0
 B_CRIT = 1000.0
-NINE = B_CRIT * 2.0 ** np.arange(-5, 4)  # B_crit/32 to 8 B_crit
+# They go from B_crit/32 to 8 B_crit.
+NINE = B_CRIT * 2.0 ** np.arange(-5, 4)
 
 
 def point(batch_size, steps, stopped=False):
@@ -56,7 +57,8 @@ def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
 @pytest.mark.parametrize("stopped", [(), (0, 6), (8,)])
 def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(stopped):
     steps = S_MIN * (1 + B_CRIT / NINE) * np.exp(0.1 * np.random.default_rng(5).standard_normal(9))
-    steps[3] *= 3  # an outlier, so that the mixture matters
+    # With an outlier the mixture matters.
+    steps[3] *= 3
     steps[list(stopped)] *= 0.8
     points = [point(B, S, i in stopped) for i, (B, S) in enumerate(zip(NINE, steps, strict=True))]
     fit = fit_curve(points)

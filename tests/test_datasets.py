@@ -32,7 +32,8 @@ def idx_bytes(array):
     return header + array.tobytes()
 
 
-SIZE = 2000  # pinned, of each of these small files
+# The size of each of these small files is pinned to this.
+SIZE = 2000
 IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
 CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(
     np.uint8
@@ -128,7 +129,8 @@ def test_complete_local_copy_needs_no_network_and_is_left_alone(tmp_path, mirror
 
 WRAPPED = OSError("pool")
 WRAPPED.reason = "no such host"
-BAD_PAGES = {  # and why they cannot be used
+# Each of these pages cannot be used, for the reason beside it.
+BAD_PAGES = {
     "offline": (OSError(WRAPPED), "no such host"),
     "empty error": (EOFError(), "EOFError"),
     "captive portal": (b"<html>log in</html>", f"{digest(b'<html>log in</html>')}, expected "),
@@ -165,13 +167,14 @@ def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was
     for text in (*said, reason):
         assert text in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-    assert (
-        len(mirrors.requested) == 2
-    )  # one file is enough to know: the time-outs do not add up over all files
+    # One file is enough to know: the time-outs do not add up over all files.
+    assert len(mirrors.requested) == 2
 
-    for number, (name, data) in enumerate(IDX_FILES.items()):  # some servers unwrap the gzip
+    # Some servers unwrap the gzip.
+    for number, (name, data) in enumerate(IDX_FILES.items()):
         mirrors.pages[f"http://two/{name}.gz"] = data if number % 2 else gzip.compress(data)
-    for _ in range(2):  # from the mirror, then from the folder
+    # The first comes from the mirror, the second from the folder.
+    for _ in range(2):
         assert_fashion(datasets.load_fashion_mnist(root))
         assert listing(tmp_path) == sorted(f"new/root/fashion-mnist/{name}" for name in IDX_FILES)
         assert len(mirrors.requested) == 2 + 8
@@ -244,11 +247,12 @@ def tar_bytes(files, target=None):
 def test_cifar10_is_taken_from_its_archive_where_files_are_missing(tmp_path, mirrors):
     members = {f"cifar-10-batches-bin/{name}": data for name, data in CIFAR_FILES.items()}
     mirrors.pages[ARCHIVE] = tar_bytes(members | {"../evil": b"x", "readme.html": b"x"})
+    # All files, none and one of them are missing.
     for missing, requests in (
         (None, 1),
         (None, 1),
         ("data_batch_3.bin", 2),
-    ):  # all files, none, one
+    ):
         if missing:
             (tmp_path / "root" / "cifar-10-batches-bin" / missing).unlink()
         dataset = datasets.load_cifar10(tmp_path / "root")
@@ -292,7 +296,8 @@ def test_two_processes_download_at_once(tmp_path, mirrors, monkeypatch):
     verified = datasets._verified
 
     def meet(*arguments):
-        both.wait()  # each has its download, and the folder is still empty
+        # Each process has its download, and the folder is still empty.
+        both.wait()
         return verified(*arguments)
 
     monkeypatch.setattr(datasets, "_verified", meet)

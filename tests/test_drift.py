@@ -18,7 +18,8 @@ from bstune.search.ruler import Ruler, RunningBest
 from bstune.search.sampler import default_policy
 
 POLICY = replace(default_policy(), loss_first_share=0.125, loss_spread=0.1, loss_drift=0.3)
-LEFT = math.log(8.0)  # log(1/s) at the first share
+# The first share is an eighth: this is log(1/s) there.
+LEFT = math.log(8.0)
 # It has the height -log s at the share s.
 RULER = Ruler(np.array([-5.0, 0.0]), np.array([5.0, 0.0]), slope=1.0, first_slope=1.0)
 
@@ -60,9 +61,8 @@ def test_a_full_trial_at_another_batch_size_shows_how_behind_moves(then, behind,
 @pytest.mark.parametrize(
     "silent",
     [
-        full_run(
-            9.0, behind=1.0, log_shares=(-0.5, 0.0)
-        ),  # it was first evaluated after that share
+        # It was first evaluated after that share.
+        full_run(9.0, behind=1.0, log_shares=(-0.5, 0.0)),
         replace(full_run(9.0, behind=1.0), curve=None),
         replace(full_run(9.0, then=1.0), behind=None),
     ],

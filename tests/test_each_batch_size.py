@@ -28,7 +28,8 @@ SEARCHED = distributions(TUNED)
     ("low", "high", "ratio", "sizes"),
     [
         (8, 64, 2.0, [8, 16, 32, 64]),
-        (8, 65, 2.0, [8, 14, 23, 38, 65]),  # both ends, at most twice each other
+        # Both ends are there, and each size is at most twice the one before.
+        (8, 65, 2.0, [8, 14, 23, 38, 65]),
         (8, 8, 2.0, [8]),
         (1, 3, 1.01, [1, 2, 3]),
     ],
@@ -64,11 +65,11 @@ def test_every_batch_size_has_as_many_points_well_spread():
             len({math.floor((delta + 3.0) / 1.5) for delta in deltas}) >= 3
         )  # of the four quarters
         assert -2 <= left[0] < left[-1] <= math.log10(0.9)
-    assert len({some[0] for some in points.values()}) == 8  # a shift of its own for each size
+    # Each batch size has a shift of its own.
+    assert len({some[0] for some in points.values()}) == 8
     assert asked(5)["batch_size"] == asked(5, 1)["batch_size"]
-    assert (
-        abs(asked(5)["delta"] - asked(5, 1)["delta"]) > 1e-9
-    )  # a point that failed is not tried again
+    # A point that failed is not tried again.
+    assert abs(asked(5)["delta"] - asked(5, 1)["delta"]) > 1e-9
 
 
 def test_a_study_asks_them_by_their_index(tmp_path):

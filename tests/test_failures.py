@@ -83,7 +83,8 @@ from bstune.study.storage import patience
 files.WRITE_TRIES, patience.RETRY_SECONDS = 2, 1.0
 command()
 """
-TRIAL_SECONDS = 20.0  # the start of a process among them
+# The start of a process is among these seconds.
+TRIAL_SECONDS = 20.0
 TOO_LONG = "took longer than protocol.trial_seconds=20"
 FAILURES = {
     "exits at once": "its process ended with status 0",
@@ -234,14 +235,16 @@ EASILY = "workload.target.value=2.1"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        # The checkpoint is the first file that does not fit.
         (
             (EASILY, "output=full/s"),
             r"\S+/full/s/\S+ cannot be written: No space left",
-        ),  # first a checkpoint
+        ),
+        # Here it is a state.
         (
             (NEVER, "output=full/s", "sampler=frontier"),
             r"\S+/full/s/\S+ cannot be written: No space left",
-        ),  # a state
+        ),
         (
             (NEVER, "output=full/s"),
             r"\S+/s/trials.jsonl cannot be written: No space left on device; tried 2 times",

@@ -72,7 +72,8 @@ def synchronisations(seen, phase="training"):
 
 
 READ = ("read", "bstune/trial/noise_scale.py:_squares")
-NOISE = "protocol.noise_scale_every=4"  # of 12 steps three are measured
+# Of 12 steps three are measured.
+NOISE = "protocol.noise_scale_every=4"
 FREE = {}
 CASES = {
     "a scaler": ({"workload": "fashion_mlp", "precision": "16-mixed"}, {("read", SCALER): STEPS}),
@@ -110,7 +111,8 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
     reads = [
         times for _, kind, _, place, times in parts["events"] if kind == "read" and READ[1] in place
     ]
-    assert (parts["noise_scales"], reads) == (3, [3])  # once a measurement
+    # The device is read once a measurement.
+    assert (parts["noise_scales"], reads) == (3, [3])
     few = seen["surveyed"]
     many = seen["surveyed for longer"]
     assert (len(few["trial"]), len(few["bare"]), len(many["trial"]), len(many["bare"])) == (
@@ -130,9 +132,8 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_in_every_precision_waits_for_nothing_in_a_segment(workload, precision):
     fused = ("resnet_cifar", "resnet_cifar_fast", "airbench_cifar")
-    refused = (
-        precision == "16-mixed" and workload in fused
-    )  # as momentum of a fused optimizer goes wrong there
+    # The momentum of a fused optimizer goes wrong there.
+    refused = precision == "16-mixed" and workload in fused
     overrides = ["workload.module.optimizer.fused=false"] if refused else []
     (seen,) = seen_in({"workload": workload, "precision": precision, "overrides": overrides})
     found = within_segments(seen)

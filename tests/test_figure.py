@@ -296,11 +296,11 @@ def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
         make_trial(3, 200, 0.1, "stopped", 900, 900),
         make_trial(4, 300, 0.1, "stopped", 3, 3),
     ]
-    trials += [
-        make_trial(5, 8, 0.1, "stopped", 700, 700)
-    ]  # beyond the batch sizes that reached the target
+    # They lie beyond the batch sizes that reached the target.
+    trials += [make_trial(5, 8, 0.1, "stopped", 700, 700)]
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
-    assert STOPPED_TEXT not in marks  # 900 steps at B = 200 are no news where 500 were enough
+    # 900 steps at B = 200 are no news where 500 were enough.
+    assert STOPPED_TEXT not in marks
     trials[3] = make_trial(3, 200, 0.1, "stopped", 400, 400)
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
     assert marks[STOPPED_TEXT].get_offsets().tolist() == [[200, 400]]
@@ -343,7 +343,8 @@ def test_the_curve_is_written_as_a_png_and_as_svg_and_nothing_else(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["curve.png", "curve.svg"]
     assert dict(matplotlib.rcParams) == before
     paths[1].unlink()
-    paths[1].mkdir()  # which cannot be written
+    # A folder of that name lets no file be written.
+    paths[1].mkdir()
     with pytest.raises(OSError, match=r"curve\.svg"):
         draw_curve(*STUDIES["none"], *paths)
     assert sorted(os.listdir(tmp_path)) == ["curve.png", "curve.svg"]

@@ -81,13 +81,15 @@ def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path):
         ("another file", False, "is not empty and no study's"),
         ("{", False, "is not empty and no study's"),
         (MINE, True, ""),
-        (replace(MINE, id=None), True, ""),  # a survey's, before the study began
+        # A survey's file is from before the study began.
+        (replace(MINE, id=None), True, ""),
         (
             replace(MINE, id="2"),
             False,
             "is of the study 's' in sqlite:///a.db, but of an earlier one of this name",
         ),
-        (replace(MINE, storage="grpc://host:13000"), True, ""),  # another way to the same storage
+        # This is another way to the same storage.
+        (replace(MINE, storage="grpc://host:13000"), True, ""),
         (
             replace(MINE, study="other", id="2"),
             False,
@@ -170,7 +172,8 @@ def leave(path: Path) -> None:
 
 
 def test_only_what_the_studys_own_trials_wrote_is_deleted(tmp_path):
-    keep_trials(tmp_path / "missing", {0}, set)  # there may be none
+    # There may be no folder.
+    keep_trials(tmp_path / "missing", {0}, set)
     folder = study_folder(tmp_path / "study").checkpoints
     other = study_folder(tmp_path / "other", id="2").checkpoints
     for number in (1, 2, 3, 8, 31):
@@ -180,12 +183,15 @@ def test_only_what_the_studys_own_trials_wrote_is_deleted(tmp_path):
     theirs = {
         "trial-best.pt": b"theirs",
         "trial-3.ckpt.old": (folder / "trial-3.ckpt").read_bytes(),
-        "trial-4.ckpt": (other / "trial-4.ckpt").read_bytes(),  # another study's
+        # This file is another study's.
+        "trial-4.ckpt": (other / "trial-4.ckpt").read_bytes(),
         "trial-5.ckpt": b"theirs",
-        "trial-6.ckpt": (folder / "trial-2.ckpt").read_bytes(),  # a copy under another name
+        # This file is a copy under another name.
+        "trial-6.ckpt": (folder / "trial-2.ckpt").read_bytes(),
         "trial-7.ckpt": b"",
         "trial-9.ckpt.partial": b"theirs",
-        leftover.name.replace("trial-9", "trial-5"): b"theirs",  # its checksum is another one
+        # The checksum of this file is another one.
+        leftover.name.replace("trial-9", "trial-5"): b"theirs",
     }
     for name, content in theirs.items():
         (folder / name).write_bytes(content)
@@ -207,7 +213,8 @@ def test_weights_and_states_take_no_name_of_another_file(tmp_path, caplog):
     path = study_folder(tmp_path).checkpoint(1)
     assert may_take(path)
     leave(path)
-    assert may_take(path)  # the same trial, run once more
+    # It is the same trial, run once more.
+    assert may_take(path)
     assert caplog.messages == []
     for make in (
         lambda: path.write_bytes(b"theirs"),

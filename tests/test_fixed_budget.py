@@ -588,7 +588,8 @@ class Workload:
         self.floor = floor
 
     def budget(self, batch_size):
-        return 100.0 * self.seconds / self.law.tau(batch_size)  # a hundredth of a step each
+        # The budget counts hundredths of a step.
+        return 100.0 * self.seconds / self.law.tau(batch_size)
 
     def metric(self, batch_size, lr, share, luck=1.0):
         """The metric at a share of the budget; None where the run diverges."""

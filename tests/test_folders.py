@@ -10,7 +10,8 @@ REPLAY = (
     "workload.target.value=0.14",
     "search.objective=steps",
 )
-REPLAY += ("workload.name=replay",)  # by itself it would be of the table
+# By itself the workload's name would be the table's.
+REPLAY += ("workload.name=replay",)
 REPLAY += ("search.trials=2", "search.replicates=0", "mlflow.enabled=false")
 DIGITS = ("workload=digits", "hardware.seconds=1", "mlflow.enabled=false")
 SINGLE = ("trial.batch_size=32", "trial.lr=0.16")

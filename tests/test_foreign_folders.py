@@ -37,7 +37,8 @@ REFUSED = (
     "curve nested deep",
     "curve with negative sizes",
 )
-LISTED = (0, 2)  # what a report or a comparison may end with
+# These statuses a report or a comparison may end with.
+LISTED = (0, 2)
 
 
 def run_audited(folder, verbs, names):

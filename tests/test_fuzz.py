@@ -75,7 +75,8 @@ TEXTS += (
     "%s{0}",
     "a b,c",
 )
-PLACES = ("output", "storage", "mlflow.uri")  # these may lie outside of the working directory
+# These may lie outside of the working directory.
+PLACES = ("output", "storage", "mlflow.uri")
 COMMANDS = 120
 GUARD_SECONDS = 60
 

@@ -21,7 +21,8 @@ from bstune.hardware.report import survey_json
 
 PROJECTS = Path(__file__).parent / "projects"
 GUARD_SECONDS = 60
-MEMORY = 4 * 2**30  # bytes of addresses that a case may take beyond those of its start
+# Bytes of addresses that a case may take beyond those of its start.
+MEMORY = 4 * 2**30
 CASES = int(os.environ.get("BSTUNE_FUZZ_CASES", 500))
 SEED = int(os.environ.get("BSTUNE_FUZZ_SEED", 0))
 REPLAY = (

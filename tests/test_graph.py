@@ -312,7 +312,8 @@ LOOPS = {
     "closure called twice": "lean, not graph: the steps of Twice have hooks, which a graph does not call",
     "dictionaries": "lean, not graph: a batch holds more than tensors (int)",
 }
-FEW = ("mnist_cnn", "airbench_cifar")  # the others are run in the soak group
+# The others are run in the soak group.
+FEW = ("mnist_cnn", "airbench_cifar")
 SMALL = {
     "fashion_mlp": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
     "mnist_cnn": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
@@ -519,9 +520,8 @@ def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, 
     whole, other = learners.train(make_spec(16, max_steps=24), protocol, build)
     for part in (stopped, record, whole):
         assert part.training_loop == "graph"
-    assert set(whole.history) <= set(
-        record.history
-    )  # which was evaluated where it was stopped, too
+    # It was evaluated where it was stopped, too.
+    assert set(whole.history) <= set(record.history)
     assert same_weights(module, other)
 
 

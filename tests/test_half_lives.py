@@ -32,10 +32,10 @@ def test_closed_forms():
     for batch_size in (1, 64, 4096):
         assert beta2_of(batch_size, 1000) ** (1000 / batch_size) == pytest.approx(0.5)
         assert (1 - shrinkage_of(batch_size, 1000)) ** (1000 / batch_size) == pytest.approx(0.5)
-    assert shrinkage_of(1, 1e12) == pytest.approx(
-        math.log(2) * 1e-12, rel=1e-9
-    )  # no digits are lost
-    assert beta2_of(128, 88_657) == pytest.approx(0.999, abs=1e-6)  # the usual one
+    # No digits are lost.
+    assert shrinkage_of(1, 1e12) == pytest.approx(math.log(2) * 1e-12, rel=1e-9)
+    # This is the usual beta2.
+    assert beta2_of(128, 88_657) == pytest.approx(0.999, abs=1e-6)
     assert effective_lr_of(0.1, 0.9) == pytest.approx(1.0)
     assert effective_lr_of(0.1, 0.9, dampening=0.9) == pytest.approx(0.1)
     assert effective_lr_of(0.1, 0.0) == 0.1

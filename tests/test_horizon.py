@@ -216,9 +216,8 @@ def test_when_runs_meet_the_target_is_what_their_ends_say_of_the_shortest_horizo
     over = log_shortest(law, Ends(np.zeros(LOG_HORIZONS.size), met - LOG_HORIZONS))[0]
     assert over == pytest.approx(-met, abs=0.01)
     assert met[0] == pytest.approx(0.0, abs=0.01)
-    assert share > 0.1 or met[-1] == pytest.approx(
-        -waste, abs=0.02
-    )  # as if the rate had never fallen
+    # It is as if the rate had never fallen.
+    assert share > 0.1 or met[-1] == pytest.approx(-waste, abs=0.02)
 
 
 def met_of(share, waste=1e-6):
@@ -256,10 +255,9 @@ def test_a_horizon_of_least_cost_within_limits():
     )
     assert least_cost(met, 0.2, -3.0)[0] == -3.0
     assert least_cost(met, 0.2, math.inf, latest=-9.0) == (-9.0, math.inf)
-    assert least_cost(met, 2.0, math.inf)[0] < 0.0  # many short runs are cheaper, but ...
-    assert (
-        least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE
-    )  # ... no winner is named by that
+    # Many short runs are cheaper, but no winner is named by that.
+    assert least_cost(met, 2.0, math.inf)[0] < 0.0
+    assert least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE
     assert least_cost(met, 2.0, 1.0, shortest=RELIABLE)[0] == 1.0
 
 
@@ -298,8 +296,10 @@ def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_t
     ("status", "steps_low", "horizon", "late"),
     [
         ("reached", 80, 100, math.log(100 / 80)),
-        ("reached", 0, 100, math.inf),  # nothing was looked at before
-        ("reached", 80, 120, math.inf),  # it met the target before its end
+        # Nothing was looked at before.
+        ("reached", 0, 100, math.inf),
+        # It met the target before its end.
+        ("reached", 80, 120, math.inf),
         ("stopped", 100, 100, math.inf),
     ],
 )
@@ -315,6 +315,7 @@ def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low
     ("status", "steps", "history", "excess", "early", "bound"),
     [
         ("stopped", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),
+        # The nearest that it came to the target counts.
         (
             "stopped",
             100,
@@ -322,9 +323,11 @@ def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low
             math.log(2.0),
             0.0,
             False,
-        ),  # the nearest that it came
-        ("stopped", 100, ((100, 0.1),), 0.003, 0.0, False),  # it missed by the metric's rounding
-        ("stopped", 100, (), 0.0, 0.0, True),  # without a metric it is a bound
+        ),
+        # It missed by the metric's rounding.
+        ("stopped", 100, ((100, 0.1),), 0.003, 0.0, False),
+        # Without a metric it is a bound.
+        ("stopped", 100, (), 0.0, 0.0, True),
         ("reached", 100, ((100, 0.08),), math.log(0.8), 0.0, False),
         ("reached", 80, ((80, 0.05),), 0.0, math.log(0.8), False),
         ("diverged", 100, ((100, 0.9),), 0.0, 0.0, False),

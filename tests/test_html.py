@@ -59,7 +59,8 @@ def test_what_a_study_names_is_text_everywhere():
     found = Elements(page(NASTY, [Section(NASTY, body), Section("", "<p>x</p>")]))
     tags = [tag for tag, _ in found.tags]
     assert "b" not in tags
-    assert tags.count("script") == 3  # plotly's, the page's, and the chart's data
+    # The scripts are plotly's, the page's, and the chart's data.
+    assert tags.count("script") == 3
     assert (
         sum(one == NASTY for one in found.texts) == 11
     )  # title, headings, link, paragraph, cells, caption, the picture's axis and legend
@@ -98,7 +99,8 @@ def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_asked_for():
     assert not re.search(
         r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//", whole
     )
-    assert "\r" not in whole  # which a browser would turn into another byte than was hashed
+    # A browser would turn it into another byte than was hashed.
+    assert "\r" not in whole
 
 
 def test_plotly_is_inside_once_and_only_where_there_is_a_chart():
@@ -120,7 +122,8 @@ def test_a_chart_of_no_points_is_none():
     [
         ([1, 2000], {}, 1),
         ([1, 200], {}, "D2"),
-        ([26, 45, None, 0], {}, None),  # neither 20 nor 50 lies between
+        # Neither 20 nor 50 lies between them.
+        ([26, 45, None, 0], {}, None),
         ([26, 45], {"range": [0, 2.3]}, "D2"),
         ([1, 2000], {"range": [1.4, 1.6]}, None),
         ([None], {}, None),

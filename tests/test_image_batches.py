@@ -83,9 +83,8 @@ def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
         len(batches)
     reference = labels_of(islice(train_batches(6), 3))
     assert torch.equal(next(iter(batches))[1], reference[0][:4])
-    assert torch.equal(
-        next(iter(batches))[1], reference[1][:4]
-    )  # the rest of the first batch is not repeated
+    # The rest of the first batch is not repeated.
+    assert torch.equal(next(iter(batches))[1], reference[1][:4])
     assert torch.equal(torch.cat(labels_of(islice(batches, 2))), reference[2])
 
 
@@ -96,7 +95,8 @@ def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
 def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes, dtype):
     images = IMAGES[:n].to(dtype)
     batches = EvalBatches(images, LABELS[:n], batch_size=batch_size, normalise=NORMALISE)
-    for _ in range(2):  # normalising leaves the images as they are
+    # Normalising leaves the images as they are.
+    for _ in range(2):
         pairs = list(batches)
         labels = labels_of(pairs)
         assert list(map(len, labels)) == sizes
@@ -155,13 +155,13 @@ def test_batches_made_together_are_those_made_one_by_one(
 @pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("done", range(9))
 def test_they_are_resumed_within_a_group(done, remembers):
-    fresh = partial(
-        train_batches, 3, 2, augment=crop, alternating_flip=True, at_once=12
-    )  # four at a time
+    # Four batches are made at a time.
+    fresh = partial(train_batches, 3, 2, augment=crop, alternating_flip=True, at_once=12)
     whole = list(islice(fresh(), 2 * (done + 9)))
     batches = fresh()
     batches.stream.remembers = remembers
-    list(islice(batches, 2 * done + 1))  # Lightning fetches one ahead
+    # Lightning fetches one batch ahead.
+    list(islice(batches, 2 * done + 1))
     position = batches.stream.position(done)
     assert position == batches.stream.position(done)
     again = fresh()
@@ -180,7 +180,8 @@ def test_they_take_the_operators_of_one():
     ten = taken(train_batches(2, **options), 10)
     together = taken(train_batches(2, at_once=20, **options), 10)
     assert ten > 9 * one > 270
-    assert together <= one + 3 * 9 + 4  # three draws a batch, and what joins them
+    # Three draws a batch, and what joins the batches, come on top.
+    assert together <= one + 3 * 9 + 4
 
 
 def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
@@ -199,7 +200,8 @@ def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
 ARROWS = torch.zeros(101, 1, 4, 4, dtype=torch.uint8)
 
 
-ARROWS[:, :, :, 0] = 200  # bright on the left, unless it is mirrored
+# An image is bright on the left, unless it is mirrored.
+ARROWS[:, :, :, 0] = 200
 
 
 IDENTITY = Normalisation(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
@@ -227,9 +229,11 @@ def mirrored(batches, epochs):
 def test_an_image_is_mirrored_every_other_time(batch_size, augment):
     seen = mirrored(arrows(batch_size, augment=augment), 5)
     assert (seen[:-1] ^ seen[1:]).all()
-    assert 30 < seen[0].sum() < 71  # four standard deviations around a half
+    # These are four standard deviations around a half.
+    assert 30 < seen[0].sum() < 71
     squares = mirrored(arrows(batch_size, augment=partial(mirror_only, cutout=1)), 5)
-    assert (squares[:-1] ^ squares[1:]).float().mean() > 0.7  # the square may hide an arrow's end
+    # The square may hide an arrow's end.
+    assert (squares[:-1] ^ squares[1:]).float().mean() > 0.7
 
 
 def test_which_are_mirrored_first_is_a_function_of_the_seed_and_of_nothing_else():

@@ -157,7 +157,8 @@ def test_crops_are_squares_of_the_size_asked_for(size):
 
 def test_the_middle_is_evaluated_and_training_crops_are_mirrored_half_of_the_time():
     pixels = np.zeros((64, 128, 3), np.uint8)
-    pixels[:, 64:] = 255  # black left, white right
+    # The image is black on the left and white on the right.
+    pixels[:, 64:] = 255
     image = Image.fromarray(pixels)
     middle = np.asarray(middle_crop(image, 32))[:, :, 0]
     assert (middle[:, :15].max(), middle[:, 17:].min()) == (0, 255)
@@ -341,7 +342,8 @@ def test_a_network_that_torchvision_has_not(small_networks, folders):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])  # processes of the DataLoader
+# The workers are processes of the DataLoader.
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_trial_on_a_damaged_image_ends_in_a_line_that_names_it(
     bstune, folders, small_networks, workers
 ):

@@ -222,9 +222,8 @@ def test_images_are_handed_out_in_the_precision_and_the_memory_format(precision,
         assert x.is_contiguous(memory_format=torch.channels_last)
         assert x.dtype == kind
         assert torch.equal(x, same.to(kind))
-    assert torch.equal(
-        data.first_images(9), plain.first_images(9)
-    )  # what whitening is taken from keeps its bits
+    # Whitening is taken from images that keep their bits.
+    assert torch.equal(data.first_images(9), plain.first_images(9))
 
 
 @pytest.mark.parametrize("alternating", [True, False])
@@ -315,12 +314,12 @@ def chi_squared(counts):
 def test_crops_and_squares_lie_at_every_place_equally_often():
     ramp = torch.arange(8 * 6, dtype=torch.uint8).view(1, 1, 8, 6).expand(50_000, 1, 8, 6)
     crops = random_crop_flip(ramp, torch.Generator().manual_seed(0), padding=2)
-    centre = crops[
-        :, 0, 4, 2:4
-    ].long()  # what stands in the middle tells the place, and its neighbour the mirroring
+    # The pixel in the middle tells the place, and its neighbour the mirroring.
+    centre = crops[:, 0, 4, 2:4].long()
     counts = torch.unique(centre, dim=0, return_counts=True)[1]
     assert len(counts) == 5 * 5 * 2
-    assert chi_squared(counts) < 85.4  # 49 degrees of freedom, p = 0.001
+    # With 49 degrees of freedom, p = 0.001.
+    assert chi_squared(counts) < 85.4
 
     white = torch.full((40_000, 1, 5, 4), 255, dtype=torch.uint8)
     mean = torch.zeros(1, 1, 1, 1)
@@ -329,10 +328,12 @@ def test_crops_and_squares_lie_at_every_place_equally_often():
         == 0
     )
     assert cut.flatten(1).sum(1).eq(4).all()
-    corner = cut.flatten(1).long().argmax(1)  # the first pixel cut out
+    # This is the first pixel that was cut out.
+    corner = cut.flatten(1).long().argmax(1)
     counts = torch.bincount(corner, minlength=20).view(5, 4)[:4, :3].flatten()
     assert counts.sum() == 40_000
-    assert chi_squared(counts) < 31.3  # 11 degrees of freedom, p = 0.001
+    # With 11 degrees of freedom, p = 0.001.
+    assert chi_squared(counts) < 31.3
 
 
 def test_a_square_is_drawn_last_and_none_draws_nothing():

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from toolbox import json_rows
 
-STUDIES, KILLS = 2, 6  # 20 and 10 for the figures in benchmarks/README.md
+# The figures in benchmarks/README.md are of 20 and 10.
+STUDIES, KILLS = 2, 6
 
 
 @pytest.mark.soak
@@ -76,10 +77,13 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (REPLAY, ""),  # at the first import
+        # The kill comes at the first import.
+        (REPLAY, ""),
         (REPLAY, "trial 1  point"),
-        (REPLAY, "the plan is done"),  # the report
-        (DIGITS, "fits"),  # a survey's probes
+        # The kill comes in the report.
+        (REPLAY, "the plan is done"),
+        # The kill comes at a survey's probes.
+        (DIGITS, "fits"),
         ((*DIGITS, "hardware.enabled=false"), "trial 0  configuration"),
         ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 0  configuration"),
     ],
@@ -95,7 +99,8 @@ def test_a_signal_ends_the_command_in_time_with_a_line(
             assert process.poll() is None
     start = time.monotonic()
     send(process.pid, number)
-    send(process.pid, number)  # impatience changes nothing
+    # Impatience changes nothing.
+    send(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert time.monotonic() - start < 5
     assert process.returncode == status

@@ -63,7 +63,8 @@ def test_an_epoch_has_every_sequence_once(stride, train_tokens, dtype, resident)
         : module.train_size
     ]
     assert sorted(found.tolist()) == sorted(there.tolist())
-    assert not torch.equal(found, there)  # in another order
+    # The sequences are the same in another order.
+    assert not torch.equal(found, there)
 
 
 def test_the_order_depends_on_the_seed_alone():
@@ -249,7 +250,8 @@ def as_torch_has_it(model):
 def test_the_transformer_is_torchs_with_a_causal_mask():
     torch.manual_seed(0)
     model = Transformer(**SIZES)
-    for parameter in model.parameters():  # far from their start, so that every part shows
+    # Far from its start every part of the model shows.
+    for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     tokens = torch.randint(7, (5, 6))
     stream = model.tokens(tokens) + model.places[:6]
@@ -261,7 +263,8 @@ def test_the_transformer_is_torchs_with_a_causal_mask():
 
 def test_attention_in_bfloat16_is_that_in_float32_but_for_rounding():
     torch.manual_seed(0)
-    shape = (4, 3, 6, 5)  # sequences, heads, tokens, width of a head
+    # The dimensions are sequences, heads, tokens and the width of a head.
+    shape = (4, 3, 6, 5)
     of_each = torch.randn(shape, dtype=torch.bfloat16)
     parts = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     exact = [part.detach().float().requires_grad_() for part in parts]

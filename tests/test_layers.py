@@ -76,7 +76,8 @@ def offenders(path, text):
         other = module.split(".")[1] if module.startswith("bstune.") else None
         before = [line.strip() for line in lines[: number - 1]]
         while before and (not before[-1] or before[-1].startswith(("import ", "from "))):
-            before.pop()  # one comment serves the imports below it
+            # One comment serves the imports below it.
+            before.pop()
         commented = "#" in lines[number - 1] or (before and before[-1].startswith("#"))
         reasons = {
             "runs up": other in RANK and own in RANK and RANK[other] > RANK[own],

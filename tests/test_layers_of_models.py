@@ -101,11 +101,12 @@ def by_a_loop(layer, x, weights, groups):
         ((3, 4), 4, [range(3)]),
         ((3, 4), 1, [[i] for i in range(9)]),
         ((3, 4), 32, [range(0, 64, 2), range(1, 64, 2)]),
+        # Groups of 4, 4 and 1: a last group of one value is joined to the one before.
         (
             (1, 1),
             4,
             [[0, 1, 2, 3], [4, 5, 6, 7, 8]],
-        ),  # 4, 4, 1: a last group of one value is joined to the one before
+        ),
         ((1, 1), 4, [[0, 1, 2, 3, 4]]),
         ((1, 1), 4, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 9]]),
         ((1, 1), 4, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 9, 10, 11, 12]]),
@@ -140,7 +141,8 @@ def test_without_options_or_in_one_group_it_is_torchs_layer_to_the_bit(size, mem
         weights = images(8, seed=7)
         same(gradients(ours, x, weights), gradients(torchs, x, weights))
     x = images(20, memory=memory)
-    same(ours.eval()(x), torchs.eval()(x))  # by the running statistics, whatever the group size
+    # In evaluation it goes by the running statistics, whatever the group size.
+    same(ours.eval()(x), torchs.eval()(x))
     same(ours.state_dict(), torchs.state_dict())
 
 
@@ -263,7 +265,8 @@ def test_on_real_images_all_but_the_faintest_directions_come_out_alike(source):
     layer = Whitening(**{**source, "images": 2000, "padding": 0})
     moments, values = moments_after(layer, data.first_images(2000))
     own = len(values)
-    assert values[0] > 100 * values[-1]  # they are far from alike before it
+    # Before the layer the directions are far from alike.
+    assert values[0] > 100 * values[-1]
     torch.testing.assert_close(
         moments[:own, :own], torch.diag(values / (values + layer.eps)), rtol=1e-3, atol=1e-3
     )
@@ -330,7 +333,8 @@ def test_a_convolution_passes_its_input_on_and_other_layers_stay_as_they_were(
 ):
     layer = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
     others = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
-    others[0].weight.requires_grad_(False)  # frozen
+    # A frozen layer must stay frozen.
+    others[0].weight.requires_grad_(False)
     drawn, before = copy.deepcopy((layer.weight, others.state_dict()))
     dirac_init(nn.Sequential(layer, nn.ReLU(), others))
     x = torch.randn(2, inputs, 5, 6)
@@ -365,9 +369,8 @@ def test_logits_are_the_weighted_mean_over_the_views(views, moves):
 
     def model(images):
         seen.append(images)
-        return images[
-            :, 0, 1
-        ].exp()  # of a row that differs in all views; not linear in the weights of the views
+        # The row differs in all views, and the weights of the views do not enter linearly.
+        return images[:, 0, 1].exp()
 
     expected = []
     mean = 0.0

@@ -344,7 +344,8 @@ HEARD = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of a batch, or a loss, that is None
+# Lightning warns of a batch, or a loss, that is None.
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", [*LEAN, *HEARD])
 def test_a_trial_is_what_it_is_under_lightnings_loop(case):
     kind, changes, options = (LEAN | HEARD)[case]
@@ -565,7 +566,8 @@ def test_an_optimizer_that_does_not_call_its_closure_is_named():
 
 
 def test_the_option_is_the_workloads_and_off_as_yaml_reads_it():
-    assert options_of("workload=digits").protocol.fast == "graph"  # as its file says
+    # The workload's file says so.
+    assert options_of("workload=digits").protocol.fast == "graph"
     assert options_of("workload=replay", "workload.table=fashion_mlp").protocol.fast == "auto"
     assert options_of("workload=digits", "protocol.fast=off").protocol.fast == "off"
     assert options_of("workload=digits", "protocol.fast=false").protocol.fast == "off"

@@ -100,15 +100,18 @@ def test_a_trial_ends_by_its_metric(metric, ending, message):
     ("batch_size", "steps", "examples", "last"),
     [
         (4, 6, 1, 6),
-        (4, 6, 25, 7),  # both have to be spent
-        (7, 1, 50, 8),  # a batch is whole
+        # Both parts of the budget have to be spent.
+        (4, 6, 25, 7),
+        # A batch is whole, even at the budget's end.
+        (7, 1, 50, 8),
     ],
 )
 def test_budget_ends_once_steps_and_examples_are_both_spent(batch_size, steps, examples, last):
     protocol = make_protocol(steps, examples, evaluation_schedule=SCHEDULE)
     result = count(Counting(never), make_spec(batch_size), protocol)
     assert (result.status, result.steps, result.steps_low) == ("stopped", last, last)
-    assert result.history[-1] == (last, 0.9)  # the last step is always evaluated
+    # The last step is always evaluated.
+    assert result.history[-1] == (last, 0.9)
     assert result.message is None
     assert count(Counting(from_step(last)), make_spec(batch_size), protocol).status == "reached"
 
@@ -121,9 +124,8 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
         module.trainer.should_stop = module.trainer.fit_loop.batch_idx >= 5
 
     module.on_before_zero_grad = stop_after_six_batches
-    result = count(
-        module, protocol=make_protocol(evaluation_schedule=SCHEDULE)
-    )  # which would evaluate at step 10
+    # By itself it would evaluate at step 10.
+    result = count(module, protocol=make_protocol(evaluation_schedule=SCHEDULE))
     assert (result.status, result.steps, result.steps_low) == (status, 6, low)
     assert result.history == ((6, metric),)
 
@@ -201,7 +203,8 @@ def test_steps_do_not_depend_on_the_number_of_optimizers(returns, warned):
     result = count(module, protocol=make_protocol(noise_scale_every=1))
     assert (result.status, result.steps, result.steps_low) == ("reached", 7, 6)
     assert (module.weight, module.other) == (7, 7)
-    assert (result.noise_scale, warned()) == ((), [])  # such modules are not measured
+    # Such modules are not measured.
+    assert (result.noise_scale, warned()) == ((), [])
 
 
 def test_diverged_by_a_loss_that_is_not_finite():
@@ -369,10 +372,10 @@ def test_any_other_error_is_a_failure_with_the_frames_of_the_users_files(module,
 
 
 def test_an_interruption_is_no_error_of_the_users():
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # Lightning leaves it ignored, in earlier tests too
-    with pytest.raises(SystemExit):  # as Lightning ends
+    # Lightning leaves it ignored, in earlier tests too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Lightning ends so.
+    with pytest.raises(SystemExit):
         count(fails_in("training", lambda: signal.raise_signal(signal.SIGINT)))
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -409,7 +412,8 @@ def test_a_target_that_is_met_before_training_is_a_mistake(value, mode):
         # 0.9 on nine batches and 0.0 on the first are 0.81, so that 0.1 + 2 x 0.71 is far past it.
         (1.51, {}, "stopped"),
         (1.53, {}, "diverged"),
-        (0.9, {"limit_val_batches": 1}, "stopped"),  # as where steps are only timed
+        # Trials whose steps are only timed evaluate one batch.
+        (0.9, {"limit_val_batches": 1}, "stopped"),
     ],
 )
 def test_the_start_is_measured_on_all_validation_data(later, limits, status):
@@ -480,12 +484,13 @@ def test_a_metric_that_is_not_logged_is_named_with_those_that_are():
 @pytest.mark.parametrize(
     ("correct", "target", "start", "status"),
     [
+        # Read as a double, 0.1 in float32 would miss.
         (
             500,
             Target("val/error", 0.1, "min"),
             1.0,
             "reached",
-        ),  # read as a double, 0.1 in float32 would miss
+        ),
         (501, Target("val/error", 0.1, "min"), 1.0, "stopped"),
         (4500, Target("val/error", 0.9, "max"), 0.1, "reached"),
         (4499, Target("val/error", 0.9, "max"), 0.1, "stopped"),
@@ -536,9 +541,8 @@ def test_a_micro_batch_without_a_loss_adds_nothing():
     module.training_step = lambda batch, batch_idx: None if batch_idx % 3 == 1 else -module.weight
     result = count(module, make_spec(10), make_protocol(2, micro_batch_size=4))
     assert result.steps == 2
-    assert module.weight.item() == pytest.approx(
-        2 * 0.6
-    )  # two of three groups: 4 and 2 of 10 examples
+    # Two of three groups are left: 4 and 2 of 10 examples.
+    assert module.weight.item() == pytest.approx(2 * 0.6)
 
 
 def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
@@ -553,7 +557,8 @@ def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
 
 def test_the_same_seed_gives_the_same_trial_bit_for_bit():
     first, module = train(make_spec(7, seed=5))
-    torch.rand(3)  # what was drawn before does not matter
+    # What was drawn before must not matter.
+    torch.rand(3)
     again, rerun = train(make_spec(7, seed=5))
     assert again == first
     assert same_weights(module, rerun)
@@ -629,7 +634,8 @@ def test_training_start_up_and_evaluation_are_counted_apart():
             yield batch
 
     after_step = Callback()
-    after_step.on_train_batch_end = lambda *args: fake.sleep(0.5)  # which is training, too
+    # This is training, too.
+    after_step.on_train_batch_end = lambda *args: fake.sleep(0.5)
     module = timed(fake)
     module.configure_callbacks = lambda: [after_step]
     # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation in ten steps.
@@ -637,8 +643,10 @@ def test_training_start_up_and_evaluation_are_counted_apart():
     result = count(module, protocol=protocol, batches=batches, clock=TrialClock(fake))
     assert evaluated_steps(result) == [10, 20, 30, 35]
     assert result.train_seconds == 35 * 1.75
-    assert result.eval_seconds == 10.0 + 4 * 10.0  # one of them at the start
-    assert result.startup_seconds == 100.25  # with the first batch
+    # One of the evaluations is at the start.
+    assert result.eval_seconds == 10.0 + 4 * 10.0
+    # The first batch counts as start-up.
+    assert result.startup_seconds == 100.25
     assert result.wall_seconds == fake.now == 100.25 + 50.0 + 35 * 1.75
     assert result.seconds_per_step == 1.75
     assert result.time_to_target is None
@@ -648,7 +656,8 @@ def test_training_start_up_and_evaluation_are_counted_apart():
 def test_warm_up_lasts_its_steps_where_evaluations_cut_it_short(warmup_steps):
     fake = FakeTime()
     module = timed(fake, lambda batch: 51.0 if batch < 3 else 1.0)
-    protocol = make_protocol(5, warmup_steps=warmup_steps)  # evaluated after every step
+    # It is evaluated after every step.
+    protocol = make_protocol(5, warmup_steps=warmup_steps)
     result = count(module, protocol=protocol, clock=TrialClock(fake))
     assert len(result.history) == 5
     assert result.seconds_per_step == 1.0
@@ -703,7 +712,8 @@ def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
     assert same_weights(module, reference)
     assert result.train_seconds == plain.train_seconds == 30 * 8.0
     assert result.seconds_per_step == plain.seconds_per_step == 8.0
-    assert result.eval_seconds == plain.eval_seconds + 7 * 8.0  # two halves of 8 examples
+    # A measurement takes two halves of 8 examples.
+    assert result.eval_seconds == plain.eval_seconds + 7 * 8.0
     assert (result.startup_seconds, result.wall_seconds) == (
         plain.startup_seconds,
         plain.wall_seconds + 56.0,
@@ -716,7 +726,8 @@ def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
         assert (result.status, result.noise_scale) == ("stopped", ())
     assert warned() == []
     assert measured(1, 4)[0].noise_scale != ()
-    assert measured(1, 3, micro_batch_size=2)[0].noise_scale != ()  # nothing is split
+    # Nothing has to be split.
+    assert measured(1, 3, micro_batch_size=2)[0].noise_scale != ()
 
 
 @pytest.mark.parametrize(
@@ -740,13 +751,15 @@ def test_a_trial_does_not_fail_with_its_measurement(error, warned):
         plain.train_seconds,
         plain.seconds_per_step,
     )
-    assert result.eval_seconds == plain.eval_seconds + 4.0  # one try: half a batch
+    # It takes one try of half a batch.
+    assert result.eval_seconds == plain.eval_seconds + 4.0
     text = ": ".join(filter(None, (type(error).__name__, str(error))))
     warning = f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {text} (test_loop.py:"
     assert warned() == [result.message]
     assert result.message.startswith(warning)
     measured(4, check=refuse_parts)
-    assert len(warned()) == 1  # once, not once a trial
+    # The warning comes once, not once a trial.
+    assert len(warned()) == 1
 
 
 class Sparse(Classifier):

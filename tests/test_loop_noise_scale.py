@@ -109,7 +109,8 @@ class Module(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
+# Lightning gives advice to whoever trains a toy.
+@pytest.mark.filterwarnings("ignore")
 def test_it_measures_what_lightnings_call_back_does():
     data = TensorDataset(*points(48, torch.Generator().manual_seed(2)))
     loader = DataLoader(data, batch_size=4)

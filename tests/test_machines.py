@@ -17,7 +17,8 @@ from bstune.study.storage import patience
 from bstune.study.storage.connection import check_storage, connect
 from bstune.study.storage.trials import worker_of
 
-GUARD = 120  # seconds, which nothing here takes unless it is stuck
+# Seconds that nothing here takes unless it is stuck.
+GUARD = 120
 UNSHARE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -56,9 +57,8 @@ def machine(unshare, tmp_path):
         call = f"fleet.work({role!r}, Path({str(tmp_path / name)!r}), {(storage, *options)!r}, {backend!r})"
         script = f"import fleet; from pathlib import Path; {call}"
         hide = f"mount -t tmpfs none {tmp_path / hidden}; " if hidden else ""
-        shell = (
-            hide + '"$@"; status=$?; [ $status = 137 ] && sleep 1000; exit $status'
-        )  # a machine outlives what is killed
+        # A machine outlives what is killed.
+        shell = hide + '"$@"; status=$?; [ $status = 137 ] && sleep 1000; exit $status'
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
         process = subprocess.Popen(
             [*unshare, "sh", "-c", shell, "machine", sys.executable, "-c", script], env=environment
@@ -84,7 +84,8 @@ def log(tmp_path, name):
 def inner(process):
     """The process that works on the study there, by its number outside."""
     number = process.pid
-    for _ in range(2):  # unshare's child is the shell
+    # The child of unshare is the shell.
+    for _ in range(2):
         number = int(Path(f"/proc/{number}/task/{number}/children").read_text().split()[0])
     return number
 
@@ -135,9 +136,8 @@ def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watc
         f"output={tmp_path}/shared",
     )
     owner = machine("owner", "a", *options, seconds=3)
-    wait_for(
-        watch.running, "trial that trains"
-    )  # stopped in a transaction, it would lock SQLite for all
+    # A process stopped in a transaction would lock SQLite for all.
+    wait_for(watch.running, "trial that trains")
     os.kill(inner(owner), signal.SIGSTOP)
     again = machine("owner", "b", *options, seconds=0.1)
     wait_for(watch.finished, "trial of the other's")

@@ -190,9 +190,11 @@ def test_what_fails_at_large_sizes_is_no_lack_of_memory_in_training(outcome):
     ("points", "model"),
     [
         ([(1, 110), (6, 160), (11, 210)], (100, 10)),
-        ([(1, 200), (11, 100)], (150, 0)),  # memory does not fall with B
+        # Memory does not fall with the batch size.
+        ([(1, 200), (11, 100)], (150, 0)),
         ([], None),
-        ([(1, 5)], None),  # no line through one point
+        # There is no line through one point.
+        ([(1, 5)], None),
         ([(1, None)] * 3, None),
     ],
 )
@@ -204,7 +206,8 @@ def test_fit(points, model):
 def test_the_spread_in_examples():
     at = ProbeResult(100, "fits", LIMIT, 500 * MiB, 500 * MiB)
     found = Ceiling(at, None, 1, 1, 0.02, MemoryModel(0.0, 2.0 * MiB), None, ())
-    assert found.spread_examples == 5  # 10 MiB
+    # The spread is 10 MiB.
+    assert found.spread_examples == 5
     assert (
         replace(found, spread=None).spread_examples
         is replace(found, model=None).spread_examples
@@ -261,7 +264,8 @@ def test_memory_limit(files, limit, tmp_path):
 
 def test_the_peak_is_the_most_that_was_resident():
     before = memory.resident_bytes()
-    with mmap.mmap(-1, 64 * MiB) as block:  # new pages, whatever the allocator has freed and kept
+    # These pages are new, whatever the allocator has freed and kept.
+    with mmap.mmap(-1, 64 * MiB) as block:
         block.write(b"1" * 64 * MiB)
         assert memory.resident_bytes() - before > 60 * MiB
     assert memory.peak_resident_bytes() - before > 60 * MiB
@@ -279,9 +283,8 @@ def test_without_time_for_more_probes_the_ceiling_is_the_largest_that_fitted(pro
         is_late=lambda: len(machine.asked) >= probes,
     )
     exact = (LIMIT - 450 * MiB) // (MiB // 2)
-    least = (
-        2 if largest_first else 1
-    )  # the largest of all, and the smallest, are probed in any case
+    # The largest of all, and the smallest, are probed in any case.
+    least = 2 if largest_first else 1
     assert len(machine.asked) <= max(probes, least)
     assert found.batch_size == max(size for size in machine.asked if size <= exact)
     if found.above is not None:
@@ -292,11 +295,16 @@ def test_without_time_for_more_probes_the_ceiling_is_the_largest_that_fitted(pro
 @pytest.mark.parametrize(
     ("law", "probed", "largest", "predicted"),
     [
-        ("small examples", (64, 128), 4096, 4096),  # 480 MiB, less than half of 1,024
-        ("large examples", (1, 2), 64, 13),  # 490 MiB
-        ("large examples", (1, 16), 64, None),  # what was probed takes more than half
-        ("large examples", (4,), 64, None),  # no line through one probe
-        ("small examples", (64, 128), 128, None),  # there is nothing larger
+        # These take 480 MiB, less than half of 1,024.
+        ("small examples", (64, 128), 4096, 4096),
+        # These take 490 MiB.
+        ("large examples", (1, 2), 64, 13),
+        # The probes themselves took more than half.
+        ("large examples", (1, 16), 64, None),
+        # There is no line through one probe.
+        ("large examples", (4,), 64, None),
+        # There is nothing larger.
+        ("small examples", (64, 128), 128, None),
     ],
 )
 def test_batch_sizes_that_there_is_no_time_to_probe(law, probed, largest, predicted):

@@ -45,7 +45,8 @@ def test_small_resnet_is_that_of_he_et_al_without_normalisation(
     weights = [one.weight for one in model.modules() if isinstance(one, nn.Conv2d | nn.Linear)]
     assert len(weights) == layers
     assert not [one for one in model.modules() if isinstance(one, nn.BatchNorm2d)]
-    if layers == 8:  # 3x3 convolutions: 3 to 16, then 16, 32 and 64 twice each
+    # The 3x3 convolutions lead from 3 to 16 channels, then to 16, 32 and 64 twice each.
+    if layers == 8:
         pairs = [(3, 16), (16, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64)]
         assert (
             parameters(model)
@@ -59,7 +60,8 @@ def test_small_resnet_is_that_of_he_et_al_without_normalisation(
     ]
     ends = [sides[-1], (4 * width, 1, 1), (4 * width,), (10,)]
     assert shapes(model, torch.zeros(2, 3, 32, 32)) == [(width, 32, 32), *sides, *ends]
-    variance = weights[1].var().item() * 9 * width / 2  # He et al. 2015, eq. 10: 2 over the inputs
+    # He et al. 2015, eq. 10: the variance is 2 over the inputs.
+    variance = weights[1].var().item() * 9 * width / 2
     assert variance == pytest.approx(1.0, rel=0.3)
 
 

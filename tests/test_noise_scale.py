@@ -72,9 +72,8 @@ def random_terms(seed, mean, steps):
 def test_at_the_ends_of_the_interval_the_t_test_is_at_its_level(seed, mean, steps, unit):
     gradients, traces = random_terms(seed, mean, steps)
     found = estimate_noise_scale(gradients * unit, traces, level=0.8)
-    assert (found.noise_scale is not None) == (
-        mean >= 1.0
-    )  # where it is undetermined, there is still a lower end
+    # Where it is undetermined, there is still a lower end.
+    assert (found.noise_scale is not None) == (mean >= 1.0)
     assert (found.high is not None) == (mean >= 1.0)
     for end in (found.low, found.high):
         if end is not None:
@@ -245,7 +244,8 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
         assert found.mean() == pytest.approx(exact, abs=4 * found.std() / math.sqrt(300))
     found = callback.estimate
     assert found.low < trace / squared < found.high
-    assert found.high < 3 * found.low  # it says something
+    # The interval says something.
+    assert found.high < 3 * found.low
     assert callback.passed_over == 0
 
 
@@ -275,9 +275,8 @@ class Everything(LightningModule):
         self.counts = collections.Counter()
         self.own = torch.Generator().manual_seed(3)
         self.total = torch.zeros(1)
-        self.momentum = copy.deepcopy(self.body).requires_grad_(
-            False
-        )  # an encoder that follows the trained one
+        # The encoder follows the trained one.
+        self.momentum = copy.deepcopy(self.body).requires_grad_(False)
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -447,9 +446,8 @@ def test_parameters_may_have_no_gradient_no_optimizer_or_a_shared_gradient(accum
         def __init__(self):
             super().__init__()
             self.weight.data /= 2
-            self.other = nn.Parameter(
-                self.weight.detach().clone()
-            )  # with weight's gradient, so both terms are twice
+            # It has the gradient of weight, so both terms are twice as large.
+            self.other = nn.Parameter(self.weight.detach().clone())
             self.unused = nn.Parameter(torch.ones(3))
             self.apart = nn.Parameter(torch.ones(1, dtype=torch.float64))
 
@@ -486,9 +484,8 @@ class Local(Regression):
             self.path.write_text(json.dumps(callback.measurements))
 
     def teardown(self, stage):
-        atexit.register(
-            torch.distributed.destroy_process_group
-        )  # gloo's threads abort a process that leaves them
+        # The threads of gloo abort a process that leaves them.
+        atexit.register(torch.distributed.destroy_process_group)
 
 
 @pytest.mark.slow
@@ -521,7 +518,8 @@ Pair = collections.namedtuple("Pair", ["x", "y"])
         ([torch.arange(5), list("abcde")], lambda part: part[0]),
         ({"x": torch.arange(5), "more": {"y": torch.zeros(5, 2)}}, lambda part: part["x"]),
         (Pair(torch.arange(5), torch.zeros(5)), lambda part: part.x),
-        (([torch.arange(5)], [], {}), lambda part: part[0][0]),  # as of features of other kinds
+        # Features of other kinds give such empty parts.
+        (([torch.arange(5)], [], {}), lambda part: part[0][0]),
         (collections.UserDict(x=torch.arange(5), more=list("abcde")), lambda part: part["x"]),
         (collections.defaultdict(list, x=torch.arange(5)), lambda part: part["x"]),
         (collections.OrderedDict(x=torch.arange(5)), lambda part: part["x"]),

@@ -31,9 +31,11 @@ PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)
             False,
         ),  # the middle of its interval
         ("diverged", None, 0.0, 0.0, 0.0, False),
-        ("stopped", None, 0.0, 0.0, 0.0, True),  # not extrapolated: S is above the steps done
+        # It is not extrapolated: S is above the steps done.
+        ("stopped", None, 0.0, 0.0, 0.0, True),
         ("stopped", 0.5, 0.2, 0.5, 0.5, False),
-        ("stopped", 4.0, 3.5, 0.0, 4.0, True),  # far and unsure: a bound, below the estimate
+        # Far and unsure, it is a bound, below the estimate.
+        ("stopped", 4.0, 3.5, 0.0, 4.0, True),
         ("stopped", 4.0, 9.0, 0.0, 0.0, True),
     ],
 )

@@ -62,7 +62,8 @@ def test_matrices_go_as_with_torchs_muon(nesterov, weight_decay):
     reference = torch.optim.Muon(groups, momentum=0.9, nesterov=nesterov)
     for step in range(6):
         with torch.no_grad():
-            for parameter in theirs:  # its decay is by the group's rate, which is another here
+            # The decay goes by the group's rate, which is another here.
+            for parameter in theirs:
                 parameter.mul_(1 - 0.05 * weight_decay)
         for optimizer, parameters in ((mine, ours), (reference, theirs)):
             set_gradients(parameters, step)
@@ -174,7 +175,8 @@ def test_other_groups_are_torchs_sgd_bit_for_bit(momentum, nesterov, weight_deca
     for step in range(7):
         for parameters in (ours, theirs, filters):
             set_gradients(parameters, step)
-        if step == 3:  # one that has no gradient is left alone
+        # A parameter without a gradient is left alone.
+        if step == 3:
             ours[0].grad = theirs[0].grad = None
         mine.step()
         reference.step()
@@ -286,7 +288,8 @@ def test_a_classifier_trains_its_groups():
     assert column(optimizer.param_groups, "momentum") == [0.9, 0]
     head = module.model[-1].weight
     other = next(module.model.parameters())
-    for head_moves in (True, True, False, False):  # 200 examples are two steps
+    # 200 examples are two steps.
+    for head_moves in (True, True, False, False):
         before = head.detach().clone(), other.detach().clone()
         set_gradients(module.parameters(), 0)
         optimizer.step()

@@ -20,7 +20,8 @@ from bstune.trial.replay import read_index, read_table
 
 REGISTRY = TOP / "bstune" / "integrations" / "optunahub" / "package"
 PACKAGES = {"samplers/frontier": "sampler", "benchmarks/batch_size": "benchmark"}
-BEST = {"batch_size": 512, "lr": 0.125}  # of fashion_mlp, by the time of its two seeds
+# The best point of fashion_mlp, by the time of its two seeds.
+BEST = {"batch_size": 512, "lr": 0.125}
 CHANGES = {"SEEDS = 3": "SEEDS = 1", "COSTS = (25, 50, 100, 200)": "COSTS = (5, 10)"}
 
 

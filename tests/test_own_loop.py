@@ -69,7 +69,8 @@ def loop_of(name):
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
+    # The figure takes a second.
+    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)
 
 
 class Digits(LightningModule):
@@ -909,7 +910,8 @@ def test_each_step_of_hugging_faces_trainer_has_the_trials_batch_size(micro_batc
         callback.on_train_begin(given, None, None, train_dataloader=loader)
 
 
-@pytest.mark.filterwarnings("ignore")  # advice of transformers to whoever trains a toy
+# Transformers gives advice to whoever trains a toy.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("examples", [64, 72])
 def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterwards(examples):
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")

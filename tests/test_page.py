@@ -371,7 +371,8 @@ def test_a_name_in_a_trial_or_a_file_is_text():
 def assert_text(whole, shown=True):
     assert "<script>alert" not in whole
     assert "<b>x" not in whole
-    assert "\\u003cscript" not in whole  # in a chart it is escaped for plotly, too
+    # In a chart it is escaped for plotly, too.
+    assert "\\u003cscript" not in whole
     assert any(NASTY in text for text in Page(whole).texts) or not shown
 
 

@@ -62,9 +62,8 @@ def test_names_are_text_and_the_table_sorts(driver):
     assert NASTY in driver.find_element("tag name", "h1").text
     assert column(driver, "steps") == ["3", "66", "83", "90", "150", "154", "170", "435"]
     assert column(driver, "steps")[0] == "435"
-    assert (
-        column(driver, "time to target")[-3:] == ["-"] * 3
-    )  # what is not known comes last, either way
+    # What is not known comes last, either way.
+    assert column(driver, "time to target")[-3:] == ["-"] * 3
     assert column(driver, "time to target")[-3:] == ["-"] * 3
 
 

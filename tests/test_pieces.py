@@ -43,7 +43,8 @@ def in_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path))
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
+# Lightning gives advice to whoever trains a toy.
+@pytest.mark.filterwarnings("ignore")
 def test_target_stopping_in_a_study_of_ones_own(in_folder):
     block, names = example("FrontierSampler")
     exec(block, names)  # noqa: S102
@@ -51,7 +52,8 @@ def test_target_stopping_in_a_study_of_ones_own(in_folder):
     assert {trial.state.name for trial in names["study"].trials} <= {"COMPLETE", "PRUNED"}
 
 
-@pytest.mark.slow  # memory is probed in processes of their own
+# Memory is probed in processes of their own.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_survey_of_a_module_and_data(in_folder):
     block, names = example("bstune.survey")

@@ -85,7 +85,8 @@ def test_a_study_takes_at_most_trials_times_their_mean_budget_and_its_evaluation
     assert max_seconds(12, None, Budget(100, 6400), step_time) == pytest.approx(
         12 * 1.25 * exact, rel=0.02
     )
-    for low in (1, 3, 8):  # a bound is no lower for small batches
+    # A bound is no lower for small batches.
+    for low in (1, 3, 8):
         by_examples = max_seconds(
             12, None, Budget(1, 100_000), StepTime(0.0, 1e-4), 0.5, low=low, high=4 * low
         )
@@ -110,7 +111,8 @@ def test_a_limit_in_seconds_binds_with_one_trial_on_top(limit, expected):
     ("trials", "done", "expected"),
     [
         (10, [], None),
-        (10, [("failed", 5.0)], None),  # says nothing of the others
+        # A failed trial says nothing of the others.
+        (10, [("failed", 5.0)], None),
         (10, [("reached", 4.0), ("stopped", 6.0)], 8 * 5.0),
         (10, [("reached", 4.0), ("failed", 100.0)], 9 * 4.0),
         (10, [("diverged", 1.0), ("out of memory", 2.0), ("reached", 6.0)], 7 * 3.0),
@@ -121,10 +123,11 @@ def test_remaining_seconds(trials, done, expected, make_result):
     results = [make_result(status=status, wall_seconds=seconds) for status, seconds in done]
     remaining = remaining_seconds(budget(trials), results)
     assert remaining == (None if expected is None else pytest.approx(expected))
+    # A continuation is no further point, but costs.
     if done == [
         ("reached", 4.0),
         ("stopped", 6.0),
-    ]:  # what continues a trial is no further point, but costs
+    ]:
         assert (
             remaining_seconds(
                 budget(trials), [*results, make_result(resumed_from=1, wall_seconds=2.0)]

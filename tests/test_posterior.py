@@ -23,7 +23,8 @@ from bstune.search.sampler import FrontierSampler
 
 LOW = 8
 HIGH = 8192
-MIDDLE = 8.0  # log2 of the geometric middle
+# The log2 of the geometric middle.
+MIDDLE = 8.0
 
 
 def sqrt_rule(x):
@@ -121,8 +122,10 @@ def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
     x = np.array([MIDDLE, -20.0, -21.0, 40.0, 41.0])
     best = model.optimum(theta, prior.at(x), prior)[0]
     assert best[0] == pytest.approx(sqrt_rule(np.array(MIDDLE)) + 0.7)
-    assert best[1] - best[2] == pytest.approx(0.5 + 0.2)  # far below B_crit
-    assert best[4] - best[3] == pytest.approx(0.5 + 0.2 - 0.4)  # far above
+    # This is far below B_crit.
+    assert best[1] - best[2] == pytest.approx(0.5 + 0.2)
+    # This is far above B_crit.
+    assert best[4] - best[3] == pytest.approx(0.5 + 0.2 - 0.4)
     # The two lines meet at B_crit, 10 octaves.
     below = best[1] + 0.7 * (10.0 - x[1])
     above = best[3] + 0.3 * (10.0 - x[3])
@@ -154,12 +157,14 @@ def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
     assert 2**MIDDLE * math.exp(plain.mean[B_CRIT]) == pytest.approx(2**MIDDLE)
     assert make(noise_scale=1000.0).spread[B_CRIT] == math.log(4.0) < plain.spread[B_CRIT]
     assert measured.spread[B_CRIT] == pytest.approx(math.hypot(math.log(4.0), 1.5))
-    assert math.exp(plain.mean[LEVEL]) < 4000.0  # the budget is more than enough
+    # The budget is more than enough.
+    assert math.exp(plain.mean[LEVEL]) < 4000.0
     assert make(others=3).mean.size == make().mean.size + 9
     assert make(others=3).others == 3
     small_batch = stats.norm(plain.mean[B_OPT], plain.spread[B_OPT])
-    assert small_batch.sf(math.log(LOW / 2**MIDDLE)) == pytest.approx(0.115, abs=0.005)  # at none
-    assert small_batch.sf(math.log(4.0 * LOW / 2**MIDDLE)) > 0.03  # and not ruled out
+    # The prior says that there is most likely no such term, and does not rule it out.
+    assert small_batch.sf(math.log(LOW / 2**MIDDLE)) == pytest.approx(0.115, abs=0.005)
+    assert small_batch.sf(math.log(4.0 * LOW / 2**MIDDLE)) > 0.03
 
 
 def test_the_prior_density_is_normal_and_students():
@@ -187,7 +192,8 @@ def test_the_likelihood_is_the_sum_over_trials():
         (9.0, 0.0, 6.0, 0.0, "reached"),
         (4.0, -2.0, 9.0, 0.5, "reached"),
     ]
-    estimated = (7.0, -1.0, 7.5, 0.4, "reached", 7.2)  # it is known to take more than e^7.2 steps
+    # It is known to take more than e^7.2 steps.
+    estimated = (7.0, -1.0, 7.5, 0.4, "reached", 7.2)
     trials = observed(
         *reached, estimated, (8.0, -6.0, 8.0, 0.05, "bound"), (5.0, 1.0, 0.0, 0.0, "diverged")
     )
@@ -198,7 +204,8 @@ def test_the_likelihood_is_the_sum_over_trials():
         for mean, (_, _, y, spread, _, *least) in zip(means, [*reached, estimated], strict=True):
             sigma = math.hypot(noise, spread)
             core = stats.norm.pdf(y, mean, sigma)
-            if least:  # log S is near the model's and the estimate, and above the least
+            # Here log S is near the model's and the estimate, and above the least.
+            if least:
                 density = lambda s: stats.norm.pdf(s, mean, noise) * stats.norm.pdf(y, s, spread)  # noqa: B023, E731
                 core = integrate.quad(density, least[0], 20.0, points=[mean, y], epsabs=1e-13)[0]
             wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.TRIAL_OUTLIER_SPREAD))
@@ -220,13 +227,15 @@ def test_the_likelihood_is_the_sum_over_trials():
 
 def test_level_and_shift_against_quadrature():
     prior = make()
-    prior.spread[:] = 1e-5  # a point, but for these two
+    # The prior is a point, but for these two parameters.
+    prior.spread[:] = 1e-5
     prior.mean[LEVEL] = 7.0
     prior.spread[[LEVEL, SHIFT]] = 1.0
     seen = observed(
         (MIDDLE, -1.5, 7.4, 0.0, "reached"),
         (MIDDLE, 0.5, 7.1, 0.0, "reached"),
-        (MIDDLE, 0.5, 9.9, 0.0, "reached"),  # an outlier
+        # This one is an outlier.
+        (MIDDLE, 0.5, 9.9, 0.0, "reached"),
         (MIDDLE, 1.5, 8.0, 0.4, "reached"),
         (MIDDLE, -4.0, 7.6, 0.1, "bound"),
         (MIDDLE, 3.0, 0.0, 0.0, "diverged"),
@@ -338,7 +347,8 @@ def test_a_trial_is_a_block_in_units_of_its_trace():
     expected = 1.0 / (inverse.mean() + np.array([half, 0.0, -half]))
     assert [estimate.low, estimate.noise_scale, estimate.high] == pytest.approx(expected.tolist())
     assert (estimate.measurements, steps) == (5, 20)
-    many = trials([100.0 + 7.0 * n for n in range(40)])  # more than there are blocks
+    # These are more than there are blocks.
+    many = trials([100.0 + 7.0 * n for n in range(40)])
     assert model.measured_noise_scale(many[::-1]) == model.measured_noise_scale(many)
 
 
@@ -356,7 +366,8 @@ def test_trials_that_did_not_measure_the_whole_way_do_not_count():
     assert model.measured_noise_scale([*found, *others]) == model.measured_noise_scale(found)
 
 
-LOST = [100.0, -100.0, 100.0, -90.0, 80.0, -120.0]  # gradients lost in the noise
+# These gradients are lost in the noise.
+LOST = [100.0, -100.0, 100.0, -90.0, 80.0, -120.0]
 
 
 def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_comes_first():

@@ -270,7 +270,8 @@ class Warm(Lit):
 
 
 class Glacial(Warm):
-    steps = 10**12  # no weight moves in float32
+    # No weight moves in float32.
+    steps = 10**12
 
 
 class WarmByEpoch(Lit):
@@ -694,7 +695,8 @@ class Nothing(Data):
 
 
 class OwnBatches(Data):
-    train_batches = None  # it hands out its own
+    # It hands out batches of its own.
+    train_batches = None
 
 
 class NoValidationData(LightningDataModule):
@@ -807,9 +809,11 @@ def timed(monkeypatch):
 @pytest.mark.parametrize(
     ("at_8", "at_32", "expected"),
     [
-        (0.018, 0.042, (0.01, 0.001)),  # a straight line
+        # These lie on a straight line.
+        (0.018, 0.042, (0.01, 0.001)),
         (0.3, 0.3, (0.3, 0.0)),
-        (0.5, 0.4, (0.5, 0.0)),  # noise makes neither part negative
+        # Noise makes neither part negative.
+        (0.5, 0.4, (0.5, 0.0)),
         (0.1, 4.9, (0.0, 0.2)),
     ],
 )
@@ -822,7 +826,8 @@ def test_two_batch_sizes_give_a_step_time(timed, at_8, at_32, expected):
     ("sizes", "tried"),
     [
         ({}, [8, 32, 8, 8]),
-        ({"high": 20}, [8, 20, 8, 8]),  # not past the largest
+        # No size is past the largest.
+        ({"high": 20}, [8, 20, 8, 8]),
         ({"low": 3, "multiple": 8}, [8, 16, 8, 8]),
         ({"low": 64, "high": 64}, [64, 64, 64]),
     ],
@@ -832,9 +837,8 @@ def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
     assert [spec.batch_size for spec, _ in asked] == tried
     assert step_time == StepTime(pytest.approx(0.0), pytest.approx(0.01))
     for spec, _ in asked[:-1]:
-        assert spec.lr == pytest.approx(
-            0.1 * spec.batch_size / 64 / 8
-        )  # the lowest rate searched: three octaves down
+        # That is the lowest rate searched, three octaves down.
+        assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)
     assert asked[-1][0].lr == pytest.approx(0.1 * tried[0] / 64)
     of_first, *of_others = [protocol for _, protocol in asked]
     assert of_first.trainer.get("limit_val_batches") is None

@@ -100,7 +100,8 @@ def test_airbench():
             if step < warmup
             else 1 - 0.93 * (step - warmup) / (steps - warmup)
         )
-        assert first == last == pytest.approx(source, abs=0.012)  # a step ahead of it
+        # The rate is a step ahead of the source's.
+        assert first == last == pytest.approx(source, abs=0.012)
         assert of_whitening == (first if step < 3 * 48 else 0.0)
     (lookahead,) = module.configure_callbacks()
     assert isinstance(lookahead, Lookahead)

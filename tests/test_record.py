@@ -41,7 +41,8 @@ def trained(monkeypatch, tmp_path):
 
     def keep(workload, spec, protocol, *others, **named):
         result = train(workload, spec, protocol, *others, **named)
-        if protocol.budget.steps == 60:  # not the probe's
+        # The probe has another budget.
+        if protocol.budget.steps == 60:
             records.append(result)
         return result
 
@@ -65,7 +66,8 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
     assert entries(folder) == ["t.jsonl.runs", "t.jsonl.settings"]
     assert len((folder / "t.jsonl.runs").read_text().splitlines()) == 3
     with (folder / "t.jsonl.runs").open("a") as file:
-        file.write('{"batch_size": 32, "lr": 0.')  # cut short
+        # The last line was cut short.
+        file.write('{"batch_size": 32, "lr": 0.')
 
     monkeypatch.setattr(training, "run_trial", keep)
     status, _, err = record(*command, "workload.target.value=0.2")
@@ -89,7 +91,8 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
         assert set(kept) <= set(history.items())
         assert kept[-1] == (record.steps, history[record.steps])
         assert (run.steps_to(TARGET) == record.steps) == record.reached
-        assert not record.noise_scale  # a table does not hold it
+        # A table does not hold the noise scale.
+        assert not record.noise_scale
 
 
 def fake(status="reached", steps=40, history=((10, 0.5), (20, 0.3), (40, 0.1)), tau=0.01, **others):
@@ -131,7 +134,8 @@ def test_of_a_study_what_can_be_used_is_recorded(record, tmp_path):
     study = [
         fake(batch_size=16, lr=0.2),
         stopped,
-        fake(number=2, resumed_from=1),  # continues it: one run, not two
+        # The second part continues the first: they are one run.
+        fake(number=2, resumed_from=1),
         fake("failed", 0, (), None, number=3, batch_size=16),
         fake("out of memory", 10, ((10, 0.5),), number=4, batch_size=512),
         fake("diverged", 10, ((10, None),), number=5, batch_size=16, lr=9.0),

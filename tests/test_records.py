@@ -57,7 +57,8 @@ def test_records_survive_json(changes):
     result = make_result(**changes)
     read = TrialResult.from_json(result.to_json())
     assert read == result
-    assert repr(read) == repr(result)  # 16 is not 16.0
+    # The texts tell 16 from 16.0.
+    assert repr(read) == repr(result)
     assert "\n" not in result.to_json()
 
 

@@ -68,16 +68,20 @@ def test_power_laws_are_recovered_between_the_cells():
 @pytest.mark.parametrize(
     ("point", "steps", "end"),
     [
-        ((16, 0.2), None, 900),  # of equally near corners the first: the one that missed
+        # Of equally near corners the first counts: the one that missed.
+        ((16, 0.2), None, 900),
         ((12, 0.13), None, 900),
-        ((12, 0.3), 100, 100),  # the nearest corner reached it, and another did not: not rescaled
+        # The nearest corner reached the target, and another did not: it is not rescaled.
+        ((12, 0.3), 100, 100),
         ((25, 0.13), 200, 200),
+        # Both ends of this edge reached it.
         (
             (32, 0.2),
             round(math.sqrt(200 * 300)),
             round(math.sqrt(200 * 300)),
-        ),  # on an edge whose two ends reached it
-        ((8, 0.2), None, 900),  # on one of whose ends one did not
+        ),
+        # One end of this edge did not.
+        ((8, 0.2), None, 900),
     ],
 )
 def test_where_a_corner_missed_the_target_the_nearest_one_speaks(point, steps, end):
@@ -150,14 +154,17 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     [
         ((8, 0.1), 10_000, "reached", 100, 80, 5),
         ((8, 0.1), 100, "reached", 100, 80, 5),
-        ((8, 0.1), 99, "stopped", 99, 99, 4),  # a bound: the history has no evaluation at its end
+        # It is a bound: the history has no evaluation at its end.
+        ((8, 0.1), 99, "stopped", 99, 99, 4),
         ((8, 0.1), 1, "stopped", 1, 1, 0),
-        ((8, 0.4), 10_000, "stopped", 300, 300, 5),  # past a record's end it is stopped there
+        # Past a record's end a trial is stopped there.
+        ((8, 0.4), 10_000, "stopped", 300, 300, 5),
         ((8, 0.4), 250, "stopped", 250, 250, 4),
         ((32, 0.4), 10_000, "diverged", 50, 50, 5),
         ((32, 0.4), 50, "diverged", 50, 50, 5),
         ((32, 0.4), 49, "stopped", 49, 49, 4),
-        ((32, 0.1), 10_000, "diverged", 1, 1, 0),  # before its first evaluation
+        # It diverged before its first evaluation.
+        ((32, 0.1), 10_000, "diverged", 1, 1, 0),
     ],
 )
 def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evaluations):
@@ -257,12 +264,13 @@ def test_the_median_time_counts_each_cells_seeds_alike():
     ]
     table = Table(tuple(runs))
     times = [median_time(table, size, 0.1, TARGET) for size in (8, 16, 32, 64)]
+    # Most seeds of 32 missed the target.
     assert times == [
         pytest.approx(4.0),
         pytest.approx(3.2),
         None,
         pytest.approx(9.0),
-    ]  # most seeds of 32 missed it
+    ]
 
 
 POINT = {"batch_size": 8, "lr": 0.1, "seed": 0, "seconds_per_step": 0.01}
@@ -401,10 +409,12 @@ def test_a_shipped_table_has_a_bare_name(monkeypatch, tmp_path):
     shipped = replay_module.SHIPPED / "fashion_mlp.jsonl"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fashion_mlp").mkdir()
-    assert replay_module.find_table("fashion_mlp") == shipped  # a folder is no table
+    # A folder is no table.
+    assert replay_module.find_table("fashion_mlp") == shipped
     (tmp_path / "fashion_mlp").rmdir()
     write_rows(tmp_path / "fashion_mlp", table_rows())
-    assert replay_module.find_table("fashion_mlp") == Path("fashion_mlp")  # a file comes first
+    # A file comes before a shipped table.
+    assert replay_module.find_table("fashion_mlp") == Path("fashion_mlp")
     with pytest.raises(
         TableError,
         match=r"workload.table=other is no file: .*, or name a shipped one: .*fashion_mlp",

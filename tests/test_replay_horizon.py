@@ -20,8 +20,10 @@ from bstune.trial.recorded_run import Run
 from bstune.trial.replay import Table, read_table, replay, unusable_target
 
 TARGET = Target("val/error", 0.1, "min")
-POWER = 0.5  # P
-IN_RUN = 0.8  # Q
+# The law's exponent over horizons, P.
+POWER = 0.5
+# The law's exponent within a run, Q.
+IN_RUN = 0.8
 LRS = {8: (0.1, 0.2, 0.4), 32: (0.2, 0.4, 0.8)}
 HORIZONS = (100, 300, 1000, 6000)
 SHARES = (*(0.05 * 1.1 ** np.arange(31)).tolist(), 1.0)
@@ -99,7 +101,8 @@ def test_a_metric_that_rises_is_read_likewise():
     assert read(runs, 16, 0.3, round(0.9 * s), target).steps is None
     met = 2 * s * 0.5 ** (POWER / IN_RUN)
     assert read(runs, 16, 0.3, round(2 * s), target).steps == pytest.approx(met, rel=0.01)
-    half = rises(8, 0.2, 100, 1.0) / 2.0  # at half of the shortest horizon
+    # This is half of the shortest horizon.
+    half = rises(8, 0.2, 100, 1.0) / 2.0
     assert read(runs, 8, 0.2, 50, target).history[-1] == (50, pytest.approx(half))
 
 

@@ -20,7 +20,8 @@ from bstune.study.planning.replicates import (
     winners,
 )
 
-SINGLE_RUNS = {}  # nothing is predicted: each trial's own run counts
+# Nothing is predicted: each trial's own run counts.
+SINGLE_RUNS = {}
 
 
 def trial(number, steps=100, batch_size=64, lr=0.1, **changes):
@@ -63,7 +64,8 @@ FEW = trial(1, 50, 1024, tau=0.1)
     [
         ([], {}, None),
         ([trial(0, status="stopped"), trial(1, status="diverged")], {}, None),
-        ([trial(0, tau=None)], {}, None),  # has no time
+        # A trial without a step time has no time to target.
+        ([trial(0, tau=None)], {}, None),
         ([trial(0, tau=None)], {"objective": "steps"}, (0, 0)),
         ([trial(0)], {"seeds": 0}, None),
         ([trial(0)], {"max_candidates": 0}, None),
@@ -71,11 +73,12 @@ FEW = trial(1, 50, 1024, tau=0.1)
             ([FAST, FEW, trial(2, 20, status="stopped")], {"objective": objective}, (first, 0))
             for objective, first in (("time", 0), ("curve", 0), ("both", 0), ("steps", 1))
         ),
+        # A run of a trial that is not there is passed over.
         (
             [FAST, *again(trial(7, 50), 10)],
             {},
             (0, 0),
-        ),  # a run of a trial that is not there is passed over
+        ),
     ],
 )
 def test_the_first_candidate_has_the_least_merit(trials, options, expected):
@@ -87,7 +90,8 @@ def test_the_first_candidate_has_the_least_merit(trials, options, expected):
     [
         ([], 0),
         (["reached"], 1),
-        (["reached", "failed"], 1),  # asked again
+        # A run that failed is asked again.
+        (["reached", "failed"], 1),
         (["failed", "failed"], 0),
         (["reached", "stopped"], 2),
         (["diverged", "out of memory", "stopped"], None),
@@ -117,7 +121,8 @@ def test_a_fresh_run_that_was_continued_is_one_replicate():
         # the first one's own 100 steps are not in: 120 on fresh seeds against the other's own 110 or 130
         (trial(1, 110, 256), (120, 120, 120), True),
         (trial(1, 130, 256), (120, 120, 120), False),
-        (trial(1, 120, 256), (120, 120, 120), False),  # not below
+        # The same time is not below.
+        (trial(1, 120, 256), (120, 120, 120), False),
         # the geometric mean of 100, 100 and 160 is 117, the arithmetic mean 120
         (trial(1, 118, 256), (100, 100, 160), False),
         (trial(1, 116, 256), (100, 100, 160), True),
@@ -158,7 +163,8 @@ def test_a_later_candidate_has_to_beat_the_best_confirmed_one():
     b = trial(1, 110, 256)
     c = trial(2, 130, 1024)
     trials = [a, b, c, *again(a, 150, 150, 150), *again(b, 120, 120, 120)]
-    assert asked(trials) is None  # 130 is below a's 150, but not below b's 120
+    # 130 is below the first one's 150, but not below the other's 120.
+    assert asked(trials) is None
     assert best(trials) == b
 
 
@@ -197,17 +203,21 @@ def test_both_confirms_by_time_first_then_by_steps():
     ("others", "status", "steps", "rival", "other_wins"),
     [
         (100, "reached", 130, 120, False),
-        (100, "stopped", 200, 120, True),  # a bound, of 200: the mean of 100, 100 and 200 is 126
-        (100, "diverged", 5, 120, True),  # its steps bound nothing: 4 x 100
+        # A stopped run is a bound, of 200: the mean of 100, 100 and 200 is 126.
+        (100, "stopped", 200, 120, True),
+        # The steps of a diverged run bound nothing: it counts as 4 x 100.
+        (100, "diverged", 5, 120, True),
         (100, "out of memory", 0, 120, True),
-        (100, "stopped over its horizon", 100, 120, True),  # nor do these: its schedule has ended
+        # Nor do these steps: the schedule has ended.
+        (100, "stopped over its horizon", 100, 120, True),
+        # A run stopped early counts as the candidate's own 100: the mean is 116.
         (
             125,
             "stopped",
             20,
             112,
             True,
-        ),  # stopped early it counts as the candidate's own 100: the mean is 116
+        ),
     ],
 )
 @pytest.mark.parametrize("objective", ["time", "steps"])
@@ -231,7 +241,8 @@ def test_what_a_run_short_of_the_target_counts_as(
 
 
 @pytest.mark.parametrize(
-    ("steps", "spread"),  # median, lowest, highest; what did not reach the target takes longest
+    # The spread is median, lowest and highest; what missed the target takes longest.
+    ("steps", "spread"),
     [
         ((100, 120, 110), (110, 100, 120)),
         ((100, 120), (110, 100, 120)),
@@ -360,7 +371,8 @@ def test_the_order_of_the_trials_does_not_matter():
     ("fresh", "wins"),
     [
         ([(50, "reached"), (90, "reached"), (90, "stopped")], True),
-        ([(50, "reached"), (90, "stopped"), (90, "stopped")], False),  # once in three
+        # It reached the target once in three runs.
+        ([(50, "reached"), (90, "stopped"), (90, "stopped")], False),
         ([(50, "reached"), (90, "diverged"), (90, "stopped")], False),
     ],
 )
@@ -437,9 +449,11 @@ def test_the_horizon_of_a_winner_is_that_of_its_fresh_runs_else_the_predicted_on
         (625, 127, [False], 625),
         (625, 127, [True, False, False], 625),
         (625, 127, [True, True, False], 127),
-        (625, 127, [], 127),  # as predicted
+        # The predicted horizon is advised.
+        (625, 127, [], 127),
         (100, 127, [False], 127),
-        (None, None, [False], None),  # a schedule that does not end with the trial
+        # This schedule does not end with the trial.
+        (None, None, [False], None),
     ],
 )
 def test_a_horizon_that_most_fresh_runs_missed_the_target_with_is_not_advised(

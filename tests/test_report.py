@@ -38,7 +38,8 @@ from bstune.system.files import Output
         (True, None, None, " budget.steps=100 budget.examples=1"),
         (False, None, None, ""),
         (False, 130, None, " budget.steps=130 budget.examples=1"),
-        (False, 130, 150, " budget.steps=150 budget.examples=1"),  # that of its runs on fresh seeds
+        # The budget is that of its runs on fresh seeds.
+        (False, 130, 150, " budget.steps=150 budget.examples=1"),
     ],
 )
 def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
@@ -130,7 +131,8 @@ def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps
     trials, posterior, _ = recorded()
     trials = sorted(trials, key=lambda trial: trial.batch_size)
     sizes = [float(trial.batch_size) for trial in trials]
-    assert posterior.tau(np.array(sizes)) == pytest.approx(sizes)  # costs are in examples
+    # Costs are in examples.
+    assert posterior.tau(np.array(sizes)) == pytest.approx(sizes)
     band = CurveBand(*[np.array(sizes)] * 4)
     curve = curve_of(posterior, band, step_times(posterior, 1024, None))
     assert curve.seconds_per_step == pytest.approx(
@@ -198,7 +200,8 @@ TRAIN = [
     [
         (0.123456, True, "trial.lr=0.1235"),
         (0.123456, False, "trial.lr=0.1235 budget.steps=130 budget.examples=1"),
-        (0.99999, True, "trial.lr=0.99999"),  # 1 is beyond what can be had
+        # A rate of 1 is beyond what can be had.
+        (0.99999, True, "trial.lr=0.99999"),
     ],
 )
 def test_the_command_that_trains_the_winner_is_short(lr, stops, own):

@@ -147,12 +147,12 @@ def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start
     model = seeded(partial(resnet9, width=8, whitening=whitening, identity_init=True))
     whitening.initialise_from(images())
     first = model.features[0]
-    assert parameters(resnet9(10, 64, 0.125)) == 6_573_120  # David Page's
+    # The number is David Page's.
+    assert parameters(resnet9(10, 64, 0.125)) == 6_573_120
     assert list(map(type, first)) == [Whitening, nn.Conv2d, BatchNorm, nn.ReLU]
     assert first[1].weight.shape == (8, 27, 1, 1)
-    assert parameters(model) == parameters(
-        resnet9(width=8)
-    )  # 27 weights a filter, in the one convolution or the other
+    # A filter has 27 weights, in the one convolution or the other.
+    assert parameters(model) == parameters(resnet9(width=8))
     x = images()
     expected = nn.functional.conv2d(
         nn.functional.conv2d(x, whitening.weight, padding=1), first[1].weight

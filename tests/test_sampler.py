@@ -22,7 +22,8 @@ from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler, trial_r
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283
+# The time is least at B = 283.
+LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
 BEST = LAW.frontier(283) * LAW.tau(283)
 TARGET = Target("error", 0.1, "min")
 SPACE = {
@@ -194,9 +195,8 @@ def test_a_history_that_is_reported_is_extrapolated():
     study = optuna.create_study(sampler=sampler)
     trial = study.ask(SPACE)
     for step in range(10, 1001, 10):
-        trial.report(
-            0.1 * (step / 3000) ** -0.4, step
-        )  # a power law that reaches the target at step 3000
+        # This power law reaches the target at step 3000.
+        trial.report(0.1 * (step / 3000) ** -0.4, step)
     study.tell(trial, state=TrialState.PRUNED)
     (one,) = sampler.posterior(study).observations
     assert (one.status, one.steps) == ("stopped", 1000)
@@ -229,7 +229,8 @@ def test_trials_that_run_are_pending(monkeypatch):
     study = run(plain, 4, FrontierSampler(seed=0, search_space=SPACE))
     running = [study.ask(SPACE), study.ask(SPACE)]
     running[1].set_user_attr(RESUMED_FROM, 2)
-    study.ask()  # without parameters yet
+    # This trial has no parameters yet.
+    study.ask()
     study.ask(SPACE)
     points = []
     for trial, resumed_from in zip(running, (None, 2), strict=True):
@@ -266,7 +267,8 @@ def test_a_decision_is_a_function_of_the_trials_and_the_seed():
     for _ in range(8):
         study.optimize(plain, n_trials=1)
         again.optimize(plain, n_trials=1)
-        again.sampler.posterior(again)  # which changes nothing
+        # To look at the posterior changes nothing.
+        again.sampler.posterior(again)
     points = [trial.params for trial in study.trials]
     assert points == [trial.params for trial in again.trials]
     asked = []
@@ -292,9 +294,8 @@ def test_the_posterior_of_a_study_is_that_of_its_records():
     assert (first.observations, first.spent) == (second.observations, second.spent)
     failed = [*records, replace(records[0], number=9, status="failed")]
     assert sampler.posterior(failed, **options).observations == first.observations
-    assert (
-        FrontierSampler(seed=0).posterior(optuna.create_study()) is None
-    )  # its parameters are not known yet
+    # Its parameters are not known yet.
+    assert FrontierSampler(seed=0).posterior(optuna.create_study()) is None
 
 
 @pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
@@ -406,7 +407,8 @@ def test_parameters_as_the_model_sees_them():
     params = {"batch_size": 256, "lr": 0.125, "kind": "b", "one": 3, "depth": 6, "decay": 1e-3}
     assert coordinates.point(params) == (8.0, -3.0)
     assert coordinates.columns == 4
-    assert coordinates.others(params) == pytest.approx((0.5, 0.5, 0.0, 1.0))  # decay, depth, kind
+    # The values are those of decay, depth and kind.
+    assert coordinates.others(params) == pytest.approx((0.5, 0.5, 0.0, 1.0))
     assert coordinates.complete(params)
     assert not coordinates.complete({"batch_size": 256, "lr": 0.125})
     back = coordinates.parameters(Suggestion(8.0, -3.0, (0.5, 0.45, 0.2, 0.7), 1, None))
@@ -433,7 +435,8 @@ def test_batch_sizes_are_snapped_and_learning_rates_stay_within_what_can_be_had(
 
 def test_the_record_of_a_trial():
     base = {"params": {"batch_size": 64, "lr": 0.125}, "distributions": SPACE}
-    record = make_result(number=7, steps=123)  # bstune's own is preferred
+    # The attributes that bstune itself writes are preferred.
+    record = make_result(number=7, steps=123)
     trial = create_trial(**base, value=1.0, user_attrs={RECORD: record.to_json(), "steps": 5})
     assert trial_result(trial, coordinates_of(), "time") == record
     # A pruned one is stopped at its last report.

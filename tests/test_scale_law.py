@@ -45,7 +45,8 @@ def test_the_interval_widens_with_the_distance_to_either_side():
         (points_of(0.5, error=0.05), points_of(0.5, error=0.5)),
         (points_of(0.5), points_of(0.5)[:3]),
         (points_of(0.5, error=0.05), points_of(0.5, error=None)),
-        (points_of(0.5, study="one"), points_of(0.5)),  # a study's own offset is in all its points
+        # A study's own offset is in all its points.
+        (points_of(0.5, study="one"), points_of(0.5)),
     ],
 )
 def test_what_is_known_less_has_a_wider_interval(narrow, wide):

@@ -57,7 +57,8 @@ def devices_of(rows):
 @pytest.mark.parametrize(("wait", "ceiling"), [(lambda count: 0.0, 16), (ring, 16), (ring, 256)])
 def test_it_finds_what_a_search_of_every_batch_size_finds(wait, ceiling):
     sizes = range(1, ceiling + 1, 5)
-    rows = PLAN([3, 8], sizes, wait)  # one device is the yardstick, though it is not listed
+    # One device is the yardstick, though it is not listed.
+    rows = PLAN([3, 8], sizes, wait)
     assert devices_of(rows) == [3, 8]
     alone = min(law(size) * (tau(size) + wait(1)) for size in sizes)
     for row in rows:
@@ -85,7 +86,8 @@ def test_an_all_reduce_may_run_beside_the_step(overlap, combine):
 
 def test_no_batch_is_larger_than_the_data():
     rows = PLAN([1, 3, 8, 64], range(8, 257), max_examples=300)
-    assert devices_of(rows) == [1, 3, 8]  # 64 devices need 512 examples
+    # 64 devices need 512 examples.
+    assert devices_of(rows) == [1, 3, 8]
     for row in rows:
         assert row.batch_size <= 300
 
@@ -155,7 +157,8 @@ def test_figure(tmp_path, real):
 # The plan that a study ends with, against a law that is known.
 LAW = Law(noise=0.08)
 DEVICES = [1, 2, 8, 64]
-WAIT = {2: 5e-4, 8: 5.6e-4, 64: 11.2e-4}  # on a line
+# The seconds lie on a line.
+WAIT = {2: 5e-4, 8: 5.6e-4, 64: 11.2e-4}
 
 
 @pytest.mark.soak

@@ -172,9 +172,8 @@ def trained(freezes, steps=7, resumed_at=None):
 @pytest.mark.parametrize("resumed_at", [None, 2, 5])
 def test_a_group_whose_steps_are_over_is_frozen_which_changes_no_weight(resumed_at, monkeypatch):
     frozen = trained(freezes=True, resumed_at=resumed_at)
-    monkeypatch.setattr(
-        distributed, "place", lambda: "a process of several"
-    )  # DDP needs each gradient
+    # DDP needs each gradient.
+    monkeypatch.setattr(distributed, "place", lambda: "a process of several")
     assert all(map(torch.equal, frozen, trained(freezes=False)))
 
 

@@ -826,7 +826,8 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 seen.add(path.read_text(errors="replace"))
-            except OSError:  # it has ended
+            # The process has ended.
+            except OSError:
                 continue
         reader.join(0.2)
     process.stdout.close()

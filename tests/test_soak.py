@@ -10,8 +10,10 @@ import fleet
 import pytest
 
 pytestmark = pytest.mark.soak
-SLOTS = int(os.environ.get("BSTUNE_SOAK", "96"))  # 500 for the figures in benchmarks/README.md
-GUARD = 600  # seconds, which no study here takes unless it is stuck
+# The figures in benchmarks/README.md are of 500.
+SLOTS = int(os.environ.get("BSTUNE_SOAK", "96"))
+# Seconds that no study here takes unless it is stuck.
+GUARD = 600
 
 
 def soak(

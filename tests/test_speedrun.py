@@ -106,11 +106,12 @@ def test_views_are_of_the_least_confident_images_alone():
         found = six_views_where_unsure(model, x, 0.25)
         unsure = set(one.softmax(1).amax(1).argsort()[:5].tolist())
         padded = nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
+        # The pixel at (0, 0) is now at (1, 1), and the other way round.
         moved = [
             x,
             padded[:, :, :4, :4],
             padded[:, :, 2:, 2:],
-        ]  # what was at (0, 0) is at (1, 1), and the other way
+        ]
         six = sum(mirrored(model, view) for view in moved) / 3
     assert torch.equal(moved[1][:, :, 1:, 1:], x[:, :, :3, :3])
     for place in range(20):

@@ -46,9 +46,8 @@ def test_what_was_measured_corrects_what_was_given(count):
     tau = fit_step_times([(64, 3.0)] * count, 128.0, lambda size: 1.5)
     octaves = np.array([0.0, 0.5 * BANDWIDTH, BANDWIDTH, 20.0 * BANDWIDTH])
     weight = count * np.exp(-0.5 * (octaves / BANDWIDTH) ** 2)
-    expected = 1.5 * 2.0 ** (
-        weight / (weight + SHRINKAGE)
-    )  # a normal kernel, shrunk to no correction
+    # A normal kernel shrinks to no correction.
+    expected = 1.5 * 2.0 ** (weight / (weight + SHRINKAGE))
     np.testing.assert_allclose(tau(64.0 * 2.0**octaves), expected, rtol=1e-9)
     np.testing.assert_allclose(tau(64.0 * 2.0**-octaves), expected, rtol=1e-9)
 
@@ -106,7 +105,8 @@ def test_a_line_through_all_reduces():
         assert fit_sync(measured) == pytest.approx(line)
         for count, seconds in measured:
             assert sync_seconds(count, *line) == pytest.approx(seconds)
-    assert fit_sync([(2, 0.02), (8, 0.01)])[1] == 0.0  # falls: a constant
+    # Seconds that fall give a constant.
+    assert fit_sync([(2, 0.02), (8, 0.01)])[1] == 0.0
     for measured in ([], [(1, 0.1)], [(2, 0.0)], [(2, math.nan)]):
         with pytest.raises(
             HardwareError, match="an all-reduce needs positive seconds at 2 devices or more"

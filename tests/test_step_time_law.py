@@ -110,10 +110,13 @@ def test_the_error_of_a_ratio_has_no_common_factor():
 @pytest.mark.parametrize(
     ("count", "same_loop", "shift", "spread", "expected"),
     [
-        (9, True, 0.5, 0.5, QUIET_FACTOR),  # too few
+        # There are too few steps.
+        (9, True, 0.5, 0.5, QUIET_FACTOR),
         (2000, True, 0.0, 0.3, 0.3),
-        (2000, True, 0.5, 0.001, 0.5 / 1.645),  # all minutes were slower than the survey's
-        (2000, False, 0.5, 0.3, 0.3),  # another loop's steps: the shift says nothing
+        # All minutes were slower than the survey's.
+        (2000, True, 0.5, 0.001, 0.5 / 1.645),
+        # These are another loop's steps: the shift says nothing.
+        (2000, False, 0.5, 0.3, 0.3),
     ],
 )
 def test_trials_see_how_the_machines_speed_changes(count, same_loop, shift, spread, expected):

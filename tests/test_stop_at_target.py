@@ -62,7 +62,8 @@ def fit(stop, base=LightningModule, make=Trainer, optimizers=1, **options):
     return trainer, module
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
+# Lightning gives advice to whoever trains a toy.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoev
     [
         ({}, (18, 24)),
         ({"accumulate_grad_batches": 3}, (6, 8)),
-        ({"optimizers": 2}, (18, 24)),  # which trainer.global_step counts twice
-        ({"min_steps": 33}, (18, 24)),  # the fit goes on
+        # The global step of a Trainer counts two optimizers twice.
+        ({"optimizers": 2}, (18, 24)),
+        # The fit goes on until then.
+        ({"min_steps": 33}, (18, 24)),
     ],
 )
 def test_the_fit_ends_at_the_first_evaluation_that_meets_the_target(options, steps):
@@ -110,9 +113,8 @@ def test_the_clock_stands_still_in_evaluations():
 
 def test_a_step_that_the_gradient_scaler_skips_is_none():
     class Scaler:
-        scales = iter(
-            [8.0, 4.0, 2.0, *[2.0] * 90]
-        )  # at the start, and after each batch: the first two are skipped
+        # It is evaluated at the start, and after each batch: the first two are skipped.
+        scales = iter([8.0, 4.0, 2.0, *[2.0] * 90])
 
         def get_scale(self):
             return next(self.scales)

@@ -47,7 +47,8 @@ def of_command_line(*given):
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
+    # The figure takes a second.
+    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)
 
 
 def without_clock(trial):

@@ -74,7 +74,8 @@ def test_summary_on_points_of_the_curve_itself():
     ("steps", "used", "slope", "error"),
     [
         ({16: 800, 32: 400, 64: 200, 128: 190}, [16, 32, 64], -1.0, 0.0),
-        ({16: 1000, 64: 500, 1024: 125}, [16, 64, 1024], -0.5, 0.0),  # too few within two octaves
+        # There are too few points within two octaves.
+        ({16: 1000, 64: 500, 1024: 125}, [16, 64, 1024], -0.5, 0.0),
         ({16: 1000, 64: 500}, [16, 64], -0.5, None),
         # residuals -r, 2r, -r of log2 S, and x = -1, 0, 1: the textbook's sqrt(6 r^2 / (3 - 2) / 2)
         ({16: 800, 32: 500, 64: 200}, [16, 32, 64], -1.0, math.log2(500 / 400) / math.sqrt(3)),
@@ -130,7 +131,8 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
                 "improving_at_budget": 2,
             },
         ),
-        ([CLOSE], UPWARDS, {"easier": pytest.approx(0.9 - 1.05 * 0.4), "improving": 0}),  # it fell
+        # The metric fell, though it is to rise.
+        ([CLOSE], UPWARDS, {"easier": pytest.approx(0.9 - 1.05 * 0.4), "improving": 0}),
         (
             [CLOSE, FLAT],
             TARGET,
@@ -199,15 +201,18 @@ CONFIRMED += [fresh(6, 430, STEADY), fresh(7, 450, STEADY), fresh(8, 410, STEADY
         # without a measured step time a trial can be best by steps alone
         ([make_trial(0, steps=100, tau=None), make_trial(1, steps=200)], [1, 0]),
         ([make_trial(0, steps=100, tau=None)], [None, 0]),
+        # This is the best point on fresh seeds, not the best fresh run.
         (
             CONFIRMED,
             [1, 2],
-        ),  # the best on fresh seeds, and not the best fresh run, of the steady point
-        ([LUCKY, STEADY, fresh(3, 50)], [0, 0]),  # never a fresh run
+        ),
+        # A fresh run never wins itself.
+        ([LUCKY, STEADY, fresh(3, 50)], [0, 0]),
+        # Nor does it win beside a better point without any.
         (
             [LUCKY, fresh(3, 50), make_trial(4, 256, 0.4, steps=390)],
             [4, 4],
-        ),  # nor beside a better point without any
+        ),
     ],
 )
 def test_winners(trials, expected):
@@ -279,9 +284,11 @@ def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
     ("trials", "front"),
     [
         ([], []),
-        ([(10, 1.0), (20, 2.0)], [0]),  # beaten in both
+        # The second is beaten in both.
+        ([(10, 1.0), (20, 2.0)], [0]),
         ([(10, 2.0), (20, 1.0), (15, 1.5), (15, 1.6)], [1, 2, 0]),
-        ([(10, 1.0), (10, 1.0)], [0]),  # of equals the first
+        # Of equals the first stays.
+        ([(10, 1.0), (10, 1.0)], [0]),
     ],
 )
 def test_pareto_front(trials, front):
@@ -297,7 +304,8 @@ def test_the_readmes_numbers_follow_from_the_recorded_trials():
     trials, _, summary = recorded()
     assert summary.statuses["reached"] == len(trials) == 13
     critical = summary.critical_batch_size
-    assert critical.value == pytest.approx(340, rel=0.15)  # other draws, on another machine
+    # The README's number is of other draws, on another machine.
+    assert critical.value == pytest.approx(340, rel=0.15)
     assert 45 < critical.low < 80
     assert summary.fit.noise == pytest.approx(0.29, abs=0.005)
     assert [summary.best_by_time.batch_size, summary.best_by_steps.batch_size] == [60, 807]

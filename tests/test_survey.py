@@ -165,9 +165,12 @@ def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, war
 @pytest.mark.parametrize(
     ("seconds_per_example", "largest"),
     [
-        (1e-6, 512),  # all in time
-        (0.01, 300),  # 0.3 of 50 s are five steps of 3 s
-        (10.0, 64),  # steps of twice the smallest's seconds are in time
+        # All of them are in time.
+        (1e-6, 512),
+        # 0.3 of 50 s are five steps of 3 s.
+        (0.01, 300),
+        # Steps of twice the smallest size are in time.
+        (10.0, 64),
     ],
 )
 def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
@@ -224,8 +227,10 @@ def test_a_device_that_is_lost():
         ("77", "cpu", 1, 77),
         ("77", "cuda", 1, 77),
         ("null", "cuda", 1, None),
-        ("null", "cpu", 1, 500),  # half of what is free
-        ("900", "cpu", 2, 300),  # this process, which keeps the study, takes its share too
+        # Half of the free memory is the limit.
+        ("null", "cpu", 1, 500),
+        # This process, which keeps the study, takes its share, too.
+        ("900", "cpu", 2, 300),
         ("null", "cuda", 3, 20_000),
     ],
 )

@@ -62,8 +62,10 @@ def test_its_command_makes_it(name, monkeypatch, tmp_path):
         options = options_of(*overrides)
         budget = options.budget.budget
         assert (options.workload.name, options.workload.target.metric) == (name, target.metric)
-        assert options.workload.target.value < target.value  # what it was recorded to
-        for run in (runs[point] for point in points):  # nor was one cut short
+        # The recording went on to a harder target.
+        assert options.workload.target.value < target.value
+        # No run was cut short.
+        for run in (runs[point] for point in points):
             assert (
                 run.steps_to(target) or run.diverged or run.end == budget.last_step(run.batch_size)
             )

@@ -90,7 +90,8 @@ def composed(name, root, *options):
     return resolved(f"workload={name}", *fixed, *sizes, *SMALL[name], *options)
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections")  # of oneDNN, which has none
+# oneDNN has no LSTM with projections, and torch warns of it.
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", SMALL)
 def test_each_workload_trains_two_steps_on_files_of_its_format(name, corpora):
     workload, protocol = load(*composed(name, corpora))

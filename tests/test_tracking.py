@@ -440,7 +440,8 @@ def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
             value = getattr(moving_estimate(measured[:count_]), name)
             if value is not None:
                 sent.append((step, pytest.approx(value)))
-        assert 3 < len(sent) < 80  # it is undetermined at first
+        # It is undetermined at first.
+        assert 3 < len(sent) < 80
         assert points(uri, child, f"noise_scale{end}") == sent
 
 
@@ -477,7 +478,8 @@ def test_names_of_trials(changes, name):
     assert trial_name(trial(0, **changes)) == name
 
 
-PARTS = [  # of a trial that is stopped twice and continued
+# These are the parts of a trial that is stopped twice and continued.
+PARTS = [
     {
         "status": "stopped",
         "steps": 50,
@@ -571,7 +573,8 @@ def test_next_run_sends_what_is_missing(uri):
     sent = runs(uri, "trial", view=ViewType.ALL)
     assert tags_of(sent, "bstune.trials") == ["0", "1", "2"]
     assert len(runs(uri, "study", view=ViewType.ALL)) == 1
-    other = opened(uri, "other")  # studies do not mix
+    # Studies do not mix.
+    other = opened(uri, "other")
     assert other.sent == set()
     other.send_trial(trial(0))
     assert len(runs(uri, "trial", STUDY)) == 3
@@ -624,8 +627,10 @@ def test_a_damaged_database_is_named_and_a_new_one_gets_the_whole_study(
     assert "move it away" in warning
     assert "The next run of the same command" not in warning
     path.rename(tmp_path / "away.db")
-    shutil.copy(created[0], path)  # as make_database, which takes seconds
-    SqlAlchemyStore._engine_map[uri].dispose()  # as in a new process
+    # To make the database takes seconds.
+    shutil.copy(created[0], path)
+    # In a new process there is no engine yet.
+    SqlAlchemyStore._engine_map[uri].dispose()
     caplog.clear()
     again = opened(uri)
     for number in (0, 1):
@@ -918,7 +923,8 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     tracking = opened(uri)
     tracking.send_trial(trial(0))
     finish(tracking)
-    finish(tracking)  # nothing new: nothing is sent
+    # Nothing is new: nothing is sent.
+    finish(tracking)
     old = parent_of(uri)
     assert len(points(uri, old, "curve/steps_to_target")) == 2
     two_trials = with_option(OPTIONS, "search", SearchOptions.model_construct(trials=2))
@@ -1079,9 +1085,8 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, monkeypatc
                         raise OSError("the process has ended")
                 done = whole(*args, **kwargs)
                 if len(requests) == slow_at and late == "after the next run":
-                    raise OSError(
-                        "the process has ended"
-                    )  # only the server went on, with this one request
+                    # Only the server went on, with this one request.
+                    raise OSError("the process has ended")
                 return done
 
             return request

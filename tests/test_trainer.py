@@ -148,7 +148,8 @@ CASES = {
         {"trainer": {**TRAINER, "gradient_clip_val": 0.1}},
         {"gradient_clip_val": 0.1},
     ),
-    "two optimizers": (TwoOptimizers, {"steps": 42}, {}),  # whose Trainer counts epochs
+    # With two optimizers a Trainer counts epochs.
+    "two optimizers": (TwoOptimizers, {"steps": 42}, {}),
     "dictionaries": (Dicts, {}, {}),
 }
 
@@ -217,7 +218,8 @@ def test_a_module_that_asks_its_trainer_gets_the_truth(micro, parts, limit):
     assert (served.batch_size, served.hparams.batch_size) == (micro or BATCH_SIZE,) * 2
     assert (data.batch_size, data.hparams.batch_size) == (64, 64)
     assert module.seen == {
-        "estimated_stepping_batches": STEPS,  # also of a trial that the search stops early
+        # It is that of the budget, also of a trial that the search stops early.
+        "estimated_stepping_batches": STEPS,
         "num_training_batches": 6 * parts,
         "max_steps": STEPS,
         "max_epochs": 7,
@@ -298,7 +300,8 @@ class MetricPlateau(TrainPlateau):
         self.error = MeanSquaredError()
         self.lowest = MinMetric()
 
-    def on_train_start(self):  # after what the sanity check has left
+    # It comes after what the sanity check has left.
+    def on_train_start(self):
         self.error.reset()
         self.lowest.reset()
 
@@ -319,7 +322,8 @@ class MetricPlateau(TrainPlateau):
             group["lr"] *= 1.0 + 0.1 * self.trainer.callback_metrics["train/largest_epoch"].item()
 
 
-LIMITS = (1, 6, 7, 9, 12, 18, 29, 30, 39)  # epochs have six batches
+# Epochs have six batches.
+LIMITS = (1, 6, 7, 9, 12, 18, 29, 30, 39)
 EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
 
 
@@ -357,9 +361,8 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micr
     assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
     assert set(evaluated_steps(record)) == due.keys() | set(LIMITS)
     if kind is MetricPlateau:
-        assert (
-            module.lowest.compute() == reference.lowest.compute() == 0.0
-        )  # of the evaluation at step 12
+        # The metric is that of the evaluation at step 12.
+        assert module.lowest.compute() == reference.lowest.compute() == 0.0
     assert rates_of(module) == rates_of(reference)
 
 
@@ -389,9 +392,8 @@ def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next
         record, _ = run(Regression, protocol=with_callbacks(stopping))
         assert (record.status, record.steps) == ("stopped", 12)
         records.append(record)
-    assert (
-        evaluated_steps(records[0])[-1] == 12
-    )  # evaluated at each epoch's end, as it looks at that
+    # The call-back looks at each epoch's end, and so it is evaluated there.
+    assert evaluated_steps(records[0])[-1] == 12
     assert records[0].message == (
         "the training was stopped at step 12: Monitored metric val/error did not improve in the last 1 records. Best "
         f"score: {records[0].history[-2][1]:.3f}. Signaling Trainer to stop."

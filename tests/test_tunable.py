@@ -62,7 +62,8 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
             assert trial.hyperparameters == trials[source].hyperparameters
     winner = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
     assert winner["hyperparameters"].keys() == {"momentum", "average"}
-    status, again, errors = bstune(*shlex.split(winner["command"])[3:])  # after python -m bstune
+    # The words before these are python -m bstune.
+    status, again, errors = bstune(*shlex.split(winner["command"])[3:])
     assert status == 0, errors
     assert f" after {winner['single_run']['steps']} steps" in again
     assert "continues after" in bstune(*arguments, "search.trials=7")[1]

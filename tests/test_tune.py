@@ -145,7 +145,8 @@ def run_tune(module=Net, data=None, **options):
 def tune(tmp_path, monkeypatch):
     """A function that tunes in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)  # takes a second
+    # The figure takes a second.
+    monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)
     return run_tune
 
 
@@ -830,7 +831,8 @@ print("SURVEYED", json.loads((result.folder / "hardware.json").read_text())["cei
 @pytest.mark.parametrize("how", ["a script", pytest.param("typed in", marks=pytest.mark.soak)])
 def test_trials_train_in_processes_of_their_own(tmp_path, how):
     text = SCRIPT.format(tests=str(Path(__file__).parent))
-    command = [sys.executable, "-"]  # as in a notebook, there is no file
+    # In a notebook, as here, there is no file.
+    command = [sys.executable, "-"]
     if how != "typed in":
         (tmp_path / "script.py").write_text(text)
         command = [sys.executable, "script.py"]

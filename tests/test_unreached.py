@@ -79,9 +79,11 @@ def test_the_baseline_stands_beside_it_at_equal_seconds():
     "changes",
     [
         {"tau": None},
-        {"batch_size": 64},  # the same point
+        # This is the same point again.
+        {"batch_size": 64},
         {"history": ((100, None),)},
-        {"tau": 1.0, "history": ((100, 0.5),)},  # first looked at too late
+        # This one was first looked at too late.
+        {"tau": 1.0, "history": ((100, 0.5),)},
         {"history": ((50, 0.7), (100, 55.0)), "status": "diverged"},
     ],
 )

@@ -128,7 +128,8 @@ def command(tmp_path, project):
         ended = subprocess.run(
             line, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=seconds
         )
-        if "error: " in ended.stderr:  # ended by a signal, or by C code alone, it leaves them
+        # A process that a signal or C code alone ended leaves its folders.
+        if "error: " in ended.stderr:
             assert [path.name for path in temporary.glob("bstune-*")] == []
         return ended.returncode, ended.stdout + ended.stderr
 
@@ -415,8 +416,10 @@ def test_forked_processes_may_end_so():
 @pytest.mark.parametrize(
     "deed",
     [
-        pytest.param("ctypes.CDLL(None).pause()", marks=SOAK),  # other threads run meanwhile
-        pytest.param("ctypes.PyDLL(None).sleep(1000)", marks=pytest.mark.slow),  # none does
+        # Other threads run meanwhile.
+        pytest.param("ctypes.CDLL(None).pause()", marks=SOAK),
+        # No other thread runs meanwhile.
+        pytest.param("ctypes.PyDLL(None).sleep(1000)", marks=pytest.mark.slow),
         pytest.param("threading.Event().wait()", marks=SOAK),
     ],
 )

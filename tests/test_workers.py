@@ -117,7 +117,8 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         workers.start(spec(64, 2), output, make_result(message="of the parent"))
         assert not workers.free
         assert numbers(workers.running) == [1, 2]
-        second = workers.wait()  # the other one waits for "go"
+        # The other one waits for "go".
+        second = workers.wait()
         assert (second.spec.number, second.result().message) == (2, "of the parent")
         (tmp_path / "go").touch()
         first = workers.wait()
@@ -137,10 +138,12 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
             assert finished.result().status == "failed"
             assert finished.frames.startswith(f"  {tmp_path / file}:{line} in train: ")
             assert finished.frames.count("\n") == 1, "no frames of bstune's"
-        workers.start(spec(9), output, None)  # an error of bstune's own ends the study
+        # An error of bstune's own ends the study.
+        workers.start(spec(9), output, None)
         with pytest.raises(ConfigError, match="no such option"):
             workers.wait().result()
-        workers.start(spec(6), output, None)  # an interruption is none of its business
+        # An interruption is none of the worker's business.
+        workers.start(spec(6), output, None)
         opened = workers.wait().result().device
         assert opened not in devices, "a process is not used again after an error"
         workers.start(spec(64), output, None)
@@ -199,7 +202,8 @@ def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy_train, t
         assert workers.wait().result().number == 3
         (tmp_path / "go").touch()
         assert workers.wait().result().number == 1
-        for process in multiprocessing.active_children():  # while they have nothing to do
+        # They have nothing to do meanwhile.
+        for process in multiprocessing.active_children():
             process.kill()
             process.join()
         workers.start(spec(64, 4), output, None)
@@ -238,7 +242,8 @@ def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert run.returncode == -9
-    assert "Error" not in run.stderr  # Python's own words on what a killed process leaves are fine
+    # Python's own words on what a killed process leaves are fine.
+    assert "Error" not in run.stderr
 
 
 def test_seconds_per_step_are_those_measured_alone():

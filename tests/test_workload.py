@@ -109,7 +109,8 @@ def test_the_workloads_trainer_arguments_go_to_the_trainer():
     assert trainer["gradient_clip_val"] == 0.5
     assert trainer["benchmark"] is True
     assert [one.logging_interval for one in trainer["callbacks"]] == ["step"]
-    assert "precision" not in trainer  # it is the plug-in's
+    # The precision is the plug-in's.
+    assert "precision" not in trainer
 
 
 def test_an_error_of_bstunes_own_is_raised_as_it_is():
@@ -263,7 +264,8 @@ def test_a_data_module_of_another_project_is_set_up_once(kind, tested):
 def test_a_random_split_is_one_in_all_processes_and_is_not_split_again_for_the_test():
     parts = []
     for seed in (0, 1):
-        torch.manual_seed(seed)  # as another process has drawn other numbers before
+        # Another process would have drawn other numbers before.
+        torch.manual_seed(seed)
         workload = foreign(SplitsAnew)
         drawn = torch.rand(1)
         torch.manual_seed(seed)
@@ -287,7 +289,8 @@ def test_its_batches_hold_exactly_b_examples(micro, groups):
     workload = foreign(Foreign, f"protocol.micro_batch_size={micro}")
     batches = list(first(workload.train_batches(spec(16)), 15 * len(groups)))
     assert [len(labels) for _, labels in batches] == groups * 15
-    epochs = labels_of(batches).view(-1, 30)  # 240 examples are eight epochs
+    # 240 examples are eight epochs.
+    epochs = labels_of(batches).view(-1, 30)
     for epoch in epochs:
         assert sorted(epoch.tolist()) == list(range(30))
     again = labels_of(first(workload.train_batches(spec(16)), len(batches)))
@@ -306,9 +309,8 @@ def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least)
         assert len(Seeing.trained) == 3
         assert set(Seeing.evaluated) == {least}
     assert Foreign.last.calls == ["prepare", "fit", "test"]
-    assert (
-        len(next(iter(Foreign.last.train_dataloader()))[1]) == 7
-    )  # the project's own data module is as it was
+    # The project's own data module is as it was.
+    assert len(next(iter(Foreign.last.train_dataloader()))[1]) == 7
 
 
 @pytest.mark.parametrize(
@@ -415,16 +417,16 @@ def test_a_module_starts_from_the_first_training_images_as_its_batches_have_them
     drawn = torch.get_rng_state()
     torch.manual_seed(0)
     bare = build_module(*composed(*WHITENED), spec())
-    assert torch.equal(torch.get_rng_state(), drawn)  # the images draw nothing
+    # The images draw nothing.
+    assert torch.equal(torch.get_rng_state(), drawn)
     with pytest.raises(ConfigError, match="no filters yet"):
         bare(torch.zeros(2, 1, 8, 8))
     # All training images are in one epoch of batches; their second moments, whitened, are those of the closed form.
     images = torch.cat([images for images, _ in first(workload.train_batches(spec(1200)), 1)])
     rows = layer(images)[:, :4].permute(0, 2, 3, 1).reshape(-1, 4)
     moments = (rows.T @ rows / len(rows)).detach()
-    assert (
-        moments - torch.eye(4)
-    ).abs().max() < 0.25  # of 1,200 images where the filters are of 200
+    # They are of 1,200 images where the filters are of 200.
+    assert (moments - torch.eye(4)).abs().max() < 0.25
     assert layer(images).shape == (1200, 8, 7, 7)
 
 
@@ -442,9 +444,8 @@ def test_a_study_takes_its_images_once(monkeypatch):
     two = workload.build_module(spec(seed=1, batch_size=64)).state_dict()
     assert asked == [200]
     assert torch.equal(one["model.0.weight"], two["model.0.weight"])
-    assert not torch.equal(
-        one["model.2.weight"], two["model.2.weight"]
-    )  # what is drawn is each trial's own
+    # Each trial draws its own.
+    assert not torch.equal(one["model.2.weight"], two["model.2.weight"])
     one["model.0.weight"].zero_()
     assert torch.equal(
         workload.build_module(spec()).state_dict()["model.0.weight"], two["model.0.weight"]
