@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from toolbox import table_rows, write_rows
+from toolbox import made_table
 
 from bstune.__main__ import main
 
@@ -245,7 +245,7 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
 def run_all(folder: Path, verbs: Sequence[str], names: Sequence[str]) -> None:
     """Run every command on the crafted folders of these names and print what each did."""
     os.chdir(folder)
-    write_rows(folder / "t.jsonl", table_rows())
+    made_table(folder)
     sys.argv = ["bstune", *STUDY]
     with contextlib.redirect_stdout(io.StringIO()):
         assert main() == 0

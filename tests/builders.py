@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from toolbox import best_of
+from toolbox import best_of, made_table, make_trial
 
 from bstune.__main__ import main
 from bstune.core.records import Budget, Merit, Target, TrialResult
@@ -297,6 +297,31 @@ def make_noise_scale(noise_scale: float | None) -> MeasuredNoiseScale:
     )
 
 
+# The trials of a study that ended with fresh seeds of its two best points
+
+LUCKY = make_trial(0, 64, 0.1, steps=400)
+STEADY = make_trial(1, 256, 0.4, steps=420)
+
+
+def fresh(number: int, steps: int = 440, of: TrialResult = LUCKY, **changes: Any) -> TrialResult:
+    """A run of a trial's point on a fresh seed."""
+    return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
+
+
+# The lucky point is slower on fresh seeds than the steady one.
+CONFIRMED = (
+    LUCKY,
+    STEADY,
+    make_trial(2, 4096, 0.8, steps=90, tau=0.1),
+    fresh(3, 440),
+    fresh(4, 460),
+    fresh(5, 480),
+    fresh(6, 430, STEADY),
+    fresh(7, 450, STEADY),
+    fresh(8, 410, STEADY),
+)
+
+
 # Options and recipes
 
 
@@ -345,6 +370,16 @@ def run_command(folder: Path, *arguments: str) -> str:
         status = main()
     assert status == 0, printed.getvalue()
     return printed.getvalue()
+
+
+def moved_study(tmp_path_factory: pytest.TempPathFactory, *arguments: str) -> Path:
+    """Run a study of the made table, and move its folder: what goes on there must not need the old place."""
+    made = tmp_path_factory.mktemp("made")
+    begun = made / "begun"
+    begun.mkdir()
+    made_table(begun)
+    run_command(begun, *arguments)
+    return begun.rename(made / "moved")
 
 
 def copy_of_study(begun: Path, folder: Path, output: str) -> Path:

@@ -26,7 +26,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 from rich import console  # noqa: F401 (before the forks, as the next ones)
 from sqlalchemy.engine.default import DefaultDialect
-from toolbox import column, contents, read_rows, table_rows, write_rows
+from toolbox import column, contents, made_table, read_rows
 
 from bstune.__main__ import main
 from bstune.study import report, run  # noqa: F401
@@ -240,7 +240,7 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        rows = write_rows(Path(scratch) / "t.jsonl", table_rows())
+        rows = made_table(Path(scratch))
         empty = Path(scratch) / "mlflow.db"
         assert forked(lambda: make_database(empty) or 0) == 0
         for one in range(int(sys.argv[1])):

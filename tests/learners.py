@@ -9,7 +9,7 @@ from toolbox import TRAINER, FakeTime, make_protocol, make_spec
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from bstune.core.clock import TrialClock
 from bstune.core.evaluation_schedule import EvaluationSchedule
@@ -48,6 +48,13 @@ class Operators(TorchDispatchMode):
         if not name.startswith(self.VIEWS + self.EMPTY):
             self.names.append(name)
         return func(*args, **(kwargs or {}))
+
+
+class Stream(IterableDataset):
+    """Data without a length."""
+
+    def __iter__(self):
+        return iter(range(3))
 
 
 def make_images(n, seed):

@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 from builders import (
+    CONFIRMED,
+    LUCKY,
+    STEADY,
     changed,
+    fresh,
     hand_at_budget,
     hand_critical,
     make_growth,
@@ -38,8 +42,6 @@ from bstune.result import (
     StepTiming,
 )
 
-LUCKY = make_trial(0, 64, 0.1, steps=400)
-STEADY = make_trial(1, 256, 0.4, steps=420)
 SEARCH = SearchPlan(trials=32, replicates=3, limit=None)
 
 
@@ -49,18 +51,11 @@ def timing(error, waited=0.0):
     )
 
 
-def fresh(number, steps=440, of=LUCKY, **changes):
-    return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
-
-
 def texts(summary, label):
     found = answer(summary)
     return dict([*found.lines, *found.details, *found.actions]).get(label, ())
 
 
-CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
-CONFIRMED += [fresh(3, 440), fresh(4, 460), fresh(5, 480)]
-CONFIRMED += [fresh(6, 430, STEADY), fresh(7, 450, STEADY), fresh(8, 410, STEADY)]
 WHOLE = result_of(
     CONFIRMED,
     critical=hand_critical(67.0, 41.0, 110.0, 5, 1114),

@@ -10,10 +10,10 @@ from builders import (
     copy_of_study,
     hand_at_budget,
     hand_budget_point,
+    moved_study,
     result_of,
-    run_command,
 )
-from toolbox import make_result, metric_values, table_rows, trials_of, write_rows
+from toolbox import made_table, make_result, metric_values, trials_of
 
 import bstune
 from bstune.core.errors import ConfigError, StudyError
@@ -277,7 +277,7 @@ def test_the_picture_shows_trials_that_ran_to_the_end_of_the_budget():
 
 @pytest.fixture
 def table(tmp_path):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
 
 
 TRIALS = 12
@@ -286,12 +286,7 @@ TRIALS = 12
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Run a study within 2 s, once; give where it lies."""
-    made = tmp_path_factory.mktemp("made")
-    begun = made / "begun"
-    begun.mkdir()
-    write_rows(begun / "t.jsonl", table_rows())
-    run_command(begun, *SECONDS, f"search.trials={TRIALS}")
-    return begun.rename(made / "moved")
+    return moved_study(tmp_path_factory, *SECONDS, f"search.trials={TRIALS}")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders import make_baseline, options_of, prepared_study, result_of
 from rich.console import Console
-from toolbox import make_result, table_rows, write_rows
+from toolbox import made_table, make_result
 
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import Tunable
@@ -99,14 +99,14 @@ def test_a_target_that_is_met_at_the_first_look_has_one_that_tells(trial, target
 )
 def test_the_baseline_is_the_reference(tmp_path, monkeypatch, options, batch_size):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     found = prepared_study(*OPTIONS, *options).baseline
     assert (None if found is None else found.batch_size) == batch_size
 
 
 def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     own_options = options_of(*OPTIONS)
     space = SimpleNamespace(tunables=())
     assert baseline_of(own_options, space, 32)[0].batch_size == 32
@@ -127,7 +127,7 @@ def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
 )
 def test_what_else_is_searched_has_the_configs_own_value(tmp_path, monkeypatch, tunable, value):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     own_options = options_of(*OPTIONS, "seed=7")
     found, _ = baseline_of(own_options, SimpleNamespace(tunables=(tunable,)), None)
     (own,) = found.hyperparameters.values()
@@ -270,7 +270,7 @@ class Laws(TrialBackend):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
 
     def study(backend, *options):
         more = ("workload.target.value=0.2", "budget.steps=5000", "budget.examples=1", *options)

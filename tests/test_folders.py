@@ -2,7 +2,7 @@
 
 import optuna
 import pytest
-from toolbox import entries, table_rows, write_rows
+from toolbox import entries, made_table, tree
 
 REPLAY = (
     "workload=replay",
@@ -26,14 +26,7 @@ THEIRS = (
 
 @pytest.fixture
 def table(tmp_path):
-    return write_rows(tmp_path / "t.jsonl", table_rows())
-
-
-def tree(folder):
-    return {
-        str(path.relative_to(folder)): path.is_file() and path.read_bytes()
-        for path in folder.rglob("*")
-    }
+    return made_table(tmp_path)
 
 
 @pytest.mark.parametrize("output", [".", "theirs"])

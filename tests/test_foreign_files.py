@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 import yaml
-from builders import copy_of_study, run_command
-from toolbox import entries, table_rows, trials_of, write_rows
+from builders import copy_of_study, moved_study
+from toolbox import entries, made_table, tree, trials_of
 
 from bstune.study import retarget
 
@@ -44,12 +44,7 @@ TABLES = {
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Run a study of four trials, once; return where it lies."""
-    made = tmp_path_factory.mktemp("made")
-    begun = made / "begun"
-    begun.mkdir()
-    write_rows(begun / "t.jsonl", table_rows())
-    run_command(begun, *REPLAY, UNTRACKED, "search.trials=4")
-    return begun.rename(made / "moved")
+    return moved_study(tmp_path_factory, *REPLAY, UNTRACKED, "search.trials=4")
 
 
 @pytest.fixture
@@ -60,17 +55,7 @@ def study(made, bstune, tmp_path):
 
 @pytest.fixture
 def table(tmp_path):
-    return write_rows(tmp_path / "t.jsonl", table_rows())
-
-
-def tree(folder):
-    """All entries below a folder, links as such."""
-    return {
-        str(path.relative_to(folder)): os.readlink(path)
-        if path.is_symlink()
-        else path.is_file() and path.read_bytes()
-        for path in folder.rglob("*")
-    }
+    return made_table(tmp_path)
 
 
 def run_script(path, script):

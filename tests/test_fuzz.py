@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from builders import options_of
-from toolbox import entries, table_rows, write_rows
+from toolbox import entries, made_table
 
 from bstune.options import flatten
 
@@ -112,7 +112,7 @@ SAMPLERS = ("sampler=frontier", "sampler=tpe", "sampler=gp", "sampler=qmc", "sca
 
 @pytest.mark.soak
 def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypatch):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     rng = random.Random(int(os.environ.get("BSTUNE_FUZZ_SEED", 0)))
@@ -121,7 +121,7 @@ def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypa
     for number, (name, arguments) in enumerate(list(commands(rng, COMMANDS))):
         folder = tmp_path / f"case{number}" / "here"
         folder.mkdir(parents=True)
-        write_rows(folder / "t.jsonl", table_rows())
+        made_table(folder)
         monkeypatch.chdir(folder)
         signal.alarm(GUARD_SECONDS)
         try:

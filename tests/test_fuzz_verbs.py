@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from nasty import NUMBERS, TEXTS, VALUES, dumped, odd_path, spoil
-from toolbox import make_survey, table_rows, write_rows
+from toolbox import made_table, make_survey, write_rows
 
 from bstune.__main__ import main
 from bstune.hardware.report import survey_json
@@ -74,7 +74,7 @@ def hang(*_):
 def base(tmp_path_factory):
     """A folder with valid inputs of each verb; ``made`` finishes it once, by the command."""
     folder = tmp_path_factory.mktemp("valid")
-    write_rows(folder / "t.jsonl", table_rows())
+    made_table(folder)
     rows = "".join(f"{2**k},{1000 * (1 + 64 / 2**k)}\n" for k in range(3, 10))
     (folder / "points.csv").write_text(f"batch_size,steps\n{rows}")
     shutil.copy(PROJECTS / "lightning_cli" / "config.yaml", folder / "cli.yaml")

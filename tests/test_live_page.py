@@ -10,7 +10,7 @@ import pytest
 from builders import prepared_study
 from rich.console import Console
 from test_run import REPLAY, STEPS, end_at
-from toolbox import FakeTime, make_trial, table_rows, trials_of, write_rows
+from toolbox import FakeTime, made_table, make_trial, trials_of
 
 import bstune
 from bstune.report.running_page import is_running_page
@@ -28,7 +28,7 @@ STUDY = (*REPLAY, STEPS, "search.trials=6", "search.replicates=0", "study=s")
 def prepared(tmp_path, monkeypatch):
     """A study of recorded runs that has begun nothing."""
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     return prepared_study(*STUDY)
 
 

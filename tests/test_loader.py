@@ -6,10 +6,10 @@ from itertools import chain, islice
 import numpy as np
 import pytest
 import torch
+from learners import Stream
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -134,11 +134,6 @@ def test_rebatch_keeps_the_loaders_options():
         "dataset",
     ):
         assert getattr(result, name) == getattr(source, name), name
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
 
 
 class NoLength:

@@ -7,8 +7,15 @@ import numpy as np
 import optuna
 import pytest
 import yaml
-from builders import copy_of_study, run_command
-from toolbox import make_result, metric_values, statuses, table_rows, trials_of, write_rows
+from builders import copy_of_study, moved_study
+from toolbox import (
+    make_result,
+    metric_values,
+    statuses,
+    table_rows,
+    trials_of,
+    write_rows,
+)
 
 from bstune.core.errors import StudyError
 from bstune.core.records import Target
@@ -136,12 +143,7 @@ def table(tmp_path):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Run a study of six trials whose first one sets the target, once; give where it lies."""
-    made = tmp_path_factory.mktemp("made")
-    begun = made / "begun"
-    begun.mkdir()
-    write_rows(begun / "t.jsonl", table_rows())
-    run_command(begun, *AUTO)
-    return begun.rename(made / "moved")
+    return moved_study(tmp_path_factory, *AUTO)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from learners import Stream
 from lightning import LightningDataModule
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import CombinedLoader
@@ -15,7 +16,6 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -701,11 +701,6 @@ class OwnBatches(Data):
 
 class NoValidationData(LightningDataModule):
     train_dataloader = Data.train_dataloader
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
 
 
 class Own(DataLoader):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from builders import options_and_recipe, prepared_study
 from rich.console import Console
-from toolbox import entries, make_result, make_survey, table_rows, trials_of, write_rows
+from toolbox import entries, made_table, make_result, make_survey, trials_of
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
@@ -243,7 +243,7 @@ class OwnBackend(TrialBackend):
 @pytest.mark.parametrize("sampler", ["frontier", "tpe"])
 def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     options = (
         "workload.table=t.jsonl",
         "workload.target.value=0.14",
@@ -297,7 +297,7 @@ class Untestable(OwnBackend):
 def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     """Whatever raises becomes a line; the study's own files are there."""
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
 
     def fail(*arguments, **options):
         raise LookupError("no such thing")
@@ -331,7 +331,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
 
 def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     monkeypatch.setitem(sys.modules, "bstune.tracking.address", None)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14")
     prepared = prepared_study(*OWN, *options, backend=OwnBackend())

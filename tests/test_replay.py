@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import prepared_study
-from toolbox import entries, evaluated_steps, make_spec, table_rows, write_rows
+from toolbox import entries, evaluated_steps, made_table, make_spec, table_rows, write_rows
 
 from bstune.core.errors import BstuneError, TableError
 from bstune.core.records import Target, TrialResult
@@ -376,7 +376,7 @@ REPLAY = (
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return write_rows(tmp_path / "t.jsonl", table_rows())
+    return made_table(tmp_path)
 
 
 def test_what_a_config_leaves_open_comes_from_the_table(table):

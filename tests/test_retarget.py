@@ -4,7 +4,7 @@ import shutil
 import pytest
 import yaml
 from builders import run_command
-from toolbox import make_trial, table_rows, trials_of, write_rows
+from toolbox import made_table, make_trial, trials_of, write_rows
 
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError, StudyError
@@ -22,7 +22,7 @@ HISTORY = ((5, 0.5), (10, 0.3), (20, 0.15), (40, 0.09))
 def studied(tmp_path_factory):
     """The folder of a replayed study of error 0.14; its table is beside it."""
     folder = tmp_path_factory.mktemp("studied")
-    write_rows(folder / "t.jsonl", table_rows())
+    made_table(folder)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "sampler=random")
     options += ("search.trials=16", "study=s", "mlflow.enabled=false")
     run_command(folder, "workload=replay", *options)

@@ -14,7 +14,7 @@ from rich.console import Console
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from test_storage import BUDGET, SPACE
-from toolbox import make_result, statuses, table_rows, trials_of, write_rows
+from toolbox import made_table, make_result, statuses, trials_of
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialSpec
@@ -71,7 +71,7 @@ def study(tmp_path, monkeypatch):
     """A function that prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bstune.study.report.draw_curve", lambda *arguments: None)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
 
     def prepared(backend, *options, **more):
         return prepare(options_of(*OPTIONS, *options), None, backend=backend, **more)

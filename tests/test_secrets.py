@@ -17,7 +17,7 @@ from urllib.parse import quote, quote_plus, unquote
 import pytest
 import yaml
 from sqlalchemy.engine import URL
-from toolbox import column, contents, read_rows, table_rows, write_rows
+from toolbox import column, contents, made_table, read_rows
 
 from bstune.config import secret_option
 from bstune.report.html import json_script
@@ -588,7 +588,7 @@ def leaks(planted: dict[str, str], folder: Path, *printed: str) -> list[str]:
 @pytest.fixture
 def run(bstune, tmp_path, caplog, monkeypatch, tmp_path_factory):
     """Run the command beside a table, and look for secrets in all that it wrote; return its status and its errors."""
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     folder = tmp_path_factory.mktemp("configs")
     (folder / "mine").mkdir()
     (folder / "mine" / "own.yaml").write_text(OWN)

@@ -9,7 +9,7 @@ import pytest
 from builders import options_and_recipe
 from pydantic import ValidationError
 from test_tune import QUICK, QUIET, Net, loaders
-from toolbox import entries, make_spec, table_rows, trials_of, write_rows
+from toolbox import entries, made_table, make_spec, trials_of
 
 import bstune
 from bstune.core.errors import ConfigError
@@ -69,7 +69,7 @@ def test_a_study_runs_as_tune_does(tmp_path):
 
 
 def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     study = of_command_line(*REPLAY, "study=s")
     assert study.arguments == (*REPLAY, "study=s")
     result = study.run()
@@ -85,7 +85,7 @@ def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
 
 
 def test_options_have_the_type_of_their_workload(tmp_path):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     kinds = {
         GivenOptions: bstune.Study(**arguments(**OBJECTS)),
         TrainedOptions: of_command_line("workload=digits"),
@@ -192,7 +192,7 @@ def test_a_folder_is_opened_as_the_result_that_it_is(tmp_path):
 
 
 def test_a_study_that_has_not_ended_is_opened_by_its_trials(tmp_path):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     result = of_command_line(*REPLAY, "study=s").run()
     (result.folder / "curve.json").unlink()
     opened = bstune.load(result.folder)

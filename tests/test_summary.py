@@ -3,7 +3,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from builders import hand_critical, result_of
+from builders import CONFIRMED, LUCKY, STEADY, fresh, hand_critical, result_of
 from recorded.draw import recorded
 from toolbox import best_of, make_trial, numbers
 
@@ -176,19 +176,6 @@ def test_censored_point_has_a_lower_end_only():
         390 * 64,
     )
     assert (point.steps, point.time_to_target, point.examples) == (None, None, None)
-
-
-LUCKY = make_trial(0, 64, 0.1, steps=400)
-STEADY = make_trial(1, 256, 0.4, steps=420)
-
-
-def fresh(number, steps=440, of=LUCKY, **changes):
-    return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
-
-
-CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
-CONFIRMED += [fresh(3, 440), fresh(4, 460), fresh(5, 480)]
-CONFIRMED += [fresh(6, 430, STEADY), fresh(7, 450, STEADY), fresh(8, 410, STEADY)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from io import StringIO
 import pytest
 from rich.table import Table
 from rich.text import Text
-from toolbox import table_rows, write_rows
+from toolbox import made_table
 
 from bstune.core.errors import StudyError
 from bstune.system import secrets
@@ -171,7 +171,7 @@ def test_mistakes_are_shown_and_not_obeyed(bstune, command):
 
 
 def test_a_folder_of_somebody_else_is_shown_and_not_obeyed(bstune, tmp_path):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     study = ["workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14"]
     study += [
         "search.trials=4",

@@ -4,11 +4,12 @@ from itertools import islice
 import pytest
 import torch
 from builders import options_and_recipe
+from learners import Stream
 from lightning import LightningDataModule
 from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
 from toolbox import make_protocol, make_spec
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from bstune.config import compose, with_settings
 from bstune.core.errors import ConfigError
@@ -212,11 +213,6 @@ class Seeing(LightningModule):
 class WithTest(Foreign):
     def test_dataloader(self):
         return DataLoader(self.held_out, batch_size=6)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
 
 
 class Streaming(Foreign):

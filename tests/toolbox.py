@@ -74,6 +74,23 @@ def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def made_table(folder: Path) -> Path:
+    """The replay table t.jsonl of the made frontier, written into a folder."""
+    return write_rows(folder / "t.jsonl", table_rows())
+
+
+def tree(folder: Path) -> dict[str, Any]:
+    """All below a folder, by its path there: a file's content, a link's target, False of a folder."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            entry: Any = os.readlink(path)
+        else:
+            entry = path.is_file() and path.read_bytes()
+        found[str(path.relative_to(folder))] = entry
+    return found
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     """The content of each file below a folder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
