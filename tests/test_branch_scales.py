@@ -30,8 +30,11 @@ def branches_at(examples_seen, largest, *, unbounded=0, **changes):
 
 
 def square_root_growth(**changes):
-    found = [branches_at(10**k * 1e3, 64 * 10 ** (k / 2)) for k in range(3)]
-    return [replace(branches, **changes) for branches in found]
+    found = []
+    for power in range(3):
+        branches = branches_at(10**power * 1e3, 64 * 10 ** (power / 2))
+        found.append(replace(branches, **changes))
+    return found
 
 
 def test_the_critical_batch_size_and_its_schedule_follow_the_run():
@@ -64,7 +67,7 @@ def test_a_checkpoint_without_an_upper_end_is_left_out_and_named():
         (square_root_growth(), "tokens", StudyError, "have no tokens"),
         (square_root_growth()[:2], "examples", StudyError, "tell 2"),
         (
-            [branches_at(1e3, 64) for _ in range(3)],
+            [branches_at(1e3, 64)] * 3,
             "examples",
             StudyError,
             "at least 3 different examples",

@@ -39,9 +39,9 @@ def train(build=network, steps=12, batch_size=16, clock=None, **rules):
     options = {} if clock is None else {"clock": clock}
     protocol = learners.learning_protocol(steps, **rules)
     result, module = learners.train(make_spec(batch_size, 0.05, 3), protocol, build, **options)
-    assert all(
-        part._compiled_call_impl is None for part in module.modules()
-    )  # it is left as it was
+    # The module is left as it was.
+    for part in module.modules():
+        assert part._compiled_call_impl is None
     return result, module
 
 
@@ -49,8 +49,8 @@ def check_same(trained, reference):
     """Compare records and weights, bit for bit."""
     (result, module) = trained
     (plain, other) = reference
-    names = ("history", "status", "steps", "noise_scale")
-    assert [getattr(result, name) for name in names] == [getattr(plain, name) for name in names]
+    assert (result.history, result.status) == (plain.history, plain.status)
+    assert (result.steps, result.noise_scale) == (plain.steps, plain.noise_scale)
     assert list(module.state_dict()) == list(other.state_dict())
     assert same_weights(module, other)
 
@@ -172,8 +172,13 @@ class Counting(Classifier):
 @pytest.mark.parametrize(
     ("kind", "whole"),
     [
-        *((kind, True) for kind in (Classifier, Direct)),
-        *((k, False) for k in (Logging, Numbering, Scaling, Seldom, Counting)),
+        (Classifier, True),
+        (Direct, True),
+        (Logging, False),
+        (Numbering, False),
+        (Scaling, False),
+        (Seldom, False),
+        (Counting, False),
     ],
 )
 def test_a_step_is_compiled_whole_unless_it_goes_by_its_number(monkeypatch, warned, kind, whole):
@@ -325,7 +330,9 @@ def test_called_modules_are_the_outermost_with_parameters():
     assert called_modules(outer, calls) == [outer["a"], outer["b"]]
     with pytest.raises(RuntimeError):
         called_modules(outer, lambda: outer["b"](torch.zeros(1, 3)))
-    assert not any(part._forward_pre_hooks or part._forward_hooks for part in outer.modules())
+    for part in outer.modules():
+        assert not part._forward_pre_hooks
+        assert not part._forward_hooks
 
 
 # With Inductor, which makes machine code.

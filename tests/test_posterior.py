@@ -102,9 +102,8 @@ def test_the_discrepancy_is_linear_between_its_knots():
 def test_the_penalty_may_be_steeper_at_large_batch_sizes():
     prior = make()
     points = prior.at(np.array([MIDDLE - 2.0, MIDDLE, MIDDLE + 3.0]))
-    plain, tilted = (
-        model.off_optimum(at(prior, tilt=tilt), points, prior)[0] for tilt in (0.0, 0.2)
-    )
+    plain = model.off_optimum(at(prior, tilt=0.0), points, prior)[0]
+    tilted = model.off_optimum(at(prior, tilt=0.2), points, prior)[0]
     np.testing.assert_allclose(tilted, plain * np.exp(0.2 * np.array([-2.0, 0.0, 3.0])))
 
 
@@ -299,10 +298,9 @@ def test_truths_drawn_from_the_prior_are_covered():
 def test_contradictions_and_far_away_observations_give_finite_draws():
     prior = make()
     seen = observed(
-        *(
-            (x, z, y, 0.0, "reached")
-            for x, z, y in ((3.0, 20.0, 60.0), (13.0, -40.0, 0.0), (8.0, 0.0, 3.0))
-        ),
+        (3.0, 20.0, 60.0, 0.0, "reached"),
+        (13.0, -40.0, 0.0, 0.0, "reached"),
+        (8.0, 0.0, 3.0, 0.0, "reached"),
         (8.0, 0.0, 40.0, 0.05, "bound"),
         (8.0, -30.0, 0.0, 0.0, "diverged"),
     )
@@ -313,19 +311,20 @@ def test_contradictions_and_far_away_observations_give_finite_draws():
 def steps_of(noise_scale, trace=10.0, count=4):
     """Measurements whose means are ``trace`` and ``trace / noise_scale``, none of them the mean."""
     gradient = trace / noise_scale
-    away = np.linspace(-1, 1, count)
-    return tuple(
-        (32 * (i + 1), gradient * (1 + 3 * a), trace * (1 + 0.5 * a))
-        for i, a in enumerate(away.tolist())
-    )
+    measurements = []
+    # Their offsets cancel: the means are the gradient and the trace.
+    for number, away in enumerate(np.linspace(-1, 1, count).tolist(), 1):
+        measurements.append((32 * number, gradient * (1 + 3 * away), trace * (1 + 0.5 * away)))
+    return tuple(measurements)
 
 
 def trials(noise_scales, **changes):
     """Trials, each with its own noise scale and, in turn, gradients 100 times as large."""
-    return [
-        make_result(number=n, **{"noise_scale": steps_of(scale, 10.0 * 100.0 ** (n % 2))} | changes)
-        for n, scale in enumerate(noise_scales)
-    ]
+    found = []
+    for number, scale in enumerate(noise_scales):
+        measured = {"noise_scale": steps_of(scale, 10.0 * 100.0 ** (number % 2))}
+        found.append(make_result(number=number, **measured | changes))
+    return found
 
 
 def b_crit(found, noise_scale=None):

@@ -121,10 +121,16 @@ def test_convolution(groups, dimensions):
     assert only.flops == AffineCost(0, 3 * 2 * 4 * 25 * 4 * 6 // 2)
 
 
+def flops_of(cost):
+    """The operations of each layer an example."""
+    return [layer.flops.per_example for layer in cost.layers]
+
+
 def test_two_layers():
     cost = cost_of(nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), (2, 3))
-    assert [one.name for one in cost.layers] == ["1", "2", "3"]  # a view moves nothing
-    assert [one.flops.per_example for one in cost.layers] == [4 * 24, 0, 6 * 12]
+    linear_first, relu, linear_last = cost.layers  # a view moves nothing
+    assert (linear_first.name, relu.name, linear_last.name) == ("1", "2", "3")
+    assert flops_of(cost) == [4 * 24, 0, 6 * 12]
     assert cost.layers[1].bytes == AffineCost(0, 4 * (4 * 3 + 4 * 2))
     assert cost.superlinear == ()
     assert cost.flops == AffineCost(0, 4 * 24 + 6 * 12)
@@ -132,14 +138,12 @@ def test_two_layers():
 
 
 def test_each_layer_is_charged_for_itself():
-    there, elsewhere = (
-        nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace), nn.Linear(4, 3))
-        for inplace in (True, False)
-    )
-    assert cost_of(there, (6,)) == cost_of(elsewhere, (6,))
+    inside = nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+    copying = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    assert cost_of(inside, (6,)) == cost_of(copying, (6,))
     # inputs that need no gradient: there is no autograd node between the two
     branches = Calls(lambda m, x: m.first(x) + m.second(x), first=linear(6), second=linear(6))
-    assert [one.flops.per_example for one in cost_of(branches, (6,)).layers] == [4 * 24, 4 * 24]
+    assert flops_of(cost_of(branches, (6,))) == [4 * 24, 4 * 24]
 
 
 def test_a_layer_called_several_times_moves_its_weights_once():
@@ -184,7 +188,7 @@ def test_checkpointing_repeats_the_forward_pass():
     plain = cost_of(inner, (4,))
     again = cost_of(checkpointed, (4,))
     assert again.flops == plain.flops + AffineCost(0, 2 * 2 * 16)
-    assert [one.flops.per_example for one in again.layers] == [6 * 16, 0, 8 * 16, 0]
+    assert flops_of(again) == [6 * 16, 0, 8 * 16, 0]
 
 
 def test_a_cost_that_outgrows_the_batch_is_named():
@@ -204,10 +208,8 @@ def test_the_line_holds_at_other_batch_sizes(network):
     def batch(size):
         return torch.randn(size, *shape), torch.randint(10, (size,))
 
-    near, far = (
-        step_cost(module, batch, roofline.training_loss, "fp32", sizes)
-        for sizes in ((2, 3), (7, 11))
-    )
+    near = step_cost(module, batch, roofline.training_loss, "fp32", (2, 3))
+    far = step_cost(module, batch, roofline.training_loss, "fp32", (7, 11))
     assert near == far
     counter = torch.utils.flop_counter.FlopCounterMode(display=False)
     with counter:
@@ -375,7 +377,8 @@ def test_gain_of_padding_is_predicted_from_the_measured_limits():
 
 
 def test_a_cost_in_half_the_width_moves_half_the_bytes():
-    one = LayerCost("l", "Linear", *(AffineCost(0, size) for size in (12, 2, 4)), AffineCost(8, 0))
+    moved = (AffineCost(0, 12), AffineCost(0, 2), AffineCost(0, 4))
+    one = LayerCost("l", "Linear", *moved, AffineCost(8, 0))
     half = roofline.in_width(step(one), 0.5)
     assert (half.bytes, half.flops) == (AffineCost(4, 3), AffineCost(0, 12))
 
@@ -402,4 +405,5 @@ def test_where_a_step_turns_on_a_device_that_one_does_not_have(device, dtype, ri
     ]
     assert (found.ridge, found.turning_batch_size) == pytest.approx((ridge, turning), rel=1e-2)
     never = step(LayerCost("l", "ReLU", AffineCost(0, 1), AffineCost(0, 4), NOTHING, NOTHING))
-    assert {row.turning_batch_size for row in predictions(never, "bf16")} == {None}
+    for row in predictions(never, "bf16"):
+        assert row.turning_batch_size is None

@@ -197,14 +197,16 @@ def take(optimizer, parameters, steps):
 def test_weights_are_normalised_at_intervals_that_grow():
     expected, at = written_out(30)
     assert at == [3, 9, 21]
-    parameters = [nn.Parameter(weight) for weight in weights()]
+    parameters = list(map(nn.Parameter, weights()))
     take(optimizer_of(parameters), parameters, range(1, 31))
     for parameter, weight in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.detach(), weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_has_when_weights_were_normalised():
-    through, stopped, resumed = ([nn.Parameter(weight) for weight in weights()] for _ in range(3))
+    through = list(map(nn.Parameter, weights()))
+    stopped = list(map(nn.Parameter, weights()))
+    resumed = list(map(nn.Parameter, weights()))
     take(optimizer_of(through), through, range(1, 21))
     first = optimizer_of(stopped)
     second = optimizer_of(resumed)
