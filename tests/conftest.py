@@ -25,7 +25,8 @@ from bstune.__main__ import main
 from bstune.core.records import TrialResult
 from bstune.trial.replay import Table
 
-# What the modules imported stays until the end: looking through it again and again took a tenth of the tests' time.
+# What the modules imported stays until the end: looking through it again and again took a tenth of
+# the tests' time.
 gc.set_threshold(700, 10, 200)
 
 
@@ -99,7 +100,8 @@ def bstune(
         except SystemExit as exit_:
             status = exit_.code
         printed = capfd.readouterr()
-        # What the command says that it begins with, before it knows more, is looked at in test_early.py.
+        # What the command says that it begins with, before it knows more, is looked at in
+        # test_early.py.
         lines = printed.out.splitlines(keepends=True)
         out = "".join(line for line in lines if not line.startswith("bstune: "))
         return status, out, printed.err

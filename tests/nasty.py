@@ -9,7 +9,8 @@ import yaml
 
 DEEP = 100_000
 DEVICES = ("/dev/zero", "/dev/null", "/dev/random", "/dev/tty", "/proc/self/mem", "/proc/kmsg")
-# A value that JSON and YAML write alike stands for itself; DEEP_MARK is replaced by text nested deep.
+# A value that JSON and YAML write alike stands for itself; DEEP_MARK is replaced by text nested
+# deep.
 DEEP_MARK = "deep-mark"
 BIG_MARK = "big-mark"
 VALUES = (

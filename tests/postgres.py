@@ -73,7 +73,10 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._socket} -F -c max_connections=100"
+        options = (
+            f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._socket} -F -c "
+            "max_connections=100"
+        )
         self._run(
             "pg_ctl",
             "-D",

@@ -540,7 +540,8 @@ def test_a_trial_whose_metric_has_flattened_is_not_continued_for_the_curve(flat)
 
 @pytest.mark.parametrize("steps", [30_000, 3_000_000])
 def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
-    # As where a model overfits: its error rises for ever, and every continuation would be longer than all before.
+    # As where a model overfits: its error rises for ever, and every continuation would be longer
+    # than all before.
     stopped = replace(tried(30, 18, LAW.best_lr(18)), status="stopped", steps=steps)
     posterior = learned([*around(curve().items()), stopped])
     assert asked(posterior, [math.log2(18), 4.5, 8.0, 11.0], [float(steps), 0.0, 0.0, 0.0])[0] != 0
@@ -578,7 +579,8 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
         place is None
         or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place
     )
-    # A look that has cost too much already, like one at far too high a learning rate, is not followed by more.
+    # A look that has cost too much already, like one at far too high a learning rate, is not
+    # followed by more.
     dear = replace(posterior.observations[0], status="stopped", steps=10**10, x=4.0)
     posterior = replace(posterior, observations=(*posterior.observations, dear))
     found = unseen_regime(posterior, candidates, [], *draws, allowed)
@@ -607,7 +609,8 @@ def test_decisions_for_the_curve_cost_a_stated_share_and_less_once_its_interval_
     # The two ends of a 90% interval lie 3.29 standard deviations apart: it is not narrow.
     assert math.exp(3.29 * wide) > 3.0
     cost = 200 * LAW.tau(128)
-    # By chance x share of the decisions, what is spent is the share that it may cost of an average decision.
+    # By chance x share of the decisions, what is spent is the share that it may cost of an average
+    # decision.
     for spent, share, expected in (
         (4 * cost, 0.3, 0.1 / 0.3),
         (4 * cost, 0.2, 0.1 / 0.2),

@@ -247,8 +247,8 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
     )
     assert status == 2
     assert (
-        "error: run.ckpt is of another workload: model.1.weight is one of (128, 64) in it, and one of (64, 64)"
-        in err
+        "error: run.ckpt is of another workload: model.1.weight is one of (128, 64) in it, and "
+        "one of (64, 64)" in err
     )
 
 
@@ -291,7 +291,8 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
         ),
         (
             ("run.ckpt", "--batch-size", 800, "workload=digits", "--examples", 99999),
-            "batch size 1600 is larger than the training data, 1200 examples: give --batch-sizes of at most 1200",
+            "batch size 1600 is larger than the training data, 1200 examples: give "
+            "--batch-sizes of at most 1200",
         ),
         (
             ("text.ckpt", *OWN, "--examples", 0),

@@ -167,7 +167,10 @@ def test_a_schedule_is_given_to_what_takes_it(module, chosen, place, given, tmp_
 def test_a_module_that_takes_none_is_named(module, chosen, argument, tmp_path):
     workload = compose(["workload=digits"]).options.workload.model_dump()
     workload["module"] = {"_target_": module}
-    said = f"sets the argument {argument} of a workload's module, but that of digits, {module}, takes none"
+    said = (
+        f"sets the argument {argument} of a workload's module, but that of digits, {module}, "
+        "takes none"
+    )
     with pytest.raises(ConfigError, match=re.escape(said)):
         compose_workload(tmp_path, workload, f"schedule={chosen}")
 
@@ -243,7 +246,8 @@ def test_a_module_that_stands_elsewhere_in_the_config_stays_whole():
 CANNOT = {
     "builds its own": (
         ["--config-dir", str(PROJECTS / "conf"), "workload=two_optimizers"],
-        "of the workload two_optimizers, two_optimizers.gan.GAN, is given none, so that it builds its own: let it take",
+        "of the workload two_optimizers, two_optimizers.gan.GAN, is given none, so that it "
+        "builds its own: let it take",
     ),
     "two": (
         ["workload=digits", "+workload.module.other={_target_: torch.optim.Adam, _partial_: true}"],
@@ -260,7 +264,8 @@ CANNOT = {
             "scaling.beta2_half_life=1e5",
             "algorithm=null",
         ],
-        "a replayed workload is not trained, so that scaling.beta2_half_life changes nothing: leave it out",
+        "a replayed workload is not trained, so that scaling.beta2_half_life changes nothing: "
+        "leave it out",
     ),
     "a choice of the user's own": (
         ["workload=digits", "+algorithm.rate=1"],

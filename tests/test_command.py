@@ -36,7 +36,8 @@ QUICK = (
     "search.batch_size.low=32",
     "search.batch_size.high=512",
 )
-# An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones some reach it.
+# An easy target and a small budget: milliseconds a trial. Of sixteen of bstune's own short ones
+# some reach it.
 EASY = (*QUICK, "workload.target.value=1.0", "budget.steps=60", "budget.examples=6000")
 OFFLINE = "mlflow.enabled=false"
 MEASURED = "protocol.noise_scale_every=2"
@@ -50,9 +51,13 @@ GHOSTS = (
     "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
     "{_target_: torch.nn.Conv2d, in_channels: 1, out_channels: 4, kernel_size: 3}, "
     "{_target_: bstune.workloads.layers.BatchNorm, channels: 4, ghost_size: 32}, "
-    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 144, out_features: 10}]}",
+    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 144, out_features: "
+    "10}]}",
 )
-GHOST_ADVICE = "lower workload.module.model.norm.ghost_size, or raise the batch size (search.batch_size.low of a study"
+GHOST_ADVICE = (
+    "lower workload.module.model.norm.ghost_size, or raise the batch size "
+    "(search.batch_size.low of a study"
+)
 
 
 def refused(bstune, folder, message, *arguments):
@@ -178,7 +183,8 @@ def refused(bstune, folder, message, *arguments):
             "the module does not take workload",
         ),
         (
-            "workload=digits search.tune=[h] '+workload.tunable.h={key: budget.examples, low: 1000, high: 9000}'",
+            "workload=digits search.tune=[h] '+workload.tunable.h={key: budget.examples, low: "
+            "1000, high: 9000}'",
             "no schedule of digits ends with its budget",
         ),
         (

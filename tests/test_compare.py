@@ -98,7 +98,8 @@ def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, ins
     assert found.by_study.keys() == {study.study for study in made}
 
 
-# Both intervals are the median times or over a factor. The ratio's is wider by the root of the sum of squares.
+# Both intervals are the median times or over a factor. The ratio's is wider by the root of the sum
+# of squares.
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
@@ -367,7 +368,8 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
     assert (status, err) == (0, "")
     for line in (
         "a · digits · val/loss <= 0.1 · cpu, 1 thread",
-        "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds reached it; 90%: 1 to 3 s, 90",
+        "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds reached it; 90%: 1 to 3 "
+        "s, 90",
         "critical batch size 900 (90%: 800 to 1000)",
         "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
         "CRITICAL  b over a: 9 times (4.46 to 18.1), differ",
@@ -382,8 +384,10 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
 def test_comparing_imports_no_training_library(folders, tmp_path):
     paths = folders(a=summary("a"), b=summary("b"))
     script = (
-        f"import sys; from bstune.__main__ import main; sys.argv = ['bstune', 'compare', *{paths}]; status = main(); "
-        "assert (status, {'torch', 'lightning', 'mlflow', 'optuna', 'hydra'} & set(sys.modules)) == (0, set())"
+        "import sys; from bstune.__main__ import main; sys.argv = ['bstune', 'compare', "
+        f"*{paths}]; status = main(); "
+        "assert (status, {'torch', 'lightning', 'mlflow', 'optuna', 'hydra'} & "
+        "set(sys.modules)) == (0, set())"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
@@ -457,7 +461,10 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
     )
     paths = ("outputs/a", "outputs/b", "outputs/c", "outputs/d")
     assert bstune("compare", *paths)[0] == 0
-    drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"
+    drawn = (
+        "return [...document.querySelectorAll('figure.chart')].every(one => "
+        "one.querySelector('svg.main-svg'))"
+    )
     with opened_browser(tmp_path / "profile", 1280, 900) as driver:
         for width in (1280, 390):
             resize(driver, width, 900)

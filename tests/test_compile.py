@@ -125,7 +125,8 @@ def test_the_training_is_that_of_the_same_code_and_compiled_outside_of_the_clock
     assert traced == []
     before = compiled_graphs()
     trained = train(clock=clock, **rules)
-    # One for all sizes in training and one for those in evaluation, whole and last; none for the noise scale's parts.
+    # One for all sizes in training and one for those in evaluation, whole and last; none for the
+    # noise scale's parts.
     assert compiled_graphs() - before == len(traced) == 2
     training, phases = zip(*traced, strict=True)
     assert sum(training) == 1
@@ -225,11 +226,13 @@ class Manual(Headless):
     [
         (
             Headless,
-            "compile=default does not apply to Headless: its training_step calls no module with parameters",
+            "compile=default does not apply to Headless: its training_step calls no module with "
+            "parameters",
         ),
         (
             Manual,
-            "compile=default warms a step up before the clock runs, but Manual steps its optimizers itself",
+            "compile=default warms a step up before the clock runs, but Manual steps its "
+            "optimizers itself",
         ),
     ],
 )

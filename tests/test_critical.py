@@ -299,7 +299,8 @@ def test_the_exponent_of_a_power_of_the_distance_and_its_sign(ideal, exponent):
     assert (found.start, found.end, found.ideal) == (4.0, 2.0, ideal)
     assert found.low < exponent < found.high
     assert (found.low > 0, found.high < 0) == (exponent > 1, exponent < -1)
-    # The line through four points: sigma of a point over the root of the sum of squares of what is centred.
+    # The line through four points: sigma of a point over the root of the sum of squares of what is
+    # centred.
     x = np.log(np.abs(np.array([2.0, 2.5, 3.0, 4.0]) - ideal))
     half = math.log(1.2) / np.sqrt(((x - x.mean()) ** 2).sum())
     assert found.high - exponent == pytest.approx(half, rel=1e-6)

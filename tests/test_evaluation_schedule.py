@@ -18,7 +18,8 @@ RULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 @pytest.mark.parametrize(
     ("step", "batch_size", "evaluations", "near", "expected"),
     [
-        # Of 300 examples. Far away, 1/8 of those trained may go to evaluation: 150 / (B/8) steps for the first one.
+        # Of 300 examples. Far away, 1/8 of those trained may go to evaluation: 150 / (B/8) steps
+        # for the first one.
         (0, 100, 0, False, 12),
         (0, 1200, 0, False, 1),
         # 171.43 is rounded up.
@@ -86,7 +87,8 @@ def test_a_trial_is_looked_at_closely_where_it_is_expected_to_meet_the_target(
         ([(0, 0.9), (20, 0.11)], ERROR, False),
         # The last value is on the target.
         ([(10, 0.2), (20, 0.1)], ERROR, True),
-        # The line goes through the latest evaluation at least 1.25 times earlier, here (16, .3), not (19, .15).
+        # The line goes through the latest evaluation at least 1.25 times earlier, here (16, .3),
+        # not (19, .15).
         ([(16, 0.3), (19, 0.15), (20, 0.149)], ERROR, True),
         ([(16, 0.15), (19, 0.3), (20, 0.149)], ERROR, False),
         # Without one that early, through the first.

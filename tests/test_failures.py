@@ -189,7 +189,8 @@ def test_three_failures_in_a_row_end_it_and_the_same_command_continues(bstune, t
     assert status == 1
     first, *frames, last = err.splitlines()
     assert re.fullmatch(
-        r"error: the last 3 trials failed, the last one with LookupError: no such layer \(deeds.py:\d+\)",
+        r"error: the last 3 trials failed, the last one with LookupError: no such layer "
+        r"\(deeds.py:\d+\)",
         first,
     )
     assert re.fullmatch(

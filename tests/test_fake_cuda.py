@@ -103,7 +103,8 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
     trials = {name: seen[name] for name, case in cases.items() if not case.get("surveys")}
     assert {(one["status"], one["steps"]) for one in trials.values()} == {("stopped", STEPS)}
     for name, one in trials.items():
-        # At the edges of the segments, of which a trial's warm-up is one, and around what is measured beside them.
+        # At the edges of the segments, of which a trial's warm-up is one, and around what is
+        # measured beside them.
         trials_of_case = 2 if cases[name].get("resumes") else 1
         asides = one["noise_scales"] if "parts" in name else 0
         assert synchronisations(one) <= one["evaluations"] + trials_of_case + asides, name
@@ -137,7 +138,8 @@ def test_every_workload_in_every_precision_waits_for_nothing_in_a_segment(worklo
     overrides = ["workload.module.optimizer.fused=false"] if refused else []
     (seen,) = seen_in({"workload": workload, "precision": precision, "overrides": overrides})
     found = within_segments(seen)
-    # Ghost normalisation copies its images, so that five convolutions get gradients that cuDNN copies back.
+    # Ghost normalisation copies its images, so that five convolutions get gradients that cuDNN
+    # copies back.
     formats = sum(found.pop(key) for key in [*found] if key[0] == "several memory formats")
     assert formats == (5 * STEPS if workload == "resnet_cifar_fast" else 0)
     assert found == ({("read", SCALER): STEPS} if precision == "16-mixed" else FREE)

@@ -57,7 +57,10 @@ def test_a_folder_that_is_away_is_waited_for_a_stated_time(tmp_path, back_after)
             path.parent.mkdir()
 
     if back_after is None:
-        message = r"curve\.json cannot be written: No such file or directory; tried 11 times in 10 s; what has finished"
+        message = (
+            r"curve\.json cannot be written: No such file or directory; tried 11 times in 10 s; "
+            r"what has finished"
+        )
         with pytest.raises(StudyError, match=message):
             write_text(path, "one", sleep)
         assert clock.now == 10

@@ -35,7 +35,8 @@ WRITTEN = (
     "trials.jsonl",
 )
 TABLES = {
-    "a user's own": "CREATE TABLE patients (id INTEGER PRIMARY KEY); INSERT INTO patients VALUES (1)",
+    "a user's own": "CREATE TABLE patients (id INTEGER PRIMARY KEY); INSERT INTO patients "
+    "VALUES (1)",
     "of the same name": "CREATE TABLE studies (name TEXT); CREATE TABLE runs (name TEXT)",
     "Alembic's": "CREATE TABLE alembic_version (version_num TEXT); CREATE TABLE users (id INTEGER)",
     "a view": "CREATE VIEW shown AS SELECT 1",

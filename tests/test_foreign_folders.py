@@ -10,7 +10,8 @@ from audited import CRAFTS
 from toolbox import column, json_rows
 
 TESTS = Path(__file__).parent
-# Refused before anything is computed: no seconds each. The others are looked at with the soak tests.
+# Refused before anything is computed: no seconds each. The others are looked at with the soak
+# tests.
 REFUSED = (
     "rule unpickles",
     "rule writes",

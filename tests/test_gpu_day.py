@@ -10,7 +10,8 @@ import pytest
 from toolbox import column, read_rows
 
 GPU = Path(__file__).parent / "gpu"
-# What source.py uses of airbench94.py: its names, and what its main() shows at its end; seconds pass as it says.
+# What source.py uses of airbench94.py: its names, and what its main() shows at its end; seconds
+# pass as it says.
 SCRIPT = """
 import sys, time
 code = open(sys.argv[0]).read()

@@ -308,8 +308,10 @@ def test_where_a_capture_fails_the_training_is_eager(record, reason, monkeypatch
 AIRBENCH = ("workload.module.model.widths=[8,8,8]", "workload.module.model.whitening.images=64")
 MODES = ("graph", "off")
 LOOPS = {
-    "batch alone": "lean, not graph: a replayed step differs from the step itself in net.0.weight",  # by batch_idx
-    "closure called twice": "lean, not graph: the steps of Twice have hooks, which a graph does not call",
+    "batch alone": "lean, not graph: a replayed step differs from the step itself in "
+    "net.0.weight",  # by batch_idx
+    "closure called twice": "lean, not graph: the steps of Twice have hooks, which a graph does "
+    "not call",
     "dictionaries": "lean, not graph: a batch holds more than tensors (int)",
 }
 # The others are run in the soak group.
@@ -427,7 +429,8 @@ class Epochs(Classifier):
         (Epochs, "graph"),
         (
             Asking,
-            "lean, not graph: training_step uses trainer.global_step, which differs from step to step",
+            "lean, not graph: training_step uses trainer.global_step, which differs from step "
+            "to step",
         ),
         (Logging, "lean, not graph: training_step uses self.log, which differs from step to step"),
         (Clipping, "Lightning's: Clipping has on_before_optimizer_step"),

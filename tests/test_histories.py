@@ -150,7 +150,8 @@ def test_the_slowdown_is_learned_from_the_trials_that_reached_the_target():
     power, spread = fit_slowdown([(falling(0.5, LAST), math.log(LAST))] * 20)
     assert abs(power) < 0.03
     assert spread < 0.12
-    # One whose rate is 2 up to half of its steps, then 1/2: from a quarter on 5/4, from a half on 1/2.
+    # One whose rate is 2 up to half of its steps, then 1/2: from a quarter on 5/4, from a half on
+    # 1/2.
     steps = range(300, LAST, 90)
     bent = []
     for step in steps:

@@ -381,7 +381,8 @@ def test_a_horizon_that_was_met_by_luck_is_predicted_to_cost_more():
 @pytest.mark.parametrize(
     ("met", "least", "most", "budget"),
     [
-        # All is gained at the end: S and a slack. Nothing is: a long horizon misses less often, and is free.
+        # All is gained at the end: S and a slack. Nothing is: a long horizon misses less often, and
+        # is free.
         (None, 1000, 1350, BUDGET),
         (550, 1350, 20_000, BUDGET),
         (550, 1200, 1200, 1200.0),
@@ -434,7 +435,8 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     drawn = POINT_MISFIT**2 / (POINT_MISFIT**2 + noise + spread**2)
     middle = math.exp(expected + drawn * gap)
     assert chance_of_reaching(posterior, 2, middle) == pytest.approx(0.5 * (1.0 - OUTLIERS))
-    # One deviation of a fresh seed above it: the noise, and what is left of what the model misses at the place.
+    # One deviation of a fresh seed above it: the noise, and what is left of what the model misses
+    # at the place.
     deviation = math.sqrt(noise + (1.0 - drawn) * POINT_MISFIT**2)
     chance = chance_of_reaching(posterior, 2, middle * math.exp(deviation))
     assert chance == pytest.approx(ndtr(1.0) * (1.0 - OUTLIERS))

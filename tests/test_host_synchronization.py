@@ -28,7 +28,8 @@ READS = (
     "__array__",
     "nonzero",
 )
-# resnet_cifar: schedule with a horizon, batch norm, augmentation. digits: warm-up, an average of the weights.
+# resnet_cifar: schedule with a horizon, batch norm, augmentation. digits: warm-up, an average of
+# the weights.
 WORKLOADS = {
     "digits": ("workload=digits",),
     "resnet_cifar": (
@@ -127,7 +128,8 @@ def reads(monkeypatch):
     ],
 )
 def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
-    # Norms that are read in the training's own backward passes end in one read a measurement, so they are left out.
+    # Norms that are read in the training's own backward passes end in one read a measurement, so
+    # they are left out.
     noise = "2" if micro == "null" else "null"
     options = (f"protocol.micro_batch_size={micro}", f"protocol.noise_scale_every={noise}")
     result = train(workload, Watching(*reads), overrides=(f"precision={precision}", *options))

@@ -112,7 +112,10 @@ def reasons_for(path, text):
 
 
 def test_the_check_can_fail():
-    text = "from bstune.study.run import run\nimport mlflow\n\ndef f():\n    from bstune.workloads import images\n"
+    text = (
+        "from bstune.study.run import run\nimport mlflow\n\ndef f():\n    from "
+        "bstune.workloads import images\n"
+    )
     assert reasons_for("core/curve.py", text) == [
         "runs up",
         "only tracking imports mlflow",

@@ -386,7 +386,10 @@ def test_logits_are_the_weighted_mean_over_the_views(views, moves):
 
 GHOST = BatchNorm(CHANNELS, ghost_size=4)
 SIDES = r"whitening needs images of 3 channel\(s\) and at least 3 pixels a side, but got the shape "
-VIEWED = r"test_time mirrors images \(N, C, H, W\), but got the shape \(7, 5\): set workload\.module\.test_time=null"
+VIEWED = (
+    r"test_time mirrors images \(N, C, H, W\), but got the shape \(7, 5\): set "
+    r"workload\.module\.test_time=null"
+)
 
 
 def whitened(*shape):

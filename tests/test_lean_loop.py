@@ -325,7 +325,8 @@ LEAN = {
 }
 
 
-# Where somebody listens to the optimizer, from a step on that goes by the batch's number, so that none is captured.
+# Where somebody listens to the optimizer, from a step on that goes by the batch's number, so that
+# none is captured.
 HEARD = {
     "a hook before an optimizer's steps": (
         listening(lambda self, o: o.register_step_pre_hook(self.note)),
@@ -546,7 +547,10 @@ def test_where_somebody_listens_or_a_step_is_of_another_kind_lightnings_loop_run
 def test_another_version_of_lightning_runs_its_own_loop(monkeypatch):
     monkeypatch.setattr(lightning_internals, "TRIED", ("1.0", "1.1"))
     version = pytest.importorskip("lightning").__version__
-    text = f"lightning.pytorch {version} is not one of the versions that it was compared with, 1.0 and 1.1"
+    text = (
+        f"lightning.pytorch {version} is not one of the versions that it was compared with, 1.0 "
+        "and 1.1"
+    )
     compare(Regression, f"Lightning's: {text}", {"steps": 7})
 
 

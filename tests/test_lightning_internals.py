@@ -31,7 +31,8 @@ STRATEGY = "strategies.strategy.Strategy"
 PRECISION = "plugins.precision.precision.Precision"
 FABRIC_PRECISION = "fabric.plugins.precision.precision.Precision"
 
-# A step of bstune's, and the functions of Lightning that it stands for or goes by, with digests of their sources. They
+# A step of bstune's, and the functions of Lightning that it stands for or goes by, with digests of
+# their sources. They
 # are those of both packages in all versions of TRIED.
 STEPS = {
     "LeanLoop._advance": {
@@ -273,7 +274,10 @@ def offenders(text, private):
 
 def test_the_check_of_private_members_can_fail():
     private = private_names()
-    text = "trainer._logger_connector\nself._results\ngetattr(loop, '_results')\nfrom a import _ResultMetric\n"
+    text = (
+        "trainer._logger_connector\nself._results\ngetattr(loop, '_results')\nfrom a import "
+        "_ResultMetric\n"
+    )
     assert offenders(text, private) == ["4: _ResultMetric", "1: _logger_connector", "3: _results"]
     assert offenders(HERE.read_text(), private)
 

@@ -133,7 +133,8 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
 @pytest.mark.parametrize(
     ("metric", "overflows", "options", "ending", "message"),
     [
-        # The scale grows after every step, after three or never; that must not pass for a skipped step.
+        # The scale grows after every step, after three or never; that must not pass for a skipped
+        # step.
         (from_step(7), (), {"growth": 1}, ("reached", 7, 6), None),
         (from_step(7), (0,), {}, ("reached", 7, 6), None),
         (from_step(7), (2, 3, 8), {"growth": 1}, ("reached", 7, 6), None),
@@ -266,15 +267,18 @@ def refuses_nan(module, weight=math.nan):
     [
         (
             "training",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite",
+            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not "
+            "finite",
         ),
         (
             "evaluation",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite",
+            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not "
+            "finite",
         ),
         (
             "loss",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: the training loss is inf",
+            "Expected parameter loc to satisfy the constraint Real() at step 3: the training "
+            "loss is inf",
         ),
     ],
 )
@@ -638,7 +642,8 @@ def test_training_start_up_and_evaluation_are_counted_apart():
     after_step.on_train_batch_end = lambda *args: fake.sleep(0.5)
     module = timed(fake)
     module.configure_callbacks = lambda: [after_step]
-    # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation in ten steps.
+    # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation
+    # in ten steps.
     protocol = make_protocol(35, evaluation_schedule=SCHEDULE)
     result = count(module, protocol=protocol, batches=batches, clock=TrialClock(fake))
     assert evaluated_steps(result) == [10, 20, 30, 35]
@@ -754,7 +759,10 @@ def test_a_trial_does_not_fail_with_its_measurement(error, warned):
     # It takes one try of half a batch.
     assert result.eval_seconds == plain.eval_seconds + 4.0
     text = ": ".join(filter(None, (type(error).__name__, str(error))))
-    warning = f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {text} (test_loop.py:"
+    warning = (
+        "the noise scale is not measured (protocol.noise_scale_every=null leaves it out): "
+        f"{text} (test_loop.py:"
+    )
     assert warned() == [result.message]
     assert result.message.startswith(warning)
     measured(4, check=refuse_parts)

@@ -54,7 +54,10 @@ def machine(unshare, tmp_path):
 
     def start(role, name, *options, hidden=None, **backend):
         storage = f"storage=sqlite:///{tmp_path}/bstune.db"
-        call = f"fleet.work({role!r}, Path({str(tmp_path / name)!r}), {(storage, *options)!r}, {backend!r})"
+        call = (
+            f"fleet.work({role!r}, Path({str(tmp_path / name)!r}), {(storage, *options)!r}, "
+            f"{backend!r})"
+        )
         script = f"import fleet; from pathlib import Path; {call}"
         hide = f"mount -t tmpfs none {tmp_path / hidden}; " if hidden else ""
         # A machine outlives what is killed.

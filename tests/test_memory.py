@@ -169,7 +169,10 @@ def test_the_range_starts_at_the_smallest_size_that_runs(smallest):
         Machine(LAWS["linear"], outcome=lambda size: "error" if size < smallest else None)
     )
     assert (found.smallest, found.batch_size) == (smallest, 1148)
-    text = f"batch size 1 fails for another reason than memory (its reason): the range starts at {smallest}"
+    text = (
+        "batch size 1 fails for another reason than memory (its reason): the range starts at "
+        f"{smallest}"
+    )
     assert found.notes == (text,)
 
 

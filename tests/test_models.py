@@ -14,7 +14,8 @@ from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn, small_r
 
 def test_simple_cnn_is_that_of_shallue_et_al(parameters, shapes):
     model = simple_cnn(10, 32)
-    # Two 5x5 convolutions, 1 to 32 to 64 channels, a hidden layer of 1024 units, 10 classes; each with biases.
+    # Two 5x5 convolutions, 1 to 32 to 64 channels, a hidden layer of 1024 units, 10 classes; each
+    # with biases.
     first = 32 * (5 * 5 * 1 + 1)
     second = 64 * (5 * 5 * 32 + 1)
     assert (
@@ -165,6 +166,9 @@ class OfAnotherTorch(ModuleType):
 )
 def test_mobilenet_without_torchvision_says_what_to_install(broken, why, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", broken)
-    text = rf"torchvision, which cannot be imported \({why}.*\): pip install 'bstune\[vision\]', from .* torch 2\."
+    text = (
+        rf"torchvision, which cannot be imported \({why}.*\): pip install 'bstune\[vision\]', "
+        rf"from .* torch 2\."
+    )
     with pytest.raises(ConfigError, match=text):
         build_workload_module()

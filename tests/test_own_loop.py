@@ -567,7 +567,8 @@ def test_what_a_study_for_a_loop_cannot_have(changes, message, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-# What an option of a study for a loop does, by the option or its section: every other one is refused.
+# What an option of a study for a loop does, by the option or its section: every other one is
+# refused.
 OF_A_LOOP = {
     *("study", "seed", "output", "storage", "device", "quick", "debug"),
     *("search", "budget", "prior", "sampler", "mlflow", "trial", "workload"),

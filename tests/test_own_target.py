@@ -51,7 +51,8 @@ def test_a_line_in_log_steps_comes_to_its_end_without_scatter():
 @pytest.mark.parametrize(
     ("slope", "ideal", "easier"),
     [
-        # A schedule that ends with the trial, flat at its end: a twentieth of the way from the ideal value.
+        # A schedule that ends with the trial, flat at its end: a twentieth of the way from the
+        # ideal value.
         (0.0, None, 0.05 * 0.3),
         (0.0, 0.1, 0.05 * 0.2),
         # It still falls: what the slope gains is more.

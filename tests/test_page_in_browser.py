@@ -53,7 +53,10 @@ def column(driver, name):
     heads = driver.find_elements("css selector", "table.sortable th button")
     at = [head.text for head in heads].index(name)
     driver.execute_script("arguments[0].click()", heads[at])
-    cells = f"return [...document.querySelectorAll('table.sortable tbody tr')].map(row => row.cells[{at}].innerText)"
+    cells = (
+        "return [...document.querySelectorAll('table.sortable tbody tr')].map(row => "
+        f"row.cells[{at}].innerText)"
+    )
     return driver.execute_script(cells)
 
 
@@ -133,7 +136,8 @@ def test_on_paper_charts_are_whole_pictures_and_all_trials_are_there(driver):
         assert not any(driver.execute_script(SEEN, "figure.chart .plot"))
         cut = (
             "return [...document.querySelectorAll('.static > svg, .tall')].filter((one) => "
-            "one.getBoundingClientRect().right > innerWidth || getComputedStyle(one).overflowY === 'auto')"
+            "one.getBoundingClientRect().right > innerWidth || getComputedStyle(one).overflowY "
+            "=== 'auto')"
         )
         assert driver.execute_script(cut) == []
         assert not any(driver.execute_script(SEEN, "button.copy"))

@@ -110,7 +110,8 @@ def test_the_penalty_may_be_steeper_at_large_batch_sizes():
 def test_the_cost_of_being_off_the_optimum():
     theta = at(make(), low_slope=math.log(0.4), low_width=math.log(4.0), high_width=math.log(2.0))
     octaves = np.array([[0.0, 2.0, 4.0, -3.0, -1e6]])
-    # A parabola above, 1/2 at one width; below a hyperbola of width 4, here of sides 3, 4, 5, and its asymptote.
+    # A parabola above, 1/2 at one width; below a hyperbola of width 4, here of sides 3, 4, 5, and
+    # its asymptote.
     expected = [0.0, 0.5, 2.0, 0.4 * (5.0 - 4.0), 0.4 * (1e6 - 4.0)]
     np.testing.assert_allclose(model.penalty(theta, octaves)[0], expected, rtol=1e-5, atol=1e-12)
 
@@ -290,7 +291,8 @@ def test_truths_drawn_from_the_prior_are_covered():
         low, high = np.quantile(drawn, [0.1, 0.9], axis=0)
         inside.append((low < truth) & (truth < high))
     covered = np.array(inside)
-    # 360 in all, correlated within a study: 80% give or take about 4. Moved too little, the draws are too narrow.
+    # 360 in all, correlated within a study: 80% give or take about 4. Moved too little, the draws
+    # are too narrow.
     assert 0.72 < covered.mean() < 0.90
     assert covered[:, [LEVEL, B_CRIT, SHIFT, OTHER]].mean() > 0.65
 

@@ -443,7 +443,8 @@ def test_one_trial_by_itself_is_tried_at_its_own_batch_size():
 
 def test_manual_optimization_is_trained_as_it_is():
     text = (
-        "Alternating steps its optimizers itself (manual optimization): trained as it is, one step of a trial a batch "
+        "Alternating steps its optimizers itself (manual optimization): trained as it is, one "
+        "step of a trial a batch "
         "(in 4 batches its optimizers took 4 and 2 steps)"
     )
     assert fly(Alternating).notes == (text + ", without noise scale",)
@@ -509,17 +510,20 @@ def test_a_hook_that_is_missing_is_named(kind, message):
         (
             Lit,
             "val_los",
-            "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make one",
+            "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make "
+            "one",
         ),
         (
             Lit,
             "train_loss",
-            "'train_loss' is logged in training alone; in validation the module logs val_acc, val_loss",
+            "'train_loss' is logged in training alone; in validation the module logs val_acc, "
+            "val_loss",
         ),
         (
             LogsNothing,
             "val_loss",
-            r"'val_loss' is logged nowhere, and nothing in validation_step \(test_preflight.py:\d+\): (.|\n)*"
+            r"'val_loss' is logged nowhere, and nothing in validation_step "
+            r"\(test_preflight.py:\d+\): (.|\n)*"
             r"self.log\('val_loss', ",
         ),
         (
@@ -530,8 +534,10 @@ def test_a_hook_that_is_missing_is_named(kind, message):
         (
             SavesWhatItCannotLoad,
             "val_loss",
-            r"a stopped trial of SavesWhatItCannotLoad cannot be continued from its checkpoint: KeyError: 'ema' "
-            r"\(test_preflight.py:\d+\); let it load what it saves, make in __init__ what .*, or set sampler=tpe",
+            r"a stopped trial of SavesWhatItCannotLoad cannot be continued from its checkpoint: "
+            r"KeyError: 'ema' "
+            r"\(test_preflight.py:\d+\); let it load what it saves, make in __init__ what .*, "
+            r"or set sampler=tpe",
         ),
     ],
 )
@@ -722,15 +728,18 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
     [
         (
             Data(STREAM),
-            r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; tune it .*data=lambda batch_size",
+            r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; tune it "
+            r".*data=lambda batch_size",
         ),
         (
             Data([PLAIN, PLAIN]),
-            r"train_dataloader\(\) cannot .*: it returns 2 loaders in a list, not one .*data=lambda batch_size",
+            r"train_dataloader\(\) cannot .*: it returns 2 loaders in a list, not one "
+            r".*data=lambda batch_size",
         ),
         (
             Data({"a": PLAIN}),
-            r"train_dataloader\(\) cannot .*: it returns 1 loader in a dict, .*ConcatDataset or StackDataset",
+            r"train_dataloader\(\) cannot .*: it returns 1 loader in a dict, .*ConcatDataset or "
+            r"StackDataset",
         ),
         (
             Data(iter("ab")),

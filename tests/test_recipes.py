@@ -58,8 +58,10 @@ def test_pages_ladder_with_every_rung_on():
     assert (batch_size, options.workload.budget.examples) == (512, 13 * 50_000)
     groups, schedule = configured(module)
     biases, others = groups
-    # lr_schedule([0, epochs/5, epochs - 2], [0, 1, 0.1], batch_size) divides the rate by the batch size; the weight
-    # decay is 5e-4 x batch size, and 64 times the one with a 64th of the other for the biases of norms.
+    # lr_schedule([0, epochs/5, epochs - 2], [0, 1, 0.1], batch_size) divides the rate by the batch
+    # size; the weight
+    # decay is 5e-4 x batch size, and 64 times the one with a 64th of the other for the biases of
+    # norms.
     source = {"lr": 1.0 / 512, "momentum": 0.9, "weight_decay": 5e-4 * 512}
     assert_steps_as(others, source, 512)
     assert_steps_as(biases, source | {"lr": 64.0 / 512, "weight_decay": 5e-4 * 512 / 64}, 512)
@@ -197,7 +199,8 @@ def test_the_cost_of_an_evaluated_example_is_that_of_its_flops(name):
     cost = evaluation.get_total_flops() / training.get_total_flops()
     stated = options.protocol.evaluation_cost
     assert cost <= 1.1 * stated
-    # That of others, 0.5, leaves room for what is no product: it is as large a share of short forward passes.
+    # That of others, 0.5, leaves room for what is no product: it is as large a share of short
+    # forward passes.
     assert cost >= (0.9 if name in RECIPES else 0.6) * stated
 
 

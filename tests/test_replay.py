@@ -360,7 +360,8 @@ def test_goals_that_a_table_says_nothing_of():
     table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=None, end=100)))
     assert unusable_target(table, TARGET) is None
     assert unusable_target(table, Target("val/accuracy", 0.9, "max")) == (
-        "val/accuracy >= 0.9 is never reached in this table; highest val/accuracy 0.5, at batch size 8 and "
+        "val/accuracy >= 0.9 is never reached in this table; highest val/accuracy 0.5, at batch "
+        "size 8 and "
         "learning rate 0.1: set workload.target.value to one that some run reached"
     )
 
@@ -437,7 +438,8 @@ BARE = REPLAY[:2]
         ((BARE[0], f"workload.table={'t' * 300}"), "cannot be read: "),
         (
             BARE,
-            "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 (this",
+            "workload.target.value is missing: give the value to reach, such as "
+            "workload.target.value=0.1 (this",
         ),
         (
             (*REPLAY, "workload.target.value=0.12"),

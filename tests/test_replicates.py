@@ -118,7 +118,8 @@ def test_a_fresh_run_that_was_continued_is_one_replicate():
 @pytest.mark.parametrize(
     ("other", "fresh", "another"),
     [
-        # the first one's own 100 steps are not in: 120 on fresh seeds against the other's own 110 or 130
+        # the first one's own 100 steps are not in: 120 on fresh seeds against the other's own 110
+        # or 130
         (trial(1, 110, 256), (120, 120, 120), True),
         (trial(1, 130, 256), (120, 120, 120), False),
         # The same time is not below.

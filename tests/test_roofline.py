@@ -96,7 +96,8 @@ def test_linear(arithmetic, width, needs_gradient):
     (only,) = cost.layers
     product = 2 * inputs * outputs
     weights = inputs * outputs + outputs
-    # 2 B in out forward, 4 B in out backward: the first layer of a network has no gradient of its input to compute
+    # 2 B in out forward, 4 B in out backward: the first layer of a network has no gradient of its
+    # input to compute
     assert only.flops == AffineCost(0, product * (3 if needs_gradient else 2))
     # x forward, x and dx backward; y and dy; w forward, w and dw backward
     assert only.inputs == AffineCost(0, inputs * (3 if needs_gradient else 2) * width)
@@ -244,7 +245,8 @@ def test_turning_batch_size(flops, moved, expected):
 
 def test_the_linear_layer_turns_where_its_closed_form_says():
     cost = cost_of(linear(64, 64), (64,), needs_gradient=True)
-    # n = 64: 6 B n^2 = ridge 4 (3 n^2 + 5 B n), so B = 12 ridge n / (6 n - 20 ridge), never if ridge >= 0.3 n
+    # n = 64: 6 B n^2 = ridge 4 (3 n^2 + 5 B n), so B = 12 ridge n / (6 n - 20 ridge), never if
+    # ridge >= 0.3 n
     assert roofline.turning_batch_size(cost, 10.0) == pytest.approx(12 * 10 * 64 / (6 * 64 - 200))
     assert roofline.turning_batch_size(cost, 20.0) is None
 
@@ -386,7 +388,8 @@ def test_a_cost_in_half_the_width_moves_half_the_bytes():
 @pytest.mark.parametrize(
     ("device", "dtype", "ridge", "turning"),
     [
-        # FLOPs 1000 B, bytes in fp32 4 B + 400: B = 400 w ridge/(1000 - 4 w ridge), w the width over fp32's
+        # FLOPs 1000 B, bytes in fp32 4 B + 400: B = 400 w ridge/(1000 - 4 w ridge), w the width
+        # over fp32's
         ("A100 40 GB", "fp16", 201, 200 * 201 / (1000 - 2 * 201)),
         ("A100 40 GB", "tf32", 100, 400 * 100 / (1000 - 4 * 100)),
         ("A100 80 GB", "bf16", 153, 200 * 153 / (1000 - 2 * 153)),

@@ -136,8 +136,8 @@ def test_table_says_where_efficiency_falls_under_half():
     half = half_efficient(rows)
     text = console.export_text()
     assert (
-        f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, learning rate"
-        in text
+        f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, "
+        "learning rate" in text
     )
     assert f"{rows[1].efficiency:.0%}" in text
     assert "efficiency stays at 50% or above" in text

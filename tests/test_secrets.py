@@ -744,8 +744,10 @@ class Leaky(Classifier):
         raise RuntimeError(os.environ["THREAD_AUTH"])
 """
 NAMES = (
-    "password authorization api_key auth private_key passw user_info sig cookie api_token option_dsn STUDIES "
-    "SERVICE_URL MY_SERVICE_TOKEN WORKER_SECRET LOGGED_PASSWORD CAUGHT_API_KEY WARNED_CREDENTIAL THREAD_AUTH "
+    "password authorization api_key auth private_key passw user_info sig cookie api_token "
+    "option_dsn STUDIES "
+    "SERVICE_URL MY_SERVICE_TOKEN WORKER_SECRET LOGGED_PASSWORD CAUGHT_API_KEY "
+    "WARNED_CREDENTIAL THREAD_AUTH "
     "MLFLOW_TRACKING_TOKEN"
 )
 # Places, each with a value of its own.

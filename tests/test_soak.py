@@ -57,7 +57,8 @@ def soak(
     assert watch.running() == 0
     assert not events
     print(
-        f"{trials} trials in {time.monotonic() - start:.0f} s, {killed} workers killed, {owners} owners"
+        f"{trials} trials in {time.monotonic() - start:.0f} s, {killed} workers killed, "
+        f"{owners} owners"
     )
     return killed, owners
 

@@ -63,7 +63,8 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
         for timing in found["measured"]["timings"]
     )
     assert found["limits"]["flops_per_second"] > 0
-    # 64 x 128 + 128 x 10 weights: 2 FLOPs each forward, and backward for the weights and for all inputs but the data
+    # 64 x 128 + 128 x 10 weights: 2 FLOPs each forward, and backward for the weights and for all
+    # inputs but the data
     assert sum(layer["flops"]["per_example"] for layer in found["cost"]["layers"]) == 2 * (
         64 * 128 * 2 + 128 * 10 * 3
     )

@@ -78,5 +78,6 @@ def test_a_newer_lightning_takes_its_own_steps_whatever_has_become_of_its_privat
     assert trainer.global_step == 5
     assert not steps.runs
     assert steps.name == (
-        "Lightning's: lightning.pytorch 2.7.1 is not one of the versions that it was compared with, 2.6.0"
+        "Lightning's: lightning.pytorch 2.7.1 is not one of the versions that it was compared "
+        "with, 2.6.0"
     )

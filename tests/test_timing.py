@@ -127,7 +127,8 @@ def test_a_trials_steps_are_timed_without_warm_up_and_evaluation(micro, of_step)
         time, lambda n: 1.0 + n // of_step, f"protocol.micro_batch_size={micro}"
     )
     steps = time_trial(workload, protocol, 48, 0.01, 6, time)
-    # Each step takes longer than the one before by as many seconds as it has batches, from one request to the next.
+    # Each step takes longer than the one before by as many seconds as it has batches, from one
+    # request to the next.
     assert len(steps) == 6
     first = protocol.warmup_steps + 1
     assert min(steps) >= first * of_step

@@ -227,10 +227,12 @@ HALF_MADE = {
     "empty": None,
     "first tables": "DROP TABLE alembic_version; DROP TABLE experiments",
     "no version": "DELETE FROM alembic_version",
-    "a version on the way": "UPDATE alembic_version SET version_num = '728d730b5ebd'; DROP TABLE datasets",
+    "a version on the way": "UPDATE alembic_version SET version_num = '728d730b5ebd'; DROP "
+    "TABLE datasets",
 }
 OTHERS = {
-    "a run": "UPDATE alembic_version SET version_num = '728d730b5ebd'; INSERT INTO runs (run_uuid) VALUES ('a')",
+    "a run": "UPDATE alembic_version SET version_num = '728d730b5ebd'; INSERT INTO runs "
+    "(run_uuid) VALUES ('a')",
     "an experiment": "DELETE FROM alembic_version; "
     "INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'mine', 'active')",
     "a newer version": "UPDATE alembic_version SET version_num = 'ffffffffffff'",
@@ -313,7 +315,10 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_path):
-    code = f"import bstune.tracking.database as t; t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
+    code = (
+        "import bstune.tracking.database as t; "
+        f"t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
+    )
     for size in (1, 400_000):
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
         while process.poll() is None:

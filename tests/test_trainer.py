@@ -395,7 +395,8 @@ def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next
     # The call-back looks at each epoch's end, and so it is evaluated there.
     assert evaluated_steps(records[0])[-1] == 12
     assert records[0].message == (
-        "the training was stopped at step 12: Monitored metric val/error did not improve in the last 1 records. Best "
+        "the training was stopped at step 12: Monitored metric val/error did not improve in the "
+        "last 1 records. Best "
         f"score: {records[0].history[-2][1]:.3f}. Signaling Trainer to stop."
     )
     assert (stopping.wait_count, stopping.stopped_epoch) == (0, 0)
@@ -547,6 +548,9 @@ def test_a_checkpoint_with_more_than_plain_data_says_so(tmp_path):
     record, _ = run(Keeps, protocol=protocol, checkpoint=tmp_path / "3.ckpt")
     assert record.reached
     workload = Workload(lambda spec: Keeps(), batches_of, HELD_OUT, 10)
-    text = "3.ckpt cannot be loaded: it holds more than plain data.*Unit.*let on_save_checkpoint add numbers"
+    text = (
+        "3.ckpt cannot be loaded: it holds more than plain data.*Unit.*let on_save_checkpoint "
+        "add numbers"
+    )
     with pytest.raises(ConfigError, match=text):
         evaluate(workload, Keeps(), protocol, tmp_path / "3.ckpt", val=HELD_OUT)

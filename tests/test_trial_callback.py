@@ -72,7 +72,8 @@ def callback_of(calls, micro_batches=1, **answers):
         (
             "on_train_batch_start",
             BATCH,
-            # What is measured is measured of a module as it was stopped, and of code that is compiled.
+            # What is measured is measured of a module as it was stopped, and of code that is
+            # compiled.
             ["resume.before_batch", "compiling.before_training_step", "noise_scale.before_batch"],
         ),
         ("on_after_backward", (), ["noise_scale.after_backward"]),

@@ -12,9 +12,13 @@ from bstune.study.planning.replicates import next_replicate
 
 FAST = ("workload=digits", "search.objective=steps", "search.replicates=1", "search.candidates=1")
 FAST += ("mlflow.enabled=false",)
-LENGTH = "+workload.tunable.length={key: budget.examples, low: 12e3, high: 60e3, log: true, integer: true}"
+LENGTH = (
+    "+workload.tunable.length={key: budget.examples, low: 12e3, high: 60e3, log: true, "
+    "integer: true}"
+)
 WHITENING = (
-    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 1, eps: 0.01, images: 100, signed: false, "
+    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 1, eps: 0.01, images: 100, "
+    "signed: false, "
     "bias: false, padding: 0, channels: 1}"
 )
 

@@ -364,7 +364,8 @@ BAD = [
     ({"module": sharing}, "module returned net.0.weight with the weights of another trial"),
     (
         {"module": LightningModule},
-        r"LightningModule \(module.py:\d+\) needs one argument lr or learning_rate, but its arguments are",
+        r"LightningModule \(module.py:\d+\) needs one argument lr or learning_rate, but its "
+        r"arguments are",
     ),
     (
         {"module": OtherName},
@@ -747,8 +748,8 @@ def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
     options = tune(data=Locked(), workers=None, survey=None).options
     assert (options.search.workers, options.hardware.enabled) == (0, False)
     assert (
-        "module and data cannot be sent to another process (TypeError: cannot pickle '_thread.lock' object)"
-        in capsys.readouterr().out
+        "module and data cannot be sent to another process (TypeError: cannot pickle "
+        "'_thread.lock' object)" in capsys.readouterr().out
     )
     with pytest.raises(
         ConfigError, match=r"workers=1: module and data cannot be sent .* leave workers out"

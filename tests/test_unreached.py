@@ -33,7 +33,8 @@ def test_the_closest_is_named_with_what_it_came_to_and_is_predicted_to_take():
     row = so_far([near, far])
     assert (row.number, row.batch_size, row.seed) == (0, 64, 1000)
     assert (row.value, row.steps, row.seconds) == (pytest.approx(0.2), 500, 5.0)
-    # The error of a square root's law meets the target at 2,000 steps; histories seen so far slow down.
+    # The error of a square root's law meets the target at 2,000 steps; histories seen so far slow
+    # down.
     assert 1000 < row.predicted_steps < 8000
     assert row.predicted_seconds == pytest.approx(0.01 * row.predicted_steps)
     assert row.compared is None

@@ -329,7 +329,10 @@ def test_at_the_tunables_ends_too(bstune, project, tmp_path):
         "super().__init__()\n", "super().__init__()\n        self.width = width\n"
     )
     (tmp_path / "project.py").write_text(source + held)
-    tunable = "tunable: {width: {key: workload.module.width, low: 1, high: 9, log: false, integer: true}}\n"
+    tunable = (
+        "tunable: {width: {key: workload.module.width, low: 1, high: 9, log: false, integer: "
+        "true}}\n"
+    )
     module = WORKLOAD.replace('lr: "${trial.lr}"}', 'lr: "${trial.lr}", width: 1}')
     (tmp_path / "conf" / "workload" / "mine.yaml").write_text(module + tunable)
     status, _, err = bstune(*OPTIONS, "protocol.trial_seconds=0.3", "search.tune=[width]")

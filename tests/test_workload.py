@@ -345,7 +345,8 @@ def test_without_a_test_set_there_are_no_test_metrics_but_a_note(kind, cause):
     workload = foreign(kind)
     (note,) = workload.notes
     assert note.startswith(
-        f"no test metrics, as {kind.__name__}.setup('test') or test_dataloader() fails: {cause} (test_"
+        f"no test metrics, as {kind.__name__}.setup('test') or test_dataloader() fails: {cause} "
+        "(test_"
     )
     assert workload.test_batches is None
     assert foreign(WithTest).notes == foreign(Foreign).notes == ()
@@ -400,9 +401,11 @@ def test_what_is_no_module_is_refused():
 WHITENED = (
     "~workload.module.model",
     "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
-    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 2, eps: 0.01, images: 200, signed: true, "
+    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 2, eps: 0.01, images: 200, "
+    "signed: true, "
     "bias: true, padding: 0, channels: 1}, "
-    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 392, out_features: 10}]}",
+    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 392, out_features: "
+    "10}]}",
 )
 
 
@@ -417,7 +420,8 @@ def test_a_module_starts_from_the_first_training_images_as_its_batches_have_them
     assert torch.equal(torch.get_rng_state(), drawn)
     with pytest.raises(ConfigError, match="no filters yet"):
         bare(torch.zeros(2, 1, 8, 8))
-    # All training images are in one epoch of batches; their second moments, whitened, are those of the closed form.
+    # All training images are in one epoch of batches; their second moments, whitened, are those of
+    # the closed form.
     images = torch.cat([images for images, _ in first(workload.train_batches(spec(1200)), 1)])
     rows = layer(images)[:, :4].permute(0, 2, 3, 1).reshape(-1, 4)
     moments = (rows.T @ rows / len(rows)).detach()

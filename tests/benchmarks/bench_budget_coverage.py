@@ -277,7 +277,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(
             f"{family:18s} n {len(own):2d}: AS GOOD holds the best batch size in {good}, "
             f"{statistics.median(widths):.1f} octaves wide; at {LONGER:g} times the budget its "
-            f"interval in {later}, {statistics.median(later_widths):.1f} octaves; the point to use is "
+            f"interval in {later}, {statistics.median(later_widths):.1f} octaves; the point to "
+            "use is "
             f"{_per_cent(own, [row['above'] for row in own]):.2f}% above the best, where at most "
             f"{_per_cent(own, [row['gain_left'][1] for row in own]):.2f}% was said to be left"
         )

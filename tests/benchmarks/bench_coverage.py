@@ -174,7 +174,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             off = statistics.median(factor(middle / truth) for truth, _, middle, _ in ends)
             low = statistics.mean(middle < truth for truth, _, middle, _ in ends)
             print(
-                f"{objective} after {SPENDINGS[at]:g}x, {cell or 'all'}: covers {share:.0%} of {len(some)}, "
+                f"{objective} after {SPENDINGS[at]:g}x, {cell or 'all'}: covers {share:.0%} of "
+                f"{len(some)}, "
                 f"width {width:.2f}, off by {off:.2f} (low in {low:.0%})"
             )
     share = statistics.mean(

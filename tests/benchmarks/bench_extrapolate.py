@@ -147,7 +147,10 @@ def share(rows: Sequence[dict[str, object]]) -> str:
     count = sum(bool(row["holds"]) for row in rows)
     width = np.median([row["width"] for row in rows])  # type: ignore[arg-type]
     error = np.median([row["error"] for row in rows])  # type: ignore[arg-type]
-    return f"{count} of {len(rows)} ({count / len(rows):.0%}), half width {width:.2f}, error {error:.2f}"
+    return (
+        f"{count} of {len(rows)} ({count / len(rows):.0%}), half width {width:.2f}, error "
+        f"{error:.2f}"
+    )
 
 
 def show_made(rows: Sequence[dict[str, object]]) -> None:
@@ -184,7 +187,8 @@ def main() -> None:
             whose = "own" if str(row["source"]).startswith("tests/") else "step law"
             groups[f"{whose}, {row['quantity']}"].append(row)
             print(
-                f"{row['source']}, {row['quantity']}, {row['scales']} scales, {row['distance']:.3g} times: "
+                f"{row['source']}, {row['quantity']}, {row['scales']} scales, "
+                f"{row['distance']:.3g} times: "
                 f"{row['low']:.3g} to {row['high']:.3g}, measured {row['measured']:.4g}"
             )
     for name, rows in groups.items():

@@ -74,7 +74,8 @@ def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
             result = backend.run(spec, output, None)
             if result.steps != spec.max_steps or result.message is not None:
                 raise RuntimeError(
-                    f"the trial ended after {result.steps} steps: {result.status} ({result.message})"
+                    f"the trial ended after {result.steps} steps: {result.status} "
+                    f"({result.message})"
                 )
             output.state(number).unlink()
             gc.collect()
@@ -108,7 +109,8 @@ if __name__ == "__main__":
     trials = max(options.trials, LEFT_OUT + 3)
     about = machine(options.device, trials)
     print(
-        f"{'case':<32} {'trials':>6} {'first MiB':>10} {'last MiB':>9} {'KiB a trial':>12} {'+-':>7} {'s':>7}"
+        f"{'case':<32} {'trials':>6} {'first MiB':>10} {'last MiB':>9} {'KiB a trial':>12} "
+        f"{'+-':>7} {'s':>7}"
     )
     rows = []
     for name in CASES if options.case is None else (options.case,):

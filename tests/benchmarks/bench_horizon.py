@@ -537,7 +537,8 @@ def judge_digits(rows: Sequence[dict[str, Any]], fresh: int, pool: ProcessPoolEx
     best = min(points, key=lambda point: costs[point])
     unit = costs[best]
     print(
-        f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: {1e3 * unit:.1f} ms"
+        f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: "
+        f"{1e3 * unit:.1f} ms"
     )
     for row in rows:
         ratios = []
@@ -566,7 +567,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             within = sum(ratio <= 1.2 for ratio in judged) / len(judged)
             tails = [some[int(0.9 * len(some))] for some in (judged, own)]
             print(
-                f"   after {spending:g}x: fresh {statistics.median(judged):.2f}, p90 {tails[0]:.2f}, within 1.2 "
+                f"   after {spending:g}x: fresh {statistics.median(judged):.2f}, p90 "
+                f"{tails[0]:.2f}, within 1.2 "
                 f"{within:.0%}; own {statistics.median(own):.2f}, p90 {tails[1]:.2f}"
             )
 

@@ -84,7 +84,8 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     machine(options.device, 1)
     print(
-        f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12} {'ratio':>6}   (found / probes)"
+        f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12} {'ratio':>6}   "
+        "(found / probes)"
     )
     for ceiling in CEILINGS:
         rows = ours(ceiling, 0.0), ours(ceiling, 0.01), lightning(ceiling)

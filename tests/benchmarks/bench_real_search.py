@@ -153,7 +153,8 @@ if __name__ == "__main__":
         )
     best = min(times, key=lambda point: times[point])
     print(
-        f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} fresh seeds a point"
+        f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} "
+        "fresh seeds a point"
     )
     rows = []
     for course in courses:
@@ -175,6 +176,7 @@ if __name__ == "__main__":
     for name in makers:
         spent = [row["spent"] for row in rows if row["search"] == name]
         print(
-            f"{name:16s} seconds of training: {spread(spent, 2)} (least, median, most), n = {len(spent)}"
+            f"{name:16s} seconds of training: {spread(spent, 2)} (least, median, most), n = "
+            f"{len(spent)}"
         )
     write(options.json, about, rows, best=times[best], point=best)

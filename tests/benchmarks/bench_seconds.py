@@ -291,7 +291,8 @@ def main() -> None:
     print(f"{holds} of {len(done)} intervals hold the median of {options.fresh} further seeds")
     if ratios:
         print(
-            f"stated over median: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {statistics.median(ratios):.2f}"
+            f"stated over median: {ratios[0]:.2f} to {ratios[-1]:.2f}, median "
+            f"{statistics.median(ratios):.2f}"
         )
     over = sorted(row["over_best"] for row in done)
     ninth = over[math.ceil(0.9 * len(over)) - 1]

@@ -79,7 +79,8 @@ def fleets(options: argparse.Namespace) -> None:
                     server.stop("immediate")
         first = first or wall
         print(
-            f"{workers} processes, {options.trials} trials of {options.seconds:g} s: {wall:.1f} s, {wall / first:.3f} "
+            f"{workers} processes, {options.trials} trials of {options.seconds:g} s: {wall:.1f} "
+            f"s, {wall / first:.3f} "
             f"of the first; busy {busy:.1%}; {rate:.2f} decisions a second",
             flush=True,
         )
@@ -139,7 +140,8 @@ def regret(options: argparse.Namespace) -> None:
             ratios = {n: [run[place] for run in found] for n, found in runs.items()}
             middle = {n: statistics.median(found) for n, found in ratios.items()}
             print(
-                f"{table} after {multiple:g}x: median {middle[1]:.3f} with one, {middle[4]:.3f} with four; {ratios}"
+                f"{table} after {multiple:g}x: median {middle[1]:.3f} with one, {middle[4]:.3f} "
+                f"with four; {ratios}"
             )
         sys.stdout.flush()
 
@@ -166,7 +168,8 @@ def main() -> None:
     kind.set_defaults(run=regret)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Not above: each of the fleet's processes imports this file, and a trial that sleeps needs no torch.
+    # Not above: each of the fleet's processes imports this file, and a trial that sleeps needs no
+    # torch.
     from common import machine
     from torch import device
 

@@ -100,7 +100,8 @@ def train(
     steps = protocol.budget.last_step(spec.batch_size)
     if result.steps != steps:
         raise RuntimeError(
-            f"the trial ended after {result.steps} of {steps} steps: {result.status} ({result.message})"
+            f"the trial ended after {result.steps} of {steps} steps: {result.status} "
+            f"({result.message})"
         )
     return result, built[0]
 

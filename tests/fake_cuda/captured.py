@@ -41,7 +41,8 @@ def captured(case: Case) -> dict[str, Any]:
             if (
                 LOG.phase == "training"
             ):  # the first one is compared with its step, outside of the clock
-                # Operators that are given several memory formats are slow, and captured as any other.
+                # Operators that are given several memory formats are slow, and captured as any
+                # other.
                 asked = LOG.events - before
                 events.update(
                     {

@@ -92,7 +92,8 @@ def replace_torch_cuda() -> None:
     torch._C._cuda_clearCublasWorkspaces = lambda: None
     torch.Generator = Generator  # type: ignore[misc]
     torch.autograd.set_multithreading_enabled(False)
-    # Of a GPU's plain parameters the implementation by foreach is chosen, and so it is of fake ones.
+    # Of a GPU's plain parameters the implementation by foreach is chosen, and so it is of fake
+    # ones.
     optimizers._foreach_supported_types = [torch.Tensor, torch.nn.Parameter, FakeTensor]
     optimizers.register_optimizer_step_post_hook(lambda *arguments: LOG.end_step())
     _replace_copies()

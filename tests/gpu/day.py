@@ -54,7 +54,8 @@ from bstune.workloads.datasets import ImageDataset, Images
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LEVEL = 0.94  # the accuracy that the sources train to
-# The examples of each source's run, None: the workload's own budget; the shorter recipes first, each seed in turn.
+# The examples of each source's run, None: the workload's own budget; the shorter recipes first,
+# each seed in turn.
 RECIPES = {"airbench_cifar": 487_424, "airbench_muon": 400_000, "speedrun_cifar": 373_248}
 LONG_RECIPES = {"resnet_cifar_fast": None, "resnet_cifar": None}
 NARROW = dict.fromkeys(
