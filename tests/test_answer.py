@@ -112,8 +112,10 @@ def test_a_whole_study_reads_as_six_lines():
         ),
         (
             {"high": 0.1},
-            "shows no sure change as the target gets harder: as val/error^-4.3 (90%: -5.0 to "
-            "0.1) from 2.6",
+            (
+                "shows no sure change as the target gets harder: as val/error^-4.3 (90%: -5.0 to "
+                "0.1) from 2.6"
+            ),
         ),
         (
             {"low": 0.4, "exponent": 0.5, "high": 0.7},
@@ -121,8 +123,10 @@ def test_a_whole_study_reads_as_six_lines():
         ),
         (
             {"ideal": 1.0},
-            "rises as the target gets harder: as |val/error - 1|^-4.3 (90%: -5.0 to -3.5) from "
-            "2.6 to 2",
+            (
+                "rises as the target gets harder: as |val/error - 1|^-4.3 (90%: -5.0 to -3.5) from "
+                "2.6 to 2"
+            ),
         ),
     ],
 )
@@ -157,20 +161,26 @@ NARROWER = (
         (  # what lies outside of the batch sizes that reached the target is not claimed
             hand_critical(300.0, 190.0, None, 64, 512),
             "300 (90%: above 190)",
-            "sizes 64 to 512 do not show where twice the batch halves the steps or where it "
-            "gains nothing",
+            (
+                "sizes 64 to 512 do not show where twice the batch halves the steps or where it "
+                "gains nothing"
+            ),
         ),
         (
             hand_critical(300.0, None, 480.0, 8, 512),
             "300 (90%: below 480)",
-            "below 33 twice the batch halves the steps; sizes 8 to 512 do not show where it "
-            "gains nothing",
+            (
+                "below 33 twice the batch halves the steps; sizes 8 to 512 do not show where it "
+                "gains nothing"
+            ),
         ),
         (
             hand_critical(300.0, 190.0, 480.0, 64, 8192),
             "300 (90%: 190 to 480)",
-            "above 2700 a larger batch gains nothing; sizes 64 to 8192 do not show where it "
-            "halves the steps",
+            (
+                "above 2700 a larger batch gains nothing; sizes 64 to 8192 do not show where it "
+                "halves the steps"
+            ),
         ),
         (hand_critical(None, 450.0, None), "undetermined (90%: above 450)", None),
         (hand_critical(None, None, None), "undetermined (90% interval open at both ends)", None),
@@ -216,14 +226,18 @@ CENSORED = {"status": "stopped", "steps": 800}
         ),
         (
             [fresh(3), fresh(4, 460), fresh(5, **CENSORED)],
-            "4.60 s, 460 steps (2 of 3 fresh seeds reached it; 90%: 3.91 s and more, 391 steps "
-            "and more)",
+            (
+                "4.60 s, 460 steps (2 of 3 fresh seeds reached it; 90%: 3.91 s and more, 391 steps "
+                "and more)"
+            ),
             "only 2 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
         (
             [fresh(3), fresh(4, **CENSORED), fresh(5, **CENSORED)],
-            "not known: only 1 of 3 fresh seeds reached the target (3.91 s and more, 391 steps "
-            "and more)",
+            (
+                "not known: only 1 of 3 fresh seeds reached the target (3.91 s and more, 391 steps "
+                "and more)"
+            ),
             "only 1 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
         (
@@ -405,9 +419,11 @@ BELOW = Exponent(**{name: getattr(LAW, name) for name in Exponent.model_fields})
         ),
         (
             {"below_b_crit": BELOW},
-            "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical "
-            "batch size grew as "
-            "B^0.50 (0.40 to 0.60): the square root fits",
+            (
+                "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical "
+                "batch size grew as "
+                "B^0.50 (0.40 to 0.60): the square root fits"
+            ),
         ),
     ],
 )

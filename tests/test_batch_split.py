@@ -79,8 +79,10 @@ def test_numbers_far_beyond_memory_are_split_at_once():
         ((8, 2.5, 1), "the number of devices must be a whole number .* but got 2.5"),
         (
             (3, 4, 2),
-            "a batch of 3 leaves some of 4 devices without an example: use at most 3 devices, "
-            "or a batch size",
+            (
+                "a batch of 3 leaves some of 4 devices without an example: use at most 3 devices, "
+                "or a batch size"
+            ),
         ),
     ],
 )
@@ -122,12 +124,18 @@ def test_the_command(bstune):
         "accumulation      3 micro-batches a device and step",
         "device 0          17 examples: 2 x 6 + 1 x 5",
         "device 1          16 examples: 1 x 6 + 2 x 5",
-        "loss of 6         times 6/33 where gradients are summed, 12/11 = 1.090909091 where "
-        "they are averaged",
-        "loss of 5         times 5/33 where gradients are summed, 10/11 = 0.9090909091 where "
-        "they are averaged",
-        "                  over micro-batches and devices, as Lightning's accumulation and DDP "
-        "do; so the gradient",
+        (
+            "loss of 6         times 6/33 where gradients are summed, 12/11 = 1.090909091 where "
+            "they are averaged"
+        ),
+        (
+            "loss of 5         times 5/33 where gradients are summed, 10/11 = 0.9090909091 where "
+            "they are averaged"
+        ),
+        (
+            "                  over micro-batches and devices, as Lightning's accumulation and DDP "
+            "do; so the gradient"
+        ),
         "                  is the whole batch's, if each loss is the mean over its examples",
         "learning rate     0.1: the global batch's, whatever the number of devices",
     ]

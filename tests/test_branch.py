@@ -291,8 +291,10 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
         ),
         (
             ("run.ckpt", "--batch-size", 800, "workload=digits", "--examples", 99999),
-            "batch size 1600 is larger than the training data, 1200 examples: give "
-            "--batch-sizes of at most 1200",
+            (
+                "batch size 1600 is larger than the training data, 1200 examples: give "
+                "--batch-sizes of at most 1200"
+            ),
         ),
         (
             ("text.ckpt", *OWN, "--examples", 0),

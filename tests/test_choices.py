@@ -246,8 +246,10 @@ def test_a_module_that_stands_elsewhere_in_the_config_stays_whole():
 CANNOT = {
     "builds its own": (
         ["--config-dir", str(PROJECTS / "conf"), "workload=two_optimizers"],
-        "of the workload two_optimizers, two_optimizers.gan.GAN, is given none, so that it "
-        "builds its own: let it take",
+        (
+            "of the workload two_optimizers, two_optimizers.gan.GAN, is given none, so that it "
+            "builds its own: let it take"
+        ),
     ),
     "two": (
         ["workload=digits", "+workload.module.other={_target_: torch.optim.Adam, _partial_: true}"],
@@ -264,8 +266,10 @@ CANNOT = {
             "scaling.beta2_half_life=1e5",
             "algorithm=null",
         ],
-        "a replayed workload is not trained, so that scaling.beta2_half_life changes nothing: "
-        "leave it out",
+        (
+            "a replayed workload is not trained, so that scaling.beta2_half_life changes nothing: "
+            "leave it out"
+        ),
     ),
     "a choice of the user's own": (
         ["workload=digits", "+algorithm.rate=1"],

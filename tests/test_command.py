@@ -48,11 +48,13 @@ STUDY = (*EASY, "search.trials=9", "search.objective=steps", "study=small", "see
 GHOSTS = (
     "workload=digits",
     "~workload.module.model",
-    "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
-    "{_target_: torch.nn.Conv2d, in_channels: 1, out_channels: 4, kernel_size: 3}, "
-    "{_target_: bstune.workloads.layers.BatchNorm, channels: 4, ghost_size: 32}, "
-    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 144, out_features: "
-    "10}]}",
+    (
+        "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
+        "{_target_: torch.nn.Conv2d, in_channels: 1, out_channels: 4, kernel_size: 3}, "
+        "{_target_: bstune.workloads.layers.BatchNorm, channels: 4, ghost_size: 32}, "
+        "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 144, out_features: "
+        "10}]}"
+    ),
 )
 GHOST_ADVICE = (
     "lower workload.module.model.norm.ghost_size, or raise the batch size "
@@ -166,8 +168,10 @@ def refused(bstune, folder, message, *arguments):
             "workload.trainer.precision is bstune's own: it is set by",
         ),
         (
-            "workload=digits "
-            "+trainer.callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder",
+            (
+                "workload=digits "
+                "+trainer.callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder"
+            ),
             "trainer: the call-back LearningRateFinder sets the learning rate, which bstune sets",
         ),
         (
@@ -183,8 +187,10 @@ def refused(bstune, folder, message, *arguments):
             "the module does not take workload",
         ),
         (
-            "workload=digits search.tune=[h] '+workload.tunable.h={key: budget.examples, low: "
-            "1000, high: 9000}'",
+            (
+                "workload=digits search.tune=[h] '+workload.tunable.h={key: budget.examples, low: "
+                "1000, high: 9000}'"
+            ),
             "no schedule of digits ends with its budget",
         ),
         (

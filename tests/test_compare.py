@@ -368,8 +368,10 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
     assert (status, err) == (0, "")
     for line in (
         "a · digits · val/loss <= 0.1 · cpu, 1 thread",
-        "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds reached it; 90%: 1 to 3 "
-        "s, 90",
+        (
+            "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds reached it; 90%: 1 to 3 "
+            "s, 90"
+        ),
         "critical batch size 900 (90%: 800 to 1000)",
         "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
         "CRITICAL  b over a: 9 times (4.46 to 18.1), differ",

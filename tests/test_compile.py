@@ -226,13 +226,17 @@ class Manual(Headless):
     [
         (
             Headless,
-            "compile=default does not apply to Headless: its training_step calls no module with "
-            "parameters",
+            (
+                "compile=default does not apply to Headless: its training_step calls no module with "
+                "parameters"
+            ),
         ),
         (
             Manual,
-            "compile=default warms a step up before the clock runs, but Manual steps its "
-            "optimizers itself",
+            (
+                "compile=default warms a step up before the clock runs, but Manual steps its "
+                "optimizers itself"
+            ),
         ),
     ],
 )

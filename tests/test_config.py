@@ -216,13 +216,17 @@ def test_a_target_is_a_number_or_auto(value):
         ("data.root='a\0b'", "data.root must not contain control characters, but got 'a\\x00b'"),
         (
             "study=/a",
-            "study must be a name, or names with / between, of at most 200 bytes each, but got "
-            "'/a'",
+            (
+                "study must be a name, or names with / between, of at most 200 bytes each, but got "
+                "'/a'"
+            ),
         ),
         (
             "study=a/../../b",
-            "study must be a name, or names with / between, of at most 200 bytes each, but got "
-            "'a/..",
+            (
+                "study must be a name, or names with / between, of at most 200 bytes each, but got "
+                "'a/.."
+            ),
         ),
         ("study=.", "study must be a name, or names with"),
         (f"study={'x' * 201}", "study must be a name, or names with"),
@@ -279,10 +283,12 @@ def test_a_target_is_a_number_or_auto(value):
         ),
         (
             "search.tune=[horizon]",
-            "search.tune names 'horizon', but the workload digits lists momentum, average, "
-            "weight_decay, "
-            "label_smoothing under workload.tunable; the search chooses each trial's horizon "
-            "without it",
+            (
+                "search.tune names 'horizon', but the workload digits lists momentum, average, "
+                "weight_decay, "
+                "label_smoothing under workload.tunable; the search chooses each trial's horizon "
+                "without it"
+            ),
         ),
         ("search.tune=[momentum,momentum]", "search.tune names 'momentum' twice"),
         (f"{MOMENTUM}.low=0.99", f"{MOMENTUM}: low must be less than high, but got low=0.99"),
@@ -540,8 +546,10 @@ def test_what_is_given_stays_where_the_table_would_say_otherwise():
         ("workload.budget.steps=x", "workload.budget.steps must be a valid integer, but got 'x'"),
         (
             "search.workers=2",
-            "search.workers=2: workload replay-fashion_mlp is answered from recorded runs, "
-            "which need",
+            (
+                "search.workers=2: workload replay-fashion_mlp is answered from recorded runs, "
+                "which need"
+            ),
         ),
         ("schedule=linear", "a replayed workload is not trained, so it has no schedule"),
     ],
@@ -629,8 +637,10 @@ def test_the_table_names_bounds_defaults_and_what_is_said_in_two_lines():
         "| `search.trials` | `${workload.trials}` | integer from 1 to 1e6 | ",
         "| `hardware.memory.relative.cuda` | `0.0` | number from 0 below 1 | ",
         "| `workload.tunable.NAME.log` |  | `true`, `false` | ",
-        "| `search.seconds` | `null` | number from 1e-6 to 1e9 or `null` | Seconds of training, a "
-        "sum over the trials of the whole search: n workers spend it up to n times as fast",
+        (
+            "| `search.seconds` | `null` | number from 1e-6 to 1e9 or `null` | Seconds of training, a "
+            "sum over the trials of the whole search: n workers spend it up to n times as fast"
+        ),
     ):
         assert f"\n{line}" in page
 

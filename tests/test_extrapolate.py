@@ -332,8 +332,8 @@ def test_json_has_the_laws_and_the_rows(write, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("n1000", "n4000", "--at", "examples=1e6"), "at least 3 different examples, but the "
-        "studies tell 2"),
+        (("n1000", "n4000", "--at", "examples=1e6"), ("at least 3 different examples, but the "
+        "studies tell 2")),
         (("n1000", "n4000", "n16000", "--at", "parameters=1e6"), "in workload.data.train_examples"),
         (("n1000", "n1000", "n1000", "--at", "parameters=1"), "the studies tell 1: 100"),
         (("n1000", "n4000", "n16000", "--at", "tokens=1e6"), "have no tokens"),
@@ -346,15 +346,15 @@ def test_json_has_the_laws_and_the_rows(write, run):
         (("n1000", "n4000", "n16000", "--at", "examples=1e99"), "takes a positive number"),
         (("n1000", "n4000", "n16000", "--at", "examples=1e-300"), "takes a positive number"),
         (("n1000", "n4000", "gone", "--at", "examples=1"), "there is no outputs/gone"),
-        (("n1000", "n4000", "empty", "--at", "examples=1"), "left out: outputs/empty has no "
-        "curve.json"),
+        (("n1000", "n4000", "empty", "--at", "examples=1"), ("left out: outputs/empty has no "
+        "curve.json")),
         (("empty", "--at", "examples=1"), "there is no study to extrapolate"),
         (("n1000", "n4000", "bare", "--at", "examples=1"), "config.yaml is missing"),
         (("n1000", "n4000", "n16000", "other", "--at", "examples=1"), "in workload.module.width; leave out"),
         (("n1000", "empty", "--values", "1,2", "--at", "examples=1"), "--values takes STUDY=N,STUDY=N"),
         (("n1000", "--values", "n1000=1,n1000=2", "--at", "examples=1"), "names a study twice"),
-        (("n1000", "--values", "n1000=x", "--at", "examples=1"), "n1000=N takes a positive "
-        "number, but got x"),
+        (("n1000", "--values", "n1000=x", "--at", "examples=1"), ("n1000=N takes a positive "
+        "number, but got x")),
     ],
 )  # fmt: skip
 def test_bad_input_ends_in_a_line_with_nothing_written(write, run, tmp_path, arguments, message):

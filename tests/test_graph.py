@@ -429,8 +429,10 @@ class Epochs(Classifier):
         (Epochs, "graph"),
         (
             Asking,
-            "lean, not graph: training_step uses trainer.global_step, which differs from step "
-            "to step",
+            (
+                "lean, not graph: training_step uses trainer.global_step, which differs from step "
+                "to step"
+            ),
         ),
         (Logging, "lean, not graph: training_step uses self.log, which differs from step to step"),
         (Clipping, "Lightning's: Clipping has on_before_optimizer_step"),

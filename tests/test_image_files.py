@@ -230,8 +230,10 @@ def damaged(root, path, how):
             "train/n01440764/n01440764_1.JPEG",
             "text",
             [
-                "n01440764_1.JPEG does not decode as an image (cannot identify image file): "
-                "restore it"
+                (
+                    "n01440764_1.JPEG does not decode as an image (cannot identify image file): "
+                    "restore it"
+                )
             ],
         ),
         ("val/n02084071/n02084071_0.JPEG", "", ["n02084071_0.JPEG does not decode as an image"]),

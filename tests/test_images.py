@@ -162,8 +162,10 @@ UNFIT = r"must have 2 value\(s\) each"
         ),
         (
             {"classes": 10},
-            r"fake: training image 10 has the label 10, but labels are 0 to 9, as "
-            r"workload\.data\.classes=10",
+            (
+                r"fake: training image 10 has the label 10, but labels are 0 to 9, as "
+                r"workload\.data\.classes=10"
+            ),
         ),
         (
             {"load": lambda: labelled(train=-1)},

@@ -236,8 +236,10 @@ def test_targets(text, parsed):
         (
             {"optimizer": None, "lr_scheduler": None},
             {},
-            "where it stands in configure_optimizers, scaling.override_lr=true sets it in the "
-            "optimizer",
+            (
+                "where it stands in configure_optimizers, scaling.override_lr=true sets it in the "
+                "optimizer"
+            ),
         ),
     ],
 )

@@ -267,18 +267,24 @@ def refuses_nan(module, weight=math.nan):
     [
         (
             "training",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not "
-            "finite",
+            (
+                "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not "
+                "finite"
+            ),
         ),
         (
             "evaluation",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not "
-            "finite",
+            (
+                "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not "
+                "finite"
+            ),
         ),
         (
             "loss",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: the training "
-            "loss is inf",
+            (
+                "Expected parameter loc to satisfy the constraint Real() at step 3: the training "
+                "loss is inf"
+            ),
         ),
     ],
 )

@@ -334,8 +334,10 @@ RATE = "groups.kinds.head.rate is a factor of the learning rate, over 0, but got
         ),
         (
             muon((3,)),
-            "but a group with orthogonalise: true holds a parameter of the shape (3,): leave it "
-            "to a group",
+            (
+                "but a group with orthogonalise: true holds a parameter of the shape (3,): leave it "
+                "to a group"
+            ),
         ),
         (muon(steps=0), "the steps of muon's iteration must be a positive integer, but got 0"),
         (muon(momentum=1.0), "momentum must lie in [0, 1), but got 1.0"),
@@ -345,8 +347,10 @@ RATE = "groups.kinds.head.rate is a factor of the learning rate, over 0, but got
         (grouped(-1), "weight decay must be at least 0, but got -1"),
         (
             grouped(b={}),
-            "no kind of parameter 'b': the kinds are norm_bias, whitening_bias, head, filters, "
-            "rest",
+            (
+                "no kind of parameter 'b': the kinds are norm_bias, whitening_bias, head, filters, "
+                "rest"
+            ),
         ),
         (
             grouped(filters={}),

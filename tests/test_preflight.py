@@ -489,8 +489,10 @@ class SavesWhatItCannotLoad(KeepsState):
     [
         (
             NoValidation,
-            r"NoValidation \(test_preflight.py:\d+\) has no validation_step: (.|\n)*"
-            r"def validation_step\(self, batch, batch_idx\):\n.*\n +self.log\('val_loss', ",
+            (
+                r"NoValidation \(test_preflight.py:\d+\) has no validation_step: (.|\n)*"
+                r"def validation_step\(self, batch, batch_idx\):\n.*\n +self.log\('val_loss', "
+            ),
         ),
         (
             NoTraining,
@@ -510,21 +512,27 @@ def test_a_hook_that_is_missing_is_named(kind, message):
         (
             Lit,
             "val_los",
-            "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make "
-            "one",
+            (
+                "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make "
+                "one"
+            ),
         ),
         (
             Lit,
             "train_loss",
-            "'train_loss' is logged in training alone; in validation the module logs val_acc, "
-            "val_loss",
+            (
+                "'train_loss' is logged in training alone; in validation the module logs val_acc, "
+                "val_loss"
+            ),
         ),
         (
             LogsNothing,
             "val_loss",
-            r"'val_loss' is logged nowhere, and nothing in validation_step "
-            r"\(test_preflight.py:\d+\): (.|\n)*"
-            r"self.log\('val_loss', ",
+            (
+                r"'val_loss' is logged nowhere, and nothing in validation_step "
+                r"\(test_preflight.py:\d+\): (.|\n)*"
+                r"self.log\('val_loss', "
+            ),
         ),
         (
             LogsInSanityCheck,
@@ -534,10 +542,12 @@ def test_a_hook_that_is_missing_is_named(kind, message):
         (
             SavesWhatItCannotLoad,
             "val_loss",
-            r"a stopped trial of SavesWhatItCannotLoad cannot be continued from its checkpoint: "
-            r"KeyError: 'ema' "
-            r"\(test_preflight.py:\d+\); let it load what it saves, make in __init__ what .*, "
-            r"or set sampler=tpe",
+            (
+                r"a stopped trial of SavesWhatItCannotLoad cannot be continued from its checkpoint: "
+                r"KeyError: 'ema' "
+                r"\(test_preflight.py:\d+\); let it load what it saves, make in __init__ what .*, "
+                r"or set sampler=tpe"
+            ),
         ),
     ],
 )
@@ -728,18 +738,24 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
     [
         (
             Data(STREAM),
-            r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; tune it "
-            r".*data=lambda batch_size",
+            (
+                r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; tune it "
+                r".*data=lambda batch_size"
+            ),
         ),
         (
             Data([PLAIN, PLAIN]),
-            r"train_dataloader\(\) cannot .*: it returns 2 loaders in a list, not one "
-            r".*data=lambda batch_size",
+            (
+                r"train_dataloader\(\) cannot .*: it returns 2 loaders in a list, not one "
+                r".*data=lambda batch_size"
+            ),
         ),
         (
             Data({"a": PLAIN}),
-            r"train_dataloader\(\) cannot .*: it returns 1 loader in a dict, .*ConcatDataset or "
-            r"StackDataset",
+            (
+                r"train_dataloader\(\) cannot .*: it returns 1 loader in a dict, .*ConcatDataset or "
+                r"StackDataset"
+            ),
         ),
         (
             Data(iter("ab")),

@@ -215,8 +215,10 @@ for option, what, bad in (
         ),
         (
             (*SHAPE, *DIGITS, "schedule=one_cycle"),
-            "the workload's schedule ends with its budget, so that no run replays at another "
-            "length",
+            (
+                "the workload's schedule ends with its budget, so that no run replays at another "
+                "length"
+            ),
         ),
         (("--trials", "no.jsonl"), "--trials no.jsonl cannot be read: No such file or directory"),
         (

@@ -438,8 +438,10 @@ BARE = REPLAY[:2]
         ((BARE[0], f"workload.table={'t' * 300}"), "cannot be read: "),
         (
             BARE,
-            "workload.target.value is missing: give the value to reach, such as "
-            "workload.target.value=0.1 (this",
+            (
+                "workload.target.value is missing: give the value to reach, such as "
+                "workload.target.value=0.1 (this"
+            ),
         ),
         (
             (*REPLAY, "workload.target.value=0.12"),

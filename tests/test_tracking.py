@@ -595,8 +595,10 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
         tracking.send_trial(trial(1))
     tracking.send_trial(trial(2))
     assert caplog.messages == [
-        "MLflow: could not send trial 0 (OSError: the line was cut). "
-        "The next run of the same command sends what is missing, if MLflow answers by then."
+        (
+            "MLflow: could not send trial 0 (OSError: the line was cut). "
+            "The next run of the same command sends what is missing, if MLflow answers by then."
+        )
     ]
     again = opened(uri)
     assert again.sent == set()

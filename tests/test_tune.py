@@ -364,8 +364,10 @@ BAD = [
     ({"module": sharing}, "module returned net.0.weight with the weights of another trial"),
     (
         {"module": LightningModule},
-        r"LightningModule \(module.py:\d+\) needs one argument lr or learning_rate, but its "
-        r"arguments are",
+        (
+            r"LightningModule \(module.py:\d+\) needs one argument lr or learning_rate, but its "
+            r"arguments are"
+        ),
     ),
     (
         {"module": OtherName},

@@ -400,12 +400,14 @@ def test_what_is_no_module_is_refused():
 
 WHITENED = (
     "~workload.module.model",
-    "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
-    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 2, eps: 0.01, images: 200, "
-    "signed: true, "
-    "bias: true, padding: 0, channels: 1}, "
-    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 392, out_features: "
-    "10}]}",
+    (
+        "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
+        "{_target_: bstune.workloads.layers.Whitening, kernel_size: 2, eps: 0.01, images: 200, "
+        "signed: true, "
+        "bias: true, padding: 0, channels: 1}, "
+        "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 392, out_features: "
+        "10}]}"
+    ),
 )
 
 
