@@ -226,7 +226,8 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
         elif event == "import":
             events.append(f"import {values[0]}")
         elif event == "open" and isinstance(values[0], int):
-            pass  # a file that is open already
+            # A file may be open already.
+            pass
         elif event == "open" and values[2] is not None and values[2] & WRITES:
             path = os.path.abspath(str(values[0]))
             if not path.startswith(inside):

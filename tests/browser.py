@@ -26,7 +26,8 @@ OPTIONS = (
     "--disable-sync",
 )
 OPTIONS += ("--disable-background-networking", "--disable-component-update", "--hide-scrollbars")
-SECONDS = 120  # that a page, or the server, may take to be there on a busy machine
+# A page, or the server, may take so long to be there on a busy machine.
+SECONDS = 120
 
 
 def skip_without_chromium() -> Any:
@@ -114,7 +115,8 @@ def mlflow_server(folder: Path) -> Iterator[str]:
             time.sleep(0.2)
         yield address
     finally:
-        os.killpg(server.pid, 15)  # its workers too
+        # The server's workers end with it.
+        os.killpg(server.pid, 15)
         server.wait()
 
 

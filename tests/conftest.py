@@ -168,7 +168,8 @@ def shapes() -> Callable[[nn.Module, Tensor], list[tuple[int, ...]]]:
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """The warnings of trials; one that was given before the test is given again."""
-    from bstune.trial.devices.errors import warn_once  # seconds, which few tests need
+    # The import takes seconds, which few tests need.
+    from bstune.trial.devices.errors import warn_once
 
     warn_once.cache_clear()
     return lambda: [

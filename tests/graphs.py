@@ -27,7 +27,8 @@ class Recording(TorchDispatchMode):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         result = operator(*args, **(kwargs or {}))
         made = _made(result, (args, kwargs))
-        if made or operator._schema.is_mutable:  # all others are views
+        # All other operators are views.
+        if made or operator._schema.is_mutable:
             self.calls.append((operator, args, kwargs or {}, made))
         return result
 

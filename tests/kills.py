@@ -39,13 +39,15 @@ STUDY = (
     "study=s",
     "output=outputs",
 )
-STUDY += ("search.lease_seconds=3600",)  # no beats, so that two runs commit the same
+# Without beats two runs commit the same.
+STUDY += ("search.lease_seconds=3600",)
 SAMPLERS = ("frontier", "random", "tpe")
 OBJECTIVES = ("steps", "time", "both", "curve")
 OWN_DATABASE = (
     5  # every so many studies make MLflow's database, which takes seconds; the others find it made
 )
-UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")  # from run to run
+# These values differ from run to run.
+UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")
 TRIALS = "bstune.trials"
 DONE = "bstune.result_trials"
 

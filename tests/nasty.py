@@ -217,7 +217,8 @@ def odd_path(rng, folder):
         (folder / "odd-binary").write_bytes(rng.randbytes(5000))
         (folder / "odd-empty").write_bytes(b"")
         with (folder / "odd-huge").open("wb") as file:
-            file.truncate(10**10)  # sparse
+            # The file is sparse.
+            file.truncate(10**10)
     own = [str(path) for path in folder.glob("odd-*")]
     return rng.choice([*own, *own, *DEVICES, *TEXTS])
 

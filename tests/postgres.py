@@ -9,7 +9,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # Debian's, which are not on the path
+# Debian's programs are not on the path.
+PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
 
 def program(name: str) -> str | None:

@@ -63,6 +63,7 @@ def posed(table=TABLE, objective="time", **factors):
 def first_trials(search, benchmark, count):
     """The results of the first ``count`` trials of a search."""
     kept: list[TrialResult] = []
-    search.incumbent = lambda finished: kept.append(finished[-1])  # asked for after each trial
+    # The incumbent is asked for after each trial.
+    search.incumbent = lambda finished: kept.append(finished[-1])
     run_search(search, benchmark, (math.inf,), count)
     return kept

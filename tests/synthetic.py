@@ -15,10 +15,14 @@ from bstune.core.records import Target
 from bstune.trial.recorded_run import Outcome, Run
 from bstune.trial.replay import Table
 
-LONGEST = 8.0  # times S*(B): the steps of a run
-CADENCE = 1.05  # ratio of evaluated steps
-DIVERGES_AFTER = 0.1  # of the steps that the best learning rate needs
-DIVERGED_METRIC = 2.0  # times the metric at the start
+# The steps of a run, in units of S*(B).
+LONGEST = 8.0
+# The ratio of evaluated steps.
+CADENCE = 1.05
+# A share of the steps that the best learning rate needs.
+DIVERGES_AFTER = 0.1
+# In units of the metric at the start.
+DIVERGED_METRIC = 2.0
 BATCH_SIZES = tuple(2**k for k in range(3, 13))
 LRS = tuple(2.0**k for k in range(-11, 2))
 START, TARGET, FLOOR = (
@@ -26,7 +30,8 @@ START, TARGET, FLOOR = (
     0.1,
     0.05,
 )  # of the metric: its first value, the target's and the best that it can have
-STEEPNESS = 0.7  # of the metric's power law in steps
+# The steepness of the metric's power law in steps.
+STEEPNESS = 0.7
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Law:
     def frontier(self, batch_size: float) -> float:
         ratio = self.b_crit / batch_size
         p = self.parameter
-        if self.kind == "power":  # the slope is -p r/(1 + r), r = (k/B)^p
+        # The slope is -p r/(1 + r), r = (k/B)^p.
+        if self.kind == "power":
             return self.s_min * (1.0 + ratio**p / (2.0 * p - 1.0))
         if self.kind == "knee":
             return self.s_min * float((1.0 + ratio**p) ** (1.0 / p))

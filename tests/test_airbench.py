@@ -42,7 +42,8 @@ def test_its_parameters_in_closed_form(parameters):
         )
         assert frozen == 24 * 3 * 2 * 2 + 2 * (a + b + c)
         assert a == 8 or (learnt, frozen) == (1_971_352, 1440)
-    for identity_init in (True, False):  # as layers.dirac_init does it
+    # The source initialises as layers.dirac_init does.
+    for identity_init in (True, False):
         layer = airbench(identity_init=identity_init).features[1][0]
         x = torch.randn(2, 24, 5, 5)
         assert torch.equal(layer(x), x[:, :8]) == identity_init

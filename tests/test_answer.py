@@ -158,7 +158,8 @@ NARROWER = (
             "300 (90%: 190 to 480)",
             "below 33 twice the batch halves the steps; above 2700 it gains nothing",
         ),
-        (  # what lies outside of the batch sizes that reached the target is not claimed
+        # Nothing is claimed of what lies outside of the batch sizes that reached the target.
+        (
             hand_critical(300.0, 190.0, None, 64, 512),
             "300 (90%: above 190)",
             (

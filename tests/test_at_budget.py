@@ -42,7 +42,8 @@ from bstune.study.storage.attributes import BUDGET_TIMES
 LOSS = ("workload=replay", "workload.table=t.jsonl", "workload.name=replay", "study=loss")
 LOSS += ("mlflow.enabled=false", "scaling.batch_size=32", "search.objective=loss")
 SECONDS = (*LOSS, "budget.seconds=2")
-TAU_ERROR = 1.01  # between the batch sizes whose seconds are stored
+# Between the batch sizes whose seconds are stored, tau is off by at most 1%.
+TAU_ERROR = 1.01
 
 
 def searched_trials(study):

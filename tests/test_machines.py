@@ -232,7 +232,8 @@ def workers_of(kind, tmp_path, options):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["submitit", "ray"])
-@pytest.mark.filterwarnings("ignore")  # theirs
+# The clusters' libraries warn of things of their own.
+@pytest.mark.filterwarnings("ignore")
 def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     pytest.importorskip(kind)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)

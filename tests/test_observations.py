@@ -22,6 +22,7 @@ PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)
 @pytest.mark.parametrize(
     ("status", "log_factor", "spread", "low", "high", "bound"),
     [
+        # A run that reached the target stands in the middle of its interval.
         (
             "reached",
             None,
@@ -29,7 +30,7 @@ PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)
             0.5 * math.log(0.8),
             0.5 * math.log(0.8),
             False,
-        ),  # the middle of its interval
+        ),
         ("diverged", None, 0.0, 0.0, 0.0, False),
         # It is not extrapolated: S is above the steps done.
         ("stopped", None, 0.0, 0.0, 0.0, True),

@@ -79,7 +79,8 @@ def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_op
     np.testing.assert_allclose(steps, math.exp(5.0) * law(2**x) / law(2**MIDDLE), rtol=1e-9)
     term = model.log_small_batch_term(theta, prior.at(x), prior)[0]
     np.testing.assert_allclose(np.exp(term), law(2**x) / (1.0 + b_crit / 2**x), rtol=1e-9)
-    if b_opt > 1.0:  # the fewest examples
+    # At this batch size the examples are fewest.
+    if b_opt > 1.0:
         sizes = np.geomspace(10.0, 1000.0, 2000)
         examples = sizes * np.exp(model.frontier(theta, prior.at(np.log2(sizes)), prior)[0])
         assert sizes[examples.argmin()] == pytest.approx(b_opt, rel=0.01)
@@ -356,11 +357,12 @@ def test_a_trial_is_a_block_in_units_of_its_trace():
 def test_trials_that_did_not_measure_the_whole_way_do_not_count():
     found = trials([100.0, 120.0, 140.0, 160.0])
     others = trials([1.0, 2.0], status="stopped")
+    # There is nothing, one step, or no gradient at all.
     for measured in (
         (),
         steps_of(9.0)[:1],
         ((32, 0.0, 0.0), (64, 0.0, 0.0)),
-    ):  # nothing, one step, no gradient at all
+    ):
         others += trials([1.0, 2.0], noise_scale=measured)
     assert model.measured_noise_scale(others) is None
     assert model.noise_scale_prior(others) == (None, 0.0)

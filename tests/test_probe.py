@@ -225,7 +225,8 @@ def test_a_real_ceiling():
 
 @pytest.mark.parametrize(
     ("seconds", "batches"),
-    [(0.0, None), (5.0, None), (50.0, 1), (10.0, 5), (500.0, 1)],  # of ten batches
+    # The seconds are of ten batches.
+    [(0.0, None), (5.0, None), (50.0, 1), (10.0, 5), (500.0, 1)],
 )
 def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
     tried = PreflightFindings(8, StepTime(0.0, 0.1), 4, (), seconds, 10)

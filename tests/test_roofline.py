@@ -129,7 +129,8 @@ def flops_of(cost):
 
 def test_two_layers():
     cost = cost_of(nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), (2, 3))
-    linear_first, relu, linear_last = cost.layers  # a view moves nothing
+    # A view moves nothing, and so is no layer.
+    linear_first, relu, linear_last = cost.layers
     assert (linear_first.name, relu.name, linear_last.name) == ("1", "2", "3")
     assert flops_of(cost) == [4 * 24, 0, 6 * 12]
     assert cost.layers[1].bytes == AffineCost(0, 4 * (4 * 3 + 4 * 2))
@@ -149,9 +150,8 @@ def test_each_layer_is_charged_for_itself():
 
 def test_a_layer_called_several_times_moves_its_weights_once():
     (only,) = cost_of(Calls(lambda m, x: m.part(m.part(m.part(x))), part=linear()), (4,)).layers
-    assert only.flops == AffineCost(
-        0, (3 * 4 + 2 * 2) * 16
-    )  # the first call has no gradient of its input
+    # The first call has no gradient of its input.
+    assert only.flops == AffineCost(0, (3 * 4 + 2 * 2) * 16)
     assert only.weights == AffineCost(3 * 16 * 4, 0)
     assert only.inputs == AffineCost(0, (2 + 3 + 3) * 4 * 4)
 
@@ -165,7 +165,8 @@ def test_weights_that_are_shared_are_counted_once_and_frozen_ones_have_no_gradie
     frozen = nn.Sequential(linear(), linear().requires_grad_(False))
     second = cost_of(frozen, (4,)).layers[1]
     assert (second.weights, second.flops) == (AffineCost(2 * 16 * 4, 0), AffineCost(0, 4 * 16))
-    assert second.inputs == AffineCost(0, 2 * 4 * 4)  # x forward, dx backward
+    # These are x forward and dx backward.
+    assert second.inputs == AffineCost(0, 2 * 4 * 4)
 
 
 def test_what_no_layer_calls_is_seen_in_flops_and_weights():
@@ -196,9 +197,8 @@ def test_a_cost_that_outgrows_the_batch_is_named():
     module = nn.Sequential(linear(), Calls(lambda m, x: (x @ x.T).sum()))
     cost = cost_of(module, (4,), batch_sizes=(2, 8), loss=lambda model, batch: model(batch))
     assert cost.superlinear == ("1",)
-    assert cost.layers[1].flops == AffineCost(
-        0, 6 * 4 * 8
-    )  # 2 B^2 4 forward and twice backward, at B = 8
+    # 2 B^2 4 operations forward and twice as many backward, at B = 8.
+    assert cost.layers[1].flops == AffineCost(0, 6 * 4 * 8)
 
 
 @pytest.mark.parametrize("network", [mlp(784, [64], 10), simple_cnn(10, 32), RESNET9])
@@ -230,10 +230,14 @@ def test_losses():
 @pytest.mark.parametrize(
     ("flops", "moved", "expected"),
     [
-        (AffineCost(0, 40), AffineCost(200, 2), 100.0),  # 40 B = 10 (200 + 2 B)
-        (AffineCost(0, 40), AffineCost(0, 2), 1.0),  # compute-bound at any size
-        (AffineCost(0, 40), AffineCost(1, 2), 1.0),  # from B = 1/2 on
-        (AffineCost(0, 20), AffineCost(200, 2), None),  # approaches the ridge from below
+        # 40 B = 10 (200 + 2 B) at B = 100.
+        (AffineCost(0, 40), AffineCost(200, 2), 100.0),
+        # It is compute-bound at any size.
+        (AffineCost(0, 40), AffineCost(0, 2), 1.0),
+        # It is compute-bound from B = 1/2 on.
+        (AffineCost(0, 40), AffineCost(1, 2), 1.0),
+        # It approaches the ridge from below.
+        (AffineCost(0, 20), AffineCost(200, 2), None),
         (AffineCost(500, 40), AffineCost(200, 2), 75.0),
     ],
 )
@@ -284,8 +288,10 @@ def test_what_cannot_be_used(call, message):
     ("seconds", "sizes", "best", "called"),
     [
         (1e4, [80, 20, 40], 0.8e6, {20, 40, 80}),
-        (90.0, [20, 400], 0.2e6, {20}),  # a call at 20 takes 0.08 s, at 400 128 s
-        (10.0, [20, 40], 0.4e6, {20, 40}),  # the libraries take 80 s to load
+        # A call at 20 takes 0.08 s, and one at 400 takes 128 s.
+        (90.0, [20, 400], 0.2e6, {20}),
+        # The libraries take 80 s to load.
+        (10.0, [20, 40], 0.4e6, {20, 40}),
     ],
 )
 def test_the_best_of_the_sizes_that_there_is_time_for_is_the_limit(seconds, sizes, best, called):
@@ -312,7 +318,8 @@ def test_the_best_of_the_sizes_that_there_is_time_for_is_the_limit(seconds, size
         ("32-true", "cpu", "tf32", None, None, "fp32", None),
         ("bf16-mixed", "cuda", "ieee", "tf32", (9, 0), "bf16", 8),
         ("32-true", "cuda", "ieee", None, (9, 0), "fp32", None),
-        ("32-true", "cuda", "ieee", "tf32", (9, 0), "tf32", 4),  # torch's default, of a convolution
+        # That is torch's default, of a convolution.
+        ("32-true", "cuda", "ieee", "tf32", (9, 0), "tf32", 4),
         ("32-true", "cuda", "tf32", "ieee", (9, 0), "fp32", None),
         ("32-true", "cuda", "tf32", None, (9, 0), "tf32", 4),
         ("32-true", "cuda", "tf32", None, (8, 0), "tf32", 4),
@@ -372,9 +379,8 @@ def test_gain_of_padding_is_predicted_from_the_measured_limits():
     assert feature.predicted_gain == pytest.approx((120 / 50) / (120 * 8 / 6 / 100))
     assert (batch.padded, batch.predicted_gain) == (16, pytest.approx(2.0))
     (feature,) = padded(1, 3, 8)
-    assert feature.predicted_gain == pytest.approx(
-        4 / (8 / 6 + 3)
-    )  # memory-bound: padding only moves more
+    # A memory-bound step moves only more with padding.
+    assert feature.predicted_gain == pytest.approx(4 / (8 / 6 + 3))
     assert padded(120, 1, 1, DeviceLimits("fp16", 100.0, 10.0))[0].predicted_gain is None
 
 

@@ -93,7 +93,8 @@ def test_no_batch_is_larger_than_the_data():
 
 
 def test_efficiency_falls_under_half_where_the_closed_form_says():
-    def best(count):  # the seconds of so many devices at their best batch size
+    # The seconds of so many devices at their best batch size.
+    def best(count):
         return S_MIN * (math.sqrt(OVERHEAD) + math.sqrt(B_CRIT * PER_EXAMPLE / count)) ** 2
 
     rows = PLAN(range(1, 65), range(1, 4000))

@@ -177,7 +177,8 @@ def trial(status, message=None):
     [
         ("ff", False),
         ("fff", True),
-        ("ccc", False),  # cut short
+        # Trials that were cut short end no study.
+        ("ccc", False),
         ("fcfcf", True),
         ("fdff", False),
         ("rff", False),

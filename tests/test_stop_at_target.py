@@ -13,7 +13,8 @@ from bstune.core.errors import ConfigError
 QUIET = dict.fromkeys(
     ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
 )
-VALUES = (0.9, 0.8, float("nan"), 0.5, 0.4, 0.3)  # of one evaluation after the other
+# The metric of one evaluation after the other.
+VALUES = (0.9, 0.8, float("nan"), 0.5, 0.4, 0.3)
 TARGET = Target("val_loss", 0.5, mode="min")
 
 

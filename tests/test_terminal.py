@@ -31,7 +31,8 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
         ("\u2066a\u2069\u202b", r"\u2066a\u2069\u202b"),
         ("a\x00b\x08c\x85d", r"a\x00b\x08c\x85d"),
         ("Windows\r\nlines\n", "Windows\nlines\n"),
-        ("größe 数 🙂\tx\n\u200d \\x1b", "größe 数 🙂\tx\n\u200d \\x1b"),  # harmless as they are
+        # These are harmless as they are.
+        ("größe 数 🙂\tx\n\u200d \\x1b", "größe 数 🙂\tx\n\u200d \\x1b"),
     ],
 )
 def test_control_characters_become_visible(text, shown):

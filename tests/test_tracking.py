@@ -96,7 +96,8 @@ def opened(
         backend=SimpleNamespace(
             device="cpu", versions=versions, frozen_settings={}, train_examples=1000
         ),
-        files=Output(Path("outputs")),  # which has no checkpoint
+        # This folder has no checkpoint.
+        files=Output(Path("outputs")),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bstune.tracking.runs._git_commit", lambda: "0123abc")

@@ -66,12 +66,16 @@ FAMILIES = (
     "noisy rates",
     "rate floor",
 )
-MIDDLE = 181.0  # batch size, the geometric middle of 8 to 4096
-SEED_NOISE = 0.1  # of log steps
-EVALUATION_NOISE = 0.01  # of log height
-HEIGHTS = np.geomspace(1.0, 1e-6, 600)  # over h_0
-REFERENCE = 0.1  # h_1 over h_0
-SLACK = 2.0 ** (1 / 8)  # of a batch size: the truth is known to an eighth of an octave
+# The batch size in the geometric middle of 8 to 4096.
+MIDDLE = 181.0
+# The noise of log steps from seed to seed, and of log height from evaluation to evaluation.
+SEED_NOISE = 0.1
+EVALUATION_NOISE = 0.01
+# Heights of the curve over h_0, and h_1 over h_0.
+HEIGHTS = np.geomspace(1.0, 1e-6, 600)
+REFERENCE = 0.1
+# The truth is known to an eighth of an octave of the batch size.
+SLACK = 2.0 ** (1 / 8)
 
 
 @dataclass(frozen=True)

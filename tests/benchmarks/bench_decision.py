@@ -27,7 +27,8 @@ from bstune.trial.replay import replay
 
 TARGET = Target("error", 0.1, "min")
 TABLE = synthetic_table(Law(noise=0.1))
-BUDGET = 40_000  # steps
+# The budget of a trial, in steps.
+BUDGET = 40_000
 SPACE = {
     "batch_size": IntDistribution(8, 4096, log=True),
     "lr": FloatDistribution(2.0**-11, 2.0, log=True),

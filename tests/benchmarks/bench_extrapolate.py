@@ -25,7 +25,8 @@ from bstune.core.scale_law import Estimate, ScalePoint, fit_scale_law
 FAMILIES = ("power", "broken", "saturating", "log")
 DISTANCES = (4.0, 16.0, 64.0)
 CURVES = 40
-TUNING = 400  # curves to set the prior on, of other seeds
+# The prior is set on so many curves, of other seeds.
+TUNING = 400
 TUNING_SEED = 10_000
 TUNED_DRIFTS = (0.06, 0.09, 0.12, 0.16, 0.2)
 TUNED_OFFSETS = (0.15, 0.3)
@@ -33,7 +34,8 @@ HERE = Path(__file__).parent
 ROWS = HERE / "extrapolate.jsonl"
 MEASURED = HERE / "extrapolate_measured.json"
 
-Curve = Callable[[float], float]  # log of the quantity at a log scale
+# The log of a quantity over the log of a scale.
+Curve = Callable[[float], float]
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,10 @@ MAX_TRIALS = 600
 CADENCE = 1.04
 FIRST_EVALUATION = 1.0 / 150.0
 STEPS_A_STEP = 1000.0
-RUNGS = (1 / 27, 1 / 9, 1 / 3, 1.0)  # of the budget, where Hyperband may stop a trial
-NEAR_BEST = 0.10  # above the best cell's metric: cells whose seeds tell the scatter
+# Hyperband may stop a trial at these shares of the budget.
+RUNGS = (1 / 27, 1 / 9, 1 / 3, 1.0)
+# The seeds of cells whose metric is so little above the best cell's tell the scatter.
+NEAR_BEST = 0.10
 LOW = 8
 HIGH = 4096
 LR_LOW = 2.0**-11

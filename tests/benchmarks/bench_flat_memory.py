@@ -28,7 +28,8 @@ from bstune.system.files import Output
 from bstune.trial.workload import LightningBackend, load, resolve
 from bstune.workloads.datasets import ImageDataset, Images
 
-LEFT_OUT = 10  # of the first trials: libraries load, allocators and caches fill
+# In the first trials libraries load, allocators and caches fill.
+LEFT_OUT = 10
 RESNET = (
     "workload=resnet_cifar",
     "workload.module.model.width=8",

@@ -78,7 +78,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in [options.study] if options.study else list(STUDIES):
         arguments = (*STUDIES[name], f"search.trials={TRIALS[name]}")
-        measured(arguments, syncs=True)  # what is read for the first time is in memory from here on
+        # All that is read for the first time is in memory from here on.
+        measured(arguments, syncs=True)
         pairs = []
         for number in range(options.repeats):
             order = (True, False) if number % 2 else (False, True)

@@ -65,7 +65,8 @@ LOW = 8
 HIGH = 4096
 LR_LOW = 2.0**-11
 LR_HIGH = 2.0**1.25
-SHORTEST = 1 / 64  # of the budget, of TPE's horizons
+# The shortest of TPE's horizons, as a share of the budget.
+SHORTEST = 1 / 64
 STOP_FACTOR = 2.0
 MAX_TRIALS = 400
 # Steps of the grid, between two recorded values, on which the least cost of a table is sought.
@@ -73,7 +74,8 @@ BETWEEN = 2
 HORIZONS = 60  # of that grid
 # What a user of a recorded workload runs today: batch size and learning rate of its config.
 REFERENCES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
-DIGITS_SECONDS = 3.0  # of steps times tau(B) that a search on digits spends
+# The steps times tau(B) that a search on digits spends.
+DIGITS_SECONDS = 3.0
 ERROR = Target("error", TARGET, "min")
 REFERENCE_FIRST = "bstune, reference first"
 SEARCHES = ("bstune", REFERENCE_FIRST, "bstune, fixed horizon", "TPE", "TPE, fixed horizon")
@@ -195,7 +197,8 @@ class Digits:
     target = Target("val/loss", 0.1, "min")
     sizes = (4, 1200)
     reference = (64, 0.4)
-    lrs = (0.4 / 32.0, 0.4 * 32.0)  # five octaves to either side of the reference
+    # The range is five octaves to either side of the reference.
+    lrs = (0.4 / 32.0, 0.4 * 32.0)
 
     def __init__(self) -> None:
         quieten()

@@ -46,8 +46,10 @@ from bstune.study.analysis.critical import INTERVAL, critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
 
 KINDS = {"two terms": "noise 10%", "u-shape": "u-shape"}
-MULTIPLES = (1.0, 2.0, 4.0)  # of the best batch size, at which S*(B) is judged
-SPENDING = 40.0  # in the least cost
+# S*(B) is judged at these multiples of the best batch size.
+MULTIPLES = (1.0, 2.0, 4.0)
+# In units of the least cost.
+SPENDING = 40.0
 MAX_TRIALS = 300
 QUANTILES = (INTERVAL[0], 0.5, INTERVAL[1])
 

@@ -43,8 +43,10 @@ NAMES = (
 )
 TO_GO = re.compile(r"about ([\d.,]+) (ms|s|min|h) to go$")
 UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-FRESH = 5  # seeds on which each pick is trained
-ANSWERS = ("USE",)  # the labels that an answer begins with
+# Each pick is trained on so many seeds.
+FRESH = 5
+# An answer begins with one of these labels.
+ANSWERS = ("USE",)
 
 
 def run(command: list[str], core: int, folder: Path, projects: Path) -> list[tuple[float, str]]:
@@ -166,7 +168,8 @@ def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
         for tool, pick in picks.items():
             took = math.inf
             if pick is not None:
-                horizon = pick.get("horizon")  # None: the schedule is as long as the budget
+                # Without a horizon the schedule is as long as the budget.
+                horizon = pick.get("horizon")
                 spec = TrialSpec(
                     0, 0, pick["batch_size"], pick["lr"], None, seed, max_steps=horizon
                 )

@@ -29,8 +29,10 @@ from bstune.sweeps.baselines import FRONTIER, searches
 from bstune.sweeps.search_problem import WITHIN, Problem, Search
 from bstune.system.files import Output
 
-RANGE = 5.0  # octaves of learning rate to either side of the reference
-NEAR = 0.5  # octaves of batch size over which tau(B) is pooled
+# Octaves of learning rate to either side of the reference.
+RANGE = 5.0
+# Octaves of batch size over which tau(B) is pooled.
+NEAR = 0.5
 SEARCHES = (FRONTIER, "tpe/sqrt/pruned", "tpe/sqrt/bound")
 Point = tuple[int, float]
 

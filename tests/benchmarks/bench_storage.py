@@ -44,7 +44,8 @@ TIMED = (
     ("bstune.study.run", "prepare", "preparation"),
 )
 STORAGE = "storage"
-PASSING = ("repeated", "set_trial_user_attr", "set_study_user_attr")  # between a caller and Optuna
+# These functions stand between a caller and Optuna.
+PASSING = ("repeated", "set_trial_user_attr", "set_study_user_attr")
 ASKED_OF_STORAGE = (
     "create_new_trial",
     "set_trial_param",

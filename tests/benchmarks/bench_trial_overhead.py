@@ -110,7 +110,8 @@ def run_loop(
     average = [value.clone() for value in weights]
     updated = 0
     batches = workload.train_batches(spec)
-    stream = chain.from_iterable(repeat(batches))  # a DataLoader's end with the epoch
+    # A DataLoader's batches end with the epoch.
+    stream = chain.from_iterable(repeat(batches))
     clock = BothClocks()
     clock.enter(Phase.TRAINING)
     for step in range(steps):

@@ -52,7 +52,8 @@ def run_fleet(
         time.sleep(0.5)
     done = watch.trials(*fleet.DONE)
     wall = max(one.datetime_complete for one in done) - min(one.datetime_start for one in done)
-    owner.kill()  # its report is no part of it
+    # The owner's report is no part of the fleet's time.
+    owner.kill()
     return (
         wall.total_seconds(),
         trials * seconds / workers / wall.total_seconds(),

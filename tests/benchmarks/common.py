@@ -23,7 +23,8 @@ from bstune.trial.devices.device import device_name, processor, resolve_device
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load
 
-sys.path.append(str(Path(__file__).parents[1]))  # where synthetic.py lies
+# This is where synthetic.py lies.
+sys.path.append(str(Path(__file__).parents[1]))
 PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")
 
 

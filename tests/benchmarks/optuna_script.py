@@ -17,8 +17,10 @@ import optuna
 import yaml
 from torch.utils.data import DataLoader
 
-LR_FACTOR = 30.0  # of the reference, to either side: what is searched
-STOP_FACTOR = 1.3  # times the fastest trial
+# The search goes so far from the reference, to either side.
+LR_FACTOR = 30.0
+# A trial is stopped at so many times the fastest one's time.
+STOP_FACTOR = 1.3
 
 start = time.monotonic()
 workload = yaml.safe_load(Path(sys.argv[1]).read_text())

@@ -36,7 +36,8 @@ def captured(case: Case) -> dict[str, Any]:
         def replay() -> None:
             before = LOG.events.copy()
             LOG.end_step()
-            with loops[-1]._tensor_rates():  # as when it was captured
+            # The rates are tensors, as when it was captured.
+            with loops[-1]._tensor_rates():
                 step()
             if (
                 LOG.phase == "training"

@@ -19,7 +19,8 @@ GIB = 2**30
 PROPERTIES = SimpleNamespace(
     name="fake GPU", major=9, minor=0, total_memory=80 * GIB, multi_processor_count=132
 )
-CAPS: list[float] = []  # shares of the memory that were asked for
+# The shares of the memory that were asked for.
+CAPS: list[float] = []
 
 
 class Event:
@@ -130,7 +131,8 @@ def _replace_copies() -> None:
         return copied
 
     def tolist(self: torch.Tensor) -> Any:
-        if self.is_cuda:  # one copy, where fake tensors would ask for each number
+        # It is one copy, where fake tensors would ask for each number.
+        if self.is_cuda:
             LOG.note("read", "tolist")
         return np.full(tuple(self.shape), 0.5).tolist()
 

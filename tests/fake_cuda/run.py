@@ -37,7 +37,8 @@ IMAGE_SHAPES = {
 }  # others: CIFAR's
 RECURRENT = ("shakespeare_lstm",)
 TEXTS = ("shakespeare_transformer", "shakespeare_lstm")
-FIRST_STEPS = 3  # steps after which nothing is built any more, such as an optimizer's state
+# After so many steps nothing is built any more, such as an optimizer's state.
+FIRST_STEPS = 3
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
     *("mnist_mlp", "mnist_simple_cnn", "cifar_resnet8"),
@@ -80,7 +81,8 @@ def run(case: Case) -> dict[str, Any]:
     by_phase: collections.Counter = collections.Counter()
     for (phase, _), times in LOG.operators.items():
         by_phase[phase] += times
-    steps = LOG.steps[:-1]  # without what follows the last step
+    # These are without what follows the last step.
+    steps = LOG.steps[:-1]
     lengths = [len(step) for step in steps]
     return seen | {
         "events": [[*key, times] for key, times in sorted(LOG.events.items())],
@@ -114,7 +116,8 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
     given: dict[str, Any] = {"mean": [0.5] * shape[0], "std": [0.25] * shape[0]}
     if case.workload in TEXTS:
         given = {"load": {"_target_": "made.made_text", "_partial_": True, "vocabulary": 65}}
-    elif case.workload != "digits":  # whose images ship with scikit-learn
+    # The images of digits ship with scikit-learn.
+    elif case.workload != "digits":
         size = {"shape": shape, "examples": case.examples}
         given["load"] = {"_target_": "made.made_images", "_partial_": True, **size}
     settings = {f"{ADDS}workload.data.{name}": value for name, value in given.items()}

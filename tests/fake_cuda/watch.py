@@ -175,7 +175,8 @@ class Watch(TorchDispatchMode):
     def _made_up(self, tensor: Tensor) -> bool | int | float:
         if tensor.dtype == torch.bool:
             return True
-        if place().startswith("torch/amp/"):  # nothing has overflowed
+        # Nothing has overflowed.
+        if place().startswith("torch/amp/"):
             return 0.0
         return 0.5 if tensor.dtype.is_floating_point else 1
 

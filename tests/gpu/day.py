@@ -53,7 +53,8 @@ from bstune.workloads import datasets
 from bstune.workloads.datasets import ImageDataset, Images
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-LEVEL = 0.94  # the accuracy that the sources train to
+# The sources train to this accuracy.
+LEVEL = 0.94
 # The examples of each source's run, None: the workload's own budget; the shorter recipes first,
 # each seed in turn.
 RECIPES = {"airbench_cifar": 487_424, "airbench_muon": 400_000, "speedrun_cifar": 373_248}
@@ -66,7 +67,8 @@ NARROW["resnet_cifar_fast"] = (
     "workload.module.model.whitening.images=100",
 )
 NARROW["resnet_cifar"] = ("workload.module.model.width=4",)
-LOOPS = ("off", "auto", "graph")  # of protocol.fast
+# Values of protocol.fast.
+LOOPS = ("off", "auto", "graph")
 SCRIPTS = ("airbench94.py", "airbench94_muon.py", "cifar10_speedrun.py")
 
 
@@ -309,7 +311,8 @@ def sources(day: Day) -> None:
             share.command(
                 script.stem, str(Path(__file__).with_name("source.py")), str(script), str(day.seeds)
             )
-        except subprocess.TimeoutExpired as error:  # what it has printed counts
+        # What a script that was cut short has printed counts.
+        except subprocess.TimeoutExpired as error:
             write_text(day.out / f"{script.stem}.log", (error.stdout or b"").decode())
             failed = "cut short"
         except RuntimeError as error:
@@ -584,7 +587,8 @@ SECTIONS: dict[str, tuple[Callable[[Day], None], float]] = {
     "operators": (operators, 0.4),
     "powers": (powers, 0.5),
     "workers": (workers, 0.5),
-    "ceiling": (ceiling, 1.0),  # its probes, of some ten seconds each, end when they are done
+    # Its probes, of some ten seconds each, end when they are done.
+    "ceiling": (ceiling, 1.0),
 }
 
 

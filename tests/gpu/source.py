@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-VIEWS = 2  # the scripts' level of the evaluation that counts
+# The scripts' level of the evaluation that counts.
+VIEWS = 2
 
 
 def timed_as(part: str, work: Callable[..., Any], spent: dict[str, float]) -> Callable[..., Any]:
@@ -42,7 +43,8 @@ def synchronize() -> None:
 
 def run(script: Path, runs: int) -> None:
     """Run a script's ``main`` once to warm up, then ``runs`` times."""
-    sys.argv = [str(script)]  # which the scripts read themselves from
+    # The scripts read themselves from here.
+    sys.argv = [str(script)]
     names: dict[str, Any] = {"__name__": "source", "__file__": str(script)}
     exec(compile(script.read_text(), str(script), "exec"), names)  # noqa: S102  # its functions, not its own runs
     spent: dict[str, float] = defaultdict(float)
