@@ -83,6 +83,7 @@ def run(prepared):
     return run_study(prepared, list(OPTIONS), Console(width=200)).trials
 
 
+# One object, so that each trial raises the same error.
 BAD_LUCK = ValueError("bad luck")
 
 
@@ -111,6 +112,7 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     assert None not in replicates[3:]
     assert clock.now == 80.0
     assert "(50.0 s taken, " in " ".join(capsys.readouterr().out.split())
+    # The same command begins anew, and goes by what the study took before.
     clock.now = 5.0
     assert len(run(study(Timed(), *options, elapsed=lambda: clock.now))) == 6, (
         "80 s were spent before"
@@ -143,6 +145,7 @@ def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(stu
         UserCodeError,
         match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: ",
     ):
+        # The loader's StopIteration must not pass for an end of the search.
         run(study(Answers(failing(range(99), error))))
     assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, (
         "and the same command goes on"
@@ -164,6 +167,7 @@ def test_what_is_ended_with_the_command_has_not_failed_by_itself(study, tmp_path
     prepared = study(Answers(), "search.trials=4")
     with pytest.raises(KeyboardInterrupt):
         run(replace(prepared, open_processes=lambda count: Terminated(prepared.backend.run)))
+    # The trial is asked again, as one whose process a crash took.
     (cut,) = trials_of(tmp_path / "outputs" / "replay")
     assert (cut.status, cut.message) == ("failed", CUT_SHORT)
 
@@ -187,6 +191,7 @@ def trial(status, message=None):
     ],
 )
 def test_how_many_failures_end_a_study(statuses, ends):
+    # The letters are short for statuses; a trial that was cut short counts as failed, too.
     kinds = {"r": "reached", "d": "diverged", "o": "out of memory", "f": "failed", "c": "failed"}
     done = []
     for kind in statuses:
@@ -206,6 +211,7 @@ def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_pa
     def work(worker):
         mine = optuna.load_study(study_name="s", storage=connect(url))
         while (turn := free_turn(mine, 12, worker)) is not None:
+            # It is None where another thread was faster.
             asked = ask(mine, turn, BUDGET, SPACE, RandomSampler(), stops=True)
             if asked is not None:
                 result = make_result(**asked[1].trial_fields(), status="reached", steps=100)
@@ -284,6 +290,7 @@ def test_a_trial_takes_few_statements_of_the_storage(study, statements):
 
 def test_only_the_owner_sends_to_mlflow(study, tmp_path):
     frozen = study(Answers()).frozen_settings
+    # The storage has the owner's arguments: a worker goes by them.
     begun = open_study(
         "replay", "sqlite:///bstune.db", "steps", frozen, tmp_path, arguments=OPTIONS[:3]
     )
@@ -303,6 +310,7 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
     thread = threading.Thread(target=work)
 
     def last(spec):
+        # From the third trial on the worker takes what is left.
         if spec.number == 2:
             thread.start()
             mine = find_study("replay", "sqlite:///bstune.db")
@@ -313,6 +321,7 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
     thread.join()
     assert joined == [3]
     out = capsys.readouterr().out
+    # A worker on another device says whose seconds count.
     assert "joins study replay, run by " in out
     assert "its seconds are those of gpu A: trials on gpu B give steps only" in out
     searched = [one for one in done if one.replicate_of is None]
@@ -329,6 +338,7 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
         asked.append(spec.trial_index)
         if spec.number == 1:
             other = find_study("replay", "sqlite:///bstune.db")
+            # This worker is marked as ended in the midst of its trial.
             gone = Leases(other, "worker", 60)
             gone.own = replace(gone.own, ended=True)
             gone._write(gone.own)
@@ -354,6 +364,7 @@ def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
     spec = TrialSpec(0, 0, 64, 0.1, None, 1, max_steps=100, max_seconds=5.0)
     result = make_result(**({"status": "stopped", "steps": 9, "wall_seconds": 5.1} | changes))
     assert is_out_of_time(spec, result) == is_out
+    # Without a limit no trial runs out of time.
     assert not is_out_of_time(replace(spec, max_seconds=None), result)
 
 
@@ -362,6 +373,7 @@ def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
 
 def without_continuation(study, *options):
     prepared = study(None, "sampler=frontier", *options)
+    # As a backend whose trials leave no state.
     prepared.backend.continues = False
     return run(prepared)
 

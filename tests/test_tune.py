@@ -49,6 +49,7 @@ QUIET = {
     "enable_model_summary": False,
     "enable_checkpointing": False,
 }
+# One device and no replicates: these tests look at the trials, not at the answer.
 QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]", "sampler=random"]
 
 
@@ -110,6 +111,7 @@ class Digits(LightningDataModule):
         return DataLoader(self.val, batch_size=300)
 
 
+# It is made where it is asked for: most machines lack the other package.
 def of_the_other_package(trial):
     lightning = pytest.importorskip("pytorch_lightning")
     return type("Other", (Learner, lightning.LightningModule), {})(trial.lr)
@@ -187,6 +189,7 @@ FORMS = {
     "three loaders": {"data": (*loaders(), loaders()[1])},
     "function of a batch size": {"data": loaders},
     "function that returns a data module": {"data": lambda batch_size: Digits()},
+    # Both packages of Lightning may be installed, with classes of the same names.
     "pytorch_lightning": {"module": of_the_other_package},
     "torchmetrics": {"target": bstune.Target("val_accuracy", 0.8, "max")},
     "trainer": {"trainer": {"gradient_clip_val": 1.0}},
@@ -216,6 +219,7 @@ class DigitsAt(Digits):
         return DataLoader(Stream(), self.batch_size)
 
 
+# It gets a batch of each loader, by the loader's name.
 class OfSeveral(Net):
     def training_step(self, batch, batch_idx):
         return sum(super(OfSeveral, self).training_step(one, batch_idx) for one in batch.values())
@@ -258,6 +262,7 @@ def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form
     assert ("without epochs" in printed) is (form != "several with a length")
     # A stopped trial goes on as the one that was not stopped.
     assert "cannot be continued" not in printed
+    # Data that a function gives have no stated size.
     assert result.summary.size is None
     _, trainer = result.train()
     assert trainer.global_step == result.records[result.best.number].steps
@@ -265,6 +270,7 @@ def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form
 
 @pytest.mark.parametrize("form", ["stream", "several"])
 def test_elsewhere_such_data_are_refused(tune, form):
+    # Given as they are, they cannot begin anew for each batch size.
     data = TAKEN[form]["data"](32)
     with pytest.raises(
         ConfigError, match=r"cannot be read .*data=lambda batch_size: \(train, val\)"
@@ -311,6 +317,7 @@ def test_a_rate_that_stands_in_the_module_is_refused_with_what_overrides_it(tune
         ConfigError, match=r"Literal \(test_tune.py:\d+\) needs .* override_lr=True"
     ):
         tune(Literal)
+    # A function may ignore the trial's rate, which shows as an override without effect.
     with pytest.raises(ConfigError, match=r"no effect: .* or give override_lr=True"):
         tune(lambda trial: Literal())
 
@@ -447,6 +454,7 @@ BAD = [
 def test_what_it_refuses(tune, tmp_path, options, line):
     with pytest.raises(ConfigError, match=line):
         tune(**options)
+    # Bad input leaves nothing behind.
     assert not list(tmp_path.iterdir())
 
 
@@ -526,6 +534,7 @@ def test_the_result_is_drawn_and_written(studied, tmp_path):
 def test_the_winner_trains_again_to_the_same_weights(studied):
     result, _ = studied
     module, trainer = result.train(**QUIET)
+    # They are the weights that the trial itself ended with.
     kept = torch.load(result.folder / "checkpoints" / f"trial-{result.best.number}.ckpt")[
         "state_dict"
     ]
@@ -537,6 +546,7 @@ def test_the_winner_trains_again_to_the_same_weights(studied):
 def test_the_same_call_continues_the_study(tune, capsys):
     first = tune(trials=1).trials
     second = tune(trials=2).trials
+    # The first trial is not run again.
     assert second[["number", "lr", "steps"]].iloc[:1].equals(first[["number", "lr", "steps"]])
     assert len(second) == 2
     assert "continues after 1 trial;" in capsys.readouterr().out
@@ -628,6 +638,7 @@ def test_an_interruption_is_one(tune):
 
 
 def test_a_trial_names_what_it_has(tune):
+    # A trial has what is searched, besides what each trial has.
     with pytest.raises(
         AttributeError, match="a trial has batch_size, lr, seed, total_steps, hidden, but not width"
     ):
@@ -657,6 +668,7 @@ def test_call_backs_and_loggers_are_copied(tune, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Net, "training_step", logged(Net.training_step))
         tune(trials=1, trainer={"callbacks": [callback], "logger": logger})
+    # The trial counted in a copy of the call-back.
     assert callback.batches == 0
     assert logger._experiment is None
     assert list((tmp_path / "logs" / "mine").glob("*/metrics.csv"))
@@ -673,6 +685,7 @@ def logged(step):
 
 def process_state():
     """The state of this process that a study might change."""
+    # The root logger is in no dictionary of loggers.
     loggers = {"root": logging.root} | logging.root.manager.loggerDict
     return {
         "random": (
@@ -712,6 +725,7 @@ class Careless(Net):
 
 
 def test_all_is_left_as_it_was(tune):
+    # Importing lightning and optuna sets these; a study must leave the user's levels.
     logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
     optuna.logging.set_verbosity(optuna.logging.INFO)
     data = Digits()
@@ -720,6 +734,7 @@ def test_all_is_left_as_it_was(tune):
     plain_before = [dict(vars(loader)) for loader in plain]
     before = process_state()
     tune(Careless, data, trials=1, name="a")
+    # A study that ends in an error leaves as little behind as one that ends well.
     with pytest.raises(Mine):
         tune(lambda trial: FailsLater(trial.lr, 0), plain, name="b")
     after = process_state()
@@ -742,6 +757,7 @@ def test_the_users_own_hydra_is_left_alone(tune):
 class Locked(Digits):
     def __init__(self):
         super().__init__()
+        # A lock cannot be pickled.
         self.lock = threading.Lock()
 
 
@@ -753,6 +769,7 @@ def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
         "module and data cannot be sent to another process (TypeError: cannot pickle "
         "'_thread.lock' object)" in capsys.readouterr().out
     )
+    # Each of these needs another process, and is refused where it was asked for.
     with pytest.raises(
         ConfigError, match=r"workers=1: module and data cannot be sent .* leave workers out"
     ):
@@ -789,6 +806,7 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
 
     def display(data, raw, display_id):
         assert raw
+        # The first display has no trial, and so no table.
         assert "<table" not in data["text/html"]
         shown.append(data["text/plain"].split(":")[0])
         return SimpleNamespace(
@@ -801,6 +819,7 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     progress = Progress(9, bstune.Target("val_loss", 1.0, "min"), Console(force_jupyter=True))
     for trials in range(3):
+        # It is shown again after each trial, with all of them so far.
         progress.show([make_result(number=number) for number in range(trials)])
     assert shown == [
         "no trial yet",
