@@ -70,11 +70,13 @@ def muon(parameters, lr):
     )
 
 
+# Batch norm has statistics, and dropout draws numbers: a replay must do both.
 network = partial(learner, layers=(partial(nn.BatchNorm1d, 16), partial(nn.Dropout, 0.2)))
 
 
 def train(build, steps=12, captured=True, change=lambda module, step: None, **options):
     """Train by hand, with or without captured steps; return the module, the losses and the captured steps."""
+    # The same start for both ways, to the number that the module itself may draw.
     torch.manual_seed(7)
     random.seed(7)
     module = build(make_spec(16, 0.05), **options)
@@ -97,6 +99,7 @@ def train(build, steps=12, captured=True, change=lambda module, step: None, **op
     take = CapturedSteps(module, optimizer, eager) if captured else eager
     losses = []
     for index, batch in enumerate(itertools.islice(learners.stream(make_spec(16)), steps)):
+        # What changes between steps must reach a captured step.
         change(module, index)
         losses.append(take(batch, index)["loss"].item())
         if schedule is not None:
@@ -135,6 +138,7 @@ def test_replays_are_the_steps(options, exact, recorded):
     """With batch norm, dropout's random numbers and rates that change, in float32 and so not always to the bit."""
     module, losses, take = train(network, **options)
     plain, expected, _ = train(network, captured=False, **options)
+    # One capture serves all steps.
     assert (take.reason, len(recorded)) == (None, 1)
     assert losses == pytest.approx(expected, rel=1e-5)
     if exact:
@@ -172,6 +176,7 @@ class Replacing(Classifier):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
+        # The mean is another tensor after each step, which no graph can know.
         self.mean = 0.9 * self.mean + 0.1 * loss.detach()
         return loss
 
@@ -184,6 +189,7 @@ class Drawing(Classifier):
 class Reading(Classifier):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
+        # Reading a value waits for the device.
         return loss if loss.item() > 0 else 2 * loss
 
 
@@ -222,6 +228,7 @@ def listened(parameters, lr):
         ({"optimizer": Plain}, "the steps of Plain are neither fused nor capturable"),
     ],
 )
+# Each of these would be replayed wrongly: it must be taken eagerly, with a line that says why.
 def test_what_differs_from_step_to_step_is_not_captured(options, reason, warned):
     if "optimizer" not in options:
         options = options | {"optimizer": fused(torch.optim.SGD, momentum=0.9)}
@@ -234,11 +241,13 @@ def test_what_differs_from_step_to_step_is_not_captured(options, reason, warned)
 
 
 def freeze(module, step):
+    # A frozen parameter changes the step once.
     if step == 6:
         next(module.parameters()).requires_grad_(False)
 
 
 def cycle(module, step):
+    # A momentum that changes at each step would be captured each time.
     module.trained.param_groups[0]["momentum"] = 0.9 - 0.01 * step
 
 
@@ -276,6 +285,7 @@ def fail(step, generators, error):
     try:
         raise error
     finally:
+        # CUDA's own error follows what failed, and says nothing of it.
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
@@ -287,6 +297,7 @@ def fail(step, generators, error):
             "ValueError in its capture: no kernel",
         ),
         (
+            # This graph is captured well and does nothing when it is replayed.
             lambda step, generators: graphs.record(step, generators) and (lambda: None),
             "a replayed step differs from",
         ),
@@ -366,6 +377,7 @@ def trial(workload, fast, *overrides):
         "workload.target.metric=val/loss",
     )
     built, protocol = loaded(*own, *images, *options, *validation, *small, *overrides)
+    # A metric far past its start must not end so short a trial.
     protocol = replace(protocol.for_steps_only(), divergence=1e9)
     modules = []
 
@@ -388,6 +400,7 @@ def test_a_trial_is_that_of_eager_steps_to_the_bit(workload, recorded):
     assert recorded
     plain, other = trial(workload, "off")
     assert (result.history, result.noise_scale) == (plain.history, plain.noise_scale)
+    # Something must have been compared.
     assert len(result.history) > 1
     assert len(result.noise_scale) == 2
     assert same_weights(module, other)

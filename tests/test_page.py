@@ -79,6 +79,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
+        # A picture's label is its text for who cannot see it, and its shapes are counted.
         self._tag = tag
         known = dict(attributes)
         if known.get("role") == "img":
@@ -111,6 +112,7 @@ def whole_study(**changes):
     for number, size in enumerate(SIZES):
         # S*(B) of a B_crit of 100.
         trials.append(make_trial(number, size, steps=round(60 * (1 + 100 / size))))
+    # Two parts of one trial, a trial that diverged, and a fresh seed of trial 1.
     trials += [make_trial(4, 64, status="stopped", steps=90, steps_low=90)]
     trials += [make_trial(5, 64, status="stopped", steps=150, steps_low=150, resumed_from=4)]
     trials += [make_trial(6, 16, lr=9.0, status="diverged", steps=3, steps_low=3)]
@@ -156,6 +158,7 @@ def test_a_whole_study_shows_all_that_is_known():
     assert reached["text"][4].startswith(
         "trial 7, 1 again on a fresh seed<br>B = 64, lr = 0.1<br>170 steps"
     )
+    # The critical batch size stands at its value, on a logarithmic axis.
     line = next(shape for shape in steps["layout"]["shapes"] if shape["type"] == "line")
     assert line["x0"] == 100.0
     assert steps["layout"]["annotations"][0]["x"] == math.log10(100.0)
@@ -178,6 +181,7 @@ def over_steps(page):
 def test_each_chart_has_a_picture_and_a_text_of_what_it_shows():
     found = Page(study_page(whole_study()))
     assert len(found.told) == len(found.charts) == len(found.drawn)
+    # No picture is empty.
     assert 0 not in found.drawn
     steps, seconds, rates, over, curves = found.told[:5]
     assert "5 trials" in steps
@@ -200,11 +204,13 @@ def test_the_baseline_and_the_winner_to_use_are_in_steps_and_in_time():
         star = trace_of(one, "use")
         assert (star["x"], star["text"]) == ([use.batch_size], ["use"])
         assert trace_of(one, "yours")["text"] == ["yours"]
+    # Without a baseline nothing is called yours.
     assert "yours" not in Page(study_page(whole_study())).names
 
 
 def test_the_page_has_the_rules_through_the_point_of_the_picture():
     rates = Page(study_page(whole_study())).charts[2]
+    # All rules meet in the middle of the curve.
     middle = len(CURVE.batch_size) // 2
     through = CURVE.batch_size[middle], CURVE.lr[middle]
     dashes = set()
@@ -242,11 +248,13 @@ def test_learning_curves_are_told_apart_by_classes_of_batch_sizes():
     assert len(set(column(lines, "color"))) == len(named) == 4
     assert len(set(column(lines, "dash"))) == 4
     assert (named[0]["name"], named[-1]["name"]) == ("B = 8 to 16", "B = 512 to 2048")
+    # Each trial has a curve, though classes share their looks.
     assert len(curves["data"]) == 9
 
 
 def test_a_trial_that_was_continued_is_shown_once():
     stopped = trace_of(Page(study_page(whole_study())).charts[0], "stopped before it")
+    # Its parts are one trial, which ended at step 150.
     assert (stopped["x"], stopped["y"]) == ([64], [150])
 
 
@@ -306,6 +314,7 @@ def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
             "size, undetermined (90%: above 60). Hollow",
         ),
         (hand_critical(None, None, None), [], None, None),
+        # One batch size alone has no critical one.
         (hand_critical(64.0, 60.0, 70.0, 64, 64), [], None, None),
     ],
 )
@@ -317,6 +326,7 @@ def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes,
     assert column(layout.get("annotations", ()), "text") == ([] if name is None else [name])
     assert ("Shaded: the critical batch" in whole) == (said is not None)
     assert said is None or said in whole
+    # An open end is drawn up to the edge of the chart.
     if shapes and critical.high is None:
         assert math.log10(layout["shapes"][0]["x1"]) == pytest.approx(
             layout["xaxis"]["range"][1], abs=1e-4
@@ -338,11 +348,13 @@ def test_learning_curves_are_joined_and_thinned():
     ]
     trials += [make_trial(2, 128, steps=1999, history=history)]
     curves = over_steps(Page(study_page(study_of(trials))))
+    # The two parts of the first trial are one curve.
     assert len(curves["data"]) == 2
     x = curves["data"][1]["x"]
     y = curves["data"][1]["y"]
     assert len(x) <= CURVE_POINTS + 1
     assert (x[0], x[-1], y[-1]) == (1, 1999, pytest.approx(1 / 1999, rel=1e-3))
+    # Steps ascend, and none stands twice.
     assert x == sorted(set(x))
 
 
@@ -406,6 +418,7 @@ def assert_text(whole, shown=True):
         ),
         ([make_trial(i, 64, lr=0.1 * 2**i) for i in range(3)], set()),
         ([make_trial(0, tau=None)], set()),
+        # This metric falls below zero, where there is no logarithm.
         ([make_trial(0, history=((1, 0.0), (400, -2.0)))], set()),
     ],
 )
