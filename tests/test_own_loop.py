@@ -113,7 +113,10 @@ def in_tunes_order():
             # They go on where the trial did.
             self.args.ignore_data_skip = True
             return DataLoader(
-                self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator
+                # The sampler of batches is bstune's, the rest is the Trainer's own.
+                self.train_dataset,
+                batch_sampler=batches,
+                collate_fn=self.data_collator,
             )
 
     return InTunesOrder
@@ -152,6 +155,7 @@ def assert_same(records, expected, exactly):
 )  # advice of Lightning and transformers to whoever trains a toy
 def test_a_loop_has_the_trials_of_tune(name, tuned):
     records = run_loop(name)
+    # Something was continued, so that the comparison is of that, too.
     assert {record.resumed_from for record in records} != {None}
     # Hugging Face's Trainer averages the loss of its evaluation once more.
     assert_same(records, tuned, exactly=name != "huggingface")
@@ -182,6 +186,7 @@ run_loop({name!r}, killed)
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
+    # It skips where the package is missing, before a process is started.
     loop_of(name)
     script = KILLED.format(tests=str(TESTS), name=name)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=280)
@@ -211,6 +216,7 @@ def descend(trial, saves=True, seconds_per_step=None, ends=None):
     step = trial.first_step
     goes_on = True
     if step == 0:
+        # A report at step 0 is what the untrained weights come to.
         trial.report(0, (weights**2).mean())
     while goes_on and step != ends:
         noise = np.random.default_rng([trial.seed, step]).normal(size=10)
@@ -253,12 +259,14 @@ def test_a_trial_has_what_it_is_to_be_trained_with():
     study = quadratic(tunable={"decay": (0.1, 0.3)}, trials=1)
     for trial in study:
         assert (trial.batch_size, trial.lr, trial.number, trial.first_step) == (64, 0.1, 0, 0)
+        # 100,000 examples at batch size 64 are 1,563 steps.
         assert trial.max_steps == 1563
         assert trial.resume_from is None
         assert trial.decay == trial.hyperparameters["decay"] == pytest.approx(0.2)
         assert "decay=" in repr(trial)
         with pytest.raises(AttributeError, match="no 'dropout'"):
             _ = trial.dropout
+        # The batch of 64 needs at least as many examples.
         with pytest.raises(ConfigError, match="larger than the data set"):
             trial.batches(63)
         trial.finish(seconds=descend(trial, seconds_per_step=0.5))
@@ -275,6 +283,7 @@ def test_each_batch_has_as_many_examples_and_goes_on_after_a_part():
         assert set(map(len, drawn)) == {64}
         of_epochs = np.array(drawn).reshape(-1, 100)
         assert (np.sort(of_epochs, axis=1) == np.arange(100)).all()
+        # The trial's stream begins at its first step.
         trial._state.first_step = 3
         assert next(trial.batches(100)).tolist() == drawn[3]
         break
@@ -286,6 +295,7 @@ def left(body):
     try:
         for trial in quadratic():
             asked.append(values_of(trial))
+            # The third trial is the one that is left.
             if len(asked) == 3:
                 body(trial)
                 break
@@ -332,6 +342,7 @@ def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often
 
     with pytest.raises(StudyError, match=r"first 3 trials all failed, .*without trial\.finish"):
         train_all(quadratic(), forget)
+    # The same trial is asked again before the search goes elsewhere.
     assert asked[0] == asked[1]
     assert statuses(quadratic().result.records) == ["failed"] * 3
     # Twice is no end: it is tried elsewhere, and the study goes on.
@@ -346,6 +357,7 @@ def test_a_value_that_is_not_finite_ends_a_trial_as_diverged(value):
     trial = made_trial()
     assert trial.report(1, 1.0)
     assert not trial.report(2, value)
+    # A trial that has ended takes no further report.
     assert not trial.report(3, 1.0)
     assert not trial.worth_saving
     trial.finish()
@@ -362,7 +374,9 @@ def test_a_float32_meets_the_target_that_it_is_written_as(value):
 @pytest.mark.parametrize(
     ("reports", "status", "steps", "steps_low", "worth_saving"),
     [
+        # The metric is over ten times its start.
         ([(0, 1.2), (1, 100.0)], "diverged", 1, 1, False),
+        # Without a start there is nothing to be far past of.
         ([(1, 100.0), (3, 0.1)], "reached", 3, 1, False),
         ([(2, 0.2)], "reached", 2, 0, False),
         ([(10, 0.5), (20, 0.4)], "stopped", 20, 20, True),
@@ -378,6 +392,7 @@ def test_how_a_trial_ends(reports, status, steps, steps_low, worth_saving):
     trial.finish(seconds=0.5)
     record = trial.finished.result()
     assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
+    # Step 0 is no part of the history.
     assert record.history == tuple(report for report in reports if report[0] > 0)
     assert (record.seconds_per_step, record.message is None) == (0.5 / steps, status != "diverged")
 
@@ -433,6 +448,7 @@ def test_a_trial_ends_with_the_studys_time():
     clock = FakeTime()
     trial = made_trial(clock=clock, max_seconds=10.0)
     assert trial.report(1, 1.0)
+    # The limit was ten seconds.
     clock.sleep(11.0)
     assert not trial.report(2, 1.0)
     trial.finish(seconds=3.0)
@@ -477,6 +493,7 @@ def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
 )
 def test_what_a_loop_may_not_do(misuse, message):
     trial = made_trial()
+    # Each misuse comes after a good report.
     trial.report(5, 1.0)
     with pytest.raises(ConfigError, match=message):
         misuse(trial)
@@ -661,12 +678,14 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
             stopped += [trial.number] * trial.worth_saving
             # Another process knows of the trials before by the study alone.
             if call == 0 and len(stopped) == 2:
+                # Some trials were worth saving, or there would be nothing to say.
                 break
     assert len(stopped) > 2
     assert set(asked) == {None}
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
 
 
+# A test that says nothing of lines fails at the first one.
 def backend_for_loss(say=pytest.fail):
     """A backend that hands out trials of 100,000 examples each, and its folder here."""
     options = quadratic(**FOR_LOSS).options
@@ -721,6 +740,7 @@ def test_a_larger_budget_continues_the_trials_of_a_smaller_one():
         budget = bstune.Budget(examples=examples)
         for trial in quadratic(target="loss<=1e-9", trials=2, budget=budget):
             first = trial.first_step
+            # It counts where it went on from the smaller budget's end.
             continued += [trial.spec.resumed_from] * (first >= 10_000 / trial.batch_size)
             assert not trial.report(trial.max_steps, 1.0 / trial.max_steps)
             assert trial.worth_saving
@@ -798,6 +818,7 @@ def test_the_readmes_loop(capsys):
     exec(block, names)  # noqa: S102
     assert len(names["study"].result.records) >= 4
     assert names["study"].result.best.reached
+    # The README promises a loop of a few lines.
     loop = block.split("for trial in study:\n")[1].split("print(")[0]
     assert loop.count("\n") < 30
 
@@ -913,6 +934,7 @@ def test_each_step_of_hugging_faces_trainer_has_the_trials_batch_size(micro_batc
 
 # Transformers gives advice to whoever trains a toy.
 @pytest.mark.filterwarnings("ignore")
+# 72 examples leave a micro-batch that has no partner.
 @pytest.mark.parametrize("examples", [64, 72])
 def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterwards(examples):
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
@@ -953,6 +975,7 @@ def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterward
     finished = trial.finished
     assert finished.result().steps == 20
     assert "eval_loss" in trainer.evaluate()
+    # An evaluation after the training changes nothing.
     assert trial.finished is finished
 
 
@@ -971,6 +994,7 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
         control.should_evaluate = step == 10
         callback.on_step_end(given, SimpleNamespace(global_step=step), control)
         if control.should_evaluate:
+            # The seconds of an evaluation are none of the training's.
             clock.sleep(100.0)
             callback.on_evaluate(given, SimpleNamespace(global_step=step), control, {"loss": 1.0})
     assert control.should_training_stop
@@ -1002,6 +1026,7 @@ def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
     record = backend.take_back(trial, folder).result()
     assert (record.status, record.resumed_from, record.seconds_per_step) == ("diverged", 3, 2.0)
     assert record.history[:3] == stopped.history
+    # Without what was saved the trial begins afresh.
     first.save_to.unlink()
     afresh = backend.hand_over(spec, folder, stopped)
     assert (afresh.resume_from, afresh.first_step, afresh.spec.resumed_from) == (None, 0, None)
@@ -1010,6 +1035,7 @@ def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
 def test_what_was_saved_goes_with_the_studys_own_file_alone(tmp_path):
     states = tmp_path / "states"
     states.mkdir()
+    # Only the first one has bstune's mark.
     for number, ending in ((1, own_mark(states / "trial-1.ckpt")), (2, b"somebody's")):
         (states / f"trial-{number}.ckpt").write_bytes(b"{}\n" + ending)
         saved = states / f"trial-{number}.saved"
@@ -1029,6 +1055,7 @@ def test_a_trial_that_is_told_in_hindsight_is_not_cut_by_the_clock(tmp_path):
         limits = LoopLimits(in_hindsight=in_hindsight)
         backend = LoopBackend(study.options, protocol, print, now=clock, limits=limits)
         trial = backend.hand_over(spec, Output(tmp_path), None)
+        # Ten seconds pass before the first report, where half of one is the limit.
         clock.now += 10.0
         for step in range(5, 21, 5):
             trial.report(step, 0.9)
