@@ -341,6 +341,7 @@ def test_an_experiment_that_another_process_makes_meanwhile_is_taken(uri, monkey
 
     def late(client: MlflowClient, name: str) -> object:
         looks.append(name)
+        # The first look finds none, as where both processes look before either makes it.
         return whole(client, name) if looks.count(name) > 1 else None
 
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", late)
@@ -386,6 +387,7 @@ def test_names_keep_to_the_limits_of_mlflow(uri):
     options = with_option(OPTIONS, "study", "x" * 7000)
     opened(uri, "long", with_option(options, "workload.name", "ü <b>/:"))
     parent = parent_of(uri, "long")
+    # MLflow takes 250 characters of a name, and 6,000 of a parameter.
     assert len(parent.info.run_name) == 250
     assert parent.data.params["workload"] == "ü <b>/:"
     assert len(parent.data.params["study"]) == 6000
@@ -394,6 +396,7 @@ def test_names_keep_to_the_limits_of_mlflow(uri):
 def test_trial_is_readable_back(uri, monkeypatch):
     tracking = opened(uri)
     with monkeypatch.context() as patch:
+        # The end of a trial is the moment at which it is sent.
         patch.setattr("bstune.tracking.runs.time.time", lambda: 1_700_000_000.0)
         tracking.send_trial(trial(3, hyperparameters={"momentum": 0.9}, wall_seconds=4.0))
     (child,) = runs(uri, "trial")
@@ -442,8 +445,8 @@ def test_the_noise_scale_is_sent_over_steps_as_a_moving_estimate(uri):
     for end in ("", "_low", "_high"):
         name = end[1:] or "noise_scale"
         sent = []
-        for count_, (step, _, _) in enumerate(measured, 1):
-            value = getattr(moving_estimate(measured[:count_]), name)
+        for so_far, (step, _, _) in enumerate(measured, 1):
+            value = getattr(moving_estimate(measured[:so_far]), name)
             if value is not None:
                 sent.append((step, pytest.approx(value)))
         # It is undetermined at first.
@@ -505,6 +508,7 @@ PARTS = [
 
 
 def parts() -> list[TrialResult]:
+    # Each part continues the one before it.
     chain = [None, 0, 1]
     return [trial(n, batch_size=32, resumed_from=chain[n], **part) for n, part in enumerate(PARTS)]
 
@@ -524,6 +528,7 @@ def test_a_continued_trial_goes_on_in_one_run(uri):
         run.data.metrics.items()
         >= {"steps": 100, "wall_seconds": 9.0, "time_to_target": 1.0}.items()
     )
+    # The run began when the first part did.
     assert run.info.end_time - run.info.start_time == 9000
     assert run.data.tags["bstune.status"] == "reached"
     assert opened(uri).sent == {0, 1, 2}
@@ -558,6 +563,7 @@ def test_a_continuation_half_sent_is_sent_again_and_stands_once(uri, method, mon
 
 
 def test_what_does_not_exist_is_left_out_of_a_history_longer_than_one_request(uri):
+    # A request holds 1,000 metrics.
     history = [(step, 1 / (step + 1)) for step in range(2500)]
     unknown = ((2500, None), (2501, math.nan), (2502, math.inf))
     missing = {"delta": None, "seconds_per_step": None, "train_seconds": math.nan}
@@ -570,6 +576,7 @@ def test_what_does_not_exist_is_left_out_of_a_history_longer_than_one_request(ur
 def test_next_run_sends_what_is_missing(uri):
     first = opened(uri)
     first.send_trial(trial(0))
+    # Sent twice, a trial stands once.
     first.send_trial(trial(0))
     second = opened(uri)
     assert second.sent == {0}
@@ -577,6 +584,7 @@ def test_next_run_sends_what_is_missing(uri):
         second.send_trial(trial(number))
     assert second.sent == {0, 1, 2}
     sent = runs(uri, "trial", view=ViewType.ALL)
+    # What was deleted would be seen here, too.
     assert tags_of(sent, "bstune.trials") == ["0", "1", "2"]
     assert len(runs(uri, "study", view=ViewType.ALL)) == 1
     # Studies do not mix.
@@ -602,6 +610,7 @@ def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
         )
     ]
     again = opened(uri)
+    # A run that was cut short counts as nothing.
     assert again.sent == set()
     again.send_trial(trial(0))
     (child,) = runs(uri, "trial")
@@ -614,6 +623,7 @@ def overwrite(path):
 
 
 def cut_pages(path):
+    # The database ends in the midst of a page.
     path.write_bytes(path.read_bytes()[:40_000])
 
 
@@ -633,6 +643,7 @@ def test_a_damaged_database_is_named_and_a_new_one_gets_the_whole_study(
     (warning,) = [line for line in caplog.messages if line.startswith("MLflow: could not")]
     assert f"The database {path} is damaged (" in warning
     assert "move it away" in warning
+    # To go on would not help: the file has to go first.
     assert "The next run of the same command" not in warning
     path.rename(tmp_path / "away.db")
     # To make the database takes seconds.
