@@ -259,7 +259,6 @@ def test_a_trial_has_what_it_is_to_be_trained_with():
     study = quadratic(tunable={"decay": (0.1, 0.3)}, trials=1)
     for trial in study:
         assert (trial.batch_size, trial.lr, trial.number, trial.first_step) == (64, 0.1, 0, 0)
-        # 100,000 examples at batch size 64 are 1,563 steps.
         assert trial.max_steps == 1563
         assert trial.resume_from is None
         assert trial.decay == trial.hyperparameters["decay"] == pytest.approx(0.2)
@@ -740,7 +739,6 @@ def test_a_larger_budget_continues_the_trials_of_a_smaller_one():
         budget = bstune.Budget(examples=examples)
         for trial in quadratic(target="loss<=1e-9", trials=2, budget=budget):
             first = trial.first_step
-            # It counts where it went on from the smaller budget's end.
             continued += [trial.spec.resumed_from] * (first >= 10_000 / trial.batch_size)
             assert not trial.report(trial.max_steps, 1.0 / trial.max_steps)
             assert trial.worth_saving

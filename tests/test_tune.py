@@ -49,7 +49,6 @@ QUIET = {
     "enable_model_summary": False,
     "enable_checkpointing": False,
 }
-# One device and no replicates: these tests look at the trials, not at the answer.
 QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]", "sampler=random"]
 
 
