@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from builders import asked_of, result_of
-from recorded.draw import recorded
+from recorded.fashion_cnn import recorded
 from rich.console import Console
 from toolbox import make_result, make_trial
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from builders import CONFIRMED, LUCKY, STEADY, fresh, hand_critical, result_of
-from recorded.draw import recorded
+from recorded.fashion_cnn import recorded
 from toolbox import best_of, make_trial, numbers
 
 from bstune.core.curve import fit_curve, frontier_points

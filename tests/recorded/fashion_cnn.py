@@ -1,7 +1,5 @@
-"""Draws ``fashion_cnn.png`` from ``fashion_cnn.jsonl``, the trials of the command in sweeps/README.md.
-
-python tests/recorded/draw.py
-"""
+"""The trials of the command in sweeps/README.md, ``fashion_cnn.jsonl``, as a report would read "
+"them today."""
 
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.scaling import sqrt
-from bstune.report.figure import draw_curve
 from bstune.result import Reference, SearchPlan, StudyResult
 from bstune.search.acquisition import steps_band
 from bstune.search.observations import Posterior, fresh_steps
@@ -29,7 +26,7 @@ LOW, HIGH = 32, 1024
 
 
 def recorded() -> tuple[list[TrialResult], Posterior, StudyResult]:
-    """Return the trials, their posterior as a report draws it, and the result."""
+    """Give the trials, their posterior as a report draws it, and the result."""
     trials = [
         TrialResult.from_json(line)
         for line in (FOLDER / "fashion_cnn.jsonl").read_text().splitlines()
@@ -71,8 +68,3 @@ def recorded() -> tuple[list[TrialResult], Posterior, StudyResult]:
         curve=curve_of(posterior, band, step_times(posterior, HIGH, None)),
     )
     return trials, posterior, summarize(trials, asked, analysis)
-
-
-if __name__ == "__main__":
-    trials, posterior, result = recorded()
-    draw_curve(trials, result, FOLDER / "fashion_cnn.png")

@@ -1,0 +1,80 @@
+"""Every number of the READMEs that comes from a record: which record, and by which function.
+
+python tests/recorded/figures.py [TOPIC]    prints the list, of one topic or of all
+python tests/recorded/figures.py --draw     draws the pictures whose rows are recorded
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+# As a script it lies below the folder that its packages are found from.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from recorded import of_benchmarks, of_readmes, of_sweeps
+from recorded.accounts import HELD, not_recorded
+from recorded.fashion_cnn import recorded
+from recorded.figure import TOP, Figure, units_in
+from rich.console import Console
+
+from bstune.report.drawing import save_figure
+from bstune.report.figure import draw_curve
+from bstune.sweeps import rule_cost, search_benchmark
+
+FIGURES: list[Figure] = [*of_readmes.FIGURES, *of_sweeps.FIGURES, *of_benchmarks.FIGURES]
+
+
+def topics() -> list[str]:
+    return list(dict.fromkeys(figure.topic for figure in FIGURES))
+
+
+def draw_all() -> None:
+    """Draw each picture anew, in this folder."""
+    folder = Path(__file__).parent
+    trials, _, result = recorded()
+    draw_curve(trials, result, folder / "fashion_cnn.png")
+    settings = of_sweeps.settings_of("rule_cost")
+    found = rule_cost.run(
+        tables=[], target=None, rules=settings["rules"], tuned_at=settings["tuned_at"]
+    )
+    save_figure(found.paint, found.inches, folder / "rule_cost.png")
+    compared = search_benchmark.run(
+        Console(),
+        tables=list(of_sweeps.SEARCH_TABLES),
+        target=None,
+        searches=list(of_sweeps.RECORDED_SEARCHES),
+        seeds=of_sweeps.RECORDED_SEEDS,
+        objective="time",
+        quick=False,
+        lr_factor=1.0,
+        budget_factor=1.0,
+        again=[],
+        workers=1,
+        # It has all of these runs, so that none is run again.
+        runs=str(TOP / of_sweeps.RUNS),
+    )
+    save_figure(compared.paint, compared.inches, folder / "bench.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", choices=topics())
+    parser.add_argument("--draw", action="store_true", help="the pictures in place of the list")
+    options = parser.parse_args()
+    if options.draw:
+        draw_all()
+        return
+    for figure in FIGURES:
+        if options.topic in (None, figure.topic):
+            print(f"{figure.readme}: {figure.text}")
+            print(f"    {figure.derivation} of {', '.join(figure.records)}")
+    if options.topic is None:
+        for readme in HELD:
+            for text in not_recorded(units_in(readme)):
+                print(f"{readme}, not recorded: {text}")
+
+
+if __name__ == "__main__":
+    main()

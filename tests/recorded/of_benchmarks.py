@@ -1,0 +1,779 @@
+"""The figures of tests/benchmarks/README.md."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from recorded.figure import Figure, Values, number_or_none, row_text, rows_of
+from scipy.stats import t as student
+
+README = "tests/benchmarks/README.md"
+FOLDER = "tests/benchmarks"
+FIRST_ANSWER = "tests/recorded/first_answer"
+Row = dict[str, Any]
+
+
+def figure(topic: str, sentence: str, derive: Callable[..., Values], *records: str) -> Figure:
+    """Give a figure of this README."""
+    return Figure(topic, README, sentence, records, derive)
+
+
+def off_by(value: float, truth: float) -> float:
+    """Give the factor between two numbers, at least 1."""
+    return max(value / truth, truth / value)
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Join texts as a sentence does."""
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def of_median_and_p90(values: Iterable[float]) -> tuple[float, float]:
+    """Give the median and the 90th percentile: the value that 90% do not exceed."""
+    ordered = sorted(values)
+    return statistics.median(ordered), ordered[math.ceil(0.9 * len(ordered)) - 1]
+
+
+# The memory ceiling.
+
+PROBES = "tests/recorded/memory_probes.jsonl"
+
+
+def probes(path: Path) -> Values:
+    rows = rows_of(path)
+    ours = list[int]()
+    for row in rows:
+        ours += [row["exact"], row["to_one_per_cent"]]
+    ceilings = [f"{row['ceiling']:,}" for row in rows]
+    lightning = [str(row["lightning"]) for row in rows]
+    return {
+        "least": min(ours),
+        "most": max(ours),
+        "ceilings": listed(ceilings),
+        "lightning": listed(lightning),
+        "lightning_least": min(row["lightning"] for row in rows),
+        "lightning_most": max(row["lightning"] for row in rows),
+    }
+
+
+MEMORY = [
+    figure(
+        "memory ceiling",
+        "bstune takes {least} to {most} for ceilings of {ceilings}, exact or to 1%; Lightning's "
+        "`BatchSizeFinder` {lightning}.",
+        probes,
+        PROBES,
+    )
+]
+
+# A trial's step over a plain loop's.
+
+OVERHEAD_ROWS = "tests/recorded/overhead.jsonl"
+OVERHEAD_WORKLOADS = (
+    "digits",
+    "fashion_mlp",
+    "cifar_mlp",
+    "fashion_cnn",
+    "mnist_cnn",
+)
+# Of least, median and most.
+MEDIAN = 1
+
+
+def ratios_of(workload: str, over: str, path: Path) -> list[float]:
+    rows = [row for row in rows_of(path) if row["workload"] == workload]
+    rows.sort(key=lambda row: row["batch_size"])
+    return [row[over][MEDIAN] for row in rows]
+
+
+def overhead_range(path: Path) -> Values:
+    lean = list[float]()
+    lightning = list[float]()
+    for workload in OVERHEAD_WORKLOADS:
+        lean += ratios_of(workload, "lean_over_loop", path)
+        lightning += ratios_of(workload, "lightning_over_loop", path)
+    airfoil = next(row for row in rows_of(path) if row["workload"] == "airfoil")
+    return {
+        "workloads": listed([f"`{workload}`" for workload in OVERHEAD_WORKLOADS]),
+        "least": min(lean),
+        "most": max(lean),
+        "lightning_least": min(lightning),
+        "lightning_most": max(lightning),
+        "airfoil": airfoil["lean_over_loop"][MEDIAN],
+        "step": airfoil["loop_us"] / 1000.0,
+        "airfoil_lightning": airfoil["lightning_over_loop"][MEDIAN],
+    }
+
+
+OVERHEAD = [
+    figure(
+        "overhead",
+        "{workloads} take {least:.2f} to {most:.2f} of the loop's time, under Lightning's own loop "
+        "{lightning_least:.2f} to {lightning_most:.2f}; `airfoil`, whose step takes {step:.2f} ms "
+        "at B = 100, takes "
+        "{airfoil:.2f} and {airfoil_lightning:.2f}.",
+        overhead_range,
+        OVERHEAD_ROWS,
+    ),
+]
+
+# Coverage of B_crit's interval.
+
+COVERAGE = f"{FOLDER}/coverage.jsonl"
+COVERED_TABLES = ("fashion_mlp", "cifar_mlp", "mnist_cnn")
+LAWS = [
+    "noise 10%",
+    "noise 20%",
+    "noise 30%",
+    "exponent 0.7",
+    "exponent 1.5",
+    "sharp knee",
+    "u-shape",
+    "lucky hits",
+    "coarse cadence",
+]
+# Of a row's intervals: after 40 times the best trial's cost.
+AFTER_40 = 1
+
+
+def intervals(path: Path, objective: str, cells: Sequence[str]) -> list[tuple[float, ...]]:
+    """Give truth, lower end, middle and upper end of each study's interval at its end."""
+    found = list[tuple[float, ...]]()
+    for row in rows_of(path):
+        if row["objective"] == objective and row["cell"] in cells:
+            found.append((row["truth"], *row["intervals"][AFTER_40]))
+    return found
+
+
+def coverage_row(cells: Sequence[str], objectives: Sequence[str], path: Path) -> Values:
+    values = dict[str, object]()
+    for objective in objectives:
+        found = intervals(path, objective, cells)
+        held = [low <= truth <= high for truth, low, _, high in found]
+        widths = [high / low if low > 0 else math.inf for _, low, _, high in found]
+        values[f"{objective}_held"] = sum(held)
+        values[f"{objective}_studies"] = len(held)
+        values[f"{objective}_width"] = statistics.median(widths)
+        values[f"{objective}_off"] = statistics.median(
+            off_by(middle, truth) for truth, _, middle, _ in found
+        )
+    return values
+
+
+# Of the kinds of laws the two that are held least, and all.
+SHOWN_LAWS = {
+    "law: u-shape": ["u-shape"],
+    "law: (B_crit/B)^0.7": ["exponent 0.7"],
+    "all nine kinds of law": LAWS,
+}
+
+
+def coverage_rows() -> list[Figure]:
+    figures = list[Figure]()
+    for name, cells in ({f"`{table}`": [table] for table in COVERED_TABLES} | SHOWN_LAWS).items():
+        # Of laws hardly any study has the objective steps.
+        objectives = ["time", "steps", "curve"] if cells[0] in COVERED_TABLES else ["time", "curve"]
+        texts = [name]
+        for objective in ("time", "steps", "curve"):
+            text = ""
+            if objective in objectives:
+                text = (
+                    f"{{{objective}_held}} of {{{objective}_studies}}, "
+                    f"{{{objective}_width:.1f}}, {{{objective}_off:.2f}}"
+                )
+            texts.append(text)
+        derive = partial(coverage_row, cells, objectives)
+        figures.append(figure("coverage", row_text(texts), derive, COVERAGE))
+    return figures
+
+
+def steps_coverage(path: Path) -> Values:
+    values = coverage_row(LAWS, ["steps"], path)
+    return {"held": values["steps_held"], "studies": values["steps_studies"]}
+
+
+def u_shape(path: Path) -> Values:
+    values = coverage_row(["u-shape"], ["curve"], path)
+    return {"share": values["curve_held"] / values["curve_studies"]}
+
+
+COVERED = [
+    *coverage_rows(),
+    figure("coverage", "but in {share:.0%} where the law is U-shaped", u_shape, COVERAGE),
+    figure(
+        "coverage", "Under `steps` {held} of {studies} laws are held.", steps_coverage, COVERAGE
+    ),
+]
+
+# The fit to points alone.
+
+FIT = "tests/recorded/fit_to_points.jsonl"
+NO_TERM = 0.0
+
+
+def fit_cell(row: Row) -> str:
+    width = "open" if row["width"] is None else f"{row['width']:.3g}"
+    text = f"{row['covered']:.0%}, {width}; {row['three_terms']:.0%}"
+    if row["waste"] == NO_TERM:
+        return text
+    return f"{text}; {row['b_opt_covered']:.0%}"
+
+
+def fit_row(noise: float, waste: float, path: Path) -> Values:
+    values = dict[str, object]()
+    for row in rows_of(path):
+        if (row["noise"], row["waste"]) == (noise, waste):
+            points, _, _ = row["points"].partition(",")
+            values[f"points_{points}"] = fit_cell(row)
+    return values
+
+
+# Noise and waste of each row.
+FIT_ROWS = ((0.1, NO_TERM), (0.1, 1.3), (0.1, 2.8), (0.2, NO_TERM), (0.2, 1.3), (0.2, 2.8))
+
+
+def fit_rows() -> list[Figure]:
+    figures = list[Figure]()
+    for noise, waste in FIT_ROWS:
+        shown = "none" if waste == NO_TERM else f"{waste:g}"
+        sentence = row_text([f"{noise:.0%}", shown, "{points_9}", "{points_6}"])
+        figures.append(figure("fit to points", sentence, partial(fit_row, noise, waste), FIT))
+    return figures
+
+
+def false_alarms(path: Path) -> Values:
+    found = [row["three_terms"] for row in rows_of(path) if row["waste"] == NO_TERM]
+    return {"most": max(found)}
+
+
+FITTED = [
+    *fit_rows(),
+    figure("fit to points", "a third one is claimed in at most {most:.0%}.", false_alarms, FIT),
+]
+
+# Seconds as a study states them.
+
+SECONDS = f"{FOLDER}/seconds.jsonl"
+# By the name in the README: a word of the command, its last argument, and what kept the machine
+# busy.
+SECONDS_CELLS: dict[str, tuple[str, str, tuple[object, ...]]] = {
+    "`digits`, quiet": ("digits", "search.trials=32", (0,)),
+    "`digits`, busy": ("digits", "search.trials=32", (2,)),
+    "`fashion_mlp`, quiet": ("fashion_mlp", "search.trials=24", (0,)),
+    "`fashion_mlp`, busy": ("fashion_mlp", "search.trials=24", ("other", 2)),
+    "own module, quiet": ("no_test_split", "search.trials=24", (0,)),
+    "own module, busy": ("no_test_split", "search.trials=24", (2,)),
+}
+
+
+def seconds_studies(path: Path, cell: str) -> list[Row]:
+    word, last, busy = SECONDS_CELLS[cell]
+    found = list[Row]()
+    for row in rows_of(path):
+        arguments = row["arguments"]
+        named = word in " ".join(arguments) and arguments[-1] == last
+        if "seed" in row and named and row["busy"] in busy:
+            found.append(row)
+    return found
+
+
+def seconds_row(cell: str, path: Path) -> Values:
+    studies = seconds_studies(path, cell)
+    closed = [row for row in studies if row["high"] is not None]
+    half_widths = [math.sqrt(row["high"] / row["low"]) for row in closed]
+    stated = [row["stated"] / row["median"] for row in studies if row["stated"]]
+    over_best = [row["over_best"] for row in studies]
+    open_ends = len(studies) - len(closed)
+    return {
+        "holds": sum(row["holds"] for row in studies),
+        "n": len(studies),
+        "narrowest": min(half_widths),
+        "widest": max(half_widths),
+        "open": f", {open_ends} open" if open_ends else "",
+        "least": min(stated),
+        "most": max(stated),
+        "over": statistics.median(over_best),
+        "over_least": min(over_best),
+        "over_most": max(over_best),
+    }
+
+
+def seconds_rows() -> list[Figure]:
+    figures = list[Figure]()
+    for cell in SECONDS_CELLS:
+        sentence = row_text(
+            [
+                cell,
+                "{holds} of {n}",
+                "{narrowest:.1f} to {widest:.1f}{open}",
+                "{least:.2f} to {most:.2f}",
+                "{over:.2f} ({over_least:.2f}, {over_most:.2f})",
+            ]
+        )
+        figures.append(figure("stated seconds", sentence, partial(seconds_row, cell), SECONDS))
+    return figures
+
+
+def seconds_in_all(path: Path) -> Values:
+    values = dict[str, object]()
+    for machine in ("quiet", "busy"):
+        studies = list[Row]()
+        for cell in SECONDS_CELLS:
+            if machine in cell:
+                studies += seconds_studies(path, cell)
+        values[f"{machine}_holds"] = sum(row["holds"] for row in studies)
+        values[f"{machine}_n"] = len(studies)
+        middle, high = of_median_and_p90(row["over_best"] for row in studies)
+        values[f"{machine}_over"] = middle
+        values[f"{machine}_high"] = high
+    return values
+
+
+STATED_SECONDS = [
+    *seconds_rows(),
+    figure(
+        "stated seconds",
+        "In all {quiet_holds} of {quiet_n} quiet studies hold and {busy_holds} of {busy_n} busy "
+        "ones; over "
+        "the best point {quiet_over:.2f}, 90th percentile {quiet_high:.2f}, quiet, and "
+        "{busy_over:.2f}, 90th percentile {busy_high:.2f}, busy.",
+        seconds_in_all,
+        SECONDS,
+    ),
+]
+
+# A first study of two minutes beside a script with TPE.
+
+QUICK = f"{FIRST_ANSWER}/quick.jsonl"
+# By the name in the record: what the README calls the project.
+PROJECTS = {
+    "callback_metric": "`callback_metric`",
+    "early_stopping": "`early_stopping`",
+    "lazy_layers": "`lazy_layers`",
+    "no_test_split": "`no_test_split`",
+    "one_cycle": "`one_cycle`",
+    "pl_transformer": "`pl_transformer`",
+    "noise": "deeptab 2.1",
+    "passengers": "neuralforecast 3.3",
+    "cells": "scvi-tools 1.4",
+}
+
+
+def median_seconds(runs: Sequence[float | None]) -> float:
+    """Give the median over fresh runs, of which one that missed the target took for ever."""
+    return statistics.median(math.inf if run is None else run for run in runs)
+
+
+def as_fast(row: Row, pick: str) -> str:
+    """Tell how many times as fast as the reference a pick is, by medians of fresh runs."""
+    if row["picks"][pick] is None:
+        return "no answer"
+    runs = row["fresh"][pick]
+    seconds = median_seconds(runs)
+    if math.isinf(seconds):
+        return "misses"
+    return f"{median_seconds(row['fresh']['reference']) / seconds:.2g}"
+
+
+def said(row: Row) -> str:
+    gain = row["gain"]
+    if gain is None:
+        return "no gain"
+    number = f"{gain['ratio']:.2g}"
+    return f"at least {number}" if gain["at_least"] else number
+
+
+def project_row(project: str, path: Path) -> Values:
+    studies = [row for row in rows_of(path) if row["project"] == project]
+    studies.sort(key=lambda row: row["seed"])
+    return {
+        "said": ", ".join(said(row) for row in studies),
+        "ours": ", ".join(as_fast(row, "bstune") for row in studies),
+        "script": ", ".join(as_fast(row, "script") for row in studies),
+    }
+
+
+def missed_runs(path: Path) -> Values:
+    values = dict[str, object]()
+    rows = rows_of(path)
+    for pick in ("bstune", "script"):
+        runs = list[float | None]()
+        for row in rows:
+            if row["picks"][pick] is not None:
+                runs += row["fresh"][pick]
+        values[f"{pick}_missed"] = sum(run is None for run in runs)
+        values[f"{pick}_runs"] = len(runs)
+    values["script_none"] = sum(row["picks"]["script"] is None for row in rows)
+    answers = [row["answer_seconds"] for row in rows]
+    values["studies"] = len(rows)
+    values["soonest"] = min(answers)
+    values["latest"] = max(answers)
+    values["silence"] = max(row["longest_silence_seconds"] for row in rows)
+    return values
+
+
+WALLS = f"{FIRST_ANSWER}/walls.jsonl"
+
+
+def other_walls(path: Path) -> Values:
+    """Count the studies of other budgets of seconds in which bstune's pick is the faster, or a "
+    "pick misses."""
+    seconds = dict[str, list[float]]()
+    rows = rows_of(path)
+    for pick in ("bstune", "script"):
+        seconds[pick] = [median_seconds(row["fresh"][pick]) for row in rows]
+    pairs_of_seconds = zip(seconds["bstune"], seconds["script"], strict=True)
+    return {
+        "faster": sum(ours < theirs for ours, theirs in pairs_of_seconds),
+        "studies": len(rows),
+        "ours_missed": sum(map(math.isinf, seconds["bstune"])),
+        "theirs_missed": sum(map(math.isinf, seconds["script"])),
+    }
+
+
+FIRST_STUDY = [
+    *[
+        figure(
+            "first study",
+            row_text([shown, "{said}", "{ours}", "{script}"]),
+            partial(project_row, project),
+            QUICK,
+        )
+        for project, shown in PROJECTS.items()
+    ],
+    figure(
+        "first study",
+        "With 60, 120 or 300 s for each, bstune's pick is the faster in {faster} of {studies} "
+        "studies; its median run "
+        "misses the target in {ours_missed}, the script's in {theirs_missed}.",
+        other_walls,
+        WALLS,
+    ),
+    figure(
+        "first study",
+        "All {studies} studies answered after {soonest:.0f} to {latest:.0f} s, with no silence "
+        "over "
+        "{silence:.1f} s.",
+        missed_runs,
+        QUICK,
+    ),
+    figure(
+        "first study",
+        "bstune's picks missed the target in {bstune_missed} of {bstune_runs} fresh runs, the "
+        "script's in "
+        "{script_missed} of {script_runs}, and it had none in {script_none} studies.",
+        missed_runs,
+        QUICK,
+    ),
+]
+
+# Hydra's sweepers.
+
+SWEEPERS = f"{FOLDER}/hydra_sweepers.jsonl"
+
+
+def sweeper_values(sweeper: str, path: Path) -> Values:
+    runs = [row for row in rows_of(path) if row["sweeper"] == sweeper]
+    seconds = [sum(job["seconds"] for job in row["jobs"]) for row in runs]
+    bests = [min(job["val_loss"] for job in row["jobs"]) for row in runs]
+    return {
+        "seconds": statistics.median(seconds),
+        "best": statistics.median(bests),
+        "fresh": statistics.fmean(value for row in runs for value in row["fresh"]),
+    }
+
+
+def both_sweepers(path: Path) -> Values:
+    values = dict[str, object]()
+    for sweeper in ("optuna", "bstune"):
+        for name, value in sweeper_values(sweeper, path).items():
+            values[f"{sweeper}_{name}"] = value
+    return values
+
+
+HYDRA = [
+    figure(
+        "Hydra's sweepers",
+        "{bstune_seconds:.0f} s and a best validation loss of {bstune_best:.4f}, on further seeds "
+        "{bstune_fresh:.4f}, beside "
+        "{optuna_seconds:.0f} s, {optuna_best:.4f} and {optuna_fresh:.4f} of Optuna's.",
+        both_sweepers,
+        SWEEPERS,
+    )
+]
+
+# From small to large.
+
+EXTRAPOLATED = f"{FOLDER}/extrapolate.jsonl"
+DISTANCES = (4.0, 16.0, 64.0)
+
+
+def made_curves(path: Path) -> Values:
+    """Count the intervals that hold a made curve, at each distance beyond its largest scale."""
+    rows = [row for row in rows_of(path) if "family" in row]
+    values: dict[str, object] = {"curves": len({row["seed"] for row in rows})}
+    for distance in DISTANCES:
+        there = [row for row in rows if row["distance"] == distance]
+        values[f"held_{distance:.0f}"] = sum(row["holds"] for row in there)
+        values[f"width_{distance:.0f}"] = statistics.median(row["width"] for row in there)
+    return values
+
+
+def measured_series(whose: str, path: Path) -> Values:
+    """Count the intervals that hold a measured series, by its quantity."""
+    values = dict[str, object]()
+    for quantity in ("critical_batch_size", "batch_size", "lr"):
+        rows = list[Row]()
+        for row in rows_of(path):
+            of_source = "source" in row and row["source"].startswith(whose)
+            if of_source and row["quantity"] == quantity:
+                rows.append(row)
+        if rows:
+            values[f"{quantity}_held"] = sum(row["holds"] for row in rows)
+            values[f"{quantity}_n"] = len(rows)
+            values[f"{quantity}_width"] = statistics.median(row["width"] for row in rows)
+            values[f"{quantity}_farthest"] = max(row["distance"] for row in rows)
+    return values
+
+
+SMALL_TO_LARGE = [
+    figure(
+        "extrapolation",
+        "Of {curves} made curves {held_4}, {held_16} and {held_64} are held 4, 16 and 64 times beyond, "
+        "to within factors of {width_4:.1f}, {width_16:.1f} and {width_64:.1f}.",
+        made_curves,
+        EXTRAPOLATED,
+    ),
+    figure(
+        "extrapolation",
+        "Of the Step Law's best batch sizes {batch_size_held} of {batch_size_n} are held, up to "
+        "{batch_size_farthest:.1f} times beyond, of its learning rates {lr_held} of {lr_n}.",
+        partial(measured_series, "Li et al."),
+        EXTRAPOLATED,
+    ),
+    figure(
+        "extrapolation",
+        "Of bstune's own, B_crit is held in {critical_batch_size_held} of {critical_batch_size_n}, to a "
+        "factor of {critical_batch_size_width:.1f}, the best batch size in {batch_size_held} of "
+        "{batch_size_n}, the best rate in {lr_held} of {lr_n}.",
+        partial(measured_series, "tests/"),
+        EXTRAPOLATED,
+    ),
+]
+
+# The best metric within a budget.
+
+FIXED_BUDGET = f"{FOLDER}/fixed_budget.jsonl"
+BUDGET_SEARCHES = {
+    "bstune": '**bstune**, `objective="loss"`',
+    "TPE": "TPE",
+    "TPE, Hyperband": "TPE with Hyperband",
+    "GP": "GP (n = {n})",
+}
+# Full trials' cost, in the order of a row's values, and those that are shown.
+BUDGET_SPENDINGS = (3, 5, 10, 20, 40)
+SHOWN_SPENDINGS = (3, 5, 10, 40)
+
+
+def budget_row(search: str, path: Path) -> Values:
+    rows = list[Row]()
+    for row in rows_of(path):
+        if row["search"] == search and "of_scatter" in row:
+            rows.append(row)
+    values: dict[str, object] = {"n": len(rows)}
+    for i, spending in enumerate(BUDGET_SPENDINGS):
+        above = [row["above"][i] for row in rows]
+        values[f"m{spending}"] = float(np.nanmedian(above))
+        values[f"p{spending}"] = float(np.nanquantile(above, 0.9))
+        values[f"s{spending}"] = float(np.nanmedian([row["of_scatter"][i] for row in rows]))
+    return values
+
+
+ENDS = f"{FOLDER}/budget_ends.jsonl"
+# Of a look: full trials' cost, full trials, what is left in scatters, and scatters above the best.
+LOOK_COST, LOOK_FULL, LOOK_LEFT, LOOK_ABOVE = 1, 2, 3, 4
+FEWEST_FULL = 4
+
+
+def end_of(looks: Sequence[Sequence[float]], least_gain: float) -> Sequence[float]:
+    """Give the look at which a search ends, or its last one."""
+    for look in looks:
+        if look[LOOK_FULL] >= FEWEST_FULL and look[LOOK_LEFT] <= least_gain:
+            return look
+    return looks[-1]
+
+
+def least_gain_saves(least_gain: float, path: Path) -> Values:
+    looks = [row["looks"] for row in rows_of(path)]
+    ends = [end_of(each, least_gain) for each in looks]
+    lost = [end[LOOK_ABOVE] - each[-1][LOOK_ABOVE] for end, each in zip(ends, looks, strict=True)]
+    return {
+        "ends": statistics.fmean(end[LOOK_COST] for end in ends),
+        "whole": statistics.fmean(each[-1][LOOK_COST] for each in looks),
+        "lost": statistics.fmean(lost),
+    }
+
+
+BUDGET_COVERAGE = f"{FOLDER}/budget_coverage.jsonl"
+
+
+def holds(interval: Sequence[float], size: float) -> bool:
+    """Tell whether the outer two hold a batch size, to 5%."""
+    return interval[0] <= 1.05 * size and size <= 1.05 * interval[-1]
+
+
+def budget_intervals(path: Path) -> Values:
+    rows = [row for row in rows_of(path) if "as_good" in row and row["growth"] == 1.0]
+    rows = [row for row in rows if row["spend"] == 20.0]
+    widths = [math.log2(row["as_good"][1] / row["as_good"][0]) for row in rows]
+    return {
+        "n": len(rows),
+        "good": sum(holds(row["as_good"], row["best_size"]) for row in rows),
+        "later": sum(holds(row["later"], row["best_size_later"]) for row in rows),
+        "octaves": statistics.median(widths),
+    }
+
+
+# Trained: any file of such rows takes part.
+OTHER_ROLES = ("baseline", "an octave below", "an octave above")
+
+
+def trained_values(path: Path) -> Values:
+    """Compare the runs of each role with the winner's on the same seeds."""
+    by_role = dict[str, dict[int, Row]]()
+    for row in rows_of(path):
+        by_role.setdefault(row["role"], {})[row["seed"]] = row
+    winner = by_role["winner"]
+    first = next(iter(winner.values()))
+    values: dict[str, object] = {
+        "batch_size": first["batch_size"],
+        "lr": first["lr"],
+        "seeds": len(winner),
+        "mean": statistics.fmean(row["value"] for row in winner.values()),
+    }
+    for role in OTHER_ROLES:
+        above = [row["value"] - winner[seed]["value"] for seed, row in by_role[role].items()]
+        values[role.replace(" ", "_")] = mean_and_interval(above)
+    return values
+
+
+def mean_and_interval(values: Sequence[float]) -> str:
+    """Write the mean with Student's 90% interval."""
+    middle = statistics.fmean(values)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    half = float(student.ppf(0.95, len(values) - 1)) * error
+    return f"{middle:.3f} ({middle - half:.3f} to {middle + half:.3f})"
+
+
+def trained_row(record: str) -> Figure:
+    """Give the row of one record, such as ``shakespeare_lstm_60.jsonl``."""
+    workload, _, seconds = Path(record).stem.rpartition("_")
+    cells = [f"`{workload}`, {seconds} s", "{batch_size}, {lr:.2g}", "{mean:.3f}"]
+    for role in OTHER_ROLES:
+        cells.append(f"{{{role.replace(' ', '_')}}}")
+    return figure("trained", row_text(cells), trained_values, record)
+
+
+def trained_records() -> list[str]:
+    """List the records of trained budgets that there are, the shorter budget first."""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    found = folder.glob("shakespeare_*_*.jsonl")
+    ordered = sorted(found, key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
+    return [f"{FOLDER}/{path.name}" for path in ordered]
+
+
+WITHIN_BUDGET = [
+    *[
+        figure(
+            "fixed budget",
+            row_text(
+                [
+                    shown,
+                    *[f"{{m{s}:.1f}}, {{p{s}:.1f}}; {{s{s}:.1f}}" for s in SHOWN_SPENDINGS],
+                ]
+            ),
+            partial(budget_row, search),
+            FIXED_BUDGET,
+        )
+        for search, shown in BUDGET_SEARCHES.items()
+    ],
+    figure(
+        "fixed budget",
+        "ends a search after {ends:.1f} full trials' cost in place of {whole:.1f}, {lost:.2f} of a "
+        "scatter "
+        "above its end",
+        partial(least_gain_saves, 0.3),
+        ENDS,
+    ),
+    figure(
+        "fixed budget",
+        "AS GOOD holds the best batch size in {good} of {n}, and the interval of the best one at "
+        "four "
+        "times the budget in {later}, {octaves:.1f} octaves wide: wider than need be",
+        budget_intervals,
+        BUDGET_COVERAGE,
+    ),
+    *[trained_row(record) for record in trained_records()],
+]
+
+# Schedules that end with the trial.
+
+HORIZON = f"{FOLDER}/horizon.jsonl"
+HORIZON_SPENDINGS = (10, 20, 40)
+HORIZON_SEARCHES = {
+    "bstune": "bstune",
+    "bstune, reference first": "bstune, a user's own pair first",
+    "TPE": "TPE over batch size, learning rate and horizon",
+    "TPE, fixed horizon": "TPE, fixed horizon",
+}
+# The commits of the rows that count; "now" stands for the one that the record entered with.
+NOW = ("now", "1407b8e")
+HORIZON_TABLES = {
+    None: "laws",
+    "digits_linear": "`digits_linear`",
+    "mnist_mlp_linear": "`mnist_mlp_linear`",
+}
+
+
+def horizon_row(search: str, path: Path) -> Values:
+    values = dict[str, object]()
+    for table, name in HORIZON_TABLES.items():
+        rows = list[Row]()
+        for row in rows_of(path):
+            of_search = row["search"] == search and row["code"] in NOW
+            if of_search and row.get("table") == table:
+                rows.append(row)
+        medians = list[str]()
+        for i, _ in enumerate(HORIZON_SPENDINGS):
+            ratios = [math.inf if row["fresh"][i] == "none" else row["fresh"][i] for row in rows]
+            medians.append(number_or_none(statistics.median(ratios), 2))
+        values[name.strip("`")] = ", ".join(medians)
+    return values
+
+
+def horizon_sentence(shown: str) -> str:
+    return row_text([shown, *[f"{{{name.strip('`')}}}" for name in HORIZON_TABLES.values()]])
+
+
+HORIZONS = [
+    figure("horizons", horizon_sentence(shown), partial(horizon_row, search), HORIZON)
+    for search, shown in HORIZON_SEARCHES.items()
+]
+
+GROUPS = {
+    "OVERHEAD": OVERHEAD,
+    "MEMORY": MEMORY,
+    "COVERED": COVERED,
+    "FITTED": FITTED,
+    "STATED_SECONDS": STATED_SECONDS,
+    "FIRST_STUDY": FIRST_STUDY,
+    "HYDRA": HYDRA,
+    "SMALL_TO_LARGE": SMALL_TO_LARGE,
+    "WITHIN_BUDGET": WITHIN_BUDGET,
+    "HORIZONS": HORIZONS,
+}
+FIGURES = [one for group in GROUPS.values() for one in group]

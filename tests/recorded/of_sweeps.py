@@ -1,0 +1,624 @@
+"""The figures of sweeps/README.md."""
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+from recorded.fashion_cnn import recorded
+from recorded.figure import TOP, Figure, Values, rounded_text, row_text, rows_of
+from recorded.studies import Arguments, asked, found
+
+from bstune.core.curve import CurveError
+from bstune.core.records import Target
+from bstune.report.compare import pairs
+from bstune.result import CriticalAtTarget
+from bstune.study.analysis.critical import growth
+from bstune.sweeps.critical_batch import row as critical_row
+from bstune.sweeps.critical_batch import too_coarse
+from bstune.sweeps.rule_cost import FAR_BATCH_SIZE, RuleCost, table_costs
+from bstune.sweeps.search_problem import percentile, ratio_after, spending_within
+from bstune.trial.replay import read_index, read_table
+
+README = "sweeps/README.md"
+RECORDED = "tests/recorded"
+TABLES = "bstune/trial/tables"
+# Of a posterior that is sampled: another processor may round its draws otherwise.
+SAMPLED = 0.1
+
+
+def settings_of(sweep: str) -> dict[str, Any]:
+    """Read what a sweep's file sets."""
+    file = yaml.safe_load((TOP / f"sweeps/{sweep}.yaml").read_text(encoding="utf-8"))
+    return file["sweep"]["experiment"]
+
+
+def figure(
+    topic: str,
+    sentence: str,
+    derive: Callable[..., Values],
+    *records: str,
+    tolerance: float = 0.0,
+) -> Figure:
+    """Give a figure of this README."""
+    return Figure(topic, README, sentence, records, derive, tolerance)
+
+
+def interval_text(
+    value: float | None, low: float | None, high: float | None, digits: int = 2
+) -> str:
+    """Write a critical batch size and its interval as whole numbers, to so many digits."""
+    ends = list[str]()
+    for end in (value, low, high):
+        ends.append("open" if end is None else f"{float(f'{end:.{digits}g}'):,.0f}")
+    return f"{ends[0]} ({ends[1]} to {ends[2]})"
+
+
+# Steps to target over batch size, fashion_cnn.
+
+FASHION_CNN = f"{RECORDED}/fashion_cnn.jsonl"
+
+
+@cache
+def fashion_cnn(path: Path) -> Values:
+    trials, _, result = recorded()
+    critical = result.critical_batch_size
+    fastest = result.best_by_time
+    fewest = result.best_by_steps
+    end = result.small_end
+    return {
+        "trials": len(trials),
+        "reached": result.statuses["reached"],
+        "smallest": min(trial.batch_size for trial in trials),
+        "largest": max(trial.batch_size for trial in trials),
+        "b_crit": interval_text(critical.value, critical.low, critical.high),
+        "noise": result.fit.noise,
+        "slope": end.slope,
+        "slope_error": end.standard_error,
+        "slope_from": end.batch_sizes[0],
+        "slope_to": end.batch_sizes[-1],
+        "fastest": fastest.batch_size,
+        "fewest": fewest.batch_size,
+    }
+
+
+STEPS_TO_TARGET = [
+    figure(
+        "fashion_cnn",
+        "{trials} trials at as many batch sizes from {smallest} to {largest}, of which {reached} "
+        "reached",
+        fashion_cnn,
+        FASHION_CNN,
+    ),
+    figure(
+        "fashion_cnn",
+        "B_crit is {b_crit}, as single trials scatter by {noise:.0%} around the curve.",
+        fashion_cnn,
+        FASHION_CNN,
+        tolerance=SAMPLED,
+    ),
+    figure(
+        "fashion_cnn",
+        "between B = {slope_from} and {slope_to} is {slope:.2f} with a standard error of "
+        "{slope_error:.2f}",
+        fashion_cnn,
+        FASHION_CNN,
+    ),
+    figure(
+        "fashion_cnn",
+        "B = {fastest} took the least time and B = {fewest} the fewest steps",
+        fashion_cnn,
+        FASHION_CNN,
+    ),
+]
+
+# B_crit over the target, from tables.
+
+CRITICAL_TABLES = ("fashion_mlp", "cifar_mlp", "mnist_cnn", "shakespeare_lstm", "mnist_mlp")
+
+
+@cache
+def critical_rows(name: str) -> tuple[dict[str, Any], ...]:
+    """Read a table at its target and at easier ones, as the sweep does."""
+    source = read_index()[name]
+    table = read_table(source.path)
+    settings = settings_of("critical_batch")
+    rows = list[dict[str, Any]]()
+    for times in settings["easier"]:
+        easier = Target(source.target.metric, source.target.value * times, source.target.mode)
+        if too_coarse(table, easier) is not None:
+            continue
+        try:
+            rows.append(dict(critical_row(name, table, easier, settings["level"])))
+        except CurveError:
+            continue
+    return tuple(rows)
+
+
+def over_targets(name: str, path: Path) -> Values:
+    rows = critical_rows(name)
+    points = list[CriticalAtTarget]()
+    for row in rows:
+        points.append(
+            CriticalAtTarget(
+                target=row["target"],
+                passed=0,
+                value=row["b_crit"],
+                low=row["b_crit_low"],
+                high=row["b_crit_high"],
+            )
+        )
+    grown = growth(points, 0.0)
+    own = rows[0]
+    return {
+        "metric": own["metric"].removeprefix("val/"),
+        "easiest": rounded_text(grown.start, 2),
+        "hardest": rounded_text(grown.end, 2),
+        "b_crit": interval_text(own["b_crit"], own["b_crit_low"], own["b_crit_high"], digits=3),
+        "slope_small": own["slope_small"],
+        "slope_large": own["slope_large"],
+        "lr": f"{own['lr_exponent']:.2f} ({own['lr_low']:.2f} to {own['lr_high']:.2f})",
+        "power": f"{grown.exponent:.1f} ({grown.low:.1f} to {grown.high:.1f})",
+    }
+
+
+CRITICAL = [
+    figure(
+        "B_crit over the target",
+        row_text(
+            [
+                f"`{name}`",
+                "{metric} {easiest} to {hardest}",
+                "{b_crit}",
+                "{slope_small:.2f}, {slope_large:.2f}",
+                "{lr}",
+                "{power}",
+            ]
+        ),
+        partial(over_targets, name),
+        f"{TABLES}/{name}.jsonl",
+    )
+    for name in CRITICAL_TABLES
+]
+
+
+def half_slope_of(name: str, path: Path, table: Path) -> Values:
+    covered = [row for row in rows_of(path) if row["cell"] == name]
+    return {"truth": covered[0]["truth"], "fit": critical_rows(name)[0]["b_crit"]}
+
+
+CRITICAL.append(
+    figure(
+        "B_crit over the target",
+        "of `fashion_mlp` {truth:.0f} in place of {fit:.0f}.",
+        partial(half_slope_of, "fashion_mlp"),
+        "tests/benchmarks/coverage.jsonl",
+        f"{TABLES}/fashion_mlp.jsonl",
+    )
+)
+# What a rule costs.
+
+RULES = {"linear": "linear", "sqrt": "square root", "none": "constant"}
+
+
+@cache
+def rule_costs() -> tuple[RuleCost, ...]:
+    tuned_at = settings_of("rule_cost")["tuned_at"]
+    costs = list[RuleCost]()
+    for name in CRITICAL_TABLES:
+        source = read_index()[name]
+        table = read_table(source.path)
+        costs += table_costs(name, table, source.target, list(RULES), tuned_at)
+    return tuple(costs)
+
+
+def far_costs(rule: str) -> list[RuleCost]:
+    far = list[RuleCost]()
+    for cost in rule_costs():
+        if cost.rule == rule and cost.batch_size >= FAR_BATCH_SIZE * cost.tuned_at:
+            far.append(cost)
+    return far
+
+
+def rule_row(rule: str, *paths: Path) -> Values:
+    far = far_costs(rule)
+    known = [cost for cost in far if cost.outcome != "not recorded"]
+    middle = statistics.median(math.inf if cost.ratio is None else cost.ratio for cost in known)
+    return {
+        "median": f"{middle:.2f} times the steps" if math.isfinite(middle) else "misses",
+        "missed": sum(cost.outcome == "missed" for cost in known),
+        "known": len(known),
+        "unknown": len(far) - len(known),
+    }
+
+
+NUMBERS = ("none", "one", "two", "three", "four", "five")
+
+
+def tables_missed(*paths: Path) -> Values:
+    """Count the tables on which a rule misses the target at some batch size."""
+    values = dict[str, object]()
+    for rule in RULES:
+        missed = {
+            cost.table for cost in rule_costs() if cost.rule == rule and cost.outcome == "missed"
+        }
+        values[rule] = NUMBERS[len(missed)]
+    values["tables"] = NUMBERS[len(CRITICAL_TABLES)]
+    return values
+
+
+ALL_TABLES = tuple(f"{TABLES}/{name}.jsonl" for name in CRITICAL_TABLES)
+RULE_COST = [
+    *[
+        figure(
+            "what a rule costs",
+            row_text([shown, "{median}", "{missed} of {known}", "{unknown}"]),
+            partial(rule_row, rule),
+            *ALL_TABLES,
+        )
+        for rule, shown in RULES.items()
+    ],
+    figure(
+        "what a rule costs",
+        "linear misses the target at some batch size on {linear} of {tables} tables, the square "
+        "root on {sqrt}.",
+        tables_missed,
+        *ALL_TABLES,
+    ),
+]
+
+# What moves the critical batch size.
+
+
+MNIST = ("workload=mnist_mlp", "search.objective=curve")
+LOSS_ARGUMENTS = ("workload=fashion_mlp", "search.batch_size.high=2048")
+# The studies of each factor: the record of each, and the arguments that tell the posterior what it
+# looks for.
+FACTORS: dict[str, dict[str, Arguments]] = {
+    "data": {
+        f"shallue_data/{images}": (
+            *MNIST,
+            "workload.target.value=0.06",
+            f"search.batch_size.high={images}",
+        )
+        for images in (6000, 18000, 55000)
+    },
+    "regularisation": {
+        f"shallue_regularisation/{name}": MNIST for name in ("none", "smoothed", "decayed")
+    },
+    "widths": {f"shallue_widths/{name}": MNIST for name in ("narrow", "base", "deep", "wide")},
+    "losses": {
+        f"losses/{name}": LOSS_ARGUMENTS for name in ("cross-entropy", "smoothed", "squared")
+    },
+}
+STUDIES: dict[str, Arguments] = {}
+for of_factor in FACTORS.values():
+    STUDIES |= of_factor
+
+
+def record_of(study: str) -> str:
+    return f"{RECORDED}/{study}.jsonl"
+
+
+def study_row(arguments: Arguments, path: Path) -> Values:
+    study = found(path, arguments)
+    critical = study.critical
+    small, large = study.slopes
+    return {
+        "b_crit": interval_text(critical.value, critical.low, critical.high),
+        "small": small,
+        "large": large,
+        "from": critical.smallest,
+        "to": critical.largest,
+        "steps": study.fewest_steps,
+    }
+
+
+STUDY_NAMES = {
+    "shallue_data/6000": "6,000 training images, error 0.06",
+    "shallue_data/18000": "18,000",
+    "shallue_data/55000": "55,000",
+    "shallue_regularisation/none": "128 hidden units, error 0.03",
+    "shallue_regularisation/smoothed": "labels smoothed by 0.1",
+    "shallue_regularisation/decayed": "weight decay 0.001",
+    "shallue_widths/base": "128 units again",
+    "shallue_widths/narrow": "64 units",
+    "shallue_widths/deep": "128, 128, 128 units",
+    "shallue_widths/wide": "512 units",
+}
+
+
+def of_pair(larger: str, smaller: str, factor: str, *paths: Path) -> Values:
+    """Give the ratio of two studies' B_crit; its interval holds together with those of the "
+    "factor's other pairs."""
+    studies = FACTORS[factor]
+    compared = list[Any]()
+    for (name, arguments), path in zip(studies.items(), paths, strict=True):
+        critical = found(path, arguments).critical
+        compared.append(
+            SimpleNamespace(
+                name=name,
+                b_crit=critical.value,
+                b_crit_low=critical.low,
+                b_crit_high=critical.high,
+                level=critical.level,
+            )
+        )
+    for pair in pairs(compared):
+        if {pair.larger, pair.smaller} == {larger, smaller}:
+            return {"ratio": pair.ratio, "low": pair.low, "high": pair.high}
+    raise LookupError(f"{larger} and {smaller} are no pair of {factor}")
+
+
+def pair_figure(sentence: str, larger: str, smaller: str, factor: str) -> Figure:
+    records = [record_of(study) for study in FACTORS[factor]]
+    derive = partial(of_pair, larger, smaller, factor)
+    return figure("what moves B_crit", sentence, derive, *records, tolerance=SAMPLED)
+
+
+MOVES = [
+    *[
+        figure(
+            "what moves B_crit",
+            row_text(
+                [
+                    shown,
+                    "{b_crit}",
+                    "{small:.2f}, {large:.2f}",
+                    "{from} to {to:,}",
+                    "{steps}",
+                ]
+            ),
+            partial(study_row, STUDIES[study]),
+            record_of(study),
+            tolerance=SAMPLED,
+        )
+        for study, shown in STUDY_NAMES.items()
+    ],
+    pair_figure(
+        "B_crit with all images is {ratio:.1f} times that with 6,000 ({low:.1f} to {high:.1f}, all",
+        "shallue_data/55000",
+        "shallue_data/6000",
+        "data",
+    ),
+    pair_figure(
+        "over smoothed labels, {ratio:.1f} times ({low:.1f} to {high:.1f})",
+        "shallue_regularisation/none",
+        "shallue_regularisation/smoothed",
+        "regularisation",
+    ),
+    pair_figure(
+        "64 over 128 units, {ratio:.1f} times ({low:.1f} to {high:.1f})",
+        "shallue_widths/narrow",
+        "shallue_widths/base",
+        "widths",
+    ),
+]
+
+# Three losses.
+
+
+def runs_of_winner(path: Path, target: Target) -> list[dict[str, Any]]:
+    """Give the runs of the point that ran on further seeds and took the least time, by its "
+    "median."""
+    points = defaultdict[tuple[int, float], list[dict[str, Any]]](list)
+    for row in rows_of(path):
+        points[row["batch_size"], row["lr"]].append(row)
+    repeated = [runs for runs in points.values() if len({run["seed"] for run in runs}) > 2]
+
+    def seconds(runs: list[dict[str, Any]]) -> float:
+        return statistics.median(steps_to(run, target) * run["seconds_per_step"] for run in runs)
+
+    return min(repeated, key=seconds)
+
+
+def steps_to(run: dict[str, Any], target: Target) -> float:
+    for step, value in zip(run["steps"], run["metric"], strict=True):
+        if target.reached(value):
+            return float(step)
+    return math.inf
+
+
+def loss_row(study: str, path: Path) -> Values:
+    arguments = STUDIES[study]
+    target = asked(arguments).target
+    critical = found(path, arguments).critical
+    runs = runs_of_winner(path, target)
+    steps = [steps_to(run, target) for run in runs]
+    return {
+        "batch_size": runs[0]["batch_size"],
+        "lr": runs[0]["lr"],
+        "n": len(runs),
+        "steps": statistics.median(steps),
+        "least": min(steps),
+        "most": max(steps),
+        "seconds": statistics.median(steps) * runs[0]["seconds_per_step"],
+        "b_crit": interval_text(critical.value, critical.low, critical.high),
+        "reached": found(path, arguments).reached,
+        "trials": found(path, arguments).trials,
+    }
+
+
+LOSSES = [
+    *[
+        figure(
+            "losses",
+            row_text(
+                [
+                    shown,
+                    "{batch_size}, {lr:.2g}",
+                    "{steps:.0f} ({least:.0f} to {most:.0f})",
+                    "{seconds:.2f} s",
+                    "{b_crit}",
+                    "{reached} of {trials}",
+                ]
+            ),
+            partial(loss_row, study),
+            record_of(study),
+            tolerance=SAMPLED,
+        )
+        for study, shown in (
+            ("losses/cross-entropy", "cross-entropy"),
+            ("losses/smoothed", "smoothed by 0.1"),
+            ("losses/squared", "squared error"),
+        )
+    ],
+    pair_figure(
+        "cross-entropy's critical batch size is {ratio:.1f} times that of squared error ({low:.1f} "
+        "to {high:.1f}, all",
+        "losses/cross-entropy",
+        "losses/squared",
+        "losses",
+    ),
+]
+
+# Searches compared.
+
+RUNS = f"{RECORDED}/search_benchmark.jsonl"
+SEARCH_TABLES = ("fashion_mlp", "mnist_cnn", "cifar_mlp")
+SEARCHES = {
+    "bstune": "**bstune**",
+    "tpe": "Optuna TPE",
+    "qmc": "Optuna QMC",
+    "shallue": "each batch size tuned by itself",
+    "zeus": "Zeus",
+}
+OPTUNA = ("tpe", "qmc")
+# With their axes.
+RECORDED_SEARCHES = ("bstune", "tpe/lr", "tpe/sqrt", "qmc/lr", "qmc/sqrt", "shallue", "zeus")
+RECORDED_SEEDS = 10
+SPENDINGS = (10.0, 20.0, 40.0)
+SHOWN_SPENDING = 20.0
+MOST_SPENT = 60.0
+PATH_OF_NOTHING = "none"
+
+
+@cache
+def search_runs(path: Path) -> dict[tuple[str, str], list[Any]]:
+    """Give the paths of each search, with axis and form, on each table: one a seed."""
+    runs = defaultdict[tuple[str, str], list[Any]](list)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "key" in row:
+            runs[row["key"]["search"], row["key"]["table"]].append(row["run"]["path"])
+    return dict(runs)
+
+
+def merits(paths: Sequence[Any]) -> tuple[float, ...]:
+    """Order searches, less is better: spending to come within 1.25, then the ratios from the last "
+    "spending back."""
+    marks = [statistics.median(ratio_after(path, at) for path in paths) for at in SPENDINGS[::-1]]
+    return statistics.median(spending_within(path) for path in paths), *marks
+
+
+def best_form(name: str, table: str, path: Path) -> list[Any]:
+    """Give the paths of a search's best axis and form on a table, chosen on these seeds."""
+    forms = list[list[Any]]()
+    for (search, on), paths in search_runs(path).items():
+        if on == table and search.split("/")[0] == name:
+            forms.append(paths)
+    return min(forms, key=merits)
+
+
+def ratio_text(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else PATH_OF_NOTHING
+
+
+def search_row(name: str, path: Path) -> Values:
+    values = dict[str, object]()
+    for table in SEARCH_TABLES:
+        paths = best_form(name, table, path)
+        ratios = [ratio_after(one, SHOWN_SPENDING) for one in paths]
+        values[f"{table}_ratio"] = (
+            f"{ratio_text(statistics.median(ratios))} / {ratio_text(percentile(ratios, 0.9))}"
+        )
+        within = statistics.median(spending_within(one) for one in paths)
+        values[f"{table}_within"] = (
+            f"{within:.1f}" if math.isfinite(within) else f"> {MOST_SPENT:.0f}"
+        )
+    return values
+
+
+def search_figures() -> list[Figure]:
+    figures = list[Figure]()
+    for name, shown in SEARCHES.items():
+        cells = [shown]
+        for table in SEARCH_TABLES:
+            cells.append(f"{{{table}_ratio}}; {{{table}_within}}")
+        figures.append(
+            figure("searches compared", row_text(cells), partial(search_row, name), RUNS)
+        )
+    return figures
+
+
+def span_text(spendings: Sequence[float]) -> str:
+    """Write the least and the most of some spendings, which end at 60 times the best trial's "
+    "cost."""
+    most = max(spendings)
+    if math.isinf(most):
+        return f"{min(spendings):.0f} to more than {MOST_SPENT:.0f}"
+    return f"{min(spendings):.1f} to {most:.1f}"
+
+
+def within_a_quarter(path: Path) -> Values:
+    """Give the range over the tables of the median spendings until within a quarter of the best."""
+    spendings = defaultdict[str, list[float]](list)
+    for table in SEARCH_TABLES:
+        for name in ("bstune", *OPTUNA):
+            paths = best_form(name, table, path)
+            spendings[name].append(statistics.median(spending_within(one) for one in paths))
+    optuna = [spending for name in OPTUNA for spending in spendings[name]]
+    return {"ours": span_text(spendings["bstune"]), "optuna": span_text(optuna)}
+
+
+def bstune_in_all(path: Path) -> Values:
+    ratios = list[float]()
+    firsts = list[float]()
+    for table in SEARCH_TABLES:
+        for one in best_form("bstune", table, path):
+            ratios.append(ratio_after(one, SHOWN_SPENDING))
+            firsts.append(one[0][0])
+    return {
+        "n": len(ratios),
+        "mean": statistics.geometric_mean(ratios),
+        "high": percentile(ratios, 0.9),
+        "first": statistics.median(firsts),
+    }
+
+
+COMPARED = [
+    *search_figures(),
+    figure(
+        "searches compared",
+        "Over bstune's {n} searches the geometric mean after 20 times is {mean:.2f}, the 90th "
+        "percentile "
+        "{high:.2f}; the first trial reaches the target after {first:.1f} times the best trial's "
+        "cost (median).",
+        bstune_in_all,
+        RUNS,
+    ),
+    figure(
+        "searches compared",
+        "bstune comes within a quarter of the best point's time after {ours} times the best "
+        "trial's cost, "
+        "Optuna's TPE and QMC after {optuna}.",
+        within_a_quarter,
+        RUNS,
+    ),
+]
+
+GROUPS = {
+    "STEPS_TO_TARGET": STEPS_TO_TARGET,
+    "CRITICAL": CRITICAL,
+    "RULE_COST": RULE_COST,
+    "MOVES": MOVES,
+    "LOSSES": LOSSES,
+    "COMPARED": COMPARED,
+}
+FIGURES = [one for group in GROUPS.values() for one in group]

@@ -1,0 +1,162 @@
+"""Studies whose trials are recorded: their posterior, inferred again as a report infers it.
+
+A record has of each trial the evaluations that mark its way, not all of them, and nothing of which
+trial continued which. So what is derived here differs a little from what the study itself reported.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from optuna.distributions import FloatDistribution, IntDistribution
+from recorded.figure import rows_of
+
+from bstune.config import compose
+from bstune.core.objectives import Objective
+from bstune.core.records import Target, TrialResult
+from bstune.core.scaling import sqrt
+from bstune.result import CriticalBatchSize, LearningRateLaw
+from bstune.search.acquisition import steps_band
+from bstune.search.observations import Posterior
+from bstune.search.sampler import FrontierSampler
+from bstune.study.analysis.critical import critical_batch
+from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, fit_lr_exponent
+
+Arguments = tuple[str, ...]
+LR_RANGE = (1e-4, 10.0)
+# Of batch sizes, at each end of the curve: the slope of log S* there.
+END_SPAN = 4.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a study was to find."""
+
+    target: Target
+    reference: tuple[float, float]
+    """Batch size and learning rate."""
+    batch_sizes: tuple[int, int]
+    budget: tuple[int, int]
+    """Steps and examples: a trial ends when both are spent."""
+    objective: Objective
+    level_sigma: float
+    """Of the prior of the best learning rate, in octaves."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the trials say."""
+
+    trials: int
+    reached: int
+    critical: CriticalBatchSize
+    slopes: tuple[float, float]
+    exponent: LearningRateLaw | None
+    fewest_steps: int
+
+
+def asked(arguments: Arguments) -> Asked:
+    """Read what a study with these arguments of the command line is to find."""
+    options = compose(arguments).options
+    target = options.workload.target
+    return Asked(
+        target=Target(target.metric, target.value, target.mode),
+        reference=(options.scaling.batch_size, options.scaling.lr),
+        batch_sizes=(options.search.batch_size.low, options.search.batch_size.high),
+        budget=(options.budget.steps, options.budget.examples),
+        objective=options.search.objective,
+        level_sigma=options.prior.level_sigma,
+    )
+
+
+def trial_of(number: int, row: dict[str, Any], target: Target) -> TrialResult:
+    """Read one recorded trial: its record as it stood when it met the target, or ended."""
+    history = list(zip(row["steps"], row["metric"], strict=True))
+    hit = next((step for step, value in history if target.reached(value)), None)
+    end = row["steps"][-1] if row["steps"] else 1
+    last_miss = end
+    if hit is not None:
+        end = hit
+        last_miss = max((step for step, _ in history if step < hit), default=0)
+    status = row["status"]
+    if status == "stopped" and hit is not None:
+        status = "reached"
+    seconds = end * row["seconds_per_step"]
+    return TrialResult(
+        number=number,
+        trial_index=number,
+        batch_size=row["batch_size"],
+        lr=row["lr"],
+        delta=None,
+        seed=row["seed"],
+        status=status,
+        steps=end,
+        steps_low=last_miss,
+        examples=end * row["batch_size"],
+        train_seconds=seconds,
+        eval_seconds=0.0,
+        startup_seconds=0.0,
+        wall_seconds=seconds,
+        seconds_per_step=row["seconds_per_step"],
+        device="cpu",
+        versions={},
+        history=tuple((step, value) for step, value in history if step <= end),
+    )
+
+
+def trials_of(path: Path, target: Target) -> list[TrialResult]:
+    return [trial_of(number, row, target) for number, row in enumerate(rows_of(path))]
+
+
+def posterior_of(trials: list[TrialResult], of: Asked) -> Posterior:
+    """Sample the posterior that a report has; the rule is the square root through the reference."""
+    steps, examples = of.budget
+    sampler = FrontierSampler(
+        objective=of.objective,
+        rule=lambda batch_size: sqrt(batch_size, *of.reference),
+        target=of.target,
+        ideal=0.0,
+        sigma=of.level_sigma,
+        budget=lambda batch_size: max(steps, examples / batch_size),
+        lr_range=LR_RANGE,
+        search_space={
+            "batch_size": IntDistribution(*of.batch_sizes, log=True),
+            "lr": FloatDistribution(*LR_RANGE, log=True),
+        },
+    )
+    rng = np.random.default_rng(0)
+    posterior = sampler.posterior(trials, particles=REPORT_PARTICLES, moves=MOVES, rng=rng)
+    assert posterior is not None
+    return posterior
+
+
+@cache
+def found(path: Path, arguments: Arguments) -> Found:
+    """Infer what the trials of one study say; ``arguments`` are those of its command."""
+    of = asked(arguments)
+    trials = trials_of(path, of.target)
+    posterior = posterior_of(trials, of)
+    critical = critical_batch(posterior)
+    assert critical is not None
+    reached = [trial for trial in trials if trial.reached]
+    return Found(
+        trials=len(trials),
+        reached=len(reached),
+        critical=critical,
+        slopes=end_slopes(posterior, critical),
+        exponent=fit_lr_exponent(posterior, *of.batch_sizes, critical.value),
+        fewest_steps=min(trial.steps for trial in reached),
+    )
+
+
+def end_slopes(posterior: Posterior, critical: CriticalBatchSize) -> tuple[float, float]:
+    """Give the slopes of log S* over log B over a factor of 4 at both ends of what reached the "
+    "target."""
+    slopes = list[float]()
+    for start in (critical.smallest, critical.largest / END_SPAN):
+        band = steps_band(posterior, [start, start * END_SPAN], (0.05, 0.95))
+        steps = np.log(band.steps)
+        slopes.append(float((steps[1] - steps[0]) / np.log(END_SPAN)))
+    return slopes[0], slopes[1]
