@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from toolbox import table_rows, write_rows
+from toolbox import made_table
 
 from bstune.__main__ import main
 
@@ -226,7 +226,8 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
         elif event == "import":
             events.append(f"import {values[0]}")
         elif event == "open" and isinstance(values[0], int):
-            pass  # a file that is open already
+            # A file may be open already.
+            pass
         elif event == "open" and values[2] is not None and values[2] & WRITES:
             path = os.path.abspath(str(values[0]))
             if not path.startswith(inside):
@@ -245,7 +246,7 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
 def run_all(folder: Path, verbs: Sequence[str], names: Sequence[str]) -> None:
     """Run every command on the crafted folders of these names and print what each did."""
     os.chdir(folder)
-    write_rows(folder / "t.jsonl", table_rows())
+    made_table(folder)
     sys.argv = ["bstune", *STUDY]
     with contextlib.redirect_stdout(io.StringIO()):
         assert main() == 0

@@ -15,7 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -25,11 +26,12 @@ OPTIONS = (
     "--disable-sync",
 )
 OPTIONS += ("--disable-background-networking", "--disable-component-update", "--hide-scrollbars")
-SECONDS = 120  # that a page, or the server, may take to be there on a busy machine
+# A page, or the server, may take so long to be there on a busy machine.
+SECONDS = 120
 
 
 def skip_without_chromium() -> Any:
-    """Return selenium; skip the test where it, or Debian's chromium or chromium-driver, is not installed."""
+    """Selenium; skip the test where it, or Debian's chromium or chromium-driver, is not installed."""
     missing = [
         name for name, path in (("chromium", CHROMIUM), ("chromium-driver", DRIVER)) if path is None
     ]
@@ -62,12 +64,12 @@ def resize(driver: Any, width: int, height: int) -> None:
 
 
 def errors(driver: Any) -> list[str]:
-    """Return what the pages' consoles have shown as errors since this was last asked."""
+    """The errors in the pages' consoles since this was last asked."""
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def awaited(driver: Any, script: str, enough: Callable[[Any], Any] = bool) -> Any:
-    """Return what a script comes to on the page, once that is enough."""
+    """The value of a script on the page, once that is enough."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     def look(driver: Any) -> Any:
@@ -105,14 +107,16 @@ def mlflow_server(folder: Path) -> Iterator[str]:
             command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS
+        address = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + SECONDS
         while not _answers(address):
             assert server.poll() is None, (folder / "server.log").read_text()
             assert time.monotonic() < deadline, (folder / "server.log").read_text()
             time.sleep(0.2)
         yield address
     finally:
-        os.killpg(server.pid, 15)  # its workers too
+        # The server's workers end with it.
+        os.killpg(server.pid, 15)
         server.wait()
 
 

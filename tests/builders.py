@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from toolbox import best_of, leave_blank
+from toolbox import best_of, leave_blank, made_table, make_trial
 
 from bstune.__main__ import main
 from bstune.core.records import Budget, Merit, Target, TrialResult
@@ -56,14 +56,14 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 def changed(part: AnyPart, **changes: Any) -> AnyPart:
-    """Return a part with other values, checked as those of a file are."""
+    """A part with other values, checked as those of a file are."""
     return type(part).model_validate(
         {name: getattr(part, name) for name in type(part).model_fields} | changes
     )
 
 
 def asked_of(target: Target = TARGET, budget: Budget | None = None, **changes: Any) -> Asked:
-    """Return what a study for time was asked for."""
+    """The question of a study for time."""
     values: Mapping[str, Any] = {
         "study": "s",
         "workload": "digits",
@@ -84,7 +84,7 @@ def result_of(
     best: Mapping[Merit, Winner] | None = None,
     **changes: Any,
 ) -> StudyResult:
-    """Return the result of a study of these trials, with other values of its attributes where they are given."""
+    """The result of a study of these trials, with other values of its attributes where they are given."""
     trials = list(trials)
     analysis = Analysis(
         fit=changes.pop("fit", "no fit"),
@@ -102,7 +102,7 @@ def hand_critical(
     largest: int = 4096,
     **changes: Any,
 ) -> CriticalBatchSize:
-    """Return a critical batch size with this interval, of S = 100 (1 + B_crit/B)."""
+    """A critical batch size with this interval, of S = 100 (1 + B_crit/B)."""
     values: Mapping[str, Any] = {
         "value": b_crit,
         "low": low,
@@ -124,7 +124,7 @@ def hand_critical(
 
 
 def make_law(**changes: Any) -> LearningRateLaw:
-    """Return how the best learning rate grows with the batch size."""
+    """A law of the best learning rate over the batch size."""
     values: Mapping[str, Any] = {
         "exponent": 0.22,
         "low": 0.16,
@@ -144,7 +144,7 @@ def make_law(**changes: Any) -> LearningRateLaw:
 
 
 def make_confirmed(reached: int = 3, runs: int = 3, **changes: Any) -> Confirmed:
-    """Return what so many of a winner's runs on fresh seeds came to."""
+    """The outcome of so many of a winner's runs on fresh seeds."""
     values: Mapping[str, Any] = {
         "seeds": tuple(range(runs)),
         "reached": reached,
@@ -162,7 +162,7 @@ def make_confirmed(reached: int = 3, runs: int = 3, **changes: Any) -> Confirmed
 def hand_budget_point(
     batch_size: int, value: float, values: tuple[float, ...] | None = None, number: int = 0
 ) -> PointAtBudget:
-    """Return a point of the objective loss, with these values of fresh seeds."""
+    """A point of the objective loss, with these values of fresh seeds."""
     fresh = None
     if values is not None:
         mean = sum(values) / len(values)
@@ -190,7 +190,7 @@ def hand_budget_point(
 
 
 def hand_at_budget(**changes: Any) -> AtBudget:
-    """Return the answer of a study of the objective loss."""
+    """The answer of a study of the objective loss."""
     values: Mapping[str, Any] = {
         "seconds": 60.0,
         "examples": None,
@@ -218,7 +218,7 @@ def hand_at_budget(**changes: Any) -> AtBudget:
 def make_curve(
     sizes: Sequence[float], steps: Sequence[float], spread: float = 0.1, **changes: Any
 ) -> Curve:
-    """Return S*(B) at these batch sizes with an interval of so much on either side."""
+    """S*(B) at these batch sizes with an interval of so much on either side."""
     values: Mapping[str, Any] = {
         "batch_size": tuple(sizes),
         "steps": tuple(steps),
@@ -233,7 +233,7 @@ def make_curve(
 
 
 def make_baseline(**changes: Any) -> BaselineResult:
-    """Return a baseline that reached the target."""
+    """A baseline that reached the target."""
     values: Mapping[str, Any] = {
         "number": 0,
         "batch_size": 16,
@@ -251,7 +251,7 @@ def make_baseline(**changes: Any) -> BaselineResult:
 
 
 def make_plan(devices: int, efficiency: float = 1.0) -> DevicePlan:
-    """Return the plan for so many devices."""
+    """The plan for so many devices."""
     return DevicePlan(
         devices=devices,
         device_batch_size=1,
@@ -269,7 +269,7 @@ def make_plan(devices: int, efficiency: float = 1.0) -> DevicePlan:
 
 
 def make_growth(**changes: Any) -> Growth:
-    """Return how the critical batch size grows as the target gets harder."""
+    """A law of the critical batch size over the target: it grows as that gets harder."""
     values: Mapping[str, Any] = {
         "exponent": -4.31,
         "low": -5.0,
@@ -283,7 +283,7 @@ def make_growth(**changes: Any) -> Growth:
 
 
 def make_noise_scale(noise_scale: float | None) -> MeasuredNoiseScale:
-    """Return a gradient noise scale with an interval from 91 to 110."""
+    """A gradient noise scale with an interval from 91 to 110."""
     return MeasuredNoiseScale(
         noise_scale=noise_scale,
         low=91.0,
@@ -295,6 +295,31 @@ def make_noise_scale(noise_scale: float | None) -> MeasuredNoiseScale:
         ratio_to_critical=None,
         ratio_to_fit=None,
     )
+
+
+# The trials of a study that ended with fresh seeds of its two best points
+
+LUCKY = make_trial(0, 64, 0.1, steps=400)
+STEADY = make_trial(1, 256, 0.4, steps=420)
+
+
+def fresh(number: int, steps: int = 440, of: TrialResult = LUCKY, **changes: Any) -> TrialResult:
+    """A run of a trial's point on a fresh seed."""
+    return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
+
+
+# The lucky point is slower on fresh seeds than the steady one.
+CONFIRMED = (
+    LUCKY,
+    STEADY,
+    make_trial(2, 4096, 0.8, steps=90, tau=0.1),
+    fresh(3, 440),
+    fresh(4, 460),
+    fresh(5, 480),
+    fresh(6, 430, STEADY),
+    fresh(7, 450, STEADY),
+    fresh(8, 410, STEADY),
+)
 
 
 # Options and recipes
@@ -350,6 +375,18 @@ def run_command(folder: Path, *arguments: str, drawn: bool = False) -> str:
         status = main()
     assert status == 0, printed.getvalue()
     return printed.getvalue()
+
+
+def moved_study(
+    tmp_path_factory: pytest.TempPathFactory, *arguments: str, drawn: bool = False
+) -> Path:
+    """Run a study of the made table, and move its folder: what goes on there must not need the old place."""
+    made = tmp_path_factory.mktemp("made")
+    begun = made / "begun"
+    begun.mkdir()
+    made_table(begun)
+    run_command(begun, *arguments, drawn=drawn)
+    return begun.rename(made / "moved")
 
 
 def copy_of_study(begun: Path, folder: Path, output: str) -> Path:

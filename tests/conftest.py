@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
-# What the modules imported stays until the end: looking through it again and again took a tenth of the tests' time.
+# What the modules imported stays until the end: looking through it again and again took a tenth of
+# the tests' time.
 gc.set_threshold(700, 10, 200)
 
 
@@ -139,7 +140,8 @@ def bstune(
         except SystemExit as exit_:
             status = exit_.code
         printed = capfd.readouterr()
-        # What the command says that it begins with, before it knows more, is looked at in test_early.py.
+        # What the command says that it begins with, before it knows more, is looked at in
+        # test_early.py.
         lines = printed.out.splitlines(keepends=True)
         out = "".join(line for line in lines if not line.startswith("bstune: "))
         return status, out, printed.err
@@ -214,7 +216,7 @@ def parameters() -> "Callable[[nn.Module], int]":
 
 @pytest.fixture
 def shapes() -> "Callable[[nn.Module, Tensor], list[tuple[int, ...]]]":
-    """Return the shape of what each direct child of a model returns, without the batch's dimension."""
+    """The shape of what each direct child of a model returns, without the batch's dimension."""
 
     def seen_by(model: "nn.Module", images: "Tensor") -> list[tuple[int, ...]]:
         seen: list[tuple[int, ...]] = []
@@ -230,8 +232,9 @@ def shapes() -> "Callable[[nn.Module, Tensor], list[tuple[int, ...]]]":
 
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return what trials warned of; what was warned of before is warned of again."""
-    from bstune.trial.devices.errors import warn_once  # seconds, which few tests need
+    """The warnings of trials; one that was given before the test is given again."""
+    # The import takes seconds, which few tests need.
+    from bstune.trial.devices.errors import warn_once
 
     warn_once.cache_clear()
     return lambda: [

@@ -83,7 +83,8 @@ def built(kind, modules):
 
 def run(kind, spec=None, protocol=None, batches=batches_of, collate=None, data=None, **options):
     """Run a trial; return its record and its module."""
-    modules, protocol = [], protocol or protocol_of()
+    modules = []
+    protocol = protocol or protocol_of()
     held_out = DataLoader(HELD_OUT.dataset, batch_size=4, collate_fn=collate)
     train = partial(batches, micro_batch_size=protocol.micro_batch_size, collate=collate)
     workload = Workload(
@@ -105,7 +106,8 @@ class Epochs:
     """The batches of a trial, given to a plain Trainer: the same endless stream, cut where the trial cuts it."""
 
     def __init__(self, batches, length):
-        self.stream, self.length = endless(batches), length
+        self.stream = endless(batches)
+        self.length = length
 
     def __len__(self):
         return self.length

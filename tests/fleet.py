@@ -47,7 +47,8 @@ class Sleeping(ReplayBackend):
 
     def __init__(self, options, seconds=0.0, states=False):
         super().__init__(options, make_protocol(options, None))
-        self.seconds, self.states = seconds, states
+        self.seconds = seconds
+        self.states = states
         self.train_examples = 1 if states else None
 
     def run(self, spec, folder, resumed_from):
@@ -105,10 +106,11 @@ class Watch:
     """What a study's storage holds, as an onlooker reads it."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._study = url, None
+        self._url = url
+        self._study = None
 
     def trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
-        """Return the study's trials in these states, none where there is no study yet or no server."""
+        """The study's trials in these states, none where there is no study yet or no server."""
         try:
             self._study = self._study or find_study("s", self._url)
             return self._study.get_trials(deepcopy=False, states=states)
@@ -116,9 +118,9 @@ class Watch:
             return []
 
     def finished(self) -> dict[int, int]:
-        """Return how many trials have finished at each index."""
+        """The number of finished trials at each index."""
         return dict(Counter(trial_index_of(trial) for trial in self.trials(*DONE)))
 
     def running(self) -> int:
-        """Return how many trials run."""
+        """The number of running trials."""
         return len(self.trials(optuna.trial.TrialState.RUNNING))

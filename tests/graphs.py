@@ -27,7 +27,8 @@ class Recording(TorchDispatchMode):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         result = operator(*args, **(kwargs or {}))
         made = _made(result, (args, kwargs))
-        if made or operator._schema.is_mutable:  # all others are views
+        # All other operators are views.
+        if made or operator._schema.is_mutable:
             self.calls.append((operator, args, kwargs or {}, made))
         return result
 
@@ -48,7 +49,7 @@ def record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> C
 
 
 def _made(result: Any, inputs: Any) -> dict[int, Tensor]:
-    """Return the tensors that an operator has made, by their place among all that it returned."""
+    """The tensors that an operator has made, by their place among all that it returned."""
     given = {tensor.untyped_storage().data_ptr() for tensor in _tensors(inputs)}
     places = enumerate(_tensors(result))
     return {
@@ -63,7 +64,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def random_images(shape: tuple[int, int, int], root: str = "") -> ImageDataset:
-    """Return a data set of random images, in place of one that would have to be read."""
+    """A data set of random images, in place of one that would have to be read."""
     random = np.random.default_rng(0)
     train, test = (
         Images(random.integers(0, 256, (n, *shape), np.uint8), random.integers(0, 10, n, np.int64))

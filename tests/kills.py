@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 from rich import console  # noqa: F401 (before the forks, as the next ones)
 from sqlalchemy.engine.default import DefaultDialect
-from toolbox import table_rows, write_rows
+from toolbox import column, contents, made_table, read_rows
 
 from bstune.__main__ import main
 from bstune.study import report, run  # noqa: F401
@@ -38,20 +39,26 @@ STUDY = (
     "study=s",
     "output=outputs",
 )
-STUDY += ("search.lease_seconds=3600",)  # no beats, so that two runs commit the same
-SAMPLERS, OBJECTIVES = ("frontier", "random", "tpe"), ("steps", "time", "both", "curve")
+# Without beats two runs commit the same.
+STUDY += ("search.lease_seconds=3600",)
+SAMPLERS = ("frontier", "random", "tpe")
+OBJECTIVES = ("steps", "time", "both", "curve")
 OWN_DATABASE = (
     5  # every so many studies make MLflow's database, which takes seconds; the others find it made
 )
-UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")  # from run to run
-TRIALS, DONE = "bstune.trials", "bstune.result_trials"
+# These values differ from run to run.
+UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")
+TRIALS = "bstune.trials"
+DONE = "bstune.result_trials"
 
 
 class Killer:
     """Counts the calls that make something durable, and kills this process just before or just after one."""
 
     def __init__(self, at: int, after: bool) -> None:
-        self.at, self.after, self.calls = at, after, 0
+        self.at = at
+        self.after = after
+        self.calls = 0
         for owner, name in (
             (DefaultDialect, "do_commit"),
             (os, "replace"),
@@ -107,25 +114,23 @@ def run_in(folder: Path, arguments: list[str], at: int = 0, after: bool = False)
 
 
 def history(folder: Path) -> dict[int, Any]:
-    """Return what came of each trial index; numbers count the trials that were cut short, too."""
-    trials = [
-        json.loads(line) for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()
-    ]
+    """The outcome of each trial index; numbers count the trials that were cut short, too."""
+    trials = read_rows(folder / "outputs" / "trials.jsonl")
     index = {trial["number"]: trial["trial_index"] for trial in trials}
-    links = ("resumed_from", "replicate_of")
     fields = ("batch_size", "lr", "seed", "status", "steps", "history")
-    return {
-        trial["trial_index"]: [
-            *(trial[name] for name in fields),
-            *(index.get(trial[name]) for name in links),
-        ]
-        for trial in trials
-        if trial["status"] != "failed"
-    }
+    outcomes = {}
+    for trial in trials:
+        if trial["status"] != "failed":
+            outcome = [trial[name] for name in fields]
+            # Numbers differ between studies that were cut short at other points; indices do not.
+            outcome.append(index.get(trial["resumed_from"]))
+            outcome.append(index.get(trial["replicate_of"]))
+            outcomes[trial["trial_index"]] = outcome
+    return outcomes
 
 
 def tracked(folder: Path) -> list[Any]:
-    """Return what MLflow holds of the study: its run, and those of the trials that were not cut short."""
+    """MLflow's record of the study: its run, and those of the trials that were not cut short."""
     with closing(sqlite3.connect(folder / "mlflow.db")) as database:
 
         def of(run: str, what: str) -> list[Any]:
@@ -135,10 +140,8 @@ def tracked(folder: Path) -> list[Any]:
         for run, status in database.execute(
             "SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"
         ):
-            tags, params = (
-                dict(of(run, "key, value FROM tags")),
-                dict(of(run, "key, value FROM params")),
-            )
+            tags = dict(of(run, "key, value FROM tags"))
+            params = dict(of(run, "key, value FROM params"))
             metrics = sorted(of(run, "key, step, value FROM metrics"))
             metrics = [metric for metric in metrics if metric[0].rpartition("/")[2] not in UNEQUAL]
             if tags.get("bstune.status") != "failed":
@@ -147,40 +150,43 @@ def tracked(folder: Path) -> list[Any]:
 
 
 def complete(folder: Path) -> bool:
-    """Return whether MLflow has each trial of the study once, those that were cut short too, and all have ended."""
-    numbers = [
-        json.loads(line)["number"]
-        for line in (folder / "outputs" / "trials.jsonl").read_text().splitlines()
-    ]
+    """Whether MLflow has each trial of the study once, those that were cut short too, and all have ended."""
+    numbers = column(read_rows(folder / "outputs" / "trials.jsonl"), "number")
     with closing(sqlite3.connect(folder / "mlflow.db")) as database:
         active = database.execute(
             "SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"
         ).fetchall()
         tags = database.execute("SELECT run_uuid, key, value FROM tags").fetchall()
-    values = {
-        key: [one for of, name, one in tags if name == key and of in dict(active)]
-        for key in (TRIALS, DONE)
-    }
-    ended = all(status != "RUNNING" for _, status in active)
-    sent = sorted(int(number) for chain in values[TRIALS] for number in chain.split())
-    return ended and sent == numbers and values[DONE] == [str(len(numbers))]
+    status_of = dict(active)
+    sent: list[int] = []
+    done = []
+    for run_uuid, name, value in tags:
+        if run_uuid in status_of and name == TRIALS:
+            sent += map(int, value.split())
+        elif run_uuid in status_of and name == DONE:
+            done.append(value)
+    ended = "RUNNING" not in status_of.values()
+    return ended and sorted(sent) == numbers and done == [str(len(numbers))]
 
 
 def left(folder: Path) -> list[str]:
-    """Return the names of the files below a folder, MLflow's copies of them under one name without its partial ones."""
-    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    copies = {path.name for path in files if path.parts[0] == "mlruns"}
-    copies = {name for name in copies if not name.startswith(".artifact.uploading")}
-    return sorted([*copies, *(str(path) for path in files if path.parts[0] != "mlruns")])
+    """The names of the files below a folder, MLflow's copies of them under one name without its partial ones."""
+    names = []
+    copies = set()
+    for file in contents(folder):
+        path = file.relative_to(folder)
+        if path.parts[0] != "mlruns":
+            names.append(str(path))
+        elif not path.name.startswith(".artifact.uploading"):
+            copies.add(path.name)
+    return sorted([*copies, *names])
 
 
 def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any]:
     """Kill one of the studies at sampled points, continue each with the same command; return what differs."""
-    sampler, objective, replicates = (
-        SAMPLERS[number % 3],
-        OBJECTIVES[number % 4],
-        1 - number // 4 % 2,
-    )
+    sampler = SAMPLERS[number % 3]
+    objective = OBJECTIVES[number % 4]
+    replicates = 1 - number // 4 % 2
     arguments = [
         *STUDY,
         f"workload.table={table}",
@@ -202,15 +208,14 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
 
     with tempfile.TemporaryDirectory() as name:
         whole = study(name)
-        calls, expected, sent, files = (
-            int((whole / "calls").read_text()),
-            history(whole),
-            tracked(whole),
-            left(whole),
-        )
+        calls = int((whole / "calls").read_text())
+        expected = history(whole)
+        sent = tracked(whole)
+        files = left(whole)
         assert complete(whole)
-    counts, different = dict.fromkeys(("kills", "equal", "mlflow"), 0), []
-    points = [(at, after) for at in range(1, calls + 1) for after in (False, True)]
+    counts = dict.fromkeys(("kills", "equal", "mlflow"), 0)
+    different = []
+    points = list(product(range(1, calls + 1), (False, True)))
     for at, after in sorted(random.Random(number).sample(points, min(kills, len(points)))):
         with tempfile.TemporaryDirectory() as name:
             folder = study(name, at, after)
@@ -237,10 +242,8 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        rows, empty = (
-            write_rows(Path(scratch) / "t.jsonl", table_rows()),
-            Path(scratch) / "mlflow.db",
-        )
+        rows = made_table(Path(scratch))
+        empty = Path(scratch) / "mlflow.db"
         assert forked(lambda: make_database(empty) or 0) == 0
         for one in range(int(sys.argv[1])):
             print(json.dumps(check(one, int(sys.argv[2]), rows, empty)), flush=True)

@@ -9,7 +9,7 @@ from toolbox import TRAINER, FakeTime, make_protocol, make_spec
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from bstune.core.clock import TrialClock
 from bstune.core.evaluation_schedule import EvaluationSchedule
@@ -50,8 +50,15 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Stream(IterableDataset):
+    """Data without a length."""
+
+    def __iter__(self):
+        return iter(range(3))
+
+
 def make_images(n, seed):
-    """Return images of 3x3 pixels in three classes, each with a brighter pixel, and their labels."""
+    """Images of 3x3 pixels in three classes, each with a brighter pixel, and their labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (n,), generator=generator)
     noise = torch.randint(-50, 51, (n, 1, 3, 3), generator=generator)
@@ -83,7 +90,7 @@ def learner(
     callbacks=(),
     **options,
 ):
-    """Return a classifier of the images; layers, average and call-backs are made anew for each."""
+    """A classifier of the images; layers, average and call-backs are made anew for each."""
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), *(layer() for layer in layers), nn.Linear(16, 3)
     )
@@ -94,7 +101,7 @@ def learner(
 
 
 def learning_protocol(steps=60, **changes):
-    """Return a protocol that evaluates now and then, with a target that is never met."""
+    """A protocol that evaluates now and then, with a target that is never met."""
     values = {
         "target": Target("val/loss", 0.0, "min"),
         "evaluation_schedule": SCHEDULE,
@@ -137,7 +144,9 @@ class Counting(LightningModule):
     def __init__(self, metric, gradient=lambda batch: 1.0, name="val/error"):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
-        self.metric, self.gradient, self.metric_name = metric, gradient, name
+        self.metric = metric
+        self.gradient = gradient
+        self.metric_name = name
 
     def training_step(self, batch, batch_idx):
         return -self.weight * self.gradient(batch_idx)
@@ -150,7 +159,7 @@ class Counting(LightningModule):
 
 
 def blanks(spec, micro_batch_size=None):
-    """Return an endless stream of batches that nobody looks at."""
+    """An endless stream of batches that nobody looks at."""
     while True:
         yield torch.zeros(spec.batch_size)
 
@@ -173,13 +182,13 @@ def same_weights(module, other):
 
 
 def gradient_scaler(**options):
-    """Return the options of one Trainer with a gradient scaler on the CPU: it has a state of its own."""
+    """The options of one Trainer with a gradient scaler on the CPU: it has a state of its own."""
     scaler = torch.amp.GradScaler("cpu", **options)
     return {**TRAINER, "plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
 
 
 def factors(schedule, steps):
-    """Return each step's factor of the learning rate of each group of parameters."""
+    """Each step's factor of the learning rate of each group of parameters."""
     used = []
     for _ in range(steps):
         used.append(

@@ -8,12 +8,12 @@ from bstune.trial.parts.state import TrialState
 
 
 def make_state(steps: int = 0, **changes: Any) -> TrialState:
-    """Return the state of a trial after some steps, of 100 in all; ``first_step`` is 0."""
+    """The state of a trial after some steps, of 100 in all; ``first_step`` is 0."""
     return TrialState(**{"first_step": 0, "last_step": 100, "steps": steps, **changes})
 
 
 def make_stopped(steps: int = 20, **changes: Any) -> StoppedState:
-    """Return what a trial left that was stopped after some steps, when its next evaluation was due at 30."""
+    """The state of a trial that was stopped after some steps, when its next evaluation was due at 30."""
     values: dict[str, Any] = {
         "number": 1,
         "batch_size": 4,
@@ -37,7 +37,7 @@ def make_stopped(steps: int = 20, **changes: Any) -> StoppedState:
 
 
 def make_trainer(**changes: Any) -> Any:
-    """Return what a part may ask of a Trainer that trains one endless epoch; it has taken one batch."""
+    """A stand-in for a Trainer that trains one endless epoch, with all that a part may ask; it has taken one batch."""
     loop = SimpleNamespace(max_steps=-1, global_step=1, val_loop=SimpleNamespace(restarting=True))
     fit_loop = SimpleNamespace(
         batch_idx=0, epoch_loop=loop, max_epochs=1, restarting=False, _restarting=True

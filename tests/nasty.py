@@ -9,8 +9,10 @@ import yaml
 
 DEEP = 100_000
 DEVICES = ("/dev/zero", "/dev/null", "/dev/random", "/dev/tty", "/proc/self/mem", "/proc/kmsg")
-# A value that JSON and YAML write alike stands for itself; DEEP_MARK is replaced by text nested deep.
-DEEP_MARK, BIG_MARK = "deep-mark", "big-mark"
+# A value that JSON and YAML write alike stands for itself; DEEP_MARK is replaced by text nested
+# deep.
+DEEP_MARK = "deep-mark"
+BIG_MARK = "big-mark"
 VALUES = (
     None,
     True,
@@ -206,7 +208,7 @@ def spoil(rng, path):
 
 
 def odd_path(rng, folder):
-    """Return a path that names no text of the right kind."""
+    """A path that names no text of the right kind."""
     fifo = folder / "odd-fifo"
     if not fifo.exists():
         os.mkfifo(fifo)
@@ -215,7 +217,8 @@ def odd_path(rng, folder):
         (folder / "odd-binary").write_bytes(rng.randbytes(5000))
         (folder / "odd-empty").write_bytes(b"")
         with (folder / "odd-huge").open("wb") as file:
-            file.truncate(10**10)  # sparse
+            # The file is sparse.
+            file.truncate(10**10)
     own = [str(path) for path in folder.glob("odd-*")]
     return rng.choice([*own, *own, *DEVICES, *TEXTS])
 

@@ -9,18 +9,19 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # Debian's, which are not on the path
+# Debian's programs are not on the path.
+PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
 
 def program(name: str) -> str | None:
-    """Return the path of one of PostgreSQL's programs; None where it is not installed."""
+    """The path of one of PostgreSQL's programs; None where it is not installed."""
     return shutil.which(
         name, path=os.pathsep.join([*map(str, reversed(PROGRAMS)), os.environ.get("PATH", "")])
     )
 
 
 def free_port() -> int:
-    """Return a port that no client gets by chance: one that connects to a stopped server's would take it."""
+    """A port that no client gets by chance: one that connects to a stopped server's would take it."""
     for port in random.sample(range(15_000, 30_000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -31,7 +32,8 @@ class Postgres:
     """A server on a free port of this machine, whose data lie in a folder that its user may enter."""
 
     def __init__(self, folder: Path) -> None:
-        self._data, self._socket = folder / "data", folder
+        self._data = folder / "data"
+        self._socket = folder
         self._user = (
             {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         )  # it refuses to run as root
@@ -52,11 +54,11 @@ class Postgres:
 
     @staticmethod
     def installed() -> bool:
-        """Return whether this machine has the server."""
+        """Whether this machine has the server."""
         return program("initdb") is not None
 
     def url(self, database: str = "postgres") -> str:
-        """Return the URL of a database, for the driver that the tests install; this one is empty at first."""
+        """The URL of a database, for the driver that the tests install; this one is empty at first."""
         return f"postgresql+psycopg2://bstune@127.0.0.1:{self.port}/{database}"
 
     def query(self, statement: str) -> None:
@@ -72,7 +74,10 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._socket} -F -c max_connections=100"
+        options = (
+            f"-p {self.port} -c listen_addresses=127.0.0.1 -k {self._socket} -F -c "
+            "max_connections=100"
+        )
         self._run(
             "pg_ctl",
             "-D",
@@ -91,7 +96,7 @@ class Postgres:
         self._run("pg_ctl", "-D", str(self._data), "-m", mode, "-w", "stop")
 
     def _processes(self) -> list[int]:
-        """Return the process numbers of the server and of its connections."""
+        """The process numbers of the server and of its connections."""
         server = int((self._data / "postmaster.pid").read_text().split()[0])
         return [
             server,

@@ -47,7 +47,8 @@ class Foreign(LightningModule):
     def __init__(self, spec, fault=None):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
-        self.lr, self.fault = spec.lr, fault
+        self.lr = spec.lr
+        self.fault = fault
         if fault == "unused":
             self.unused = nn.Linear(3, 3)
         self.automatic_optimization = fault != "manual"
@@ -95,7 +96,7 @@ def fault_in_training(module, fault, loss):
 
 
 def fault_in_validation(module, fault, loss):
-    """Return the metric as the fault says that one process sees it, once it has trained."""
+    """The metric as the fault says that one process sees it, once it has trained."""
     steps = module.trainer.global_step
     match fault:
         case "metric" if second() and steps >= 5:
@@ -111,7 +112,7 @@ FOREIGN = (Noisy(60, 0), Noisy(20, 1))
 
 
 def workload(kind, spec, micro_batch_size):
-    """Return a shipped module on batches of images, or a foreign one on a DataLoader."""
+    """A shipped module on batches of images, or a foreign one on a DataLoader."""
     if kind in ("shipped", "whole batches"):
         batches = partial(learners.stream, micro_batch_size=micro_batch_size)
         if kind == "whole batches":
@@ -127,7 +128,7 @@ def workload(kind, spec, micro_batch_size):
 
 
 def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0):
-    """Return what trains a trial of a workload, and writes its state to the output folder."""
+    """A function that trains a trial of a workload, and writes its state to the output folder."""
     quieten()
     protocol = learning_protocol(1000, micro_batch_size=micro_batch_size, devices=devices)
     protocol = replace(protocol, target=Target("val/loss", lowest, "min"))

@@ -34,12 +34,18 @@ MEASURED = ("second", "time", "timing", "version", "schema", "device", "scale_ou
 
 
 def numbers(value: Any, leave_out: tuple[str, ...] = ("version", "schema")) -> list[str]:
-    """Return all numbers in nested lists and mappings, sorted, as text that keeps every bit."""
+    """All numbers in nested lists and mappings, sorted, as text that keeps every bit."""
     if isinstance(value, dict):
-        kept = (item for key, item in value.items() if not any(part in key for part in leave_out))
-        return sorted(itertools.chain.from_iterable(numbers(item, leave_out) for item in kept))
+        items = []
+        for key, item in value.items():
+            if not any(part in key for part in leave_out):
+                items.append(item)
+        value = items
     if isinstance(value, list):
-        return sorted(itertools.chain.from_iterable(numbers(item, leave_out) for item in value))
+        found: list[str] = []
+        for item in value:
+            found += numbers(item, leave_out)
+        return sorted(found)
     return (
         [repr(float(value))]
         if isinstance(value, int | float) and not isinstance(value, bool)
@@ -115,12 +121,11 @@ def benchmark(folder: Path) -> dict[str, Any]:
         "sweep.output=out",
     )
     rows = [json.loads(line) for line in (folder / "out/runs.jsonl").read_text().splitlines()]
-    return {
-        "runs": sorted(
-            [row["key"]["search"], row["key"]["table"], *numbers(row, ("version", "wall"))]
-            for row in rows
-        )
-    }
+    runs = []
+    for row in rows:
+        key = row["key"]
+        runs.append([key["search"], key["table"], *numbers(row, ("version", "wall"))])
+    return {"runs": sorted(runs)}
 
 
 def collect(options: list[str]) -> dict[str, Any]:
@@ -147,19 +152,15 @@ def main(verb: str, file: str, *options: str) -> int:
         Path(file).write_text(json.dumps(found))
         return 0
     before = json.loads(Path(file).read_text())
-    differ = sorted(
-        name for name in before.keys() | found.keys() if before.get(name) != found.get(name)
-    )
+    differ = []
+    for name in sorted(before.keys() | found.keys()):
+        if before.get(name) != found.get(name):
+            differ.append(name)
     for name in differ:
-        parts = before.get(name, {}).keys() | found.get(name, {}).keys()
-        print(
-            name,
-            *(
-                part
-                for part in parts
-                if before.get(name, {}).get(part) != found.get(name, {}).get(part)
-            ),
-        )
+        was = before.get(name, {})
+        now = found.get(name, {})
+        parts = [part for part in was.keys() | now.keys() if was.get(part) != now.get(part)]
+        print(name, *parts)
     print(f"{len(before) - len(differ)} of {len(before)} the same")
     return int(bool(differ))
 

@@ -14,7 +14,7 @@ TARGET = Target("error", 0.1, "min")
 
 
 def recorded(batch_size, lr, reached, tau=1.0, seed=0, end=1000, diverged=False):
-    """Return a run that meets the target at step ``reached``, or misses it up to step ``end``."""
+    """A run that meets the target at step ``reached``, or misses it up to step ``end``."""
     last = end if reached is None else reached
     return Run(
         batch_size,
@@ -41,7 +41,8 @@ class Scripted(Search):
     """Proposes the given (batch size, lr, max_steps, resumed_from), then the first again and again."""
 
     def __init__(self, *script, **changes):
-        self.script, self.changes = script, changes
+        self.script = script
+        self.changes = changes
         self.asked_for_b_crit: list[int] = []
 
     def propose(self, finished):
@@ -60,8 +61,9 @@ def posed(table=TABLE, objective="time", **factors):
 
 
 def first_trials(search, benchmark, count):
-    """Return the results of the first ``count`` trials of a search."""
+    """The results of the first ``count`` trials of a search."""
     kept: list[TrialResult] = []
-    search.incumbent = lambda finished: kept.append(finished[-1])  # asked for after each trial
+    # The incumbent is asked for after each trial.
+    search.incumbent = lambda finished: kept.append(finished[-1])
     run_search(search, benchmark, (math.inf,), count)
     return kept

@@ -15,10 +15,14 @@ from bstune.core.records import Target
 from bstune.trial.recorded_run import Outcome, Run
 from bstune.trial.replay import Table
 
-LONGEST = 8.0  # times S*(B): the steps of a run
-CADENCE = 1.05  # ratio of evaluated steps
-DIVERGES_AFTER = 0.1  # of the steps that the best learning rate needs
-DIVERGED_METRIC = 2.0  # times the metric at the start
+# The steps of a run, in units of S*(B).
+LONGEST = 8.0
+# The ratio of evaluated steps.
+CADENCE = 1.05
+# A share of the steps that the best learning rate needs.
+DIVERGES_AFTER = 0.1
+# In units of the metric at the start.
+DIVERGED_METRIC = 2.0
 BATCH_SIZES = tuple(2**k for k in range(3, 13))
 LRS = tuple(2.0**k for k in range(-11, 2))
 START, TARGET, FLOOR = (
@@ -26,7 +30,8 @@ START, TARGET, FLOOR = (
     0.1,
     0.05,
 )  # of the metric: its first value, the target's and the best that it can have
-STEEPNESS = 0.7  # of the metric's power law in steps
+# The steepness of the metric's power law in steps.
+STEEPNESS = 0.7
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,17 @@ class Law:
         return self.lr * float((batch_size / self.batch_size) ** self.exponent)
 
     def frontier(self, batch_size: float) -> float:
-        ratio, p = self.b_crit / batch_size, self.parameter
-        if self.kind == "power":  # the slope is -p r/(1 + r), r = (k/B)^p
+        ratio = self.b_crit / batch_size
+        p = self.parameter
+        # The slope is -p r/(1 + r), r = (k/B)^p.
+        if self.kind == "power":
             return self.s_min * (1.0 + ratio**p / (2.0 * p - 1.0))
         if self.kind == "knee":
             return self.s_min * float((1.0 + ratio**p) ** (1.0 / p))
         return self.s_min * (1.0 + ratio + (0.0 if self.kind == "two_terms" else (p * ratio) ** 2))
 
     def steps(self, batch_size: float, lr: float) -> float | None:
-        """Return steps to target S(B, lr) without noise; None where the run diverges."""
+        """Steps to target S(B, lr) without noise; None where the run diverges."""
         delta = math.log2(lr / self.best_lr(batch_size))
         if delta >= self.edge:
             return None
@@ -83,7 +90,7 @@ class Law:
 def metric_history(
     steps: Sequence[int], reached_at: int, noise: float, rng: np.random.Generator
 ) -> tuple[float, ...]:
-    """Return a metric that reaches TARGET at step S: FLOOR + (START - FLOOR) (1 + steps/t0)^-STEEPNESS.
+    """A metric that reaches TARGET at step S: FLOOR + (START - FLOOR) (1 + steps/t0)^-STEEPNESS.
 
     ``noise`` is the standard deviation of log(metric - FLOOR) from evaluation to evaluation; it never moves S.
     """
@@ -104,7 +111,7 @@ def synthetic_table(
     seeds: Sequence[int] = (0, 1),
     metric_noise: float = 0.0,
 ) -> Table:
-    """Return a table of runs that follow ``law``, stopped at LONGEST times S*(B) steps."""
+    """A table of runs that follow ``law``, stopped at LONGEST times S*(B) steps."""
     return Table(tuple(_run(law, metric_noise, *cell) for cell in product(batch_sizes, lrs, seeds)))
 
 
@@ -126,7 +133,7 @@ class LawTable(Table):
 
 
 def law_table(law: Law, lrs: Sequence[float] = LRS, metric_noise: float = 0.0) -> LawTable:
-    """Return the table of a law whose trials scatter as real ones do: no two of them share their noise."""
+    """The table of a law whose trials scatter as real ones do: no two of them share their noise."""
     quiet = synthetic_table(replace(law, noise=0.0, luck=0.0), lrs=lrs, seeds=(0,))
     return LawTable(quiet.runs, law, metric_noise)
 
@@ -158,6 +165,6 @@ def _run(law: Law, metric_noise: float, batch_size: int, lr: float, seed: int) -
 
 
 def _evaluated(end: int, cadence: float = CADENCE) -> tuple[int, ...]:
-    """Return steps at most ``cadence`` apart in ratio, or one step, the last of them ``end``."""
+    """Steps at most ``cadence`` apart in ratio, or one step, the last of them ``end``."""
     count = math.ceil(math.log(end) / math.log(cadence))
     return tuple(sorted({max(1, round(end * cadence**-k)) for k in range(count + 1)}))

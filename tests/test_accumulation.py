@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from toolbox import column
 
 from bstune.core.errors import ConfigError
 from bstune.trial.batches.accumulation import weight_micro_batches
@@ -23,7 +24,7 @@ class Mean(LightningModule):
 
 
 def losses(module, batch, micro_batch_sizes):
-    """Return what the steps on the micro-batches return, under a Trainer that counts them from an odd number on."""
+    """The losses of the steps on the micro-batches, under a Trainer that counts them from an odd number on."""
     weight_micro_batches(module, micro_batch_sizes, len(batch))
     found = []
     for number, micro_batch in enumerate(batch.split_with_sizes(micro_batch_sizes)):
@@ -43,8 +44,8 @@ def test_lightnings_mean_of_the_losses_is_the_mean_over_the_batch(micro_batch_si
 def test_what_a_step_returns_beside_its_loss_stays():
     batch = torch.arange(8.0)
     found = losses(Mean(lambda loss: {"loss": loss, "mean": loss}), batch, (6, 2))
-    assert [one["mean"] for one in found] == [batch[:6].mean(), batch[6:].mean()]
-    assert [one["loss"] for one in found] == [batch[:6].mean() * 1.5, batch[6:].mean() * 0.5]
+    assert column(found, "mean") == [batch[:6].mean(), batch[6:].mean()]
+    assert column(found, "loss") == [batch[:6].mean() * 1.5, batch[6:].mean() * 0.5]
     assert losses(Mean(lambda loss: None), batch, (6, 2)) == [None, None]
 
 

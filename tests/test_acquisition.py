@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from synthetic import Law
-from toolbox import make_result
+from toolbox import make_result, numbers, statuses
 
 from bstune.core.curve import half_slope
 from bstune.core.errors import ConfigError
@@ -34,8 +34,10 @@ from bstune.search.posterior import (
 )
 from bstune.search.sampler import default_policy
 
-LOW, HIGH = 8, 4096
-LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283
+LOW = 8
+HIGH = 4096
+# The time is least at B = 283.
+LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
 POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
 BUDGET = 20_000.0
 
@@ -90,8 +92,9 @@ def decided(posterior, seed=0, pending=(), **changes):
 
 
 def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
-    """Return a trial that LAW answers, stopped at ``max_steps``."""
-    needed, tau = LAW.steps(batch_size, lr), LAW.tau(batch_size)
+    """A trial that LAW answers, stopped at ``max_steps``."""
+    needed = LAW.steps(batch_size, lr)
+    tau = LAW.tau(batch_size)
     steps = 10 if needed is None else round(min(needed, max_steps))
     status = "diverged" if needed is None else "reached" if needed <= max_steps else "stopped"
     made = {
@@ -111,13 +114,31 @@ def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
     )
 
 
+def tried_at_best_rates(*batch_sizes, octaves=0.0):
+    """A trial at each batch size, at its best learning rate or so many octaves above it."""
+    trials = []
+    for number, batch_size in enumerate(batch_sizes):
+        trials.append(tried(number, batch_size, 2.0**octaves * LAW.best_lr(batch_size)))
+    return trials
+
+
+def decisions(posterior, seeds, **changes):
+    """The decision that each of so many seeds comes to."""
+    return [decided(posterior, seed, **changes) for seed in range(seeds)]
+
+
+def results_of(played):
+    return [result for _, result in played]
+
+
 def play(count, seed, answer=tried, **changes):
-    """Return the suggestions of a study and what LAW answered."""
+    """The suggestions of a study and what LAW answered."""
     played = []
     for number in range(count):
-        posterior = inferred([result for _, result in played], 1000 * seed + number)
+        posterior = inferred(results_of(played), 1000 * seed + number)
         suggestion = decided(posterior, 1000 * seed + number, **changes)
-        batch_size, lr = round(2**suggestion.x), 2**suggestion.z
+        batch_size = round(2**suggestion.x)
+        lr = 2**suggestion.z
         played.append(
             (
                 suggestion,
@@ -135,9 +156,11 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
 
     played = play(25, 0, never, resumable=resumable)
     share = max(POLICY.max_growth, POLICY.max_first_growth, 0.4)
-    spent = [inferred([result for _, result in played[:number]]).spent for number in range(26)]
+    results = results_of(played)
+    spent = [inferred(results[:number]).spent for number in range(26)]
     for (suggestion, _), before in zip(played[1:], spent[1:], strict=False):
-        step, resumed_from = LAW.tau(2**suggestion.x), suggestion.resumed_from
+        step = LAW.tau(2**suggestion.x)
+        resumed_from = suggestion.resumed_from
         cost = step * (
             suggestion.max_steps - (0 if resumed_from is None else played[resumed_from][1].steps)
         )
@@ -164,8 +187,9 @@ def test_nothing_is_spent_past_the_margin_once_something_has_reached_the_target(
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
 def test_no_new_trial_is_shorter_than_its_start_is_worth(objective):
     """A probe, for the objective ``curve`` too: a share of four steps would cost more to set up than to train."""
-    seen = [
-        make_result(
+    seen = []
+    for number, batch_size in enumerate((64, 256, 1024)):
+        result = make_result(
             number=number,
             batch_size=batch_size,
             lr=0.14,
@@ -175,11 +199,10 @@ def test_no_new_trial_is_shorter_than_its_start_is_worth(objective):
             seconds_per_step=0.01,
             history=(),
         )
-        for number, batch_size in enumerate((64, 256, 1024))
-    ]
+        seen.append(result)
     posterior = inferred(seen)
-    chosen = [decided(posterior, seed, objective=objective) for seed in range(12)]
-    assert min(one.max_steps for one in chosen if one.resumed_from is None) >= MIN_STEPS
+    for suggestion in decisions(posterior, 12, objective=objective):
+        assert suggestion.resumed_from is not None or suggestion.max_steps >= MIN_STEPS
 
 
 def test_a_new_trial_is_looked_at_before_it_gets_all():
@@ -187,12 +210,13 @@ def test_a_new_trial_is_looked_at_before_it_gets_all():
     most = POLICY.stop_factor * LAW.steps(256, 0.14) * LAW.tau(256)
 
     def shares(resumable):
-        chosen = [decided(posterior, seed, resumable=resumable) for seed in range(30)]
-        return np.array(
-            [suggestion.max_steps * LAW.tau(2**suggestion.x) / most for suggestion in chosen]
-        )
+        seconds = []
+        for suggestion in decisions(posterior, 30, resumable=resumable):
+            seconds.append(suggestion.max_steps * LAW.tau(2**suggestion.x))
+        return np.array(seconds) / most
 
-    looks, whole = shares(lambda number: True), shares(None)
+    looks = shares(lambda number: True)
+    whole = shares(None)
     # The incumbent is a mean over a few draws: nearly, not quite, the time seen.
     assert np.median(whole) == pytest.approx(1.0, abs=0.1)
     assert np.median(looks) < 1.1 * POLICY.probe_fraction
@@ -200,18 +224,21 @@ def test_a_new_trial_is_looked_at_before_it_gets_all():
 
 
 def resumed(posterior, **changes):
-    """Return the suggestions over 60 seeds that continue a trial, and the numbers of the trials."""
-    chosen = [decided(posterior, seed, **changes) for seed in range(60)]
-    continued = [suggestion for suggestion in chosen if suggestion.resumed_from is not None]
+    """The suggestions over 60 seeds that continue a trial, and the numbers of the trials."""
+    continued = []
+    for suggestion in decisions(posterior, 60, **changes):
+        if suggestion.resumed_from is not None:
+            continued.append(suggestion)
     return continued, {suggestion.resumed_from for suggestion in continued}
 
 
 def test_stopped_trials_are_continued_at_their_own_point():
-    trials = [
-        tried(i, size, LAW.best_lr(size), 0.5 * LAW.frontier(size))
-        for i, size in enumerate((128, 256, 512))
-    ]
-    trials.append(tried(3, 200, 2.0 * LAW.best_lr(200)))  # as good as they are, and has reached
+    trials = []
+    for number, batch_size in enumerate((128, 256, 512)):
+        stops_at = 0.5 * LAW.frontier(batch_size)
+        trials.append(tried(number, batch_size, LAW.best_lr(batch_size), stops_at))
+    # This one has reached the target, and is as good as they are.
+    trials.append(tried(3, 200, 2.0 * LAW.best_lr(200)))
     posterior = inferred(trials)
     continued, _ = resumed(posterior)
     assert len(continued) > 10
@@ -222,32 +249,34 @@ def test_stopped_trials_are_continued_at_their_own_point():
     running = [(math.log2(256), math.log2(trials[1].lr), 1)]
     assert resumed(posterior, pending=running, resumable=lambda number: number != 0)[1] == {2}
     assert not resumed(posterior, resumable=None)[1]
-    again = [
-        replace(trial, number=4 + i, resumed_from=trial.number)
-        for i, trial in enumerate(trials[:3])
-    ]
-    stuck = inferred([*trials, *again])  # continued without a further step
-    assert [one.number for one in stuck.observations] == [3, 4, 5, 6]
+    again = []
+    for trial in trials[:3]:
+        again.append(replace(trial, number=4 + trial.number, resumed_from=trial.number))
+    # They were continued without a further step.
+    stuck = inferred([*trials, *again])
+    assert numbers(stuck.observations) == [3, 4, 5, 6]
     slow = inferred(
         [tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8)), tried(1, 256, LAW.best_lr(256))]
     )
-    assert slow.observations[0].status == "stopped"  # past the margin
+    # It is past the margin.
+    assert slow.observations[0].status == "stopped"
     assert not resumed(stuck)[1] | resumed(slow)[1]
 
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
 def test_points_are_snapped_and_within_their_bounds(objective):
-    trials = [tried(i, size, LAW.best_lr(size)) for i, size in enumerate((24, 240, 2400, 48))]
+    trials = tried_at_best_rates(24, 240, 2400, 48)
     others = dict.fromkeys(range(4), (0.01, 0.99))
     options = {"objective": objective, "domain": domain(snap, 2), "pending": [(8.0, -4.0, None)]}
     for posterior in (inferred([], prior=make(2)), inferred(trials, others=others, prior=make(2))):
-        for suggestion in (decided(posterior, seed, **options) for seed in range(25)):
+        for suggestion in decisions(posterior, 25, **options):
             size = 2**suggestion.x
             assert size == pytest.approx(snap(size), rel=1e-12)
             assert -10.0 <= suggestion.z <= 0.0
             assert suggestion.max_steps >= 1
             assert len(suggestion.other) == 2
-            assert all(0.0 <= value <= 1.0 for value in suggestion.other)
+            assert min(suggestion.other) >= 0.0
+            assert max(suggestion.other) <= 1.0
 
 
 @pytest.mark.parametrize(("too_large", "largest"), [(240, 216), (48, 24)])
@@ -260,47 +289,48 @@ def test_no_batch_size_is_tried_beyond_one_that_ran_out_of_memory(
         replace(tried(1, too_large, 0.1), status="out of memory", steps=0),
     ]
     options = {"domain": domain(snap), "policy": replace(POLICY, random_fraction=random_fraction)}
-    sizes = {round(2.0 ** decided(inferred(trials), seed, **options).x) for seed in range(25)}
-    assert max(sizes) <= largest
+    for suggestion in decisions(inferred(trials), 25, **options):
+        assert round(2.0**suggestion.x) <= largest
 
 
 def test_the_curve_is_looked_at_on_both_sides_of_b_crit():
     played = [play(24, seed, objective="curve") for seed in range(3)]
-    sizes = [2**p.x for study in played for p, _ in study[8:]]
+    sizes = []
+    for study in played:
+        # The first eight look for the target anywhere.
+        sizes += [2**suggestion.x for suggestion, _ in study[8:]]
     assert min(sizes) < 150
     assert max(sizes) > 1200
     # 90% of the draws of B_crit after 24 trials hold the truth, and they are not the prior's.
-    low, middle, high = quantiles(inferred([result for _, result in played[0]]))
+    low, middle, high = quantiles(inferred(results_of(played[0])))
     assert 200 < middle < 800
     assert high / low < 8.0
 
 
 def test_another_worker_is_sent_elsewhere():
-    posterior = inferred(
-        [tried(i, B, LAW.best_lr(B)) for i, B in enumerate((64, 128, 256, 512, 300, 200))]
-    )
+    posterior = inferred(tried_at_best_rates(64, 128, 256, 512, 300, 200))
 
     def points(pending):
-        chosen = [decided(posterior, seed, pending=pending) for seed in range(60)]
-        return np.array([[suggestion.x, suggestion.z] for suggestion in chosen])
+        chosen = decisions(posterior, 60, pending=pending)
+        return np.array([(suggestion.x, suggestion.z) for suggestion in chosen])
 
     alone = points([])
     x, z = np.median(alone, axis=0)
     beside = points([(float(x), float(z), None)])
-    near, left = (np.mean(np.abs(found - [x, z]).max(axis=1) < 0.3) for found in (alone, beside))
+    near = np.mean(np.abs(alone - [x, z]).max(axis=1) < 0.3)
+    left = np.mean(np.abs(beside - [x, z]).max(axis=1) < 0.3)
     assert near > 0.1
     assert left < 0.7 * near
 
 
 def test_a_place_where_all_diverged_is_left():
-    trials = [
-        tried(i, size, 16.0 * LAW.best_lr(size)) for i, size in enumerate((16, 64, 256, 1024))
-    ]
-    assert {trial.status for trial in trials} == {"diverged"}
-    chosen = [decided(inferred(trials, seed), seed) for seed in range(20)]
-    assert (
-        np.median([2**suggestion.z / LAW.best_lr(2**suggestion.x) for suggestion in chosen]) < 4.0
-    )
+    trials = tried_at_best_rates(16, 64, 256, 1024, octaves=4.0)
+    assert set(statuses(trials)) == {"diverged"}
+    above_best = []
+    for seed in range(20):
+        suggestion = decided(inferred(trials, seed), seed)
+        above_best.append(2**suggestion.z / LAW.best_lr(2**suggestion.x))
+    assert np.median(above_best) < 4.0
 
 
 def test_chains_are_joined_and_paid_once_and_failures_passed_over():
@@ -311,11 +341,10 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
     ]
     trials = [*chain, tried(3, 64, 0.05, 50)]
     posterior = inferred(trials)
-    assert [one.number for one in posterior.observations] == [2, 3]
+    assert numbers(posterior.observations) == [2, 3]
     assert posterior.spent == pytest.approx(chain[2].steps * LAW.tau(128) + 50 * LAW.tau(64))
-    failed = [
-        replace(tried(4, 64, 0.1), status=status, steps=0) for status in ("failed", "out of memory")
-    ]
+    broken = replace(tried(4, 64, 0.1), steps=0)
+    failed = [replace(broken, status="failed"), replace(broken, status="out of memory")]
     np.testing.assert_array_equal(inferred([*trials, *failed]).theta, posterior.theta)
     # Costs can be counted in examples, whatever the clock says.
     trials[3] = replace(trials[3], seconds_per_step=17.0, train_seconds=1e6)
@@ -326,18 +355,25 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
 
 def test_trials_that_repeat_a_recorded_run_count_as_one():
     points = ((64, 0.05, math.inf), (256, 0.1, math.inf), (64, 0.1, 30), (256, 60.0, math.inf))
-    trials = [
-        replace(tried(i, *point), history=((5, 0.5), (6 + i, 0.4)))
-        for i, point in enumerate(points)
-    ]
-    assert [trial.status for trial in trials] == ["reached", "reached", "stopped", "diverged"]
-    silent = [
-        replace(trials[3], number=4 + i, history=()) for i in range(2)
-    ]  # nothing says that they are the same
-    copies = [replace(trials[i % 4], number=6 + i) for i in range(8)]
-    once, repeated = inferred([*trials, *silent]), [*trials, *silent, *copies]
-    every = (once, inferred(repeated, independent=False), inferred(repeated))
-    expected, found, wrong = (log_likelihood(once.theta, one.data, one.prior) for one in every)
+    trials = []
+    for number, point in enumerate(points):
+        history = ((5, 0.5), (6 + number, 0.4))
+        trials.append(replace(tried(number, *point), history=history))
+    assert statuses(trials) == ["reached", "reached", "stopped", "diverged"]
+    # Nothing says that these two are the same run: they have no history.
+    silent = [replace(trials[3], number=4, history=()), replace(trials[3], number=5, history=())]
+    copies = []
+    for number in range(8):
+        copies.append(replace(trials[number % 4], number=6 + number))
+    once = inferred([*trials, *silent])
+    repeated = [*trials, *silent, *copies]
+
+    def likelihood(posterior):
+        return log_likelihood(once.theta, posterior.data, posterior.prior)
+
+    expected = likelihood(once)
+    found = likelihood(inferred(repeated, independent=False))
+    wrong = likelihood(inferred(repeated))
     np.testing.assert_allclose(found, expected)
     assert not np.allclose(wrong, expected)
 
@@ -358,7 +394,7 @@ def test_a_policy_that_cannot_be_is_refused(name, value, said):
         replace(POLICY, **{name: value})
 
 
-SIZES = [2**k for k in range(3, 13)]
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def curve(sizes=SIZES, b_crit=300.0, s_min=200.0):
@@ -366,27 +402,25 @@ def curve(sizes=SIZES, b_crit=300.0, s_min=200.0):
 
 
 def around(points, off=0.0, **changes):
-    """Return trials of (batch size, steps): at the rule's own learning rate, the best, and an octave on either side."""
-    near = [
-        (size, steps, *side)
-        for size, steps in points
-        for side in ((-1.0, 0.2), (0.0, 0.0), (1.0, 0.3))
-    ]
+    """Trials of (batch size, steps): at the rule's own learning rate, the best, and an octave on either side."""
     made = {"seconds_per_step": None, "history": ()} | changes
-    return [
-        make_result(
-            number=n,
-            batch_size=size,
-            lr=LAW.best_lr(size) * 2 ** (z + off),
-            steps=round(S * math.exp(p)),
-            **made,
-        )
-        for n, (size, S, z, p) in enumerate(near)
-    ]
+    trials = []
+    for size, steps in points:
+        # An octave off the best rate costs more above than below.
+        for octaves, log_cost in ((-1.0, 0.2), (0.0, 0.0), (1.0, 0.3)):
+            trial = make_result(
+                number=len(trials),
+                batch_size=size,
+                lr=LAW.best_lr(size) * 2 ** (octaves + off),
+                steps=round(steps * math.exp(log_cost)),
+                **made,
+            )
+            trials.append(trial)
+    return trials
 
 
 def learned(trials):
-    """Return a posterior of more particles and moves than a decision has."""
+    """A posterior of more particles and moves than a decision has."""
     return inferred(
         trials, prior=make(budget=2000.0), step_time=StepTime(1e-3, 1e-6), particles=600, moves=8
     )
@@ -420,13 +454,16 @@ RECORDED = {
 
 @pytest.mark.parametrize("crowd", [(512, 1024) * 6, (128, 256, 512) * 5])
 def test_where_the_shape_is_wrong_it_is_what_a_dense_sweep_would_show(crowd):
-    sizes, grid = np.log(list(RECORDED)), np.linspace(-2.0, 13.0, 300)
+    sizes = np.log(list(RECORDED))
+    grid = np.linspace(-2.0, 13.0, 300)
     law = np.log1p(690.0 / np.exp(grid))
     off = np.log(list(RECORDED.values())) - np.log1p(690.0 / np.exp(sizes))
     dense = math.exp(half_slope(grid, (law + np.interp(grid, sizes, off))[None])[0])
-    posterior = learned(around([(size, RECORDED[size]) for size in [*RECORDED, *crowd]]))
+    tried_sizes = (*RECORDED, *crowd)
+    posterior = learned(around((size, RECORDED[size]) for size in tried_sizes))
     low, middle, high = quantiles(posterior)
-    assert low < dense < 1.3 * high  # what one octave hides from knots of 1.5 is left
+    # What one octave hides from knots 1.5 octaves apart is left over.
+    assert low < dense < 1.3 * high
     assert 1 / 1.5 < middle / dense < 1.5
 
 
@@ -434,13 +471,14 @@ def test_without_a_discrepancy_it_is_the_models_own_and_the_small_batch_term_has
     prior = make()
     theta = draw_prior(prior, 50, np.random.default_rng(0))
     theta[:, -prior.knots.size :] = 0.0
-    theta[:, B_CRIT], theta[:, B_OPT] = np.linspace(-4.0, 4.0, 50), np.linspace(2.0, -6.0, 50)
+    theta[:, B_CRIT] = np.linspace(-4.0, 4.0, 50)
+    theta[:, B_OPT] = np.linspace(2.0, -6.0, 50)
     expected = theta[:, B_CRIT] + prior.log_mid * math.log(2.0)
     np.testing.assert_allclose(log_b_crit(theta, prior), expected, atol=0.02)
 
 
 def asked(posterior, x, done, pending=()):
-    """Return which of the log2 batch sizes, each at the rule's rate, is asked for, and the steps expected there."""
+    """The one of the log2 batch sizes, each at the rule's rate, that is asked for, and the steps expected there."""
     x, nothing = np.array(x), np.zeros((len(x), 0))
     candidates = Candidates((), x, posterior.prior.rule(x), nothing, np.array(done))
     return choose_for_curve(posterior, candidates, pending, 0.0)
@@ -450,7 +488,8 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
     posterior = learned(around(curve((64, 90, 128)).items()))
     x = [3.0, 6.0, 6.5, 7.0, 12.0]
     place, expected = asked(posterior, x, [0.0] * 5)
-    assert place == 4  # nothing is known of either end, and this one is cheaper
+    # Nothing is known of either end, and this one is cheaper.
+    assert place == 4
     assert 100 < expected < 1500
     # Where it is running already, the other end tells more if it costs only what it still takes.
     running = [(12.0, float(posterior.prior.rule(12.0)), None)]
@@ -458,20 +497,20 @@ def test_what_is_asked_tells_of_b_crit_for_its_cost():
 
 
 def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
-    stopped = [
-        replace(tried(number, 64, 0.05), status="stopped", steps=500) for number in (30, 31, 32)
-    ]
+    stopped = []
+    for number in (30, 31, 32):
+        stopped.append(replace(tried(number, 64, 0.05), status="stopped", steps=500))
     posterior = learned([*around(curve().items()), *stopped])
-    data, last = posterior.data, posterior.observations[-3:]
+    data = posterior.data
+    last = posterior.observations[-3:]
     # An estimate that is sure, one that says nothing, and a bound far above what the law says.
     data = replace(data, y=data.y.copy(), spread=data.spread.copy(), bound=data.bound.copy())
-    data.y[-3:], data.spread[-3:], data.bound[-3:] = (
-        (9.0, 9.0, 9.0),
-        (1e-3, 1e3, 0.05),
-        (False, False, True),
-    )
+    data.y[-3:] = (9.0, 9.0, 9.0)
+    data.spread[-3:] = (1e-3, 1e3, 0.05)
+    data.bound[-3:] = (False, False, True)
     posterior = replace(posterior, data=data)
-    x, z = np.array([6.0] * 3 + [8.0]), np.array([math.log2(0.05)] * 3 + [-3.0])
+    x = np.array([6.0] * 3 + [8.0])
+    z = np.array([math.log2(0.05)] * 3 + [-3.0])
     candidates = Candidates(tuple(last), x, z, np.zeros((4, 0)), np.array([500.0] * 3 + [0.0]))
     found = candidate_log_steps(posterior, candidates, posterior.theta)
     law = log_steps(posterior.theta, candidates.points(posterior), posterior.prior)
@@ -494,13 +533,15 @@ def test_a_trial_whose_metric_has_flattened_is_not_continued_for_the_curve(flat)
     posterior = learned([*around(curve((64, 90, 128, 1024, 4096)).items()), stopped])
     seen = (*posterior.observations[:-1], replace(posterior.observations[-1], flat=flat))
     posterior = replace(posterior, observations=seen, spent=1e9)
-    asked_for = [decided(posterior, seed, objective="curve") for seed in range(5)]
-    assert any(one.resumed_from == 30 for one in asked_for) != flat
+    chosen = decisions(posterior, 5, objective="curve")
+    is_continued = 30 in {suggestion.resumed_from for suggestion in chosen}
+    assert is_continued != flat
 
 
 @pytest.mark.parametrize("steps", [30_000, 3_000_000])
 def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
-    # As where a model overfits: its error rises for ever, and every continuation would be longer than all before.
+    # As where a model overfits: its error rises for ever, and every continuation would be longer
+    # than all before.
     stopped = replace(tried(30, 18, LAW.best_lr(18)), status="stopped", steps=steps)
     posterior = learned([*around(curve().items()), stopped])
     assert asked(posterior, [math.log2(18), 4.5, 8.0, 11.0], [float(steps), 0.0, 0.0, 0.0])[0] != 0
@@ -509,15 +550,18 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
 @pytest.mark.parametrize(
     ("sizes", "allowed", "place"),
     [
+        # B_crit/9 is 33 and 9 B_crit 2700: the large end is cheaper to look at.
         (
             (64, 128, 256, 512, 1024),
             1e6,
             4,
-        ),  # B_crit/9 is 33 and 9 B_crit 2700: the large end is cheaper to look at
+        ),
         ((64, 128, 256, 512, 1024, 4096), 1e6, 1),
         ((16, 64, 256, 1024), 1e6, 4),
-        ((16, 64, 256, 1024, 4096), 1e6, None),  # both ends are seen
-        ((64, 128, 256, 512, 1024), 0.2, None),  # it would cost more than is allowed
+        # Both ends are seen already.
+        ((16, 64, 256, 1024, 4096), 1e6, None),
+        # A look would cost more than is allowed.
+        ((64, 128, 256, 512, 1024), 0.2, None),
     ],
 )
 def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, allowed, place):
@@ -535,19 +579,22 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
         place is None
         or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place
     )
-    # A look that has cost too much already, like one at far too high a learning rate, is not followed by more.
+    # A look that has cost too much already, like one at far too high a learning rate, is not
+    # followed by more.
     dear = replace(posterior.observations[0], status="stopped", steps=10**10, x=4.0)
     posterior = replace(posterior, observations=(*posterior.observations, dear))
     found = unseen_regime(posterior, candidates, [], *draws, allowed)
-    assert found is None or found[0] == 4  # the other end may be looked at
+    # The other end may still be looked at.
+    assert found is None or found[0] == 4
 
 
 def worth(posterior, max_steps=200, continues=None, **changes):
-    """Return the chance of a trial for the curve beside another objective."""
+    """The chance of a trial for the curve beside another objective."""
     stopped = tuple(one for one in posterior.observations if one.number == continues)
     nothing = np.zeros((len(stopped), 0))
     place = np.full(len(stopped), 7.0)
-    options = Candidates(stopped, place, place, nothing, np.array([one.steps for one in stopped]))
+    steps = np.array([observation.steps for observation in stopped])
+    options = Candidates(stopped, place, place, nothing, steps)
     suggestion = Suggestion(7.0, -3.0, (), max_steps, continues)
     return acquisition._worth(posterior, suggestion, options, replace(SPENDING, **changes))
 
@@ -559,9 +606,11 @@ def test_decisions_for_the_curve_cost_a_stated_share_and_less_once_its_interval_
     posterior = inferred([tried(number, 64, 0.05) for number in range(4)])
     wide = log_b_crit(posterior.theta, posterior.prior).std()
     assert posterior.trials == 4
-    assert math.exp(3.29 * wide) > 3.0  # two ends of 90%: it is not narrow
+    # The two ends of a 90% interval lie 3.29 standard deviations apart: it is not narrow.
+    assert math.exp(3.29 * wide) > 3.0
     cost = 200 * LAW.tau(128)
-    # By chance x share of the decisions, what is spent is the share that it may cost of an average decision.
+    # By chance x share of the decisions, what is spent is the share that it may cost of an average
+    # decision.
     for spent, share, expected in (
         (4 * cost, 0.3, 0.1 / 0.3),
         (4 * cost, 0.2, 0.1 / 0.2),

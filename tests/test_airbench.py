@@ -42,7 +42,8 @@ def test_its_parameters_in_closed_form(parameters):
         )
         assert frozen == 24 * 3 * 2 * 2 + 2 * (a + b + c)
         assert a == 8 or (learnt, frozen) == (1_971_352, 1440)
-    for identity_init in (True, False):  # as layers.dirac_init does it
+    # The source initialises as layers.dirac_init does.
+    for identity_init in (True, False):
         layer = airbench(identity_init=identity_init).features[1][0]
         x = torch.randn(2, 24, 5, 5)
         assert torch.equal(layer(x), x[:, :8]) == identity_init
@@ -51,12 +52,13 @@ def test_its_parameters_in_closed_form(parameters):
 
 
 def straight_line(network, x):
-    """Return logits by the source's layers, one after the other, from the network's parameters in their order."""
+    """Logits by the source's layers, one after the other, from the network's parameters in their order."""
     convolutions = iter([layer for layer in network.modules() if isinstance(layer, nn.Conv2d)])
     biases = iter([layer.bias for layer in network.modules() if isinstance(layer, BatchNorm)])
 
     def norm(x):
-        mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
+        mean = x.mean((0, 2, 3), keepdim=True)
+        var = x.var((0, 2, 3), correction=0, keepdim=True)
         return (x - mean) / (var + 1e-12).sqrt() + next(biases).view(-1, 1, 1)
 
     x = functional.conv2d(x, network.whitening.weight, network.whitening.bias)
@@ -83,8 +85,10 @@ def test_its_output_and_gradients_are_those_of_the_layers_written_out(logit_scal
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
-    x, labels = images(seed=4), torch.arange(6)
-    expected, output = straight_line(network, x), network(x)
+    x = images(seed=4)
+    labels = torch.arange(6)
+    expected = straight_line(network, x)
+    output = network(x)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
     losses = [functional.cross_entropy(logits, labels) for logits in (output, expected)]
     gradients = [torch.autograd.grad(loss, list(network.parameters())) for loss in losses]

@@ -45,7 +45,8 @@ def data_folder(monkeypatch, tmp_path):
 
 
 def test_the_file_is_read_and_downloaded_under_its_own_name(data_folder, monkeypatch):
-    file, asked = data_folder / "airfoil" / "airfoil_self_noise.dat", []
+    file = data_folder / "airfoil" / "airfoil_self_noise.dat"
+    asked = []
 
     def serve(self, url, output_file, pooch):
         asked.append(url)
@@ -94,10 +95,12 @@ def test_first_weights_and_the_gradient_in_closed_form():
     assert linear.weight.mean().item() == pytest.approx(0.0, abs=5e-4)
     assert linear.bias.tolist() == [0.0]
     module = LinearRegression(5, 0.01, torch.optim.SGD, 0.1).double()
-    x, y = RNG.normal(size=(9, 5)), RNG.normal(size=9)
+    x = RNG.normal(size=(9, 5))
+    y = RNG.normal(size=9)
     loss = module.training_step((torch.tensor(x), torch.tensor(y)), 0)
     loss.backward()
-    w, b = module.linear.weight.detach().numpy()[0], module.linear.bias.detach().numpy()[0]
+    w = module.linear.weight.detach().numpy()[0]
+    b = module.linear.bias.detach().numpy()[0]
     residual = x @ w + b - y
     assert loss.item() == pytest.approx((residual**2).sum() / 18)
     np.testing.assert_allclose(module.linear.weight.grad.numpy()[0], x.T @ residual / 9, rtol=1e-12)
@@ -112,7 +115,8 @@ def test_what_the_config_says_of_the_published_rows():
     assert rows[0].tolist() == [800.0, 0.0, 0.3048, 71.3, 0.00266337, 126.201]
     assert rows[-1].tolist() == [6300.0, 15.6, 0.1016, 39.6, 0.0528487, 104.204]
     ((features, y),) = make_data(root).train_dataloader()
-    x, y = np.column_stack([features.double(), np.ones(1500)]), y.double().numpy()
+    x = np.column_stack([features.double(), np.ones(1500)])
+    y = y.double().numpy()
     w, *_ = np.linalg.lstsq(x, y, rcond=None)
     assert ((x @ w - y) ** 2).mean() / 2 == pytest.approx(0.2417, abs=5e-5)
     assert (y**2).mean() / 2 == pytest.approx(0.493, abs=5e-4)

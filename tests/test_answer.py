@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 from builders import (
+    CONFIRMED,
+    LUCKY,
+    STEADY,
     changed,
+    fresh,
     hand_at_budget,
     hand_critical,
     make_growth,
@@ -34,7 +38,6 @@ from bstune.result import (
     StepTiming,
 )
 
-LUCKY, STEADY = make_trial(0, 64, 0.1, steps=400), make_trial(1, 256, 0.4, steps=420)
 SEARCH = SearchPlan(trials=32, replicates=3, limit=None)
 
 
@@ -44,18 +47,12 @@ def timing(error, waited=0.0):
     )
 
 
-def fresh(number, steps=440, of=LUCKY, **changes):
-    return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
-
-
 def texts(summary, label):
     found = answer(summary)
     return dict([*found.lines, *found.details, *found.actions]).get(label, ())
 
 
-CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
-CONFIRMED += [fresh(3 + i, steps) for i, steps in enumerate((440, 460, 480))]
-CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 410))]
+# A study with all that an answer can have: each test changes one part of it.
 WHOLE = result_of(
     CONFIRMED,
     critical=hand_critical(67.0, 41.0, 110.0, 5, 1114),
@@ -77,7 +74,7 @@ WHOLE = result_of(
     ),
     seed_scatter=SeedScatter(scatter=0.17, low=0.1, high=0.2, level=0.9),
     scale_out=DevicePlans(
-        ideal=tuple(make_plan(n, share) for n, share in ((1, 1.0), (2, 0.62), (4, 0.39), (8, 0.2)))
+        ideal=(make_plan(1, 1.0), make_plan(2, 0.62), make_plan(4, 0.39), make_plan(8, 0.2))
     ),
 )
 
@@ -85,6 +82,7 @@ WHOLE = result_of(
 def test_a_whole_study_reads_as_six_lines():
     page = [("page", ("outputs/digits/report.html",))]
     assert block(answer(WHOLE), page, 80) == [
+        # One test pins the whole block; the others look at a line each.
         "study s · digits · val/error <= 0.1 · NVIDIA H200 · 9 trials",
         "",
         "USE       batch size 256, learning rate 0.4: 4.30 s, 430 steps (3 of 3 fresh",
@@ -110,17 +108,25 @@ def test_a_whole_study_reads_as_six_lines():
             {},
             "rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2",
         ),
+        # The interval holds 0: no direction is sure.
         (
             {"high": 0.1},
-            "shows no sure change as the target gets harder: as val/error^-4.3 (90%: -5.0 to 0.1) from 2.6",
+            (
+                "shows no sure change as the target gets harder: as val/error^-4.3 (90%: -5.0 to "
+                "0.1) from 2.6"
+            ),
         ),
         (
             {"low": 0.4, "exponent": 0.5, "high": 0.7},
             "falls as the target gets harder: as val/error^0.5 (90%: 0.4 to 0",
         ),
+        # With an ideal value of 1 the error is counted from there.
         (
             {"ideal": 1.0},
-            "rises as the target gets harder: as |val/error - 1|^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2",
+            (
+                "rises as the target gets harder: as |val/error - 1|^-4.3 (90%: -5.0 to -3.5) from "
+                "2.6 to 2"
+            ),
         ),
     ],
 )
@@ -133,6 +139,7 @@ def test_batch_sizes_are_said_in_tokens_where_an_example_has_some():
     found = changed(WHOLE, tokens=64)
     assert texts(found, "USE")[0].startswith("batch size 256 (16,384 tokens), learning rate 0.4: ")
     assert texts(found, "CRITICAL")[0] == "batch size 67 (90%: 41 to 110), 4300 tokens"
+    # An end in tokens stands only beside a value.
     assert texts(changed(found, critical_batch_size=hand_critical(None, 450.0, None)), "CRITICAL")[
         0
     ].endswith("above 450)")
@@ -152,20 +159,30 @@ NARROWER = (
             "300 (90%: 190 to 480)",
             "below 33 twice the batch halves the steps; above 2700 it gains nothing",
         ),
-        (  # what lies outside of the batch sizes that reached the target is not claimed
+        # Nothing is claimed of what lies outside of the batch sizes that reached the target.
+        (
             hand_critical(300.0, 190.0, None, 64, 512),
             "300 (90%: above 190)",
-            "sizes 64 to 512 do not show where twice the batch halves the steps or where it gains nothing",
+            (
+                "sizes 64 to 512 do not show where twice the batch halves the steps or where it "
+                "gains nothing"
+            ),
         ),
         (
             hand_critical(300.0, None, 480.0, 8, 512),
             "300 (90%: below 480)",
-            "below 33 twice the batch halves the steps; sizes 8 to 512 do not show where it gains nothing",
+            (
+                "below 33 twice the batch halves the steps; sizes 8 to 512 do not show where it "
+                "gains nothing"
+            ),
         ),
         (
             hand_critical(300.0, 190.0, 480.0, 64, 8192),
             "300 (90%: 190 to 480)",
-            "above 2700 a larger batch gains nothing; sizes 64 to 8192 do not show where it halves the steps",
+            (
+                "above 2700 a larger batch gains nothing; sizes 64 to 8192 do not show where it "
+                "halves the steps"
+            ),
         ),
         (hand_critical(None, 450.0, None), "undetermined (90%: above 450)", None),
         (hand_critical(None, None, None), "undetermined (90% interval open at both ends)", None),
@@ -211,12 +228,18 @@ CENSORED = {"status": "stopped", "steps": 800}
         ),
         (
             [fresh(3), fresh(4, 460), fresh(5, **CENSORED)],
-            "4.60 s, 460 steps (2 of 3 fresh seeds reached it; 90%: 3.91 s and more, 391 steps and more)",
+            (
+                "4.60 s, 460 steps (2 of 3 fresh seeds reached it; 90%: 3.91 s and more, 391 steps "
+                "and more)"
+            ),
             "only 2 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
         (
-            [fresh(3), *(fresh(n, **CENSORED) for n in (4, 5))],
-            "not known: only 1 of 3 fresh seeds reached the target (3.91 s and more, 391 steps and more)",
+            [fresh(3), fresh(4, **CENSORED), fresh(5, **CENSORED)],
+            (
+                "not known: only 1 of 3 fresh seeds reached the target (3.91 s and more, 391 steps "
+                "and more)"
+            ),
             "only 1 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
         (
@@ -232,6 +255,7 @@ def test_a_winner_is_shown_by_its_fresh_seeds(runs, text, warning):
     assert texts(summary, "USE") == (f"batch size 64, learning rate 0.1: {text}",)
     assert (warning in texts(summary, "CAUTION")) == (warning is not None)
     seeds = next(one for one in trust(summary) if one.name == "seeds")
+    # No fresh run at all is no good sign either.
     assert seeds.good == (bool(runs) and warning is None)
 
 
@@ -246,11 +270,13 @@ def test_hyperparameters_horizon_and_test_metrics_stand_with_the_winner():
 def test_a_rate_that_was_set_in_the_optimizer_is_said_where_it_belongs():
     of_search = changed(WHOLE, overrides_lr=True)
     of_budget = changed(WHOLE, objective="loss", at_budget=hand_at_budget(), overrides_lr=True)
+    # Without such a rate the point stands alone.
     assert len(texts(WHOLE, "USE")) == 1
     assert "write 0.4 in configure_optimizers" in texts(of_search, "USE")[1]
     assert "write 0.1 in configure_optimizers" in texts(of_budget, "USE")[1]
 
 
+# A small chance is a caution, too.
 @pytest.mark.parametrize(("chance", "cautions"), [(0.62, 1), (0.93, 0)])
 def test_what_further_seeds_reach_stands_beside_what_three_did(chance, cautions):
     shown = result_of(CONFIRMED)
@@ -258,10 +284,12 @@ def test_what_further_seeds_reach_stands_beside_what_three_did(chance, cautions)
     winner = shown.best_by_time.model_copy(update={"reaching": reaching, "horizon": 500})
     shown = shown.model_copy(update={"best_by_time": winner})
     assert f"{chance:.0%}" in texts(shown, "USE")[0]
-    assert sum(f"{chance:.0%}" in text for text in texts(shown, "CAUTION")) == cautions
+    warnings = [text for text in texts(shown, "CAUTION") if f"{chance:.0%}" in text]
+    assert len(warnings) == cautions
 
 
 def test_test_metrics_of_the_other_winner_are_not_shown():
+    # The metrics are of the winner by steps, and the answer names the one by time.
     tested = result_of(CONFIRMED, test={"best_by_steps": {"test/error": 0.1012}})
     assert texts(tested, "TEST") == ()
 
@@ -277,11 +305,13 @@ def test_a_study_for_steps_says_which_point_is_the_fastest():
 
 def test_another_point_is_named_only_where_it_takes_less():
     assert len(texts(WHOLE, "FEWEST")) == 1
+    # With 500 steps it takes more than the point to use.
     more = changed(WHOLE, best_by_steps=changed(WHOLE.best_by_steps, steps=500.0))
     assert texts(more, "FEWEST") == ()
 
 
 STOPPED = make_trial(0, 64, status="stopped", steps=100, history=((10, 0.5), (100, 0.2)))
+# The value of this one moved by less than 1% in the second half.
 FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0.201), (100, 0.2)))
 
 
@@ -294,6 +324,7 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
             "search.trials=128: the same command continues them",
         ),
         (
+            # It used up its budget, where the first one was stopped by the search.
             [replace(STOPPED, steps=400)],
             "1 of 1 stopped trial still improved at the end of their budget",
             "a larger budget: budget.steps=1600 budget.examples=4",
@@ -334,6 +365,7 @@ def test_advice_follows_the_cause(trials, why, change):
     assert texts(summary, "AS GOOD") == ()
     assert texts(summary, "DEVICES") == (f"not known: {NOTHING_REACHED}",)
     limited = changed(summary, search=changed(SEARCH, limit="search.seconds"))
+    # More of a limit helps only where the search itself stopped the trials.
     assert ("more of search.seconds" in texts(limited, "NEXT")[0]) == (trials == [STOPPED])
 
 
@@ -356,6 +388,7 @@ def test_a_search_that_ended_before_its_first_trial_says_what_ended_it():
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [
+        # A rule fits where its exponent lies in the interval.
         (-0.1, 0.2, "a constant rate fits"),
         (0.5, 0.5, "the square root fits"),
         (0.75, 1.4, "the saturating rule and linear scaling both fit"),
@@ -380,6 +413,7 @@ def test_what_an_interval_says_of_the_rules(low, high, text):
 
 
 LAW = make_law(exponent=0.5, low=0.4, high=0.6, end=67.0)
+# The law below the critical batch size has the same numbers, of its own kind.
 BELOW = Exponent(**{name: getattr(LAW, name) for name in Exponent.model_fields})
 
 
@@ -397,8 +431,11 @@ BELOW = Exponent(**{name: getattr(LAW, name) for name in Exponent.model_fields})
         ),
         (
             {"below_b_crit": BELOW},
-            "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical batch size grew as "
-            "B^0.50 (0.40 to 0.60): the square root fits",
+            (
+                "grew as B^0.22 (0.16 to 0.27): slower than the square root; up to the critical "
+                "batch size grew as "
+                "B^0.50 (0.40 to 0.60): the square root fits"
+            ),
         ),
     ],
 )
@@ -440,12 +477,15 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
         critical_batch_size=open_above,
     )
     found = texts(whole, "CAUTION")
-    assert [text.partition(": ")[0] for text in found] == [
+    starts = [
         "only 2 of 3 fresh seeds reached the target at batch size 256, learning rate 0.4",
         "batch size 32, learning rate 0.3 may be better, and did not run on fresh seeds",
         "timings are noisy",
         "the critical batch size has no upper end yet",
     ]
+    for text, start in zip(found, starts, strict=True):
+        assert text.partition(": ")[0] == start
+    # The block has room for the worst cautions alone.
     shown = "\n".join(block(answer(whole), [], 100))
     assert found[SHOWN_CAUTIONS - 1] in shown
     assert found[SHOWN_CAUTIONS] not in shown
@@ -457,8 +497,10 @@ def test_without_a_caution_there_is_no_such_line():
 
 
 @pytest.mark.parametrize(
+    # A step's seconds that are known to 2% change no choice.
     ("changes", "text"),
     [
+        # Both ends are the winner's batch size.
         ({"low": 256, "high": 256}, "no other batch size that was tried is within 10%"),
         ({"merit": "steps"}, "batch sizes 180 to 331, predicted within 10% of the least number"),
     ],
@@ -470,11 +512,13 @@ def test_what_is_as_good(changes, text):
 
 
 def test_devices_are_named_only_where_there_is_a_plan():
+    # A plan for one device says nothing of several.
     one_device = DevicePlans(ideal=(make_plan(1),))
     alone = changed(WHOLE, scale_out=one_device)
     assert texts(alone, "DEVICES") == ("not known yet; critical batch size 67 (90%: 41 to 110)",)
 
 
+# Each of these breaks a text that is cut, marked up or counted in bytes.
 NAMES = ("two words/and a path", "<b>bold</b> & co", "[red]markup[/red]", "größe 数据", "x" * 200)
 LABELS = ("USE", "GAIN", "AS GOOD", "DEVICES", "CAUTION", "NEXT")
 
@@ -490,27 +534,25 @@ def test_the_block_has_six_labels_and_is_as_narrow_as_it_is_asked_to_be(base, na
     found = answer(changed(base, workload=name, notes=notes))
     lines = block(found, [("page", (page,))], width)
     unbroken = ("NEXT", "page")
-    next_at = next(i for i, line in enumerate(lines) if line.startswith(unbroken))
+    next_at = min(i for i, line in enumerate(lines) if line.startswith(unbroken))
     first = lines.index("") + 1
     labels = {line[:10].strip() for line in lines[first:]} - {""}
     assert labels <= {*LABELS, "page"}
-    longest_word = max(len(word) for word in name.split())
+    longest_word = max(map(len, name.split()))
     for line in lines[:next_at]:
+        # A word that is longer than the width stands whole.
         assert len(line) <= max(width, longest_word)
     # What is copied is not broken.
-    assert any(page in line for line in lines[next_at:])
+    assert page in "\n".join(lines[next_at:])
 
 
 def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
-    trials = [
-        make_trial(number, training_loop=name)
-        for number, name in enumerate(
-            ("lean", "Lightning's: Mine has backward", "Lightning's: protocol.fast=off", None)
-        )
-    ]
+    loops = ("lean", "Lightning's: Mine has backward", "Lightning's: protocol.fast=off", None)
+    trials = [make_trial(number, training_loop=loop) for number, loop in enumerate(loops)]
     summary = result_of(trials)
     assert summary.training_loops == {
         "Lightning's: Mine has backward": 1,
+        # A loop that the option asks for is no news.
         "Lightning's: protocol.fast=off": 1,
         "lean": 1,
     }

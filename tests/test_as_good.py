@@ -14,7 +14,7 @@ WINNER = make_trial(0, 64, 0.1)
 
 
 def logs(steps=STEPS, tau=TAU):
-    """Return one draw of the log of what each batch size takes."""
+    """One draw of the logarithm of each batch size's cost."""
     return np.log(np.array(steps) * np.array(tau))[None]
 
 

@@ -124,9 +124,11 @@ def test_what_cannot_be_read_counts_as_nothing(value):
 def test_a_value_is_read_in_parts():
     """The last of a million numbers is past what is looked at, and so is what lies deep."""
     assert fingerprint(list(range(10**6))) == fingerprint([*range(10**6 - 1), 7])
-    deep, other = 1, 2
+    deep = 1
+    other = 2
     for _ in range(10):
-        deep, other = [deep], [other]
+        deep = [deep]
+        other = [other]
     assert fingerprint(deep) == fingerprint(other)
 
 

@@ -3,6 +3,7 @@ import math
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from learners import Operators, learning_protocol, momentum, stream, train
@@ -46,7 +47,7 @@ class Weights(LightningModule):
 
 
 def started(callback):
-    """Return a module that a call-back is set up with."""
+    """A module that a call-back is set up with."""
     module = Weights()
     callback.setup(None, module, "fit")
     return module
@@ -60,13 +61,15 @@ def follow(callback, steps):
     """Set random weights at each step; return all of them, and the average and the updates so far after each."""
     module = started(callback)
     values = torch.randn(steps, 7, generator=torch.Generator().manual_seed(0)).float().double()
-    averages, updates = [], []
+    averages = []
+    updates = []
     for step in range(1, steps + 1):
         module.set(values[step - 1])
         end_step(callback, module, step)
         averages.append(callback._average_model.module.get())
         updates.append(int(callback._average_model.n_averaged))
-    assert callback._average_model.module.count.dtype == torch.int64  # whole numbers are copied
+    # Whole numbers are copied, not averaged.
+    assert callback._average_model.module.count.dtype == torch.int64
     assert int(callback._average_model.module.count) >= 1
     return values, averages, updates
 
@@ -81,9 +84,8 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
     assert updates == list(range(1, steps + 1))
     for t in (1, 2, 7, 60, steps):
         s = torch.arange(1, t + 1, dtype=torch.float64)
-        weights = (s / t) ** (1 / fraction) - ((s - 1) / t) ** (
-            1 / fraction
-        )  # the first s steps: (s/t)^(1/fraction)
+        # The first s steps weigh (s/t)^(1/fraction).
+        weights = (s / t) ** (1 / fraction) - ((s - 1) / t) ** (1 / fraction)
         torch.testing.assert_close(averages[t - 1], weights @ values[:t], rtol=1e-5, atol=1e-6)
     stated = s ** (1 / fraction - 1)
     assert (weights - stated / stated.sum()).abs().sum() / 2 < tolerance
@@ -91,15 +93,17 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
 def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction):
+    # The next snapshot lies fraction/16 of the last one's step further, and at least one step.
     steps, taken = (
         700,
         [1],
-    )  # the next one lies fraction/16 of the last one further, and at least one step
+    )
     while (due := max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))) <= steps:
         taken.append(due)
     values, averages, updates = follow(RunningWeightAverage(fraction), steps)
-    assert updates == [sum(s <= t for s in taken) for t in range(1, steps + 1)]
-    short = math.floor(SNAPSHOTS / fraction)  # while the window is short, every step is taken
+    assert updates == np.searchsorted(taken, range(1, steps + 1), side="right").tolist()
+    # While the window is short, every step is taken.
+    short = math.floor(SNAPSHOTS / fraction)
     assert updates[:short] == list(range(1, short + 1))
     for t in (10, 163, 400, steps):
         so_far = [s for s in taken if s <= t]
@@ -120,10 +124,10 @@ def test_a_moving_average_weighs_its_updates_by_powers_of_the_decay(decay, every
         taken = list(range(1, t + 1, every))
         assert updates[t - 1] == len(taken)
         rho = decay**every
-        weights = [
-            (1 - rho if number else 1.0) * rho ** (len(taken) - 1 - number)
-            for number in range(len(taken))
-        ]
+        weights = []
+        for number in range(len(taken)):
+            share = 1 - rho if number else 1.0
+            weights.append(share * rho ** (len(taken) - 1 - number))
         expected = torch.tensor(weights, dtype=torch.float64) @ values[torch.tensor(taken) - 1]
         torch.testing.assert_close(averages[t - 1], expected, rtol=1e-5, atol=1e-6)
 
@@ -144,9 +148,8 @@ def test_an_update_takes_an_operator_for_all_that_is_averaged_and_one_for_all_th
 
 def on_meta(callback, steps):
     """Take steps with a module on the device meta, where to read a value on the host is an error; return the module."""
-    module = started(callback).to(
-        "meta"
-    )  # Lightning moves a module only after the call-backs' set-up
+    # Lightning moves a module only after the call-backs' set-up.
+    module = started(callback).to("meta")
     callback.on_fit_start(None, module)
     for step in range(1, steps + 1):
         end_step(callback, module, step)
@@ -157,40 +160,43 @@ def on_meta(callback, steps):
 def test_an_average_never_waits_for_the_device(make):
     callback = make()
     module = on_meta(callback, 3)
-    assert {
-        tensor.device.type for tensor in callback._average_model.module.state_dict().values()
-    } == {"meta"}
+    for tensor in callback._average_model.module.state_dict().values():
+        assert tensor.device.type == "meta"
     callback.on_validation_epoch_start(None, module)
     callback.on_validation_epoch_end(None, module)
     counter = callback._average_model.n_averaged
     assert (counter.device.type, int(counter)) == ("cpu", 3)
-    with pytest.raises(
-        (RuntimeError, NotImplementedError)
-    ):  # as the update of torch's own average is
+    # The update of torch's own average waits for the device, and so fails here.
+    with pytest.raises((RuntimeError, NotImplementedError)):
         torch.optim.swa_utils.AveragedModel(Weights(), device="meta").update_parameters(module)
     lookahead = Lookahead(10, 2, 0.5, 1.0)
     on_meta(lookahead, 10)
-    assert {slow.device.type for slow in lookahead._slow} == {"meta"}
+    for slow in lookahead._slow:
+        assert slow.device.type == "meta"
 
 
 @pytest.mark.parametrize("make", BOTH)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
     """Steps of 2^-12 are lost on a bfloat16 of 1."""
-    callback, reference = make(), make()
-    module, whole = started(callback).to(dtype), started(reference)
+    callback = make()
+    reference = make()
+    module = started(callback).to(dtype)
+    whole = started(reference)
     for step in range(1, 40):
         value = torch.full((7,), 1.0 + 2.0**-7 * (step % 2)).to(dtype)
         for each, its_module in ((callback, module), (reference, whole)):
             its_module.set(value)
             end_step(each, its_module, step)
-        if step % 7 == 0:  # evaluating it rounds a copy
+        # An evaluation rounds a copy of the average.
+        if step % 7 == 0:
             callback.on_validation_epoch_start(None, module)
             assert module.narrow.dtype == dtype
             assert torch.equal(module.narrow, callback._average_model.module.narrow.to(dtype))
             callback.on_validation_epoch_end(None, module)
             assert torch.equal(module.narrow, value[:3])
-    average, expected = (made._average_model.module.narrow for made in (callback, reference))
+    average = callback._average_model.module.narrow
+    expected = reference._average_model.module.narrow
     assert average.dtype == torch.float32
     assert torch.equal(average, expected)
     assert 1.0 < average[0] < 1.0 + 2.0**-7
@@ -199,7 +205,8 @@ def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
 
 # Lookahead
 
-STEPS, SPEC = 23, make_spec(batch_size=8, seed=4)
+STEPS = 23
+SPEC = make_spec(batch_size=8, seed=4)
 
 
 def network():
@@ -248,7 +255,8 @@ def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, po
     assert not torch.allclose(plain[0].weight, trained[0].weight, rtol=1e-3)
     assert not torch.allclose(plain[1].running_mean, trained[1].running_mean, rtol=1e-3)
     assert trained[1].num_batches_tracked == STEPS
-    if every > STEPS:  # the last step alone takes all others out again
+    # The last step alone would take all others out again.
+    if every > STEPS:
         assert torch.equal(trained[0].weight, model[0].weight)
 
 
@@ -259,7 +267,8 @@ def test_lookahead_keeps_type_and_place_and_does_not_extrapolate(decay, step, ex
     callback.on_fit_start(None, module)
     place = module.narrow.data_ptr()
     module.narrow.data.fill_(1.0)
-    end_step(callback, module, step)  # 40 is past the ten steps
+    # Step 40 is past the ten steps.
+    end_step(callback, module, step)
     assert module.narrow.data_ptr() == place
     assert callback._slow[0].dtype == module.narrow.dtype == torch.float16
     assert module.narrow.tolist() == [expected] * 3
@@ -269,7 +278,8 @@ def test_lookahead_counts_steps_and_an_average_is_taken_of_the_weights_that_it_l
     """Without batch normalisation, whose statistics are those of micro-batches, these change nothing."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 3))
-    whole, parts = (trial([Lookahead(STEPS, 5, 0.9, 1)], model, size) for size in (None, 3))
+    whole = trial([Lookahead(STEPS, 5, 0.9, 1)], model, None)
+    parts = trial([Lookahead(STEPS, 5, 0.9, 1)], model, 3)
     torch.testing.assert_close(whole[1].weight, parts[1].weight)
     averaged = trial([Lookahead(STEPS, 5, 0.9, 1)], model, average=ExponentialMovingAverage(0.0, 1))
     assert torch.equal(whole[1].weight, averaged[1].weight)

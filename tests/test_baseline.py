@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders import make_baseline, options_of, prepared_study, result_of
 from rich.console import Console
-from toolbox import make_result, table_rows, write_rows
+from toolbox import made_table, make_result
 
 from bstune.core.records import Budget, Target
 from bstune.core.search_space import Tunable
@@ -36,7 +36,7 @@ OPTIONS += ("workload.name=replay", "mlflow.enabled=false", "scaling.batch_size=
 
 
 def reached(number, steps, seconds_per_step=0.01, **changes):
-    """Return a run that met the target at an evaluation right after one that missed it."""
+    """A run that met the target at an evaluation right after one that missed it."""
     return make_result(
         number=number,
         trial_index=number,
@@ -48,16 +48,21 @@ def reached(number, steps, seconds_per_step=0.01, **changes):
 
 
 def at(batch_size, lr, *steps, first=0):
-    """Return a point's trial and its runs on fresh seeds, of so many steps."""
+    """A point's trial and its runs on fresh seeds, of so many steps."""
     trial = reached(first, steps[0], batch_size=batch_size, lr=lr)
-    runs = tuple(
-        reached(first + 1 + i, n, batch_size=batch_size, lr=lr, seed=100 + i)
-        for i, n in enumerate(steps[1:])
-    )
-    return trial, runs
+    runs = []
+    for i, count in enumerate(steps[1:]):
+        run = reached(first + 1 + i, count, batch_size=batch_size, lr=lr, seed=100 + i)
+        runs.append(run)
+    return trial, tuple(runs)
 
 
-ERROR, REWARD = Target("val/error", 0.1, "min"), Target("val/reward", 10.0, "max")
+def steps_of(trials):
+    return [trial.steps for trial in trials]
+
+
+ERROR = Target("val/error", 0.1, "min")
+REWARD = Target("val/reward", 10.0, "max")
 FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
 
 
@@ -65,10 +70,12 @@ FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
     ("trial", "target", "ideal", "value"),
     [
         (FIRST_LOOK, ERROR, 0.0, 0.04),
-        (replace(FIRST_LOOK, history=((0, 2.3), (36, 0.08))), ERROR, 0.0, 0.04),  # untrained
+        # An evaluation at step 0 is of untrained weights.
+        (replace(FIRST_LOOK, history=((0, 2.3), (36, 0.08))), ERROR, 0.0, 0.04),
         (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, None, 12.0),
         (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, 20.0, 15.5),
-        (replace(FIRST_LOOK, history=((18, 0.2), (36, 0.08))), ERROR, 0.0, None),  # it missed once
+        # It missed the target once before.
+        (replace(FIRST_LOOK, history=((18, 0.2), (36, 0.08))), ERROR, 0.0, None),
         (replace(FIRST_LOOK, status="stopped"), ERROR, 0.0, None),
         (replace(FIRST_LOOK, horizon=36), ERROR, 0.0, None),
     ],
@@ -92,14 +99,14 @@ def test_a_target_that_is_met_at_the_first_look_has_one_that_tells(trial, target
 )
 def test_the_baseline_is_the_reference(tmp_path, monkeypatch, options, batch_size):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     found = prepared_study(*OPTIONS, *options).baseline
     assert (None if found is None else found.batch_size) == batch_size
 
 
 def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     own_options = options_of(*OPTIONS)
     space = SimpleNamespace(tunables=())
     assert baseline_of(own_options, space, 32)[0].batch_size == 32
@@ -112,14 +119,15 @@ def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("tunable", "value"),
     [
-        (Tunable("seed", "seed", 1, 100, False, True), 7),  # the config's own
+        # The seed is the config's own.
+        (Tunable("seed", "seed", 1, 100, False, True), 7),
         (Tunable("absent", "workload.module.absent", 4, 64, True, True), 16),
         (Tunable("absent", "workload.module.absent", 0.8, 0.998, True, False, True), 0.98),
     ],
 )
 def test_what_else_is_searched_has_the_configs_own_value(tmp_path, monkeypatch, tunable, value):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     own_options = options_of(*OPTIONS, "seed=7")
     found, _ = baseline_of(own_options, SimpleNamespace(tunables=(tunable,)), None)
     (own,) = found.hyperparameters.values()
@@ -209,7 +217,8 @@ def test_there_is_no_gain_over_itself_nor_of_a_winner_that_mostly_misses():
 def test_its_interval_covers_as_often_as_it_says(seeds, true, said):
     """With the scatter that the posterior has, and one that is off by as much as it is after a dozen trials."""
     rng = np.random.default_rng(0)
-    covered, count = 0, 600
+    covered = 0
+    count = 600
     for _ in range(count):
         steps = (
             np.exp(rng.normal(np.log(4000.0), true, seeds)),
@@ -261,7 +270,7 @@ class Laws(TrialBackend):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
 
     def study(backend, *options):
         more = ("workload.target.value=0.2", "budget.steps=5000", "budget.examples=1", *options)
@@ -293,15 +302,15 @@ def test_few_points_end_with_an_answer(run, baseline):
         Laws(lambda size: 4500), "search.trials=3", f"search.baseline={str(baseline).lower()}"
     )
     assert found.result.use is not None
-    assert max(trial.steps for trial in found.trials) <= 5000
+    assert max(steps_of(found.trials)) <= 5000
 
 
 def test_a_budget_binds_and_the_search_ends_where_it_is_too_small(run):
     """The target lies beyond every trial's budget: no more than three are brought to its end."""
     found = run(Laws(lambda size: 50_000), "search.trials=4", "search.baseline=false")
     assert found.result.use is None
-    assert max(trial.steps for trial in found.trials) == 5000
-    assert sum(trial.steps == 5000 for trial in found.trials) == 3
+    assert max(steps_of(found.trials)) == 5000
+    assert steps_of(found.trials).count(5000) == 3
 
 
 class Whole(Laws):
@@ -322,9 +331,14 @@ def test_seconds_are_kept_only_for_what_can_go_on(run, backend, share):
     options = ("search.trials=30", "search.seconds=60", "budget.steps=1000")
     found = run(backend, *options, "search.baseline=false")
     last = max(trial.trial_index for trial in found.trials if trial.resumed_from is None)
-    before = [trial for trial in found.trials if trial.trial_index < last]
-    assert sum(trial.train_seconds for trial in before) < share * 60.0
-    assert sum(trial.train_seconds for trial in found.trials) >= 60.0 * min(share + 0.2, 1.0)
+    before = 0.0
+    seconds = 0.0
+    for trial in found.trials:
+        seconds += trial.train_seconds
+        if trial.trial_index < last:
+            before += trial.train_seconds
+    assert before < share * 60.0
+    assert seconds >= 60.0 * min(share + 0.2, 1.0)
 
 
 @pytest.mark.slow

@@ -30,8 +30,11 @@ def branches_at(examples_seen, largest, *, unbounded=0, **changes):
 
 
 def square_root_growth(**changes):
-    found = [branches_at(10**k * 1e3, 64 * 10 ** (k / 2)) for k in range(3)]
-    return [replace(branches, **changes) for branches in found]
+    found = []
+    for power in range(3):
+        branches = branches_at(10**power * 1e3, 64 * 10 ** (power / 2))
+        found.append(replace(branches, **changes))
+    return found
 
 
 def test_the_critical_batch_size_and_its_schedule_follow_the_run():
@@ -42,7 +45,8 @@ def test_the_critical_batch_size_and_its_schedule_follow_the_run():
     # It doubles for four times the examples.
     assert [step.batch_size for step in found.schedule] == [64, 128, 256, 512]
     assert [step.start for step in found.schedule] == pytest.approx([0, 4e3, 16e3, 64e3], rel=0.05)
-    assert len(found.notes) == 1  # that the rate follows
+    # The one note says that the rate follows.
+    assert len(found.notes) == 1
 
 
 def test_tokens_are_those_of_an_example_times_the_examples():
@@ -63,7 +67,7 @@ def test_a_checkpoint_without_an_upper_end_is_left_out_and_named():
         (square_root_growth(), "tokens", StudyError, "have no tokens"),
         (square_root_growth()[:2], "examples", StudyError, "tell 2"),
         (
-            [branches_at(1e3, 64) for _ in range(3)],
+            [branches_at(1e3, 64)] * 3,
             "examples",
             StudyError,
             "at least 3 different examples",

@@ -11,7 +11,8 @@ from bstune.__main__ import main
 
 pytestmark = pytest.mark.slow
 TABLES = ("fashion_mlp", "cifar_mlp")
-# Of each chart: its title, the kinds of its axes, and for each run how many pixels its curve spans, across and down.
+# Of each chart: its title, the kinds of its axes, and for each run how many pixels its curve spans,
+# across and down.
 CHARTS = """
 return [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot._fullLayout).map(plot => ({
   title: plot.closest('[data-testid="experiment-view-compare-runs-card"]').innerText.split('\\n')[0],
@@ -22,7 +23,8 @@ return [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot._fu
   })),
 }))
 """
-# What pages of MLflow 3.17.2 log as errors on a server without users, and of sizes that change as they are drawn.
+# What pages of MLflow 3.17.2 log as errors on a server without users, and of sizes that change as
+# they are drawn.
 OF_MLFLOW = ("/users/current", "ResizeObserver loop")
 
 
@@ -33,7 +35,8 @@ def studies(tmp_path_factory):
     Return MLflow's address, the page that each study printed, and the folder.
     """
     skip_without_chromium()
-    folder, printed = tmp_path_factory.mktemp("studies"), []
+    folder = tmp_path_factory.mktemp("studies")
+    printed = []
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -88,7 +91,10 @@ def test_a_studys_run_shows_the_answer_and_the_figure(studies, tmp_path):
         note = awaited(driver, "return document.querySelector('pre')?.innerText")
         assert "USE" in note
         assert "DEVICES" in note
-        picture = "return [...document.images].find(image => image.src.includes('curve.png'))?.naturalWidth"
+        picture = (
+            "return [...document.images].find(image => "
+            "image.src.includes('curve.png'))?.naturalWidth"
+        )
         assert awaited(driver, picture) >= 900
         link = (
             'return [...document.links].find(link => link.innerText == "the study\'s trials").href'

@@ -8,7 +8,8 @@ from bstune.core.evaluation_schedule import EvaluationSchedule
 from bstune.core.records import Target
 from bstune.trial.parts.cadence import Cadence
 
-# With 10 examples to evaluate at a cost of 0.5 and steps of 4 examples, k evaluations have to have 10 k steps before
+# With 10 examples to evaluate at a cost of 0.5 and steps of 4 examples, k evaluations have to have
+# 10 k steps before
 # them far from the target, where half of a quarter is spent, and 5 k steps near it.
 SCHEDULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 PROTOCOL = make_protocol(evaluation_schedule=SCHEDULE, target=Target("val/error", 0.1, "min"))
@@ -31,7 +32,8 @@ def test_the_first_evaluation_waits_for_its_cost_in_examples(batch_size, due):
         # One that was not due changes nothing.
         ([(7, 0.9)], 10, (7,), False),
         ([(7, 0.9), (10, 0.9)], 20, (7,), False),
-        # From 0.5 to 0.2 in a doubling, the target is met before another one and a half times the steps.
+        # From 0.5 to 0.2 in a doubling, the target is met before another one and a half times the
+        # steps.
         ([(10, 0.5), (20, 0.2)], 21, (), True),
         # A trial that has been near stays near.
         ([(10, 0.5), (20, 0.2), (21, 0.9)], 22, (), True),

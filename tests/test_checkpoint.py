@@ -25,7 +25,15 @@ from learners import (
     train,
 )
 from lightning.pytorch import LightningDataModule
-from toolbox import EVERY_STEP, TRAINER, FakeTime, entries, make_spec
+from toolbox import (
+    EVERY_STEP,
+    TRAINER,
+    FakeTime,
+    entries,
+    evaluated_steps,
+    make_spec,
+    measured_steps,
+)
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -181,12 +189,14 @@ def chain(
     **options,
 ):
     """Train in parts that end at ``limits``, the last one at the budget; return all records and the last module."""
-    records, stopped = [], None
+    records = []
+    stopped = None
     for part, limit in enumerate([*limits, None]):
         part_spec = replace(
             spec, number=part, max_steps=limit, resumed_from=part - 1 if part else None
         )
-        torch.rand(part)  # what was drawn before does not matter
+        # What was drawn before must not matter.
+        torch.rand(part)
         files = {"state": folder / f"{part}.state", "resume": stopped}
         record, module = train(part_spec, protocol(), clock=clock(), **files, **options)
         records.append(record)
@@ -204,11 +214,12 @@ def assert_same(continued, module, whole, reference, limits):
         whole.examples,
     )
     due = dict(whole.history)
-    assert [pair for pair in continued.history if pair[0] in due] == list(whole.history)
-    assert {step for step, _ in continued.history} == due.keys() | {
-        n for n in limits if n < whole.steps
-    }
-    assert [step for step, _ in continued.history] == sorted(step for step, _ in continued.history)
+    at_due = [pair for pair in continued.history if pair[0] in due]
+    assert at_due == list(whole.history)
+    steps = evaluated_steps(continued)
+    stopped_at = {step for step in limits if step < whole.steps}
+    assert set(steps) == due.keys() | stopped_at
+    assert steps == sorted(steps)
     assert same_weights(module, reference)
 
 
@@ -254,7 +265,7 @@ CASES = {
 
 
 def protocol_of(case, every=None):
-    """Return the protocol of one trial of a case: a gradient scaler has a state."""
+    """The protocol of one trial of a case: a gradient scaler has a state."""
     trainer = gradient_scaler(growth_interval=3, init_scale=64.0) if case == "scaler" else TRAINER
     return learning_protocol(
         micro_batch_size=MICRO_BATCHES.get(case), noise_scale_every=every, trainer=trainer
@@ -278,7 +289,8 @@ QUICK += (("weights set at the start", None),)
 )
 def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, tmp_path):
     """Nor does measuring the noise scale change it; the measurements go on as well."""
-    options, limits = CASES[case], (1, 2, 23, 30, 59)  # at 30 an evaluation is due
+    # At step 30 an evaluation is due.
+    options, limits = CASES[case], (1, 2, 23, 30, 59)
     plain, untouched = train(SPEC, protocol_of(case), **options)
     assert (plain.status, plain.steps, plain.noise_scale) == ("stopped", STEPS, ())
     whole, reference = train(SPEC, protocol_of(case, every), **options)
@@ -288,26 +300,26 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, 
     assert [record.steps for record in records] == [*limits, STEPS]
     assert [record.resumed_from for record in records] == [None, *range(len(limits))]
     assert_same(records[-1], module, whole, reference, limits)
-    assert all(record.history[-1][0] == record.steps == record.steps_low for record in records)
+    for record in records:
+        assert record.history[-1][0] == record.steps == record.steps_low
     assert records[-1].noise_scale == whole.noise_scale
-    if every and case != "scaler":  # Lightning counts skipped steps too
-        assert [step for step, _, _ in whole.noise_scale] == list(range(5, STEPS + 1, 5))
+    # Lightning counts the steps that a scaler skips, too.
+    if every and case != "scaler":
+        assert measured_steps(whole.noise_scale) == list(range(5, STEPS + 1, 5))
         assert [len(record.noise_scale) for record in records] == [0, 0, 4, 6, 11, 12]
 
 
 def test_a_state_without_measurements_is_taken_up(stopped):
     going_on, _ = resume(stopped, learning_protocol(noise_scale_every=5))
-    assert [step for step, _, _ in going_on.noise_scale] == list(range(25, STEPS + 1, 5))
+    assert measured_steps(going_on.noise_scale) == list(range(25, STEPS + 1, 5))
 
 
 @pytest.mark.parametrize("limits", [(37,), (3, 4, 5, 33, 34, 35, 42, 43)])
 def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_path):
     protocol = learning_protocol(300, target=Target("val/loss", 0.45, "min"))
-    spec, build, path = (
-        replace(SPEC, lr=0.01),
-        partial(learner, optimizer=momentum),
-        tmp_path / "weights.ckpt",
-    )
+    spec = replace(SPEC, lr=0.01)
+    build = partial(learner, optimizer=momentum)
+    path = tmp_path / "weights.ckpt"
     whole, reference = train(spec, protocol, build)
     assert whole.status == "reached"
     assert max(limits) < whole.steps_low
@@ -317,7 +329,8 @@ def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_
     assert_same(records[-1], module, whole, reference, limits)
     assert (records[-1].status, records[-1].steps_low) == ("reached", whole.steps_low)
     saved = torch.load(path, weights_only=True)["state_dict"].values()
-    assert all(torch.equal(a, b) for a, b in zip(saved, tensors(reference), strict=True))
+    for tensor, expected in zip(saved, tensors(reference), strict=True):
+        assert torch.equal(tensor, expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -361,7 +374,8 @@ def test_a_trial_out_of_time_ends_with_its_next_step_and_can_go_on(tmp_path):
 
 def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp_path):
     protocol = learning_protocol(300, target=Target("val/loss", 0.5, "min"))
-    spec, build = replace(SPEC, lr=0.01), partial(learner, optimizer=momentum)
+    spec = replace(SPEC, lr=0.01)
+    build = partial(learner, optimizer=momentum)
     whole, _ = train(spec, protocol, build)
     first = train(spec, replace(protocol, evaluation_schedule=EVERY_STEP), build)[0].steps
     assert whole.steps_low < first < whole.steps
@@ -412,7 +426,8 @@ def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeyp
     """The weights that reach the target are not there either."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Ends, "how", how)
-    spec, build = replace(SPEC, max_steps=20), partial(learner, kind=Ends)
+    spec = replace(SPEC, max_steps=20)
+    build = partial(learner, kind=Ends)
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     if status is None:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -438,12 +453,10 @@ def test_only_batches_that_know_their_place_can_be_stopped(tmp_path):
 def test_evaluations_do_not_change_the_training():
     """However often it evaluates, and whatever random numbers that takes."""
     options = {"build": partial(learner, layers=[dropout]), "evaluated": shuffled_validation}
-    schedules = (SCHEDULE, EvaluationSchedule(9, 1, 1, 1.5))
-    modules = [
-        train(SPEC, learning_protocol(evaluation_schedule=schedule), **options)[1]
-        for schedule in schedules
-    ]
-    assert same_weights(*modules)
+    sparse = EvaluationSchedule(9, 1, 1, 1.5)
+    _, module = train(SPEC, learning_protocol(evaluation_schedule=SCHEDULE), **options)
+    _, other = train(SPEC, learning_protocol(evaluation_schedule=sparse), **options)
+    assert same_weights(module, other)
 
 
 # The record
@@ -471,29 +484,33 @@ class Timed(Classifier):
 
 
 def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
-    build, clock = partial(learner, kind=Timed), lambda: TrialClock(Timed.now)
+    build = partial(learner, kind=Timed)
+
+    def clock():
+        return TrialClock(Timed.now)
+
     records, _ = chain(
         tmp_path, (30, 40), protocol=partial(learning_protocol, 41), build=build, clock=clock
     )
     first, second, third = records
-    assert [(r.steps, r.examples) for r in records] == [(30, 240), (40, 320), (41, 328)]
-    evaluations = [len(first.history), len(second.history) - len(first.history), 1]
-    assert [r.eval_seconds for r in records] == [
-        10.0 * (evaluations[0] + 1),
-        10.0 * evaluations[1],
-        10.0,
-    ]
-    assert [r.train_seconds for r in records] == [100.0 + 28.0, 100.0 + 8.0, 50.0]
-    assert [r.startup_seconds for r in records] == [100.0] * 3
-    assert all(
-        r.wall_seconds == r.train_seconds + r.eval_seconds + r.startup_seconds + 7.0
-        for r in records
-    )
-    assert [r.seconds_per_step for r in records] == [
-        1.0,
-        1.0,
-        50.0,
-    ]  # a trial of one step has nothing else
+    assert (first.steps, second.steps, third.steps) == (30, 40, 41)
+    assert (first.examples, second.examples, third.examples) == (240, 320, 328)
+    in_first = len(first.history)
+    in_second = len(second.history) - in_first
+    assert first.eval_seconds == 10.0 * (in_first + 1)
+    assert second.eval_seconds == 10.0 * in_second
+    assert third.eval_seconds == 10.0
+    assert first.train_seconds == 100.0 + 28.0
+    assert second.train_seconds == 100.0 + 8.0
+    assert third.train_seconds == 50.0
+    for record in records:
+        assert record.startup_seconds == 100.0
+        took = record.train_seconds + record.eval_seconds + record.startup_seconds
+        # Seven more seconds are those of the checkpoint.
+        assert record.wall_seconds == took + 7.0
+    # A trial of one step has nothing but that step, which is slow.
+    assert (first.seconds_per_step, second.seconds_per_step) == (1.0, 1.0)
+    assert third.seconds_per_step == 50.0
     assert TrialResult.from_json(third.to_json()) == third
 
 
@@ -514,15 +531,18 @@ def test_divergence_is_judged_from_the_first_start(tmp_path):
     ("step", "value", "limits", "due"),
     [
         (20, 0.2, (), [10, 20, 21, 22, 25, 30, 35, 40]),
-        (20, 0.2, (23,), [10, 20, 21, 22, 25, 30, 35, 40]),  # what was near stays near
+        # A trial that was near the target stays near.
+        (20, 0.2, (23,), [10, 20, 21, 22, 25, 30, 35, 40]),
         (15, 0.2, (), [10, 20, 30, 40]),
+        # That it looked near where it was stopped does not count.
         (
             15,
             0.2,
             (15,),
             [10, 20, 30, 40],
-        ),  # that it looked near where it was stopped does not count
-        (15, 3.0, (15,), [10, 20, 30, 40]),  # nor that it improved since
+        ),
+        # Nor does it count that it improved since.
+        (15, 3.0, (15,), [10, 20, 30, 40]),
         (15, 0.2, (15, 17, 29), [10, 20, 30, 40]),
     ],
 )
@@ -533,7 +553,11 @@ def test_later_evaluations_do_not_depend_on_where_it_was_stopped(
     build = scripted(lambda steps: value if steps == step else 0.9)
     protocol = learning_protocol(40, target=Target("val/loss", 0.1, "min"))
     records, _ = chain(tmp_path, limits, protocol=lambda: protocol, build=build)
-    assert [step for step, _ in records[-1].history if step not in limits or step in due] == due
+    found = []
+    for step in evaluated_steps(records[-1]):
+        if step not in limits or step in due:
+            found.append(step)
+    assert found == due
 
 
 # Files that cannot be used
@@ -552,7 +576,7 @@ def resume(stopped, protocol=None, **changes):
 
 
 def changed(change):
-    """Return a function that changes what a file holds."""
+    """A function that changes what a file holds."""
 
     def spoil(path):
         checkpoint = torch.load(path, weights_only=True)

@@ -71,11 +71,13 @@ def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload
     ("arguments", "lr"),
     [
         (["workload=digits", "algorithm=sgd"], 0.4),
-        (["workload=digits", "algorithm=nesterov"], 0.04),  # lr/(1 - m) is kept
+        # The step's size lr/(1 - m) is kept.
+        (["workload=digits", "algorithm=nesterov"], 0.04),
         (["workload=fashion_mlp", "algorithm=sgd"], 0.3),
         (["workload=digits", "algorithm=nesterov", "algorithm.optimizer.momentum=0.5"], 0.2),
         (["workload=digits", "algorithm=nesterov", "algorithm.lr=0.3"], 0.3),
-        (["workload=digits", "algorithm=adam"], 0.001),  # of another class
+        # An algorithm of another class keeps its own rate.
+        (["workload=digits", "algorithm=adam"], 0.001),
         (["workload=cifar_mlp", "algorithm=adam"], 0.001),
         (["workload=cifar_mlp", "algorithm=nesterov"], 0.01),
         (["workload=digits", "algorithm=adam", "workload.reference.lr=0.007"], 0.007),
@@ -165,7 +167,10 @@ def test_a_schedule_is_given_to_what_takes_it(module, chosen, place, given, tmp_
 def test_a_module_that_takes_none_is_named(module, chosen, argument, tmp_path):
     workload = compose(["workload=digits"]).options.workload.model_dump()
     workload["module"] = {"_target_": module}
-    said = f"sets the argument {argument} of a workload's module, but that of digits, {module}, takes none"
+    said = (
+        f"sets the argument {argument} of a workload's module, but that of digits, {module}, "
+        "takes none"
+    )
     with pytest.raises(ConfigError, match=re.escape(said)):
         compose_workload(tmp_path, workload, f"schedule={chosen}")
 
@@ -241,7 +246,10 @@ def test_a_module_that_stands_elsewhere_in_the_config_stays_whole():
 CANNOT = {
     "builds its own": (
         ["--config-dir", str(PROJECTS / "conf"), "workload=two_optimizers"],
-        "of the workload two_optimizers, two_optimizers.gan.GAN, is given none, so that it builds its own: let it take",
+        (
+            "of the workload two_optimizers, two_optimizers.gan.GAN, is given none, so that it "
+            "builds its own: let it take"
+        ),
     ),
     "two": (
         ["workload=digits", "+workload.module.other={_target_: torch.optim.Adam, _partial_: true}"],
@@ -258,7 +266,10 @@ CANNOT = {
             "scaling.beta2_half_life=1e5",
             "algorithm=null",
         ],
-        "a replayed workload is not trained, so that scaling.beta2_half_life changes nothing: leave it out",
+        (
+            "a replayed workload is not trained, so that scaling.beta2_half_life changes nothing: "
+            "leave it out"
+        ),
     ),
     "a choice of the user's own": (
         ["workload=digits", "+algorithm.rate=1"],

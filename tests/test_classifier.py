@@ -22,7 +22,7 @@ def classifier(model=None, **options):
 
 
 def labelled(n, wrong, classes=10):
-    """Return logits (n, classes) that name the label in all but the first ``wrong`` of shuffled examples."""
+    """Logits (n, classes) that name the label in all but the first ``wrong`` of shuffled examples."""
     generator = torch.Generator().manual_seed(n + wrong)
     labels = torch.randint(classes, (n,), generator=generator)
     named = labels.clone()
@@ -37,9 +37,11 @@ def labelled(n, wrong, classes=10):
 )
 def test_errors_are_exact_counts(n, wrong, batch_size):
     logits, labels = labelled(n, wrong)
-    module, logged = classifier(), {}
+    module = classifier()
+    logged = {}
     module.log_dict = logged.update
-    for _ in range(2):  # each evaluation starts from nothing
+    # Each evaluation starts from nothing.
+    for _ in range(2):
         for number, batch in enumerate(
             zip(logits.split(batch_size), labels.split(batch_size), strict=True)
         ):
@@ -70,7 +72,8 @@ def test_views_and_smoothed_labels_are_in_what_is_evaluated(stage):
 
 
 def test_optimizer_schedule_and_call_backs():
-    average, other = Callback(), Callback()
+    average = Callback()
+    other = Callback()
     module = classifier(nn.Linear(4, 3), optimizer=partial(torch.optim.SGD, momentum=0.9))
     (group,) = module.configure_optimizers().param_groups
     assert (group["lr"], group["momentum"], len(group["params"])) == (0.3, 0.9, 2)
@@ -129,7 +132,8 @@ def test_channels_last_changes_only_the_format():
         return classifier(model, **options)
 
     batch = torch.randn(8, 3, 8, 8), torch.arange(8) % 5
-    plain, last = convolutional(), convolutional(channels_last=True)
+    plain = convolutional()
+    last = convolutional(channels_last=True)
     assert last.model[0].weight.is_contiguous(memory_format=torch.channels_last)
     seen = []
     last.model[1].register_forward_hook(

@@ -18,7 +18,8 @@ def test_each_phase_gets_its_seconds():
     for seconds, phase in zip((3.0, 5.0, 0.5, 7.0, 0.25, 1.0), phases, strict=True):
         before = clock.total_seconds
         fake.sleep(seconds)
-        assert clock.total_seconds == before  # the running phase is left out
+        # The running phase is left out.
+        assert clock.total_seconds == before
         assert clock.enter(phase) == seconds
     assert [clock.seconds(phase) for phase in Phase] == [3.0, 12.0, 0.75, 1.0]
     assert clock.total_seconds == 16.75
@@ -38,7 +39,8 @@ def test_segments_hold_the_steps_of_training_alone_and_go_on_after_an_interrupti
     clock.end_segment(4, Phase.EVALUATION)
     clock.enter(Phase.TRAINING)
     fake.sleep(1.0)
-    clock.end_segment(0, Phase.TRAINING)  # every step was skipped
+    # Every step of this segment was skipped.
+    clock.end_segment(0, Phase.TRAINING)
     fake.sleep(3.0)
     clock.end_segment(1, Phase.CLOSING)
     assert clock.segments == [(4, 4.0), (1, 3.0)]
@@ -47,7 +49,8 @@ def test_segments_hold_the_steps_of_training_alone_and_go_on_after_an_interrupti
 
 def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before():
     fake = FakeTime()
-    clock = TrialClock(fake, lambda: fake.sleep(0.5))  # work that the device had left
+    # The device has work left, and the clock waits for it.
+    clock = TrialClock(fake, lambda: fake.sleep(0.5))
     fake.sleep(1.0)
     clock.enter(Phase.TRAINING)
     fake.sleep(1.0)
@@ -61,20 +64,26 @@ def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before()
     ("segments", "warmup_steps", "expected"),
     [
         ([], 1, None),
-        ([(4, 2.0)], 1, 0.5),  # a single segment counts
-        ([(1, 100.0), (4, 2.0)], 0, 0.5),  # the first segment is left out in any case
-        ([(1, 100.0), (4, 2.0), (2, 8.0)], 1, 2.25),  # even number: the mean of the middle two
+        # A single segment counts.
+        ([(4, 2.0)], 1, 0.5),
+        # The first segment is left out in any case.
+        ([(1, 100.0), (4, 2.0)], 0, 0.5),
+        # Of an even number of segments it is the mean of the middle two.
+        ([(1, 100.0), (4, 2.0), (2, 8.0)], 1, 2.25),
+        # Segments count once each, whatever their number of steps.
         (
             [(1, 100.0), (1, 1.0), (10, 20.0), (2, 1000.0)],
             1,
             2.0,
-        ),  # segments count once each, not by their steps
+        ),
+        # Several short segments make up the warm-up.
         (
             [(1, 100.0), (1, 50.0), (3, 30.0), (10, 20.0), (10, 10.0)],
             5,
             1.5,
-        ),  # several short ones make up the warm-up
-        ([(1, 100.0), (1, 50.0), (1, 30.0)], 5, 30.0),  # nothing but warm-up: the last one
+        ),
+        # Where there is nothing but warm-up, the last segment counts.
+        ([(1, 100.0), (1, 50.0), (1, 30.0)], 5, 30.0),
     ],
 )
 def test_seconds_per_step(segments, warmup_steps, expected):

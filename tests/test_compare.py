@@ -11,7 +11,7 @@ from browser import awaited, errors, opened_browser, resize
 from builders import changed, hand_critical, make_confirmed, make_curve, result_of
 from mlflow import MlflowClient
 from test_page import Page
-from toolbox import make_trial
+from toolbox import column, make_trial
 
 from bstune.core.errors import StudyError
 from bstune.report.compare import (
@@ -33,14 +33,13 @@ SIZES = np.geomspace(8, 4096, 19)
 
 
 def summary(study="a", b_crit=100.0, low=50.0, high=200.0, s_min=80.0, bend=0.0, **changes):
-    """Return the result of a study whose S*(B) is the law times B^bend, with an interval of 10%."""
-    curve, points = None, ()
+    """The result of a study whose S*(B) is the law times B^bend, with an interval of 10%."""
+    curve = None
+    points = ()
     if b_crit is not None:
         steps = s_min * (1 + b_crit / SIZES) * SIZES**bend
         curve = make_curve(SIZES.tolist(), steps.tolist())
-        points = tuple(
-            point(size, value) for size, value in zip(SIZES[::3], steps[::3], strict=True)
-        )
+        points = tuple(map(point, SIZES[::3], steps[::3]))
     trial = make_trial(4, 128, 0.1, steps=110, device="cpu (1 thread)")
     made = result_of([trial])
     fresh = make_confirmed()
@@ -63,7 +62,10 @@ def point(size, steps, **changes):
 
 
 def studies(*summaries):
-    return [compared(one, f"outputs/{i}") for i, one in enumerate(summaries)]
+    compared_ones = []
+    for place, one in enumerate(summaries):
+        compared_ones.append(compared(one, f"outputs/{place}"))
+    return compared_ones
 
 
 UNREACHED = {
@@ -83,19 +85,21 @@ FEW = make_confirmed(2, time_high=None, steps_high=None)
     [((0.0,), 0.0, 1.0), ((0.0, 0.0), 0.0, 1.0), ((0.2,), None, 0.0), ((0.0, 0.2), None, 0.5)],
 )
 def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, inside):
-    found = collapse(
-        studies(*(summary(str(i), 100.0 * (i + 1), bend=bend) for i, bend in enumerate(bends)))
-    )
-    square = sum(np.mean((bend * np.log(SIZES)) ** 2) for bend in bends) / len(bends)
+    made = []
+    for number, bend in enumerate(bends):
+        made.append(summary(str(number), 100.0 * (number + 1), bend=bend))
+    found = collapse(studies(*made))
+    square = np.mean(np.outer(bends, np.log(SIZES)) ** 2)
     assert found.deviation == pytest.approx(
         math.expm1(math.sqrt(square)) if deviation is None else deviation, abs=1e-9
     )
     assert found.inside == pytest.approx(inside)
     assert (found.smallest, found.largest) == pytest.approx((8 / 100.0 / len(bends), 40.96))
-    assert found.by_study.keys() == {str(i) for i in range(len(bends))}
+    assert found.by_study.keys() == {study.study for study in made}
 
 
-# Both intervals are the median times or over a factor. The ratio's is wider by the root of the sum of squares.
+# Both intervals are the median times or over a factor. The ratio's is wider by the root of the sum
+# of squares.
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
@@ -137,31 +141,32 @@ def test_a_pair_in_words(one, other, text):
 
 
 def test_of_two_ends_alone_none_is_said_to_differ_among_many():
-    open_one, others = (
-        summary("a", None, 210, None),
-        [summary(str(size), size, size / 2, size * 2) for size in (100, 90)],
-    )
+    open_one = summary("a", None, 210, None)
+    others = [summary("100", 100, 50.0, 200), summary("90", 90, 45.0, 180)]
     (pair,) = pairs(studies(open_one, others[0]))
     assert (pair.differ, pair.low) == (True, pytest.approx(1.05))
-    found = [
-        pair for pair in pairs(studies(open_one, *others)) if "a" in (pair.larger, pair.smaller)
-    ]
-    assert [(pair.differ, pair.low) for pair in found] == [
-        (None, None)
-    ] * 2  # three pairs at one joint level
+    among_three = 0
+    for found in pairs(studies(open_one, *others)):
+        if "a" in (found.larger, found.smaller):
+            among_three += 1
+            # Three pairs at one joint level: what told two apart does not tell three.
+            assert (found.differ, found.low) == (None, None)
+    assert among_three == 2
 
 
 def test_of_three_equal_ones_two_differ_as_often_as_it_says():
-    rng, wrong, deviations = np.random.default_rng(0), 0, 1.6449
+    rng = np.random.default_rng(0)
+    wrong = 0
+    deviations = 1.6449
     for _ in range(400):
         middles = np.exp(math.log(100.0) + rng.normal(0.0, (0.2, 0.4, 0.6)))
-        ends = [
-            (m, m * math.exp(-deviations * s), m * math.exp(deviations * s))
-            for m, s in zip(middles, (0.2, 0.4, 0.6), strict=True)
-        ]
-        found = pairs(studies(*(summary(str(i), *end) for i, end in enumerate(ends))))
-        wrong += any(pair.differ for pair in found)
-    assert 0.03 < wrong / 400 < 0.13  # 0.1, less as the three pairs depend on each other
+        made = []
+        for middle, spread in zip(middles, (0.2, 0.4, 0.6), strict=True):
+            factor = math.exp(deviations * spread)
+            made.append(summary(str(len(made)), middle, middle / factor, middle * factor))
+        wrong += any(pair.differ for pair in pairs(studies(*made)))
+    # It is 0.1 or less, as the three pairs depend on each other.
+    assert 0.03 < wrong / 400 < 0.13
 
 
 @pytest.mark.parametrize(
@@ -175,7 +180,8 @@ def test_of_three_equal_ones_two_differ_as_often_as_it_says():
 )
 def test_what_a_study_lacks_is_said_beside_what_there_is(changes, note, tmp_path):
     found = compare(studies(summary("a"), summary("b", **changes)))
-    assert any(note in line for line in found.studies[1].notes), found.studies[1].notes
+    notes = found.studies[1].notes
+    assert note in "\n".join(notes)
     assert f"b: {found.studies[1].notes[0]}" in comparison_page(found).replace("&lt;", "<")
     figure_of(
         lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0)
@@ -202,11 +208,17 @@ def test_all_hyperparameters_of_a_winner_are_shown():
     found = compare(studies(*made))
     assert str(found.studies[0].use) == "B = 128, lr = 0.1, momentum = 0.95, weight_decay = 0.0005"
     rows = cells_of(comparison_page(found))
-    assert [row["momentum"] for row in rows] == ["0.95", "0.9", "-"]
-    assert [row["weight_decay"] for row in rows] == ["0.0005", "-", "-"]
+    assert column(rows, "momentum") == ["0.95", "0.9", "-"]
+    assert column(rows, "weight_decay") == ["0.0005", "-", "-"]
     drawn = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0))
-    shown = {text.get_text() for text in drawn.findobj(match=lambda one: hasattr(one, "get_text"))}
+    shown = texts_of(drawn)
     assert {"momentum = 0.95, weight_decay = 0.0005", "momentum = 0.9"} <= shown
+
+
+def texts_of(figure):
+    """All texts of a figure that was drawn."""
+    found = figure.findobj(match=lambda part: hasattr(part, "get_text"))
+    return {text.get_text() for text in found}
 
 
 def cells_of(page):
@@ -214,25 +226,33 @@ def cells_of(page):
     table = re.search(r"<table.*?</table>", page, flags=re.DOTALL)[0]
     heads = re.findall(r"<th[^>]*>(.*?)</th>", table)
     rows = re.findall(r"<tr>(<td.*?)</tr>", table)
-    return [dict(zip(heads, re.findall(r"<td[^>]*>(.*?)</td>", row), strict=True)) for row in rows]
+    cells = re.compile(r"<td[^>]*>(.*?)</td>")
+    return [dict(zip(heads, cells.findall(row), strict=True)) for row in rows]
 
 
 def test_the_gain_has_a_column_with_its_interval():
     least = gain(2.4, None, None, at_least=True)
     made = (summary("a", gain=gain()), summary("b", gain=least), summary("c"))
     found = compare(studies(*made))
-    assert [study.gain for study in found.studies] == [1.45, 2.4, None]
-    shown = [row["gain"] for row in cells_of(comparison_page(found))]
+    ratios = [study.gain for study in found.studies]
+    assert ratios == [1.45, 2.4, None]
+    shown = column(cells_of(comparison_page(found)), "gain")
     assert shown == ["1.45 times (1.3 to 1.7)", "at least 2.4 times", "not known"]
     assert gain_text(gain(merit="steps")).endswith("in steps")
 
 
 def test_critical_batch_sizes_of_like_studies_are_named_apart():
-    found = compare(studies(*(summary(name, 100.0 + i) for i, name in enumerate("abc"))))
+    made = (summary("a", 100.0), summary("b", 101.0), summary("c", 102.0))
+    found = compare(studies(*made))
     steps = Page(comparison_page(found)).charts[0]
-    named = [trace["name"] for trace in steps["data"] if trace.get("showlegend", True)]
-    assert named == [f"{name}: critical batch size 100" for name in "abc"]
-    assert not any("text" in trace.get("mode", "") for trace in steps["data"])
+    named = []
+    for trace in steps["data"]:
+        # Labels beside the lines would cover one another: the legend names them.
+        assert "text" not in trace.get("mode", "")
+        if trace.get("showlegend", True):
+            named.append(trace["name"])
+    expected = [f"{name}: critical batch size 100" for name in "abc"]
+    assert named == expected
     assert not steps["layout"].get("annotations")
 
 
@@ -244,34 +264,32 @@ def test_names_are_text_and_differ():
     page = comparison_page(found)
     assert "<b>é" not in page
     assert "a b/&lt;b&gt;é&lt;/b&gt; &amp; &quot;ü&quot; $x^2$ 日本" in page
-    assert [line.split(":")[0].split(",")[0] for line in found.notes] == [
-        "the targets differ",
-        "the devices differ",
-    ]
+    targets, devices = found.notes
+    assert targets.startswith("the targets differ")
+    assert devices.startswith("the devices differ")
     drawn = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0))
-    texts = [
-        text.get_text()
-        for axes in drawn.findobj(match=lambda one: hasattr(one, "texts"))
-        for text in axes.texts
-    ]
-    assert all(
-        any(part in text for text in texts)
-        for part in ("a b/<b>é</b>", "outputs/1)", "$x^2$ 日本", "val/acc >= 0.9", "H200")
-    )
+    texts = []
+    for axes in drawn.findobj(match=lambda part: hasattr(part, "texts")):
+        texts += [text.get_text() for text in axes.texts]
+    shown = "\n".join(texts)
+    for part in ("a b/<b>é</b>", "outputs/1)", "$x^2$ 日本", "val/acc >= 0.9", "H200"):
+        assert part in shown
 
 
 def test_labels_of_curves_cover_no_point_and_no_other_label():
-    found = compare(
-        studies(*(summary(f"workload {i}", 30.0 * 2**i, s_min=60.0 + 25 * i) for i in range(6)))
-    )
+    made = []
+    for i in range(6):
+        made.append(summary(f"workload {i}", 30.0 * 2**i, s_min=60.0 + 25 * i))
+    found = compare(studies(*made))
     figure = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 8.0))
     figure.draw_without_rendering()
     axes = figure.subfigs[0].axes[0]
     boxes = [label.get_window_extent() for label in axes.texts]
     assert len(boxes) == 6
-    points = axes.transData.transform(
-        [(one.batch_size, one.steps) for study in found.studies for one in study.points]
-    )
+    points = []
+    for study in found.studies:
+        points += [(point.batch_size, point.steps) for point in study.points]
+    points = axes.transData.transform(points)
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:i])
         assert not any(box.contains(*point) for point in points)
@@ -279,7 +297,7 @@ def test_labels_of_curves_cover_no_point_and_no_other_label():
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """Return a function that writes studies' folders below outputs/, each with the curve.json of its name."""
+    """A function that writes studies' folders below outputs/, each with the curve.json of its name."""
     monkeypatch.chdir(tmp_path)
 
     def write(**texts):
@@ -304,14 +322,18 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
     paths = folders(a=summary("a"), empty=None, half='{"study": ', list="[]", other=other)
     (a,), left_out = read_studies([*paths, "outputs/a/", "outputs/a/curve.json"])
     assert a.name == "a"
-    assert [line.startswith("left out: outputs/") for line in left_out] == [True] * 4
+    for line in left_out:
+        assert line.startswith("left out: outputs/")
+    assert len(left_out) == 4
     assert left_out[3] == (
         "left out: outputs/other/curve.json has schema 0, and this version of bstune reads "
         f"{SCHEMA_NUMBER}: "
         "run the same command under another name, study=NAME"
     )
     found = compare([a], left_out)
-    assert all(line.split("outputs/")[1][:4] in comparison_page(found) for line in left_out)
+    page = comparison_page(found)
+    for line in left_out:
+        assert line.split("outputs/")[1][:4] in page
     with pytest.raises(
         StudyError, match=r"no study to compare\nleft out: outputs/empty has no curve.json"
     ):
@@ -346,7 +368,10 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
     assert (status, err) == (0, "")
     for line in (
         "a · digits · val/loss <= 0.1 · cpu, 1 thread",
-        "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds reached it; 90%: 1 to 3 s, 90",
+        (
+            "use B = 128, lr = 0.1: 2.00 s, 110 steps (3 of 3 fresh seeds reached it; 90%: 1 to 3 "
+            "s, 90"
+        ),
         "critical batch size 900 (90%: 800 to 1000)",
         "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
         "CRITICAL  b over a: 9 times (4.46 to 18.1), differ",
@@ -361,8 +386,10 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
 def test_comparing_imports_no_training_library(folders, tmp_path):
     paths = folders(a=summary("a"), b=summary("b"))
     script = (
-        f"import sys; from bstune.__main__ import main; sys.argv = ['bstune', 'compare', *{paths}]; status = main(); "
-        "assert (status, {'torch', 'lightning', 'mlflow', 'optuna', 'hydra'} & set(sys.modules)) == (0, set())"
+        "import sys; from bstune.__main__ import main; sys.argv = ['bstune', 'compare', "
+        f"*{paths}]; status = main(); "
+        "assert (status, {'torch', 'lightning', 'mlflow', 'optuna', 'hydra'} & "
+        "set(sys.modules)) == (0, set())"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
@@ -370,7 +397,8 @@ def test_comparing_imports_no_training_library(folders, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow  # MLflow makes its database in seconds
+# MLflow makes its database, which takes seconds.
+@pytest.mark.slow
 def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri)
@@ -387,15 +415,17 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch)
         run = client.create_run(experiment, tags={"bstune.kind": kind}, run_name=name)
         if text is not None:
             client.log_text(run.info.run_id, text, "curve.json")
-    capfd.readouterr()  # what MLflow says as it makes a database
+    # MLflow prints lines as it makes a database.
+    capfd.readouterr()
     status, out, err = bstune("compare", "--mlflow", ODD, "--output", "shown")
     assert (status, err) == (0, "")
     assert out.startswith("3 studies · 1 workload")
     assert out.count("a (MLflow run ") >= 2
-    assert [
-        " ".join(out.split()).count(text)
-        for text in ("no curve.json", "is not JSON", "is no file of this version", "trial 0")
-    ] == [1, 1, 1, 0]
+    said = " ".join(out.split())
+    assert said.count("no curve.json") == 1
+    assert said.count("is not JSON") == 1
+    assert said.count("is no file of this version") == 1
+    assert "trial 0" not in said
     assert (tmp_path / "shown/comparison.html").exists()
     monkeypatch.setenv("OTHER_MLFLOW", "http://me:hidden-word@127.0.0.1:9")
     for arguments, message in (
@@ -431,8 +461,12 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
         c=summary("c", **UNREACHED),
         d=summary("d", **ONE_SIZE),
     )
-    assert bstune("compare", *(f"outputs/{name}" for name in "abcd"))[0] == 0
-    drawn = "return [...document.querySelectorAll('figure.chart')].every(one => one.querySelector('svg.main-svg'))"
+    paths = ("outputs/a", "outputs/b", "outputs/c", "outputs/d")
+    assert bstune("compare", *paths)[0] == 0
+    drawn = (
+        "return [...document.querySelectorAll('figure.chart')].every(one => "
+        "one.querySelector('svg.main-svg'))"
+    )
     with opened_browser(tmp_path / "profile", 1280, 900) as driver:
         for width in (1280, 390):
             resize(driver, width, 900)
@@ -443,9 +477,11 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
             fetched = driver.execute_script(
                 "return performance.getEntriesByType('resource').map(one => one.name)"
             )
-            assert not [name for name in fetched if not name.startswith(("data:", "blob:"))]
+            for name in fetched:
+                assert name.startswith(("data:", "blob:"))
             shown = driver.find_element("tag name", "body").text
-            assert all(text in shown for text in (ODD, "c: ", "d: ", "differ"))
+            for part in (ODD, "c: ", "d: ", "differ"):
+                assert part in shown
             # On a wide screen the last column is seen, on a phone it is scrolled to.
             box = "const box = document.querySelector('.scroll'); "
             beyond = driver.execute_script(f"{box}return box.scrollWidth - box.clientWidth")

@@ -10,7 +10,7 @@ import torch
 from builders import options_and_recipe
 from learners import learner, momentum, same_weights
 from lightning.pytorch import LightningModule
-from toolbox import make_spec
+from toolbox import make_spec, metric_values
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -39,17 +39,18 @@ def train(build=network, steps=12, batch_size=16, clock=None, **rules):
     options = {} if clock is None else {"clock": clock}
     protocol = learners.learning_protocol(steps, **rules)
     result, module = learners.train(make_spec(batch_size, 0.05, 3), protocol, build, **options)
-    assert all(
-        part._compiled_call_impl is None for part in module.modules()
-    )  # it is left as it was
+    # The module is left as it was.
+    for part in module.modules():
+        assert part._compiled_call_impl is None
     return result, module
 
 
 def check_same(trained, reference):
     """Compare records and weights, bit for bit."""
-    (result, module), (plain, other) = trained, reference
-    names = ("history", "status", "steps", "noise_scale")
-    assert [getattr(result, name) for name in names] == [getattr(plain, name) for name in names]
+    (result, module) = trained
+    (plain, other) = reference
+    assert (result.history, result.status) == (plain.history, plain.status)
+    assert (result.steps, result.noise_scale) == (plain.steps, plain.noise_scale)
     assert list(module.state_dict()) == list(other.state_dict())
     assert same_weights(module, other)
 
@@ -66,7 +67,7 @@ def compile_with(monkeypatch, run):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Return a list that gets, of each graph that is compiled, whether it is training's."""
+    """A list that gets, of each graph that is compiled, whether it is training's."""
     traced = []
     compile_with(monkeypatch, lambda: traced.append(torch.is_grad_enabled()))
     return traced
@@ -117,13 +118,15 @@ def test_the_training_is_that_of_the_same_code_and_compiled_outside_of_the_clock
 ):
     """To the bit: weights, buffers, dropout's random numbers, history, the noise scale."""
     rules = {"batch_size": batch_size, "noise_scale_every": 4, "micro_batch_size": micro}
-    clock, traced = Phases(), []
+    clock = Phases()
+    traced = []
     compile_with(monkeypatch, lambda: traced.append((torch.is_grad_enabled(), clock.phase)))
     plain = train(compile=None, **rules)
     assert traced == []
     before = compiled_graphs()
     trained = train(clock=clock, **rules)
-    # One for all sizes in training and one for those in evaluation, whole and last; none for the noise scale's parts.
+    # One for all sizes in training and one for those in evaluation, whole and last; none for the
+    # noise scale's parts.
     assert compiled_graphs() - before == len(traced) == 2
     training, phases = zip(*traced, strict=True)
     assert sum(training) == 1
@@ -170,9 +173,13 @@ class Counting(Classifier):
 @pytest.mark.parametrize(
     ("kind", "whole"),
     [
-        *((kind, True) for kind in (Classifier, Direct)),
-        *((kind, False) for kind in (Logging, Seldom, Counting)),
-        *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in (Numbering, Scaling)),
+        (Classifier, True),
+        (Direct, True),
+        (Logging, False),
+        (Seldom, False),
+        (Counting, False),
+        pytest.param(Numbering, False, marks=pytest.mark.slow),
+        pytest.param(Scaling, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_is_compiled_whole_unless_it_goes_by_its_number(monkeypatch, warned, kind, whole):
@@ -219,11 +226,17 @@ class Manual(Headless):
     [
         (
             Headless,
-            "compile=default does not apply to Headless: its training_step calls no module with parameters",
+            (
+                "compile=default does not apply to Headless: its training_step calls no module with "
+                "parameters"
+            ),
         ),
         (
             Manual,
-            "compile=default warms a step up before the clock runs, but Manual steps its optimizers itself",
+            (
+                "compile=default warms a step up before the clock runs, but Manual steps its "
+                "optimizers itself"
+            ),
         ),
     ],
 )
@@ -250,9 +263,8 @@ def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypa
     free = []
 
     def backend(graph, inputs):
-        free.append(
-            any(isinstance(one, torch.SymInt | int) for one in inputs)
-        )  # a graph takes it as an argument
+        # A graph takes it as an argument.
+        free.append(any(isinstance(one, torch.SymInt | int) for one in inputs))
         if torch.is_grad_enabled() and free[-1]:
             raise RuntimeError("no kernel for such a number")
         return graph.forward
@@ -325,7 +337,9 @@ def test_called_modules_are_the_outermost_with_parameters():
     assert called_modules(outer, calls) == [outer["a"], outer["b"]]
     with pytest.raises(RuntimeError):
         called_modules(outer, lambda: outer["b"](torch.zeros(1, 3)))
-    assert not any(part._forward_pre_hooks or part._forward_hooks for part in outer.modules())
+    for part in outer.modules():
+        assert not part._forward_pre_hooks
+        assert not part._forward_hooks
 
 
 # With Inductor, which makes machine code.
@@ -352,9 +366,7 @@ def test_the_next_trial_takes_the_code_from_the_disk(warned):
     assert counters["inductor"]["fxgraph_cache_miss"] == made
     assert counters["inductor"]["fxgraph_cache_hit"] == 2 * made
     assert first.history == second.history
-    assert [value for _, value in first.history] == pytest.approx(
-        [value for _, value in plain.history], abs=0.05
-    )
+    assert metric_values(first) == pytest.approx(metric_values(plain), abs=0.05)
     assert warned() == []
 
 

@@ -62,15 +62,15 @@ def mistakes(*arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
+    # Algorithms with numbers to tune are in test_choices.py.
     [[f"+workload={name}"] for name in WORKLOADS if name != "replay"]
     + [["workload=digits", f"sampler={name}"] for name in SAMPLERS]
     + [["workload=digits", f"scaling={name}"] for name in RULES]
-    + [
-        ["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES
-    ],  # those with numbers to tune: test_choices
+    + [["workload=resnet_cifar", f"schedule={name}"] for name in SCHEDULES],
 )
 def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
-    monkeypatch.setenv("BSTUNE_DATA", "data")  # without ~, which is expanded
+    # A ~ would be expanded.
+    monkeypatch.setenv("BSTUNE_DATA", "data")
     composed = compose(arguments)
     with initialize_config_module("bstune.conf", **BEHAVIOUR):
         before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])
@@ -81,9 +81,9 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     # What builds a trial has every value as it was written, checked.
     values = OmegaConf.create(dict(composed.recipe.values))
     resolved = OmegaConf.to_container(values, resolve=True)
-    assert {name: resolved[name] for name in raw if name != "workload"} == {
-        name: value for name, value in raw.items() if name != "workload"
-    }
+    for name, value in raw.items():
+        if name != "workload":
+            assert resolved[name] == value
     tunable = resolved["workload"].pop("tunable")
     stated = raw["workload"].pop("tunable", {})
     assert tunable == {
@@ -132,9 +132,11 @@ def test_allows():
         "be a valid list": "search.tune=momentum",
         "be a valid dictionary": "trainer=3",
         "be a finite number": "prior.exponent_sigma=inf mlflow.seconds=nan "
-        f"search.wall_seconds=nan mlflow.study_seconds=inf protocol.divergence=inf {REDUCE}.overlap=inf trial.lr=nan "
+        "search.wall_seconds=nan mlflow.study_seconds=inf protocol.divergence=inf "
+        f"{REDUCE}.overlap=inf trial.lr=nan "
         "search.seconds=inf",
-        "be at least 0": "search.replicates=-1 search.workers=-1 trial.seed=-1 protocol.warmup_steps=-1 "
+        "be at least 0": "search.replicates=-1 search.workers=-1 trial.seed=-1 "
+        "protocol.warmup_steps=-1 "
         "hardware.memory.relative.cpu=-1 trial.total_steps=-1",
         "be at least 1": "search.trials=0 search.candidates=0 search.batch_size.multiple=0 "
         "budget.examples=0 protocol.micro_batch_size=0 protocol.noise_scale_every=0 "
@@ -144,19 +146,22 @@ def test_allows():
         "be at least 0.1": "search.lease_seconds=0",
         "be at least 1e-06": "search.seconds=0 protocol.trial_seconds=0 "
         "hardware.memory.free_share=0 protocol.evaluation_share=1e-320",
-        "be at least 1e-15": "scaling.lr=-1 scaling.noise_scale=0 protocol.divergence=-1 trial.lr=1e-320 "
+        "be at least 1e-15": "scaling.lr=-1 scaling.noise_scale=0 protocol.divergence=-1 "
+        "trial.lr=1e-320 "
         "protocol.evaluation_cost=0",
         "be at least 1.001": "hardware.scale_out.candidate_ratio=1",
         "be at most 1": "search.stratified=1.5 protocol.evaluation_share=2",
         "be at most 10": "mlflow.retries=11",
         "be at most 30": "scaling.lr_octaves_sigma=1e300",
         "be at most 100": "scaling.lr_octaves=101 prior.level_sigma=1e300",
-        "be at most 1000": "search.workers=1001 search.replicates=1001 hardware.step_time.repeats=1001",
+        "be at most 1000": "search.workers=1001 search.replicates=1001 "
+        "hardware.step_time.repeats=1001",
         "be at most 1000000": "search.trials=2147483648 mlflow.request_seconds=2147483648",
         "be at most 4294967295": "seed=4294967296 trial.seed=9223372036854775808",
         "be at most 1000000000": "hardware.seconds=1e300",
         "be at most 1e+15": "trial.lr=1e300 budget.steps=1000000000000001",
-        "be greater than 1": "search.precision=0.5 protocol.evaluation_ratio=1 protocol.close_to_target=1",
+        "be greater than 1": "search.precision=0.5 protocol.evaluation_ratio=1 "
+        "protocol.close_to_target=1",
         "be less than 1": "hardware.memory.relative.cpu=1",
         "have at least 1 item": "hardware.scale_out.devices=[]",
         "be 'min' or 'max'": "workload.target.mode=down",
@@ -211,11 +216,17 @@ def test_a_target_is_a_number_or_auto(value):
         ("data.root='a\0b'", "data.root must not contain control characters, but got 'a\\x00b'"),
         (
             "study=/a",
-            "study must be a name, or names with / between, of at most 200 bytes each, but got '/a'",
+            (
+                "study must be a name, or names with / between, of at most 200 bytes each, but got "
+                "'/a'"
+            ),
         ),
         (
             "study=a/../../b",
-            "study must be a name, or names with / between, of at most 200 bytes each, but got 'a/..",
+            (
+                "study must be a name, or names with / between, of at most 200 bytes each, but got "
+                "'a/.."
+            ),
         ),
         ("study=.", "study must be a name, or names with"),
         (f"study={'x' * 201}", "study must be a name, or names with"),
@@ -272,8 +283,12 @@ def test_a_target_is_a_number_or_auto(value):
         ),
         (
             "search.tune=[horizon]",
-            "search.tune names 'horizon', but the workload digits lists momentum, average, weight_decay, "
-            "label_smoothing under workload.tunable; the search chooses each trial's horizon without it",
+            (
+                "search.tune names 'horizon', but the workload digits lists momentum, average, "
+                "weight_decay, "
+                "label_smoothing under workload.tunable; the search chooses each trial's horizon "
+                "without it"
+            ),
         ),
         ("search.tune=[momentum,momentum]", "search.tune names 'momentum' twice"),
         (f"{MOMENTUM}.low=0.99", f"{MOMENTUM}: low must be less than high, but got low=0.99"),
@@ -377,11 +392,10 @@ def test_every_number_has_a_range():
                 yield from without_range(value)
 
     options = option_table()["all_options"]()
-    endless = [
-        option.name
-        for option in options
-        if any(without_range(TypeAdapter(option.type).json_schema()))
-    ]
+    endless = []
+    for option in options:
+        if any(without_range(TypeAdapter(option.type).json_schema())):
+            endless.append(option.name)
     # They may be infinite.
     assert endless == ["workload.target.bounds"]
 
@@ -563,7 +577,10 @@ def test_what_is_given_stays_where_the_table_would_say_otherwise():
         ("workload.budget.steps=x", "workload.budget.steps must be a valid integer, but got 'x'"),
         (
             "search.workers=2",
-            "search.workers=2: workload replay-fashion_mlp is answered from recorded runs, which need",
+            (
+                "search.workers=2: workload replay-fashion_mlp is answered from recorded runs, "
+                "which need"
+            ),
         ),
         ("schedule=linear", "a replayed workload is not trained, so it has no schedule"),
     ],
@@ -654,8 +671,10 @@ def test_the_table_names_bounds_defaults_and_what_is_said_in_two_lines():
         "| `workload.tunable.NAME.low` |  | -1e15 to 1e15 | ",
         "| `workload.tunable.NAME.log` |  | `true`, `false` | ",
         "| `search.precision` | `1.5` | over 1 to 1e6 or `null` | ",
-        "| `budget.seconds` | `null` | 1e-6 to 1e9 or `null` | Training seconds of one trial, by tau(B), "
-        "for search.objective=loss; null: ",
+        (
+            "| `budget.seconds` | `null` | 1e-6 to 1e9 or `null` | Training seconds of one trial, by "
+            "tau(B), for search.objective=loss; null: "
+        ),
     ):
         assert f"\n{line}" in page
 

@@ -137,7 +137,8 @@ def test_two_processes_begin_a_study_in_a_new_database_at_once(database_server, 
         ]
         for process in processes:
             assert process.stdout.readline() == "ready\n"
-        for process in processes:  # at once
+        # All processes get the signal at once.
+        for process in processes:
             process.stdin.write("go\n")
             process.stdin.flush()
         found = [process.communicate(timeout=60)[0] for process in processes]

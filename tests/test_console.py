@@ -20,10 +20,20 @@ from bstune.system.console import (
 
 
 def test_numbers_have_their_significant_digits():
-    values = (None, 0.0, 0.01234, 1e-5, 0.1, 12345.0, 99999.0, math.nan)
-    texts = ["-", "0", "0.01234", "1e-05", "0.1", "12,340", "100,000", "nan"]
-    assert [format_number(value) for value in values] == texts
-    assert [format_number(value, 2) for value in (57.4, 4613.0)] == ["57", "4600"]
+    texts = {
+        None: "-",
+        0.0: "0",
+        0.01234: "0.01234",
+        1e-5: "1e-05",
+        0.1: "0.1",
+        12345.0: "12,340",
+        99999.0: "100,000",
+        math.nan: "nan",
+    }
+    for value, text in texts.items():
+        assert format_number(value) == text
+    assert format_number(57.4, 2) == "57"
+    assert format_number(4613.0, 2) == "4600"
 
 
 def test_durations_have_three_digits_and_a_unit():
@@ -40,17 +50,20 @@ def test_durations_have_three_digits_and_a_unit():
         "2.00 h",
         "278 h",
     ]
-    assert [format_seconds(one) for one in seconds] == texts
+    assert list(map(format_seconds, seconds)) == texts
 
 
 def test_counts_are_exact():
-    assert [format_count(n) for n in (None, 500, 4613, 12345)] == ["-", "500", "4613", "12,345"]
-    assert [plural(n, "trial") for n in (0, 1, 12345)] == ["0 trials", "1 trial", "12,345 trials"]
+    assert list(map(format_count, (None, 500, 4613, 12345))) == ["-", "500", "4613", "12,345"]
+    assert plural(0, "trial") == "0 trials"
+    assert plural(1, "trial") == "1 trial"
+    assert plural(12345, "trial") == "12,345 trials"
 
 
 def test_several_names_are_listed_as_in_a_sentence():
-    names = ["a", "b", "c"]
-    assert [listing(names[:count]) for count in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+    assert listing(["a"]) == "a"
+    assert listing(["a", "b"]) == "a and b"
+    assert listing(["a", "b", "c"]) == "a, b and c"
 
 
 def test_names_are_printed_as_they_are(capsys):
@@ -63,10 +76,12 @@ def test_a_number_stays_with_its_unit_and_a_path_whole(width):
     text = "it took 12.3 ms and 400 steps; see outputs/a-very-long-name/of-a-study/report.html"
     rows = wrapped(text, width)
     assert " ".join(rows) == text
-    assert any("12.3 ms" in row for row in rows)
-    assert any("400 steps" in row for row in rows)
+    # No row ends between a number and its unit.
+    lines = "\n".join(rows)
+    assert "12.3 ms" in lines
+    assert "400 steps" in lines
     assert rows[-1] == text.split()[-1]
-    assert all(len(row) <= width for row in rows[:-1])
+    assert max(map(len, rows[:-1]), default=0) <= width
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

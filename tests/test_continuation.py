@@ -391,7 +391,8 @@ def test_what_differs_is_an_effect(straight, resumed, effects):
 
 
 def test_what_does_not_repeat_itself_tells_nothing():
-    one, other = course(), course(weight=0.5, loss=1.0)
+    one = course()
+    other = course(weight=0.5, loss=1.0)
     assert compared(one, other, straight_again=course(weight=0.9)) is None
     assert compared(one, other, resumed_again=course(weight=0.6, loss=1.0)) is None
     # A metric that is chance, as seconds are, does not hide the rest.

@@ -22,7 +22,8 @@ from bstune.study.analysis.critical import (
     passing,
 )
 
-LOW, HIGH = 8, 2048  # B_mid is 128
+# Their geometric middle is 128.
+LOW, HIGH = 8, 2048
 MIDDLE = math.log(128.0)
 TARGET = Target("val/error", 0.1, "min")
 
@@ -37,7 +38,7 @@ def posterior_of(
     low=LOW,
     horizon=False,
 ):
-    """Return a posterior whose draws follow the law with these medians, and trials at these batch sizes."""
+    """A posterior whose draws follow the law with these medians, and trials at these batch sizes."""
     settings = {
         "log_budget": 7.0,
         "sigma": 1.0,
@@ -55,11 +56,11 @@ def posterior_of(
     theta[:, LEVEL] = math.log(s_min) + np.log(
         1.0 + np.exp(theta[:, B_CRIT]) + np.exp(2.0 * theta[:, B_OPT])
     )
-    logs = [math.log2(size) for size in sizes]
-    seen = tuple(
-        Observation(i, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False)
-        for i, x in enumerate(logs)
-    )
+    seen = []
+    for number, size in enumerate(sizes):
+        x = math.log2(size)
+        seen.append(Observation(number, status, 100, 99, 0.01, x, -4.0, (), None, 0.0, stuck=False))
+    seen = tuple(seen)
     tau = StepTimes(StepTime(1e-3, 0.0))
     return Posterior(seen, likelihood_data(seen, prior), theta, tau, 1.0, prior, math.inf)
 
@@ -76,35 +77,41 @@ def test_the_law_gives_its_own_numbers():
         (found.value / 9, found.value * 9)
     )
     assert found.b_opt is None
-    assert found.next_trials == ()  # it is narrow
+    # The interval is narrow: no further trial would tell.
+    assert found.next_trials == ()
 
 
 @pytest.mark.parametrize(
     ("sizes", "spread", "known"),
     [
         ((8, 2048), 0.1, (True, True, True)),
+        # An end is known up to an octave beyond the largest batch size that reached the target.
         (
             (8, 110),
             0.1,
             (True, True, True),
-        ),  # an octave beyond the largest one that reached the target
+        ),
         ((8, 95), 0.1, (True, False, False)),
-        ((8, 64), 0.1, (True, False, False)),  # above an octave beyond
+        # This end lies further than an octave above them.
+        ((8, 64), 0.1, (True, False, False)),
         ((900, 2048), 0.1, (False, False, True)),
         ((410, 2048), 0.1, (False, False, True)),
-        ((200, 200), 0.1, (False, False, False)),  # one batch size says nothing of the others
+        # One batch size says nothing of the others.
+        ((200, 200), 0.1, (False, False, False)),
+        # The middle of an interval without an end is the prior's guess.
         (
             (200, 200),
             2.0,
             (False, False, False),
-        ),  # in the middle of an interval without an end is the prior's guess
+        ),
     ],
 )
 def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes, spread, known):
     found = critical_batch(posterior_of(200.0, sizes=sizes, spread=spread))
     ends = (found.low, found.value, found.high)
     assert tuple(end is not None for end in ends) == known
-    assert all(end is None or min(sizes) / 2 <= end <= max(sizes) * 2 for end in ends)
+    for end in ends:
+        assert end is None or min(sizes) / 2 <= end <= max(sizes) * 2
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
     assert (found.perfect_scaling_below is None) == (not known[1])
     assert bool(found.next_trials) == (known != (True, True, True))
@@ -114,7 +121,8 @@ def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes,
     ("b_crit", "sizes", "options"),
     [
         (9000.0, (8, 2048), "a larger search.batch_size.high"),
-        (9000.0, (8, 512), None),  # larger ones are left to run
+        # Larger batch sizes are left to run.
+        (9000.0, (8, 512), None),
         (2.0, (8, 2048), "a smaller search.batch_size.low"),
         (2.0, (32, 2048), None),
     ],
@@ -133,12 +141,14 @@ def test_an_interval_beyond_the_search_asks_for_other_batch_sizes_and_no_trials(
 @pytest.mark.parametrize(
     ("sizes", "above", "known"),
     [
+        # The prior's upper end, 2400, is near a batch size that reached the target.
         (
             (2048, 2048),
             0.0,
             (False, False, False),
-        ),  # the prior's upper end, 2400, is near a batch size that reached it
-        ((8, 8), 0.0, (False, False, False)),  # the lower one, 7
+        ),
+        # The prior's lower end is 7.
+        ((8, 8), 0.0, (False, False, False)),
         ((8, 2048), 0.0, (False, False, False)),
         ((8, 2048), 64.0, (True, True, False)),
     ],
@@ -163,20 +173,19 @@ def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
     assert (found.b_opt, found.b_opt_low, found.b_opt_high) == pytest.approx(
         (40.0, 40.0 * math.exp(-0.09), 40.0 * math.exp(0.09)), rel=0.02
     )
-    assert found.value == pytest.approx(200.0, rel=0.02)  # its own, without the term
+    # It is the value of its own law, without the small-batch term.
+    assert found.value == pytest.approx(200.0, rel=0.02)
     assert found.e_min == pytest.approx(100.0 * (200.0 + 2.0 * 40.0), rel=0.03)
     assert found.maximal_data_parallelism_above > 9 * found.value
     ends = (
         critical_batch(posterior_of(200.0, 60.0, sizes=(8, 32))),
         critical_batch(posterior_of(200.0, 80.0, sizes=(8, 32))),
     )
-    assert [(one.b_opt_low is None, one.b_opt_high is None) for one in ends] == [
-        (False, True),
-        (True, True),
-    ]
-    assert (
-        critical_batch(posterior_of(200.0, 5.0)).b_opt is None
-    )  # below the smallest batch size it changes nothing
+    wide, beyond = ends
+    assert (wide.b_opt_low is None, wide.b_opt_high is None) == (False, True)
+    assert (beyond.b_opt_low is None, beyond.b_opt_high is None) == (True, True)
+    # A term below the smallest batch size changes nothing.
+    assert critical_batch(posterior_of(200.0, 5.0)).b_opt is None
 
 
 def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
@@ -196,7 +205,8 @@ def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
 )
 def test_no_trial_is_named_that_does_not_fit(low, too_large, largest):
     no_room = replace(posterior_of(200.0, spread=2.0, low=low), too_large=math.log2(too_large))
-    assert max((round(2.0**x) for x, _, _ in most_telling(no_room, 3)), default=None) == largest
+    sizes = [round(2.0**x) for x, _, _ in most_telling(no_room, 3)]
+    assert max(sizes, default=None) == largest
 
 
 HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
@@ -209,7 +219,8 @@ HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
         (0.25, 40, 30, "reached"),
         (0.2, 40, 30, "reached"),
         (0.1, 60, 50, "reached"),
-        (0.05, 77, 70, "stopped"),  # as it stood
+        # The record stays as it stood.
+        (0.05, 77, 70, "stopped"),
     ],
 )
 def test_a_record_at_an_easier_target(value, steps, steps_low, status):
@@ -228,10 +239,10 @@ def falling(number, batch_size, last):
 
 def test_b_crit_over_targets_that_enough_trials_passed():
     done = [falling(i, 16 * 2**i, round(4000 / 2**i)) for i in range(8)]
-    ladder = [
-        0.1 * 1.06**k for k in (1, 6, 11, 15, 20)
-    ]  # of the 20 that all of them passed, five with both ends
-    assert [one.value for one in easier_targets(done, TARGET, 0.0)] == pytest.approx(ladder)
+    # Of the 20 that all of them passed, five with both ends.
+    ladder = 0.1 * 1.06 ** np.array([1, 6, 11, 15, 20])
+    values = [target.value for target in easier_targets(done, TARGET, 0.0)]
+    assert values == pytest.approx(ladder)
     assert easier_targets(done[:7], TARGET, 0.0) == easier_targets(done[:1] * 9, TARGET, 0.0) == []
     assert easier_targets(done, TARGET, None) == []
     assert "set workload.target.bounds" in no_easier_target(TARGET, None)
@@ -239,16 +250,15 @@ def test_b_crit_over_targets_that_enough_trials_passed():
         TARGET, 0.0
     )
     assert "has a schedule for the harder one" in no_easier_target(TARGET, 0.0, horizon=True)
-    assert (
-        easier_targets(
-            [replace(one, history=one.history[:: len(one.history) - 1]) for one in done],
-            TARGET,
-            0.0,
-        )
-        == []
-    )  # coarse
-    parts = [replace(one, number=one.number + 8, resumed_from=one.number) for one in done]
-    assert easier_targets([*done[:4], *parts[:4]], TARGET, 0.0) == []  # four trials
+    coarse = []
+    parts = []
+    for trial in done:
+        first_and_last = (trial.history[0], trial.history[-1])
+        coarse.append(replace(trial, history=first_and_last))
+        parts.append(replace(trial, number=trial.number + 8, resumed_from=trial.number))
+    assert easier_targets(coarse, TARGET, 0.0) == []
+    # Eight parts of four trials are four trials.
+    assert easier_targets([*done[:4], *parts[:4]], TARGET, 0.0) == []
     done += parts
     asked = []
 
@@ -257,26 +267,25 @@ def test_b_crit_over_targets_that_enough_trials_passed():
         return posterior_of(1000.0 * target.value, spread=0.3)
 
     rows = over_targets(done, TARGET, 0.0, infer)
-    assert [row.value for row in rows] == pytest.approx(
-        [1000.0 * row.target for row in rows], rel=0.03
-    )
-    assert {row.passed for row in rows} == {8}
-    assert all(before > after for before, after in zip(asked[0], asked[-1], strict=True))
+    for row in rows:
+        assert row.value == pytest.approx(1000.0 * row.target, rel=0.03)
+        assert row.passed == 8
+    assert rows
+    # The later a target is passed, the harder it is.
+    for of_easiest, of_hardest in zip(asked[0], asked[-1], strict=True):
+        assert of_easiest > of_hardest
 
 
 def rows_of(b_crit, width=1.2, values=(2.0, 2.2, 2.4, 2.6)):
-    """Return B_crit at targets, each with an interval of a factor."""
-    middles = [(value, b_crit(value)) for value in values]
-    return [
-        CriticalAtTarget(
-            target=target,
-            passed=9,
-            value=middle,
-            low=middle / width,
-            high=middle * width,
+    """B_crit at targets, each with an interval of a factor."""
+    rows = []
+    for target in values:
+        middle = b_crit(target)
+        row = CriticalAtTarget(
+            target=target, passed=9, value=middle, low=middle / width, high=middle * width
         )
-        for target, middle in middles
-    ]
+        rows.append(row)
+    return rows
 
 
 @pytest.mark.parametrize("ideal", [0.0, 1.0])
@@ -290,7 +299,8 @@ def test_the_exponent_of_a_power_of_the_distance_and_its_sign(ideal, exponent):
     assert (found.start, found.end, found.ideal) == (4.0, 2.0, ideal)
     assert found.low < exponent < found.high
     assert (found.low > 0, found.high < 0) == (exponent > 1, exponent < -1)
-    # The line through four points: sigma of a point over the root of the sum of squares of what is centred.
+    # The line through four points: sigma of a point over the root of the sum of squares of what is
+    # centred.
     x = np.log(np.abs(np.array([2.0, 2.5, 3.0, 4.0]) - ideal))
     half = math.log(1.2) / np.sqrt(((x - x.mean()) ** 2).sum())
     assert found.high - exponent == pytest.approx(half, rel=1e-6)
@@ -320,7 +330,7 @@ def test_fewer_than_three_targets_with_both_ends_tell_no_growth():
 
 
 def with_term_in_some(sizes, with_term, horizon):
-    """Return a posterior a share of whose draws has a small-batch term, and half of B_crit."""
+    """A posterior a share of whose draws has a small-batch term, and half of B_crit."""
     posterior = posterior_of(150.0, sizes=sizes, horizon=horizon)
     theta = posterior.theta.copy()
     theta[:, B_OPT] = -20.0
@@ -358,7 +368,8 @@ def test_under_a_horizon_neighbours_and_an_untold_term_determine_no_b_crit(
     ("steps", "reason"),
     [
         ((1000, 500), None),
-        ((1000, 1050), None),  # within the scatter
+        # The two lie within the scatter.
+        ((1000, 1050), None),
         ((1000, 1600), "B = 512 takes more steps than B = 32"),
         ((1000, 61), None),
         ((1000, 40), "B = 512 takes fewer examples than B = 32"),

@@ -12,8 +12,10 @@ from scipy.stats import norm
 from bstune.core import curve_likelihood as likelihood
 from bstune.core.curve import FrontierPoint, fit_curve
 
-S_MIN, B_CRIT = 100.0, 1000.0
-NINE = B_CRIT * 2.0 ** np.arange(-5, 4)  # B_crit/32 to 8 B_crit
+S_MIN = 100.0
+B_CRIT = 1000.0
+# They go from B_crit/32 to 8 B_crit.
+NINE = B_CRIT * 2.0 ** np.arange(-5, 4)
 
 
 def point(batch_size, steps, stopped=False):
@@ -23,7 +25,8 @@ def point(batch_size, steps, stopped=False):
 def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
     """The least deviance, written again from the model with scipy's densities and minimiser; free where None."""
     size, steps = np.array([(p.batch_size, p.steps) for p in points]).T
-    stopped, share = np.array([p.stopped for p in points]), likelihood.POINT_OUTLIER_SHARE
+    stopped = np.array([p.stopped for p in points])
+    share = likelihood.POINT_OUTLIER_SHARE
 
     def deviance(parameters):
         log_sigma, log_e, log_b, log_o = parameters
@@ -54,7 +57,8 @@ def reference_deviance(points, b_crit=None, s_min=None, b_opt=0.0):
 @pytest.mark.parametrize("stopped", [(), (0, 6), (8,)])
 def test_the_ends_are_where_a_reference_likelihood_falls_by_the_stated_amount(stopped):
     steps = S_MIN * (1 + B_CRIT / NINE) * np.exp(0.1 * np.random.default_rng(5).standard_normal(9))
-    steps[3] *= 3  # an outlier, so that the mixture matters
+    # With an outlier the mixture matters.
+    steps[3] *= 3
     steps[list(stopped)] *= 0.8
     points = [point(B, S, i in stopped) for i, (B, S) in enumerate(zip(NINE, steps, strict=True))]
     fit = fit_curve(points)
@@ -76,7 +80,8 @@ def test_the_ends_of_three_terms_are_where_a_reference_likelihood_falls_likewise
     points[4] = replace(points[4], steps=points[4].steps * 0.8, stopped=True)
     fit = fit_curve(points)
     assert fit.law == "three-terms"
-    n, t = 8 + likelihood.PRIOR_WEIGHT, stdtrit(6.0, 0.95)
+    n = 8 + likelihood.PRIOR_WEIGHT
+    t = stdtrit(6.0, 0.95)
     least = reference_deviance(points, b_opt=None)
     assert reference_deviance(points, fit.critical_batch_size, b_opt=fit.b_opt) == pytest.approx(
         least, abs=2e-3

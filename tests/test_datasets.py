@@ -32,18 +32,18 @@ def idx_bytes(array):
     return header + array.tobytes()
 
 
-SIZE = 2000  # pinned, of each of these small files
+# The size of each of these small files is pinned to this.
+SIZE = 2000
 IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
 CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(
     np.uint8
 )  # file, image, channel, row, column
-CIFAR_FILES = {
-    name: b"".join(
-        bytes([label]) + image.tobytes()
-        for label, image in zip((k, 9 - k), CIFAR_IMAGES[k], strict=True)
-    )
-    for k, name in enumerate(sorted(datasets.CIFAR10.sha256))
-}
+CIFAR_FILES = {}
+for number, name in enumerate(sorted(datasets.CIFAR10.sha256)):
+    # Each of these files has two images: of the file's number, and of 9 less that.
+    first, second = CIFAR_IMAGES[number]
+    content = bytes([number]) + first.tobytes() + bytes([9 - number]) + second.tobytes()
+    CIFAR_FILES[name] = content
 
 
 def digest(data):
@@ -78,14 +78,12 @@ def mirrors(monkeypatch):
         ("FASHION_MNIST", IDX_FILES, ("one", "two")),
         ("CIFAR10", CIFAR_FILES, ("one",)),
     ):
-        sha256 = {file: digest(data) for file, data in files.items()}
         published = {
-            "sha256": sha256,
+            "sha256": {file: digest(data) for file, data in files.items()},
             "sizes": {file: max(len(data), SIZE) for file, data in files.items()},
+            "mirrors": tuple(f"http://{host}/" for host in hosts),
         }
-        source = replace(
-            getattr(datasets, name), **published, mirrors=tuple(f"http://{host}/" for host in hosts)
-        )
+        source = replace(getattr(datasets, name), **published)
         monkeypatch.setattr(datasets, name, source)
     return fake
 
@@ -131,7 +129,8 @@ def test_complete_local_copy_needs_no_network_and_is_left_alone(tmp_path, mirror
 
 WRAPPED = OSError("pool")
 WRAPPED.reason = "no such host"
-BAD_PAGES = {  # and why they cannot be used
+# Each of these pages cannot be used, for the reason beside it.
+BAD_PAGES = {
     "offline": (OSError(WRAPPED), "no such host"),
     "empty error": (EOFError(), "EOFError"),
     "captive portal": (b"<html>log in</html>", f"{digest(b'<html>log in</html>')}, expected "),
@@ -168,13 +167,14 @@ def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was
     for text in (*said, reason):
         assert text in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-    assert (
-        len(mirrors.requested) == 2
-    )  # one file is enough to know: the time-outs do not add up over all files
+    # One file is enough to know: the time-outs do not add up over all files.
+    assert len(mirrors.requested) == 2
 
-    for number, (name, data) in enumerate(IDX_FILES.items()):  # some servers unwrap the gzip
+    # Some servers unwrap the gzip.
+    for number, (name, data) in enumerate(IDX_FILES.items()):
         mirrors.pages[f"http://two/{name}.gz"] = data if number % 2 else gzip.compress(data)
-    for _ in range(2):  # from the mirror, then from the folder
+    # The first comes from the mirror, the second from the folder.
+    for _ in range(2):
         assert_fashion(datasets.load_fashion_mnist(root))
         assert listing(tmp_path) == sorted(f"new/root/fashion-mnist/{name}" for name in IDX_FILES)
         assert len(mirrors.requested) == 2 + 8
@@ -185,11 +185,11 @@ def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was
     [("", "captive portal"), (".gz", "truncated"), (".gz", "damaged"), (".gz", "other bytes")],
 )
 def test_damaged_local_file_is_named_and_not_replaced(tmp_path, mirrors, suffix, bad):
-    folder, (data, text) = tmp_path / "fashion-mnist", BAD_PAGES[bad]
-    write(
-        folder,
-        {name: data for name, data in IDX_FILES.items() if name != "train-labels-idx1-ubyte"},
-    )
+    folder = tmp_path / "fashion-mnist"
+    (data, text) = BAD_PAGES[bad]
+    others = dict(IDX_FILES)
+    del others["train-labels-idx1-ubyte"]
+    write(folder, others)
     damaged = folder / f"train-labels-idx1-ubyte{suffix}"
     damaged.write_bytes(data)
     with pytest.raises(DataError) as caught:
@@ -230,14 +230,16 @@ FIRST = "cifar-10-batches-bin/data_batch_1.bin"
 
 
 def tar_bytes(files, target=None):
-    """Return an archive; members are links to ``target`` if there is one."""
+    """An archive; members are links to ``target`` if there is one."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             if target:
-                member.type, member.linkname, member.size = tarfile.SYMTYPE, target, 0
+                member.type = tarfile.SYMTYPE
+                member.linkname = target
+                member.size = 0
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
@@ -245,11 +247,12 @@ def tar_bytes(files, target=None):
 def test_cifar10_is_taken_from_its_archive_where_files_are_missing(tmp_path, mirrors):
     members = {f"cifar-10-batches-bin/{name}": data for name, data in CIFAR_FILES.items()}
     mirrors.pages[ARCHIVE] = tar_bytes(members | {"../evil": b"x", "readme.html": b"x"})
+    # All files, none and one of them are missing.
     for missing, requests in (
         (None, 1),
         (None, 1),
         ("data_batch_3.bin", 2),
-    ):  # all files, none, one
+    ):
         if missing:
             (tmp_path / "root" / "cifar-10-batches-bin" / missing).unlink()
         dataset = datasets.load_cifar10(tmp_path / "root")
@@ -293,23 +296,26 @@ def test_two_processes_download_at_once(tmp_path, mirrors, monkeypatch):
     verified = datasets._verified
 
     def meet(*arguments):
-        both.wait()  # each has its download, and the folder is still empty
+        # Each process has its download, and the folder is still empty.
+        both.wait()
         return verified(*arguments)
 
     monkeypatch.setattr(datasets, "_verified", meet)
     with ThreadPoolExecutor() as pool:
-        for loaded in [
-            pool.submit(datasets.load_fashion_mnist, tmp_path / "root") for _ in range(2)
-        ]:
-            assert_fashion(loaded.result())
+        first = pool.submit(datasets.load_fashion_mnist, tmp_path / "root")
+        second = pool.submit(datasets.load_fashion_mnist, tmp_path / "root")
+        assert_fashion(first.result())
+        assert_fashion(second.result())
     assert listing(tmp_path) == sorted(f"root/fashion-mnist/{name}" for name in IDX_FILES)
 
 
 def test_only_https(monkeypatch, tmp_path):
     monkeypatch.undo()
     sources = (datasets.FASHION_MNIST, datasets.MNIST, datasets.CIFAR10, datasets.AIRFOIL)
-    assert all(mirror.startswith("https://") for source in sources for mirror in source.mirrors)
-    assert all(source.sizes.keys() == source.sha256.keys() for source in sources)
+    for source in sources:
+        assert source.sizes.keys() == source.sha256.keys()
+        for mirror in source.mirrors:
+            assert mirror.startswith("https://")
     for url, headers, refused in (
         ("https://one/", {}, False),
         ("https://one/", {"location": "https://two/"}, False),

@@ -49,9 +49,11 @@ def cuda(monkeypatch):
     ("place", "initialized", "waits"),
     [
         ("cpu", True, False),
-        ("cuda:1", False, True),  # the trial's own device: it is used from then on
+        # The trial's own device is used from then on.
+        ("cuda:1", False, True),
         (None, True, True),
-        (None, False, False),  # nobody has used CUDA: to wait would open a context
+        # Nobody has used CUDA: to wait would open a context.
+        (None, False, False),
     ],
 )
 def test_a_context_is_opened_for_no_trial_on_a_cpu(cuda, place, initialized, waits):
@@ -140,7 +142,8 @@ def test_without_cuda_or_after_its_end_no_memory_ran_out(cuda):
 @pytest.mark.parametrize(
     ("products", "convolutions", "benchmark", "tf32"),
     [
-        (False, True, False, "convolutions"),  # torch's defaults
+        # These are torch's defaults.
+        (False, True, False, "convolutions"),
         (True, True, True, "products and convolutions"),
         (True, False, False, "products"),
         (False, False, False, "none"),
@@ -182,7 +185,8 @@ def test_the_device_that_a_program_uses_is_its_own_again_after_a_trial_on_anothe
     monkeypatch.setattr(torch.cuda, "current_device", lambda: used[-1])
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
     with restored():
-        torch.cuda.set_device(1)  # as Lightning does
+        # Lightning sets the device so.
+        torch.cuda.set_device(1)
     assert used == [0, 1, 0]
 
 

@@ -18,13 +18,14 @@ from bstune.search.ruler import Ruler, RunningBest
 from bstune.search.sampler import default_policy
 
 POLICY = replace(default_policy(), loss_first_share=0.125, loss_spread=0.1, loss_drift=0.3)
-LEFT = math.log(8.0)  # log(1/s) at the first share
+# The first share is an eighth: this is log(1/s) there.
+LEFT = math.log(8.0)
 # It has the height -log s at the share s.
 RULER = Ruler(np.array([-5.0, 0.0]), np.array([5.0, 0.0]), slope=1.0, first_slope=1.0)
 
 
 def full_run(x=7.0, z=-3.0, then=0.0, behind=0.0, log_shares=(-LEFT, 0.0)):
-    """Return a full trial that is so far behind the ruler at its first evaluation, and at the end."""
+    """A full trial that is so far behind the ruler at its first evaluation, and at the end."""
     heights = np.array([then - log_shares[0], behind])
     curve = RunningBest(np.array(log_shares), heights)
     return BudgetRun(0, x, z, (), 1000, 1.0, False, curve, behind)
@@ -60,9 +61,8 @@ def test_a_full_trial_at_another_batch_size_shows_how_behind_moves(then, behind,
 @pytest.mark.parametrize(
     "silent",
     [
-        full_run(
-            9.0, behind=1.0, log_shares=(-0.5, 0.0)
-        ),  # it was first evaluated after that share
+        # It was first evaluated after that share.
+        full_run(9.0, behind=1.0, log_shares=(-0.5, 0.0)),
         replace(full_run(9.0, behind=1.0), curve=None),
         replace(full_run(9.0, then=1.0), behind=None),
     ],

@@ -20,9 +20,11 @@ from bstune.study.planning.duration import (
     ("seconds", "trials", "fitting"),
     [
         (2 * LONG_SECONDS, 30, 15),
-        (LONG_SECONDS, 30, None),  # all of them fit
+        # All of the trials fit.
+        (LONG_SECONDS, 30, None),
         (3 * LONG_SECONDS, 3 * FEWEST_TRIALS, FEWEST_TRIALS),
-        (3 * LONG_SECONDS, 3 * FEWEST_TRIALS - 1, None),  # too few to show anything
+        # There are too few trials to show anything.
+        (3 * LONG_SECONDS, 3 * FEWEST_TRIALS - 1, None),
     ],
 )
 def test_trials_that_fit_into_an_hour(seconds, trials, fitting):
@@ -49,11 +51,14 @@ def test_a_gpu_is_no_advice_where_there_is_one():
     [
         ((), 0, None),
         ((3.0,), 0, None),
-        ((3.0, 15.0), 0, Pace(12.0, 0.5)),  # the baseline alone
+        # The baseline alone has ended.
+        ((3.0, 15.0), 0, Pace(12.0, 0.5)),
         ((3.0, 15.0, 17.0), 0, Pace(2.0, 1.5)),
         ((3.0, 15.0, 18.0, 20.0, 22.0, 27.0), 0, Pace(3.0, 3.5)),
-        ((3.0, 15.0, 17.0), 30, Pace(2.0, 31.5)),  # a study that goes on
-        ((3.0, 15.0, 15.0), 0, Pace(0.0, 1.5)),  # two ended side by side
+        # This study goes on after another process.
+        ((3.0, 15.0, 17.0), 30, Pace(2.0, 31.5)),
+        # Two trials ended side by side.
+        ((3.0, 15.0, 15.0), 0, Pace(0.0, 1.5)),
     ],
 )
 def test_the_first_points_say_little_of_the_pace(ends, before, pace):
@@ -63,9 +68,11 @@ def test_the_first_points_say_little_of_the_pace(ends, before, pace):
 @pytest.mark.parametrize(
     ("points_left", "runs", "limit", "seconds"),
     [
-        (12, (), math.inf, 12 * 2.0 * 2**POINT_GROWTH + 1.5),  # their middle is point 10
+        # The middle of the points is point 10.
+        (12, (), math.inf, 12 * 2.0 * 2**POINT_GROWTH + 1.5),
         (0, (Runs(6, 3.0), Runs(3, 7.0)), math.inf, 18.0 + 21.0 + 1.5),
-        (1000, (), 40.0, 40.0),  # search.wall_seconds
+        # The limit is that of search.wall_seconds.
+        (1000, (), 40.0, 40.0),
         (1000, (), -1.0, 0.0),
     ],
 )
@@ -78,12 +85,15 @@ def test_what_is_left_is_points_runs_and_the_report(points_left, runs, limit, se
     ("ran", "replicates", "winners", "to_come"),
     [
         (0, 3, 1, 3),
-        (0, 3, 2, 6),  # by time and by steps
+        # Two merits have a winner each: by time and by steps.
+        (0, 3, 2, 6),
         (1, 3, 1, 2),
-        (3, 3, 1, 0),  # a second point may run again, or not
+        # A second point may run again, or not.
+        (3, 3, 1, 0),
         (4, 3, 1, 2),
         (0, 0, 1, 0),
-        (3, 0, 1, 0),  # a study that goes on without fresh seeds
+        # This study goes on without fresh seeds.
+        (3, 0, 1, 0),
     ],
 )
 def test_runs_on_fresh_seeds_that_are_still_to_come(ran, replicates, winners, to_come):

@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
 import optuna
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
@@ -28,7 +29,8 @@ SEARCHED = distributions(TUNED)
     ("low", "high", "ratio", "sizes"),
     [
         (8, 64, 2.0, [8, 16, 32, 64]),
-        (8, 65, 2.0, [8, 14, 23, 38, 65]),  # both ends, at most twice each other
+        # Both ends are there, and each size is at most twice the one before.
+        (8, 65, 2.0, [8, 14, 23, 38, 65]),
         (8, 8, 2.0, [8]),
         (1, 3, 1.01, [1, 2, 3]),
     ],
@@ -56,19 +58,18 @@ def test_every_batch_size_has_as_many_points_well_spread():
     for index in range(32):
         point = asked(index)
         points[point["batch_size"]].append((point["delta"], math.log10(point["momentum"])))
-    assert sorted(points) == [8 * 2**i for i in range(8)]
+    assert sorted(points) == [8, 16, 32, 64, 128, 256, 512, 1024]
     for some in points.values():
-        deltas, left = (sorted(values) for values in zip(*some, strict=True))
+        deltas, logs = np.array(some).T
         assert len(some) == 4
-        assert (
-            len({math.floor((delta + 3.0) / 1.5) for delta in deltas}) >= 3
-        )  # of the four quarters
-        assert -2 <= left[0] < left[-1] <= math.log10(0.9)
-    assert len({some[0] for some in points.values()}) == 8  # a shift of its own for each size
+        # Of the four quarters of the range at least three have a point.
+        assert len(set(np.floor((deltas + 3.0) / 1.5))) >= 3
+        assert -2 <= logs.min() < logs.max() <= math.log10(0.9)
+    # Each batch size has a shift of its own.
+    assert len({some[0] for some in points.values()}) == 8
     assert asked(5)["batch_size"] == asked(5, 1)["batch_size"]
-    assert (
-        abs(asked(5)["delta"] - asked(5, 1)["delta"]) > 1e-9
-    )  # a point that failed is not tried again
+    # A point that failed is not tried again.
+    assert abs(asked(5)["delta"] - asked(5, 1)["delta"]) > 1e-9
 
 
 def test_a_study_asks_them_by_their_index(tmp_path):
@@ -103,13 +104,12 @@ def test_refuses(options, line):
 
 def test_whole_numbers_have_equal_shares():
     space = {"batch_size": IntDistribution(8, 8), "depth": IntDistribution(1, 3)}
-    values = [
-        EachBatchSize(ratio=2.0, search_space=space, trial_index=i).sample_relative(
-            None, None, space
-        )["depth"]
-        for i in range(300)
-    ]
-    assert [values.count(depth) for depth in (1, 2, 3)] == pytest.approx([100] * 3, abs=3)
+    depths = []
+    for trial_index in range(300):
+        sampler = EachBatchSize(ratio=2.0, search_space=space, trial_index=trial_index)
+        depths.append(sampler.sample_relative(None, None, space)["depth"])
+    for depth in (1, 2, 3):
+        assert depths.count(depth) == pytest.approx(100, abs=3)
 
 
 def test_in_a_study_of_ones_own_it_has_no_place_for_other_parameters():
@@ -125,7 +125,10 @@ def test_in_a_study_of_ones_own_it_has_no_place_for_other_parameters():
         (7, "7 trials, at each of 3 batch sizes in turn, one more at the 1 smallest; each ends"),
         (
             2,
-            "2 trials, at the 2 smallest of 3 batch sizes alone: choose search.trials as a multiple of 3; each ends",
+            (
+                "2 trials, at the 2 smallest of 3 batch sizes alone: choose search.trials as a "
+                "multiple of 3; each ends"
+            ),
         ),
     ],
 )

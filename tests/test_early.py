@@ -16,7 +16,8 @@ from bstune.workloads import datasets
     [
         ("resnet_cifar", ["load_cifar10"]),
         ("mnist_cnn", ["load_mnist"]),
-        ("digits", []),  # which scikit-learn has
+        # These data come with scikit-learn.
+        ("digits", []),
     ],
 )
 def test_a_workloads_loaders_are_found_without_torch(workload, loaders):
@@ -27,7 +28,8 @@ def test_a_workloads_loaders_are_found_without_torch(workload, loaders):
 
 
 def test_only_what_is_missing_is_downloaded(tmp_path, monkeypatch):
-    asked, said = [], []
+    asked = []
+    said = []
     monkeypatch.setattr(datasets, "_download", lambda source, folder, names: asked.append(names))
     folder = tmp_path / "airfoil"
     folder.mkdir()
@@ -66,7 +68,8 @@ def test_torchs_own_file_says_whether_it_has_cuda():
 def test_a_device_that_is_not_there_is_refused_where_torch_is_not_imported(monkeypatch):
     options = compose(["workload=digits", "device=cuda"]).options
     monkeypatch.setattr(early, "is_built_without_cuda", lambda: True)
-    early.check_early(options, print)  # torch is here, and knows better
+    # With torch at hand the check knows better than the early one.
+    early.check_early(options, print)
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(ConfigError):
         early.check_early(options, print)

@@ -18,7 +18,7 @@ class Scheduled:
 
 
 def begun(batches, looks, state=None, adds_epochs=True):
-    """Return the part after the start of a training, and its Trainer."""
+    """The part after the start of a training, and its Trainer."""
     trainer = make_trainer(
         train_dataloader=batches, lr_scheduler_configs=[Scheduled()] if looks else []
     )

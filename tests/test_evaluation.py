@@ -16,12 +16,13 @@ from bstune.core.errors import ConfigError
 from bstune.core.evaluation_schedule import EvaluationSchedule
 from bstune.trial.parts.evaluation import begin_evaluation, end_evaluation, is_evaluation_due
 
-SELDOM = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)  # at 10, 20, ... steps
+# Evaluations are due at steps 10, 20 and so on.
+SELDOM = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 NAME = "val/error"
 
 
 def trained(steps, schedule=SELDOM, **changes):
-    """Return the parts of a trial of 50 steps that has taken some, and a Trainer."""
+    """The parts of a trial of 50 steps that has taken some, and a Trainer."""
     parts = begin(protocol=make_protocol(50, evaluation_schedule=schedule))
     parts.phases.begin_training()
     parts.state.steps = steps

@@ -10,25 +10,32 @@ from bstune.core.evaluation_schedule import (
 )
 from bstune.core.records import Target
 
-ERROR, ACCURACY = Target("val/error", 0.1, "min"), Target("val/accuracy", 0.9, "max")
+ERROR = Target("val/error", 0.1, "min")
+ACCURACY = Target("val/accuracy", 0.9, "max")
 RULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 
 
 @pytest.mark.parametrize(
     ("step", "batch_size", "evaluations", "near", "expected"),
     [
-        # Of 300 examples. Far away, 1/8 of those trained may go to evaluation: 150 / (B/8) steps for the first one.
+        # Of 300 examples. Far away, 1/8 of those trained may go to evaluation: 150 / (B/8) steps
+        # for the first one.
         (0, 100, 0, False, 12),
         (0, 1200, 0, False, 1),
-        (0, 7, 0, False, 172),  # 171.43, rounded up
+        # 171.43 is rounded up.
+        (0, 7, 0, False, 172),
         # Near, a quarter.
-        (12, 100, 1, True, 13),  # 12.0 is affordable, one step on is least
+        # Step 12 is affordable, but one step on is the least.
+        (12, 100, 1, True, 13),
         (12, 100, 1, False, 24),
-        (12, 100, 9, True, 60),  # ten evaluations so far and this one: 1500 / 25
+        # Ten evaluations so far and this one come to 1500 / 25.
+        (12, 100, 9, True, 60),
         # Where it is affordable, the ratio decides, rounded down.
-        (119, 10_000, 3, True, 124),  # 124.95
+        # 124.95 is rounded up.
+        (119, 10_000, 3, True, 124),
         (100, 10_000, 3, False, 105),
-        (19, 10_000, 3, True, 20),  # 19.95, but at least one step on
+        # The ratio gives 19.95, but it is at least one step on.
+        (19, 10_000, 3, True, 20),
     ],
 )
 def test_next_evaluation(step, batch_size, evaluations, near, expected):
@@ -63,20 +70,25 @@ def test_a_trial_is_looked_at_closely_where_it_is_expected_to_meet_the_target(
     [
         ([], ERROR, False),
         ([(10, 0.5)], ERROR, False),
-        ([(10, 0.5), (20, 0.6)], ERROR, False),  # rising
+        # The metric rises.
+        ([(10, 0.5), (20, 0.6)], ERROR, False),
         # The gap falls by 0.1 with each doubling, so by 0.0585 over a factor of 1.5.
+        # Values that are not finite are passed over.
         (
             [(10, 0.2584), (15, None), (20, 0.1584)],
             ERROR,
             True,
-        ),  # values that are not finite are passed over
+        ),
         ([(10, 0.2586), (20, 0.1586)], ERROR, False),
         ([(10, 0.7416), (20, 0.8416)], ACCURACY, True),
         ([(10, 0.7414), (20, 0.8414)], ACCURACY, False),
         ([(10, None), (20, 0.1)], ERROR, False),
-        ([(0, 0.9), (20, 0.11)], ERROR, False),  # step 0 has no logarithm
-        ([(10, 0.2), (20, 0.1)], ERROR, True),  # on the target
-        # The line goes through the latest evaluation at least 1.25 times earlier, here (16, .3), not (19, .15).
+        # Step 0 has no logarithm.
+        ([(0, 0.9), (20, 0.11)], ERROR, False),
+        # The last value is on the target.
+        ([(10, 0.2), (20, 0.1)], ERROR, True),
+        # The line goes through the latest evaluation at least 1.25 times earlier, here (16, .3),
+        # not (19, .15).
         ([(16, 0.3), (19, 0.15), (20, 0.149)], ERROR, True),
         ([(16, 0.15), (19, 0.3), (20, 0.149)], ERROR, False),
         # Without one that early, through the first.

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import yaml
 from builders import (
@@ -45,9 +46,10 @@ CONFIG = {
 
 
 def result(name, b_crit=64.0, low=0.5, high=2.0, **changes):
-    """Return a study whose critical batch size has ends at these shares of it."""
-    ends = [None if one is None else b_crit * one for one in (low, high)]
-    critical = hand_critical(b_crit, *ends)
+    """A study whose critical batch size has ends at these shares of it."""
+    critical = hand_critical(
+        b_crit, None if low is None else low * b_crit, None if high is None else high * b_crit
+    )
     return changed(
         result_of([make_trial(0)]), study=name, curve=CURVE, critical_batch_size=critical, **changes
     )
@@ -59,7 +61,7 @@ def size(examples=1000, parameters=100):
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Return a function that writes a study's folder below outputs/, with options by dotted key."""
+    """A function that writes a study's folder below outputs/, with options by dotted key."""
     monkeypatch.chdir(tmp_path)
 
     def written(told, trials=(), **options):
@@ -74,7 +76,8 @@ def write(tmp_path, monkeypatch):
             node[last] = value
         (folder / "curve.json").write_text(told.to_json())
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        (folder / "trials.jsonl").write_text("".join(one.to_json() + "\n" for one in trials))
+        lines = [trial.to_json() for trial in trials]
+        (folder / "trials.jsonl").write_text("\n".join([*lines, ""]))
         return read_study(folder)
 
     return written
@@ -87,22 +90,30 @@ def run(run_verb):
 
 
 def make_as_good(low_open=False, high_open=False):
-    """Return that 20 to 80 examples are as good in seconds."""
+    """A range of batch sizes that are as good in seconds: 20 to 80 examples."""
     sizes = {"low": 20, "middle": 32, "high": 80}
     rates = dict.fromkeys(("lr_low", "lr_middle", "lr_high"), 0.1)
     ends = {"is_low_open": low_open, "is_high_open": high_open}
     return AsGood(merit="time", within=0.1, **sizes, **rates, **ends)
 
 
+# Where over_data writes its studies.
+OVER_DATA = ("outputs/n1000", "outputs/n4000", "outputs/n16000")
+
+
 def over_data(write, sizes=(1000, 4000, 16000), **changes):
-    """Return studies of so many examples, whose critical batch size is 2 sqrt(examples)."""
-    return [
-        write(
-            result(f"n{n}", 2.0 * math.sqrt(n), size=size(n), **changes),
-            workload__data__train_examples=n,
-        )
-        for n in sizes
-    ]
+    """Studies of so many examples, whose critical batch size is 2 sqrt(examples)."""
+    studies = []
+    for examples in sizes:
+        name = f"n{examples}"
+        told = result(name, 2.0 * math.sqrt(examples), size=size(examples), **changes)
+        studies.append(write(told, workload__data__train_examples=examples))
+    return studies
+
+
+def scales(found):
+    """The scale of each study that a law is fitted to."""
+    return [row.scale for row in found.rows]
 
 
 def test_a_power_over_the_data_is_continued(write):
@@ -116,7 +127,7 @@ def test_a_power_over_the_data_is_continued(write):
     assert law.wanted.value == pytest.approx(expected, rel=0.3)
     # The curve's rate is 0.1 (B/4)^(1/2), read at each critical batch size.
     rates = [row.readings["lr"].value for row in found.rows]
-    expected = [0.05 * math.sqrt(2.0 * math.sqrt(n)) for n in (1000, 4000, 16000)]
+    expected = 0.05 * np.sqrt(2.0 * np.sqrt([1000, 4000, 16000]))
     assert rates == pytest.approx(expected, rel=1e-6)
     assert found.size_to_use == "critical_batch_size"
     assert found.schedule == ()
@@ -130,35 +141,29 @@ def test_the_critical_batch_size_is_used_where_the_best_one_is_of_seconds(write)
 
 
 def test_the_best_batch_sizes_of_several_devices_are_no_law(write):
-    studies = [
-        write(
-            result(f"n{n}", size=size(n), as_good=make_as_good(), devices=(f"device {n}",)),
-            workload__data__train_examples=n,
-        )
-        for n in (1000, 4000, 16000)
-    ]
+    studies = []
+    for n in (1000, 4000, 16000):
+        device = (f"device {n}",)
+        told = result(f"n{n}", size=size(n), as_good=make_as_good(), devices=device)
+        studies.append(write(told, workload__data__train_examples=n))
     found = extrapolate(studies, "examples", 256_000.0)
     assert set(found.laws) == {"critical_batch_size", "lr"}
-    assert any("different devices" in note for note in found.notes)
+    assert "different devices" in "\n".join(found.notes)
 
 
 def test_tokens_are_examples_times_the_tokens_of_one(write):
     found = extrapolate(over_data(write, tokens=512), "tokens", 1e9)
-    assert [row.scale for row in found.rows] == [512e3, 2048e3, 8192e3]
+    assert scales(found) == [512e3, 2048e3, 8192e3]
 
 
 def test_parameters_may_come_of_several_options_of_the_module(write):
-    studies = [
-        write(
-            result(f"w{n}", 50.0, size=size(parameters=n)),
-            workload__module__width=n,
-            workload__module__depth=n + 1,
-        )
-        for n in (10, 100, 1000)
-    ]
+    studies = []
+    for n in (10, 100, 1000):
+        told = result(f"w{n}", 50.0, size=size(parameters=n))
+        studies.append(write(told, workload__module__width=n, workload__module__depth=n + 1))
     found = extrapolate(studies, "parameters", 1e4)
-    assert [row.scale for row in found.rows] == [10.0, 100.0, 1000.0]
-    assert any("workload.module.depth and workload.module.width" in one for one in found.notes)
+    assert scales(found) == [10.0, 100.0, 1000.0]
+    assert "workload.module.depth and workload.module.width" in "\n".join(found.notes)
     # An option is a scale, too, where it differs alone.
     with pytest.raises(
         StudyError, match=r"in more than workload\.module\.width: in workload\.module\.depth"
@@ -169,10 +174,8 @@ def test_parameters_may_come_of_several_options_of_the_module(write):
 def test_an_option_is_a_scale(write):
     studies = [write(result(f"w{n}"), workload__module__width=n) for n in (8, 16, 64)]
     found = extrapolate(studies, "module.width", 128.0)
-    assert (found.meaning, [row.scale for row in found.rows]) == (
-        "workload.module.width",
-        [8.0, 16.0, 64.0],
-    )
+    assert found.meaning == "workload.module.width"
+    assert scales(found) == [8.0, 16.0, 64.0]
     assert found.laws["critical_batch_size"].exponent.value == pytest.approx(0.0, abs=0.05)
 
 
@@ -216,14 +219,13 @@ def test_easier_targets_of_one_study_are_scales_and_give_a_schedule(write):
     rows = (easier(0.8, 16.0), easier(0.4, 32.0), easier(0.2, 64.0))
     study = write(result("one", 128.0, low=1 / 1.5, high=1.5, over_target=rows), trials=[trial])
     found = extrapolate([study], "examples", 25_600.0)
-    assert [row.scale for row in found.rows] == [100.0, 400.0, 1600.0, 6400.0]
+    assert scales(found) == [100.0, 400.0, 1600.0, 6400.0]
     assert found.laws["critical_batch_size"].exponent.value == pytest.approx(0.5, abs=0.05)
     sizes = [step.batch_size for step in found.schedule]
     assert sizes[:4] == [16, 32, 64, 128]
     assert found.schedule[0].start == 0.0
-    assert [step.start for step in found.schedule[1:4]] == pytest.approx(
-        [400.0, 1600.0, 6400.0], rel=0.2
-    )
+    starts = [step.start for step in found.schedule[1:4]]
+    assert starts == pytest.approx([400.0, 1600.0, 6400.0], rel=0.2)
 
 
 def test_shorter_budgets_of_one_study_are_scales(write):
@@ -239,7 +241,7 @@ def test_shorter_budgets_of_one_study_are_scales(write):
     at_budget = hand_at_budget(growth=growth, winner=hand_budget_point(64, 0.3))
     told = changed(result("b"), objective="loss", critical_batch_size=None, at_budget=at_budget)
     found = extrapolate([write(told)], "seconds", 240.0)
-    assert [row.scale for row in found.rows] == [15.0, 30.0, 60.0]
+    assert scales(found) == [15.0, 30.0, 60.0]
     assert found.laws["batch_size"].exponent.value == pytest.approx(0.5, abs=0.1)
     assert found.size_to_use == "batch_size"
     with pytest.raises(StudyError, match="are no studies of a budget of examples"):
@@ -295,8 +297,7 @@ def test_half_lives_that_all_share_stand_in_the_card(write, run):
             scaling__beta2_half_life=1e5,
             scaling__weight_decay_half_life=1e6,
         )
-    arguments = [f"outputs/n{n}" for n in (1000, 4000, 16000)]
-    status, out, _ = run(*arguments, "--at", "examples=1e6", "--card", "card.yaml")
+    status, out, _ = run(*OVER_DATA, "--at", "examples=1e6", "--card", "card.yaml")
     assert status == 0
     with open("card.yaml") as file:
         card = yaml.safe_load(file)
@@ -313,8 +314,7 @@ def test_without_a_law_nothing_is_written(write, run, tmp_path, option):
     for n in (1000, 4000, 16000):
         told = result(f"n{n}", 50.0, None, None, size=size(n))
         write(told, workload__data__train_examples=n)
-    paths = [f"outputs/n{n}" for n in (1000, 4000, 16000)]
-    status, out, err = run(*paths, "--at", "examples=1e6", option, "made")
+    status, out, err = run(*OVER_DATA, "--at", "examples=1e6", option, "made")
     assert (status, out) == (2, "")
     assert "no law of the critical batch size: 0 of 3 scales tell it" in err
     assert not (tmp_path / "made").exists()
@@ -322,8 +322,7 @@ def test_without_a_law_nothing_is_written(write, run, tmp_path, option):
 
 def test_json_has_the_laws_and_the_rows(write, run):
     over_data(write)
-    paths = [f"outputs/n{n}" for n in (1000, 4000, 16000)]
-    status, out, _ = run(*paths, "--at", "examples=64000", "--json")
+    status, out, _ = run(*OVER_DATA, "--at", "examples=64000", "--json")
     told = json.loads(out)
     assert status == 0
     assert (told["wanted"], told["beyond"], len(told["rows"])) == (64000.0, 4.0, 3)
@@ -333,7 +332,8 @@ def test_json_has_the_laws_and_the_rows(write, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("n1000", "n4000", "--at", "examples=1e6"), "at least 3 different examples, but the studies tell 2"),
+        (("n1000", "n4000", "--at", "examples=1e6"), ("at least 3 different examples, but the "
+        "studies tell 2")),
         (("n1000", "n4000", "n16000", "--at", "parameters=1e6"), "in workload.data.train_examples"),
         (("n1000", "n1000", "n1000", "--at", "parameters=1"), "the studies tell 1: 100"),
         (("n1000", "n4000", "n16000", "--at", "tokens=1e6"), "have no tokens"),
@@ -346,13 +346,15 @@ def test_json_has_the_laws_and_the_rows(write, run):
         (("n1000", "n4000", "n16000", "--at", "examples=1e99"), "takes a positive number"),
         (("n1000", "n4000", "n16000", "--at", "examples=1e-300"), "takes a positive number"),
         (("n1000", "n4000", "gone", "--at", "examples=1"), "there is no outputs/gone"),
-        (("n1000", "n4000", "empty", "--at", "examples=1"), "left out: outputs/empty has no curve.json"),
+        (("n1000", "n4000", "empty", "--at", "examples=1"), ("left out: outputs/empty has no "
+        "curve.json")),
         (("empty", "--at", "examples=1"), "there is no study to extrapolate"),
         (("n1000", "n4000", "bare", "--at", "examples=1"), "config.yaml is missing"),
         (("n1000", "n4000", "n16000", "other", "--at", "examples=1"), "in workload.module.width; leave out"),
         (("n1000", "empty", "--values", "1,2", "--at", "examples=1"), "--values takes STUDY=N,STUDY=N"),
         (("n1000", "--values", "n1000=1,n1000=2", "--at", "examples=1"), "names a study twice"),
-        (("n1000", "--values", "n1000=x", "--at", "examples=1"), "n1000=N takes a positive number, but got x"),
+        (("n1000", "--values", "n1000=x", "--at", "examples=1"), ("n1000=N takes a positive "
+        "number, but got x")),
     ],
 )  # fmt: skip
 def test_bad_input_ends_in_a_line_with_nothing_written(write, run, tmp_path, arguments, message):
@@ -361,8 +363,10 @@ def test_bad_input_ends_in_a_line_with_nothing_written(write, run, tmp_path, arg
     bare = write(result("bare", size=size(99)))
     (bare.files.path / "config.yaml").unlink()
     (tmp_path / "outputs" / "empty").mkdir()
-    names = ("n1000", "n4000", "n16000", "other", "bare", "empty", "gone")
-    given = [f"outputs/{one}" if one in names else one for one in arguments]
+    folders = ("n1000", "n4000", "n16000", "other", "bare", "empty", "gone")
+    given = []
+    for argument in arguments:
+        given.append(f"outputs/{argument}" if argument in folders else argument)
     status, _, err = run(*given, "--card", "card.yaml")
     assert (status, message in err) == (2, True), err
     assert not (tmp_path / "card.yaml").exists()

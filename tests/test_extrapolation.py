@@ -24,7 +24,7 @@ from bstune.report.extrapolation import (
 
 
 def law_of(exponent, error=0.02):
-    """Return the law of 16 (s/100)^exponent within one study, or of several where errors are large."""
+    """The law of 16 (s/100)^exponent within one study, or of several where errors are large."""
     points = list[ScalePoint]()
     for scale in (100.0, 400.0, 1600.0, 6400.0):
         study = "one" if error < 1.0 else str(scale)
@@ -33,7 +33,7 @@ def law_of(exponent, error=0.02):
 
 
 def found_of(wanted=1e4, low=50.0, high=130.0, **changes):
-    """Return what two quantities come to at a scale, from studies up to 1000."""
+    """Two quantities extrapolated to a scale, from studies up to 1000."""
     exponent = Estimate(0.5, 0.3, 0.7)
     values = {
         "scale": "examples",

@@ -13,8 +13,9 @@ SCALES = (10.0, 100.0, 1000.0)
 
 @pytest.fixture
 def found():
-    """Return studies whose batch size is the root of the scale and whose learning rate is 0.1."""
-    laws, rows = {}, {scale: {} for scale in SCALES}
+    """Studies whose batch size is the root of the scale and whose learning rate is 0.1."""
+    laws = {}
+    rows = {scale: {} for scale in SCALES}
     for name, exponent in (("critical_batch_size", 0.5), ("lr", 0.0)):
         points = [ScalePoint(scale, 0.1 * scale**exponent, 0.1, str(scale)) for scale in SCALES]
         laws[name] = quantity_law(fit_scale_law(points), 1e4)
@@ -56,7 +57,8 @@ def test_an_open_end_has_no_bar(found):
     figure = Figure()
     paint_extrapolation(found, figure)
     bars = figure.axes[0].containers[0].lines[2][0].get_segments()
-    open_above, closed = bars[0][:, 1], bars[1][:, 1]
+    open_above = bars[0][:, 1]
+    closed = bars[1][:, 1]
     value = found.rows[0].readings["critical_batch_size"].value
     assert open_above == pytest.approx([value / 1.2, value])
     assert closed[1] > closed[0]

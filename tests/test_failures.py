@@ -83,7 +83,8 @@ from bstune.study.storage import patience
 files.WRITE_TRIES, patience.RETRY_SECONDS = 2, 1.0
 command()
 """
-TRIAL_SECONDS = 20.0  # the start of a process among them
+# The start of a process is among these seconds.
+TRIAL_SECONDS = 20.0
 TOO_LONG = "took longer than protocol.trial_seconds=20"
 FAILURES = {
     "exits at once": "its process ended with status 0",
@@ -127,7 +128,7 @@ def deeds(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(tmp_path, deeds):
-    """Return what starts the command in a process; its output ends when the last process that writes to it does."""
+    """A function that starts the command in a process; its output ends with the last process that writes to it."""
     started = []
 
     def start(*arguments):
@@ -188,7 +189,8 @@ def test_three_failures_in_a_row_end_it_and_the_same_command_continues(bstune, t
     assert status == 1
     first, *frames, last = err.splitlines()
     assert re.fullmatch(
-        r"error: the last 3 trials failed, the last one with LookupError: no such layer \(deeds.py:\d+\)",
+        r"error: the last 3 trials failed, the last one with LookupError: no such layer "
+        r"\(deeds.py:\d+\)",
         first,
     )
     assert re.fullmatch(
@@ -216,7 +218,7 @@ def test_three_failures_in_a_row_end_it_and_the_same_command_continues(bstune, t
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Return a folder on a disk of its own."""
+    """A folder on a disk of its own."""
     folder = tmp_path / "full"
     folder.mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "none", folder)
@@ -226,21 +228,24 @@ def small_disk(tmp_path):
     subprocess.run(("umount", "-l", folder), check=True)
 
 
-NEVER, EASILY = "workload.target.value=0.0001", "workload.target.value=2.1"
+NEVER = "workload.target.value=0.0001"
+EASILY = "workload.target.value=2.1"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        # The checkpoint is the first file that does not fit.
         (
             (EASILY, "output=full/s"),
             r"\S+/full/s/\S+ cannot be written: No space left",
-        ),  # first a checkpoint
+        ),
+        # Here it is a state.
         (
             (NEVER, "output=full/s", "sampler=frontier"),
             r"\S+/full/s/\S+ cannot be written: No space left",
-        ),  # a state
+        ),
         (
             (NEVER, "output=full/s"),
             r"\S+/s/trials.jsonl cannot be written: No space left on device; tried 2 times",

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from toolbox import json_rows
 
 from tests.fake_cuda.library import environment, missing
 
@@ -37,12 +38,14 @@ pytestmark = [
 
 def seen_in(*cases):
     """Run cases in one process with a fake device, and return what was seen of each."""
-    lines = "".join(json.dumps({"steps": STEPS, **case}) + "\n" for case in cases)
+    lines = ""
+    for case in cases:
+        lines += json.dumps({"steps": STEPS, **case}) + "\n"
     command = [sys.executable, str(RUN), "--cases", "--json"]
     ran = subprocess.run(
         command, input=lines, env=environment(), capture_output=True, text=True, check=False
     )
-    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    found = json_rows(ran.stdout)
     assert len(found) == len(cases), ran.stderr[-2000:]
     for one in found:
         assert one["error"] is None, one["error"]
@@ -50,7 +53,7 @@ def seen_in(*cases):
 
 
 def within_segments(seen):
-    """Return what was asked of the device while it trained, by kind and innermost function; edges are left out."""
+    """The calls to the device while it trained, by kind and innermost function; edges are left out."""
     events = [
         event for event in seen["events"] if event[0] == "training" and event[1] != "synchronize"
     ]
@@ -61,15 +64,16 @@ def within_segments(seen):
 
 
 def synchronisations(seen, phase="training"):
-    return sum(
-        times
-        for where, kind, _, _, times in seen["events"]
-        if (where, kind) == (phase, "synchronize")
-    )
+    count = 0
+    for where, kind, _, _, times in seen["events"]:
+        if (where, kind) == (phase, "synchronize"):
+            count += times
+    return count
 
 
 READ = ("read", "bstune/trial/noise_scale.py:_squares")
-NOISE = "protocol.noise_scale_every=4"  # of 12 steps three are measured
+# Of 12 steps three are measured.
+NOISE = "protocol.noise_scale_every=4"
 FREE = {}
 CASES = {
     "a scaler": ({"workload": "fashion_mlp", "precision": "16-mixed"}, {("read", SCALER): STEPS}),
@@ -99,7 +103,8 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
     trials = {name: seen[name] for name, case in cases.items() if not case.get("surveys")}
     assert {(one["status"], one["steps"]) for one in trials.values()} == {("stopped", STEPS)}
     for name, one in trials.items():
-        # At the edges of the segments, of which a trial's warm-up is one, and around what is measured beside them.
+        # At the edges of the segments, of which a trial's warm-up is one, and around what is
+        # measured beside them.
         trials_of_case = 2 if cases[name].get("resumes") else 1
         asides = one["noise_scales"] if "parts" in name else 0
         assert synchronisations(one) <= one["evaluations"] + trials_of_case + asides, name
@@ -107,8 +112,10 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
     reads = [
         times for _, kind, _, place, times in parts["events"] if kind == "read" and READ[1] in place
     ]
-    assert (parts["noise_scales"], reads) == (3, [3])  # once a measurement
-    few, many = seen["surveyed"], seen["surveyed for longer"]
+    # The device is read once a measurement.
+    assert (parts["noise_scales"], reads) == (3, [3])
+    few = seen["surveyed"]
+    many = seen["surveyed for longer"]
     assert (len(few["trial"]), len(few["bare"]), len(many["trial"]), len(many["bare"])) == (
         4,
         4,
@@ -126,13 +133,13 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_in_every_precision_waits_for_nothing_in_a_segment(workload, precision):
     fused = ("resnet_cifar", "resnet_cifar_fast", "airbench_cifar")
-    refused = (
-        precision == "16-mixed" and workload in fused
-    )  # as momentum of a fused optimizer goes wrong there
+    # The momentum of a fused optimizer goes wrong there.
+    refused = precision == "16-mixed" and workload in fused
     overrides = ["workload.module.optimizer.fused=false"] if refused else []
     (seen,) = seen_in({"workload": workload, "precision": precision, "overrides": overrides})
     found = within_segments(seen)
-    # Ghost normalisation copies its images, so that five convolutions get gradients that cuDNN copies back.
+    # Ghost normalisation copies its images, so that five convolutions get gradients that cuDNN
+    # copies back.
     formats = sum(found.pop(key) for key in [*found] if key[0] == "several memory formats")
     assert formats == (5 * STEPS if workload == "resnet_cifar_fast" else 0)
     assert found == ({("read", SCALER): STEPS} if precision == "16-mixed" else FREE)

@@ -4,7 +4,7 @@ import random
 import struct
 import subprocess
 import sys
-from itertools import chain, combinations, pairwise
+from itertools import combinations, pairwise
 
 import matplotlib
 import numpy as np
@@ -69,9 +69,10 @@ def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_
 
 
 def summed(trials, critical=None, name="digits", **further):
-    """Return the summary of trials that follow the law of simulated(), as far as they reached the target."""
-    sizes = [trial.batch_size for trial in trials if trial.reached]
-    timed = all(trial.seconds_per_step for trial in trials if trial.reached)
+    """The summary of trials that follow the law of simulated(), as far as they reached the target."""
+    reached = [trial for trial in trials if trial.reached]
+    sizes = [trial.batch_size for trial in reached]
+    timed = all(trial.seconds_per_step for trial in reached)
     known = {}
     if sizes:
         x = np.unique(np.geomspace(min(sizes), max(sizes), 20).round())
@@ -90,11 +91,12 @@ def summed(trials, critical=None, name="digits", **further):
 
 
 def fresh_range(result, reached=3):
-    """Return the result with fresh runs of its winners around what was predicted of them."""
+    """The result with fresh runs of its winners around what was predicted of them."""
     winners = {}
     for name in ("best_by_time", "best_by_steps"):
         winner = getattr(result, name)
-        seconds, steps = winner.time_to_target, winner.steps
+        seconds = winner.time_to_target
+        steps = winner.steps
         fresh = make_confirmed(
             reached,
             time_low=0.8 * seconds,
@@ -151,34 +153,42 @@ def test_names_are_apart_and_no_text_is_clipped(name):
     width, height = figure.bbox.size
     assert width == 900
     panels = [axes for axes in figure.axes if axes.axison]
+    texts = list(figure.texts)
     for axes in panels:
         labels = [text for text in axes.texts if text.get_text()]
-        extents = [text.get_window_extent() for text in labels]
-        assert not any(a.overlaps(b) for a, b in combinations(extents, 2)), name
+        extents = extents_of(labels)
+        for box, other in combinations(extents, 2):
+            assert not box.overlaps(other), name
         inside = axes.get_window_extent()
         for text, box in zip(labels, extents, strict=True):
             assert inside.x0 <= box.x0 <= box.x1 <= inside.x1, text
             assert inside.y0 <= box.y0 <= box.y1 <= inside.y1, text
         for axis in (axes.xaxis, axes.yaxis):
-            ticks = [
-                label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()
-            ]
-            assert not any(a.overlaps(b) for a, b in pairwise(ticks))
-    titles = [axes.get_title(loc="left") for axes in panels]
-    assert all(titles)
-    texts = [
-        *figure.texts,
-        *chain.from_iterable((axes.xaxis.label, axes._left_title) for axes in panels),
-    ]
-    for shown in [*texts, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]:
+            ticks = [label for label in axis.get_ticklabels() if label.get_text()]
+            for box, other in pairwise(extents_of(ticks)):
+                assert not box.overlaps(other)
+        assert axes.get_title(loc="left")
+        texts += [axes.xaxis.label, axes._left_title]
+    for axes in figure.axes:
+        if axes.get_legend():
+            texts.append(axes.get_legend())
+    for shown in texts:
         box = shown.get_window_extent()
         assert 0 <= box.x0 <= box.x1 <= width, shown
         assert 0 <= box.y0 <= box.y1 <= height, shown
     # The key covers no panel.
     key = figure.axes[3].get_legend()
     if key is not None:
-        beside = [axes.get_tightbbox() for axes in panels]
-        assert not any(key.get_window_extent().overlaps(box) for box in beside)
+        for axes in panels:
+            assert not key.get_window_extent().overlaps(axes.get_tightbbox())
+
+
+def extents_of(labels):
+    return [label.get_window_extent() for label in labels]
+
+
+def texts_of(axes):
+    return [text.get_text() for text in axes.texts]
 
 
 def shown_marks(axes):
@@ -187,7 +197,8 @@ def shown_marks(axes):
 
 def star_at(axes, heading):
     """Where the star of a winner stands, by what it is called."""
-    (star,) = (mark for text, mark in shown_marks(axes).items() if text.startswith(f"{heading}: "))
+    marks = shown_marks(axes).items()
+    (star,) = (mark for text, mark in marks if text.startswith(f"{heading}: "))
     return star.get_offsets().tolist()
 
 
@@ -200,15 +211,18 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     )
     left, right, rates, _ = figure.axes
     curve = summary.curve
-    steps, seconds = (axes.lines[0].get_ydata() for axes in (left, right))
-    assert steps == pytest.approx(curve.steps)
-    assert seconds == pytest.approx(np.multiply(curve.steps, curve.seconds_per_step))
-    reached = [point for point in summary.points if not point.stopped]
+    assert left.lines[0].get_ydata() == pytest.approx(curve.steps)
+    seconds = np.multiply(curve.steps, curve.seconds_per_step)
+    assert right.lines[0].get_ydata() == pytest.approx(seconds)
+    reached = []
+    for point in summary.points:
+        if not point.stopped:
+            reached.append([point.batch_size, point.steps])
     points = shown_marks(left)[POINT_TEXT]
-    assert points.get_offsets().tolist() == [[point.batch_size, point.steps] for point in reached]
+    assert points.get_offsets().tolist() == reached
     others = shown_marks(left)[OTHER_TEXT]
     assert len(others.get_offsets()) == summary.statuses["reached"] - len(reached)
-    assert [text.get_text() for text in right.texts] == ["use"]
+    assert texts_of(right) == ["use"]
     assert f"critical batch size {critical_text(summary.critical_batch_size)}" in shown_marks(left)
     use = summary.best_by_time
     assert star_at(right, "use") == [[use.batch_size, use.time_to_target]]
@@ -224,13 +238,11 @@ def test_the_baseline_is_drawn_where_its_run_ended():
     left, right, rates, _ = curve_figure(trials, changed(summary, baseline=baseline)).axes
     assert star_at(left, "yours") == [[own.batch_size, own.steps]]
     assert star_at(right, "yours") == [[own.batch_size, pytest.approx(own.time_to_target)]]
-    assert sorted(text.get_text() for text in left.texts) == ["use", "yours"]
+    assert sorted(texts_of(left)) == ["use", "yours"]
     squares = [some.get_offsets().tolist() for some in rates.collections]
     assert [[own.batch_size, own.lr]] in squares
     diverged = changed(summary, baseline=changed(baseline, number=10_000))
-    assert not any(
-        text.get_text() == "yours" for text in curve_figure(trials, diverged).axes[0].texts
-    )
+    assert "yours" not in texts_of(curve_figure(trials, diverged).axes[0])
 
 
 def test_rules_and_the_trials_own_law_go_through_one_point():
@@ -239,9 +251,8 @@ def test_rules_and_the_trials_own_law_go_through_one_point():
     assert [line.name for line in lines] == ["none", "sqrt", "linear", LAW]
     curve = summary.curve
     middle = len(curve.batch_size) // 2
-    at = [line.at(curve.batch_size[middle]) for line in lines]
-    assert at == pytest.approx([curve.lr[middle]] * 4)
     for line in lines:
+        assert line.at(curve.batch_size[middle]) == pytest.approx(curve.lr[middle])
         slope = math.log(line.at(200.0) / line.at(50.0)) / math.log(4.0)
         assert slope == pytest.approx(line.exponent)
     # The law of the trials is drawn where they are, and no further.
@@ -261,16 +272,19 @@ def test_without_a_curve_rules_go_through_the_reference():
 
 def test_a_winner_that_no_fresh_seed_confirms_is_shown_at_its_own_run():
     summary = STUDIES["no seed reached"][1]
-    use, right = summary.best_by_time, curve_figure(*STUDIES["no seed reached"]).axes[1]
+    use = summary.best_by_time
+    right = curve_figure(*STUDIES["no seed reached"]).axes[1]
     single = [use.batch_size, use.single_run.time_to_target]
     assert star_at(right, "use") == [single]
 
 
 def test_one_batch_size_claims_neither_a_slope_nor_a_critical_batch_size():
     left = curve_figure(*STUDIES["one batch size"]).axes[0]
-    assert [text.get_text() for text in left.texts] == ["use"]
-    assert not any(line.get_linestyle() == "--" for line in left.lines)
-    assert not any(text.startswith("critical") for text in shown_marks(left))
+    assert texts_of(left) == ["use"]
+    for line in left.lines:
+        assert line.get_linestyle() != "--"
+    for text in shown_marks(left):
+        assert not text.startswith("critical")
 
 
 def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
@@ -283,11 +297,11 @@ def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
         make_trial(3, 200, 0.1, "stopped", 900, 900),
         make_trial(4, 300, 0.1, "stopped", 3, 3),
     ]
-    trials += [
-        make_trial(5, 8, 0.1, "stopped", 700, 700)
-    ]  # beyond the batch sizes that reached the target
+    # They lie beyond the batch sizes that reached the target.
+    trials += [make_trial(5, 8, 0.1, "stopped", 700, 700)]
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
-    assert STOPPED_TEXT not in marks  # 900 steps at B = 200 are no news where 500 were enough
+    # 900 steps at B = 200 are no news where 500 were enough.
+    assert STOPPED_TEXT not in marks
     trials[3] = make_trial(3, 200, 0.1, "stopped", 400, 400)
     marks = shown_marks(curve_figure(trials, summed(trials)).axes[0])
     assert marks[STOPPED_TEXT].get_offsets().tolist() == [[200, 400]]
@@ -305,13 +319,12 @@ def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
         axes.scatter([10.0], [10.0], s=30)
         figure.draw_without_rendering()
         at = np.array([[10.0, 10.0]])
-        found.extend(
-            place_labels(axes, [Label(text, at, "black")], 9.0)[1]
-            for text in ("a mark", "\n".join(["x" * 80] * 40))
-        )
+        for text in ("a mark", "\n".join(["x" * 80] * 40)):
+            found.append(place_labels(axes, [Label(text, at, "black")], 9.0)[1])
 
     axes = figure_of(paint, (4.0, 4.0)).axes[0]
-    box, (x, y) = axes.texts[0].get_window_extent(), axes.transData.transform((10.0, 10.0))
+    box = axes.texts[0].get_window_extent()
+    (x, y) = axes.transData.transform((10.0, 10.0))
     assert not box.contains(x, y)
     assert math.hypot(box.x0 + box.width / 2 - x, box.y0 + box.height / 2 - y) < 80
     assert found == [True, False]
@@ -331,7 +344,8 @@ def test_the_curve_is_written_as_a_png_and_as_svg_and_nothing_else(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["curve.png", "curve.svg"]
     assert dict(matplotlib.rcParams) == before
     paths[1].unlink()
-    paths[1].mkdir()  # which cannot be written
+    # A folder of that name lets no file be written.
+    paths[1].mkdir()
     with pytest.raises(OSError, match=r"curve\.svg"):
         draw_curve(*STUDIES["none"], *paths)
     assert sorted(os.listdir(tmp_path)) == ["curve.png", "curve.svg"]

@@ -48,7 +48,8 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("back_after", [3, None])
 def test_a_folder_that_is_away_is_waited_for_a_stated_time(tmp_path, back_after):
-    path, clock = tmp_path / "away" / "curve.json", FakeTime()
+    path = tmp_path / "away" / "curve.json"
+    clock = FakeTime()
 
     def sleep(seconds: float) -> None:
         clock.sleep(seconds)
@@ -56,7 +57,10 @@ def test_a_folder_that_is_away_is_waited_for_a_stated_time(tmp_path, back_after)
             path.parent.mkdir()
 
     if back_after is None:
-        message = r"curve\.json cannot be written: No such file or directory; tried 11 times in 10 s; what has finished"
+        message = (
+            r"curve\.json cannot be written: No such file or directory; tried 11 times in 10 s; "
+            r"what has finished"
+        )
         with pytest.raises(StudyError, match=message):
             write_text(path, "one", sleep)
         assert clock.now == 10
@@ -80,13 +84,15 @@ def test_a_body_that_fails_at_once_leaves_what_was_there(tmp_path):
         ("another file", False, "is not empty and no study's"),
         ("{", False, "is not empty and no study's"),
         (MINE, True, ""),
-        (replace(MINE, id=None), True, ""),  # a survey's, before the study began
+        # A survey's file is from before the study began.
+        (replace(MINE, id=None), True, ""),
         (
             replace(MINE, id="2"),
             False,
             "is of the study 's' in sqlite:///a.db, but of an earlier one of this name",
         ),
-        (replace(MINE, storage="grpc://host:13000"), True, ""),  # another way to the same storage
+        # This is another way to the same storage.
+        (replace(MINE, storage="grpc://host:13000"), True, ""),
         (
             replace(MINE, study="other", id="2"),
             False,
@@ -169,7 +175,8 @@ def leave(path: Path) -> None:
 
 
 def test_only_what_the_studys_own_trials_wrote_is_deleted(tmp_path):
-    keep_trials(tmp_path / "missing", {0}, set)  # there may be none
+    # There may be no folder.
+    keep_trials(tmp_path / "missing", {0}, set)
     folder = study_folder(tmp_path / "study").checkpoints
     other = study_folder(tmp_path / "other", id="2").checkpoints
     for number in (1, 2, 3, 8, 31):
@@ -179,12 +186,15 @@ def test_only_what_the_studys_own_trials_wrote_is_deleted(tmp_path):
     theirs = {
         "trial-best.pt": b"theirs",
         "trial-3.ckpt.old": (folder / "trial-3.ckpt").read_bytes(),
-        "trial-4.ckpt": (other / "trial-4.ckpt").read_bytes(),  # another study's
+        # This file is another study's.
+        "trial-4.ckpt": (other / "trial-4.ckpt").read_bytes(),
         "trial-5.ckpt": b"theirs",
-        "trial-6.ckpt": (folder / "trial-2.ckpt").read_bytes(),  # a copy under another name
+        # This file is a copy under another name.
+        "trial-6.ckpt": (folder / "trial-2.ckpt").read_bytes(),
         "trial-7.ckpt": b"",
         "trial-9.ckpt.partial": b"theirs",
-        leftover.name.replace("trial-9", "trial-5"): b"theirs",  # its checksum is another one
+        # The checksum of this file is another one.
+        leftover.name.replace("trial-9", "trial-5"): b"theirs",
     }
     for name, content in theirs.items():
         (folder / name).write_bytes(content)
@@ -206,7 +216,8 @@ def test_weights_and_states_take_no_name_of_another_file(tmp_path, caplog):
     path = study_folder(tmp_path).checkpoint(1)
     assert may_take(path)
     leave(path)
-    assert may_take(path)  # the same trial, run once more
+    # It is the same trial, run once more.
+    assert may_take(path)
     assert caplog.messages == []
     for make in (
         lambda: path.write_bytes(b"theirs"),
@@ -233,7 +244,8 @@ def victim_of(path: Path) -> Path:
 def test_no_file_is_written_through_a_link(tmp_path, way, name):
     folder = tmp_path / "study"
     folder.mkdir()
-    path, victim = folder / "curve.json", victim_of(folder / name)
+    path = folder / "curve.json"
+    victim = victim_of(folder / name)
     if way == "text":
         write_text(path, "mine")
     elif way == "bytes":
@@ -319,12 +331,11 @@ def test_links_inside_a_studys_folder_are_refused_and_the_folder_itself_may_be_o
 
 
 def test_a_full_disk_is_found_among_causes_that_may_form_a_ring():
-    full, cause, other = (
-        OSError(errno.ENOSPC, "No space left on device", "x"),
-        ValueError("a"),
-        KeyError("b"),
-    )
-    cause.__cause__, other.__cause__ = other, cause
+    full = OSError(errno.ENOSPC, "No space left on device", "x")
+    cause = ValueError("a")
+    other = KeyError("b")
+    cause.__cause__ = other
+    other.__cause__ = cause
     assert full_disk(cause) is None
     cause.__cause__ = full
     assert "x cannot be written: No space left on device" in str(full_disk(other))

@@ -9,7 +9,7 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from synthetic import Law
-from toolbox import make_spec
+from toolbox import evaluated_steps, make_spec, statuses
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult
@@ -38,8 +38,10 @@ from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-LOW, HIGH = 8, 4096
-LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
+LOW = 8
+HIGH = 4096
+LR_LOW = 2.0**-11
+LR_HIGH = 2.0**1.25
 LAST = 10_000  # step of a budget
 POLICY = replace(
     default_policy(), particles=96, moves=2, candidates=80, random_fraction=0.0, loss_sure=0.0
@@ -52,18 +54,23 @@ DOMAIN = Domain(
 
 
 def history(metric, last_step=LAST, until=1.0):
-    """Return evaluations of a metric over the share of the budget, the last at its end."""
-    seen = {max(1, round(share * last_step)): float(metric(share)) for share in SHARES}
-    return tuple((step, value) for step, value in seen.items() if step <= until * last_step + 0.5)
+    """Evaluations of a metric over the share of the budget, the last at its end."""
+    seen = {}
+    for share in SHARES:
+        # Early shares of few steps fall on one step: the last of them counts.
+        step = max(1, round(share * last_step))
+        if step <= until * last_step + 0.5:
+            seen[step] = float(metric(share))
+    return tuple(seen.items())
 
 
 def power(factor, exponent=0.3):
-    """Return a metric that takes ``factor`` times the steps of s^-exponent."""
+    """A metric that takes ``factor`` times the steps of s^-exponent."""
     return lambda share: (share / factor) ** -exponent
 
 
 def trial(number, metric, batch_size=64, lr=0.1, share=1.0, last_step=LAST, **changes):
-    """Return the record of a trial that ran to a share of its budget."""
+    """The record of a trial that ran to a share of its budget."""
     spec = make_spec(batch_size, lr, number=number, seed=number)
     steps = round(share * last_step)
     record = TrialResult.unmeasured(
@@ -100,6 +107,10 @@ def read(trials, budget=LAST, mode="min", ideal=0.0, policy=POLICY, seed=0):
 
 def behinds(posterior):
     return {run.number: run.behind for run in posterior.runs}
+
+
+def ranked_numbers(posterior):
+    return [one.run.number for one in rank_full_trials(posterior)]
 
 
 def suggested(posterior, pending=(), resumable=lambda number: True, policy=POLICY, seed=0):
@@ -153,13 +164,17 @@ def test_a_curve_that_is_flat_at_its_end_has_a_share_of_its_slope_over_the_last_
 
 
 def test_two_evaluations_in_the_last_third_give_a_slope():
-    seen = tuple((step, power(1.0)(step / LAST)) for step in (500, 2000, 5000, LAST))
+    steps = (500, 2000, 5000, LAST)
+    seen = tuple((step, power(1.0)(step / LAST)) for step in steps)
     ruler = make_ruler([running_best(seen, LAST, ERROR)], 0.0)
     assert ruler.slope == pytest.approx(0.3, abs=0.01)
 
 
 def test_a_single_evaluation_at_the_end_still_ranks():
-    ends = [trial(i, power(1.0), history=((LAST, value),)) for i, value in enumerate((0.3, 0.2))]
+    ends = [
+        trial(0, power(1.0), history=((LAST, 0.3),)),
+        trial(1, power(1.0), history=((LAST, 0.2),)),
+    ]
     posterior = read(ends)
     assert behinds(posterior) == {0: pytest.approx(1.0), 1: 0.0}
 
@@ -216,7 +231,7 @@ TRANSFORMED = {
 
 
 def four(transform, last_step=LAST):
-    """Return two full and two stopped trials, seen through a transform of the metric."""
+    """Two full and two stopped trials, seen through a transform of the metric."""
     trials = []
     for i, factor in enumerate(FACTORS):
         metric = power(factor)
@@ -237,13 +252,16 @@ def four(transform, last_step=LAST):
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_a_monotone_transform_of_the_metric_changes_hardly_anything(name):
     transform, mode, ideal, tolerance = TRANSFORMED[name]
-    plain, seen = read(four(lambda m: m)), read(four(transform), mode=mode, ideal=ideal)
+    plain = read(four(lambda m: m))
+    seen = read(four(transform), mode=mode, ideal=ideal)
     assert behinds(seen) == pytest.approx(behinds(plain), abs=tolerance)
-    assert [one.run.number for one in rank_full_trials(seen)] == [0, 2]
+    assert ranked_numbers(seen) == [0, 2]
     # By the same draws, so that what differs is what was read.
     seen = replace(seen, theta=plain.theta)
-    decisions = [(suggested(plain, seed=seed), suggested(seen, seed=seed)) for seed in range(20)]
-    assert sum(chosen == again for chosen, again in decisions) >= 19
+    same = 0
+    for seed in range(20):
+        same += suggested(plain, seed=seed) == suggested(seen, seed=seed)
+    assert same >= 19
 
 
 def test_beyond_its_best_the_ruler_goes_by_the_slope_of_any_metric():
@@ -257,13 +275,15 @@ def test_beyond_its_best_the_ruler_goes_by_the_slope_of_any_metric():
 
 
 def test_the_unit_of_time_does_not_matter():
-    coarse, fine = read(four(lambda m: m)), read(four(lambda m: m, 100 * LAST), budget=100 * LAST)
+    coarse = read(four(lambda m: m))
+    fine = read(four(lambda m: m, 100 * LAST), budget=100 * LAST)
     assert behinds(fine) == pytest.approx(behinds(coarse), abs=1e-3)
     theta = coarse.theta.copy()
     theta[:, LEVEL] += math.log(100.0)
     fine = replace(fine, theta=theta)
     for seed in range(20):
-        chosen, again = suggested(coarse, seed=seed), suggested(fine, seed=seed)
+        chosen = suggested(coarse, seed=seed)
+        again = suggested(fine, seed=seed)
         assert (again.x, again.z) == (chosen.x, chosen.z)
         assert again.resumed_from == chosen.resumed_from
         assert again.max_steps == 100 * chosen.max_steps
@@ -278,7 +298,7 @@ def test_a_trial_that_diverged_says_only_that():
     posterior = read([trial(0, power(1.0)), broken])
     assert posterior.data.diverged.tolist() == [False, True]
     assert not posterior.data.bound.any()
-    assert [one.run.number for one in rank_full_trials(posterior)] == [0]
+    assert ranked_numbers(posterior) == [0]
 
 
 def test_a_full_trial_without_a_finite_metric_is_one_that_diverged():
@@ -294,7 +314,9 @@ def test_a_trial_without_an_evaluation_is_a_bound_at_its_steps():
 
 def test_the_less_of_its_budget_a_trial_has_run_the_less_sure_is_what_it_says():
     shares = (1.0, 0.5, 0.25, 0.125)
-    trials = [trial(i, power(1.0), share=share) for i, share in enumerate(shares)]
+    trials = []
+    for number, share in enumerate(shares):
+        trials.append(trial(number, power(1.0), share=share))
     spread = read(trials).data.spread
     assert spread[0] == pytest.approx(0.02)
     assert spread[2] == pytest.approx(math.hypot(0.1, 0.3 * math.sqrt(math.log(4.0))), rel=0.05)
@@ -304,7 +326,8 @@ def test_the_less_of_its_budget_a_trial_has_run_the_less_sure_is_what_it_says():
 def test_a_chain_is_read_as_one_and_paid_once():
     first = trial(1, power(2.0), share=0.125)
     rest = trial(2, power(2.0), resumed_from=1)
-    rest = replace(rest, history=tuple(pair for pair in rest.history if pair[0] > first.steps))
+    after_first = tuple(pair for pair in rest.history if pair[0] > first.steps)
+    rest = replace(rest, history=after_first)
     whole = read([trial(0, power(1.0)), trial(2, power(2.0))])
     chain = read([trial(0, power(1.0)), first, rest])
     assert behinds(chain) == behinds(whole)
@@ -312,8 +335,12 @@ def test_a_chain_is_read_as_one_and_paid_once():
     assert chain.spent == pytest.approx(2.0)
 
 
-def test_a_budget_of_few_steps_ends_at_its_last_whole_step():
-    assert [last_whole_step(budget) for budget in (0.4, 1.0, 2.9, 3.0 - 1e-12)] == [1, 1, 2, 3]
+@pytest.mark.parametrize(("budget", "step"), [(0.4, 1), (1.0, 1), (2.9, 2), (3.0 - 1e-12, 3)])
+def test_a_budget_of_few_steps_ends_at_its_last_whole_step(budget, step):
+    assert last_whole_step(budget) == step
+
+
+def test_a_trial_that_ran_to_the_last_whole_step_is_full():
     posterior = read([trial(0, power(1.0), last_step=2)], budget=2.9)
     assert posterior.runs[0].full
 
@@ -323,8 +350,8 @@ def test_a_shorter_budget_reads_the_same_histories_up_to_its_end():
     late = trial(2, power(1.0), share=0.6, status="diverged")
     cut = shortened([*trials, late], lambda batch_size: LAST, 0.25)
     assert [one.steps for one in cut] == [2500, 1250, 2500]
-    assert [one.status for one in cut] == ["stopped"] * 3
-    assert max(step for step, _ in cut[0].history) <= 2500
+    assert statuses(cut) == ["stopped"] * 3
+    assert max(evaluated_steps(cut[0])) <= 2500
 
 
 # Decisions
@@ -345,7 +372,7 @@ def test_before_a_trial_is_full_all_run_to_the_end():
 
 
 def started(count=12, share=0.125):
-    """Return a full trial and many that wait, of which the third is far ahead.
+    """A full trial and many that wait, of which the third is far ahead.
 
     It has the largest batch: with a budget of steps the prior expects that of it.
     """
@@ -369,7 +396,10 @@ def test_a_new_trial_waits_at_the_first_share():
 )
 def test_one_that_the_law_is_surer_of_than_its_first_share_runs_to_the_end(early, sure, share):
     policy = replace(POLICY, loss_fresh_after=1e6, loss_early=early, loss_sure=sure)
-    posterior = read([trial(i, power(1.0 + 0.1 * i), 2**i) for i in range(3, 13)])
+    trials = []
+    for number in range(3, 13):
+        trials.append(trial(number, power(1.0 + 0.1 * number), 2**number))
+    posterior = read(trials)
     assert posterior.spent == 10.0
     for seed in range(5):
         assert suggested(posterior, policy=policy, seed=seed).max_steps == share * LAST
@@ -387,11 +417,13 @@ def test_it_runs_at_least_to_where_the_ruler_was_first_evaluated(first, expected
 def test_what_is_ahead_goes_on_to_the_end_and_no_further(early):
     policy = replace(POLICY, loss_early=early, loss_fresh_after=1e6)
     posterior = read(started(), policy=policy)
-    seen = [suggested(posterior, policy=policy, seed=seed) for seed in range(10)]
-    again = [chosen for chosen in seen if chosen.resumed_from is not None]
-    assert len(again) >= 4
-    for chosen in again:
-        assert (chosen.resumed_from, chosen.max_steps) == (3, LAST)
+    again = 0
+    for seed in range(10):
+        chosen = suggested(posterior, policy=policy, seed=seed)
+        if chosen.resumed_from is not None:
+            again += 1
+            assert (chosen.resumed_from, chosen.max_steps) == (3, LAST)
+    assert again >= 4
 
 
 @pytest.mark.parametrize("resumable", [None, lambda number: number != 3], ids=["none", "not it"])
@@ -409,10 +441,10 @@ def test_only_what_can_be_continued_is(resumable):
 def test_what_runs_now_is_not_continued_again():
     policy = replace(POLICY, loss_fresh_after=1e6)
     posterior = read(started(), policy=policy)
-    one = next(run for run in posterior.runs if run.number == 3)
+    (ahead,) = (run for run in posterior.runs if run.number == 3)
     for seed in range(10):
         # Told of elsewhere, so that it is its number that counts.
-        chosen = suggested(posterior, [(3.0, one.z, 3)], policy=policy, seed=seed)
+        chosen = suggested(posterior, [(3.0, ahead.z, 3)], policy=policy, seed=seed)
         assert chosen.resumed_from != 3
 
 
@@ -448,7 +480,7 @@ def test_a_lucky_seed_falls_behind_by_what_its_fresh_ones_are():
     assert rank_full_trials(read(trials))[0].run.number == 1
     broken = trial(9, power(1.0), 64, share=0.3, status="diverged")
     assert rank_full_trials(read([*trials, broken]))[0].run.number == 0
-    unlucky = [trial(9 + i, power(3.0), 64) for i in range(2)]
+    unlucky = [trial(9, power(3.0), 64), trial(10, power(3.0), 64)]
     assert rank_full_trials(read([*trials, *unlucky]))[0].run.number == 0
 
 
@@ -461,14 +493,17 @@ def test_when_the_winner_has_what_the_baseline_ends_with():
     assert share_to_match([winner], [baseline]) == pytest.approx(0.4, rel=0.01)
     assert share_to_match([baseline], [winner]) is None
     assert share_to_match([], [baseline]) is None
-    seeds = [running_best(history(power(factor)), LAST, ERROR) for factor in (0.5, 2.0)]
+    seeds = [
+        running_best(history(power(0.5)), LAST, ERROR),
+        running_best(history(power(2.0)), LAST, ERROR),
+    ]
     assert share_to_match(seeds, [baseline]) == pytest.approx(0.4, rel=0.01)
     at_once = RunningBest(np.log([0.25, 1.0]), np.array([-9.0, -9.0]))
     assert share_to_match([at_once], [baseline]) == pytest.approx(0.25)
 
 
 def certain(share):
-    """Return a posterior without doubt: S = 1 + B_crit/B, tau = 1 + B/128.
+    """A posterior without doubt: S = 1 + B_crit/B, tau = 1 + B/128.
 
     B_crit is 1024 times the share. S(B) tau(B) is least at B = sqrt(128 B_crit).
     """
@@ -485,17 +520,20 @@ def test_how_the_best_batch_size_grows_with_the_budget():
     growth = size_growth({share: certain(share) for share in BUDGET_SHARES})
     assert growth.exponent == pytest.approx(0.5, abs=0.02)
     assert (growth.low, growth.high) == pytest.approx((growth.exponent, growth.exponent))
-    expected = [math.sqrt(128.0 * 1024.0 * share) for share in BUDGET_SHARES]
-    assert [one.batch_size for one in growth.best_sizes] == pytest.approx(expected, rel=0.04)
-    assert not any(one.at_end for one in growth.best_sizes)
+    expected = np.sqrt(128.0 * 1024.0 * np.array(BUDGET_SHARES))
+    found = [best.batch_size for best in growth.best_sizes]
+    assert found == pytest.approx(expected, rel=0.04)
+    assert True not in {best.at_end for best in growth.best_sizes}
     assert growth.longer.batch_size == pytest.approx(2.0 * expected[0], rel=0.05)
     assert growth.longer.share == 4.0
     assert size_growth({1.0: certain(1.0)}) is None
 
 
 def test_a_best_batch_size_at_the_end_of_those_searched_is_said():
-    growth = size_growth({share: certain(1e6) for share in (1.0, 0.5)})
-    assert [one.at_end for one in growth.best_sizes] == [True, True]
+    growth = size_growth({1.0: certain(1e6), 0.5: certain(1e6)})
+    for best in growth.best_sizes:
+        assert best.at_end
+    assert len(growth.best_sizes) == 2
     found = findings_of({1.0: certain(1e6)})
     assert (found.as_good.high, found.as_good.high_open) == (HIGH, True)
     assert not found.as_good.low_open
@@ -518,7 +556,8 @@ def test_a_best_batch_size_at_the_end_of_those_searched_is_said():
     ],
 )
 def test_the_smallest_budget_that_shows_a_difference(metrics, same):
-    found = findings_of({1.0: read([trial(i, metric) for i, metric in enumerate(metrics)])})
+    trials = [trial(number, metric) for number, metric in enumerate(metrics)]
+    found = findings_of({1.0: read(trials)})
     if same is None:
         assert found.no_difference is None
         return
@@ -544,13 +583,16 @@ class Workload:
     """
 
     def __init__(self, law, seconds, floor=0.0):
-        self.law, self.seconds, self.floor = law, seconds, floor
+        self.law = law
+        self.seconds = seconds
+        self.floor = floor
 
     def budget(self, batch_size):
-        return 100.0 * self.seconds / self.law.tau(batch_size)  # a hundredth of a step each
+        # The budget counts hundredths of a step.
+        return 100.0 * self.seconds / self.law.tau(batch_size)
 
     def metric(self, batch_size, lr, share, luck=1.0):
-        """Return the metric at a share of the budget; None where the run diverges."""
+        """The metric at a share of the budget; None where the run diverges."""
         steps = self.law.steps(batch_size, lr)
         if steps is None:
             return None
@@ -559,18 +601,22 @@ class Workload:
         return self.floor + (0.9 - self.floor) * (1.0 + at / scale) ** -0.7
 
     def best(self, share=1.0):
-        """Return the least metric and its batch size."""
+        """The least metric and its batch size."""
         sizes = np.exp2(np.arange(3.0, 12.01, 0.125))
-        return min((self.metric(size, self.law.best_lr(size), share), size) for size in sizes)
+        metrics = [self.metric(size, self.law.best_lr(size), share) for size in sizes]
+        least = int(np.argmin(metrics))
+        return metrics[least], sizes[least]
 
     def run(self, study, seed, mode="min"):
         """Run one trial as the sampler's docstring shows; return its cost in full trials."""
-        sampler, sign = study.sampler, 1.0 if mode == "min" else -1.0
+        sampler = study.sampler
+        sign = 1.0 if mode == "min" else -1.0
         trial = study.ask()
         batch_size = trial.suggest_int("batch_size", LOW, HIGH, log=True)
         lr = trial.suggest_float("lr", LR_LOW, LR_HIGH, log=True)
         last_step = last_whole_step(self.budget(batch_size))
-        max_steps, parent = sampler.max_steps(trial.number), sampler.resumed_from(trial.number)
+        max_steps = sampler.max_steps(trial.number)
+        parent = sampler.resumed_from(trial.number)
         before = 0
         if parent is not None:
             trial.set_user_attr(RESUMED_FROM, parent)
@@ -624,13 +670,18 @@ def test_a_study_finds_the_best_point_of_a_law(mode):
     winner = study.trials[study.sampler.recommended(study)]
     found = workload.metric(winner.params["batch_size"], winner.params["lr"], 1.0)
     assert found < 1.06 * workload.best()[0]
-    waited = [one for one in study.trials if one.state == TrialState.PRUNED]
-    went_on = [
-        one.user_attrs[RESUMED_FROM] for one in study.trials if RESUMED_FROM in one.user_attrs
-    ]
+    waited = []
+    went_on = []
+    again = []
+    for record in study.trials:
+        if record.state == TrialState.PRUNED:
+            waited.append(record.number)
+        if RESUMED_FROM in record.user_attrs:
+            went_on.append(record.user_attrs[RESUMED_FROM])
+        if study.sampler.repeats(record.number) is not None:
+            again.append(record.number)
     assert len(went_on) == len(set(went_on)) >= 2
-    assert set(went_on) <= {one.number for one in waited}
-    again = [one.number for one in study.trials if study.sampler.repeats(one.number) is not None]
+    assert set(went_on) <= set(waited)
     assert len(again) >= 1
     for number in again:
         original = study.trials[study.sampler.repeats(number)]
@@ -650,7 +701,7 @@ KINDS = (("two_terms", 1.0), ("power", 0.7), ("power", 1.5), ("knee", 4.0), ("u_
 
 
 def drawn_workload(seed):
-    """Return a law of a kind, some outside of the model's own family, with a budget of its own."""
+    """A law of a kind, some outside of the model's own family, with a budget of its own."""
     rng = np.random.default_rng([seed, 3])
     kind, parameter = KINDS[seed % len(KINDS)]
     law = Law(
@@ -673,7 +724,9 @@ def drawn_workload(seed):
 
 @pytest.mark.slow
 def test_as_good_holds_the_best_batch_size_of_made_curves():
-    held, widths, growths = 0, [], 0
+    held = 0
+    widths = []
+    growths = 0
     for seed in range(10):
         workload = drawn_workload(seed)
         found = findings(search(workload, seed, 15.0))
@@ -681,8 +734,8 @@ def test_as_good_holds_the_best_batch_size_of_made_curves():
         good = found.as_good
         held += good.low <= 1.1 * best and best <= 1.1 * good.high
         widths.append(math.log2(good.high / good.low))
-        sizes = [workload.best(size.share)[1] for size in found.growth.best_sizes]
         shares = [size.share for size in found.growth.best_sizes]
+        sizes = [workload.best(share)[1] for share in shares]
         exponent = np.polyfit(np.log(shares), np.log(sizes), 1)[0]
         growths += found.growth.low <= exponent <= found.growth.high
     assert held >= 8
@@ -697,7 +750,8 @@ def test_what_is_found_of_a_law():
     found = findings(study)
     metric, size = workload.best()
     assert found.ranked[0].number == study.sampler.recommended(study) or len(found.ranked) > 1
-    assert [one.behind for one in found.ranked] == sorted(one.behind for one in found.ranked)
+    behind = [one.behind for one in found.ranked]
+    assert behind == sorted(behind)
     assert found.as_good.low <= size <= found.as_good.high
     at = min(found.curve, key=lambda one: abs(math.log(one.batch_size / size)))
     assert at.metric == pytest.approx(metric, rel=0.08)
@@ -723,7 +777,9 @@ def test_a_further_hyperparameter_is_tuned_with_the_others():
     study = optuna.create_study(sampler=sampler)
     for _ in range(40):
         asked = study.ask(space)
-        size, lr, momentum = (asked.params[name] for name in ("batch_size", "lr", "momentum"))
+        size = asked.params["batch_size"]
+        lr = asked.params["lr"]
+        momentum = asked.params["momentum"]
         steps = LAW.steps(size, lr)
         assert sampler.max_steps(asked.number) == 1000
         if steps is None:

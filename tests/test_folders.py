@@ -2,7 +2,7 @@
 
 import optuna
 import pytest
-from toolbox import entries, table_rows, write_rows
+from toolbox import entries, made_table, tree
 
 REPLAY = (
     "workload=replay",
@@ -10,7 +10,8 @@ REPLAY = (
     "workload.target.value=0.14",
     "search.objective=steps",
 )
-REPLAY += ("workload.name=replay",)  # by itself it would be of the table
+# By itself the workload's name would be the table's.
+REPLAY += ("workload.name=replay",)
 REPLAY += ("search.trials=2", "search.replicates=0", "mlflow.enabled=false")
 DIGITS = ("workload=digits", "hardware.seconds=1", "mlflow.enabled=false")
 SINGLE = ("trial.batch_size=32", "trial.lr=0.16")
@@ -25,14 +26,7 @@ THEIRS = (
 
 @pytest.fixture
 def table(tmp_path):
-    return write_rows(tmp_path / "t.jsonl", table_rows())
-
-
-def tree(folder):
-    return {
-        str(path.relative_to(folder)): path.is_file() and path.read_bytes()
-        for path in folder.rglob("*")
-    }
+    return made_table(tmp_path)
 
 
 @pytest.mark.parametrize("output", [".", "theirs"])

@@ -1,6 +1,5 @@
 """Folders that somebody else has crafted: report and compare run nothing of them and write nowhere else."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from audited import CRAFTS
+from toolbox import column, json_rows
 
 TESTS = Path(__file__).parent
-# Refused before anything is computed: no seconds each. The others are looked at with the soak tests.
+# Refused before anything is computed: no seconds each. The others are looked at with the soak
+# tests.
 REFUSED = (
     "rule unpickles",
     "rule writes",
@@ -37,16 +38,17 @@ REFUSED = (
     "curve nested deep",
     "curve with negative sizes",
 )
-LISTED = (0, 2)  # what a report or a comparison may end with
+# These statuses a report or a comparison may end with.
+LISTED = (0, 2)
 
 
 def run_audited(folder, verbs, names):
-    """Return what each command did on each crafted folder, and what an honest folder has it do."""
+    """The row of each command on each crafted folder, and the events on an honest folder."""
     command = [sys.executable, TESTS / "audited.py", folder, verbs, "honest", *names]
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    rows = json_rows(ran.stdout)
     honest = {event for row in rows if row["craft"] == "honest" for event in row["events"]}
     return [row for row in rows if row["craft"] != "honest"], honest
 
@@ -79,5 +81,5 @@ def test_no_crafted_folder_has_anything_run_or_written_elsewhere(tmp_path):
     rows, honest = run_audited(
         tmp_path, "report,compare,extrapolate", [name for name in CRAFTS if name != "honest"]
     )
-    assert len({row["craft"] for row in rows}) >= 30
+    assert len(set(column(rows, "craft"))) >= 30
     check_nothing_was_run(rows, honest)

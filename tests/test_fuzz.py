@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from builders import options_of
-from toolbox import entries, table_rows, write_rows
+from toolbox import entries, made_table
 
 from bstune.options import flatten
 
@@ -75,8 +75,10 @@ TEXTS += (
     "%s{0}",
     "a b,c",
 )
-PLACES = ("output", "storage", "mlflow.uri")  # these may lie outside of the working directory
-COMMANDS, GUARD_SECONDS = 120, 60
+# These may lie outside of the working directory.
+PLACES = ("output", "storage", "mlflow.uri")
+COMMANDS = 120
+GUARD_SECONDS = 60
 
 
 class Hangs(BaseException):
@@ -92,7 +94,7 @@ def quoted(text):
 
 
 def commands(rng, count):
-    """Return the arguments of commands, each with one option that has a nasty value."""
+    """The arguments of commands, each with one option that has a nasty value."""
     names = {
         sampler: sorted(flatten(options_of(*STUDY, sampler).model_dump())) for sampler in SAMPLERS
     }
@@ -110,23 +112,28 @@ SAMPLERS = ("sampler=frontier", "sampler=tpe", "sampler=gp", "sampler=qmc", "sca
 
 @pytest.mark.soak
 def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypatch):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    rng, faults = random.Random(int(os.environ.get("BSTUNE_FUZZ_SEED", 0))), []
+    rng = random.Random(int(os.environ.get("BSTUNE_FUZZ_SEED", 0)))
+    faults = []
     before = signal.signal(signal.SIGALRM, hang)
     for number, (name, arguments) in enumerate(list(commands(rng, COMMANDS))):
         folder = tmp_path / f"case{number}" / "here"
         folder.mkdir(parents=True)
-        write_rows(folder / "t.jsonl", table_rows())
+        made_table(folder)
         monkeypatch.chdir(folder)
         signal.alarm(GUARD_SECONDS)
         try:
             status, out, err = bstune(*arguments)
         except Hangs:
-            status, out, err = "hangs", "", ""
+            status = "hangs"
+            out = ""
+            err = ""
         except Exception as error:  # noqa: BLE001  # it is a fault, of which all are listed
-            status, out, err = repr(error), "", ""
+            status = repr(error)
+            out = ""
+            err = ""
         finally:
             signal.alarm(0)
         plain = "Traceback" not in out + err and (

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 from nasty import NUMBERS, TEXTS, VALUES, dumped, odd_path, spoil
-from toolbox import make_survey, table_rows, write_rows
+from toolbox import made_table, make_survey, write_rows
 
 from bstune.__main__ import main
 from bstune.hardware.report import survey_json
 
 PROJECTS = Path(__file__).parent / "projects"
 GUARD_SECONDS = 60
-MEMORY = 4 * 2**30  # bytes of addresses that a case may take beyond those of its start
+# Bytes of addresses that a case may take beyond those of its start.
+MEMORY = 4 * 2**30
 CASES = int(os.environ.get("BSTUNE_FUZZ_CASES", 500))
 SEED = int(os.environ.get("BSTUNE_FUZZ_SEED", 0))
 REPLAY = (
@@ -73,7 +74,7 @@ def hang(*_):
 def base(tmp_path_factory):
     """A folder with valid inputs of each verb; ``made`` finishes it once, by the command."""
     folder = tmp_path_factory.mktemp("valid")
-    write_rows(folder / "t.jsonl", table_rows())
+    made_table(folder)
     rows = "".join(f"{2**k},{1000 * (1 + 64 / 2**k)}\n" for k in range(3, 10))
     (folder / "points.csv").write_text(f"batch_size,steps\n{rows}")
     shutil.copy(PROJECTS / "lightning_cli" / "config.yaml", folder / "cli.yaml")
@@ -186,9 +187,11 @@ def of_attributes(rng, folder):
     """A study whose attributes another program has written."""
     with sqlite3.connect(folder / "bstune.db") as database:
         if rng.random() < 0.7:
-            table, key = "study_user_attributes", f"bstune:{rng.choice(STUDY_KEYS)}"
+            table = "study_user_attributes"
+            key = f"bstune:{rng.choice(STUDY_KEYS)}"
         else:
-            table, key = "trial_user_attributes", f"bstune:{rng.choice(TRIAL_KEYS)}"
+            table = "trial_user_attributes"
+            key = f"bstune:{rng.choice(TRIAL_KEYS)}"
         found = database.execute(f"SELECT value_json FROM {table} WHERE key=?", (key,)).fetchone()  # noqa: S608
         text = dumped(rng.choice(VALUES))
         if found is not None and rng.random() < 0.4:
@@ -352,7 +355,8 @@ def faults_of(base, command, tmp_path, monkeypatch, capfd, count, seed, kinds=KI
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.syspath_prepend(str(PROJECTS))
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path / "cache"))
-    before, faults = signal.signal(signal.SIGALRM, hang), []
+    before = signal.signal(signal.SIGALRM, hang)
+    faults = []
     only = os.environ.get("BSTUNE_FUZZ_CASE")
     try:
         for number in range(count) if only is None else [int(only)]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from toolbox import column
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bstune.core.errors import ConfigError
@@ -73,7 +74,7 @@ def pairs(batch_size):
     ],
 )
 def test_a_stream_is_read_again_after_its_end_in_whole_batches(open_loaders, batch_size, passes):
-    found = [numbers_of(batch) for batch in drawn(stream(open_loaders, batch_size), 7)]
+    found = list(map(numbers_of, drawn(stream(open_loaders, batch_size), 7)))
     assert found == (passes * 7)[:7]
 
 
@@ -107,8 +108,9 @@ def test_an_epoch_has_the_loaders_length(loaders, length):
 def test_several_loaders_give_a_batch_of_each():
     loaders = {"a": DataLoader(FIRST_TEN, 5), "b": DataLoader(Numbers(), 4)}
     found = drawn(stream(lambda: loaders), 4)
-    assert [numbers_of(batch["a"]) for batch in found[:2]] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert [len(batch["b"]) for batch in found] == [4, 4, 2, 4]
+    assert numbers_of(found[0]["a"]) == [0, 1, 2, 3, 4]
+    assert numbers_of(found[1]["a"]) == [5, 6, 7, 8, 9]
+    assert list(map(len, column(found, "b"))) == [4, 4, 2, 4]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -120,14 +122,14 @@ def test_a_stream_that_goes_on_skips_what_was_seen(done, workers):
     def fresh(seed=3):
         return GivenBatches(stream(noisy, seed=seed))
 
-    whole = [numbers_of(batch) for batch in islice(fresh(), done + 4)]
+    whole = list(map(numbers_of, islice(fresh(), done + 4)))
     again = fresh()
     # The training draws numbers in between, which are none of the stream's.
     torch.rand(7)
     stream_of(again).resume(stream_of(fresh()).position(done))
     assert stream_of(again).drawn == done
-    assert [numbers_of(batch) for batch in islice(again, 4)] == whole[done:]
-    assert [numbers_of(batch) for batch in islice(fresh(seed=4), done + 4)] != whole
+    assert list(map(numbers_of, islice(again, 4))) == whole[done:]
+    assert list(map(numbers_of, islice(fresh(seed=4), done + 4))) != whole
 
 
 def test_reading_leaves_the_shared_generators_as_they_are():
@@ -168,11 +170,12 @@ def test_a_stream_resumes_before_its_first_batch_alone():
     ],
 )
 def test_the_tensors_of_a_batch(batch, shapes):
-    assert [tuple(shape) for shape in shapes_in(batch)] == shapes
+    assert list(map(tuple, shapes_in(batch))) == shapes
     first = first_tensor(batch)
     assert (None if first is None else tuple(first.shape)) == next(iter(shapes), None)
 
 
 def test_a_table_of_tensors_is_a_batch_of_its_rows():
     loader = DataLoader(TensorDataset(torch.arange(10), torch.arange(10)), batch_sampler=[[1, 2]])
-    assert [numbers_of(part) for part in stream(lambda: loader, 2).draw()] == [[1, 2], [1, 2]]
+    parts = stream(lambda: loader, 2).draw()
+    assert list(map(numbers_of, parts)) == [[1, 2], [1, 2]]

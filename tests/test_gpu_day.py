@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from toolbox import column, read_rows
 
 GPU = Path(__file__).parent / "gpu"
-# What source.py uses of airbench94.py: its names, and what its main() shows at its end; seconds pass as it says.
+# What source.py uses of airbench94.py: its names, and what its main() shows at its end; seconds
+# pass as it says.
 SCRIPT = """
 import sys, time
 code = open(sys.argv[0]).read()
@@ -47,9 +49,11 @@ def run(out, *options):
     command = ["bash", str(GPU / "run.sh"), str(out), "--device", "cpu", "--tiny", *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    assert [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")] == lines
-    assert not [line for line in lines if "failed" in line]
+    lines = read_rows(out / "results.jsonl")
+    printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert list(map(json.loads, printed)) == lines
+    for line in lines:
+        assert "failed" not in line
     assert lines[-1]["section"] == "end"
     sections = {}
     for line in lines:
@@ -71,15 +75,20 @@ def test_recipes_and_a_sources_script_are_timed(tmp_path):
         "resnet_cifar_fast",
         "resnet_cifar",
     ]
-    assert [line["workload"] for line in trained] == names
-    assert {line["loop"] for line in trained} == {"Lightning's: protocol.fast=off"}
-    assert all(line["steps"] == 10 and 0.0 <= line["accuracy"] <= 1.0 for line in trained)
+    assert column(trained, "workload") == names
+    assert set(column(trained, "loop")) == {"Lightning's: protocol.fast=off"}
+    for line in trained:
+        assert line["steps"] == 10
+        assert 0.0 <= line["accuracy"] <= 1.0
     summed = [line for line in found["workloads"] if "n" in line]
-    assert [(line["workload"], line["n"]) for line in summed] == [(name, 1) for name in names]
+    assert column(summed, "workload") == names
+    assert set(column(summed, "n")) == {1}
     warmup, timed = found["sources"]
     assert (warmup["run"], timed["run"], timed["accuracy"]) == ("warmup", 0, 0.9401)
-    parts = {part: timed[f"{part}_seconds"] for part in ("whitening", "training", "views", "wall")}
-    assert parts == pytest.approx({"whitening": 0.02, "training": 0.1, "views": 0.04, "wall": 0.66})
+    assert timed["whitening_seconds"] == pytest.approx(0.02)
+    assert timed["training_seconds"] == pytest.approx(0.1)
+    assert timed["views_seconds"] == pytest.approx(0.04)
+    assert timed["wall_seconds"] == pytest.approx(0.66)
     assert timed["seconds"] == pytest.approx(0.16)
 
 
@@ -97,12 +106,13 @@ def test_every_other_section_runs_on_a_cpu(tmp_path):
         "workers",
         "ceiling",
     )
-    assert [line["fast"] for line in found["steps"]] == ["off", "auto", "graph"]
-    assert [line["loop"] for line in found["steps"]][1:] == ["lean", "lean"]
+    assert column(found["steps"], "fast") == ["off", "auto", "graph"]
+    assert column(found["steps"], "loop")[1:] == ["lean", "lean"]
     assert len(found["loops"]) == 15
-    assert {line["error"] for line in found["loops"][:3]} == {found["loops"][0]["error"]}
-    assert all(line["a_step"]["operators_of"] > 50 for line in found["operators"])
-    assert [line["workers"] for line in found["workers"]] == [1, 2]
+    assert set(column(found["loops"][:3], "error")) == {found["loops"][0]["error"]}
+    for line in found["operators"]:
+        assert line["a_step"]["operators_of"] > 50
+    assert column(found["workers"], "workers") == [1, 2]
     (ceiling,) = found["ceiling"]
     assert ceiling["batch_size"] == 1200
     assert found["powers"][0]["rows"]

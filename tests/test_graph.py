@@ -1,7 +1,6 @@
 """Captured steps, on a CPU: the operators of a step are recorded and repeated in a CUDA graph's place."""
 
 import itertools
-import json
 import random
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from builders import loaded, options_of
 from fits import protocol_of, run
 from learners import learner, momentum, same_weights
 from test_lean_loop import LEAN
-from toolbox import make_spec
+from toolbox import column, evaluated_steps, json_rows, make_spec, metric_values
 from torch import nn
 
 from bstune.hydra_recipe import instantiate
@@ -48,39 +47,47 @@ def recorded(monkeypatch):
 
 
 def fused(kind, **options):
-    """Return an optimizer as captured steps have it, for an eager reference that is the same to the bit."""
+    """An optimizer as captured steps have it, for an eager reference that is the same to the bit."""
     return partial(kind, fused=True, **options)
 
 
 def of_algorithm(name):
-    """Return an optimizer of conf/algorithm/."""
+    """An optimizer of conf/algorithm/."""
     options = options_of("workload=digits", f"algorithm={name}")
     return instantiate(option_at(options, "workload.module.optimizer"), name)
 
 
 def muon(parameters, lr):
     parameters = list(parameters)
-    groups = [{"params": [p for p in parameters if p.dim() > 1], "orthogonalise": True}]
-    groups += [{"params": [p for p in parameters if p.dim() == 1], "lr": lr / 2}]
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    vectors = [parameter for parameter in parameters if parameter.dim() == 1]
+    groups = [
+        {"params": matrices, "orthogonalise": True},
+        {"params": vectors, "lr": lr / 2},
+    ]
     return Muon(
         groups, lr, momentum=0.9, nesterov=True, steps=3, normalise_weights=False, weight_decay=0.01
     )
 
 
+# Batch norm has statistics, and dropout draws numbers: a replay must do both.
 network = partial(learner, layers=(partial(nn.BatchNorm1d, 16), partial(nn.Dropout, 0.2)))
 
 
 def train(build, steps=12, captured=True, change=lambda module, step: None, **options):
     """Train by hand, with or without captured steps; return the module, the losses and the captured steps."""
+    # The same start for both ways, to the number that the module itself may draw.
     torch.manual_seed(7)
     random.seed(7)
     module = build(make_spec(16, 0.05), **options)
     module.train()
     configured = module.configure_optimizers()
     if isinstance(configured, dict):
-        optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+        optimizer = configured["optimizer"]
+        schedule = configured["lr_scheduler"]["scheduler"]
     else:
-        optimizer, schedule = configured, None
+        optimizer = configured
+        schedule = None
 
     def eager(batch, index):
         optimizer.zero_grad()
@@ -92,6 +99,7 @@ def train(build, steps=12, captured=True, change=lambda module, step: None, **op
     take = CapturedSteps(module, optimizer, eager) if captured else eager
     losses = []
     for index, batch in enumerate(itertools.islice(learners.stream(make_spec(16)), steps)):
+        # What changes between steps must reach a captured step.
         change(module, index)
         losses.append(take(batch, index)["loss"].item())
         if schedule is not None:
@@ -130,6 +138,7 @@ def test_replays_are_the_steps(options, exact, recorded):
     """With batch norm, dropout's random numbers and rates that change, in float32 and so not always to the bit."""
     module, losses, take = train(network, **options)
     plain, expected, _ = train(network, captured=False, **options)
+    # One capture serves all steps.
     assert (take.reason, len(recorded)) == (None, 1)
     assert losses == pytest.approx(expected, rel=1e-5)
     if exact:
@@ -153,7 +162,8 @@ class Counting(Classifier):
 class Keeping(Classifier):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.losses, self.latest = [], deque(maxlen=2)
+        self.losses = []
+        self.latest = deque(maxlen=2)
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -166,6 +176,7 @@ class Replacing(Classifier):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
+        # The mean is another tensor after each step, which no graph can know.
         self.mean = 0.9 * self.mean + 0.1 * loss.detach()
         return loss
 
@@ -178,6 +189,7 @@ class Drawing(Classifier):
 class Reading(Classifier):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
+        # Reading a value waits for the device.
         return loss if loss.item() > 0 else 2 * loss
 
 
@@ -216,6 +228,7 @@ def listened(parameters, lr):
         ({"optimizer": Plain}, "the steps of Plain are neither fused nor capturable"),
     ],
 )
+# Each of these would be replayed wrongly: it must be taken eagerly, with a line that says why.
 def test_what_differs_from_step_to_step_is_not_captured(options, reason, warned):
     if "optimizer" not in options:
         options = options | {"optimizer": fused(torch.optim.SGD, momentum=0.9)}
@@ -228,11 +241,13 @@ def test_what_differs_from_step_to_step_is_not_captured(options, reason, warned)
 
 
 def freeze(module, step):
+    # A frozen parameter changes the step once.
     if step == 6:
         next(module.parameters()).requires_grad_(False)
 
 
 def cycle(module, step):
+    # A momentum that changes at each step would be captured each time.
     module.trained.param_groups[0]["momentum"] = 0.9 - 0.01 * step
 
 
@@ -270,6 +285,7 @@ def fail(step, generators, error):
     try:
         raise error
     finally:
+        # CUDA's own error follows what failed, and says nothing of it.
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
@@ -281,6 +297,7 @@ def fail(step, generators, error):
             "ValueError in its capture: no kernel",
         ),
         (
+            # This graph is captured well and does nothing when it is replayed.
             lambda step, generators: graphs.record(step, generators) and (lambda: None),
             "a replayed step differs from",
         ),
@@ -302,11 +319,14 @@ def test_where_a_capture_fails_the_training_is_eager(record, reason, monkeypatch
 AIRBENCH = ("workload.module.model.widths=[8,8,8]", "workload.module.model.whitening.images=64")
 MODES = ("graph", "off")
 LOOPS = {
-    "batch alone": "lean, not graph: a replayed step differs from the step itself in net.0.weight",  # by batch_idx
-    "closure called twice": "lean, not graph: the steps of Twice have hooks, which a graph does not call",
+    "batch alone": "lean, not graph: a replayed step differs from the step itself in "
+    "net.0.weight",  # by batch_idx
+    "closure called twice": "lean, not graph: the steps of Twice have hooks, which a graph does "
+    "not call",
     "dictionaries": "lean, not graph: a batch holds more than tensors (int)",
 }
-FEW = ("mnist_cnn", "airbench_cifar")  # the others are run in the soak group
+# The others are run in the soak group.
+FEW = ("mnist_cnn", "airbench_cifar")
 SMALL = {
     "fashion_mlp": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
     "mnist_cnn": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
@@ -357,6 +377,7 @@ def trial(workload, fast, *overrides):
         "workload.target.metric=val/loss",
     )
     built, protocol = loaded(*own, *images, *options, *validation, *small, *overrides)
+    # A metric far past its start must not end so short a trial.
     protocol = replace(protocol.for_steps_only(), divergence=1e9)
     modules = []
 
@@ -379,6 +400,7 @@ def test_a_trial_is_that_of_eager_steps_to_the_bit(workload, recorded):
     assert recorded
     plain, other = trial(workload, "off")
     assert (result.history, result.noise_scale) == (plain.history, plain.noise_scale)
+    # Something must have been compared.
     assert len(result.history) > 1
     assert len(result.noise_scale) == 2
     assert same_weights(module, other)
@@ -420,7 +442,10 @@ class Epochs(Classifier):
         (Epochs, "graph"),
         (
             Asking,
-            "lean, not graph: training_step uses trainer.global_step, which differs from step to step",
+            (
+                "lean, not graph: training_step uses trainer.global_step, which differs from step "
+                "to step"
+            ),
         ),
         (Logging, "lean, not graph: training_step uses self.log, which differs from step to step"),
         (Clipping, "Lightning's: Clipping has on_before_optimizer_step"),
@@ -428,31 +453,28 @@ class Epochs(Classifier):
 )
 def test_the_record_says_what_took_the_steps(kind, loop):
     build = partial(network, kind=kind, optimizer=fused(torch.optim.SGD, momentum=0.9))
-    trained = [
-        learners.train(make_spec(16), learners.learning_protocol(20, fast=fast), build)
-        for fast in ("graph", "off")
-    ]
-    assert trained[0][0].training_loop == loop
-    assert trained[0][0].history == trained[1][0].history
-    assert same_weights(trained[0][1], trained[1][1])
+    protocol = learners.learning_protocol
+    record, module = learners.train(make_spec(16), protocol(20, fast="graph"), build)
+    reference, other = learners.train(make_spec(16), protocol(20, fast="off"), build)
+    assert record.training_loop == loop
+    assert record.history == reference.history
+    assert same_weights(module, other)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", [name for name in LEAN if name not in ("logging", "watching")])
 def test_a_trial_of_any_module_is_what_it_is_under_lightnings_loop(case):
     kind, changes, options = LEAN[case]
-    trained = [
-        run(kind, protocol=protocol_of(**{"steps": 20, **changes, "fast": fast}), **options)
-        for fast in MODES
-    ]
+    trained = []
+    for mode in MODES:
+        protocol = protocol_of(**{"steps": 20, **changes, "fast": mode})
+        trained.append(run(kind, protocol=protocol, **options))
     (record, module), (reference, other) = trained
     assert record.training_loop == LOOPS.get(case, "graph")
-    assert [step for step, _ in record.history] == [step for step, _ in reference.history]
+    assert evaluated_steps(record) == evaluated_steps(reference)
     # Fused steps of weights in half precision are computed in float32.
     close = {"rel": 0.02, "abs": 0.01} if case == "bf16-true" else {"rel": 1e-5, "abs": 1e-6}
-    assert [v for _, v in record.history] == pytest.approx(
-        [v for _, v in reference.history], **close
-    )
+    assert metric_values(record) == pytest.approx(metric_values(reference), **close)
     for weight, expected in zip(learners.tensors(module), learners.tensors(other), strict=True):
         assert weight.flatten().tolist() == pytest.approx(expected.flatten().tolist(), **close)
 
@@ -474,7 +496,8 @@ ALL = ("digits", "fashion_cnn", "cifar_mlp", *SMALL)
     ("workloads", "precision"),
     [
         (ALL, "bf16-mixed"),
-        *((("resnet_cifar", "airbench_muon"), precision) for precision in ("32-true", "bf16-true")),
+        (("resnet_cifar", "airbench_muon"), "32-true"),
+        (("resnet_cifar", "airbench_muon"), "bf16-true"),
     ],
 )
 @pytest.mark.soak
@@ -491,8 +514,8 @@ def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(work
     if "nothing runs on fake CUDA tensors here" in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["workload"] for line in lines] == list(workloads)
+    lines = json_rows(done.stdout)
+    assert column(lines, "workload") == list(workloads)
     for line in lines:
         assert (line["reason"], line["asked"], line["changes"], line["replayed"]) == (
             None,
@@ -504,10 +527,8 @@ def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(work
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, momentum])
 def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, tmp_path):
-    build, protocol = (
-        partial(network, optimizer=optimizer),
-        learners.learning_protocol(24, fast="graph"),
-    )
+    build = partial(network, optimizer=optimizer)
+    protocol = learners.learning_protocol(24, fast="graph")
     stopped, _ = learners.train(
         make_spec(16, max_steps=12), protocol, build, state=tmp_path / "state"
     )
@@ -515,10 +536,10 @@ def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, 
     spec = make_spec(16, max_steps=24, resumed_from=stopped.number)
     record, module = learners.train(spec, protocol, build, resume=resume)
     whole, other = learners.train(make_spec(16, max_steps=24), protocol, build)
-    assert [one.training_loop for one in (stopped, record, whole)] == ["graph"] * 3
-    assert set(whole.history) <= set(
-        record.history
-    )  # which was evaluated where it was stopped, too
+    for part in (stopped, record, whole):
+        assert part.training_loop == "graph"
+    # It was evaluated where it was stopped, too.
+    assert set(whole.history) <= set(record.history)
     assert same_weights(module, other)
 
 
@@ -529,9 +550,8 @@ def test_a_cuda_graph_trains_as_eager_steps(monkeypatch, workload, precision):
     """With real graphs: the noise scale is measured in between, and the losses are those of eager steps."""
     monkeypatch.undo()
     options = ("device=cuda", f"precision={precision}", "budget.steps=24")
-    (result, _), (plain, _) = (trial(workload, fast, *options) for fast in ("graph", "auto"))
+    result, _ = trial(workload, "graph", *options)
+    plain, _ = trial(workload, "auto", *options)
     assert result.training_loop == "graph"
     close = {"rel": 1e-3 if precision == "32-true" else 0.05}
-    assert [value for _, value in result.history] == pytest.approx(
-        [value for _, value in plain.history], **close
-    )
+    assert metric_values(result) == pytest.approx(metric_values(plain), **close)

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from builders import options_and_recipe
-from toolbox import make_spec
+from toolbox import column, make_spec
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
@@ -19,7 +19,9 @@ from bstune.workloads.optim import muon_and_adam
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
 pytestmark = pytest.mark.slow
 
-SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+SGD = torch.optim.SGD
+ADAM = torch.optim.Adam
+ADAMW = torch.optim.AdamW
 
 
 def parameter(value=1.0):
@@ -30,10 +32,10 @@ def test_closed_forms():
     for batch_size in (1, 64, 4096):
         assert beta2_of(batch_size, 1000) ** (1000 / batch_size) == pytest.approx(0.5)
         assert (1 - shrinkage_of(batch_size, 1000)) ** (1000 / batch_size) == pytest.approx(0.5)
-    assert shrinkage_of(1, 1e12) == pytest.approx(
-        math.log(2) * 1e-12, rel=1e-9
-    )  # no digits are lost
-    assert beta2_of(128, 88_657) == pytest.approx(0.999, abs=1e-6)  # the usual one
+    # No digits are lost.
+    assert shrinkage_of(1, 1e12) == pytest.approx(math.log(2) * 1e-12, rel=1e-9)
+    # This is the usual beta2.
+    assert beta2_of(128, 88_657) == pytest.approx(0.999, abs=1e-6)
     assert effective_lr_of(0.1, 0.9) == pytest.approx(1.0)
     assert effective_lr_of(0.1, 0.9, dampening=0.9) == pytest.approx(0.1)
     assert effective_lr_of(0.1, 0.0) == 0.1
@@ -68,7 +70,7 @@ def test_beta2_follows_and_beta1_stays():
         [{"params": [parameter()]}, {"params": [parameter()], "betas": (0.8, 0.9)}], lr=0.1
     )
     follow_batch_size([optimizer, SGD([parameter()], lr=0.1)], 100, 1000.0, None)
-    assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 2**-0.1), (0.8, 2**-0.1)]
+    assert column(optimizer.param_groups, "betas") == [(0.9, 2**-0.1), (0.8, 2**-0.1)]
 
 
 def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
@@ -80,7 +82,7 @@ def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
     LambdaLR(optimizer, lambda step: 0.01)
     follow_batch_size(optimizer, 64, None, 6400.0)
     share = 1 - 2**-0.01
-    assert [g["weight_decay"] for g in optimizer.param_groups] == pytest.approx(
+    assert column(optimizer.param_groups, "weight_decay") == pytest.approx(
         [share / 0.2, 0, share / 2 / 0.1]
     )
     none = SGD([parameter()], lr=0.5)
@@ -89,7 +91,8 @@ def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
 
 
 def test_what_configure_optimizers_may_return():
-    first, second = SGD([parameter()], lr=0.1), ADAM([parameter()], lr=0.1)
+    first = SGD([parameter()], lr=0.1)
+    second = ADAM([parameter()], lr=0.1)
     schedule = LambdaLR(first, lambda step: 1.0)
     shapes = [
         first,

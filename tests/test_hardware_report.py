@@ -45,7 +45,8 @@ FAST_DEVICE = DeviceLimits("fp32", 1e12, 1e10)
 
 
 def on_cuda(dtype):
-    limits, cost = DeviceLimits(dtype, 1e9, 1e6, 5e8), StepCost((ODD,), ())
+    limits = DeviceLimits(dtype, 1e9, 1e6, 5e8)
+    cost = StepCost((ODD,), ())
     multiple = tensor_core_multiple(dtype, "cuda")
     rows = misalignments(cost, limits, multiple, 1000) if multiple else []
     return make_survey(device_type="cuda", limits=limits, cost=cost, misaligned=tuple(rows))
@@ -134,7 +135,8 @@ def test_the_tables_fit_eighty_columns():
     out = StringIO()
     Console(file=out, width=80).print(survey_tables(make_survey(limits=FAST_DEVICE)))
     assert "elsewhere, predicted: ridge, turning batch size" in out.getvalue()
-    # bytes 200 B + 1e5, FLOPs 1e6 B: B = 201e5/(1e6 - 201 x 200/2) at half the width, which a batch has at least
+    # bytes 200 B + 1e5, FLOPs 1e6 B: B = 201e5/(1e6 - 201 x 200/2) at half the width, which a batch
+    # has at least
     assert re.search(r"A100 40 GB +12.5: 1 +100: 10 +201: 10 +201: 10 *\n", out.getvalue())
     assert "…" not in out.getvalue()
 

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 
 from bstune.core.records import Target
@@ -13,18 +14,21 @@ from bstune.search.histories import (
     reached_rate,
 )
 
-ERROR, ACCURACY = Target("error", 0.1, "min"), Target("accuracy", 0.9, "max")
-LAST = 30_000  # steps to target of the histories below
+ERROR = Target("error", 0.1, "min")
+ACCURACY = Target("accuracy", 0.9, "max")
+# All histories below reach the target at this step.
+LAST = 30_000
 
 
 def falling(rate, end, first=1):
-    """Return a power law that reaches the target at LAST, evaluated up to ``end``."""
-    steps = sorted({round(end * 1.1**-k) for k in range(120) if round(end * 1.1**-k) >= first})
+    """A power law that reaches the target at LAST, evaluated up to ``end``."""
+    steps = np.unique(np.round(end * 1.1 ** -np.arange(120.0))).astype(int)
+    steps = steps[steps >= first].tolist()
     return log_excess([(step, 0.1 * (step / LAST) ** -rate) for step in steps], ERROR, 0.0)
 
 
 def line(rate, level=1.0, steps=range(10, 1000, 10)):
-    """Return a curve that falls at ``rate`` to ``level``, log excess over log step."""
+    """A curve that falls at ``rate`` to ``level``, log excess over log step."""
     return [(math.log(step), level + rate * math.log(steps[-1] / step)) for step in steps]
 
 
@@ -38,7 +42,8 @@ def extrapolated(curve, steps, reached=()):
         (ERROR, (0.05, 1.0), 0.05),
         (ERROR, None, 0.0),
         (ERROR, (), 0.0),
-        (ERROR, (0.1, 1.0), 0.0),  # a bound that is no better than the target
+        # A bound that is no better than the target tells no ideal value.
+        (ERROR, (0.1, 1.0), 0.0),
         (ERROR, (-math.inf, math.inf), 0.0),
         (Target("log_likelihood", -3.0, "min"), None, None),
         (Target("log_likelihood", -3.0, "min"), (-5.0, 0.0), -5.0),
@@ -55,12 +60,13 @@ def test_the_ideal_value(target, bounds, ideal):
     [
         (ERROR, 0.05, [(20, 0.3)], [(20, 5.0)]),
         (ACCURACY, 1.0, [(1, 0.5), (20, 0.95)], [(1, 5.0), (20, 0.5)]),
+        # The first evaluation is four times as far from the best value as the goal is.
         (
             ERROR,
             None,
             [(20, 0.5)],
             [(20, 5.0)],
-        ),  # the first one: four times as far as the goal is from the best
+        ),
         (ACCURACY, None, [(20, 0.1)], [(20, 5.0)]),
         (
             ERROR,
@@ -74,11 +80,8 @@ def test_the_ideal_value(target, bounds, ideal):
 def test_the_excess_is_one_at_the_target_and_what_is_not_a_number_is_left_out(
     target, ideal, history, expected
 ):
-    found = [
-        (math.exp(log_step), math.exp(excess))
-        for log_step, excess in log_excess(history, target, ideal)
-    ]
-    assert found == [pytest.approx(pair) for pair in expected]
+    seen = log_excess(history, target, ideal)
+    assert np.exp(seen).tolist() == [pytest.approx(pair) for pair in expected]
 
 
 def test_the_rate_at_which_a_trial_went_on():
@@ -87,8 +90,10 @@ def test_the_rate_at_which_a_trial_went_on():
             tuple(falling(rate, LAST)), math.log(LAST), excess * rate
         ) == pytest.approx(rate, rel=1e-2)
     curve = tuple(falling(0.5, LAST, first=1000))
-    assert reached_rate(curve, math.log(LAST), curve[0][1] + 0.1) is None  # it began below
-    assert reached_rate(curve[:-5], math.log(LAST), 0.0) is None  # it did not get there
+    # This curve began below.
+    assert reached_rate(curve, math.log(LAST), curve[0][1] + 0.1) is None
+    # This one did not get there.
+    assert reached_rate(curve[:-5], math.log(LAST), 0.0) is None
     assert reached_rate((), math.log(LAST), 1.0) is None
     # A worse evaluation between better ones is no return.
     curve = ((0.0, 3.0), (1.0, 2.0), (1.5, 2.8), (2.0, 1.0), (3.0, 0.0))
@@ -116,11 +121,11 @@ def test_one_evaluation_takes_the_rate_of_the_trials_that_reached_the_target(rat
     found, spread = extrapolated(point, end, [falling(rate, LAST)] * 8)
     assert found == pytest.approx(math.log(10), rel=0.12)
     alone, sigma = extrapolated(point, end)
-    assert alone == pytest.approx(point[0][1] / 0.4, rel=0.01)  # the prior's rate
+    # That is the prior's rate.
+    assert alone == pytest.approx(point[0][1] / 0.4, rel=0.01)
     assert sigma / alone > spread / found
-    late = falling(
-        0.5, LAST, first=25_000
-    )  # it began nearer to the target than this one is: it does not count
+    # It began nearer to the target than this one is: it does not count.
+    late = falling(0.5, LAST, first=25_000)
     assert extrapolated(point, end, [late]) == (alone, sigma)
 
 
@@ -129,7 +134,8 @@ def test_the_higher_and_the_slower_the_farther():
     rates = [extrapolated(line(rate), 990)[0] for rate in (2.0, 1.0, 0.5, 0.2, 0.0, -0.3)]
     assert levels == sorted(set(levels))
     assert rates[:5] == sorted(set(rates[:5]))
-    assert rates[5] == pytest.approx(rates[4])  # one that gets worse is extrapolated as a flat one
+    # A curve that gets worse is extrapolated as a flat one.
+    assert rates[5] == pytest.approx(rates[4])
     reached = [falling(0.7, LAST)] * 4
     assert extrapolated(line(0.0), 990, reached) > extrapolated(line(0.7), 990, reached)
 
@@ -140,43 +146,47 @@ def test_the_slowdown_is_learned_from_the_trials_that_reached_the_target():
         == USUAL_SLOWDOWN
         == fit_slowdown([(falling(0.5, LAST)[-2:], math.log(LAST))])
     )
-    power, spread = fit_slowdown(
-        [(falling(0.5, LAST), math.log(LAST))] * 20
-    )  # a power law has none
+    # A power law has no slowdown.
+    power, spread = fit_slowdown([(falling(0.5, LAST), math.log(LAST))] * 20)
     assert abs(power) < 0.03
     assert spread < 0.12
-    # One whose rate is 2 up to half of its steps, then 1/2: from a quarter on 5/4, from a half on 1/2.
+    # One whose rate is 2 up to half of its steps, then 1/2: from a quarter on 5/4, from a half on
+    # 1/2.
     steps = range(300, LAST, 90)
-    bent = [
-        (math.log(s), 0.5 * math.log(LAST / s) + 1.5 * max(math.log(LAST / s / 2), 0.0))
-        for s in steps
-    ]
+    bent = []
+    for step in steps:
+        left = math.log(LAST / step)
+        bent.append((math.log(step), 0.5 * left + 1.5 * max(left - math.log(2.0), 0.0)))
     slowed = fit_slowdown([(bent, math.log(LAST))] * 20)
     shown = 0.5 * (math.log(5 / 8) + math.log(1 / 4))
     assert slowed[0] == pytest.approx((2 * USUAL_SLOWDOWN[0] + 20 * shown) / 22, abs=0.03)
-    start = [(s, e) for s, e in bent if s < math.log(LAST / 3)]
+    start = [(log_step, excess) for log_step, excess in bent if log_step < math.log(LAST / 3)]
     end = math.exp(start[-1][0])
-    (near, _), (far, sure) = (
-        extrapolate_history(start, round(end), [], one) for one in (USUAL_SLOWDOWN, slowed)
-    )
+    near, _ = extrapolate_history(start, round(end), [], USUAL_SLOWDOWN)
+    far, sure = extrapolate_history(start, round(end), [], slowed)
     assert near < far
     assert abs(far - math.log(LAST / end)) < 1.5 * sure
 
 
 def test_steps_since_the_last_evaluation_count_as_done():
     curve = falling(0.5, 3000)
-    (there, spread), (on, same) = extrapolated(curve, 3000), extrapolated(curve, 4000)
+    (there, spread) = extrapolated(curve, 3000)
+    (on, same) = extrapolated(curve, 4000)
     assert (there - on, same) == (pytest.approx(math.log(4 / 3)), spread)
     below = log_excess([(step, 0.05) for step in range(1, 30)], ERROR, 0.0)
-    assert min(extrapolated(below, 1000)) > 0  # something is always left to go
-    noisy = [(s, e + 0.3 * (-1) ** i) for i, (s, e) in enumerate(curve)]
-    assert extrapolated(noisy, 3000)[1] > 1.1 * spread  # a noisy history is less sure
+    # Something is always left to go.
+    assert min(extrapolated(below, 1000)) > 0
+    noisy = []
+    for i, (log_step, excess) in enumerate(curve):
+        noisy.append((log_step, excess + 0.3 * (-1) ** i))
+    # A noisy history is less sure.
+    assert extrapolated(noisy, 3000)[1] > 1.1 * spread
 
 
 def test_a_target_next_to_the_ideal_value_has_a_finite_excess():
     history = [(1, 2.0), (10, 1.0), (100, 0.5)]
     seen = log_excess(history, Target("loss", 1e-320, "min"), 0.0)
-    assert all(math.isfinite(value) for _, value in seen)
+    assert np.isfinite(seen).all()
 
 
 def test_a_history_is_found_by_a_plain_tuple_of_its_points():

@@ -48,7 +48,9 @@ from bstune.search.posterior import (
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module
 
-LOW, HIGH, BUDGET = 8, 4096, 20_000.0
+LOW = 8
+HIGH = 4096
+BUDGET = 20_000.0
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
 ERROR = Target("error", 0.1, "min")
 POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
@@ -71,7 +73,7 @@ def prior(horizon=True, others=0):
 
 
 def trial(number, size, lr, horizon, power=0.5, share=1.0, shortest=None):
-    """Return a trial of this horizon: the metric is 0.1 (S/h)^power at its end."""
+    """A trial of this horizon: the metric is 0.1 (S/h)^power at its end."""
     shortest = shortest or LAW.steps(size, lr)
     steps = horizon if horizon < shortest else round(shortest ** (1 - share) * horizon**share)
     value = 0.1 * (shortest / horizon) ** power if steps == horizon else 0.1
@@ -80,6 +82,14 @@ def trial(number, size, lr, horizon, power=0.5, share=1.0, shortest=None):
         steps_low=steps, horizon=horizon, history=((steps, value),), seconds_per_step=LAW.tau(size), trial_index=number,
         train_seconds=steps * LAW.tau(size),
     )  # fmt: skip
+
+
+def trials_at(horizons, power=0.5, **changes):
+    """A trial of each horizon, at one point."""
+    trials = []
+    for number, horizon in enumerate(horizons):
+        trials.append(trial(number, 128, 0.1, horizon, power, **changes))
+    return trials
 
 
 def inferred(trials, seed=0, particles=96, **changes):
@@ -191,9 +201,7 @@ def test_the_derivative_stands_in_the_likelihood_once_a_trial_and_weighed_like_i
 def test_a_law_that_maps_all_data_to_one_log_s_is_not_preferred(power):
     """Twelve trials of one S at many horizons: S lies in the interval, and scale is not driven to nought."""
     horizons = np.geomspace(250, 4000, 12).round().astype(int).tolist()
-    seen = [
-        trial(i, 128, 0.1, horizon, power, shortest=1000.0) for i, horizon in enumerate(horizons)
-    ]
+    seen = trials_at(horizons, power, shortest=1000.0)
     posterior = inferred(seen, particles=400)
     at = posterior.prior.at(np.array([7.0]), np.array([math.log2(0.1)]))
     low, high = np.quantile(log_steps(posterior.theta, at, posterior.prior)[:, 0], (0.05, 0.95))
@@ -208,9 +216,8 @@ def test_when_runs_meet_the_target_is_what_their_ends_say_of_the_shortest_horizo
     over = log_shortest(law, Ends(np.zeros(LOG_HORIZONS.size), met - LOG_HORIZONS))[0]
     assert over == pytest.approx(-met, abs=0.01)
     assert met[0] == pytest.approx(0.0, abs=0.01)
-    assert share > 0.1 or met[-1] == pytest.approx(
-        -waste, abs=0.02
-    )  # as if the rate had never fallen
+    # It is as if the rate had never fallen.
+    assert share > 0.1 or met[-1] == pytest.approx(-waste, abs=0.02)
 
 
 def met_of(share, waste=1e-6):
@@ -231,10 +238,9 @@ def test_the_horizon_of_least_cost_until_a_run_reaches_the_target(spread, above)
     assert (least > 0.0) == above
     assert spread > 0.3 or steps == pytest.approx(cost.min(), rel=0.05)
     # The less the end matters, the longer; the longer still the more a schedule's end wastes.
-    longer = [
-        least_cost(met_of(*law), spread, math.inf)[0]
-        for law in ((1e9,), (4.0,), (1.0,), (0.01,), (0.01, 0.7))
-    ]
+    longer = []
+    for law in ((1e9,), (4.0,), (1.0,), (0.01,), (0.01, 0.7)):
+        longer.append(least_cost(met_of(*law), spread, math.inf)[0])
     assert longer == sorted(longer)
     assert longer[-1] <= 4.0 * spread
     assert not above or least < longer[2] < longer[-1]
@@ -249,10 +255,9 @@ def test_a_horizon_of_least_cost_within_limits():
     )
     assert least_cost(met, 0.2, -3.0)[0] == -3.0
     assert least_cost(met, 0.2, math.inf, latest=-9.0) == (-9.0, math.inf)
-    assert least_cost(met, 2.0, math.inf)[0] < 0.0  # many short runs are cheaper, but ...
-    assert (
-        least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE
-    )  # ... no winner is named by that
+    # Many short runs are cheaper, but no winner is named by that.
+    assert least_cost(met, 2.0, math.inf)[0] < 0.0
+    assert least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE
     assert least_cost(met, 2.0, 1.0, shortest=RELIABLE)[0] == 1.0
 
 
@@ -278,10 +283,8 @@ def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_t
     """All is gained there, or all horizons meet it at one step: shares m of 1 and of 0."""
     shares = []
     for share in (1.0, 0.0):
-        trials = [
-            trial(i, 128, 0.1, horizon, share=share, shortest=1000.0)
-            for i, horizon in enumerate((700, 850, 1050, 1200, 1400, 1700))
-        ]
+        horizons = (700, 850, 1050, 1200, 1400, 1700)
+        trials = trials_at(horizons, share=share, shortest=1000.0)
         posterior = inferred(trials, particles=400)
         drawn = np.exp(posterior.theta[:, posterior.prior.horizon_law][:, 2])
         shares.append(np.quantile(drawn / (1.0 + drawn), (0.1, 0.9)))
@@ -293,8 +296,10 @@ def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_t
     ("status", "steps_low", "horizon", "late"),
     [
         ("reached", 80, 100, math.log(100 / 80)),
-        ("reached", 0, 100, math.inf),  # nothing was looked at before
-        ("reached", 80, 120, math.inf),  # it met the target before its end
+        # Nothing was looked at before.
+        ("reached", 0, 100, math.inf),
+        # It met the target before its end.
+        ("reached", 80, 120, math.inf),
         ("stopped", 100, 100, math.inf),
     ],
 )
@@ -310,6 +315,7 @@ def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low
     ("status", "steps", "history", "excess", "early", "bound"),
     [
         ("stopped", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),
+        # The nearest that it came to the target counts.
         (
             "stopped",
             100,
@@ -317,9 +323,11 @@ def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low
             math.log(2.0),
             0.0,
             False,
-        ),  # the nearest that it came
-        ("stopped", 100, ((100, 0.1),), 0.003, 0.0, False),  # it missed by the metric's rounding
-        ("stopped", 100, (), 0.0, 0.0, True),  # without a metric it is a bound
+        ),
+        # It missed by the metric's rounding.
+        ("stopped", 100, ((100, 0.1),), 0.003, 0.0, False),
+        # Without a metric it is a bound.
+        ("stopped", 100, (), 0.0, 0.0, True),
         ("reached", 100, ((100, 0.08),), math.log(0.8), 0.0, False),
         ("reached", 80, ((80, 0.05),), 0.0, math.log(0.8), False),
         ("diverged", 100, ((100, 0.9),), 0.0, 0.0, False),
@@ -350,10 +358,7 @@ def test_the_law_is_learnt_from_trials_of_several_horizons():
     """Two laws, eight trials at one point each: what they say of a metric that is 30% or 100% off its target."""
     for power in (0.25, 1.0):
         horizons = np.geomspace(150, 1800, 8).round().astype(int).tolist()
-        seen = [
-            trial(i, 128, 0.1, horizon, power, shortest=1100.0)
-            for i, horizon in enumerate(horizons)
-        ]
+        seen = trials_at(horizons, power, shortest=1100.0)
         posterior = inferred(seen, particles=400)
         law = posterior.theta[:, posterior.prior.horizon_law]
         excess = power * np.log([1.3, 2.0, 4.0])
@@ -362,22 +367,22 @@ def test_the_law_is_learnt_from_trials_of_several_horizons():
 
 
 def test_a_horizon_that_was_met_by_luck_is_predicted_to_cost_more():
-    around = [
-        trial(i, 128, 0.1, horizon, shortest=1000.0)
-        for i, horizon in enumerate((900, 950, 1050, 1100, 1200))
-    ]
+    around = trials_at((900, 950, 1050, 1100, 1200), shortest=1000.0)
     lucky = replace(
         trial(5, 128, 0.1, 1000), status="reached", steps=820, horizon=820, history=((820, 0.1),)
     )
-    costs = {one.number: cost for cost, one in smoothed(inferred([*around, lucky]), "steps")}
+    costs = {}
+    for cost, one in smoothed(inferred([*around, lucky]), "steps"):
+        costs[one.number] = cost
+        assert 1000.0 < cost < 1400.0
     assert costs.keys() == {2, 3, 4, 5}
-    assert all(1000.0 < cost < 1400.0 for cost in costs.values())
 
 
 @pytest.mark.parametrize(
     ("met", "least", "most", "budget"),
     [
-        # All is gained at the end: S and a slack. Nothing is: a long horizon misses less often, and is free.
+        # All is gained at the end: S and a slack. Nothing is: a long horizon misses less often, and
+        # is free.
         (None, 1000, 1350, BUDGET),
         (550, 1350, 20_000, BUDGET),
         (550, 1200, 1200, 1200.0),
@@ -385,25 +390,26 @@ def test_a_horizon_that_was_met_by_luck_is_predicted_to_cost_more():
 )
 def test_a_point_is_run_again_at_the_horizon_of_least_cost(met, least, most, budget):
     horizons = (700, 800, 900, 1100, 1200, 1300, 2400, 4000)
-    trials = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate(horizons)]
-    if met is not None:
-        trials = [
-            replace(one, steps=met, history=((met, 0.1),)) if one.reached else one for one in trials
-        ]
+    trials = []
+    for one in trials_at(horizons, shortest=1000.0):
+        if met is not None and one.reached:
+            one = replace(one, steps=met, history=((met, 0.1),))
+        trials.append(one)
     posterior = inferred(trials, particles=400, budget=lambda size: budget)
     named = fresh_horizons(posterior)
     assert named.keys() == fresh_steps(posterior).keys() == {3, 4, 5, 6, 7}
-    assert all(least <= horizon <= most for horizon in named.values())
+    for horizon in named.values():
+        assert least <= horizon <= most
     assert fresh_horizons(inferred(trials, prior=prior(horizon=False))) == {}
 
 
 def test_the_chance_of_reaching_is_the_share_of_seeds_whose_steps_lie_below_the_horizon():
     """S of seeds scatters by 20% about 1,000 steps: it lies below 1,000 in half of them."""
     rng = np.random.default_rng(0)
-    trials = [
-        trial(i, 128, 0.1, round(horizon), shortest=1000.0 * math.exp(rng.normal(0.0, 0.2)))
-        for i, horizon in enumerate(np.geomspace(600.0, 1800.0, 24))
-    ]
+    trials = []
+    for number, horizon in enumerate(np.geomspace(600.0, 1800.0, 24)):
+        shortest = 1000.0 * math.exp(rng.normal(0.0, 0.2))
+        trials.append(trial(number, 128, 0.1, round(horizon), shortest=shortest))
     posterior = inferred(trials, particles=400)
     number = max(fresh_steps(posterior))
     chances = [chance_of_reaching(posterior, number, horizon) for horizon in (600, 1000, 1800)]
@@ -415,10 +421,11 @@ def test_the_chance_of_reaching_is_the_share_of_seeds_whose_steps_lie_below_the_
 @pytest.mark.parametrize("spread", [0.03, 0.5])
 def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(spread):
     """In one draw: the model's log S, and of the run's distance from it the share that precisions leave."""
-    around = [trial(i, 128, 0.1, horizon, shortest=1000.0) for i, horizon in enumerate((900, 1100))]
+    around = trials_at((900, 1100), shortest=1000.0)
     lucky = replace(trial(2, 64, 0.1, 500, shortest=500.0), history=((500, 0.1),))
     posterior = inferred([*around, lucky])
-    data, theta = posterior.data, posterior.theta[:1]
+    data = posterior.data
+    theta = posterior.theta[:1]
     posterior = replace(
         posterior, theta=theta, data=replace(data, spread=np.array([0.03, 0.03, spread]))
     )
@@ -428,7 +435,8 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     drawn = POINT_MISFIT**2 / (POINT_MISFIT**2 + noise + spread**2)
     middle = math.exp(expected + drawn * gap)
     assert chance_of_reaching(posterior, 2, middle) == pytest.approx(0.5 * (1.0 - OUTLIERS))
-    # One deviation of a fresh seed above it: the noise, and what is left of what the model misses at the place.
+    # One deviation of a fresh seed above it: the noise, and what is left of what the model misses
+    # at the place.
     deviation = math.sqrt(noise + (1.0 - drawn) * POINT_MISFIT**2)
     chance = chance_of_reaching(posterior, 2, middle * math.exp(deviation))
     assert chance == pytest.approx(ndtr(1.0) * (1.0 - OUTLIERS))
@@ -475,7 +483,8 @@ def decided(trials, seed, budget=BUDGET, **changes):
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
 def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objective):
-    trials, longest = [], []
+    trials = []
+    longest = []
     for number in range(16):
         posterior, chosen = decided(trials, number, budget=900.0, objective=objective)
         assert chosen.resumed_from is None
@@ -496,12 +505,14 @@ def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objectiv
 @pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
 def test_a_search_comes_to_the_shortest_horizon(share):
     """Of a law of the metric that it does not know: the budget is 10 times what the fastest point needs."""
-    least = min(LAW.frontier(size) * LAW.tau(size) for size in 2.0 ** np.arange(3.0, 12.0, 0.1))
+    sizes = 2.0 ** np.arange(3.0, 12.0, 0.1)
+    least = np.min(LAW.frontier(sizes) * LAW.tau(sizes))
     for seed in range(2):
         trials = []
         for number in range(24):
             _, chosen = decided(trials, 100 * seed + number)
-            size, lr = round(2**chosen.x), 2**chosen.z
+            size = round(2**chosen.x)
+            lr = 2**chosen.z
             diverged = make_result(
                 number=number, batch_size=size, lr=lr, status="diverged", steps=5, history=()
             )
@@ -509,7 +520,8 @@ def test_a_search_comes_to_the_shortest_horizon(share):
             trials.append(
                 trial(number, size, lr, chosen.max_steps, 0.35, share) if follows else diverged
             )
-        best = min((one for one in trials if one.reached), key=lambda one: one.time_to_target)
+        reached = [one for one in trials if one.reached]
+        best = min(reached, key=lambda one: one.time_to_target)
         assert best.time_to_target < 1.2 * least
         assert best.horizon < 1.4 * LAW.steps(best.batch_size, best.lr)
 
@@ -518,10 +530,10 @@ def test_a_search_comes_to_the_shortest_horizon(share):
     "name",
     [
         "digits schedule=linear",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("resnet_cifar", "airbench_cifar", "airbench_muon", "speedrun_cifar")
-        ),
+        pytest.param("resnet_cifar", marks=pytest.mark.slow),
+        pytest.param("airbench_cifar", marks=pytest.mark.slow),
+        pytest.param("airbench_muon", marks=pytest.mark.slow),
+        pytest.param("speedrun_cifar", marks=pytest.mark.slow),
     ],
 )
 def test_a_schedule_ends_with_the_trials_own_steps(name):
@@ -547,13 +559,14 @@ def test_no_trial_at_all_and_none_with_a_metric():
 @pytest.mark.parametrize(("missed", "runs_one"), [(0, True), (1, False)])
 def test_the_curve_spends_a_whole_budget_in_vain_once_in_thirty_runs(missed, runs_one):
     """Large batch sizes tell most of B_crit, and their median of S is over the budget."""
-    trials = [
-        trial(i, size, LAW.best_lr(size), round(1.05 * LAW.frontier(size)))
-        for i, size in enumerate((8, 16, 32, 64, 128, 256) * 5)
-    ]
-    posterior = inferred(trials[: len(trials) - missed] + [
-        replace(trial(90 + i, 8, 0.02, 900), steps=900) for i in range(missed)
-    ], particles=800)  # fmt: skip
+    trials = []
+    for number, size in enumerate((8, 16, 32, 64, 128, 256) * 5):
+        longest_of_size = round(1.05 * LAW.frontier(size))
+        trials.append(trial(number, size, LAW.best_lr(size), longest_of_size))
+    del trials[len(trials) - missed :]
+    for number in range(90, 90 + missed):
+        trials.append(replace(trial(number, 8, 0.02, 900), steps=900))
+    posterior = inferred(trials, particles=800)
     assert len(posterior.observations) == 30
 
     def longest(size):

@@ -28,7 +28,8 @@ READS = (
     "__array__",
     "nonzero",
 )
-# resnet_cifar: schedule with a horizon, batch norm, augmentation. digits: warm-up, an average of the weights.
+# resnet_cifar: schedule with a horizon, batch norm, augmentation. digits: warm-up, an average of
+# the weights.
 WORKLOADS = {
     "digits": ("workload=digits",),
     "resnet_cifar": (
@@ -46,7 +47,8 @@ class Watching(TrialClock):
 
     def __init__(self, begin, end):
         super().__init__()
-        self._begin, self._end = begin, end
+        self._begin = begin
+        self._end = end
 
     def enter(self, phase):
         self._end()
@@ -95,7 +97,7 @@ def train(workload, clock, device="cpu", module_of=lambda module: module, overri
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Return a function that makes every read of a tensor's value raise, and one that lets it be."""
+    """A function that makes every read of a tensor's value raise, and one that lets it be."""
     on = []
 
     def guarded(name):
@@ -126,7 +128,8 @@ def reads(monkeypatch):
     ],
 )
 def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
-    # Norms that are read in the training's own backward passes end in one read a measurement, so they are left out.
+    # Norms that are read in the training's own backward passes end in one read a measurement, so
+    # they are left out.
     noise = "2" if micro == "null" else "null"
     options = (f"protocol.micro_batch_size={micro}", f"protocol.noise_scale_every={noise}")
     result = train(workload, Watching(*reads), overrides=(f"precision={precision}", *options))

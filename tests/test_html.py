@@ -29,7 +29,8 @@ class Elements(HTMLParser):
 
     def __init__(self, whole):
         super().__init__()
-        self.tags, self.texts = [], []
+        self.tags = []
+        self.texts = []
         self.feed(whole)
 
     def handle_starttag(self, tag, attributes):
@@ -58,16 +59,19 @@ def test_what_a_study_names_is_text_everywhere():
     found = Elements(page(NASTY, [Section(NASTY, body), Section("", "<p>x</p>")]))
     tags = [tag for tag, _ in found.tags]
     assert "b" not in tags
-    assert tags.count("script") == 3  # plotly's, the page's, and the chart's data
-    assert (
-        sum(one == NASTY for one in found.texts) == 11
-    )  # title, headings, link, paragraph, cells, caption, the picture's axis and legend
-    assert [
-        attributes.get("aria-label")
-        for tag, attributes in found.tags
-        if attributes.get("role") == "img"
-    ] == [NASTY]
-    assert [attributes["title"] for _, attributes in found.tags if "title" in attributes] == [NASTY]
+    # The scripts are plotly's, the page's, and the chart's data.
+    assert tags.count("script") == 3
+    # These are the title, headings, link, paragraph, cells, caption, the picture's axis and legend.
+    assert found.texts.count(NASTY) == 11
+    pictures = []
+    titles = []
+    for _, attributes in found.tags:
+        if attributes.get("role") == "img":
+            pictures.append(attributes.get("aria-label"))
+        if "title" in attributes:
+            titles.append(attributes["title"])
+    assert pictures == [NASTY]
+    assert titles == [NASTY]
 
 
 def test_a_charts_data_come_back_and_name_nothing_as_markup():
@@ -90,14 +94,18 @@ def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_asked_for():
     assert rules["default-src"] == "'none'"
     assert set(re.findall(r"blob:|data:|https?:", policy)) == {"data:", "blob:"}
     packed = re.search(r'<script id="plotly" type="application/gzip">(.*?)</script>', whole)[1]
-    run = [*(one.encode() for one in scripts(whole)), gzip.decompress(base64.b64decode(packed))]
-    hashes = [base64.b64encode(hashlib.sha256(one).digest()).decode() for one in run]
-    assert rules["script-src"].split() == [f"'sha256-{one}'" for one in hashes]
+    run = [*map(str.encode, scripts(whole)), gzip.decompress(base64.b64decode(packed))]
+    hashes = []
+    for script in run:
+        digest = base64.b64encode(hashlib.sha256(script).digest())
+        hashes.append(f"'sha256-{digest.decode()}'")
+    assert rules["script-src"].split() == hashes
     assert len(hashes) == 3
     assert not re.search(
         r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//", whole
     )
-    assert "\r" not in whole  # which a browser would turn into another byte than was hashed
+    # A browser would turn it into another byte than was hashed.
+    assert "\r" not in whole
 
 
 def test_plotly_is_inside_once_and_only_where_there_is_a_chart():
@@ -119,7 +127,8 @@ def test_a_chart_of_no_points_is_none():
     [
         ([1, 2000], {}, 1),
         ([1, 200], {}, "D2"),
-        ([26, 45, None, 0], {}, None),  # neither 20 nor 50 lies between
+        # Neither 20 nor 50 lies between them.
+        ([26, 45, None, 0], {}, None),
         ([26, 45], {"range": [0, 2.3]}, "D2"),
         ([1, 2000], {"range": [1.4, 1.6]}, None),
         ([None], {}, None),

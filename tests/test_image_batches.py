@@ -47,9 +47,7 @@ def test_train_batches_are_those_of_a_loop_over_examples(batch_size):
     order, _ = seeded_generators(0, "cpu", 2)
     indices = endless_indices(20, batch_size, order)
     for (x, y), index in zip(islice(train_batches(batch_size), 10), indices, strict=False):
-        expected = torch.stack(
-            [IMAGES[i].double() * SCALE[0] - 100 * SCALE[0] for i in index.tolist()]
-        )
+        expected = IMAGES[index].double() * SCALE[0] - 100 * SCALE[0]
         assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
         torch.testing.assert_close(x.double(), expected, rtol=0, atol=1e-6)
         assert torch.equal(y, LABELS[index])
@@ -67,29 +65,27 @@ def test_micro_batches_are_the_batch_bit_for_bit(micro_batch_size, augment):
 
 
 def test_train_batches_are_a_function_of_the_seed_and_augmentation_keeps_their_order():
-    first, again, other = (
-        list(islice(train_batches(seed=seed, augment=crop), 9)) for seed in (0, 0, 1)
-    )
-    assert all(
-        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
-        for a, b in zip(first, again, strict=True)
-    )
-    assert not any(torch.equal(a[1], b[1]) for a, b in zip(first, other, strict=True))
+    first = list(islice(train_batches(seed=0, augment=crop), 9))
+    again = list(islice(train_batches(seed=0, augment=crop), 9))
+    other = list(islice(train_batches(seed=1, augment=crop), 9))
+    assert equal(again, first)
+    for (_, labels), (_, other_labels) in zip(first, other, strict=True):
+        assert not torch.equal(labels, other_labels)
     plain = list(islice(train_batches(), 9))
-    assert all(torch.equal(a[1], b[1]) for a, b in zip(first, plain, strict=True))
-    assert not any(torch.equal(a[0], b[0]) for a, b in zip(first, plain, strict=True))
+    for (images, labels), (plain_images, plain_labels) in zip(first, plain, strict=True):
+        assert torch.equal(labels, plain_labels)
+        assert not torch.equal(images, plain_images)
 
 
 def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
     batches = train_batches(6, 4)
     with pytest.raises(TypeError, match="len"):
         len(batches)
-    reference = [y for _, y in islice(train_batches(6), 3)]
+    reference = labels_of(islice(train_batches(6), 3))
     assert torch.equal(next(iter(batches))[1], reference[0][:4])
-    assert torch.equal(
-        next(iter(batches))[1], reference[1][:4]
-    )  # the rest of the first batch is not repeated
-    assert torch.equal(torch.cat([y for _, y in islice(batches, 2)]), reference[2])
+    # The rest of the first batch is not repeated.
+    assert torch.equal(next(iter(batches))[1], reference[1][:4])
+    assert torch.equal(torch.cat(labels_of(islice(batches, 2))), reference[2])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -99,13 +95,16 @@ def test_train_batches_have_no_length_and_go_on_at_a_whole_batch():
 def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes, dtype):
     images = IMAGES[:n].to(dtype)
     batches = EvalBatches(images, LABELS[:n], batch_size=batch_size, normalise=NORMALISE)
-    for _ in range(2):  # normalising leaves the images as they are
+    # Normalising leaves the images as they are.
+    for _ in range(2):
         pairs = list(batches)
-        assert [len(y) for _, y in pairs] == sizes
+        labels = labels_of(pairs)
+        assert list(map(len, labels)) == sizes
         assert len(batches) == len(sizes)
         if n:
-            assert torch.equal(torch.cat([y for _, y in pairs]), LABELS)
-            assert torch.equal(torch.cat([x for x, _ in pairs]), NORMALISE(IMAGES))
+            assert torch.equal(torch.cat(labels), LABELS)
+            images = [batch_images for batch_images, _ in pairs]
+            assert torch.equal(torch.cat(images), NORMALISE(IMAGES))
 
 
 def test_what_is_cut_out_is_the_mean_and_becomes_zero():
@@ -117,9 +116,15 @@ def test_what_is_cut_out_is_the_mean_and_becomes_zero():
     )
 
 
+def labels_of(batches):
+    return [labels for _, labels in batches]
+
+
 def equal(batches, expected):
-    pairs = list(zip(batches, expected, strict=True))
-    return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+    for (images, labels), (same_images, same_labels) in zip(batches, expected, strict=True):
+        if not torch.equal(images, same_images) or not torch.equal(labels, same_labels):
+            return False
+    return True
 
 
 def own_crop(images, generator):
@@ -142,23 +147,21 @@ def own_crop(images, generator):
 def test_batches_made_together_are_those_made_one_by_one(
     batch_size, micro_batch_size, options, at_once
 ):
-    one_by_one, together = (
-        islice(train_batches(batch_size, micro_batch_size, at_once=at, **options), 70)
-        for at in (1, at_once)
-    )
-    assert equal(together, one_by_one)
+    one_by_one = train_batches(batch_size, micro_batch_size, at_once=1, **options)
+    together = train_batches(batch_size, micro_batch_size, at_once=at_once, **options)
+    assert equal(islice(together, 70), islice(one_by_one, 70))
 
 
 @pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("done", range(9))
 def test_they_are_resumed_within_a_group(done, remembers):
-    fresh = partial(
-        train_batches, 3, 2, augment=crop, alternating_flip=True, at_once=12
-    )  # four at a time
+    # Four batches are made at a time.
+    fresh = partial(train_batches, 3, 2, augment=crop, alternating_flip=True, at_once=12)
     whole = list(islice(fresh(), 2 * (done + 9)))
     batches = fresh()
     batches.stream.remembers = remembers
-    list(islice(batches, 2 * done + 1))  # Lightning fetches one ahead
+    # Lightning fetches one batch ahead.
+    list(islice(batches, 2 * done + 1))
     position = batches.stream.position(done)
     assert position == batches.stream.position(done)
     again = fresh()
@@ -173,10 +176,12 @@ def test_they_take_the_operators_of_one():
         return len(operators.names)
 
     options = {"augment": partial(crop, cutout=3), "alternating_flip": True}
-    one, ten = taken(train_batches(2, **options), 1), taken(train_batches(2, **options), 10)
+    one = taken(train_batches(2, **options), 1)
+    ten = taken(train_batches(2, **options), 10)
     together = taken(train_batches(2, at_once=20, **options), 10)
     assert ten > 9 * one > 270
-    assert together <= one + 3 * 9 + 4  # three draws a batch, and what joins them
+    # Three draws a batch, and what joins the batches, come on top.
+    assert together <= one + 3 * 9 + 4
 
 
 def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
@@ -195,7 +200,8 @@ def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
 ARROWS = torch.zeros(101, 1, 4, 4, dtype=torch.uint8)
 
 
-ARROWS[:, :, :, 0] = 200  # bright on the left, unless it is mirrored
+# An image is bright on the left, unless it is mirrored.
+ARROWS[:, :, :, 0] = 200
 
 
 IDENTITY = Normalisation(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
@@ -205,10 +211,15 @@ arrows = partial(train_batches, images=ARROWS, normalise=IDENTITY, alternating_f
 
 
 def mirrored(batches, epochs):
-    """Return, for each epoch and image, whether it was mirrored: bool, (epochs, 101)."""
-    parts = islice(batches, epochs * 101)  # more than enough
-    seen, labels = zip(*((x[:, 0, 0, 3] > 100, y) for x, y in parts), strict=True)
-    seen, labels = (torch.cat(parts)[: epochs * 101].view(epochs, 101) for parts in (seen, labels))
+    """For each epoch and image, whether it was mirrored: bool, (epochs, 101)."""
+    seen = []
+    labels = []
+    # More batches than enough: each has at least one image.
+    for images, batch_labels in islice(batches, epochs * 101):
+        seen.append(images[:, 0, 0, 3] > 100)
+        labels.append(batch_labels)
+    seen = torch.cat(seen)[: epochs * 101].view(epochs, 101)
+    labels = torch.cat(labels)[: epochs * 101].view(epochs, 101)
     return seen.gather(1, labels.argsort(dim=1))
 
 
@@ -218,15 +229,17 @@ def mirrored(batches, epochs):
 def test_an_image_is_mirrored_every_other_time(batch_size, augment):
     seen = mirrored(arrows(batch_size, augment=augment), 5)
     assert (seen[:-1] ^ seen[1:]).all()
-    assert 30 < seen[0].sum() < 71  # four standard deviations around a half
+    # These are four standard deviations around a half.
+    assert 30 < seen[0].sum() < 71
     squares = mirrored(arrows(batch_size, augment=partial(mirror_only, cutout=1)), 5)
-    assert (squares[:-1] ^ squares[1:]).float().mean() > 0.7  # the square may hide an arrow's end
+    # The square may hide an arrow's end.
+    assert (squares[:-1] ^ squares[1:]).float().mean() > 0.7
 
 
 def test_which_are_mirrored_first_is_a_function_of_the_seed_and_of_nothing_else():
-    first = [mirrored(arrows(size, micro), 3) for size, micro in ((50, None), (50, 7), (8, 3))]
-    assert torch.equal(first[0], first[1])
-    assert torch.equal(first[0], first[2])
+    first = mirrored(arrows(50, None), 3)
+    assert torch.equal(mirrored(arrows(50, 7), 3), first)
+    assert torch.equal(mirrored(arrows(8, 3), 3), first)
     assert not torch.equal(first[0], mirrored(arrows(50, seed=1), 3))
     # The order, what is cropped and what is cut out stay those of the same seed without it.
     for (_, y), (_, other) in islice(
@@ -267,7 +280,6 @@ def test_cuda_batches_never_wait_for_the_device():
         batches = list(islice(stream, 29))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert {x.device.type for x, _ in batches} == {"cuda"}
-    assert all(
-        torch.equal(a[0], b[0]) for a, b in zip(batches, islice(fresh(), 1, 30), strict=True)
-    )
+    for images, _ in batches:
+        assert images.device.type == "cuda"
+    assert equal(batches, islice(fresh(), 1, 30))

@@ -42,7 +42,7 @@ def picture(path, level=0, size=(40, 30)):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Return a root with ImageNet's layout: two classes, four images of each to train on, two for the target."""
+    """A root with ImageNet's layout: two classes, four images of each to train on, two for the target."""
     for part, count in (("train", 4), ("val", 2)):
         for level, name in enumerate(("n01440764", "n02084071")):
             for number in range(count):
@@ -53,16 +53,15 @@ def folders(tmp_path):
 
 @pytest.fixture
 def tables(tmp_path):
-    """Return a root with the layout of Open Images: eight images to train on, four for the target, three classes."""
+    """A root with the layout of Open Images: eight images to train on, four for the target, three classes."""
     root = tmp_path / "open-images"
     for part, count in (("train", 8), ("validation", 4)):
         lines = ["ImageID,Source,LabelName,Confidence"]
         for number in range(count):
             picture(root / part / f"{part}{number}.jpg", number % 2)
-            lines += [
-                f"{part}{number},verification,/m/{label},{int(label != number % 3)}"
-                for label in range(3)
-            ]
+            for label in range(3):
+                confidence = int(label != number % 3)
+                lines.append(f"{part}{number},verification,/m/{label},{confidence}")
         lines.append(f"{part}0,verification,/m/unknown,1")
         (root / f"{part}-annotations-human-imagelabels.csv").write_text("\n".join(lines) + "\n")
     (root / "classes-trainable.txt").write_text("/m/0\n/m/1\n/m/2\n")
@@ -124,7 +123,9 @@ def test_images_and_their_classes(folders, tables):
     assert [path.parent.name for path in validation.paths] == ["n01440764"] * 2 + ["n02084071"] * 2
     assert train.target(5).tolist() == 1
     train, _ = load_open_images(tables / "open-images")
-    assert [train.target(place).tolist() for place in range(3)] == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
+    assert train.target(0).tolist() == [0, 1, 1]
+    assert train.target(1).tolist() == [1, 0, 1]
+    assert train.target(2).tolist() == [1, 1, 0]
     assert replace(train, labels=np.empty((0, 2), np.int64)).target(1).tolist() == [0, 0, 0]
 
 
@@ -137,10 +138,9 @@ def test_validation_may_have_fewer_classes_than_training(folders):
 
 def test_a_subset_to_train_on_leaves_the_evaluation_as_it_is(folders):
     options = {"image_size": 8, "workers": 0, "eval_batch_size": 2, "classes": 5}
-    subset, again = (
-        ImageFileData(load=partial(load_folders, folders / "imagenet"), train_examples=3, **options)
-        for _ in range(2)
-    )
+    load = partial(load_folders, folders / "imagenet")
+    subset = ImageFileData(load=load, train_examples=3, **options)
+    again = ImageFileData(load=load, train_examples=3, **options)
     assert len(subset.train_dataloader().dataset) == 3
     assert subset.train_dataloader().dataset.indices == again.train_dataloader().dataset.indices
     assert len(subset.val_dataloader().dataset) == 4
@@ -157,13 +157,17 @@ def test_crops_are_squares_of_the_size_asked_for(size):
 
 def test_the_middle_is_evaluated_and_training_crops_are_mirrored_half_of_the_time():
     pixels = np.zeros((64, 128, 3), np.uint8)
-    pixels[:, 64:] = 255  # black left, white right
+    # The image is black on the left and white on the right.
+    pixels[:, 64:] = 255
     image = Image.fromarray(pixels)
     middle = np.asarray(middle_crop(image, 32))[:, :, 0]
     assert (middle[:, :15].max(), middle[:, 17:].min()) == (0, 255)
     torch.manual_seed(0)
-    crops = [np.asarray(random_crop(image, 32))[16, :, 0].astype(int) for _ in range(300)]
-    turned = [int(crop[0] > crop[-1]) for crop in crops if crop[0] != crop[-1]]
+    turned = []
+    for _ in range(300):
+        row = np.asarray(random_crop(image, 32))[16, :, 0].astype(int)
+        if row[0] != row[-1]:
+            turned.append(row[0] > row[-1])
     assert 0.4 < np.mean(turned) < 0.6
 
 
@@ -226,7 +230,10 @@ def damaged(root, path, how):
             "train/n01440764/n01440764_1.JPEG",
             "text",
             [
-                "n01440764_1.JPEG does not decode as an image (cannot identify image file): restore it"
+                (
+                    "n01440764_1.JPEG does not decode as an image (cannot identify image file): "
+                    "restore it"
+                )
             ],
         ),
         ("val/n02084071/n02084071_0.JPEG", "", ["n02084071_0.JPEG does not decode as an image"]),
@@ -254,7 +261,8 @@ def test_a_file_that_is_not_as_it_should_be_is_named(folders, path, how, words):
 
     with pytest.raises(DataError) as caught:
         read_all()
-    assert all(word in str(caught.value) for word in words)
+    for word in words:
+        assert word in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -339,7 +347,8 @@ def test_a_network_that_torchvision_has_not(small_networks, folders):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])  # processes of the DataLoader
+# The workers are processes of the DataLoader.
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_trial_on_a_damaged_image_ends_in_a_line_that_names_it(
     bstune, folders, small_networks, workers
 ):
@@ -363,7 +372,6 @@ def test_a_trial_on_a_damaged_image_ends_in_a_line_that_names_it(
 def test_decoded_turns_every_kind_of_image_into_rgb(tmp_path):
     for mode in ("L", "P", "RGBA", "CMYK"):
         Image.new(mode, (4, 3)).save(tmp_path / f"{mode}.{'tiff' if mode == 'CMYK' else 'png'}")
-    assert {(decoded(path).mode, decoded(path).size) for path in tmp_path.iterdir()} == {
-        ("RGB", (4, 3))
-    }
+    for path in tmp_path.iterdir():
+        assert (decoded(path).mode, decoded(path).size) == ("RGB", (4, 3))
     assert ImageFiles((), np.array([3]), ()).target(0).tolist() == 3

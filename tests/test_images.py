@@ -45,16 +45,17 @@ def image_data(load=fake_dataset, **options):
 def test_split_sizes(with_test, validation, test, sizes):
     dataset = fake_dataset(with_test)
     parts = split_images(dataset, validation, test, seed=3)
-    assert tuple(len(part) for part in parts) == sizes
+    assert tuple(map(len, parts)) == sizes
     data = image_data(partial(fake_dataset, with_test), validation=validation, test=test)
     assert (data.train_size, data.validation_size) == sizes[:2]
     assert data.validates_on_test == (validation == "test")
 
     split = [part for part in parts if dataset.test is None or len(part) != len(dataset.test)]
-    assert sorted(np.concatenate([part.labels for part in split])) == list(
-        range(40)
-    )  # disjoint, and nothing lost
-    assert all(np.array_equal(part.images, dataset.train.images[part.labels]) for part in split)
+    labels = np.concatenate([part.labels for part in split])
+    # The parts have no image in common, and lack none.
+    assert sorted(labels) == list(range(40))
+    for part in split:
+        assert np.array_equal(part.images, dataset.train.images[part.labels])
 
 
 @pytest.mark.parametrize("given", [{}, {"mean": [0.25, 0.5], "std": [0.5, 2.0]}])
@@ -62,14 +63,16 @@ def test_images_are_normalised_on_the_scale_from_black_to_white(given):
     train, validation, _ = split_images(fake_dataset(), 10, None, 0)
     scaled = train.images / 16
     mean, std = given.values() or (scaled.mean((0, 2, 3)), scaled.std((0, 2, 3)))
-    assert given or channel_mean_std(train.images, 16) == tuple(
-        pytest.approx(each, rel=1e-12) for each in (mean, std)
-    )
+    if not given:
+        assert channel_mean_std(train.images, 16) == (
+            pytest.approx(mean, rel=1e-12),
+            pytest.approx(std, rel=1e-12),
+        )
     data = image_data(eval_batch_size=10, augment=partial(random_crop_flip, padding=1), **given)
     pairs = [(next(iter(data.val_dataloader()))[0], validation.images)]
-    pairs += [
-        (data.first_images(count), train.images[:count]) for count in (1, 30, 99)
-    ]  # never augmented
+    for count in (1, 30, 99):
+        # These are never augmented.
+        pairs.append((data.first_images(count), train.images[:count]))
     drawn, labels = next(iter(image_data(**given).train_batches(30, None, seed=0)))
     for x, images in (*pairs, (drawn, fake_dataset().train.images[labels])):
         expected = (images / 16 - np.reshape(mean, (2, 1, 1))) / np.reshape(std, (2, 1, 1))
@@ -78,7 +81,8 @@ def test_images_are_normalised_on_the_scale_from_black_to_white(given):
 
 @pytest.mark.parametrize("count", [1, 12, 30])
 def test_part_of_the_training_images_leaves_all_else_as_it_is(count):
-    whole, part = image_data(classes=40), image_data(train_examples=count)
+    whole = image_data(classes=40)
+    part = image_data(train_examples=count)
     assert part.train_size == count
     assert part.validation_size == whole.validation_size
     torch.testing.assert_close(part.first_images(99), whole.first_images(count), rtol=0, atol=0)
@@ -109,7 +113,7 @@ CUT = ImageDataset("fake", 16, Images(fake_images(40).images, np.arange(39)), No
 
 
 def labelled(**third):
-    """Return the fake data with another label of the third image of a part."""
+    """The fake data with another label of the third image of a part."""
     dataset = fake_dataset()
     for part, label in third.items():
         getattr(dataset, part).labels[2] = label
@@ -158,7 +162,10 @@ UNFIT = r"must have 2 value\(s\) each"
         ),
         (
             {"classes": 10},
-            r"fake: training image 10 has the label 10, but labels are 0 to 9, as workload\.data\.classes=10",
+            (
+                r"fake: training image 10 has the label 10, but labels are 0 to 9, as "
+                r"workload\.data\.classes=10"
+            ),
         ),
         (
             {"load": lambda: labelled(train=-1)},
@@ -191,10 +198,11 @@ def test_data_are_read_once_and_stay_on_the_device():
     assert calls == []
     for prepare in (data.prepare_data, data.setup, data.setup, data.prepare_data):
         prepare()
-    streams = [data.train_batches(8, None, seed)._images for seed in (0, 1)]
+    stream = data.train_batches(8, None, 0)._images
+    other = data.train_batches(8, None, 1)._images
     assert calls == ["load"]
-    assert streams[0].data_ptr() == streams[1].data_ptr()
-    assert streams[0].dtype == torch.uint8
+    assert stream.data_ptr() == other.data_ptr()
+    assert stream.dtype == torch.uint8
 
 
 @pytest.mark.parametrize(
@@ -212,20 +220,21 @@ def test_images_are_handed_out_in_the_precision_and_the_memory_format(precision,
     pairs = [(data.train_batches(30, None, 0), plain.train_batches(30, None, 0))]
     pairs += [(data.val_dataloader(), plain.val_dataloader())]
     for batches, expected in pairs:
-        (x, _), (same, _) = next(iter(batches)), next(iter(expected))
+        (x, _) = next(iter(batches))
+        (same, _) = next(iter(expected))
         assert x.is_contiguous(memory_format=torch.channels_last)
         assert x.dtype == kind
         assert torch.equal(x, same.to(kind))
-    assert torch.equal(
-        data.first_images(9), plain.first_images(9)
-    )  # what whitening is taken from keeps its bits
+    # Whitening is taken from images that keep their bits.
+    assert torch.equal(data.first_images(9), plain.first_images(9))
 
 
 @pytest.mark.parametrize("alternating", [True, False])
 def test_flips_alternate_where_the_option_says_so(alternating):
     data = image_data(augment=partial(random_crop_flip, padding=0), alternating_flip=alternating)
     epochs = islice(data.train_batches(30, None, seed=0), 2)
-    one, two = (images[labels.argsort()] for images, labels in epochs)
+    ordered = [images[labels.argsort()] for images, labels in epochs]
+    one, two = ordered
     assert torch.equal(one.flip(-1), two) == alternating
 
 
@@ -239,10 +248,10 @@ def test_flips_alternate_where_the_option_says_so(alternating):
             ("cuda", 1, "cuda"),
             ("cuda:1", 2, "cuda:1"),
         ],
-        *(
-            (name, 1, "device must be auto, cpu, cuda or cuda:N, but got")
-            for name in ("mps", "cuda:x", "", 0)
-        ),
+        ("mps", 1, "device must be auto, cpu, cuda or cuda:N, but got"),
+        ("cuda:x", 1, "device must be auto, cpu, cuda or cuda:N, but got"),
+        ("", 1, "device must be auto, cpu, cuda or cuda:N, but got"),
+        (0, 1, "device must be auto, cpu, cuda or cuda:N, but got"),
         ("cuda", 0, "device=cuda, but torch sees 0 CUDA devices"),
         ("cuda:1", 1, "device=cuda:1, but torch sees 1 CUDA devices"),
     ],
@@ -273,14 +282,11 @@ def test_crop_flip_is_numpys_at_every_place(padding, dtype):
     padded = np.pad(
         images.numpy(), ((0, 0), (0, 0), (padding, padding), (padding, padding)), mode="reflect"
     )
-    crops = [
-        image[:, t : t + 8, x : x + 6]
-        for image, t, x in zip(padded, top.tolist(), left.tolist(), strict=True)
-    ]
-    expected = [
-        crop[:, :, ::-1] if flip else crop
-        for crop, flip in zip(crops, mirror.tolist(), strict=True)
-    ]
+    expected = []
+    places = zip(top.tolist(), left.tolist(), mirror.tolist(), strict=True)
+    for image, (first_row, first_column, flip) in zip(padded, places, strict=True):
+        crop = image[:, first_row : first_row + 8, first_column : first_column + 6]
+        expected.append(crop[:, :, ::-1] if flip else crop)
     result = crop_flip(images, top, left, mirror.bool(), padding)
     assert result.dtype == dtype
     assert np.array_equal(result, np.stack(expected))
@@ -303,7 +309,7 @@ def test_cut_out_is_a_loops_at_every_place(size, dtype):
 
 
 def chi_squared(counts):
-    """Return the statistic of counts that are expected to be equal."""
+    """The statistic of counts that are expected to be equal."""
     expected = counts.sum() / len(counts)
     return ((counts - expected) ** 2 / expected).sum()
 
@@ -311,28 +317,34 @@ def chi_squared(counts):
 def test_crops_and_squares_lie_at_every_place_equally_often():
     ramp = torch.arange(8 * 6, dtype=torch.uint8).view(1, 1, 8, 6).expand(50_000, 1, 8, 6)
     crops = random_crop_flip(ramp, torch.Generator().manual_seed(0), padding=2)
-    centre = crops[
-        :, 0, 4, 2:4
-    ].long()  # what stands in the middle tells the place, and its neighbour the mirroring
+    # The pixel in the middle tells the place, and its neighbour the mirroring.
+    centre = crops[:, 0, 4, 2:4].long()
     counts = torch.unique(centre, dim=0, return_counts=True)[1]
     assert len(counts) == 5 * 5 * 2
-    assert chi_squared(counts) < 85.4  # 49 degrees of freedom, p = 0.001
+    # With 49 degrees of freedom, p = 0.001.
+    assert chi_squared(counts) < 85.4
 
-    white, mean = torch.full((40_000, 1, 5, 4), 255, dtype=torch.uint8), torch.zeros(1, 1, 1, 1)
+    white = torch.full((40_000, 1, 5, 4), 255, dtype=torch.uint8)
+    mean = torch.zeros(1, 1, 1, 1)
     cut = (
         random_crop_flip(white, torch.Generator().manual_seed(0), padding=0, cutout=2, mean=mean)
         == 0
     )
     assert cut.flatten(1).sum(1).eq(4).all()
-    corner = cut.flatten(1).long().argmax(1)  # the first pixel cut out
+    # This is the first pixel that was cut out.
+    corner = cut.flatten(1).long().argmax(1)
     counts = torch.bincount(corner, minlength=20).view(5, 4)[:4, :3].flatten()
     assert counts.sum() == 40_000
-    assert chi_squared(counts) < 31.3  # 11 degrees of freedom, p = 0.001
+    # With 11 degrees of freedom, p = 0.001.
+    assert chi_squared(counts) < 31.3
 
 
 def test_a_square_is_drawn_last_and_none_draws_nothing():
-    images, mean = random_pixels(20), torch.zeros(1, 3, 1, 1)
-    plain, without, cut = (torch.Generator().manual_seed(0) for _ in range(3))
+    images = random_pixels(20)
+    mean = torch.zeros(1, 3, 1, 1)
+    plain = torch.Generator().manual_seed(0)
+    without = torch.Generator().manual_seed(0)
+    cut = torch.Generator().manual_seed(0)
     crops = random_crop_flip(images, plain, padding=2)
     assert torch.equal(crops, random_crop_flip(images, without, padding=2, cutout=0, mean=mean))
     assert torch.equal(plain.get_state(), without.get_state())

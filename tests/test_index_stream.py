@@ -23,7 +23,8 @@ def test_indices_are_shuffled_epochs_cut_into_equal_batches(n, batch_size):
     if n > 1:
         assert len({tuple(epoch) for epoch in epochs.tolist()}) > 1
     whole = torch.cat(list(islice(indices(n), 3 * batch_size)))
-    assert torch.equal(whole, stream)  # the order does not depend on the batch size
+    # The order does not depend on the batch size.
+    assert torch.equal(whole, stream)
     for first in (0, 1, 3, 10, 2 * n):
         later = islice(indices(batch_size, first), n)
         assert all(torch.equal(a, b) for a, b in zip(batches[first:], later, strict=False))

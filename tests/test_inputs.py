@@ -80,7 +80,8 @@ def test_a_file_of_the_limit_is_read_and_a_device_as_standard_input_ends(tmp_pat
     with open("/dev/zero") as zeros:
         monkeypatch.setattr("sys.stdin", zeros)
         refused(read_text, Path("-"), "the file", limit=100)
-    refused(read_text, Path("-"), "the file")  # closed by now
+    # Standard input is closed by now.
+    refused(read_text, Path("-"), "the file")
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """A study that is killed at any commit, sync, rename or unlink goes on with the same command as if it had not been."""
 
-import json
 import os
 import re
 import signal
@@ -12,8 +11,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from toolbox import json_rows
 
-STUDIES, KILLS = 2, 6  # 20 and 10 for the figures in benchmarks/README.md
+# The figures in benchmarks/README.md are of 20 and 10.
+STUDIES, KILLS = 2, 6
 
 
 @pytest.mark.soak
@@ -22,7 +23,7 @@ def test_studies_killed_at_any_durable_step_go_on_and_mlflow_is_complete():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
-    studies = [json.loads(line) for line in done.stdout.splitlines()]
+    studies = json_rows(done.stdout)
     assert [[study[name] for name in ("kills", "equal", "mlflow")] for study in studies] == [
         [KILLS] * 3
     ] * STUDIES, studies
@@ -46,7 +47,7 @@ def started(folder, *arguments, **pipes):
 
 
 def marked():
-    """Return the processes of the test's command, by the environment that they have inherited."""
+    """The processes of the test's command, by the environment that they have inherited."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -76,10 +77,13 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (REPLAY, ""),  # at the first import
+        # The kill comes at the first import.
+        (REPLAY, ""),
         (REPLAY, "trial 1  point"),
-        (REPLAY, "the plan is done"),  # the report
-        (DIGITS, "fits"),  # a survey's probes
+        # The kill comes in the report.
+        (REPLAY, "the plan is done"),
+        # The kill comes at a survey's probes.
+        (DIGITS, "fits"),
         ((*DIGITS, "hardware.enabled=false"), "trial 0  configuration"),
         ((*DIGITS, "hardware.enabled=false", "search.workers=0"), "trial 0  configuration"),
     ],
@@ -95,7 +99,8 @@ def test_a_signal_ends_the_command_in_time_with_a_line(
             assert process.poll() is None
     start = time.monotonic()
     send(process.pid, number)
-    send(process.pid, number)  # impatience changes nothing
+    # Impatience changes nothing.
+    send(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert time.monotonic() - start < 5
     assert process.returncode == status

@@ -40,7 +40,7 @@ def data(of=None, **options):
 
 
 def drawn(batches, count):
-    """Return the first batches, each with its targets' last token behind it: whole sequences."""
+    """The first batches, each with its targets' last token behind it: whole sequences."""
     found = []
     for _, (tokens, targets) in zip(range(count), batches, strict=False):
         assert torch.equal(tokens[:, 1:], targets[:, :-1])
@@ -63,7 +63,8 @@ def test_an_epoch_has_every_sequence_once(stride, train_tokens, dtype, resident)
         : module.train_size
     ]
     assert sorted(found.tolist()) == sorted(there.tolist())
-    assert not torch.equal(found, there)  # in another order
+    # The sequences are the same in another order.
+    assert not torch.equal(found, there)
 
 
 def test_the_order_depends_on_the_seed_alone():
@@ -78,13 +79,14 @@ def test_the_order_depends_on_the_seed_alone():
             == same
         )
     micro = drawn(data().train_batches(10, 4, 0), 15)
-    assert [len(part) for part in micro[:3]] == [4, 4, 2]
+    assert list(map(len, micro[:3])) == [4, 4, 2]
     assert torch.equal(torch.cat(first), torch.cat(micro))
 
 
 @pytest.mark.parametrize("done", [0, 1, 49, 60])
 def test_a_stream_goes_on_from_a_position(done):
-    batches, again = (data().train_batches(10, None, 3) for _ in range(2))
+    batches = data().train_batches(10, None, 3)
+    again = data().train_batches(10, None, 3)
     drawn(batches, done)
     again.stream.resume(batches.stream.position(done))
     assert torch.equal(torch.cat(drawn(batches, 3)), torch.cat(drawn(again, 3)))
@@ -95,9 +97,11 @@ def test_the_target_is_measured_on_sequences_that_do_not_overlap():
     module.setup("fit")
     for batches in (module.val_dataloader(), module.test_dataloader()):
         found = drawn(batches, 10)
-        assert ([len(part) for part in found], len(batches)) == ([2, 2, 1], 3)
-        starts = [17 * i for i in range(5)]  # 89 tokens over 5
-        assert torch.cat(found).tolist() == [TOKENS[start : start + 9].tolist() for start in starts]
+        assert list(map(len, found)) == [2, 2, 1]
+        assert len(batches) == 3
+        # Five sequences lie evenly over 89 tokens.
+        expected = [TOKENS[start : start + 9].tolist() for start in range(0, 85, 17)]
+        assert torch.cat(found).tolist() == expected
     assert (module.validation_size, len(data(text(test=None)).test_dataloader())) == (5, 0)
 
 
@@ -218,7 +222,7 @@ def test_a_published_text_that_is_cut_short_is_named(tmp_path):
 
 
 def as_torch_has_it(model):
-    """Return torch's own encoder with a Transformer's weights."""
+    """Torch's own encoder with a Transformer's weights."""
     layer = partial(
         nn.TransformerEncoderLayer,
         dropout=0.0,
@@ -246,7 +250,8 @@ def as_torch_has_it(model):
 def test_the_transformer_is_torchs_with_a_causal_mask():
     torch.manual_seed(0)
     model = Transformer(**SIZES)
-    for parameter in model.parameters():  # far from their start, so that every part shows
+    # Far from its start every part of the model shows.
+    for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     tokens = torch.randint(7, (5, 6))
     stream = model.tokens(tokens) + model.places[:6]
@@ -258,7 +263,8 @@ def test_the_transformer_is_torchs_with_a_causal_mask():
 
 def test_attention_in_bfloat16_is_that_in_float32_but_for_rounding():
     torch.manual_seed(0)
-    shape = (4, 3, 6, 5)  # sequences, heads, tokens, width of a head
+    # The dimensions are sequences, heads, tokens and the width of a head.
+    shape = (4, 3, 6, 5)
     of_each = torch.randn(shape, dtype=torch.bfloat16)
     parts = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     exact = [part.detach().float().requires_grad_() for part in parts]
@@ -281,7 +287,8 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_no_place_sees_what_comes_after_it(name):
     torch.manual_seed(0)
-    model, tokens = MODELS[name](), torch.randint(7, (3, 8))
+    model = MODELS[name]()
+    tokens = torch.randint(7, (3, 8))
     before = model(tokens)
     assert before.shape == (3, 8, 7)
     for place in range(8):
@@ -294,7 +301,9 @@ def test_no_place_sees_what_comes_after_it(name):
 
 def test_the_start_of_the_workloads():
     """Weights as many as the layers have, and a loss near ln 65, as of a model that knows nothing."""
-    width, vocabulary, context = 128, 65, 64
+    width = 128
+    vocabulary = 65
+    context = 64
     blocks = 4 * (12 * width**2 + 13 * width)
     expected = {
         "shakespeare_transformer": 2 * vocabulary * width + context * width + blocks + 2 * width,
@@ -325,10 +334,8 @@ def test_sizes_that_no_transformer_has(options, message):
 
 
 def test_metrics_are_means_over_tokens():
-    module, logged = (
-        LanguageModel(MODELS["transformer"](), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1),
-        {},
-    )
+    module = LanguageModel(MODELS["transformer"](), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1)
+    logged = {}
     module.log_dict = logged.update
     source = data()
     batches = list(source.val_dataloader())

@@ -21,7 +21,9 @@ LAYERS = (
     "__main__ integrations",
     "sweeps",
 )
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
+RANK = {}
+for rank, names in enumerate(LAYERS):
+    RANK |= dict.fromkeys(names.split(), rank)
 # Of one floor, and neither imports the other.
 APART = (({"config", "choices", "hydra_recipe"}, {"search"}), ({"workloads"}, {"hardware"}))
 # Everything else gets typed options and a recipe.
@@ -39,44 +41,47 @@ HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow", "omegaconf", "hydr
 
 
 def imports(tree):
-    """Return (line, imported module, whether it takes start-up time inside a function) of every import."""
-    typing_blocks = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    )
-    functions = (
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-    typing_only = {node for block in typing_blocks for node in ast.walk(block)}
-    late = {node for function in functions for node in ast.walk(function)} - typing_only
+    """(line, imported module, whether it takes start-up time inside a function) of every import."""
+    typing_only = set()
+    late = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            typing_only |= set(ast.walk(node))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            late |= set(ast.walk(node))
+    late -= typing_only
+    for node in ast.walk(tree):
+        names = []
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name, node in late) for alias in node.names)
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "bstune":
+            names = [f"bstune.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = (
-                [node.module]
-                if node.module != "bstune"
-                else [f"bstune.{alias.name}" for alias in node.names]
-            )
-            yield from ((node.lineno, name, node in late) for name in names)
+            names = [node.module]
+        for name in names:
+            yield node.lineno, name, node in late
+
+
+def are_apart(own, other):
+    """Whether two rooms of one floor are such that neither imports the other."""
+    pair = {own, other}
+    return any(pair & some and pair & others for some, others in APART)
 
 
 def offenders(path, text):
-    """Return a line for each import of a file, by its path below bstune, that breaks a rule."""
-    own, lines = path.split("/")[0].removesuffix(".py"), text.splitlines()
+    """A line for each import of a file, by its path below bstune, that breaks a rule."""
+    own = path.split("/")[0].removesuffix(".py")
+    lines = text.splitlines()
     for number, module, late in imports(ast.parse(text)):
         other = module.split(".")[1] if module.startswith("bstune.") else None
         before = [line.strip() for line in lines[: number - 1]]
         while before and (not before[-1] or before[-1].startswith(("import ", "from "))):
-            before.pop()  # one comment serves the imports below it
+            # One comment serves the imports below it.
+            before.pop()
         commented = "#" in lines[number - 1] or (before and before[-1].startswith("#"))
         reasons = {
             "runs up": other in RANK and own in RANK and RANK[other] > RANK[own],
-            "beside its layer": any(
-                (own in one and other in another) or (own in another and other in one)
-                for one, another in APART
-            ),
+            "beside its layer": are_apart(own, other),
             "only YAML names workloads": other == "workloads" and own != "workloads",
             "report shows plain data": own == "report"
             and (
@@ -96,14 +101,22 @@ def offenders(path, text):
             ),
             "inside a function without a comment": late and not commented,
         }
-        yield from (
-            f"{path}:{number}: {module}: {reason}" for reason, broken in reasons.items() if broken
-        )
+        for reason, broken in reasons.items():
+            if broken:
+                yield f"{path}:{number}: {module}: {reason}"
+
+
+def reasons_for(path, text):
+    """The rules that a file's imports break, one after the other."""
+    return [line.split(": ")[-1] for line in offenders(path, text)]
 
 
 def test_the_check_can_fail():
-    text = "from bstune.study.run import run\nimport mlflow\n\ndef f():\n    from bstune.workloads import images\n"
-    assert [line.split(": ")[-1] for line in offenders("core/curve.py", text)] == [
+    text = (
+        "from bstune.study.run import run\nimport mlflow\n\ndef f():\n    from "
+        "bstune.workloads import images\n"
+    )
+    assert reasons_for("core/curve.py", text) == [
         "runs up",
         "only tracking imports mlflow",
         "core computes with numpy and scipy alone",
@@ -111,18 +124,12 @@ def test_the_check_can_fail():
         "only YAML names workloads",
         "inside a function without a comment",
     ]
-    assert [
-        line.split(": ")[-1]
-        for line in offenders("report/html.py", "import torch\nimport bstune.options")
-    ] == ["report shows plain data"] * 2
-    assert [
-        line.split(": ")[-1]
-        for line in offenders("search/sampler.py", "from bstune.hydra_recipe import instantiate\n")
-    ] == ["beside its layer"]
+    shown = "import torch\nimport bstune.options"
+    assert reasons_for("report/html.py", shown) == ["report shows plain data"] * 2
+    beside = "from bstune.hydra_recipe import instantiate\n"
+    assert reasons_for("search/sampler.py", beside) == ["beside its layer"]
     hydra = "from omegaconf import DictConfig\nimport hydra.utils\n"
-    assert [line.split(": ")[-1] for line in offenders("study/early.py", hydra)] == [
-        "only what composes knows Hydra"
-    ] * 2
+    assert reasons_for("study/early.py", hydra) == ["only what composes knows Hydra"] * 2
     assert list(offenders("hydra_recipe.py", hydra)) == []
     assert list(offenders("sweeps/harness.py", hydra)) == []
     assert (
@@ -136,13 +143,13 @@ def test_the_check_can_fail():
 
 
 def test_imports_run_downwards():
-    files = {
-        str(path.relative_to(ROOT)): path
-        for path in ROOT.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    files |= {f"sweeps/{path.name}": path for path in SWEEPS.glob("*.py")}
-    found = [
-        line for name, path in sorted(files.items()) for line in offenders(name, path.read_text())
-    ]
+    files = {}
+    for path in ROOT.rglob("*.py"):
+        if path.name != "__init__.py":
+            files[str(path.relative_to(ROOT))] = path
+    for path in SWEEPS.glob("*.py"):
+        files[f"sweeps/{path.name}"] = path
+    found = []
+    for name, path in sorted(files.items()):
+        found += offenders(name, path.read_text())
     assert not found, "\n".join(found)

@@ -49,7 +49,7 @@ def filled(layer, seed=1):
 
 
 def gradients(layer, x, weights):
-    """Return output, gradient of the input and of the parameters for the loss sum(weights * output)."""
+    """Output, gradient of the input and of the parameters for the loss sum(weights * output)."""
     x = x.detach().requires_grad_()
     output = layer(x)
     (output * weights).sum().backward()
@@ -65,7 +65,7 @@ def statistics(layer):
 
 
 def by_a_loop(layer, x, weights, groups):
-    """Return what ``layer`` should give: torch's layer on each group by itself, in float64."""
+    """The reference of ``layer``: torch's layer on each group by itself, in float64."""
     n = len(x)
     x = x.detach().double().requires_grad_()
     output = torch.zeros_like(x)
@@ -79,9 +79,9 @@ def by_a_loop(layer, x, weights, groups):
         for statistic, of_group in zip(running, statistics(reference), strict=True):
             statistic += layer.momentum * of_group * len(group) / n
     (output * weights.double()).sum().backward()
-    of_parameters = {
-        name: parameter.grad.float() for name, parameter in reference.named_parameters()
-    }
+    of_parameters = {}
+    for name, parameter in reference.named_parameters():
+        of_parameters[name] = parameter.grad.float()
     return (
         output.detach().float(),
         x.grad.float(),
@@ -101,21 +101,23 @@ def by_a_loop(layer, x, weights, groups):
         ((3, 4), 4, [range(3)]),
         ((3, 4), 1, [[i] for i in range(9)]),
         ((3, 4), 32, [range(0, 64, 2), range(1, 64, 2)]),
+        # Groups of 4, 4 and 1: a last group of one value is joined to the one before.
         (
             (1, 1),
             4,
             [[0, 1, 2, 3], [4, 5, 6, 7, 8]],
-        ),  # 4, 4, 1: a last group of one value is joined to the one before
+        ),
         ((1, 1), 4, [[0, 1, 2, 3, 4]]),
         ((1, 1), 4, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 9]]),
         ((1, 1), 4, [[0, 2, 4, 6], [1, 3, 5, 7], [8, 9, 10, 11, 12]]),
     ],
 )
 def test_it_is_torchs_layer_on_each_group(pixels, size, groups, scale, memory):
-    n = sum(len(group) for group in groups)
+    n = sum(map(len, groups))
     layer = filled(BatchNorm(CHANNELS, ghost_size=size, scale=scale, momentum=0.3, eps=0.01))
     assert torch.equal(layer.weight, torch.full((CHANNELS,), 0.25)) == (scale is not None)
-    x, weights = images(n, *pixels, memory=memory), images(n, *pixels, seed=7)
+    x = images(n, *pixels, memory=memory)
+    weights = images(n, *pixels, seed=7)
     output, of_input, of_parameters, running = by_a_loop(layer, x, weights, groups)
     got, got_input, got_parameters = gradients(layer, x, weights)
     torch.testing.assert_close(got, output, rtol=1e-5, atol=1e-5)
@@ -131,13 +133,16 @@ def test_it_is_torchs_layer_on_each_group(pixels, size, groups, scale, memory):
 @pytest.mark.parametrize("size", [None, 8, 100])
 @pytest.mark.parametrize("memory", FORMATS)
 def test_without_options_or_in_one_group_it_is_torchs_layer_to_the_bit(size, memory):
-    ours, torchs = filled(BatchNorm(CHANNELS, ghost_size=size)), filled(nn.BatchNorm2d(CHANNELS))
+    ours = filled(BatchNorm(CHANNELS, ghost_size=size))
+    torchs = filled(nn.BatchNorm2d(CHANNELS))
     assert list(ours.state_dict()) == list(torchs.state_dict())
     for step in range(3):
-        x, weights = images(8, memory=memory, seed=step), images(8, seed=7)
+        x = images(8, memory=memory, seed=step)
+        weights = images(8, seed=7)
         same(gradients(ours, x, weights), gradients(torchs, x, weights))
     x = images(20, memory=memory)
-    same(ours.eval()(x), torchs.eval()(x))  # by the running statistics, whatever the group size
+    # In evaluation it goes by the running statistics, whatever the group size.
+    same(ours.eval()(x), torchs.eval()(x))
     same(ours.state_dict(), torchs.state_dict())
 
 
@@ -150,7 +155,8 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
     assert network[1].weight.dtype == kind
     cast = network[0]
     same(cast.state_dict(), layer.state_dict())
-    x, weights = images(n, dtype=kind, memory=memory), images(n, seed=7)
+    x = images(n, dtype=kind, memory=memory)
+    weights = images(n, seed=7)
     # The images have few bits; all else is as in float32.
     output, of_input, of_parameters = gradients(layer, x.float(), weights)
     got, got_input, got_parameters = gradients(cast, x, weights)
@@ -167,9 +173,8 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
         built = BatchNorm(CHANNELS, ghost_size=4, scale=1.0)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert {value.dtype for value in built.state_dict().values() if value.is_floating_point()} == {
-        torch.float32
-    }
+    for value in built.state_dict().values():
+        assert value.dtype == torch.float32 or not value.is_floating_point()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +183,8 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
 def test_ghost_groups_take_few_operators(memory, most):
     """An accelerator's time of a short step is that of launching them."""
     layer = filled(BatchNorm(CHANNELS, ghost_size=4, scale=1.0))
-    x, weights = images(32, memory=memory).requires_grad_(), images(32, memory=memory, seed=7)
+    x = images(32, memory=memory).requires_grad_()
+    weights = images(32, memory=memory, seed=7)
     with Operators() as operators:
         layer(x).backward(weights)
     assert len(operators.names) <= most, operators.names
@@ -191,7 +197,8 @@ def test_compiled_it_gives_the_same(n, memory):
     torch.compiler.reset()
     eager = filled(BatchNorm(CHANNELS, ghost_size=4, scale=0.25))
     own = copy.deepcopy(eager)
-    x, weights = images(n, memory=memory), images(n, seed=7)
+    x = images(n, memory=memory)
+    weights = images(n, seed=7)
     expected = gradients(eager, x, weights)
     got = gradients(torch.compile(own, fullgraph=True), x, weights)
     torch.testing.assert_close(got[0], expected[0], rtol=1e-5, atol=1e-5)
@@ -202,12 +209,11 @@ def test_compiled_it_gives_the_same(n, memory):
 
 @pytest.mark.parametrize("memory", FORMATS)
 def test_an_activation_in_place_may_follow(memory):
-    networks = [
-        nn.Sequential(BatchNorm(CHANNELS, ghost_size=4), nn.ReLU(inplace=inplace))
-        for inplace in (True, False)
-    ]
-    x, weights = images(8, memory=memory), images(8, seed=7)
-    same(*(gradients(network, x, weights)[:2] for network in networks))
+    in_place = nn.Sequential(BatchNorm(CHANNELS, ghost_size=4), nn.ReLU(inplace=True))
+    copying = nn.Sequential(BatchNorm(CHANNELS, ghost_size=4), nn.ReLU(inplace=False))
+    x = images(8, memory=memory)
+    weights = images(8, seed=7)
+    same(gradients(in_place, x, weights)[:2], gradients(copying, x, weights)[:2])
 
 
 # Whitening
@@ -217,7 +223,7 @@ AIRBENCH = {"kernel_size": 2, "eps": 5e-4, "images": 60, "signed": True, "bias":
 
 
 def correlated(n=60, channels=3, height=9, width=7, seed=0):
-    """Return images whose pixels go with their neighbours and channels with one another."""
+    """Images whose pixels go with their neighbours and channels with one another."""
     generator = torch.Generator().manual_seed(seed)
     smooth = nn.functional.avg_pool2d(
         torch.randn(n, channels, height + 2, width + 2, generator=generator), 3, 1
@@ -226,7 +232,7 @@ def correlated(n=60, channels=3, height=9, width=7, seed=0):
 
 
 def moments_after(layer, x):
-    """Return the second moments of what a layer makes of images, and the eigenvalues before it."""
+    """The second moments of what a layer makes of images, and the eigenvalues before it."""
     layer.initialise_from(x)
     rows = layer(x).detach().permute(0, 2, 3, 1).reshape(-1, layer.out_channels).double()
     return rows.T @ rows / len(rows), patch_moments(x, layer.kernel_size)[0]
@@ -259,7 +265,8 @@ def test_on_real_images_all_but_the_faintest_directions_come_out_alike(source):
     layer = Whitening(**{**source, "images": 2000, "padding": 0})
     moments, values = moments_after(layer, data.first_images(2000))
     own = len(values)
-    assert values[0] > 100 * values[-1]  # they are far from alike before it
+    # Before the layer the directions are far from alike.
+    assert values[0] > 100 * values[-1]
     torch.testing.assert_close(
         moments[:own, :own], torch.diag(values / (values + layer.eps)), rtol=1e-3, atol=1e-3
     )
@@ -289,17 +296,19 @@ def test_the_sources_layers(source, channels, size):
 
 def test_only_the_first_images_count_and_constant_ones_stay_finite():
     x = correlated()
-    layers = [Whitening(**{**PAGE, "images": 20}) for _ in range(3)]
-    for layer, given in zip(
-        layers, (x[:20], torch.cat([x[:20], 0 * x[20:]]), torch.ones_like(x)), strict=True
-    ):
+    initialised = []
+    for given in (x[:20], torch.cat([x[:20], 0 * x[20:]]), torch.ones_like(x)):
+        layer = Whitening(**{**PAGE, "images": 20})
         layer.initialise_from(given)
-    assert torch.equal(layers[0].weight, layers[1].weight)
-    assert layers[2].weight.isfinite().all()
+        initialised.append(layer.weight)
+    few, with_zeros, constant = initialised
+    assert torch.equal(few, with_zeros)
+    assert constant.isfinite().all()
 
 
 def test_the_filters_go_with_the_state_and_with_copies():
-    layer, x = Whitening(**AIRBENCH), correlated()
+    layer = Whitening(**AIRBENCH)
+    x = correlated()
     layer.initialise_from(x)
     loaded = Whitening(**AIRBENCH)
     loaded.load_state_dict(layer.state_dict())
@@ -324,7 +333,8 @@ def test_a_convolution_passes_its_input_on_and_other_layers_stay_as_they_were(
 ):
     layer = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)
     others = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
-    others[0].weight.requires_grad_(False)  # frozen
+    # A frozen layer must stay frozen.
+    others[0].weight.requires_grad_(False)
     drawn, before = copy.deepcopy((layer.weight, others.state_dict()))
     dirac_init(nn.Sequential(layer, nn.ReLU(), others))
     x = torch.randn(2, inputs, 5, 6)
@@ -339,11 +349,12 @@ def test_a_convolution_passes_its_input_on_and_other_layers_stay_as_they_were(
 
 
 def moved(x, by):
-    """Return images moved down and to the right by ``by`` pixels; what comes in is the reflection."""
+    """Images moved down and to the right by ``by`` pixels; what comes in is the reflection."""
 
     def index(size):
-        places = [abs(place - by) for place in range(size)]
-        return [place if place < size else 2 * (size - 1) - place for place in places]
+        places = np.abs(np.arange(size) - by)
+        # Beyond the last pixel the image is reflected, too.
+        return np.where(places < size, places, 2 * (size - 1) - places)
 
     return x[:, :, index(x.shape[2])][:, :, :, index(x.shape[3])]
 
@@ -358,26 +369,27 @@ def test_logits_are_the_weighted_mean_over_the_views(views, moves):
 
     def model(images):
         seen.append(images)
-        return images[
-            :, 0, 1
-        ].exp()  # of a row that differs in all views; not linear in the weights of the views
+        # The row differs in all views, and the weights of the views do not enter linearly.
+        return images[:, 0, 1].exp()
 
-    expected = [
-        (weight, view) for weight, by in moves for view in (moved(x, by), moved(x, by).flip(-1))
-    ]
-    torch.testing.assert_close(
-        views(model, x), sum(weight * view[:, 0, 1].exp() for weight, view in expected)
-    )
-    assert {tuple(view.flatten().tolist()) for view in seen} == {
-        tuple(v.flatten().tolist()) for _, v in expected
-    }
+    expected = []
+    mean = 0.0
+    for weight, by in moves:
+        for view in (moved(x, by), moved(x, by).flip(-1)):
+            expected.append(tuple(view.flatten().tolist()))
+            mean += weight * view[:, 0, 1].exp()
+    torch.testing.assert_close(views(model, x), mean)
+    assert {tuple(view.flatten().tolist()) for view in seen} == set(expected)
 
 
 # Bad input
 
 GHOST = BatchNorm(CHANNELS, ghost_size=4)
 SIDES = r"whitening needs images of 3 channel\(s\) and at least 3 pixels a side, but got the shape "
-VIEWED = r"test_time mirrors images \(N, C, H, W\), but got the shape \(7, 5\): set workload\.module\.test_time=null"
+VIEWED = (
+    r"test_time mirrors images \(N, C, H, W\), but got the shape \(7, 5\): set "
+    r"workload\.module\.test_time=null"
+)
 
 
 def whitened(*shape):

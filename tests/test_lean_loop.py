@@ -42,9 +42,17 @@ MEASURED = (
 )
 
 
+def numbers_of(metrics):
+    """Logged metrics as numbers, which do not change any more."""
+    return {name: value.item() for name, value in metrics.items()}
+
+
 def outcome(record):
-    """Return what a record says that depends neither on a clock nor on the loop."""
-    return {name: value for name, value in asdict(record).items() if name not in MEASURED}
+    """The values of a record that depend neither on a clock nor on the loop."""
+    values = asdict(record)
+    for name in MEASURED:
+        values.pop(name, None)
+    return values
 
 
 def compare(kind, expected, changes=(), **options):
@@ -96,7 +104,7 @@ class Watching(Regression):
     def note(self, place, *more):
         trainer = self.trainer
         connector = trainer._logger_connector
-        rates = [one.param_groups[0]["lr"] for one in trainer.optimizers]
+        rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers]
         counted = (
             trainer.global_step,
             trainer.current_epoch,
@@ -128,10 +136,8 @@ class Watching(Regression):
             self.note(name, step)
             return share**step
 
-        by_step, by_epoch = (
-            lr_scheduler.LambdaLR(optimizer, partial(factor, name, share))
-            for name, share in (("by step", 0.99), ("by epoch", 0.9))
-        )
+        by_step = lr_scheduler.LambdaLR(optimizer, partial(factor, "by step", 0.99))
+        by_epoch = lr_scheduler.LambdaLR(optimizer, partial(factor, "by epoch", 0.9))
         every = {"scheduler": by_step, "interval": "step", "frequency": 2}
         return [optimizer], [every, {"scheduler": by_epoch, "interval": "epoch"}]
 
@@ -170,22 +176,19 @@ class Logs(Watching):
         if batch_idx % 3 == 2:
             self.log("seldom", float(batch_idx), prog_bar=True, on_epoch=True, reduce_fx="max")
         loss.register_hook(lambda gradient: self.log("gradient", gradient * 2.0))
-        self.seen.append(
-            {name: value.item() for name, value in self.trainer.callback_metrics.items()}
-        )
+        self.seen.append(numbers_of(self.trainer.callback_metrics))
         return {"loss": loss, "more": batch}
 
     def on_train_epoch_end(self):
-        self.seen.append(
-            {name: value.item() for name, value in self.trainer.logged_metrics.items()}
-        )
+        self.seen.append(numbers_of(self.trainer.logged_metrics))
 
 
 class TakesBatch(Regression):
     """Takes no index, empties the list that it is given, and changes its step in the second epoch."""
 
     def training_step(self, batch):
-        y, x = batch.pop(), batch.pop()
+        y = batch.pop()
+        x = batch.pop()
         return self.loss((x, y))
 
     def on_train_epoch_start(self):
@@ -245,7 +248,7 @@ def listening(listen, kind=torch.optim.SGD):
 
 
 def noting(name):
-    """Return what puts a function of one's own around a function of an optimizer, with all that marks it."""
+    """A function that wraps an optimizer's function in one of its own, with all that marks it."""
 
     def listen(self, optimizer):
         function = getattr(optimizer, name)
@@ -286,9 +289,17 @@ class OfTheOtherPackage(Sine, pytorch_lightning.LightningModule):
 
 
 def with_gaps(examples):
-    """Return a batch of tensors, or none for a training batch that begins with an early example."""
-    x, y = (torch.stack(column) for column in zip(*examples, strict=True))
+    """A batch of tensors, or none for a training batch that begins with an early example."""
+    inputs, targets = zip(*examples, strict=True)
+    x = torch.stack(inputs)
+    y = torch.stack(targets)
     return None if len(x) == BATCH_SIZE and x[0] < -0.5 else [x, y]
+
+
+def clipped_by(algorithm):
+    """The protocol's changes of a trial whose gradients are clipped, and whose noise scale is measured."""
+    trainer = {**TRAINER, "gradient_clip_val": 0.02, "gradient_clip_algorithm": algorithm}
+    return {"trainer": trainer, "noise_scale_every": 4}
 
 
 LEAN = {
@@ -305,31 +316,18 @@ LEAN = {
         {"trainer": {**TRAINER, "callbacks": [EarlyStopping("val/error")]}},
         {},
     ),
-    **{
-        name: (Regression, {"trainer": {**TRAINER, "precision": name}}, {})
-        for name in ("bf16-mixed", "bf16-true", "64-true")
-    },
-    **{
-        f"clipped by {algorithm}": (
-            Regression,
-            {
-                "trainer": {
-                    **TRAINER,
-                    "gradient_clip_val": 0.02,
-                    "gradient_clip_algorithm": algorithm,
-                },
-                "noise_scale_every": 4,
-            },
-            {},
-        )
-        for algorithm in ("norm", "value")
-    },
+    "bf16-mixed": (Regression, {"trainer": {**TRAINER, "precision": "bf16-mixed"}}, {}),
+    "bf16-true": (Regression, {"trainer": {**TRAINER, "precision": "bf16-true"}}, {}),
+    "64-true": (Regression, {"trainer": {**TRAINER, "precision": "64-true"}}, {}),
+    "clipped by norm": (Regression, clipped_by("norm"), {}),
+    "clipped by value": (Regression, clipped_by("value"), {}),
     "pytorch_lightning": (OfTheOtherPackage, {"noise_scale_every": 4}, {}),
     "a data module without hooks on batches": (Regression, {}, {"data": LightningDataModule()}),
 }
 
 
-# Where somebody listens to the optimizer, from a step on that goes by the batch's number, so that none is captured.
+# Where somebody listens to the optimizer, from a step on that goes by the batch's number, so that
+# none is captured.
 HEARD = {
     "a hook before an optimizer's steps": (
         listening(lambda self, o: o.register_step_pre_hook(self.note)),
@@ -348,7 +346,8 @@ HEARD = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of a batch, or a loss, that is None
+# Lightning warns of a batch, or a loss, that is None.
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", [*LEAN, *HEARD])
 def test_a_trial_is_what_it_is_under_lightnings_loop(case):
     kind, changes, options = (LEAN | HEARD)[case]
@@ -358,23 +357,17 @@ def test_a_trial_is_what_it_is_under_lightnings_loop(case):
     if case == "logging":
         half = len(Notes.told) // 2
         assert str(Notes.told[:half]) == str(Notes.told[half:])
-        assert {name for _, metrics in Notes.told for name in metrics} >= {
-            "each",
-            "mean_step",
-            "seldom_epoch",
-            "gradient",
-        }
+        logged = set().union(*(metrics for _, metrics in Notes.told))
+        assert logged >= {"each", "mean_step", "seldom_epoch", "gradient"}
     if case == "watching":
-        assert {place for place, *_ in module.seen} >= {
-            "backward",
-            "by epoch",
-            "on_validation_start",
-        }
+        places = {place for place, *_ in module.seen}
+        assert places >= {"backward", "by epoch", "on_validation_start"}
 
 
 @pytest.mark.parametrize("fast", ["auto", "off"])
 def test_what_lightning_does_after_an_evaluation_is_no_training(fast):
-    clock, phases = TrialClock(), {"training_step": [], "on_validation_model_train": []}
+    clock = TrialClock()
+    phases = {"training_step": [], "on_validation_model_train": []}
 
     def noting(name):
         def note(self, *arguments):
@@ -383,7 +376,11 @@ def test_what_lightning_does_after_an_evaluation_is_no_training(fast):
 
         return note
 
-    kind = type("Noting", (Regression,), {name: noting(name) for name in phases})
+    hooks = {
+        "training_step": noting("training_step"),
+        "on_validation_model_train": noting("on_validation_model_train"),
+    }
+    kind = type("Noting", (Regression,), hooks)
     record, _ = run(kind, protocol=protocol_of(steps=STEPS, fast=fast), clock=clock)
     assert set(phases["training_step"]) == {Phase.TRAINING}
     after = [
@@ -398,10 +395,8 @@ def test_torchs_profiler_sees_steps_under_their_labels():
         record, _ = run(Regression, protocol=protocol_of(steps=STEPS, fast="auto"))
     seen = {event.key: event.count for event in profile.key_averages()}
     assert record.training_loop == "lean"
-    assert [seen[f"Optimizer.{name}"] for name in ("step#SGD.step", "zero_grad#SGD.zero_grad")] == [
-        STEPS,
-        STEPS,
-    ]
+    assert seen["Optimizer.step#SGD.step"] == STEPS
+    assert seen["Optimizer.zero_grad#SGD.zero_grad"] == STEPS
 
 
 SHAPES = {
@@ -429,7 +424,9 @@ def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (64, *(SHAPES | SLOW)[name]), generator=generator).to(torch.uint8)
     labels = torch.randint(10, (64,), generator=generator)
-    normalise = Normalisation(*(torch.full((1, 1, 1, 1), value) for value in (1 / 64, -2.0)))
+    mean = torch.full((1, 1, 1, 1), 1 / 64)
+    standard_deviation = torch.full((1, 1, 1, 1), -2.0)
+    normalise = Normalisation(mean, standard_deviation)
 
     def stream(spec):
         sizes = {"batch_size": spec.batch_size, "micro_batch_size": None}
@@ -460,19 +457,19 @@ def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
 
 
 def test_endless_batches_are_trained_on_as_under_lightnings_loop():
-    runs = [
-        train(protocol=learning_protocol(fast=fast, noise_scale_every=8))
-        for fast in ("auto", "off")
-    ]
-    assert [record.training_loop == "lean" for record, _ in runs] == [True, False]
-    assert outcome(runs[0][0]) == outcome(runs[1][0])
-    assert same_weights(runs[0][1], runs[1][1])
+    record, module = train(protocol=learning_protocol(fast="auto", noise_scale_every=8))
+    reference, other = train(protocol=learning_protocol(fast="off", noise_scale_every=8))
+    assert record.training_loop == "lean"
+    assert reference.training_loop != "lean"
+    assert outcome(record) == outcome(reference)
+    assert same_weights(module, other)
 
 
 @pytest.mark.parametrize("loops", [("auto", "off"), ("off", "auto"), ("auto", "auto")])
 def test_a_trial_that_was_stopped_goes_on_under_either_loop(loops, tmp_path):
     whole, reference = run(Watching, protocol=protocol_of(fast="off"))
-    first, second = (protocol_of(fast=fast) for fast in loops)
+    first = protocol_of(fast=loops[0])
+    second = protocol_of(fast=loops[1])
     stopped, _ = run(
         Watching, make_spec(BATCH_SIZE, seed=3, max_steps=15), first, state=tmp_path / "3.state"
     )
@@ -487,7 +484,7 @@ def test_a_trial_that_was_stopped_goes_on_under_either_loop(loops, tmp_path):
 
 
 def overriding(base, hook):
-    """Return a subclass whose hook does what Lightning's does."""
+    """A subclass whose hook does what Lightning's does."""
 
     def own(self, *arguments, **options):
         return getattr(base, hook)(self, *arguments, **options)
@@ -551,7 +548,10 @@ def test_where_somebody_listens_or_a_step_is_of_another_kind_lightnings_loop_run
 def test_another_version_of_lightning_runs_its_own_loop(monkeypatch):
     monkeypatch.setattr(lightning_internals, "TRIED", ("1.0", "1.1"))
     version = pytest.importorskip("lightning").__version__
-    text = f"lightning.pytorch {version} is not one of the versions that it was compared with, 1.0 and 1.1"
+    text = (
+        f"lightning.pytorch {version} is not one of the versions that it was compared with, 1.0 "
+        "and 1.1"
+    )
     compare(Regression, f"Lightning's: {text}", {"steps": 7})
 
 
@@ -571,7 +571,8 @@ def test_an_optimizer_that_does_not_call_its_closure_is_named():
 
 
 def test_the_option_is_the_workloads_and_off_as_yaml_reads_it():
-    assert options_of("workload=digits").protocol.fast == "graph"  # as its file says
+    # The workload's file says so.
+    assert options_of("workload=digits").protocol.fast == "graph"
     assert options_of("workload=replay", "workload.table=fashion_mlp").protocol.fast == "auto"
     assert options_of("workload=digits", "protocol.fast=off").protocol.fast == "off"
     assert options_of("workload=digits", "protocol.fast=false").protocol.fast == "off"

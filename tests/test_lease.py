@@ -21,7 +21,7 @@ def study():
 
 
 def leases(study, role, clock, machine=None, **changes):
-    """Return leases of a process; one of another machine if it is named."""
+    """Leases of a process; one of another machine if it is named."""
     made = Leases(study, role, SECONDS, clock)
     made.own = replace(made.own, machine=machine or made.own.machine, **changes)
     return made
@@ -32,9 +32,11 @@ def last_beat(study, one):
 
 
 def test_owner_of_another_machine_is_waited_for_once_and_taken_over_when_it_gives_no_sign(study):
-    clock, lines = FakeTime(), []
+    clock = FakeTime()
+    lines = []
     dead = leases(study, "owner", clock, machine="elsewhere")
-    dead._write(dead.own)  # and never again
+    # This process writes once, and never again.
+    dead._write(dead.own)
     ours = leases(study, "owner", clock)
     with ours.acquired(lines.append, clock.sleep):
         assert SECONDS <= clock.now <= 1.2 * SECONDS
@@ -42,7 +44,8 @@ def test_owner_of_another_machine_is_waited_for_once_and_taken_over_when_it_give
         assert ours.living() == {ours.own.id}
     assert last_beat(study, ours)["ended"]
     assert lines == [f"waiting up to 60 s for a sign of {dead.own.name}, which began this study"]
-    dead.beat()  # it was only stopped for long
+    # The process was only stopped for long.
+    dead.beat()
     with pytest.raises(StudyError, match="gave no sign for 60 s"):
         dead.check()
     assert last_beat(study, dead)["ended"]
@@ -99,9 +102,8 @@ def test_owner_on_this_machine_is_refused_at_once_and_workers_join(study):
 def test_of_two_owners_in_the_same_moment_one_stays(study, monkeypatch):
     clock = FakeTime()
     pair = [leases(study, "owner", clock) for _ in range(2)]
-    monkeypatch.setattr(
-        Leases, "_wait_alone", lambda *arguments: None
-    )  # neither has seen the other
+    # Neither has seen the other.
+    monkeypatch.setattr(Leases, "_wait_alone", lambda *arguments: None)
     for one in pair:
         one._write(one.own)
     stayed = []

@@ -26,7 +26,7 @@ def _importable(monkeypatch):
 
 
 def changed(folder, remove=(), **changes):
-    """Return the project's file with other sections."""
+    """The project's file with other sections."""
     content = yaml.safe_load(FILE.read_text()) | changes
     path = folder / "changed.yaml"
     path.write_text(
@@ -56,7 +56,8 @@ def test_a_file_becomes_a_workload():
     assert workload["target"] == {"metric": "val_loss", "value": 0.2, "mode": "min"}
     assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
     assert workload["batch_size"] == {"low": 4, "high": 512}
-    assert workload["budget"] == {"steps": 46, "examples": 12_000}  # ten epochs of 1200
+    # The file's ten epochs have 1200 examples each.
+    assert workload["budget"] == {"steps": 46, "examples": 12_000}
     assert workload["trainer"]["gradient_clip_val"] == 1.0
     assert [one["class_path"].rpartition(".")[2] for one in workload["trainer"]["callbacks"]] == [
         "LearningRateMonitor"
@@ -235,7 +236,10 @@ def test_targets(text, parsed):
         (
             {"optimizer": None, "lr_scheduler": None},
             {},
-            "where it stands in configure_optimizers, scaling.override_lr=true sets it in the optimizer",
+            (
+                "where it stands in configure_optimizers, scaling.override_lr=true sets it in the "
+                "optimizer"
+            ),
         ),
     ],
 )

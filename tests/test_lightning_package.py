@@ -75,7 +75,7 @@ if __name__ == "__main__":
 
 
 def missing(*names):
-    """Return what imports a module, unless it is one of these."""
+    """A function that imports a stand-in for a module, and fails for these alone."""
 
     def imported(name):
         if name.partition(".")[0] in names:
@@ -112,7 +112,7 @@ def test_what_is_missing_is_named(absent, monkeypatch):
 
 
 def imported_when_it_runs(text):
-    """Return the top packages that a module imports, but for those of type checkers alone."""
+    """The top packages that a module imports, but for those of type checkers alone."""
     tree = ast.parse(text)
     skipped = set[ast.AST]()
     for node in ast.walk(tree):

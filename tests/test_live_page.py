@@ -10,7 +10,7 @@ import pytest
 from builders import prepared_study
 from rich.console import Console
 from test_run import REPLAY, STEPS, end_at
-from toolbox import FakeTime, make_trial, table_rows, trials_of, write_rows
+from toolbox import FakeTime, made_table, make_trial, trials_of
 
 import bstune
 from bstune.report.running_page import is_running_page
@@ -27,9 +27,9 @@ STUDY = (*REPLAY, STEPS, "search.trials=6", "search.replicates=0", "study=s")
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """Return a study of recorded runs that has begun nothing."""
+    """A study of recorded runs that has begun nothing."""
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     return prepared_study(*STUDY)
 
 
@@ -46,14 +46,17 @@ def test_the_next_writing_waits_fifty_times_as_long_as_the_last_one_took(took, d
 
 
 def test_writing_takes_its_share_of_a_study_at_most():
-    pace, now, spent = PagePace(), 0.0, 0.0
+    pace = PagePace()
+    now = 0.0
+    spent = 0.0
     for trial in range(2000):
         now += 0.7
         if pace.is_due(now):
             # A page grows with its trials.
             took = 0.05 + 0.0005 * trial
             pace.wrote(now, now + took)
-            now, spent = now + took, spent + took
+            now = now + took
+            spent = spent + took
             assert spent <= 1.1 * SHARE * now or now < 2 * LEAST_SECONDS / SHARE
     assert 0.5 * SHARE < spent / now <= SHARE
 
@@ -62,7 +65,10 @@ class Written:
     """Pages in place of files, each of which takes so many seconds to write, or fails."""
 
     def __init__(self, clock, seconds=0.2):
-        self.clock, self.seconds, self.pages, self.error = clock, seconds, [], None
+        self.clock = clock
+        self.seconds = seconds
+        self.pages = []
+        self.error = None
 
     def __call__(self, path, text):
         self.clock.sleep(self.seconds)
@@ -74,8 +80,9 @@ class Written:
 
 @pytest.fixture
 def live(tmp_path, monkeypatch):
-    """Return a page on a made clock, the clock, what is written and what is said."""
-    clock, said = FakeTime(), []
+    """A page on a made clock, the clock, what is written and what is said."""
+    clock = FakeTime()
+    said = []
     written = Written(clock)
     monkeypatch.setattr(live_page, "write_text_once", written)
     page = LivePage(tmp_path / "report.html", clock, said.append, lambda: WRITTEN)

@@ -1,15 +1,15 @@
 """A user's DataLoader in other batches: the same examples and options, resumed where it was stopped."""
 
 import random
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 import torch
+from learners import Stream
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -46,17 +46,17 @@ def test_rebatch_gives_epochs_of_an_endless_stream_of_the_same_data(
     assert len(result) == len(list(result)) == 10 // batch_size * len(sizes)
     result = rebatch(loader(shuffle=shuffle, drop_last=True), batch_size, micro_batch_size, seed=5)
     items = list(islice(endless(result), 10 * len(sizes)))
-    assert [len(item) for item in items] == list(sizes) * 10
-    stream = [value for item in items for value in item]
-    assert all(sorted(stream[k : k + 10]) == list(range(10)) for k in range(0, len(stream) - 9, 10))
+    assert list(map(len, items)) == list(sizes) * 10
+    stream = list(chain.from_iterable(items))
+    for start in range(0, len(stream) - 9, 10):
+        assert sorted(stream[start : start + 10]) == list(range(10))
     again = islice(
         endless(rebatch(loader(shuffle=shuffle), batch_size, micro_batch_size, seed=5)), len(items)
     )
     assert list(again) == items
     half = rebatch(loader(), 5, None, seed=0)
-    assert sorted(next(iter(half)) + next(iter(half))) == list(
-        range(10)
-    )  # goes on where the last iterator left off
+    # It goes on where the last iterator left off.
+    assert sorted(next(iter(half)) + next(iter(half))) == list(range(10))
 
 
 def of_subset(epoch):
@@ -101,19 +101,18 @@ def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n
     assert epoch_length(source) == n
     result = rebatch(source, 2, None, seed=5)
     assert len(result) == n // 2
-    drawn = [value for batch in islice(endless(result), 1500) for value in batch]
+    drawn = list(chain.from_iterable(islice(endless(result), 1500)))
     epochs = [drawn[k : k + n] for k in range(0, len(drawn) - n + 1, n)]
     assert all(map(right, epochs))
-    assert len({tuple(epoch) for epoch in epochs}) > 5, "each epoch is drawn anew"
+    assert len(set(map(tuple, epochs))) > 5, "each epoch is drawn anew"
     for value, share in (shares or {}).items():
-        assert drawn.count(value) / len(drawn) == pytest.approx(
-            share, abs=0.04
-        )  # 3 standard errors at most
+        # These are 3 standard errors at most.
+        assert drawn.count(value) / len(drawn) == pytest.approx(share, abs=0.04)
     assert shares is None or set(drawn) == set(shares)
     resumed = rebatch(source, 2, None, seed=5)
     stream_of(resumed).resume(stream_of(result).position(1500))
-    after = [value for batch in islice(endless(result), 20) for value in batch]
-    assert [value for batch in islice(endless(resumed), 20) for value in batch] == after
+    after = list(chain.from_iterable(islice(endless(result), 20)))
+    assert list(chain.from_iterable(islice(endless(resumed), 20))) == after
 
 
 def test_rebatch_keeps_the_loaders_options():
@@ -135,11 +134,6 @@ def test_rebatch_keeps_the_loaders_options():
         "dataset",
     ):
         assert getattr(result, name) == getattr(source, name), name
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
 
 
 class NoLength:
@@ -196,7 +190,8 @@ def test_a_loader_is_resumed_with_what_reading_draws_from_python_numpy_and_torch
     def fresh():
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(0)
-        np.random.randn()  # leaves a second one for the next call
+        # The call leaves a second number for the next one.
+        np.random.randn()
         return rebatch(loader(collate_fn=noisy), 7, micro_batch_size, seed=5)
 
     parts = len(micro_batch_sizes_of(7, micro_batch_size))
@@ -211,16 +206,19 @@ def test_a_loader_is_resumed_with_what_reading_draws_from_python_numpy_and_torch
     assert list(islice(endless(again), 3 * parts)) == whole[done * parts :]
 
 
-@pytest.mark.parametrize("done", [2, 3, 4])  # of three batches an epoch
+# An epoch has three batches.
+@pytest.mark.parametrize("done", [2, 3, 4])
 def test_with_workers_a_position_is_a_number_of_batches(done):
     source = loader(num_workers=1)
     whole = list(islice(endless(rebatch(source, 3, None, seed=5)), 12))
     batches = rebatch(source, 3, None, seed=5)
     list(islice(endless(batches), done))
-    position = stream_of(batches).position(done)  # its workers have been given more
+    # Its workers have been given more than was drawn.
+    position = stream_of(batches).position(done)
     assert position == {"batches": done, "random": None}
     again = rebatch(source, 3, None, seed=5)
     stream_of(again).resume(position)
     if done % 3 == 0:
-        assert list(again) == []  # of the epoch that ended there
+        # Nothing is left of the epoch that ended there.
+        assert list(again) == []
     assert list(islice(endless(again), 8)) == whole[done : done + 8]

@@ -23,7 +23,16 @@ from learners import (
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.profilers import SimpleProfiler
-from toolbox import EVERY_STEP, TRAINER, FakeTime, entries, make_protocol, make_spec
+from toolbox import (
+    EVERY_STEP,
+    TRAINER,
+    FakeTime,
+    entries,
+    evaluated_steps,
+    make_protocol,
+    make_spec,
+    measured_steps,
+)
 from torch import nn
 
 from bstune.core.clock import TrialClock
@@ -39,7 +48,7 @@ from bstune.workloads.classifier import Classifier
 
 
 def from_step(step, value=0.05):
-    """Return a metric that is 0.9 before ``step`` and ``value`` from it on."""
+    """A metric that is 0.9 before ``step`` and ``value`` from it on."""
     return lambda applied: value if applied >= step else 0.9
 
 
@@ -69,10 +78,11 @@ def test_a_trial_ends_by_its_metric(metric, ending, message):
     result = count(Counting(metric), make_spec(delta=0.5))
     assert (result.status, result.steps, result.steps_low) == ending
     assert (result.message, result.examples) == (message, 4 * result.steps)
-    values = [(step, metric(step)) for step in range(1, result.steps + 1)]
-    assert result.history == tuple(
-        (step, value if math.isfinite(value) else None) for step, value in values
-    )
+    expected = []
+    for step in range(1, result.steps + 1):
+        value = metric(step)
+        expected.append((step, value if math.isfinite(value) else None))
+    assert result.history == tuple(expected)
     identity = (
         result.number,
         result.trial_index,
@@ -90,15 +100,18 @@ def test_a_trial_ends_by_its_metric(metric, ending, message):
     ("batch_size", "steps", "examples", "last"),
     [
         (4, 6, 1, 6),
-        (4, 6, 25, 7),  # both have to be spent
-        (7, 1, 50, 8),  # a batch is whole
+        # Both parts of the budget have to be spent.
+        (4, 6, 25, 7),
+        # A batch is whole, even at the budget's end.
+        (7, 1, 50, 8),
     ],
 )
 def test_budget_ends_once_steps_and_examples_are_both_spent(batch_size, steps, examples, last):
     protocol = make_protocol(steps, examples, evaluation_schedule=SCHEDULE)
     result = count(Counting(never), make_spec(batch_size), protocol)
     assert (result.status, result.steps, result.steps_low) == ("stopped", last, last)
-    assert result.history[-1] == (last, 0.9)  # the last step is always evaluated
+    # The last step is always evaluated.
+    assert result.history[-1] == (last, 0.9)
     assert result.message is None
     assert count(Counting(from_step(last)), make_spec(batch_size), protocol).status == "reached"
 
@@ -111,9 +124,8 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
         module.trainer.should_stop = module.trainer.fit_loop.batch_idx >= 5
 
     module.on_before_zero_grad = stop_after_six_batches
-    result = count(
-        module, protocol=make_protocol(evaluation_schedule=SCHEDULE)
-    )  # which would evaluate at step 10
+    # By itself it would evaluate at step 10.
+    result = count(module, protocol=make_protocol(evaluation_schedule=SCHEDULE))
     assert (result.status, result.steps, result.steps_low) == (status, 6, low)
     assert result.history == ((6, metric),)
 
@@ -121,7 +133,8 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
 @pytest.mark.parametrize(
     ("metric", "overflows", "options", "ending", "message"),
     [
-        # The scale grows after every step, after three or never; that must not pass for a skipped step.
+        # The scale grows after every step, after three or never; that must not pass for a skipped
+        # step.
         (from_step(7), (), {"growth": 1}, ("reached", 7, 6), None),
         (from_step(7), (0,), {}, ("reached", 7, 6), None),
         (from_step(7), (2, 3, 8), {"growth": 1}, ("reached", 7, 6), None),
@@ -140,7 +153,9 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
 def test_a_step_that_the_gradient_scaler_skips_does_not_count(
     metric, overflows, options, ending, message
 ):
-    module, options, factors = Counting(metric), dict(options), []
+    module = Counting(metric)
+    options = dict(options)
+    factors = []
 
     def backward(gradient):
         factors.append(math.inf if len(factors) in overflows else 1.0)
@@ -155,9 +170,7 @@ def test_a_step_that_the_gradient_scaler_skips_does_not_count(
     assert module.weight.item() == pytest.approx(result.steps)
     assert result.history[-1] == (result.steps, metric(result.steps))
     if "evaluation_schedule" not in options:
-        assert {step for step, _ in result.history} == set(
-            range(min(1, result.steps), result.steps + 1)
-        )
+        assert set(evaluated_steps(result)) == set(range(min(1, result.steps), result.steps + 1))
     if message:
         assert len(factors) == result.steps + 50
 
@@ -179,7 +192,8 @@ class TwoOptimizers(Counting):
         return self.returns
 
     def configure_optimizers(self):
-        return [torch.optim.SGD([parameter], lr=1.0) for parameter in (self.weight, self.other)]
+        # One step by two optimizers.
+        return [torch.optim.SGD([self.weight], lr=1.0), torch.optim.SGD([self.other], lr=1.0)]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +204,8 @@ def test_steps_do_not_depend_on_the_number_of_optimizers(returns, warned):
     result = count(module, protocol=make_protocol(noise_scale_every=1))
     assert (result.status, result.steps, result.steps_low) == ("reached", 7, 6)
     assert (module.weight, module.other) == (7, 7)
-    assert (result.noise_scale, warned()) == ((), [])  # such modules are not measured
+    # Such modules are not measured.
+    assert (result.noise_scale, warned()) == ((), [])
 
 
 def test_diverged_by_a_loss_that_is_not_finite():
@@ -203,7 +218,7 @@ def test_diverged_by_a_loss_that_is_not_finite():
 
 
 def fails_in(stage, fail):
-    """Return a module that fails in training or evaluation once three steps are applied."""
+    """A module that fails in training or evaluation once three steps are applied."""
     if stage == "training":
         return Counting(never, lambda batch: fail() if batch == 3 else 1.0)
     return Counting(lambda applied: fail() if applied == 3 else 0.9)
@@ -252,15 +267,24 @@ def refuses_nan(module, weight=math.nan):
     [
         (
             "training",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite",
+            (
+                "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not "
+                "finite"
+            ),
         ),
         (
             "evaluation",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not finite",
+            (
+                "Expected parameter loc to satisfy the constraint Real() at step 3: weight is not "
+                "finite"
+            ),
         ),
         (
             "loss",
-            "Expected parameter loc to satisfy the constraint Real() at step 3: the training loss is inf",
+            (
+                "Expected parameter loc to satisfy the constraint Real() at step 3: the training "
+                "loss is inf"
+            ),
         ),
     ],
 )
@@ -314,7 +338,8 @@ def raises_at(step):
 
 
 def breaks(spec, micro_batch_size=None):
-    yield from (torch.zeros(4) for _ in range(3))
+    for _ in range(3):
+        yield torch.zeros(4)
     no_such_layer()
 
 
@@ -335,10 +360,8 @@ def breaks(spec, micro_batch_size=None):
             fails_in("training", lambda: sys.exit("enough")),
             "RuntimeError: sys.exit('enough') was called",
         ),
-        *(
-            (with_hook(hook), "LookupError: no such layer")
-            for hook in ("configure_optimizers", "configure_callbacks")
-        ),
+        (with_hook("configure_optimizers"), "LookupError: no such layer"),
+        (with_hook("configure_callbacks"), "LookupError: no such layer"),
         (with_hook("configure_gradient_clipping"), "LookupError: no such layer"),
         (with_optimizer(Raises), "LookupError: no such layer"),
         (with_optimizer(torch.optim.SGD, raises_at(3)), "LookupError: no such layer"),
@@ -360,7 +383,8 @@ def test_any_other_error_is_a_failure_with_the_frames_of_the_users_files(module,
 
 @pytest.mark.usefixtures("interruptible")
 def test_an_interruption_is_no_error_of_the_users():
-    with pytest.raises(SystemExit):  # as Lightning ends
+    # Lightning ends so.
+    with pytest.raises(SystemExit):
         count(fails_in("training", lambda: signal.raise_signal(signal.SIGINT)))
 
 
@@ -396,7 +420,8 @@ def test_a_target_that_is_met_before_training_is_a_mistake(value, mode):
         # 0.9 on nine batches and 0.0 on the first are 0.81, so that 0.1 + 2 x 0.71 is far past it.
         (1.51, {}, "stopped"),
         (1.53, {}, "diverged"),
-        (0.9, {"limit_val_batches": 1}, "stopped"),  # as where steps are only timed
+        # Trials whose steps are only timed evaluate one batch.
+        (0.9, {"limit_val_batches": 1}, "stopped"),
     ],
 )
 def test_the_start_is_measured_on_all_validation_data(later, limits, status):
@@ -422,7 +447,7 @@ def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
     )
     result = count(module)
     assert (result.status, result.steps, result.steps_low) == ("reached", 10, 7)
-    assert [step for step, _ in result.history] == [1, 4, 7, 10]
+    assert evaluated_steps(result) == [1, 4, 7, 10]
     module = Counting(never)
     logs = module.validation_step
     module.validation_step = lambda batch, batch_idx: (
@@ -467,12 +492,13 @@ def test_a_metric_that_is_not_logged_is_named_with_those_that_are():
 @pytest.mark.parametrize(
     ("correct", "target", "start", "status"),
     [
+        # Read as a double, 0.1 in float32 would miss.
         (
             500,
             Target("val/error", 0.1, "min"),
             1.0,
             "reached",
-        ),  # read as a double, 0.1 in float32 would miss
+        ),
         (501, Target("val/error", 0.1, "min"), 1.0, "stopped"),
         (4500, Target("val/error", 0.9, "max"), 0.1, "reached"),
         (4499, Target("val/error", 0.9, "max"), 0.1, "stopped"),
@@ -510,10 +536,9 @@ def test_micro_batches_are_the_large_batch(micro, kind, monkeypatch):
     torch.testing.assert_close(weights(micro), large, rtol=1e-5, atol=1e-6)
     # Lightning's own accumulation would be wrong for a smaller last group.
     monkeypatch.setattr(loop, "weight_micro_batches", lambda *arguments: None)
-    same = all(
-        torch.allclose(a, b, rtol=1e-4, atol=1e-5)
-        for a, b in zip(weights(micro), large, strict=True)
-    )
+    same = True
+    for of_micro, of_large in zip(weights(micro), large, strict=True):
+        same &= torch.allclose(of_micro, of_large, rtol=1e-4, atol=1e-5)
     assert same == (10 % micro == 0)
 
 
@@ -524,9 +549,8 @@ def test_a_micro_batch_without_a_loss_adds_nothing():
     module.training_step = lambda batch, batch_idx: None if batch_idx % 3 == 1 else -module.weight
     result = count(module, make_spec(10), make_protocol(2, micro_batch_size=4))
     assert result.steps == 2
-    assert module.weight.item() == pytest.approx(
-        2 * 0.6
-    )  # two of three groups: 4 and 2 of 10 examples
+    # Two of three groups are left: 4 and 2 of 10 examples.
+    assert module.weight.item() == pytest.approx(2 * 0.6)
 
 
 def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
@@ -541,13 +565,15 @@ def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
 
 def test_the_same_seed_gives_the_same_trial_bit_for_bit():
     first, module = train(make_spec(7, seed=5))
-    torch.rand(3)  # what was drawn before does not matter
+    # What was drawn before must not matter.
+    torch.rand(3)
     again, rerun = train(make_spec(7, seed=5))
     assert again == first
     assert same_weights(module, rerun)
     other, rerun = train(make_spec(7, seed=6))
     assert other.history != first.history
-    assert not any(torch.equal(a, b) for a, b in zip(tensors(module), tensors(rerun), strict=True))
+    for tensor, other in zip(tensors(module), tensors(rerun), strict=True):
+        assert not torch.equal(tensor, other)
 
 
 # The evaluation schedule
@@ -561,7 +587,10 @@ def test_evaluations_follow_the_rule(batch_size, lr, micro):
     protocol = replace(learning_protocol(30, examples=600), target=target, micro_batch_size=micro)
     result, _ = train(make_spec(batch_size, lr), protocol)
     assert len(result.history) > 2
-    step, past, near, schedule = 0, [], False, protocol.evaluation_schedule
+    step = 0
+    past = []
+    near = False
+    schedule = protocol.evaluation_schedule
     for actual, value in result.history:
         near = near or is_near(past, target.gap, schedule.near)
         due = next_evaluation(step, batch_size, 20, len(past), near, schedule)
@@ -584,9 +613,10 @@ def test_the_target_is_not_met_before_the_interval():
     assert sparse.reached
     assert dense.reached
     assert sparse.steps - sparse.steps_low > 1
-    assert dict(dense.history).items() >= {
-        pair for pair in sparse.history if pair[0] <= dense.steps
-    }
+    densely = dict(dense.history)
+    for step, value in sparse.history:
+        if step <= dense.steps:
+            assert densely[step] == value
     assert dense.steps <= sparse.steps
 
 
@@ -594,7 +624,7 @@ def test_the_target_is_not_met_before_the_interval():
 
 
 def timed(fake, seconds=lambda batch: 1.0):
-    """Return a module that takes 100 s to start, 10 s an evaluation, and ``seconds(n)`` for training batch n."""
+    """A module that takes 100 s to start, 10 s an evaluation, and ``seconds(n)`` for training batch n."""
 
     module = Counting(
         lambda applied: fake.sleep(10.0) or 0.9, lambda batch: fake.sleep(seconds(batch)) or 1.0
@@ -612,16 +642,20 @@ def test_training_start_up_and_evaluation_are_counted_apart():
             yield batch
 
     after_step = Callback()
-    after_step.on_train_batch_end = lambda *args: fake.sleep(0.5)  # which is training, too
+    # This is training, too.
+    after_step.on_train_batch_end = lambda *args: fake.sleep(0.5)
     module = timed(fake)
     module.configure_callbacks = lambda: [after_step]
-    # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation in ten steps.
+    # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation
+    # in ten steps.
     protocol = make_protocol(35, evaluation_schedule=SCHEDULE)
     result = count(module, protocol=protocol, batches=batches, clock=TrialClock(fake))
-    assert [step for step, _ in result.history] == [10, 20, 30, 35]
+    assert evaluated_steps(result) == [10, 20, 30, 35]
     assert result.train_seconds == 35 * 1.75
-    assert result.eval_seconds == 10.0 + 4 * 10.0  # one of them at the start
-    assert result.startup_seconds == 100.25  # with the first batch
+    # One of the evaluations is at the start.
+    assert result.eval_seconds == 10.0 + 4 * 10.0
+    # The first batch counts as start-up.
+    assert result.startup_seconds == 100.25
     assert result.wall_seconds == fake.now == 100.25 + 50.0 + 35 * 1.75
     assert result.seconds_per_step == 1.75
     assert result.time_to_target is None
@@ -631,7 +665,8 @@ def test_training_start_up_and_evaluation_are_counted_apart():
 def test_warm_up_lasts_its_steps_where_evaluations_cut_it_short(warmup_steps):
     fake = FakeTime()
     module = timed(fake, lambda batch: 51.0 if batch < 3 else 1.0)
-    protocol = make_protocol(5, warmup_steps=warmup_steps)  # evaluated after every step
+    # It is evaluated after every step.
+    protocol = make_protocol(5, warmup_steps=warmup_steps)
     result = count(module, protocol=protocol, clock=TrialClock(fake))
     assert len(result.history) == 5
     assert result.seconds_per_step == 1.0
@@ -652,7 +687,7 @@ def test_a_trial_that_fails_keeps_the_time_it_took():
 
 
 def measured(every, batch_size=8, micro_batch_size=None, check=lambda size: None):
-    """Return record and module of a trial that measures the noise scale; ``check`` may refuse a batch by its size."""
+    """Record and module of a trial that measures the noise scale; ``check`` may refuse a batch by its size."""
     fake = FakeTime()
 
     class Timed(Classifier):
@@ -678,14 +713,16 @@ def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
     plain, reference = measured(None)
     result, module = measured(4)
     assert plain.noise_scale == ()
-    assert [step for step, _, _ in result.noise_scale] == [4, 8, 12, 16, 20, 24, 28]
-    assert all(trace > 0 for _, _, trace in result.noise_scale)
+    assert measured_steps(result.noise_scale) == [4, 8, 12, 16, 20, 24, 28]
+    for _, _, trace in result.noise_scale:
+        assert trace > 0
     assert TrialResult.from_json(result.to_json()) == result
     assert result.history == plain.history
     assert same_weights(module, reference)
     assert result.train_seconds == plain.train_seconds == 30 * 8.0
     assert result.seconds_per_step == plain.seconds_per_step == 8.0
-    assert result.eval_seconds == plain.eval_seconds + 7 * 8.0  # two halves of 8 examples
+    # A measurement takes two halves of 8 examples.
+    assert result.eval_seconds == plain.eval_seconds + 7 * 8.0
     assert (result.startup_seconds, result.wall_seconds) == (
         plain.startup_seconds,
         plain.wall_seconds + 56.0,
@@ -698,7 +735,8 @@ def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
         assert (result.status, result.noise_scale) == ("stopped", ())
     assert warned() == []
     assert measured(1, 4)[0].noise_scale != ()
-    assert measured(1, 3, micro_batch_size=2)[0].noise_scale != ()  # nothing is split
+    # Nothing has to be split.
+    assert measured(1, 3, micro_batch_size=2)[0].noise_scale != ()
 
 
 @pytest.mark.parametrize(
@@ -722,13 +760,18 @@ def test_a_trial_does_not_fail_with_its_measurement(error, warned):
         plain.train_seconds,
         plain.seconds_per_step,
     )
-    assert result.eval_seconds == plain.eval_seconds + 4.0  # one try: half a batch
+    # It takes one try of half a batch.
+    assert result.eval_seconds == plain.eval_seconds + 4.0
     text = ": ".join(filter(None, (type(error).__name__, str(error))))
-    warning = f"the noise scale is not measured (protocol.noise_scale_every=null leaves it out): {text} (test_loop.py:"
+    warning = (
+        "the noise scale is not measured (protocol.noise_scale_every=null leaves it out): "
+        f"{text} (test_loop.py:"
+    )
     assert warned() == [result.message]
     assert result.message.startswith(warning)
     measured(4, check=refuse_parts)
-    assert len(warned()) == 1  # once, not once a trial
+    # The warning comes once, not once a trial.
+    assert len(warned()) == 1
 
 
 class Sparse(Classifier):
@@ -744,13 +787,15 @@ class Sparse(Classifier):
 
 @pytest.mark.parametrize("micro", [None, 3])
 def test_a_trial_goes_on_where_its_gradients_cannot_be_measured(micro, warned):
-    protocol, build = learning_protocol(12, micro_batch_size=micro), partial(learner, kind=Sparse)
+    protocol = learning_protocol(12, micro_batch_size=micro)
+    build = partial(learner, kind=Sparse)
     plain, reference = train(make_spec(8), protocol, build)
     result, module = train(make_spec(8), replace(protocol, noise_scale_every=3), build)
     assert (result.status, result.steps, result.history) == ("stopped", 12, plain.history)
     assert result.noise_scale == ()
     assert same_weights(module, reference)
-    assert not any(parameter._backward_hooks for parameter in module.parameters())
+    for parameter in module.parameters():
+        assert not parameter._backward_hooks
     (warning,) = warned()
     assert "the gradient of table.weight is sparse" in warning
 
@@ -759,7 +804,8 @@ def test_a_trial_goes_on_where_its_gradients_cannot_be_measured(micro, warned):
 
 
 def test_the_checkpoint_holds_the_weights_that_reached_the_target(tmp_path):
-    build, path = partial(learner, average=partial(RunningWeightAverage, 0.5)), tmp_path / "3.ckpt"
+    build = partial(learner, average=partial(RunningWeightAverage, 0.5))
+    path = tmp_path / "3.ckpt"
     protocol = learning_protocol(300, target=Target("val/loss", 0.65, "min"))
     result, _ = train(make_spec(4, 0.05), protocol, build, checkpoint=path)
     assert result.reached
@@ -775,7 +821,8 @@ def test_the_checkpoint_holds_the_weights_that_reached_the_target(tmp_path):
 
 def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
     """Without averaging, the weight after s steps is s; the average of 1 to s is (s + 1)/2."""
-    module, values = Counting(never), []
+    module = Counting(never)
+    values = []
     module.configure_callbacks = lambda: [RunningWeightAverage(1.0)]
 
     def validation_step(batch, batch_idx):
@@ -785,7 +832,7 @@ def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
     module.validation_step = validation_step
     path = tmp_path / "3.ckpt"
     result = count(module, checkpoint=path)
-    assert values == pytest.approx([0.0, *[(s + 1) / 2 for s in range(1, 10)]])
+    assert values == pytest.approx([0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0])
     assert (result.status, result.steps) == ("reached", 9)
     assert torch.load(path, weights_only=True)["state_dict"]["weight"].item() == pytest.approx(5.0)
 
@@ -820,9 +867,12 @@ def test_weights_in_bfloat16_are_learnt_averaged_and_evaluated():
     result, module = train(make_spec(10, 0.05), protocol, build)
     assert result.reached
     assert types == {torch.bfloat16}
-    assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
+    for parameter in module.parameters():
+        assert parameter.dtype == torch.bfloat16
     assert len(result.noise_scale) == result.steps // 8 > 0
-    assert all(math.isfinite(squared) and trace > 0 for _, squared, trace in result.noise_scale)
+    for _, squared, trace in result.noise_scale:
+        assert math.isfinite(squared)
+        assert trace > 0
 
 
 @pytest.mark.parametrize(("threads", "name"), [(1, "cpu (1 thread)"), (8, "cpu (8 threads)")])

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from toolbox import measured_steps
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,7 +23,7 @@ QUIET = {
 
 
 def points(count, generator):
-    """Return inputs and targets of a line with noise, (count, 3) and (count, 1)."""
+    """Inputs and targets of a line with noise, (count, 3) and (count, 1)."""
     inputs = torch.randn(count, 3, generator=generator)
     return inputs, inputs.sum(1, keepdim=True) + torch.randn(count, 1, generator=generator)
 
@@ -51,8 +52,10 @@ def accumulate(noise, model, parts, factors, scale=1.0):
 )
 def test_it_is_that_of_the_parts_gradients(weights, sizes, factors, scale):
     generator = torch.Generator().manual_seed(0)
-    model, batch = nn.Linear(3, 1), points(12, generator)
-    parts = list(zip(*(torch.split(one, sizes) for one in batch), strict=True))
+    model = nn.Linear(3, 1)
+    batch = points(12, generator)
+    inputs, targets = batch
+    parts = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
     noise = bstune.LoopNoiseScale(weights=weights)
     accumulate(noise, model, parts, factors, scale)
     squares = [gradient_of(model, part).square().sum().item() for part in parts]
@@ -67,6 +70,13 @@ def test_it_is_that_of_the_parts_gradients(weights, sizes, factors, scale):
 def gradient_of(model, batch):
     gradients = torch.autograd.grad(loss_of(model, batch), list(model.parameters()))
     return torch.cat([one.flatten() for one in gradients])
+
+
+def two_parts():
+    """Two micro-batches of four examples."""
+    first = torch.Generator().manual_seed(0)
+    second = torch.Generator().manual_seed(1)
+    return [points(4, first), points(4, second)]
 
 
 def test_it_comes_to_the_scale_of_a_known_noise():
@@ -99,7 +109,8 @@ class Module(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
+# Lightning gives advice to whoever trains a toy.
+@pytest.mark.filterwarnings("ignore")
 def test_it_measures_what_lightnings_call_back_does():
     data = TensorDataset(*points(48, torch.Generator().manual_seed(2)))
     loader = DataLoader(data, batch_size=4)
@@ -109,8 +120,10 @@ def test_it_measures_what_lightnings_call_back_does():
     arguments = {**QUIET, "max_epochs": 1, "accumulate_grad_batches": 3}
     Trainer(**arguments, callbacks=[of_trainer]).fit(module, loader)
     torch.manual_seed(0)
-    module, noise = Module(), bstune.LoopNoiseScale()
-    (optimizer, batches) = module.configure_optimizers(), list(loader)
+    module = Module()
+    noise = bstune.LoopNoiseScale()
+    optimizer = module.configure_optimizers()
+    batches = list(loader)
     for first in range(0, len(batches), 3):
         accumulate(noise, module.net, batches[first : first + 3], [1 / 3] * 3)
         optimizer.step()
@@ -121,10 +134,12 @@ def test_it_measures_what_lightnings_call_back_does():
 
 def test_its_measurements_so_far_are_not_copied_at_each_step():
     """A measured step adds one entry to what was measured; what was handed out before stays as it was."""
-    model, noise = nn.Linear(3, 1), bstune.LoopNoiseScale()
-    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    model = nn.Linear(3, 1)
+    noise = bstune.LoopNoiseScale()
+    parts = two_parts()
     accumulate(noise, model, parts, (0.5, 0.5))
-    kept, first = noise._measurements, noise.measurements
+    kept = noise._measurements
+    first = noise.measurements
     accumulate(noise, model, parts, (0.5, 0.5))
     assert noise._measurements is kept
     assert noise.measurements == tuple(kept)
@@ -132,26 +147,29 @@ def test_its_measurements_so_far_are_not_copied_at_each_step():
 
 
 def test_steps_in_between_are_not_measured():
-    model, noise = nn.Linear(3, 1), bstune.LoopNoiseScale(every=3)
-    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    model = nn.Linear(3, 1)
+    noise = bstune.LoopNoiseScale(every=3)
+    parts = two_parts()
     for _ in range(7):
         accumulate(noise, model, parts, (0.5, 0.5))
-    assert [step for step, *_ in noise.measurements] == [3, 6]
+    assert measured_steps(noise.measurements) == [3, 6]
     assert noise.estimate.undetermined == "2 of at least 4 steps were measured"
 
 
 def test_the_steps_of_a_trial_that_goes_on_are_counted_on():
-    model, noise = nn.Linear(3, 1), bstune.LoopNoiseScale(every=3, first_step=100)
-    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    model = nn.Linear(3, 1)
+    noise = bstune.LoopNoiseScale(every=3, first_step=100)
+    parts = two_parts()
     for _ in range(7):
         accumulate(noise, model, parts, (0.5, 0.5))
-    assert [step for step, *_ in noise.measurements] == [102, 105]
+    assert measured_steps(noise.measurements) == [102, 105]
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_a_step_whose_gradient_is_not_finite_is_passed_over(factor):
-    model, noise = nn.Linear(3, 1), bstune.LoopNoiseScale()
-    parts = [points(4, torch.Generator().manual_seed(seed)) for seed in range(2)]
+    model = nn.Linear(3, 1)
+    noise = bstune.LoopNoiseScale()
+    parts = two_parts()
     accumulate(noise, model, parts, (factor, 0.5))
     assert (noise.measurements, noise.passed_over) == ((), 1)
 

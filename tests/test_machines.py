@@ -17,7 +17,8 @@ from bstune.study.storage import patience
 from bstune.study.storage.connection import check_storage, connect
 from bstune.study.storage.trials import worker_of
 
-GUARD = 120  # seconds, which nothing here takes unless it is stuck
+# Seconds that nothing here takes unless it is stuck.
+GUARD = 120
 UNSHARE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -45,7 +46,7 @@ def unshare():
 
 @pytest.fixture
 def machine(unshare, tmp_path):
-    """Return what starts a process on a machine of its own, in a folder of its own; all end with the test.
+    """A function that starts a process on a machine of its own, in a folder of its own; all end with the test.
 
     It sees the others' folders, as on a shared file system, but for the ``hidden`` one.
     """
@@ -53,12 +54,14 @@ def machine(unshare, tmp_path):
 
     def start(role, name, *options, hidden=None, **backend):
         storage = f"storage=sqlite:///{tmp_path}/bstune.db"
-        call = f"fleet.work({role!r}, Path({str(tmp_path / name)!r}), {(storage, *options)!r}, {backend!r})"
+        call = (
+            f"fleet.work({role!r}, Path({str(tmp_path / name)!r}), {(storage, *options)!r}, "
+            f"{backend!r})"
+        )
         script = f"import fleet; from pathlib import Path; {call}"
         hide = f"mount -t tmpfs none {tmp_path / hidden}; " if hidden else ""
-        shell = (
-            hide + '"$@"; status=$?; [ $status = 137 ] && sleep 1000; exit $status'
-        )  # a machine outlives what is killed
+        # A machine outlives what is killed.
+        shell = hide + '"$@"; status=$?; [ $status = 137 ] && sleep 1000; exit $status'
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
         process = subprocess.Popen(
             [*unshare, "sh", "-c", shell, "machine", sys.executable, "-c", script], env=environment
@@ -82,9 +85,10 @@ def log(tmp_path, name):
 
 
 def inner(process):
-    """Return the process that works on the study there, by its number outside."""
+    """The process that works on the study there, by its number outside."""
     number = process.pid
-    for _ in range(2):  # unshare's child is the shell
+    # The child of unshare is the shell.
+    for _ in range(2):
         number = int(Path(f"/proc/{number}/task/{number}/children").read_text().split()[0])
     return number
 
@@ -135,9 +139,8 @@ def test_an_owner_that_was_stopped_beyond_its_lease_ends_in_a_line(machine, watc
         f"output={tmp_path}/shared",
     )
     owner = machine("owner", "a", *options, seconds=3)
-    wait_for(
-        watch.running, "trial that trains"
-    )  # stopped in a transaction, it would lock SQLite for all
+    # A process stopped in a transaction would lock SQLite for all.
+    wait_for(watch.running, "trial that trains")
     os.kill(inner(owner), signal.SIGSTOP)
     again = machine("owner", "b", *options, seconds=0.1)
     wait_for(watch.finished, "trial of the other's")
@@ -163,10 +166,10 @@ def test_states_stay_with_their_machine_and_the_report_says_who_has_a_checkpoint
     assert owner.wait(GUARD) == 0, log(tmp_path, "a")
     assert worker.wait(GUARD) == 0, log(tmp_path, "b")
     trials = watch.trials(*fleet.DONE)
-    assert sum("bstune:resumed_from" in trial.user_attrs for trial in trials) > 0, (
-        "some were continued"
-    )
-    assert not [trial for trial in watch.trials(fleet.FAIL) if "bstune:record" in trial.user_attrs]
+    continued = [trial for trial in trials if "bstune:resumed_from" in trial.user_attrs]
+    assert continued
+    for trial in watch.trials(fleet.FAIL):
+        assert "bstune:record" not in trial.user_attrs
     winners = yaml.safe_load((tmp_path / "a" / "outputs" / "s" / "best.yaml").read_text())
     worked = {trial.number: worker_of(trial) for trial in trials}
     for winner in winners.values():
@@ -229,7 +232,8 @@ def workers_of(kind, tmp_path, options):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["submitit", "ray"])
-@pytest.mark.filterwarnings("ignore")  # theirs
+# The clusters' libraries warn of things of their own.
+@pytest.mark.filterwarnings("ignore")
 def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     pytest.importorskip(kind)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
@@ -240,5 +244,5 @@ def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     owner.join(GUARD)
     assert owner.exitcode == 0
     wait()
-    assert len({worker_of(trial) for trial in watch.trials(*fleet.DONE)}) == 3
+    assert len(set(map(worker_of, watch.trials(*fleet.DONE)))) == 3
     assert watch.finished() == dict.fromkeys(range(40), 1)

@@ -36,7 +36,10 @@ class Machine:
     """Answers probes from a law, and remembers which batch sizes it was asked; other ``outcomes`` come first."""
 
     def __init__(self, law, noise=0.0, seed=0, outcome=lambda size: None):
-        self.law, self.noise, self.outcome, self.asked = law, noise, outcome, []
+        self.law = law
+        self.noise = noise
+        self.outcome = outcome
+        self.asked = []
         self.generator = np.random.default_rng(seed)
 
     def __call__(self, size):
@@ -60,8 +63,11 @@ def search(probe, low=1, high=HIGH, **others):
 
 
 def doubling_and_bisection(law):
-    """Return the probes of doubling from 2, then bisection: what Lightning's finder does."""
-    low, bad, size, probes = 1, None, 2, 0
+    """The probes of doubling from 2, then bisection: what Lightning's finder does."""
+    low = 1
+    bad = None
+    size = 2
+    probes = 0
     while bad is None or bad - low > 1:
         probes += 1
         low, bad = (size, bad) if law(size) <= LIMIT else (low, size)
@@ -86,7 +92,8 @@ def test_the_ceiling_fits_and_what_is_above_it_by_the_precision_does_not(
 ):
     if name == "large examples" and multiple > 30:
         pytest.skip("a candidate of its own")
-    law, machine = LAWS[name], Machine(LAWS[name])
+    law = LAWS[name]
+    machine = Machine(LAWS[name])
     found = search(machine, multiple=multiple, relative=relative, largest_first=largest_first)
     assert {found.batch_size, found.above.batch_size} <= set(machine.asked)
     assert len(set(machine.asked)) == len(machine.asked)
@@ -162,7 +169,10 @@ def test_the_range_starts_at_the_smallest_size_that_runs(smallest):
         Machine(LAWS["linear"], outcome=lambda size: "error" if size < smallest else None)
     )
     assert (found.smallest, found.batch_size) == (smallest, 1148)
-    text = f"batch size 1 fails for another reason than memory (its reason): the range starts at {smallest}"
+    text = (
+        "batch size 1 fails for another reason than memory (its reason): the range starts at "
+        f"{smallest}"
+    )
     assert found.notes == (text,)
 
 
@@ -183,9 +193,11 @@ def test_what_fails_at_large_sizes_is_no_lack_of_memory_in_training(outcome):
     ("points", "model"),
     [
         ([(1, 110), (6, 160), (11, 210)], (100, 10)),
-        ([(1, 200), (11, 100)], (150, 0)),  # memory does not fall with B
+        # Memory does not fall with the batch size.
+        ([(1, 200), (11, 100)], (150, 0)),
         ([], None),
-        ([(1, 5)], None),  # no line through one point
+        # There is no line through one point.
+        ([(1, 5)], None),
         ([(1, None)] * 3, None),
     ],
 )
@@ -197,7 +209,8 @@ def test_fit(points, model):
 def test_the_spread_in_examples():
     at = ProbeResult(100, "fits", LIMIT, 500 * MiB, 500 * MiB)
     found = Ceiling(at, None, 1, 1, 0.02, MemoryModel(0.0, 2.0 * MiB), None, ())
-    assert found.spread_examples == 5  # 10 MiB
+    # The spread is 10 MiB.
+    assert found.spread_examples == 5
     assert (
         replace(found, spread=None).spread_examples
         is replace(found, model=None).spread_examples
@@ -254,7 +267,8 @@ def test_memory_limit(files, limit, tmp_path):
 
 def test_the_peak_is_the_most_that_was_resident():
     before = memory.resident_bytes()
-    with mmap.mmap(-1, 64 * MiB) as block:  # new pages, whatever the allocator has freed and kept
+    # These pages are new, whatever the allocator has freed and kept.
+    with mmap.mmap(-1, 64 * MiB) as block:
         block.write(b"1" * 64 * MiB)
         assert memory.resident_bytes() - before > 60 * MiB
     assert memory.peak_resident_bytes() - before > 60 * MiB
@@ -272,9 +286,8 @@ def test_without_time_for_more_probes_the_ceiling_is_the_largest_that_fitted(pro
         is_late=lambda: len(machine.asked) >= probes,
     )
     exact = (LIMIT - 450 * MiB) // (MiB // 2)
-    least = (
-        2 if largest_first else 1
-    )  # the largest of all, and the smallest, are probed in any case
+    # The largest of all, and the smallest, are probed in any case.
+    least = 2 if largest_first else 1
     assert len(machine.asked) <= max(probes, least)
     assert found.batch_size == max(size for size in machine.asked if size <= exact)
     if found.above is not None:
@@ -285,11 +298,16 @@ def test_without_time_for_more_probes_the_ceiling_is_the_largest_that_fitted(pro
 @pytest.mark.parametrize(
     ("law", "probed", "largest", "predicted"),
     [
-        ("small examples", (64, 128), 4096, 4096),  # 480 MiB, less than half of 1,024
-        ("large examples", (1, 2), 64, 13),  # 490 MiB
-        ("large examples", (1, 16), 64, None),  # what was probed takes more than half
-        ("large examples", (4,), 64, None),  # no line through one probe
-        ("small examples", (64, 128), 128, None),  # there is nothing larger
+        # These take 480 MiB, less than half of 1,024.
+        ("small examples", (64, 128), 4096, 4096),
+        # These take 490 MiB.
+        ("large examples", (1, 2), 64, 13),
+        # The probes themselves took more than half.
+        ("large examples", (1, 16), 64, None),
+        # There is no line through one probe.
+        ("large examples", (4,), 64, None),
+        # There is nothing larger.
+        ("small examples", (64, 128), 128, None),
     ],
 )
 def test_batch_sizes_that_there_is_no_time_to_probe(law, probed, largest, predicted):

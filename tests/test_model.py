@@ -16,8 +16,10 @@ from bstune.study.analysis.model import (
     study_posterior,
 )
 
-LOW, HIGH = 8, 2048  # B_mid is 128
-SIGMA = 0.35  # of the prior's exponent
+# Their geometric middle is 128.
+LOW, HIGH = 8, 2048
+# The spread of the prior's exponent.
+SIGMA = 0.35
 NORMAL90 = 1.6449
 
 
@@ -30,14 +32,17 @@ def prior_of():
         "others": 0,
     }
     prior = make_prior(low=LOW, high=HIGH, rule=lambda x: -5.0 + 0.5 * x, **options)
-    prior.mean[BEND], prior.spread[BEND] = 0.0, 0.0
+    prior.mean[BEND] = 0.0
+    prior.spread[BEND] = 0.0
     return prior
 
 
 def draws(prior, exponents, b_crit=128.0, bend=0.0):
     theta = np.tile(prior.mean, (len(exponents), 1))
-    theta[:, EXPONENT], theta[:, BEND] = exponents, bend
-    theta[:, SHIFT] = np.linspace(-1.0, 1.0, len(exponents))  # of no account
+    theta[:, EXPONENT] = exponents
+    theta[:, BEND] = bend
+    # This parameter is of no account.
+    theta[:, SHIFT] = np.linspace(-1.0, 1.0, len(exponents))
     theta[:, B_CRIT] = math.log(b_crit) - prior.log_mid * math.log(2.0)
     return theta
 
@@ -53,7 +58,7 @@ def posterior_of(prior, theta, sizes=(8, 16, 32, 64, 256, 1024), status="reached
 
 
 def fitted(exponents, *observed, b_crit=128.0, high=HIGH):
-    """Return the exponent's row for draws whose exponents are off the prior's by these, and what was observed."""
+    """The exponent's row for draws whose exponents are off the prior's by these, and what was observed."""
     prior = prior_of()
     theta = draws(prior, exponents, b_crit or 128.0)
     return fit_lr_exponent(posterior_of(prior, theta, *observed), LOW, high, b_crit)
@@ -62,9 +67,12 @@ def fitted(exponents, *observed, b_crit=128.0, high=HIGH):
 @pytest.mark.parametrize(
     ("b_crit", "low", "high", "share"),
     [
-        (2.0**-12, LOW, HIGH, 1.0),  # the bend is over before the range begins
-        (2.0**40, LOW, HIGH, 0.0),  # and after it ends
-        (128.0, LOW, HIGH, 0.5),  # symmetric about B_crit: half of it
+        # The bend is over before the range begins.
+        (2.0**-12, LOW, HIGH, 1.0),
+        # The bend begins after the range ends.
+        (2.0**40, LOW, HIGH, 0.0),
+        # The bend is symmetric about B_crit: half of it lies below.
+        (128.0, LOW, HIGH, 0.5),
         (32.0, 8, 128, 0.5),
     ],
 )
@@ -79,7 +87,8 @@ def test_the_scatter_over_seeds_is_the_noise_of_the_draws():
     prior = prior_of()
     theta = draws(prior, np.zeros(101))
     theta[:, NOISE] = np.linspace(math.log(0.05), math.log(0.2), 101)
-    low, high = 0.05 * 4**0.05, 0.05 * 4**0.95
+    low = 0.05 * 4**0.05
+    high = 0.05 * 4**0.95
     assert seed_scatter(posterior_of(prior, theta)).model_dump() == pytest.approx(
         {"scatter": 0.1, "low": low, "high": high, "level": 0.9}
     )
@@ -102,8 +111,10 @@ def test_exponent_and_interval_are_quantiles_of_the_draws():
 @pytest.mark.parametrize(
     ("b_crit", "sizes", "reached"),
     [
-        (15.0, (8, 9, 10, 12, 14), None),  # less than an octave
-        (4.0, (8, 9, 10, 12, 14), None),  # below all batch sizes
+        # These batch sizes span less than an octave.
+        (15.0, (8, 9, 10, 12, 14), None),
+        # B_crit lies below all batch sizes.
+        (4.0, (8, 9, 10, 12, 14), None),
         (128.0, (8, 16, 256, 512), None),  # two reached there
         (128.0, (8, 16, 128, 512), 3),
         (1e6, (8, 16, 512), 3),
@@ -146,10 +157,11 @@ def test_without_a_critical_batch_size_none_is_spoken_of_and_its_rules_are_left_
     [
         (2.0**60, {"none": 0.0, "sqrt": 0.5, "surge": 0.5, "linear": 1.0, "saturating": 1.0}),
         (2.0**-60, {"surge": -0.5, "none": 0.0, "saturating": 0.0, "sqrt": 0.5, "linear": 1.0}),
+        # It stands in the middle of the range.
         (
             128.0,
             {"none": 0.0, "surge": 0.0, "saturating": 0.5, "sqrt": 0.5, "linear": 1.0},
-        ),  # the middle of the range
+        ),
     ],
 )
 def test_exponents_of_the_five_rules(noise_scale, expected):
@@ -177,8 +189,7 @@ def test_the_posterior_takes_the_noise_scale_given_or_measured(
     measured = tuple((32 * i, 0.1, 5.0) for i in range(1, 4))
     done = [make_result(number=n, batch_size=2 ** (4 + n), noise_scale=measured) for n in range(4)]
     posterior = study_posterior(prepared, done, 20)
-    np.testing.assert_allclose(
-        posterior.data.weight, 0.25
-    )  # they have one history, as where a table repeats a run
+    # Where a table repeats a run, trials have one history.
+    np.testing.assert_allclose(posterior.data.weight, 0.25)
     prior = posterior.prior
     assert 2**prior.log_mid * math.exp(prior.mean[B_CRIT]) == pytest.approx(given or 50.0)

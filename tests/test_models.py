@@ -14,8 +14,10 @@ from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn, small_r
 
 def test_simple_cnn_is_that_of_shallue_et_al(parameters, shapes):
     model = simple_cnn(10, 32)
-    # Two 5x5 convolutions, 1 to 32 to 64 channels, a hidden layer of 1024 units, 10 classes; each with biases.
-    first, second = 32 * (5 * 5 * 1 + 1), 64 * (5 * 5 * 32 + 1)
+    # Two 5x5 convolutions, 1 to 32 to 64 channels, a hidden layer of 1024 units, 10 classes; each
+    # with biases.
+    first = 32 * (5 * 5 * 1 + 1)
+    second = 64 * (5 * 5 * 32 + 1)
     assert (
         parameters(model) == first + second + 1024 * (7 * 7 * 64 + 1) + 10 * (1024 + 1) == 3_274_634
     )
@@ -44,7 +46,8 @@ def test_small_resnet_is_that_of_he_et_al_without_normalisation(
     weights = [one.weight for one in model.modules() if isinstance(one, nn.Conv2d | nn.Linear)]
     assert len(weights) == layers
     assert not [one for one in model.modules() if isinstance(one, nn.BatchNorm2d)]
-    if layers == 8:  # 3x3 convolutions: 3 to 16, then 16, 32 and 64 twice each
+    # The 3x3 convolutions lead from 3 to 16 channels, then to 16, 32 and 64 twice each.
+    if layers == 8:
         pairs = [(3, 16), (16, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64)]
         assert (
             parameters(model)
@@ -58,7 +61,8 @@ def test_small_resnet_is_that_of_he_et_al_without_normalisation(
     ]
     ends = [sides[-1], (4 * width, 1, 1), (4 * width,), (10,)]
     assert shapes(model, torch.zeros(2, 3, 32, 32)) == [(width, 32, 32), *sides, *ends]
-    variance = weights[1].var().item() * 9 * width / 2  # He et al. 2015, eq. 10: 2 over the inputs
+    # He et al. 2015, eq. 10: the variance is 2 over the inputs.
+    variance = weights[1].var().item() * 9 * width / 2
     assert variance == pytest.approx(1.0, rel=0.3)
 
 
@@ -162,6 +166,9 @@ class OfAnotherTorch(ModuleType):
 )
 def test_mobilenet_without_torchvision_says_what_to_install(broken, why, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", broken)
-    text = rf"torchvision, which cannot be imported \({why}.*\): pip install 'bstune\[vision\]', from .* torch 2\."
+    text = (
+        rf"torchvision, which cannot be imported \({why}.*\): pip install 'bstune\[vision\]', "
+        rf"from .* torch 2\."
+    )
     with pytest.raises(ConfigError, match=text):
         build_workload_module()

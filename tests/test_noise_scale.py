@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from scipy.stats import t as student
+from toolbox import measured_steps
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.aggregation import MeanMetric
@@ -29,13 +30,15 @@ pytestmark = pytest.mark.filterwarnings(
 EXACT = {"rel": 1e-12}
 
 
-# ---------------------------------------------------------------------------------------------------- arithmetic
+# --------------------------------------------------------------------------------------------------
+# -- arithmetic
 
 
 @pytest.mark.parametrize(("sizes", "small_size"), [((1, 1), 1), ((8, 8), 8), ((8, 8, 3), 19 / 3)])
 def test_expected_norms_give_back_both_terms(sizes, small_size):
     """E|g|^2 = |G|^2 + tr(Sigma)/n of n examples, here with |G|^2 = 2 and tr Sigma = 30."""
-    norms = combine_norms([2 + 30 / n for n in sizes], sizes, 2 + 30 / sum(sizes))
+    squared_norms = 2 + 30 / np.array(sizes)
+    norms = combine_norms(squared_norms.tolist(), sizes, 2 + 30 / sum(sizes))
     assert (norms.squared_gradient, norms.trace) == (
         pytest.approx(2.0, **EXACT),
         pytest.approx(30.0, **EXACT),
@@ -70,9 +73,8 @@ def random_terms(seed, mean, steps):
 def test_at_the_ends_of_the_interval_the_t_test_is_at_its_level(seed, mean, steps, unit):
     gradients, traces = random_terms(seed, mean, steps)
     found = estimate_noise_scale(gradients * unit, traces, level=0.8)
-    assert (found.noise_scale is not None) == (
-        mean >= 1.0
-    )  # where it is undetermined, there is still a lower end
+    # Where it is undetermined, there is still a lower end.
+    assert (found.noise_scale is not None) == (mean >= 1.0)
     assert (found.high is not None) == (mean >= 1.0)
     for end in (found.low, found.high):
         if end is not None:
@@ -138,7 +140,8 @@ def test_arithmetic_refuses(call, message):
         call()
 
 
-# ------------------------------------------------------------------------------------------------------ call-back
+# --------------------------------------------------------------------------------------------------
+# ---- call-back
 
 
 class Recorder(DummyLogger):
@@ -150,12 +153,13 @@ class Recorder(DummyLogger):
         self.lines.append((step, dict(metrics)))
 
     def logged(self, noise_scale):
-        """Return the lines of the noise scale, or the others."""
-        return [
-            pair
-            for pair in self.lines
-            if any("noise_scale" in key for key in pair[1]) == noise_scale
-        ]
+        """The lines of the noise scale, or the others."""
+        found = []
+        for step, metrics in self.lines:
+            is_of_noise_scale = any("noise_scale" in name for name in metrics)
+            if is_of_noise_scale == noise_scale:
+                found.append((step, metrics))
+        return found
 
 
 def fit(module, batches, callback=None, **options):
@@ -199,17 +203,19 @@ def regression_data(n=128):
 
 
 def drawn(sizes, steps, seed=0):
-    """Return a loader of micro-batches of examples drawn with replacement."""
+    """A loader of micro-batches of examples drawn with replacement."""
     x, y = regression_data()
     generator = torch.Generator().manual_seed(seed)
-    indices = [
-        torch.randint(len(x), (n,), generator=generator) for _ in range(steps) for n in sizes
-    ]
-    return serve((x[i], y[i]) for i in indices)
+    micro_batches = []
+    for _ in range(steps):
+        for size in sizes:
+            indices = torch.randint(len(x), (size,), generator=generator)
+            micro_batches.append((x[indices], y[indices]))
+    return serve(micro_batches)
 
 
 def serve(batches):
-    """Return a loader of these batches: a plain list would be several loaders to Lightning."""
+    """A loader of these batches: a plain list would be several loaders to Lightning."""
     return DataLoader(list(batches), batch_size=None)
 
 
@@ -228,7 +234,8 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
     module = Regression()
     with torch.no_grad():
         gradients = (x * (x @ module.weight - y)[:, None]).numpy()
-    squared, trace = (gradients.mean(axis=0) ** 2).sum(), gradients.var(axis=0).sum()
+    squared = (gradients.mean(axis=0) ** 2).sum()
+    trace = gradients.var(axis=0).sum()
     if weights == "examples":
         weight_micro_batches(module, sizes, sum(sizes))
     callback = NoiseScale(every=1, parts=parts, window=300, level=0.99, weights=weights)
@@ -239,13 +246,16 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
         assert found.mean() == pytest.approx(exact, abs=4 * found.std() / math.sqrt(300))
     found = callback.estimate
     assert found.low < trace / squared < found.high
-    assert found.high < 3 * found.low  # it says something
+    # The interval says something.
+    assert found.high < 3 * found.low
     assert callback.passed_over == 0
 
 
 def test_both_ways_measure_the_same_step_the_same_and_before_its_gradient_is_clipped():
     batches = drawn((20,), 5)
-    halves = [(x[i : i + 10], y[i : i + 10]) for x, y in batches for i in (0, 10)]
+    halves = []
+    for x, y in batches:
+        halves += zip(x.split(10), y.split(10), strict=True)
     split = measure(Regression(), batches, gradient_clip_val=1e-3)
     accumulated = measure(Regression(), serve(halves), 2)
     clipped = measure(Regression(), serve(halves), 2, gradient_clip_val=1e-3)
@@ -262,12 +272,13 @@ class Everything(LightningModule):
             nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1)
         )
         self.mean = MeanMetric()
-        self.seen, self.losses, self.counts = 0, [], collections.Counter()
+        self.seen = 0
+        self.losses = []
+        self.counts = collections.Counter()
         self.own = torch.Generator().manual_seed(3)
         self.total = torch.zeros(1)
-        self.momentum = copy.deepcopy(self.body).requires_grad_(
-            False
-        )  # an encoder that follows the trained one
+        # The encoder follows the trained one.
+        self.momentum = copy.deepcopy(self.body).requires_grad_(False)
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -298,7 +309,8 @@ def everything_that_is_left(callback, accumulate):
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    module, recorder = Everything(), Recorder()
+    module = Everything()
+    recorder = Recorder()
     generator = torch.Generator().manual_seed(5)
     data = TensorDataset(
         torch.randn(95, 6, generator=generator), torch.randn(95, generator=generator)
@@ -328,7 +340,8 @@ def everything_that_is_left(callback, accumulate):
         recorder.logged(False),
     )
     assert "log" not in vars(module)
-    assert all(not p._backward_hooks for p in module.parameters())
+    for parameter in module.parameters():
+        assert not parameter._backward_hooks
     return state, rest, recorder
 
 
@@ -347,12 +360,14 @@ def test_training_is_the_same_bit_for_bit_with_and_without(accumulate):
 
 
 def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
-    recorder, callback = Recorder(), NoiseScale(every=3, window=8)
+    recorder = Recorder()
+    callback = NoiseScale(every=3, window=8)
     fit(Regression(), drawn((64,), 50), callback, logger=recorder)
     assert [step for step, _ in recorder.logged(True)] == list(range(3, 50, 3))
     terms = {"noise_scale_squared_gradient", "noise_scale_trace"}
     assert set(recorder.logged(True)[0][1]) == terms
-    estimate, (_, last) = callback.estimate, recorder.logged(True)[-1]
+    estimate = callback.estimate
+    (_, last) = recorder.logged(True)[-1]
     assert set(last) == terms | {"noise_scale", "noise_scale_low", "noise_scale_high"}
     assert (last["noise_scale"], last["noise_scale_low"]) == (estimate.noise_scale, estimate.low)
     assert (estimate.measurements, len(callback.measurements)) == (8, 16)
@@ -367,7 +382,7 @@ def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
 def test_default_interval(batches, accumulate, parts, expected):
     callback = NoiseScale(parts=parts)
     fit(Regression(), drawn((6,), batches), callback, accumulate_grad_batches=accumulate)
-    assert [step for step, *_ in callback.measurements] == expected
+    assert measured_steps(callback.measurements) == expected
 
 
 class Narrow(Regression):
@@ -378,7 +393,8 @@ class Narrow(Regression):
         self.float()
 
     def training_step(self, batch):
-        return super().training_step([value.float() for value in batch], 0)
+        x, y = batch
+        return super().training_step([x.float(), y.float()], 0)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -390,7 +406,9 @@ def test_a_gradient_scaler_is_taken_out_and_an_overflow_passed_over(accumulate):
             precision = {"plugins": MixedPrecision("16-mixed", "cpu", scaler)}
         return measure(Narrow(), drawn((32,), 4 * accumulate), accumulate, **precision)
 
-    plain, scaled, overflown = train(None), train(2.0**9), train(2.0**100)
+    plain = train(None)
+    scaled = train(2.0**9)
+    overflown = train(2.0**100)
     np.testing.assert_allclose(scaled.measurements, plain.measurements, rtol=0.05, atol=0.02)
     assert (len(overflown.measurements), overflown.passed_over) == (0, 4)
 
@@ -416,7 +434,7 @@ def test_a_step_without_a_finite_gradient_is_passed_over_and_counted(bad, accumu
     # Lightning counts a step without gradient all the same.
     missed = 4 // accumulate
     steps = [step for step in range(1, 8 // accumulate + 1) if step != missed]
-    assert [step for step, *_ in callback.measurements] == steps
+    assert measured_steps(callback.measurements) == steps
     assert callback.passed_over == 1
     assert np.isfinite(callback.measurements).all()
     again = NoiseScale()
@@ -430,9 +448,8 @@ def test_parameters_may_have_no_gradient_no_optimizer_or_a_shared_gradient(accum
         def __init__(self):
             super().__init__()
             self.weight.data /= 2
-            self.other = nn.Parameter(
-                self.weight.detach().clone()
-            )  # with weight's gradient, so both terms are twice
+            # It has the gradient of weight, so both terms are twice as large.
+            self.other = nn.Parameter(self.weight.detach().clone())
             self.unused = nn.Parameter(torch.ones(3))
             self.apart = nn.Parameter(torch.ones(1, dtype=torch.float64))
 
@@ -443,7 +460,8 @@ def test_parameters_may_have_no_gradient_no_optimizer_or_a_shared_gradient(accum
         def configure_optimizers(self):
             return torch.optim.SGD([self.weight, self.other, self.unused], lr=0.0)
 
-    more, plain = (measure(module, drawn((8,), 4), accumulate) for module in (More(), Regression()))
+    more = measure(More(), drawn((8,), 4), accumulate)
+    plain = measure(Regression(), drawn((8,), 4), accumulate)
     np.testing.assert_allclose(
         more.measurements, np.array(plain.measurements) * [1, 2, 2], rtol=1e-10
     )
@@ -455,18 +473,21 @@ class Local(Regression):
     path = None
 
     def train_dataloader(self):
-        x, y = (value[self.trainer.global_rank :: 2] for value in regression_data(32))
+        x, y = regression_data(32)
+        of_this_rank = slice(self.trainer.global_rank, None, 2)
+        x = x[of_this_rank]
+        y = y[of_this_rank]
         return DataLoader(TensorDataset(x, y), batch_size=4)
 
     def on_train_end(self):
-        (callback,) = (c for c in self.trainer.callbacks if isinstance(c, NoiseScale))
+        callbacks = self.trainer.callbacks
+        (callback,) = (one for one in callbacks if isinstance(one, NoiseScale))
         if self.trainer.is_global_zero:
             self.path.write_text(json.dumps(callback.measurements))
 
     def teardown(self, stage):
-        atexit.register(
-            torch.distributed.destroy_process_group
-        )  # gloo's threads abort a process that leaves them
+        # The threads of gloo abort a process that leaves them.
+        atexit.register(torch.distributed.destroy_process_group)
 
 
 @pytest.mark.slow
@@ -478,9 +499,12 @@ def test_several_devices_are_read_before_their_gradients_are_reduced(tmp_path):
     module.path = tmp_path / "measured"
     two = {"strategy": "ddp_spawn", "devices": 2, "use_distributed_sampler": False}
     fit(module, None, NoiseScale(every=1), accumulate_grad_batches=2, **two)
-    micro_batches = [
-        (x[r::2][i : i + 4], y[r::2][i : i + 4]) for i in range(0, 16, 4) for r in (0, 1)
-    ]
+    micro_batches = []
+    for first in range(0, 16, 4):
+        # Each device has every second example.
+        for rank in (0, 1):
+            part = slice(first, first + 4)
+            micro_batches.append((x[rank::2][part], y[rank::2][part]))
     alone = measure(Regression(), serve(micro_batches), 4)
     assert len(alone.measurements) == 2
     np.testing.assert_allclose(json.loads(module.path.read_text()), alone.measurements, rtol=1e-9)
@@ -496,7 +520,8 @@ Pair = collections.namedtuple("Pair", ["x", "y"])
         ([torch.arange(5), list("abcde")], lambda part: part[0]),
         ({"x": torch.arange(5), "more": {"y": torch.zeros(5, 2)}}, lambda part: part["x"]),
         (Pair(torch.arange(5), torch.zeros(5)), lambda part: part.x),
-        (([torch.arange(5)], [], {}), lambda part: part[0][0]),  # as of features of other kinds
+        # Features of other kinds give such empty parts.
+        (([torch.arange(5)], [], {}), lambda part: part[0][0]),
         (collections.UserDict(x=torch.arange(5), more=list("abcde")), lambda part: part["x"]),
         (collections.defaultdict(list, x=torch.arange(5)), lambda part: part["x"]),
         (collections.OrderedDict(x=torch.arange(5)), lambda part: part["x"]),
@@ -504,10 +529,11 @@ Pair = collections.namedtuple("Pair", ["x", "y"])
 )
 def test_splits_along_dimension_0(batch, first):
     assert count_examples(batch) == 5
-    parts = cut_batch(batch, 2)
-    assert [type(part) for part in parts] == [type(batch)] * 2
-    assert [first(part).tolist() for part in parts] == [[0, 1], [2, 3, 4]]
-    assert [count_examples(part) for part in parts] == [2, 3]
+    small, large = cut_batch(batch, 2)
+    assert type(small) is type(large) is type(batch)
+    assert first(small).tolist() == [0, 1]
+    assert first(large).tolist() == [2, 3, 4]
+    assert (count_examples(small), count_examples(large)) == (2, 3)
     assert len(cut_batch(batch, 9)) == 5
 
 

@@ -22,6 +22,7 @@ PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)
 @pytest.mark.parametrize(
     ("status", "log_factor", "spread", "low", "high", "bound"),
     [
+        # A run that reached the target stands in the middle of its interval.
         (
             "reached",
             None,
@@ -29,11 +30,13 @@ PRIOR = make_prior(low=8, high=4096, rule=lambda x: 0.5 * x, **STUDY)
             0.5 * math.log(0.8),
             0.5 * math.log(0.8),
             False,
-        ),  # the middle of its interval
+        ),
         ("diverged", None, 0.0, 0.0, 0.0, False),
-        ("stopped", None, 0.0, 0.0, 0.0, True),  # not extrapolated: S is above the steps done
+        # It is not extrapolated: S is above the steps done.
+        ("stopped", None, 0.0, 0.0, 0.0, True),
         ("stopped", 0.5, 0.2, 0.5, 0.5, False),
-        ("stopped", 4.0, 3.5, 0.0, 4.0, True),  # far and unsure: a bound, below the estimate
+        # Far and unsure, it is a bound, below the estimate.
+        ("stopped", 4.0, 3.5, 0.0, 4.0, True),
         ("stopped", 4.0, 9.0, 0.0, 0.0, True),
     ],
 )
@@ -92,7 +95,8 @@ def test_what_a_fresh_seed_is_predicted_to_take_in_closed_form(runs, log_steps):
     )
     data = replace(likelihood_data(seen, PRIOR), y=np.array([y for _, y in runs]))
     theta = PRIOR.mean[None].copy()
-    theta[0, [LEVEL, NOISE]], theta[0, OTHER] = (0.0, math.log(0.1)), 0.5
+    theta[0, [LEVEL, NOISE]] = (0.0, math.log(0.1))
+    theta[0, OTHER] = 0.5
     posterior = Posterior(seen, data, theta, StepTimes(StepTime(0.0, 1.0)), 1.0, PRIOR, math.inf)
     numbers = [one.number for one in seen if one.status == "reached"]
     assert [*fresh_steps(posterior)] == numbers

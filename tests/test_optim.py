@@ -2,8 +2,10 @@ import math
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from toolbox import column
 from torch import nn
 
 from bstune.core.errors import ConfigError
@@ -48,21 +50,20 @@ def set_gradients(parameters, step):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_matrices_go_as_with_torchs_muon(nesterov, weight_decay):
     """Torch's iterates in bfloat16 on every device, and scales the step by sqrt(max(1, rows/columns))."""
-    ours, theirs = random_parameters(MATRICES), random_parameters(MATRICES)
+    ours = random_parameters(MATRICES)
+    theirs = random_parameters(MATRICES)
     settings = SETTINGS | {"nesterov": nesterov, "weight_decay": weight_decay}
     mine = Muon([{"params": ours, "orthogonalise": True}], lr=0.05, **settings)
-    groups = [
-        {
-            "params": [p],
-            "lr": 0.05 / math.sqrt(max(1.0, p.shape[0] / p.shape[1])),
-            "weight_decay": 0.0,
-        }
-        for p in theirs
-    ]
+    groups = []
+    for matrix in theirs:
+        # torch's Muon scales no rate by a matrix's shape.
+        lr = 0.05 / math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
+        groups.append({"params": [matrix], "lr": lr, "weight_decay": 0.0})
     reference = torch.optim.Muon(groups, momentum=0.9, nesterov=nesterov)
     for step in range(6):
         with torch.no_grad():
-            for parameter in theirs:  # its decay is by the group's rate, which is another here
+            # The decay goes by the group's rate, which is another here.
+            for parameter in theirs:
                 parameter.mul_(1 - 0.05 * weight_decay)
         for optimizer, parameters in ((mine, ours), (reference, theirs)):
             set_gradients(parameters, step)
@@ -90,13 +91,13 @@ def test_the_iteration_is_its_polynomial_on_each_singular_value(steps, shape, sc
 def test_muon_leaves_vectors_and_the_matrices_that_are_named_to_adamw(adam_matrices):
     """Those go bit for bit as under torch's AdamW, the others as under Muon by itself."""
     shapes = [(8, 20), (8,), (6, 8), (6,), (4, 6)]
-    ours, theirs = random_parameters(shapes), random_parameters(shapes)
+    ours = random_parameters(shapes)
+    theirs = random_parameters(shapes)
     options = {"momentum": 0.9, "nesterov": True, "steps": 5}
     mine = muon_and_adam(ours, 0.02, **ADAM | {"adam_matrices": adam_matrices}, **options)
     left = {1, 3} | {(0, 2, 4)[place] for place in adam_matrices}
-    adam = torch.optim.AdamW(
-        [theirs[i] for i in sorted(left)], lr=0.02 * 0.1, betas=(0.9, 0.99), weight_decay=0.1
-    )
+    for_adam = [theirs[i] for i in sorted(left)]
+    adam = torch.optim.AdamW(for_adam, lr=0.02 * 0.1, betas=(0.9, 0.99), weight_decay=0.1)
     own = [theirs[i] for i in range(5) if i not in left]
     muon = Muon(own, 0.02, orthogonalise=True, normalise_weights=False, weight_decay=0.1, **options)
     for step in range(4):
@@ -156,27 +157,26 @@ def test_weights_are_normalised_before_the_step_as_in_the_source():
             weight.sub_(
                 orthogonalised(update.reshape(1, len(update), -1), 3).view(weight.shape), alpha=0.24
             )
-    torch.testing.assert_close(
-        [parameter.detach() for parameter in ours], theirs, rtol=1e-5, atol=1e-5
-    )
+    for parameter, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.85, False), (0.85, True)])
 @pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
 def test_other_groups_are_torchs_sgd_bit_for_bit(momentum, nesterov, weight_decay):
     shapes = [(7,), (3, 5), (2, 3, 3, 3)]
-    ours, theirs, filters = (
-        random_parameters(shapes),
-        random_parameters(shapes),
-        random_parameters([(4, 3)], 5),
-    )
+    ours = random_parameters(shapes)
+    theirs = random_parameters(shapes)
+    filters = random_parameters([(4, 3)], 5)
     plain = {"lr": 0.3, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     groups = [{"params": ours, **plain}, {"params": filters, "orthogonalise": True}]
-    mine, reference = Muon(groups, lr=0.1, **SETTINGS), torch.optim.SGD(theirs, **plain)
+    mine = Muon(groups, lr=0.1, **SETTINGS)
+    reference = torch.optim.SGD(theirs, **plain)
     for step in range(7):
         for parameters in (ours, theirs, filters):
             set_gradients(parameters, step)
-        if step == 3:  # one that has no gradient is left alone
+        # A parameter without a gradient is left alone.
+        if step == 3:
             ours[0].grad = theirs[0].grad = None
         mine.step()
         reference.step()
@@ -190,7 +190,9 @@ def test_zeros_stay_finite_and_nothing_waits_for_the_device(device):
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     Muon(parameters, lr=0.1, orthogonalise=True, **SETTINGS | {"normalise_weights": True}).step()
-    assert device == "meta" or not any(parameter.any() for parameter in parameters)
+    if device != "meta":
+        for parameter in parameters:
+            assert not parameter.any()
 
 
 # Groups of parameters
@@ -210,9 +212,12 @@ def network(scale=None):
 
 
 def names(module, groups):
-    """Return the names of each group's parameters."""
+    """The names of each group's parameters."""
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    return [sorted(name_of[id(parameter)] for parameter in group["params"]) for group in groups]
+    named = []
+    for group in groups:
+        named.append(sorted(name_of[id(parameter)] for parameter in group["params"]))
+    return named
 
 
 def groups_of(module, kinds, lr=0.5, weight_decay=0.01, batch_size=100):
@@ -234,11 +239,12 @@ def test_each_trained_parameter_is_in_the_group_of_its_kind_or_in_the_rest(kinds
         "rest": ["1.bias", *(["2.weight"] if scale is None else []), "4.bias", "5.weight"],
     }
     named = [kind for kind in kinds if kind != "rest"]
-    rest = sorted(
-        name for kind in KINDS_OF_PARAMETERS if kind not in named for name in members[kind]
-    )
+    rest = []
+    for kind in KINDS_OF_PARAMETERS:
+        if kind not in named:
+            rest += members[kind]
     groups = groups_of(module, {kind: {} for kind in kinds})
-    assert names(module, groups) == [*(members[kind] for kind in named), rest]
+    assert names(module, groups) == [*(members[kind] for kind in named), sorted(rest)]
 
 
 def test_a_shared_parameter_is_in_one_group():
@@ -257,17 +263,16 @@ def test_rates_are_factors_and_the_decay_a_step_stays_and_examples_become_steps(
         "filters": {"decay": 0.0},
     }
     groups = groups_of(network(), kinds, lr=0.4, weight_decay=5e-4)
-    assert [group["lr"] for group in groups] == pytest.approx([25.6, 0.2, 0.4, 0.4])
-    assert [group["weight_decay"] for group in groups] == pytest.approx(
-        [5e-4 / 64, 3e-3, 0.0, 5e-4]
-    )
-    shrinks = [group["lr"] * group["weight_decay"] for group in groups]
+    assert column(groups, "lr") == pytest.approx([25.6, 0.2, 0.4, 0.4])
+    assert column(groups, "weight_decay") == pytest.approx([5e-4 / 64, 3e-3, 0.0, 5e-4])
+    shrinks = np.multiply(column(groups, "lr"), column(groups, "weight_decay"))
     assert shrinks == pytest.approx([2e-4, 6e-4, 0.0, 2e-4])
     for examples, steps in ((147_456, 144), (1, 1), (1024, 1), (1025, 2)):
         kinds = {"whitening_bias": {"examples": examples}, "norm_bias": {}}
         first, *others = groups_of(network(), kinds, batch_size=1024)
         assert (first["steps"], first["fade"]) == (steps, False)
-        assert not any("steps" in group for group in others)
+        for group in others:
+            assert "steps" not in group
 
 
 def test_a_classifier_trains_its_groups():
@@ -277,13 +282,14 @@ def test_a_classifier_trains_its_groups():
         mlp(4, [5], 3), nn.CrossEntropyLoss(), torch.optim.SGD, lr=0.5, groups=groups
     )
     configured = module.configure_optimizers()
-    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-    assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [
-        (1.5, 0.9),
-        (0.5, 0),
-    ]
-    head, other = module.model[-1].weight, next(module.model.parameters())
-    for head_moves in (True, True, False, False):  # 200 examples are two steps
+    optimizer = configured["optimizer"]
+    schedule = configured["lr_scheduler"]["scheduler"]
+    assert column(optimizer.param_groups, "lr") == [1.5, 0.5]
+    assert column(optimizer.param_groups, "momentum") == [0.9, 0]
+    head = module.model[-1].weight
+    other = next(module.model.parameters())
+    # 200 examples are two steps.
+    for head_moves in (True, True, False, False):
         before = head.detach().clone(), other.detach().clone()
         set_gradients(module.parameters(), 0)
         optimizer.step()
@@ -328,7 +334,10 @@ RATE = "groups.kinds.head.rate is a factor of the learning rate, over 0, but got
         ),
         (
             muon((3,)),
-            "but a group with orthogonalise: true holds a parameter of the shape (3,): leave it to a group",
+            (
+                "but a group with orthogonalise: true holds a parameter of the shape (3,): leave it "
+                "to a group"
+            ),
         ),
         (muon(steps=0), "the steps of muon's iteration must be a positive integer, but got 0"),
         (muon(momentum=1.0), "momentum must lie in [0, 1), but got 1.0"),
@@ -338,7 +347,10 @@ RATE = "groups.kinds.head.rate is a factor of the learning rate, over 0, but got
         (grouped(-1), "weight decay must be at least 0, but got -1"),
         (
             grouped(b={}),
-            "no kind of parameter 'b': the kinds are norm_bias, whitening_bias, head, filters, rest",
+            (
+                "no kind of parameter 'b': the kinds are norm_bias, whitening_bias, head, filters, "
+                "rest"
+            ),
         ),
         (
             grouped(filters={}),

@@ -15,12 +15,14 @@ import yaml
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from test_pieces import TOP, python_blocks
+from toolbox import entries
 
 from bstune.trial.replay import read_index, read_table
 
 REGISTRY = TOP / "bstune" / "integrations" / "optunahub" / "package"
 PACKAGES = {"samplers/frontier": "sampler", "benchmarks/batch_size": "benchmark"}
-BEST = {"batch_size": 512, "lr": 0.125}  # of fashion_mlp, by the time of its two seeds
+# The best point of fashion_mlp, by the time of its two seeds.
+BEST = {"batch_size": 512, "lr": 0.125}
 CHANGES = {"SEEDS = 3": "SEEDS = 1", "COSTS = (25, 50, 100, 200)": "COSTS = (5, 10)"}
 
 
@@ -36,7 +38,7 @@ def load_local_module(package, *, registry_root):
 
 
 def stand_in():
-    """Return what a package uses of optunahub, where that is not installed."""
+    """The part of optunahub that a package uses, where that is not installed."""
     module = ModuleType("optunahub")
     module.load_local_module = load_local_module
     module.benchmarks = SimpleNamespace(BaseProblem=object)
@@ -45,7 +47,7 @@ def stand_in():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Return optunahub, whose registry is the folder here."""
+    """Optunahub, whose registry is the folder here."""
     try:
         import optunahub
     except ImportError:
@@ -66,7 +68,7 @@ def benchmark(hub):
 def test_a_package_has_the_registrys_layout(package):
     folder = REGISTRY / package
     names = {"README.md", "LICENSE", "__init__.py", "example.py", "requirements.txt"}
-    assert names <= {file.name for file in folder.iterdir()}
+    assert names <= set(entries(folder))
     terms = (folder / "LICENSE").read_text()
     assert terms.startswith("MIT License\n\nCopyright (c) 2026 The bstune maintainers\n")
     assert "without restriction, including without limitation the rights" in terms
@@ -101,7 +103,8 @@ def test_the_samplers_example_runs(hub, capsys):
     exec((REGISTRY / "samplers/frontier/example.py").read_text(encoding="utf-8"), names)  # noqa: S102
     best = names["study"].best_trial
     assert 32 <= best.params["batch_size"] <= 512, "the made law's is 113"
-    assert any(trial.state.name == "PRUNED" for trial in names["study"].trials)
+    states = {trial.state for trial in names["study"].trials}
+    assert TrialState.PRUNED in states
 
 
 def test_the_benchmarks_example_runs(hub, capsys):
@@ -110,8 +113,11 @@ def test_the_benchmarks_example_runs(hub, capsys):
         assert text.count(before) == 1
         text = text.replace(before, after)
     exec(text, {})  # noqa: S102
-    rows = [line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
-    assert [name.strip() for name, *_ in rows] == ["cost", "random", "tpe", "tpe, median"]
+    rows = []
+    for line in capsys.readouterr().out.splitlines():
+        name, early, late = line.rsplit(maxsplit=2)
+        rows.append((name.strip(), early, late))
+    assert [name for name, _, _ in rows] == ["cost", "random", "tpe", "tpe, median"]
     for _, early, late in rows[1:]:
         assert 0.9 < float(late) <= float(early)
 
@@ -138,8 +144,11 @@ def test_the_benchmark_needs_no_torch():
 def test_a_recorded_point_is_answered_as_it_was_recorded(benchmark):
     source = read_index()["fashion_mlp"]
     cell = read_table(source.path).cells[512, 0.125]
-    steps = [run.steps_to(source.target) for run in cell]
-    times = [step * run.seconds_per_step for step, run in zip(steps, cell, strict=True)]
+    steps = []
+    times = []
+    for run in cell:
+        steps.append(run.steps_to(source.target))
+        times.append(steps[-1] * run.seconds_per_step)
     problem = benchmark.Problem("fashion_mlp")
     assert problem.best_params == BEST
     assert problem.best_value == pytest.approx(sum(times) / 2)
@@ -157,7 +166,8 @@ def test_the_space_is_the_tables(benchmark):
         "batch_size": IntDistribution(8, 4096, log=True),
         "lr": FloatDistribution(0.05, 0.8, log=True),
     }
-    assert [direction.name for direction in problem.directions] == ["MINIMIZE"]
+    (direction,) = problem.directions
+    assert direction.name == "MINIMIZE"
     assert set(problem.available_tables) == set(read_index())
 
 
@@ -221,9 +231,10 @@ def test_without_a_pruner_a_trial_is_an_evaluation(benchmark):
     study.enqueue_trial(MISSED)
     study.optimize(problem, n_trials=2)
     again = benchmark.Problem("fashion_mlp")
-    assert [trial.value for trial in study.trials] == [again.evaluate(BEST), again.penalty]
-    assert [trial.user_attrs["censored"] for trial in study.trials] == [False, True]
-    assert [trial.user_attrs["status"] for trial in study.trials] == ["reached", "stopped"]
+    hit, miss = study.trials
+    assert (hit.value, miss.value) == (again.evaluate(BEST), again.penalty)
+    assert (hit.user_attrs["censored"], miss.user_attrs["censored"]) == (False, True)
+    assert (hit.user_attrs["status"], miss.user_attrs["status"]) == ("reached", "stopped")
 
 
 @pytest.mark.parametrize(

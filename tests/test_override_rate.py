@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from toolbox import column
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
@@ -46,7 +47,7 @@ SCHEDULES = {
     "lambda": lambda optimizer, rate: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "step": lambda optimizer, rate: lr_scheduler.StepLR(optimizer, 7),
     "one cycle": lambda optimizer, rate: lr_scheduler.OneCycleLR(
-        optimizer, [group["lr"] for group in optimizer.param_groups], STEPS
+        optimizer, column(optimizer.param_groups, "lr"), STEPS
     ),
     "cyclic": lambda optimizer, rate: lr_scheduler.CyclicLR(
         optimizer, rate / 4, rate, 5, cycle_momentum=False
@@ -63,7 +64,7 @@ SCHEDULES = {
 
 
 def built(name, rate, groups=1):
-    """Return an optimizer of groups whose rates halve from one to the next, and its schedule."""
+    """An optimizer of groups whose rates halve from one to the next, and its schedule."""
     weights = [nn.Parameter(torch.ones(2)) for _ in range(groups)]
     parameters = [
         {"params": [weight], "lr": rate / 2**place} for place, weight in enumerate(weights)
@@ -75,7 +76,7 @@ def built(name, rate, groups=1):
 def rates_over(optimizer, schedule, steps=STEPS - 1):
     rates = []
     for _ in range(steps):
-        rates.append([group["lr"] for group in optimizer.param_groups])
+        rates.append(column(optimizer.param_groups, "lr"))
         optimizer.step()
         if schedule is not None:
             schedule.step()
@@ -135,7 +136,8 @@ def test_schedules_that_a_module_holds_follow():
 
 def test_several_optimizers_keep_their_proportion_to_the_largest_rate():
     weight = nn.Parameter(torch.ones(1))
-    one, other = Adam([weight], lr=0.001), AdamW([weight], lr=torch.tensor(0.004))
+    one = Adam([weight], lr=0.001)
+    other = AdamW([weight], lr=torch.tensor(0.004))
     override_rate([one, other], nn.Linear(1, 1), 0.4)
     assert one.param_groups[0]["lr"] == pytest.approx(0.1)
     assert one.defaults["lr"] == pytest.approx(0.1)

@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule
 from projects.own_loop.digits import TRAIN, VAL, make_model
 from test_pieces import example_in
 from test_study import without_clock
-from toolbox import FakeTime, make_spec
+from toolbox import FakeTime, entries, make_spec, statuses
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -44,7 +44,7 @@ TESTS = Path(__file__).parent
 
 
 def arguments(**changes):
-    """Return the arguments of a study of digits whose objective depends on no clock."""
+    """The arguments of a study of digits whose objective depends on no clock."""
     own = {
         "target": "val_loss<=1.2",
         "batch_sizes": (16, 256),
@@ -60,7 +60,7 @@ def arguments(**changes):
 
 
 def loop_of(name):
-    """Return a loop's function; skip where its package is missing."""
+    """A loop's function; skip where its package is missing."""
     if name == "huggingface":
         pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     return importlib.import_module(f"projects.own_loop.{name}").train
@@ -89,7 +89,7 @@ class Digits(LightningModule):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """Return the trials of bstune.tune on the model that the loops train, evaluated after each step."""
+    """The trials of bstune.tune on the model that the loops train, evaluated after each step."""
     data = DataLoader(TensorDataset(*TRAIN), 32), DataLoader(TensorDataset(*VAL), 300)
     stated = arguments()
     stated["options"] = [*stated["options"], *EVERY_STEP]
@@ -98,21 +98,23 @@ def tuned(tmp_path_factory):
 
 
 def in_tunes_order():
-    """Return a Trainer that reads its data as a study of a module does, in place of an order of its own."""
+    """A Trainer that reads its data as a study of a module does, in place of an order of its own."""
     from transformers import Trainer
 
     from bstune.integrations.huggingface import TrialCallback
 
     class InTunesOrder(Trainer):
         def get_train_dataloader(self):
-            (callback,) = (
-                one for one in self.callback_handler.callbacks if isinstance(one, TrialCallback)
-            )
+            callbacks = self.callback_handler.callbacks
+            (callback,) = (one for one in callbacks if isinstance(one, TrialCallback))
             batches = callback._trial.batches(len(self.train_dataset))
             # They go on where the trial did.
             self.args.ignore_data_skip = True
             return DataLoader(
-                self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator
+                # The sampler of batches is bstune's, the rest is the Trainer's own.
+                self.train_dataset,
+                batch_sampler=batches,
+                collate_fn=self.data_collator,
             )
 
     return InTunesOrder
@@ -120,7 +122,8 @@ def in_tunes_order():
 
 def run_loop(name, trials=None):
     """Train a study's trials, or those that are given, by a loop; return their records."""
-    train, study = loop_of(name), study_of(name)
+    train = loop_of(name)
+    study = study_of(name)
     more = {"trainer_class": in_tunes_order()} if name == "huggingface" else {}
     train(study if trials is None else trials(study), every=1, **more)
     return study.result.records
@@ -150,7 +153,8 @@ def assert_same(records, expected, exactly):
 )  # advice of Lightning and transformers to whoever trains a toy
 def test_a_loop_has_the_trials_of_tune(name, tuned):
     records = run_loop(name)
-    assert any(record.resumed_from is not None for record in records)
+    # Something was continued, so that the comparison is of that, too.
+    assert {record.resumed_from for record in records} != {None}
     # Hugging Face's Trainer averages the loss of its evaluation once more.
     assert_same(records, tuned, exactly=name != "huggingface")
 
@@ -180,6 +184,7 @@ run_loop({name!r}, killed)
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
+    # It skips where the package is missing, before a process is started.
     loop_of(name)
     script = KILLED.format(tests=str(TESTS), name=name)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=280)
@@ -190,13 +195,13 @@ def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
     finished = [record for record in records if record.status != "failed"]
     assert_same(finished, tuned, exactly=name != "huggingface")
     # What was saved of trials that nothing continues any more is gone.
-    left = {path.name for path in Path("outputs/digits/states").iterdir()}
-    continued = {record.resumed_from for record in finished}
-    assert not {f"trial-{number}.saved" for number in continued} & left
+    left = entries(Path("outputs/digits/states"))
+    for record in finished:
+        assert f"trial-{record.resumed_from}.saved" not in left
 
 
 def quadratic(**changes):
-    """Return a study of a noisy quadratic, whose loop takes no time."""
+    """A study of a noisy quadratic, whose loop takes no time."""
     own = {"target": "loss<=0.2", "batch_sizes": (8, 1024), "reference": (64, 0.1)}
     own |= {"budget": bstune.Budget(steps=40, examples=20_000), "name": "quadratic"}
     own["options"] = ["search.replicates=0"]
@@ -206,8 +211,10 @@ def quadratic(**changes):
 def descend(trial, saves=True, seconds_per_step=None, ends=None):
     """Train a trial to its end, or to ``ends``."""
     weights = np.ones(10) if trial.resume_from is None else np.load(trial.resume_from)
-    step, goes_on = trial.first_step, True
+    step = trial.first_step
+    goes_on = True
     if step == 0:
+        # A report at step 0 is what the untrained weights come to.
         trial.report(0, (weights**2).mean())
     while goes_on and step != ends:
         noise = np.random.default_rng([trial.seed, step]).normal(size=10)
@@ -226,7 +233,7 @@ def train_all(study, body):
 
 
 def made_trial(goal=0.2, clock=None, **changes):
-    """Return a trial of at most 20 steps, without a study."""
+    """A trial of at most 20 steps, without a study."""
     state = TrialState(first_step=0, last_step=20, steps=0)
     return LoopTrial(
         spec=make_spec(**changes),
@@ -256,6 +263,7 @@ def test_a_trial_has_what_it_is_to_be_trained_with():
         assert "decay=" in repr(trial)
         with pytest.raises(AttributeError, match="no 'dropout'"):
             _ = trial.dropout
+        # The batch of 64 needs at least as many examples.
         with pytest.raises(ConfigError, match="larger than the data set"):
             trial.batches(63)
         trial.finish(seconds=descend(trial, seconds_per_step=0.5))
@@ -269,9 +277,10 @@ def test_each_batch_has_as_many_examples_and_goes_on_after_a_part():
     for trial in quadratic(batch_sizes=(8, 64), trials=1):
         batches = trial.batches(100)
         drawn = [next(batches).tolist() for _ in range(25)]
-        assert {len(batch) for batch in drawn} == {64}
+        assert set(map(len, drawn)) == {64}
         of_epochs = np.array(drawn).reshape(-1, 100)
         assert (np.sort(of_epochs, axis=1) == np.arange(100)).all()
+        # The trial's stream begins at its first step.
         trial._state.first_step = 3
         assert next(trial.batches(100)).tolist() == drawn[3]
         break
@@ -283,6 +292,7 @@ def left(body):
     try:
         for trial in quadratic():
             asked.append(values_of(trial))
+            # The third trial is the one that is left.
             if len(asked) == 3:
                 body(trial)
                 break
@@ -335,8 +345,9 @@ def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often
 
     with pytest.raises(StudyError, match=r"first 3 trials all failed, .*without trial\.finish"):
         train_all(quadratic(), forget)
+    # The same trial is asked again before the search goes elsewhere.
     assert asked[0] == asked[1]
-    assert [record.status for record in quadratic().result.records] == ["failed"] * 3
+    assert statuses(quadratic().result.records) == ["failed"] * 3
     # Twice is no end: it is tried elsewhere, and the study goes on.
     for trial in quadratic():
         descend(trial)
@@ -349,6 +360,7 @@ def test_a_value_that_is_not_finite_ends_a_trial_as_diverged(value):
     trial = made_trial()
     assert trial.report(1, 1.0)
     assert not trial.report(2, value)
+    # A trial that has ended takes no further report.
     assert not trial.report(3, 1.0)
     assert not trial.worth_saving
     trial.finish()
@@ -365,7 +377,9 @@ def test_a_float32_meets_the_target_that_it_is_written_as(value):
 @pytest.mark.parametrize(
     ("reports", "status", "steps", "steps_low", "worth_saving"),
     [
+        # The metric is over ten times its start.
         ([(0, 1.2), (1, 100.0)], "diverged", 1, 1, False),
+        # Without a start there is nothing to be far past of.
         ([(1, 100.0), (3, 0.1)], "reached", 3, 1, False),
         ([(2, 0.2)], "reached", 2, 0, False),
         ([(10, 0.5), (20, 0.4)], "stopped", 20, 20, True),
@@ -374,11 +388,14 @@ def test_a_float32_meets_the_target_that_it_is_written_as(value):
 )
 def test_how_a_trial_ends(reports, status, steps, steps_low, worth_saving):
     trial = made_trial()
-    assert [trial.report(*report) for report in reports] == [True] * (len(reports) - 1) + [False]
+    for report in reports[:-1]:
+        assert trial.report(*report)
+    assert not trial.report(*reports[-1])
     assert trial.worth_saving == worth_saving
     trial.finish(seconds=0.5)
     record = trial.finished.result()
     assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
+    # Step 0 is no part of the history.
     assert record.history == tuple(report for report in reports if report[0] > 0)
     assert (record.seconds_per_step, record.message is None) == (0.5 / steps, status != "diverged")
 
@@ -393,8 +410,9 @@ def test_seconds_may_be_any_number(seconds):
 
 
 def test_the_examples_may_be_a_number_of_numpys():
-    batches = [next(made_trial().batches(count)).tolist() for count in (100, np.int64(100))]
-    assert batches[0] == batches[1]
+    batch = next(made_trial().batches(100))
+    of_numpys = next(made_trial().batches(np.int64(100)))
+    assert of_numpys.tolist() == batch.tolist()
 
 
 @pytest.mark.parametrize(
@@ -425,13 +443,15 @@ def test_a_loop_that_cannot_stop_has_trials_of_their_whole_budget():
         trial.finish()
     records = study.result.records
     assert len(records) == 4
-    assert {record.message for record in records} == {None}
+    for record in records:
+        assert record.message is None
 
 
 def test_a_trial_ends_with_the_studys_time():
     clock = FakeTime()
     trial = made_trial(clock=clock, max_seconds=10.0)
     assert trial.report(1, 1.0)
+    # The limit was ten seconds.
     clock.sleep(11.0)
     assert not trial.report(2, 1.0)
     trial.finish(seconds=3.0)
@@ -476,6 +496,7 @@ def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
 )
 def test_what_a_loop_may_not_do(misuse, message):
     trial = made_trial()
+    # Each misuse comes after a good report.
     trial.report(5, 1.0)
     with pytest.raises(ConfigError, match=message):
         misuse(trial)
@@ -566,7 +587,8 @@ def test_what_a_study_for_a_loop_cannot_have(changes, message, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-# What an option of a study for a loop does, by the option or its section: every other one is refused.
+# What an option of a study for a loop does, by the option or its section: every other one is
+# refused.
 OF_A_LOOP = {
     *("study", "seed", "output", "storage", "device", "quick", "debug"),
     *("search", "budget", "prior", "sampler", "mlflow", "trial", "workload"),
@@ -582,21 +604,22 @@ OF_A_LOOP = {
 def test_no_option_is_ignored_in_a_loop(name):
     if name.startswith(("defaults", "hydra")):
         return
-    refused = any(name == one or name.startswith(f"{one}.") for one in OWN_WORK)
-    used = any(name == one or name.startswith(f"{one}.") for one in OF_A_LOOP)
-    assert refused or used
+    # An option of a group is the group's.
+    parts = name.split(".")
+    groups = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+    assert groups & {*OWN_WORK, *OF_A_LOOP}
 
 
 def test_a_loop_for_the_loss_that_never_reports_at_its_last_step_goes_on_afresh(capsys):
     begun = []
     for trial in quadratic(**FOR_LOSS, trials=12):
-        begun.append((trial.spec.resumed_from, trial.first_step))
+        begun.append(trial.first_step)
         descend(trial, ends=trial.max_steps - 1)
         trial.finish()
     printed = capsys.readouterr().out
     assert printed.count("trials in a row ended before trial.max_steps") == 1
     assert "reports at trial.max_steps too" in printed
-    assert {first for _, first in begun} == {0}
+    assert set(begun) == {0}
 
 
 def test_a_study_with_a_module_has_no_loop():
@@ -648,13 +671,15 @@ def test_errors_that_end_a_study_are_told_with_their_cause():
     assert isinstance(cause, KeyError)
     assert cause.args == ("mine",)
     assert f"{Path(__file__)}:{cause.__traceback__.tb_lineno} " in str(raised.value)
-    assert {record.message.split(" (")[0] for record in quadratic().result.records} == {
-        "KeyError: 'mine'"
-    }
+    records = quadratic().result.records
+    assert records
+    for record in records:
+        assert record.message.startswith("KeyError: 'mine' (")
 
 
 def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
-    asked, stopped = [], []
+    asked = []
+    stopped = []
     for call in range(2):
         for trial in quadratic(trials=12, target="loss<=0.01", reference=(64, 0.02)):
             asked.append(trial.resume_from)
@@ -663,20 +688,23 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
             stopped += [trial.number] * trial.worth_saving
             # Another process knows of the trials before by the study alone.
             if call == 0 and len(stopped) == 2:
+                # Some trials were worth saving, or there would be nothing to say.
                 break
     assert len(stopped) > 2
     assert set(asked) == {None}
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
 
 
+# A test that says nothing of lines fails at the first one.
 def backend_for_loss(say=pytest.fail):
-    """Return what hands out trials of 20,000 examples each, and its folder here."""
+    """A backend that hands out trials of 20,000 examples each, and its folder here."""
     options = quadratic(**FOR_LOSS).options
     return LoopBackend(options, make_protocol(options, None), say), Output(Path.cwd())
 
 
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
-    study, ends = quadratic(**FOR_LOSS, trials=6), {}
+    study = quadratic(**FOR_LOSS, trials=6)
+    ends = {}
     for trial in study:
         ends[trial.number] = trial.max_steps
         for step in range(trial.first_step + 1, trial.max_steps + 1):
@@ -761,10 +789,13 @@ def test_a_study_that_goes_on_continues_trials_where_what_is_needed_was_saved(
         trial.save_to.write_text("weights")
     records = []
     for one in done:
-        names = ("number", "replicate_of", "resumed_from")
-        spec = make_spec(64, **{name: one[name] for name in names if name in one})
-        rest = {name: value for name, value in one.items() if name not in names}
-        records.append(TrialResult.unmeasured(spec, rest.pop("status", "stopped"), **rest))
+        rest = dict(one)
+        spec = {}
+        for name in ("number", "replicate_of", "resumed_from"):
+            if name in rest:
+                spec[name] = rest.pop(name)
+        status = rest.pop("status", "stopped")
+        records.append(TrialResult.unmeasured(make_spec(64, **spec), status, **rest))
     backend.look_back(records, folder)
     assert backend.continues == continues
 
@@ -800,10 +831,10 @@ def test_the_example_of_the_noise_scale():
 
 
 def steps_of_two(count):
-    """Return so many steps of two micro-batches of 32 examples."""
-    images, labels = (part[: 64 * count].split(32) for part in TRAIN)
-    micro_batches = list(zip(images, labels, strict=True))
-    return [micro_batches[first : first + 2] for first in range(0, len(micro_batches), 2)]
+    """So many steps of two micro-batches of 32 examples."""
+    images, labels = TRAIN
+    micro_batches = zip(images[: 64 * count].split(32), labels[: 64 * count].split(32), strict=True)
+    return [list(step) for step in zip(micro_batches, micro_batches, strict=True)]
 
 
 ARGUMENTS = {
@@ -881,7 +912,9 @@ def test_each_step_of_hugging_faces_trainer_has_the_trials_batch_size(micro_batc
         callback.on_train_begin(given, None, None, train_dataloader=loader)
 
 
-@pytest.mark.filterwarnings("ignore")  # advice of transformers to whoever trains a toy
+# Transformers gives advice to whoever trains a toy.
+@pytest.mark.filterwarnings("ignore")
+# 72 examples leave a micro-batch that has no partner.
 @pytest.mark.parametrize("examples", [64, 72])
 def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterwards(examples):
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
@@ -908,7 +941,9 @@ def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterward
         disable_tqdm=True,
         use_cpu=True,
     )
-    images, labels = (part[:examples] for part in TRAIN)
+    images, labels = TRAIN
+    images = images[:examples]
+    labels = labels[:examples]
     callbacks = [TrialCallback(trial)]
     data = {"train_dataset": rows(images, labels), "eval_dataset": rows(*VAL)}
     trainer = Trainer(Classifier(), arguments, callbacks=callbacks, **data)
@@ -920,6 +955,7 @@ def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterward
     finished = trial.finished
     assert finished.result().steps == 20
     assert "eval_loss" in trainer.evaluate()
+    # An evaluation after the training changes nothing.
     assert trial.finished is finished
 
 
@@ -927,7 +963,8 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
     pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed")
     from bstune.integrations.huggingface import TrialCallback
 
-    clock, trial = FakeTime(), made_trial()
+    clock = FakeTime()
+    trial = made_trial()
     callback = TrialCallback(trial, clock)
     given = SimpleNamespace(output_dir="saved", **ARGUMENTS)
     control = SimpleNamespace(should_evaluate=False, should_training_stop=False, should_save=False)
@@ -937,6 +974,7 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
         control.should_evaluate = step == 10
         callback.on_step_end(given, SimpleNamespace(global_step=step), control)
         if control.should_evaluate:
+            # The seconds of an evaluation are none of the training's.
             clock.sleep(100.0)
             callback.on_evaluate(given, SimpleNamespace(global_step=step), control, {"loss": 1.0})
     assert control.should_training_stop
@@ -949,7 +987,8 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
 
 
 def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
-    options, folder = quadratic().options, Output(tmp_path)
+    options = quadratic().options
+    folder = Output(tmp_path)
     backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
     first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
     descend(first)
@@ -967,6 +1006,7 @@ def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
     record = backend.take_back(trial, folder).result()
     assert (record.status, record.resumed_from, record.seconds_per_step) == ("diverged", 3, 2.0)
     assert record.history[:3] == stopped.history
+    # Without what was saved the trial begins afresh.
     first.save_to.unlink()
     afresh = backend.hand_over(spec, folder, stopped)
     assert (afresh.resume_from, afresh.first_step, afresh.spec.resumed_from) == (None, 0, None)
@@ -975,13 +1015,14 @@ def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
 def test_what_was_saved_goes_with_the_studys_own_file_alone(tmp_path):
     states = tmp_path / "states"
     states.mkdir()
+    # Only the first one has bstune's mark.
     for number, ending in ((1, own_mark(states / "trial-1.ckpt")), (2, b"somebody's")):
         (states / f"trial-{number}.ckpt").write_bytes(b"{}\n" + ending)
         saved = states / f"trial-{number}.saved"
         saved.mkdir()
         (saved / "weights").write_text("")
     keep_trials(states, {1, 2}, set)
-    assert sorted(path.name for path in states.iterdir()) == ["trial-2.ckpt", "trial-2.saved"]
+    assert entries(states) == ["trial-2.ckpt", "trial-2.saved"]
 
 
 def test_a_trial_that_is_told_in_hindsight_is_not_cut_by_the_clock(tmp_path):
@@ -994,6 +1035,7 @@ def test_a_trial_that_is_told_in_hindsight_is_not_cut_by_the_clock(tmp_path):
         limits = LoopLimits(in_hindsight=in_hindsight)
         backend = LoopBackend(study.options, protocol, print, now=clock, limits=limits)
         trial = backend.hand_over(spec, Output(tmp_path), None)
+        # Ten seconds pass before the first report, where half of one is the limit.
         clock.now += 10.0
         for step in range(5, 21, 5):
             trial.report(step, 0.9)
@@ -1011,7 +1053,8 @@ def test_a_trial_that_is_told_in_hindsight_is_not_cut_by_the_clock(tmp_path):
     ],
 )
 def test_a_trial_that_goes_on_has_all_of_its_noise_scale(own, expected, tmp_path):
-    options, folder = quadratic().options, Output(tmp_path)
+    options = quadratic().options
+    folder = Output(tmp_path)
     backend = LoopBackend(options, make_protocol(options, None), say=pytest.fail)
     first = backend.hand_over(make_spec(64, max_steps=3), folder, None)
     descend(first)

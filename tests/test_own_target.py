@@ -7,8 +7,15 @@ import numpy as np
 import optuna
 import pytest
 import yaml
-from builders import copy_of_study, run_command
-from toolbox import make_result, table_rows, trials_of, write_rows
+from builders import copy_of_study, moved_study
+from toolbox import (
+    make_result,
+    metric_values,
+    statuses,
+    table_rows,
+    trials_of,
+    write_rows,
+)
 
 from bstune.core.errors import StudyError
 from bstune.core.records import Target
@@ -24,7 +31,7 @@ AUTO = (*REPLAY, "target=auto")
 
 
 def falling(slope=-0.1, end=0.3, last_step=1000, noise=0.0, seed=0):
-    """Return a history whose metric is ``end + slope log(step/last_step)``, and noise."""
+    """A history whose metric is ``end + slope log(step/last_step)``, and noise."""
     rng = np.random.default_rng(seed)
     steps = sorted({max(1, round(last_step * 1.05**-i)) for i in range(80)})
     values = [end + slope * np.log(step / last_step) + noise * rng.normal() for step in steps]
@@ -44,7 +51,8 @@ def test_a_line_in_log_steps_comes_to_its_end_without_scatter():
 @pytest.mark.parametrize(
     ("slope", "ideal", "easier"),
     [
-        # A schedule that ends with the trial, flat at its end: a twentieth of the way from the ideal value.
+        # A schedule that ends with the trial, flat at its end: a twentieth of the way from the
+        # ideal value.
         (0.0, None, 0.05 * 0.3),
         (0.0, 0.1, 0.05 * 0.2),
         # It still falls: what the slope gains is more.
@@ -72,12 +80,16 @@ def test_a_metric_that_gets_worse_at_its_end_is_eased_by_its_scatter_alone():
 
 def test_the_scatter_of_the_last_evaluations_makes_the_goal_easier():
     # 15 evaluations lie in the last half of the steps, by a factor of 1.05 each.
-    found = [own_result(falling(slope=-0.001, noise=0.02, seed=seed), "min") for seed in range(200)]
-    assert np.mean([one.value for one in found]) == pytest.approx(0.3, abs=0.003)
-    assert np.sqrt(np.mean([one.scatter**2 for one in found])) == pytest.approx(0.02, rel=0.05)
-    for one in found:
-        assert one.goal >= one.value + one.scatter - 1e-12
-        assert one.goal == pytest.approx(one.value + one.scatter, abs=1e-3)
+    values = []
+    scatters = []
+    for seed in range(200):
+        found = own_result(falling(slope=-0.001, noise=0.02, seed=seed), "min")
+        values.append(found.value)
+        scatters.append(found.scatter)
+        assert found.goal >= found.value + found.scatter - 1e-12
+        assert found.goal == pytest.approx(found.value + found.scatter, abs=1e-3)
+    assert np.mean(values) == pytest.approx(0.3, abs=0.003)
+    assert np.sqrt(np.mean(np.square(scatters))) == pytest.approx(0.02, rel=0.05)
 
 
 def test_a_metric_that_is_to_rise_is_the_mirror_of_one_that_is_to_fall():
@@ -93,7 +105,8 @@ def test_the_run_itself_has_met_its_goal(mode, seed):
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 30))
     values = rng.normal(0.0, 10.0 ** rng.integers(-6, 6), count)
-    history = [(10 * (i + 1), float(value)) for i, value in enumerate(values)]
+    steps = range(10, 10 * count + 1, 10)
+    history = list(zip(steps, values.tolist(), strict=True))
     goal = own_result(history, mode).goal
     trial = make_result(status="stopped", history=tuple(history))
     assert passing(trial, Target("m", goal, mode)).reached
@@ -131,12 +144,7 @@ def table(tmp_path):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Run a study of six trials whose first one sets the target, once; give where it lies."""
-    made = tmp_path_factory.mktemp("made")
-    begun = made / "begun"
-    begun.mkdir()
-    write_rows(begun / "t.jsonl", table_rows())
-    run_command(begun, *AUTO)
-    return begun.rename(made / "moved")
+    return moved_study(tmp_path_factory, *AUTO)
 
 
 @pytest.fixture
@@ -154,11 +162,12 @@ def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(study):
     first, *others = trials_of(study)
     assert (first.batch_size, first.status) == (32, "reached")
     assert goal == own_result(first.history, "min").goal
-    assert any(trial.reached for trial in others)
+    assert "reached" in statuses(others)
     for trial in others:
-        met = [value <= goal for _, value in trial.history]
-        assert any(met) == trial.reached
-        assert not any(met[:-1])
+        met = np.array(metric_values(trial)) <= goal
+        assert met.any() == trial.reached
+        # A trial ends at the first evaluation that meets the goal.
+        assert not met[:-1].any()
     told = json.loads((study / "curve.json").read_text())
     assert told["target_value"] == goal
     assert f"target={goal!r}" in told["train"]
@@ -171,7 +180,8 @@ def test_the_first_trial_sets_the_target_and_the_others_are_to_reach_it(study):
 
 @pytest.mark.slow
 def test_a_study_goes_on_with_the_target_that_it_has(bstune, study):
-    goal, before = own_goal(study), trials_of(study)
+    goal = own_goal(study)
+    before = trials_of(study)
     status, _, err = bstune(*AUTO, "search.trials=8")
     assert (status, err) == (0, "")
     after = trials_of(study)
@@ -251,4 +261,4 @@ def test_what_was_cut_short_before_there_is_a_target_has_taken_its_time(
         bstune(*AUTO, "search.wall_seconds=600")
     stored = optuna.load_study(study_name="own", storage="sqlite:///bstune.db")
     assert stored.user_attrs[TAKEN] > 0.0
-    assert [trial.status for trial in trials_of(tmp_path / "outputs" / "own")] == ["failed"]
+    assert statuses(trials_of(tmp_path / "outputs" / "own")) == ["failed"]

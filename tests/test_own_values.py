@@ -26,7 +26,8 @@ class Net(LightningModule):
 
     def __init__(self, lr=0.01, hidden=4):
         super().__init__()
-        self.lr, self.net = lr, nn.Linear(3, 1)
+        self.lr = lr
+        self.net = nn.Linear(3, 1)
 
     def training_step(self, batch, batch_idx):
         loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
@@ -224,7 +225,7 @@ def test_a_callback_of_the_trainer_may_log_the_metric():
 
 
 def assumed(study):
-    """Return the names of the arguments that a study assumed."""
+    """The names of the arguments that a study assumed."""
     return [line.partition("=")[0] for line in study.assumptions]
 
 

@@ -16,7 +16,7 @@ from builders import (
     make_plan,
     result_of,
 )
-from toolbox import make_trial
+from toolbox import column, entries, make_trial
 
 from bstune.report.charts.learning_curves import CURVE_POINTS
 from bstune.report.page import study_page, write_page
@@ -60,18 +60,26 @@ class Page(HTMLParser):
 
     def __init__(self, whole):
         super().__init__()
-        self.tags, self.texts, self.headings, self.charts = [], [], [], []
-        self.told, self.drawn = [], []
+        self.tags = []
+        self.texts = []
+        self.headings = []
+        self.charts = []
+        self.told = []
+        self.drawn = []
         self._tag = ""
         self.feed(whole)
         inside = re.findall(
             r'<figure class="chart">.*?<script type="application/json">(.*?)</script>', whole
         )
-        self.charts = [json.loads(one) for one in inside]
-        self.names = {trace.get("name") for one in self.charts for trace in one["data"]}
+        self.charts = list(map(json.loads, inside))
+        self.traces = []
+        for chart in self.charts:
+            self.traces += chart["data"]
+        self.names = {trace.get("name") for trace in self.traces}
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
+        # A picture's label is its text for who cannot see it, and its shapes are counted.
         self._tag = tag
         known = dict(attributes)
         if known.get("role") == "img":
@@ -92,7 +100,7 @@ def hardware_of(**changes):
 
 
 def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **changes):
-    """Return the study of these trials, its result as a study's is, with ``changes``."""
+    """The study of these trials, its result as a study's is, with ``changes``."""
     result = result_of(trials, critical=critical, **{"workload": "w", **changes})
     best = {"best_by_time": {"lr": 1}}
     files = StudyFiles(path, tuple(trials), hardware, {"seed": 0}, best, tuple(notes))
@@ -100,9 +108,11 @@ def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **
 
 
 def whole_study(**changes):
-    trials = [
-        make_trial(i, size, steps=round(60 * (1 + 100 / size))) for i, size in enumerate(SIZES)
-    ]
+    trials = []
+    for number, size in enumerate(SIZES):
+        # S*(B) of a B_crit of 100.
+        trials.append(make_trial(number, size, steps=round(60 * (1 + 100 / size))))
+    # Two parts of one trial, a trial that diverged, and a fresh seed of trial 1.
     trials += [make_trial(4, 64, status="stopped", steps=90, steps_low=90)]
     trials += [make_trial(5, 64, status="stopped", steps=150, steps_low=150, resumed_from=4)]
     trials += [make_trial(6, 16, lr=9.0, status="diverged", steps=3, steps_low=3)]
@@ -143,11 +153,12 @@ def test_a_whole_study_shows_all_that_is_known():
         "the square root",
     } <= found.names
     steps = found.charts[0]
-    reached = next(trace for trace in steps["data"] if trace["name"] == "reached the target")
+    reached = trace_of(steps, "reached the target")
     assert (reached["x"], reached["y"]) == ([*SIZES, 64], [435, 154, 83, 66, 170])
     assert reached["text"][4].startswith(
         "trial 7, 1 again on a fresh seed<br>B = 64, lr = 0.1<br>170 steps"
     )
+    # The critical batch size stands at its value, on a logarithmic axis.
     line = next(shape for shape in steps["layout"]["shapes"] if shape["type"] == "line")
     assert line["x0"] == 100.0
     assert steps["layout"]["annotations"][0]["x"] == math.log10(100.0)
@@ -159,10 +170,19 @@ def trace_of(one, name):
     return found
 
 
+def over_steps(page):
+    """The chart of learning curves, whose x-axis is steps."""
+    for chart in page.charts:
+        if "steps" in chart["layout"]["xaxis"]["title"]["text"]:
+            return chart
+    raise LookupError("no chart over steps")
+
+
 def test_each_chart_has_a_picture_and_a_text_of_what_it_shows():
     found = Page(study_page(whole_study()))
     assert len(found.told) == len(found.charts) == len(found.drawn)
-    assert all(count > 0 for count in found.drawn), found.drawn
+    # No picture is empty.
+    assert 0 not in found.drawn
     steps, seconds, rates, over, curves = found.told[:5]
     assert "5 trials" in steps
     assert "700 steps at batch size 16 to 80 steps at 1024" in steps
@@ -175,7 +195,8 @@ def test_each_chart_has_a_picture_and_a_text_of_what_it_shows():
 def test_the_baseline_and_the_winner_to_use_are_in_steps_and_in_time():
     study = whole_study(baseline=make_baseline(number=1, batch_size=64, lr=0.1, status="reached"))
     steps, seconds, rates = Page(study_page(study)).charts[:3]
-    own, use = study.files.trials[1], study.result.winner
+    own = study.files.trials[1]
+    use = study.result.winner
     assert (trace_of(steps, "yours")["x"], trace_of(steps, "yours")["y"]) == ([64], [own.steps])
     assert trace_of(seconds, "yours")["y"] == [pytest.approx(own.time_to_target, rel=1e-4)]
     assert trace_of(rates, "yours")["y"] == [0.1]
@@ -183,11 +204,13 @@ def test_the_baseline_and_the_winner_to_use_are_in_steps_and_in_time():
         star = trace_of(one, "use")
         assert (star["x"], star["text"]) == ([use.batch_size], ["use"])
         assert trace_of(one, "yours")["text"] == ["yours"]
+    # Without a baseline nothing is called yours.
     assert "yours" not in Page(study_page(whole_study())).names
 
 
 def test_the_page_has_the_rules_through_the_point_of_the_picture():
     rates = Page(study_page(whole_study())).charts[2]
+    # All rules meet in the middle of the curve.
     middle = len(CURVE.batch_size) // 2
     through = CURVE.batch_size[middle], CURVE.lr[middle]
     dashes = set()
@@ -204,12 +227,10 @@ def test_the_page_has_the_rules_through_the_point_of_the_picture():
 
 @pytest.mark.parametrize(("goal", "history"), [(0.001, 0.5), (-4.0, -1.0), (0.9, 0.2)])
 def test_the_target_that_nothing_reached_lies_within_the_axis(goal, history):
-    trials = [
-        make_trial(
-            i, 2**i, status="stopped", steps=90, history=((10, history), (90, 0.9 * history))
-        )
-        for i in range(4)
-    ]
+    history = ((10, history), (90, 0.9 * history))
+    trials = []
+    for number in range(4):
+        trials.append(make_trial(number, 2**number, status="stopped", steps=90, history=history))
     study = study_of(trials, target_value=goal)
     curves = next(one for one in Page(study_page(study)).charts if "shapes" in one["layout"])
     low, high = curves["layout"]["yaxis"]["range"]
@@ -220,20 +241,20 @@ def test_the_target_that_nothing_reached_lies_within_the_axis(goal, history):
 
 def test_learning_curves_are_told_apart_by_classes_of_batch_sizes():
     trials = [make_trial(i, 2**i, steps=90) for i in range(3, 12)]
-    curves = next(
-        one
-        for one in Page(study_page(study_of(trials))).charts
-        if "steps" in one["layout"]["xaxis"]["title"]["text"]
-    )
+    curves = over_steps(Page(study_page(study_of(trials))))
     named = [trace for trace in curves["data"] if trace["showlegend"]]
-    looks = {(trace["line"]["color"], trace["line"]["dash"]) for trace in named}
-    assert len(named) == len({color for color, _ in looks}) == len({dash for _, dash in looks}) == 4
+    lines = column(named, "line")
+    # Both the colour and the dash tell a class from each other one.
+    assert len(set(column(lines, "color"))) == len(named) == 4
+    assert len(set(column(lines, "dash"))) == 4
     assert (named[0]["name"], named[-1]["name"]) == ("B = 8 to 16", "B = 512 to 2048")
+    # Each trial has a curve, though classes share their looks.
     assert len(curves["data"]) == 9
 
 
 def test_a_trial_that_was_continued_is_shown_once():
     stopped = trace_of(Page(study_page(whole_study())).charts[0], "stopped before it")
+    # Its parts are one trial, which ended at step 150.
     assert (stopped["x"], stopped["y"]) == ([64], [150])
 
 
@@ -241,13 +262,12 @@ def test_what_bounds_a_step_is_said_as_the_survey_says_it():
     derived = {**HARDWARE["derived"], "bound": "a step is memory-bound below batch size 64"}
     found = Page(study_page(replace_hardware(whole_study(), hardware_of(derived=derived))))
     assert derived["bound"] in found.texts
-    assert any(derived["bound"] in told for told in found.told)
+    assert derived["bound"] in "\n".join(found.told)
 
 
 def test_the_line_of_memory_is_the_models_between_its_ends_too():
     page = Page(study_page(whole_study()))
-    traces = [trace for drawn in page.charts for trace in drawn["data"]]
-    (line,) = [trace for trace in traces if trace.get("name") == "base + B x an example's"]
+    (line,) = (trace for trace in page.traces if trace.get("name") == "base + B x an example's")
     # As it is drawn: straight from point to point between logarithmic axes.
     drawn = np.interp(math.log(128), np.log(line["x"]), np.log(line["y"]))
     assert math.exp(drawn) == pytest.approx((1e8 + 1e4 * 128) / 2**20, rel=1e-3)
@@ -294,6 +314,7 @@ def test_how_the_critical_batch_size_grows_is_said_below_its_chart():
             "size, undetermined (90%: above 60). Hollow",
         ),
         (hand_critical(None, None, None), [], None, None),
+        # One batch size alone has no critical one.
         (hand_critical(64.0, 60.0, 70.0, 64, 64), [], None, None),
     ],
 )
@@ -301,12 +322,11 @@ def test_what_is_open_of_the_critical_batch_size_is_drawn_open(critical, shapes,
     study = whole_study()
     whole = study_page(replace(study, result=changed(study.result, critical_batch_size=critical)))
     layout = Page(whole).charts[0]["layout"]
-    assert [one["type"] for one in layout.get("shapes", ())] == shapes
-    assert [one["text"] for one in layout.get("annotations", ())] == (
-        [] if name is None else [name]
-    )
+    assert column(layout.get("shapes", ()), "type") == shapes
+    assert column(layout.get("annotations", ()), "text") == ([] if name is None else [name])
     assert ("Shaded: the critical batch" in whole) == (said is not None)
     assert said is None or said in whole
+    # An open end is drawn up to the edge of the chart.
     if shapes and critical.high is None:
         assert math.log10(layout["shapes"][0]["x1"]) == pytest.approx(
             layout["xaxis"]["range"][1], abs=1e-4
@@ -327,15 +347,14 @@ def test_learning_curves_are_joined_and_thinned():
         make_trial(1, 64, resumed_from=0),
     ]
     trials += [make_trial(2, 128, steps=1999, history=history)]
-    curves = next(
-        one
-        for one in Page(study_page(study_of(trials))).charts
-        if "steps" in one["layout"]["xaxis"]["title"]["text"]
-    )
+    curves = over_steps(Page(study_page(study_of(trials))))
+    # The two parts of the first trial are one curve.
     assert len(curves["data"]) == 2
-    x, y = (curves["data"][1][name] for name in "xy")
+    x = curves["data"][1]["x"]
+    y = curves["data"][1]["y"]
     assert len(x) <= CURVE_POINTS + 1
     assert (x[0], x[-1], y[-1]) == (1, 1999, pytest.approx(1 / 1999, rel=1e-3))
+    # Steps ascend, and none stands twice.
     assert x == sorted(set(x))
 
 
@@ -364,7 +383,8 @@ def test_a_name_in_a_trial_or_a_file_is_text():
 def assert_text(whole, shown=True):
     assert "<script>alert" not in whole
     assert "<b>x" not in whole
-    assert "\\u003cscript" not in whole  # in a chart it is escaped for plotly, too
+    # In a chart it is escaped for plotly, too.
+    assert "\\u003cscript" not in whole
     assert any(NASTY in text for text in Page(whole).texts) or not shown
 
 
@@ -398,6 +418,7 @@ def assert_text(whole, shown=True):
         ),
         ([make_trial(i, 64, lr=0.1 * 2**i) for i in range(3)], set()),
         ([make_trial(0, tau=None)], set()),
+        # This metric falls below zero, where there is no logarithm.
         ([make_trial(0, history=((1, 0.0), (400, -2.0)))], set()),
     ],
 )
@@ -415,4 +436,4 @@ def test_the_page_of_200_trials_is_small(tmp_path):
     path = tmp_path / "report.html"
     write_page(study_of(trials), path)
     assert path.stat().st_size < 5_000_000
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert entries(tmp_path) == ["report.html"]

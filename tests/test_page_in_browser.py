@@ -18,7 +18,7 @@ DRAWN = "return !document.querySelector('figure.chart:not(:has(svg.main-svg))')"
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """Return a browser, and the page of a study whose every name is markup."""
+    """A browser, and the page of a study whose every name is markup."""
     folder = tmp_path_factory.mktemp("page")
     study = whole_study(
         train="bstune workload=w trial.lr=0.1",
@@ -40,7 +40,7 @@ def opened(tmp_path_factory):
 
 @pytest.fixture
 def driver(opened):
-    """Return the browser with the page opened anew."""
+    """The browser with the page opened anew."""
     driver, page = opened
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     driver.get(page)
@@ -53,7 +53,10 @@ def column(driver, name):
     heads = driver.find_elements("css selector", "table.sortable th button")
     at = [head.text for head in heads].index(name)
     driver.execute_script("arguments[0].click()", heads[at])
-    cells = f"return [...document.querySelectorAll('table.sortable tbody tr')].map(row => row.cells[{at}].innerText)"
+    cells = (
+        "return [...document.querySelectorAll('table.sortable tbody tr')].map(row => "
+        f"row.cells[{at}].innerText)"
+    )
     return driver.execute_script(cells)
 
 
@@ -62,9 +65,8 @@ def test_names_are_text_and_the_table_sorts(driver):
     assert NASTY in driver.find_element("tag name", "h1").text
     assert column(driver, "steps") == ["3", "66", "83", "90", "150", "154", "170", "435"]
     assert column(driver, "steps")[0] == "435"
-    assert (
-        column(driver, "time to target")[-3:] == ["-"] * 3
-    )  # what is not known comes last, either way
+    # What is not known comes last, either way.
+    assert column(driver, "time to target")[-3:] == ["-"] * 3
     assert column(driver, "time to target")[-3:] == ["-"] * 3
 
 
@@ -134,7 +136,8 @@ def test_on_paper_charts_are_whole_pictures_and_all_trials_are_there(driver):
         assert not any(driver.execute_script(SEEN, "figure.chart .plot"))
         cut = (
             "return [...document.querySelectorAll('.static > svg, .tall')].filter((one) => "
-            "one.getBoundingClientRect().right > innerWidth || getComputedStyle(one).overflowY === 'auto')"
+            "one.getBoundingClientRect().right > innerWidth || getComputedStyle(one).overflowY "
+            "=== 'auto')"
         )
         assert driver.execute_script(cut) == []
         assert not any(driver.execute_script(SEEN, "button.copy"))
@@ -182,7 +185,8 @@ def test_the_page_of_a_running_study_looks_for_a_newer_one_and_stays_in_place(
     opened, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(running_page, "REFRESH_SECONDS", 1)
-    driver, path = opened[0], tmp_path / "report.html"
+    driver = opened[0]
+    path = tmp_path / "report.html"
     now = datetime.now(UTC)
     lines = [[("SO FAR", (f"{count} of 9 configurations tried",))] for count in (4, 5)]
     pages = [replace(running_study(), lines=told, written=now) for told in lines]
@@ -202,7 +206,8 @@ def test_the_page_of_a_running_study_looks_for_a_newer_one_and_stays_in_place(
 
 
 def test_the_page_of_a_study_that_was_killed_says_how_old_it_is(opened, tmp_path):
-    driver, path = opened[0], tmp_path / "report.html"
+    driver = opened[0]
+    path = tmp_path / "report.html"
     old = replace(running_study(), written=datetime.now(UTC) - timedelta(days=2))
     path.write_text(running_page.running_page(old))
     driver.get(path.as_uri())

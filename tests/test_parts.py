@@ -16,7 +16,7 @@ RECORD = make_result(number=1, steps=20, steps_low=20, history=((20, 0.9),), sta
 
 
 def begin(tmp_path=None, protocol=None, stopped=None, horizon=None, monkeypatch=None, **changes):
-    """Return the parts of a trial; one that goes on from ``stopped`` finds that in its file."""
+    """The parts of a trial; one that goes on from ``stopped`` finds that in its file."""
     resume = None
     if stopped is not None:
         monkeypatch.setattr(assemble, "read_state", lambda *arguments: stopped)

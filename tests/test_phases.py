@@ -9,11 +9,14 @@ from toolbox import FakeTime
 from bstune.core.clock import Phase, TrialClock
 from bstune.trial.parts.phases import Phases, aside
 
-STARTUP, SANITY, EVALUATION, CLOSING = 100.0, 10.0, 20.0, 7.0
+STARTUP = 100.0
+SANITY = 10.0
+EVALUATION = 20.0
+CLOSING = 7.0
 
 
 def run(evaluated, steps, warmup_steps=0, first_step=0, trains=True):
-    """Return the clock of a trial that takes ``steps`` steps of 1 s, and is evaluated after those that are named."""
+    """The clock of a trial that takes ``steps`` steps of 1 s, and is evaluated after those that are named."""
     fake = FakeTime()
     clock = TrialClock(fake)
     state = make_state(first_step, first_step=first_step)

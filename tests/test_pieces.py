@@ -34,7 +34,7 @@ class SizedData(Data):
 
 
 def example_in(thing):
-    """Return the code of the examples in a docstring, as one text."""
+    """The code of the examples in a docstring, as one text."""
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(thing))
     return "".join(one.source for one in examples)
 
@@ -52,14 +52,16 @@ def in_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path))
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
+# Lightning gives advice to whoever trains a toy.
+@pytest.mark.filterwarnings("ignore")
 def test_target_stopping_in_a_study_of_ones_own(in_folder):
     names = run_example(stop_at_target)
     assert names["study"].best_value < 1.0
     assert {trial.state.name for trial in names["study"].trials} <= {"COMPLETE", "PRUNED"}
 
 
-@pytest.mark.slow  # memory is probed in processes of their own
+# Memory is probed in processes of their own.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_survey_of_a_module_and_data(in_folder):
     found = run_example(bstune.survey)["found"]

@@ -5,7 +5,8 @@ import pytest
 from bstune.core.curve import CurveError, fit_curve
 from bstune.core.points_file import parse_points
 
-# steps of the 85M-parameter language model in the runs released with Zhang et al. 2024, arXiv 2410.21676
+# steps of the 85M-parameter language model in the runs released with Zhang et al. 2024, arXiv
+# 2410.21676
 ROWS = "64,46000\n128,23000\n256,13282\n512,7000\n1024,3840\n2048,2500\n4096,1800\n8192,1600\n16384,1600\n"
 GOOD_FILES = {
     "plain": ("batch_size,steps\n" + ROWS, 9, 0),

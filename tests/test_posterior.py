@@ -21,8 +21,10 @@ from bstune.search.posterior import (
 )
 from bstune.search.sampler import FrontierSampler
 
-LOW, HIGH = 8, 8192
-MIDDLE = 8.0  # log2 of the geometric middle
+LOW = 8
+HIGH = 8192
+# The log2 of the geometric middle.
+MIDDLE = 8.0
 
 
 def sqrt_rule(x):
@@ -42,7 +44,7 @@ def make(others=0, noise_scale=None, spread=0.0):
 
 
 def at(prior, **values):
-    """Return one set of parameters, (1, p): the prior's mean but for those named."""
+    """One set of parameters, (1, p): the prior's mean but for those named."""
     theta = prior.mean.copy()
     for name, value in values.items():
         theta[getattr(model, name.upper())] = value
@@ -50,7 +52,7 @@ def at(prior, **values):
 
 
 def observed(*trials):
-    """Return trials of (log2 B, log2 lr, log S, its spread, status, maybe log of the least S) for the likelihood."""
+    """Trials of (log2 B, log2 lr, log S, its spread, status, maybe log of the least S) for the likelihood."""
     x, z, y, spread = np.array([trial[:4] for trial in trials], dtype=float).reshape(-1, 4).T
     status = np.array([trial[4] for trial in trials], dtype=str)
     least = np.array([trial[5] if len(trial) > 5 else -np.inf for trial in trials])
@@ -64,7 +66,8 @@ NOTHING = observed()
 
 @pytest.mark.parametrize(("b_crit", "b_opt"), [(16.0, 1e-9), (1e5, 1e-9), (300.0, 40.0)])
 def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_opt):
-    prior, x = make(), np.linspace(3.0, 13.0, 11)
+    prior = make()
+    x = np.linspace(3.0, 13.0, 11)
 
     def law(size):
         return 1.0 + b_crit / size + (b_opt / size) ** 2
@@ -76,7 +79,8 @@ def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_op
     np.testing.assert_allclose(steps, math.exp(5.0) * law(2**x) / law(2**MIDDLE), rtol=1e-9)
     term = model.log_small_batch_term(theta, prior.at(x), prior)[0]
     np.testing.assert_allclose(np.exp(term), law(2**x) / (1.0 + b_crit / 2**x), rtol=1e-9)
-    if b_opt > 1.0:  # the fewest examples
+    # At this batch size the examples are fewest.
+    if b_opt > 1.0:
         sizes = np.geomspace(10.0, 1000.0, 2000)
         examples = sizes * np.exp(model.frontier(theta, prior.at(np.log2(sizes)), prior)[0])
         assert sizes[examples.argmin()] == pytest.approx(b_opt, rel=0.01)
@@ -99,16 +103,16 @@ def test_the_discrepancy_is_linear_between_its_knots():
 def test_the_penalty_may_be_steeper_at_large_batch_sizes():
     prior = make()
     points = prior.at(np.array([MIDDLE - 2.0, MIDDLE, MIDDLE + 3.0]))
-    plain, tilted = (
-        model.off_optimum(at(prior, tilt=tilt), points, prior)[0] for tilt in (0.0, 0.2)
-    )
+    plain = model.off_optimum(at(prior, tilt=0.0), points, prior)[0]
+    tilted = model.off_optimum(at(prior, tilt=0.2), points, prior)[0]
     np.testing.assert_allclose(tilted, plain * np.exp(0.2 * np.array([-2.0, 0.0, 3.0])))
 
 
 def test_the_cost_of_being_off_the_optimum():
     theta = at(make(), low_slope=math.log(0.4), low_width=math.log(4.0), high_width=math.log(2.0))
     octaves = np.array([[0.0, 2.0, 4.0, -3.0, -1e6]])
-    # A parabola above, 1/2 at one width; below a hyperbola of width 4, here of sides 3, 4, 5, and its asymptote.
+    # A parabola above, 1/2 at one width; below a hyperbola of width 4, here of sides 3, 4, 5, and
+    # its asymptote.
     expected = [0.0, 0.5, 2.0, 0.4 * (5.0 - 4.0), 0.4 * (1e6 - 4.0)]
     np.testing.assert_allclose(model.penalty(theta, octaves)[0], expected, rtol=1e-5, atol=1e-12)
 
@@ -119,8 +123,10 @@ def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
     x = np.array([MIDDLE, -20.0, -21.0, 40.0, 41.0])
     best = model.optimum(theta, prior.at(x), prior)[0]
     assert best[0] == pytest.approx(sqrt_rule(np.array(MIDDLE)) + 0.7)
-    assert best[1] - best[2] == pytest.approx(0.5 + 0.2)  # far below B_crit
-    assert best[4] - best[3] == pytest.approx(0.5 + 0.2 - 0.4)  # far above
+    # This is far below B_crit.
+    assert best[1] - best[2] == pytest.approx(0.5 + 0.2)
+    # This is far above B_crit.
+    assert best[4] - best[3] == pytest.approx(0.5 + 0.2 - 0.4)
     # The two lines meet at B_crit, 10 octaves.
     below = best[1] + 0.7 * (10.0 - x[1])
     above = best[3] + 0.3 * (10.0 - x[3])
@@ -144,19 +150,22 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
 
 
 def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
-    plain, measured = make(), make(noise_scale=1000.0, spread=1.5)
+    plain = make()
+    measured = make(noise_scale=1000.0, spread=1.5)
     assert plain.log_mid == MIDDLE
     assert plain.mean[SHIFT] == plain.mean[model.EXPONENT] == 0.0
     assert 2**MIDDLE * math.exp(measured.mean[B_CRIT]) == pytest.approx(1000.0)
     assert 2**MIDDLE * math.exp(plain.mean[B_CRIT]) == pytest.approx(2**MIDDLE)
     assert make(noise_scale=1000.0).spread[B_CRIT] == math.log(4.0) < plain.spread[B_CRIT]
     assert measured.spread[B_CRIT] == pytest.approx(math.hypot(math.log(4.0), 1.5))
-    assert math.exp(plain.mean[LEVEL]) < 4000.0  # the budget is more than enough
+    # The budget is more than enough.
+    assert math.exp(plain.mean[LEVEL]) < 4000.0
     assert make(others=3).mean.size == make().mean.size + 9
     assert make(others=3).others == 3
     small_batch = stats.norm(plain.mean[B_OPT], plain.spread[B_OPT])
-    assert small_batch.sf(math.log(LOW / 2**MIDDLE)) == pytest.approx(0.115, abs=0.005)  # at none
-    assert small_batch.sf(math.log(4.0 * LOW / 2**MIDDLE)) > 0.03  # and not ruled out
+    # The prior says that there is most likely no such term, and does not rule it out.
+    assert small_batch.sf(math.log(LOW / 2**MIDDLE)) == pytest.approx(0.115, abs=0.005)
+    assert small_batch.sf(math.log(4.0 * LOW / 2**MIDDLE)) > 0.03
 
 
 def test_the_prior_density_is_normal_and_students():
@@ -184,7 +193,8 @@ def test_the_likelihood_is_the_sum_over_trials():
         (9.0, 0.0, 6.0, 0.0, "reached"),
         (4.0, -2.0, 9.0, 0.5, "reached"),
     ]
-    estimated = (7.0, -1.0, 7.5, 0.4, "reached", 7.2)  # it is known to take more than e^7.2 steps
+    # It is known to take more than e^7.2 steps.
+    estimated = (7.0, -1.0, 7.5, 0.4, "reached", 7.2)
     trials = observed(
         *reached, estimated, (8.0, -6.0, 8.0, 0.05, "bound"), (5.0, 1.0, 0.0, 0.0, "diverged")
     )
@@ -195,7 +205,8 @@ def test_the_likelihood_is_the_sum_over_trials():
         for mean, (_, _, y, spread, _, *least) in zip(means, [*reached, estimated], strict=True):
             sigma = math.hypot(noise, spread)
             core = stats.norm.pdf(y, mean, sigma)
-            if least:  # log S is near the model's and the estimate, and above the least
+            # Here log S is near the model's and the estimate, and above the least.
+            if least:
                 density = lambda s: stats.norm.pdf(s, mean, noise) * stats.norm.pdf(y, s, spread)  # noqa: B023, E731
                 core = integrate.quad(density, least[0], 20.0, points=[mean, y], epsabs=1e-13)[0]
             wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.TRIAL_OUTLIER_SPREAD))
@@ -217,12 +228,15 @@ def test_the_likelihood_is_the_sum_over_trials():
 
 def test_level_and_shift_against_quadrature():
     prior = make()
-    prior.spread[:] = 1e-5  # a point, but for these two
-    prior.mean[LEVEL], prior.spread[[LEVEL, SHIFT]] = 7.0, 1.0
+    # The prior is a point, but for these two parameters.
+    prior.spread[:] = 1e-5
+    prior.mean[LEVEL] = 7.0
+    prior.spread[[LEVEL, SHIFT]] = 1.0
     seen = observed(
         (MIDDLE, -1.5, 7.4, 0.0, "reached"),
         (MIDDLE, 0.5, 7.1, 0.0, "reached"),
-        (MIDDLE, 0.5, 9.9, 0.0, "reached"),  # an outlier
+        # This one is an outlier.
+        (MIDDLE, 0.5, 9.9, 0.0, "reached"),
         (MIDDLE, 1.5, 8.0, 0.4, "reached"),
         (MIDDLE, -4.0, 7.6, 0.1, "bound"),
         (MIDDLE, 3.0, 0.0, 0.0, "diverged"),
@@ -231,7 +245,8 @@ def test_level_and_shift_against_quadrature():
         np.linspace(5.0, 9.0, 200), np.linspace(-5.0, 5.0, 400), indexing="ij"
     )
     theta = np.repeat(prior.mean[None], level.size, axis=0)
-    theta[:, LEVEL], theta[:, SHIFT] = level.ravel(), shift.ravel()
+    theta[:, LEVEL] = level.ravel()
+    theta[:, SHIFT] = shift.ravel()
     density = model.log_likelihood(theta, seen, prior)
     density += stats.norm.logpdf(theta[:, LEVEL], 7.0, 1.0) + stats.t.logpdf(
         theta[:, SHIFT], SHIFT_FREEDOM
@@ -251,14 +266,16 @@ def test_level_and_shift_against_quadrature():
 
 
 def simulated(theta, prior, rng, trials):
-    """Return trials that the model itself would have made: normal noise and censoring at a limit."""
-    x, other = rng.uniform(3.0, 13.0, trials), rng.random((trials, 1))
+    """Trials that the model itself would have made: normal noise and censoring at a limit."""
+    x = rng.uniform(3.0, 13.0, trials)
+    other = rng.random((trials, 1))
     z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
     points = prior.at(x, z, other)
     mean = model.log_steps(theta[None], points, prior)[0]
     y = mean + math.exp(theta[model.NOISE]) * rng.standard_normal(trials)
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
-    least, nothing = np.full(trials, -np.inf), np.zeros(trials)
+    least = np.full(trials, -np.inf)
+    nothing = np.zeros(trials)
     return LikelihoodData(
         points, np.minimum(y, limit), nothing, least, y > limit, np.full(trials, False)
     )
@@ -275,7 +292,8 @@ def test_truths_drawn_from_the_prior_are_covered():
         low, high = np.quantile(drawn, [0.1, 0.9], axis=0)
         inside.append((low < truth) & (truth < high))
     covered = np.array(inside)
-    # 360 in all, correlated within a study: 80% give or take about 4. Moved too little, the draws are too narrow.
+    # 360 in all, correlated within a study: 80% give or take about 4. Moved too little, the draws
+    # are too narrow.
     assert 0.72 < covered.mean() < 0.90
     assert covered[:, [LEVEL, B_CRIT, SHIFT, OTHER]].mean() > 0.65
 
@@ -283,10 +301,9 @@ def test_truths_drawn_from_the_prior_are_covered():
 def test_contradictions_and_far_away_observations_give_finite_draws():
     prior = make()
     seen = observed(
-        *(
-            (x, z, y, 0.0, "reached")
-            for x, z, y in ((3.0, 20.0, 60.0), (13.0, -40.0, 0.0), (8.0, 0.0, 3.0))
-        ),
+        (3.0, 20.0, 60.0, 0.0, "reached"),
+        (13.0, -40.0, 0.0, 0.0, "reached"),
+        (8.0, 0.0, 3.0, 0.0, "reached"),
         (8.0, 0.0, 40.0, 0.05, "bound"),
         (8.0, -30.0, 0.0, 0.0, "diverged"),
     )
@@ -295,24 +312,26 @@ def test_contradictions_and_far_away_observations_give_finite_draws():
 
 
 def steps_of(noise_scale, trace=10.0, count=4):
-    """Return measurements whose means are ``trace`` and ``trace / noise_scale``, none of them the mean."""
-    gradient, away = trace / noise_scale, np.linspace(-1, 1, count)
-    return tuple(
-        (32 * (i + 1), gradient * (1 + 3 * a), trace * (1 + 0.5 * a))
-        for i, a in enumerate(away.tolist())
-    )
+    """Measurements whose means are ``trace`` and ``trace / noise_scale``, none of them the mean."""
+    gradient = trace / noise_scale
+    measurements = []
+    # Their offsets cancel: the means are the gradient and the trace.
+    for number, away in enumerate(np.linspace(-1, 1, count).tolist(), 1):
+        measurements.append((32 * number, gradient * (1 + 3 * away), trace * (1 + 0.5 * away)))
+    return tuple(measurements)
 
 
 def trials(noise_scales, **changes):
-    """Return trials, each with its own noise scale and, in turn, gradients 100 times as large."""
-    return [
-        make_result(number=n, **{"noise_scale": steps_of(scale, 10.0 * 100.0 ** (n % 2))} | changes)
-        for n, scale in enumerate(noise_scales)
-    ]
+    """Trials, each with its own noise scale and, in turn, gradients 100 times as large."""
+    found = []
+    for number, scale in enumerate(noise_scales):
+        measured = {"noise_scale": steps_of(scale, 10.0 * 100.0 ** (number % 2))}
+        found.append(make_result(number=number, **measured | changes))
+    return found
 
 
 def b_crit(found, noise_scale=None):
-    """Return B_crit of the sampler's prior and the standard deviation of its logarithm."""
+    """B_crit of the sampler's prior and the standard deviation of its logarithm."""
     space = {
         "batch_size": IntDistribution(LOW, HIGH, log=True),
         "lr": FloatDistribution(1e-3, 1.0, log=True),
@@ -330,24 +349,28 @@ def test_a_trial_is_a_block_in_units_of_its_trace():
     expected = 1.0 / (inverse.mean() + np.array([half, 0.0, -half]))
     assert [estimate.low, estimate.noise_scale, estimate.high] == pytest.approx(expected.tolist())
     assert (estimate.measurements, steps) == (5, 20)
-    many = trials([100.0 + 7.0 * n for n in range(40)])  # more than there are blocks
+    # These are more than there are blocks.
+    many = trials([100.0 + 7.0 * n for n in range(40)])
     assert model.measured_noise_scale(many[::-1]) == model.measured_noise_scale(many)
 
 
 def test_trials_that_did_not_measure_the_whole_way_do_not_count():
-    found, others = trials([100.0, 120.0, 140.0, 160.0]), trials([1.0, 2.0], status="stopped")
+    found = trials([100.0, 120.0, 140.0, 160.0])
+    others = trials([1.0, 2.0], status="stopped")
+    # There is nothing, one step, or no gradient at all.
     for measured in (
         (),
         steps_of(9.0)[:1],
         ((32, 0.0, 0.0), (64, 0.0, 0.0)),
-    ):  # nothing, one step, no gradient at all
+    ):
         others += trials([1.0, 2.0], noise_scale=measured)
     assert model.measured_noise_scale(others) is None
     assert model.noise_scale_prior(others) == (None, 0.0)
     assert model.measured_noise_scale([*found, *others]) == model.measured_noise_scale(found)
 
 
-LOST = [100.0, -100.0, 100.0, -90.0, 80.0, -120.0]  # gradients lost in the noise
+# These gradients are lost in the noise.
+LOST = [100.0, -100.0, 100.0, -90.0, 80.0, -120.0]
 
 
 def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_comes_first():
@@ -357,7 +380,8 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
         pytest.approx(math.log(4.0), rel=1e-2),
     )
     unsure = trials([150.0, 600.0, 250.0, 400.0, 280.0])
-    estimate, (value, spread) = model.measured_noise_scale(unsure)[0], b_crit(unsure)
+    estimate = model.measured_noise_scale(unsure)[0]
+    (value, spread) = b_crit(unsure)
     assert value == pytest.approx(estimate.noise_scale)
     assert spread == pytest.approx(
         math.hypot(math.log(4.0), 0.5 * math.log(estimate.high / estimate.low))
@@ -368,7 +392,7 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
 
 
 def many_trials(count=120, seed=3):
-    """Return trials that the model made, and the prior they are read with."""
+    """Trials that the model made, and the prior they are read with."""
     prior = make(others=1)
     rng = np.random.default_rng(seed)
     truth = model.draw_prior(prior, 1, rng)[0]
@@ -427,7 +451,8 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 20, start)
     assert found.shape == (800, prior.mean.size)
     for place in (LEVEL, B_CRIT, SHIFT, model.NOISE, OTHER):
-        mean, deviation = scratch[:, place].mean(), scratch[:, place].std()
+        mean = scratch[:, place].mean()
+        deviation = scratch[:, place].std()
         assert found[:, place].mean() == pytest.approx(mean, abs=0.3 * deviation)
         assert found[:, place].std() == pytest.approx(deviation, rel=0.25)
 
@@ -442,5 +467,6 @@ def test_a_start_of_the_prior_alone_and_of_another_prior_do():
     found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 30, start)
     scratch = from_the_prior(40)
     for place in (LEVEL, B_CRIT, SHIFT):
-        mean, deviation = scratch[:, place].mean(), scratch[:, place].std()
+        mean = scratch[:, place].mean()
+        deviation = scratch[:, place].std()
         assert found[:, place].mean() == pytest.approx(mean, abs=0.3 * deviation)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from learners import Stream
 from lightning import LightningDataModule
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import CombinedLoader
@@ -15,7 +16,6 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -43,7 +43,8 @@ class Lit(LightningModule):
 
     def __init__(self, spec):
         super().__init__()
-        self.spec, self.lr = spec, spec.lr
+        self.spec = spec
+        self.lr = spec.lr
         self.net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
 
     def loss(self, batch):
@@ -269,7 +270,8 @@ class Warm(Lit):
 
 
 class Glacial(Warm):
-    steps = 10**12  # no weight moves in float32
+    # No weight moves in float32.
+    steps = 10**12
 
 
 class WarmByEpoch(Lit):
@@ -351,7 +353,8 @@ class Alternating(Lit):
                 optimizer.step()
 
     def configure_optimizers(self):
-        return [torch.optim.SGD(self.net[place].parameters(), lr=self.lr) for place in (0, 2)]
+        first = torch.optim.SGD(self.net[0].parameters(), lr=self.lr)
+        return [first, torch.optim.SGD(self.net[2].parameters(), lr=self.lr)]
 
 
 class Counts(Callback):
@@ -440,7 +443,8 @@ def test_one_trial_by_itself_is_tried_at_its_own_batch_size():
 
 def test_manual_optimization_is_trained_as_it_is():
     text = (
-        "Alternating steps its optimizers itself (manual optimization): trained as it is, one step of a trial a batch "
+        "Alternating steps its optimizers itself (manual optimization): trained as it is, one "
+        "step of a trial a batch "
         "(in 4 batches its optimizers took 4 and 2 steps)"
     )
     assert fly(Alternating).notes == (text + ", without noise scale",)
@@ -485,8 +489,10 @@ class SavesWhatItCannotLoad(KeepsState):
     [
         (
             NoValidation,
-            r"NoValidation \(test_preflight.py:\d+\) has no validation_step: (.|\n)*"
-            r"def validation_step\(self, batch, batch_idx\):\n.*\n +self.log\('val_loss', ",
+            (
+                r"NoValidation \(test_preflight.py:\d+\) has no validation_step: (.|\n)*"
+                r"def validation_step\(self, batch, batch_idx\):\n.*\n +self.log\('val_loss', "
+            ),
         ),
         (
             NoTraining,
@@ -506,18 +512,27 @@ def test_a_hook_that_is_missing_is_named(kind, message):
         (
             Lit,
             "val_los",
-            "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make one",
+            (
+                "'val_los' is logged nowhere; in validation the module logs val_acc, val_loss: make "
+                "one"
+            ),
         ),
         (
             Lit,
             "train_loss",
-            "'train_loss' is logged in training alone; in validation the module logs val_acc, val_loss",
+            (
+                "'train_loss' is logged in training alone; in validation the module logs val_acc, "
+                "val_loss"
+            ),
         ),
         (
             LogsNothing,
             "val_loss",
-            r"'val_loss' is logged nowhere, and nothing in validation_step \(test_preflight.py:\d+\): (.|\n)*"
-            r"self.log\('val_loss', ",
+            (
+                r"'val_loss' is logged nowhere, and nothing in validation_step "
+                r"\(test_preflight.py:\d+\): (.|\n)*"
+                r"self.log\('val_loss', "
+            ),
         ),
         (
             LogsInSanityCheck,
@@ -527,8 +542,12 @@ def test_a_hook_that_is_missing_is_named(kind, message):
         (
             SavesWhatItCannotLoad,
             "val_loss",
-            r"a stopped trial of SavesWhatItCannotLoad cannot be continued from its checkpoint: KeyError: 'ema' "
-            r"\(test_preflight.py:\d+\); let it load what it saves, make in __init__ what .*, or set sampler=tpe",
+            (
+                r"a stopped trial of SavesWhatItCannotLoad cannot be continued from its checkpoint: "
+                r"KeyError: 'ema' "
+                r"\(test_preflight.py:\d+\); let it load what it saves, make in __init__ what .*, "
+                r"or set sampler=tpe"
+            ),
         ),
     ],
 )
@@ -676,7 +695,8 @@ class Data(LightningDataModule):
     def __init__(self, train=None, validation=None):
         super().__init__()
         plain = DataLoader(DATA, batch_size=7, shuffle=True)
-        self.train, self.validation = (plain if one is None else one for one in (train, validation))
+        self.train = plain if train is None else train
+        self.validation = plain if validation is None else validation
 
     def train_dataloader(self):
         return self.train
@@ -691,16 +711,12 @@ class Nothing(Data):
 
 
 class OwnBatches(Data):
-    train_batches = None  # it hands out its own
+    # It hands out batches of its own.
+    train_batches = None
 
 
 class NoValidationData(LightningDataModule):
     train_dataloader = Data.train_dataloader
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
 
 
 class Own(DataLoader):
@@ -712,7 +728,8 @@ class Buckets(BatchSampler):
     pass
 
 
-PLAIN, STREAM = DataLoader(DATA), DataLoader(Stream())
+PLAIN = DataLoader(DATA)
+STREAM = DataLoader(Stream())
 WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
 
 
@@ -721,15 +738,24 @@ WEIGHTED = Data(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 64, 64)))
     [
         (
             Data(STREAM),
-            r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; tune it .*data=lambda batch_size",
+            (
+                r"train_dataloader\(\) cannot .*: its data set, Stream, is iterable .*; tune it "
+                r".*data=lambda batch_size"
+            ),
         ),
         (
             Data([PLAIN, PLAIN]),
-            r"train_dataloader\(\) cannot .*: it returns 2 loaders in a list, not one .*data=lambda batch_size",
+            (
+                r"train_dataloader\(\) cannot .*: it returns 2 loaders in a list, not one "
+                r".*data=lambda batch_size"
+            ),
         ),
         (
             Data({"a": PLAIN}),
-            r"train_dataloader\(\) cannot .*: it returns 1 loader in a dict, .*ConcatDataset or StackDataset",
+            (
+                r"train_dataloader\(\) cannot .*: it returns 1 loader in a dict, .*ConcatDataset or "
+                r"StackDataset"
+            ),
         ),
         (
             Data(iter("ab")),
@@ -788,7 +814,7 @@ def test_loaders_that_do_are_not_refused(data):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Return a function that times a made-up machine, and what was asked of it."""
+    """A function that times a made-up machine, and what was asked of it."""
 
     def run(tau, low=8, high=512, multiple=1):
         asked = []
@@ -809,9 +835,11 @@ def timed(monkeypatch):
 @pytest.mark.parametrize(
     ("at_8", "at_32", "expected"),
     [
-        (0.018, 0.042, (0.01, 0.001)),  # a straight line
+        # These lie on a straight line.
+        (0.018, 0.042, (0.01, 0.001)),
         (0.3, 0.3, (0.3, 0.0)),
-        (0.5, 0.4, (0.5, 0.0)),  # noise makes neither part negative
+        # Noise makes neither part negative.
+        (0.5, 0.4, (0.5, 0.0)),
         (0.1, 4.9, (0.0, 0.2)),
     ],
 )
@@ -824,7 +852,8 @@ def test_two_batch_sizes_give_a_step_time(timed, at_8, at_32, expected):
     ("sizes", "tried"),
     [
         ({}, [8, 32, 8, 8]),
-        ({"high": 20}, [8, 20, 8, 8]),  # not past the largest
+        # No size is past the largest.
+        ({"high": 20}, [8, 20, 8, 8]),
         ({"low": 3, "multiple": 8}, [8, 16, 8, 8]),
         ({"low": 64, "high": 64}, [64, 64, 64]),
     ],
@@ -834,15 +863,15 @@ def test_short_trials_are_few_and_at_low_rates(timed, sizes, tried):
     assert [spec.batch_size for spec, _ in asked] == tried
     assert step_time == StepTime(pytest.approx(0.0), pytest.approx(0.01))
     for spec, _ in asked[:-1]:
-        assert spec.lr == pytest.approx(
-            0.1 * spec.batch_size / 64 / 8
-        )  # the lowest rate searched: three octaves down
+        # That is the lowest rate searched, three octaves down.
+        assert spec.lr == pytest.approx(0.1 * spec.batch_size / 64 / 8)
     assert asked[-1][0].lr == pytest.approx(0.1 * tried[0] / 64)
-    assert {protocol.noise_scale_every for _, protocol in asked} == {None}
-    assert [protocol.trainer.get("limit_val_batches") for _, protocol in asked] == [
-        None,
-        *[4] * (len(tried) - 1),
-    ]
+    of_first, *of_others = [protocol for _, protocol in asked]
+    assert of_first.trainer.get("limit_val_batches") is None
+    assert of_first.noise_scale_every is None
+    for protocol in of_others:
+        assert protocol.trainer["limit_val_batches"] == 4
+        assert protocol.noise_scale_every is None
 
 
 @pytest.mark.parametrize(("seconds", "largest"), [(0.001, 256), (0.015, 256), (0.02, 32)])
@@ -863,7 +892,8 @@ def test_a_step_takes_the_least_of_the_seconds_between_two_ends():
 def test_a_part_of_the_validation_data_is_every_nth_batch(batches, every, kept):
     part = checks._EveryNth(batches, every).batches
     assert len(part) == len(kept)
-    assert [int(batch[0]) for batch in part] == [int(batch[0]) for batch in part] == kept
+    for _ in range(2):
+        assert [int(batch[0]) for batch in part] == kept
 
 
 class Slow(Lit):

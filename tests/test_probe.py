@@ -50,25 +50,28 @@ class NeedsTwo(Hungry):
 @pytest.mark.parametrize(
     ("phases", "peaks", "error", "enforced", "outcome"),
     [
+        # The most of a phase counts.
         (
             (Phase.TRAINING, Phase.EVALUATION, *TRAINED),
             (5, 25, 30, 20, 7),
             None,
             False,
             "fits",
-        ),  # the most of a phase
+        ),
         (TRAINED, (50, 100, 100), None, False, "fits"),
         (TRAINED, (50, 101, 102), None, False, "training"),
         (TRAINED, (50, 90, 101), None, False, "evaluation"),
         (TRAINED, (101, 90, 80), None, False, "startup"),
-        (TRAINED, (101, 101, 101), None, True, "fits"),  # the allocator enforces the limit itself
+        # The allocator enforces the limit itself.
+        (TRAINED, (101, 101, 101), None, True, "fits"),
         ((Phase.TRAINING, Phase.CLOSING), (1, 1), "CUDA out of memory", True, "training"),
         (TRAINED, (1, 1, 1), "CUDA out of memory", True, "evaluation"),
         ((Phase.CLOSING,), (1,), "CUDA out of memory", True, "startup"),
     ],
 )
 def test_memory_that_runs_out_is_of_a_phase(phases, peaks, error, enforced, outcome):
-    each, resets = iter(peaks), []
+    each = iter(peaks)
+    resets = []
     clock = MemoryClock(lambda: next(each), lambda: resets.append(1))
     for phase in phases:
         clock.enter(phase)
@@ -80,16 +83,20 @@ def test_memory_that_runs_out_is_of_a_phase(phases, peaks, error, enforced, outc
 @pytest.mark.parametrize(
     ("outside", "reserved", "most", "limit", "peak"),
     [
-        (2, 10, 12, None, 14),  # all that was there at the start is still there
-        (5, 10, 12, None, 17),  # libraries have been loaded meanwhile
-        (1, 10, 12, None, 14),  # another process has ended
+        # All that was there at the start is still there.
+        (2, 10, 12, None, 14),
+        # Libraries have been loaded meanwhile.
+        (5, 10, 12, None, 17),
+        # Another process has ended.
+        (1, 10, 12, None, 14),
         (5, 10, 12, 40, 17),
     ],
 )
 def test_the_peak_of_a_cuda_device_has_what_was_loaded_after_the_start(
     monkeypatch, outside, reserved, most, limit, peak
 ):
-    device, capped = torch.device("cuda", 1), []
+    device = torch.device("cuda", 1)
+    capped = []
     answers = {
         "mem_get_info": lambda asked: (78, 80),
         "memory_reserved": lambda asked: reserved,
@@ -218,7 +225,8 @@ def test_a_real_ceiling():
 
 @pytest.mark.parametrize(
     ("seconds", "batches"),
-    [(0.0, None), (5.0, None), (50.0, 1), (10.0, 5), (500.0, 1)],  # of ten batches
+    # The seconds are of ten batches.
+    [(0.0, None), (5.0, None), (50.0, 1), (10.0, 5), (500.0, 1)],
 )
 def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
     tried = PreflightFindings(8, StepTime(0.0, 0.1), 4, (), seconds, 10)
@@ -229,11 +237,14 @@ def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
 @pytest.mark.parametrize(
     ("step_time", "largest"),
     [
-        (StepTime(0.0, 0.001), 4096),  # all of them in time
+        # All of them are in time.
+        (StepTime(0.0, 0.001), 4096),
         (StepTime(0.0, 0.01), 2000),
         (StepTime(9.0, 0.01), 1100),
-        (StepTime(0.0, 1.0), 128),  # none is: at most twice the smallest one's
-        (StepTime(30.0, 0.01), 3128),  # nor here, as any step takes long
+        # None is in time: it is at most twice the smallest one.
+        (StepTime(0.0, 1.0), 128),
+        # Any step takes long here, whatever its batch size.
+        (StepTime(30.0, 0.01), 3128),
     ],
 )
 def test_no_probe_is_started_that_would_not_end(step_time, largest):

@@ -65,7 +65,8 @@ def test_a_segment_leaves_the_wait_out_and_a_phase_does_not():
 
 
 def test_a_wait_as_long_as_the_segment_leaves_some_of_it():
-    moments, waits = iter([0.0, 0.0, 1.0]), iter([0.0, 0.0, 2.0])
+    moments = iter([0.0, 0.0, 1.0])
+    waits = iter([0.0, 0.0, 2.0])
     clock = TrialClock(lambda: next(moments), waited=lambda: next(waits))
     clock.enter(Phase.TRAINING)
     clock.end_segment(1, Phase.CLOSING)

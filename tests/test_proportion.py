@@ -63,5 +63,6 @@ def test_a_schedule_that_raises_at_its_end_is_none():
 
 def test_the_clock_ends_the_look_ahead():
     times = iter([0.0, 10.0])
-    own, others = [copy_of(Fixed, 0.1)], [copy_of(Fixed, 0.4)]
+    own = [copy_of(Fixed, 0.1)]
+    others = [copy_of(Fixed, 0.4)]
     assert schedule_out_of_proportion(own, others, 4.0, now=lambda: next(times)) is None

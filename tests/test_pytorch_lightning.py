@@ -105,7 +105,10 @@ class Hooked(lightning.LightningDataModule):
     ],
 )
 def test_a_mixture_is_refused(kind, options, named):
-    text = f"{named}: the two packages have different classes of the same names, so that no Trainer takes both"
+    text = (
+        f"{named}: the two packages have different classes of the same names, so that no "
+        "Trainer takes both"
+    )
     with pytest.raises(ConfigError, match=text):
         run(kind, **options)
 

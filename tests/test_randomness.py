@@ -24,7 +24,8 @@ def test_the_shared_generators_go_on_where_their_state_was_taken():
     def drawn():
         return random.random(), np.random.randn(), torch.rand(()).item()
 
-    np.random.randn()  # leaves a second one for the next call
+    # The call leaves a second number for the next one.
+    np.random.randn()
     state = random_state()
     expected = [drawn() for _ in range(3)]
     set_random_state(state)

@@ -20,20 +20,20 @@ RECIPES = ("resnet_cifar_fast", "airbench_cifar", "airbench_muon", "speedrun_cif
 
 
 def recipe(name, *overrides):
-    """Return the options, and their module at the reference batch size and learning rate."""
+    """The options, and their module at the reference batch size and learning rate."""
     options, built_by = options_and_recipe(f"+workload={name}", "device=cpu", *overrides)
     spec = make_spec(int(options.scaling.batch_size), options.scaling.lr)
     return options, build_module(options, built_by, spec)
 
 
 def configured(module):
-    """Return the optimizer's groups and the schedule."""
+    """The optimizer's groups and the schedule."""
     configured = module.configure_optimizers()
     return configured["optimizer"].param_groups, configured["lr_scheduler"]["scheduler"]
 
 
 def follow(lr, momentum, weight_decay, scale):
-    """Return a weight over a few steps of torch's Nesterov SGD, its gradients times ``scale``."""
+    """A weight over a few steps of torch's Nesterov SGD, its gradients times ``scale``."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     optimizer = torch.optim.SGD(
         [weight], lr=lr, momentum=momentum, nesterov=True, weight_decay=weight_decay
@@ -58,8 +58,10 @@ def test_pages_ladder_with_every_rung_on():
     assert (batch_size, options.workload.budget.examples) == (512, 13 * 50_000)
     groups, schedule = configured(module)
     biases, others = groups
-    # lr_schedule([0, epochs/5, epochs - 2], [0, 1, 0.1], batch_size) divides the rate by the batch size; the weight
-    # decay is 5e-4 x batch size, and 64 times the one with a 64th of the other for the biases of norms.
+    # lr_schedule([0, epochs/5, epochs - 2], [0, 1, 0.1], batch_size) divides the rate by the batch
+    # size; the weight
+    # decay is 5e-4 x batch size, and 64 times the one with a 64th of the other for the biases of
+    # norms.
     source = {"lr": 1.0 / 512, "momentum": 0.9, "weight_decay": 5e-4 * 512}
     assert_steps_as(others, source, 512)
     assert_steps_as(biases, source | {"lr": 64.0 / 512, "weight_decay": 5e-4 * 512 / 64}, 512)
@@ -77,13 +79,15 @@ def test_pages_ladder_with_every_rung_on():
 
 def test_airbench():
     options, module = recipe("airbench_cifar", "budget.examples=487_424")
-    batch_size, steps = 1024, math.ceil(9.9 * (50_000 // 1024))
+    batch_size = 1024
+    steps = math.ceil(9.9 * (50_000 // 1024))
     assert options.workload.reference.batch_size == batch_size
     assert steps == 476 == math.ceil(options.budget.examples / batch_size)
     assert options.workload.budget.examples == 1.5 * 487_424
     groups, schedule = configured(module)
     kilostep_scale = 1024 * (1 + 1 / (1 - 0.85))
-    lr, decay = 11.5 / kilostep_scale, 0.0153 * batch_size / kilostep_scale
+    lr = 11.5 / kilostep_scale
+    decay = 0.0153 * batch_size / kilostep_scale
     norms, whitening, others = groups
     for group, rate, parameters in ((others, lr, 7), (whitening, lr, 1), (norms, 64 * lr, 6)):
         assert_steps_as(
@@ -98,7 +102,8 @@ def test_airbench():
             if step < warmup
             else 1 - 0.93 * (step - warmup) / (steps - warmup)
         )
-        assert first == last == pytest.approx(source, abs=0.012)  # a step ahead of it
+        # The rate is a step ahead of the source's.
+        assert first == last == pytest.approx(source, abs=0.012)
         assert of_whitening == (first if step < 3 * 48 else 0.0)
     (lookahead,) = module.configure_callbacks()
     assert isinstance(lookahead, Lookahead)
@@ -108,7 +113,8 @@ def test_airbench():
 
 def test_airbench_with_muon():
     options, module = recipe("airbench_muon", "budget.examples=400_000")
-    batch_size, steps = 2000, 200
+    batch_size = 2000
+    steps = 200
     assert options.workload.reference.batch_size == batch_size
     assert math.ceil(options.budget.examples / batch_size) == steps
     assert options.workload.budget.examples == 1.5 * 400_000
@@ -138,7 +144,8 @@ def test_airbench_with_muon():
 
 def test_hiverges_speedrun():
     options, module = recipe("speedrun_cifar", "budget.examples=373_248")
-    batch_size, steps = 1536, math.ceil(7.59 * (50_000 // 1536))
+    batch_size = 1536
+    steps = math.ceil(7.59 * (50_000 // 1536))
     assert options.workload.reference.batch_size == batch_size
     assert steps == 243 == math.ceil(options.budget.examples / batch_size)
     groups, schedule = configured(module)
@@ -192,7 +199,8 @@ def test_the_cost_of_an_evaluated_example_is_that_of_its_flops(name):
     cost = evaluation.get_total_flops() / training.get_total_flops()
     stated = options.protocol.evaluation_cost
     assert cost <= 1.1 * stated
-    # That of others, 0.5, leaves room for what is no product: it is as large a share of short forward passes.
+    # That of others, 0.5, leaves room for what is no product: it is as large a share of short
+    # forward passes.
     assert cost >= (0.9 if name in RECIPES else 0.6) * stated
 
 

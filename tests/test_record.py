@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from toolbox import end_as_lightning, entries, make_result, write_rows
+from toolbox import end_as_lightning, entries, make_result, statuses, write_rows
 
 from bstune.core.errors import TableError
 from bstune.core.records import Target
@@ -36,11 +36,13 @@ def record(bstune):
 def trained(monkeypatch, tmp_path):
     """Work in an empty folder; the list holds the records of the grid, as they are trained."""
     monkeypatch.chdir(tmp_path)
-    train, records = training.run_trial, []
+    train = training.run_trial
+    records = []
 
     def keep(workload, spec, protocol, *others, **named):
         result = train(workload, spec, protocol, *others, **named)
-        if protocol.budget.steps == 60:  # not the probe's
+        # The probe has another budget.
+        if protocol.budget.steps == 60:
             records.append(result)
         return result
 
@@ -50,7 +52,8 @@ def trained(monkeypatch, tmp_path):
 
 def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monkeypatch):
     command = ("grids/t.jsonl", *SHAPE, *DIGITS, *BUDGET)
-    folder, keep = tmp_path / "grids", training.run_trial
+    folder = tmp_path / "grids"
+    keep = training.run_trial
 
     def interrupt_the_fourth(*arguments, **named):
         if len(trained) == 3:
@@ -63,7 +66,8 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
     assert entries(folder) == ["t.jsonl.runs", "t.jsonl.settings"]
     assert len((folder / "t.jsonl.runs").read_text().splitlines()) == 3
     with (folder / "t.jsonl.runs").open("a") as file:
-        file.write('{"batch_size": 32, "lr": 0.')  # cut short
+        # The last line was cut short.
+        file.write('{"batch_size": 32, "lr": 0.')
 
     monkeypatch.setattr(training, "run_trial", keep)
     status, _, err = record(*command, "workload.target.value=0.2")
@@ -76,7 +80,7 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
     assert entries(folder) == ["t.jsonl"]
     assert entries(tmp_path) == ["grids"], "nothing else is written"
     assert len(trained) == 8
-    assert {record.status for record in trained} == {"reached", "stopped"}
+    assert set(statuses(trained)) == {"reached", "stopped"}
 
     runs = {(run.batch_size, run.lr, run.seed): run for run in read_table(folder / "t.jsonl").runs}
     assert len(runs) == 8
@@ -87,7 +91,8 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
         assert set(kept) <= set(history.items())
         assert kept[-1] == (record.steps, history[record.steps])
         assert (run.steps_to(TARGET) == record.steps) == record.reached
-        assert not record.noise_scale  # a table does not hold it
+        # A table does not hold the noise scale.
+        assert not record.noise_scale
 
 
 def fake(status="reached", steps=40, history=((10, 0.5), (20, 0.3), (40, 0.1)), tau=0.01, **others):
@@ -101,17 +106,14 @@ def test_steps_to_any_target_survive_the_thinning(tmp_path):
     for seed in range(20):
         steps = np.unique(np.round(np.geomspace(10, 5000, 60)).astype(int))
         metric = 0.5 * steps**-0.2 + rng.normal(0, 0.02, len(steps))
-        history = tuple(
-            (int(step), float(value)) for step, value in zip(steps, metric, strict=True)
-        )
+        history = tuple(zip(steps.tolist(), metric.tolist(), strict=True))
         runs.append(
             fake("stopped", int(steps[-1]), history, seed=seed, batch_size=8 + 8 * (seed % 2))
         )
     write_table(tmp_path / "t.jsonl", rows_of_study(runs))
     found = {(run.batch_size, run.seed): run for run in read_table(tmp_path / "t.jsonl").runs}
-    assert sum(len(run.steps) for run in found.values()) < 0.8 * sum(
-        len(run.history) for run in runs
-    )
+    kept = sum(len(run.steps) for run in found.values())
+    assert kept < 0.8 * sum(len(run.history) for run in runs)
     for run, goal, mode in product(runs, np.linspace(0.05, 0.4, 50).tolist(), ("min", "max")):
         target = Target("metric", goal, mode)
         first = next((step for step, value in run.history if target.reached(value)), None)
@@ -119,12 +121,16 @@ def test_steps_to_any_target_survive_the_thinning(tmp_path):
 
 
 def test_a_step_takes_the_median_time_of_its_batch_size(tmp_path):
-    runs = [fake(tau=tau, seed=seed) for seed, tau in enumerate((0.0123456, 0.01, 99.0, None))]
+    runs = [
+        fake(tau=0.0123456, seed=0),
+        fake(tau=0.01, seed=1),
+        fake(tau=99.0, seed=2),
+        fake(tau=None, seed=3),
+    ]
     write_table(tmp_path / "t.jsonl", rows_of_study([*runs, fake(batch_size=16, tau=0.5)]))
-    times = {
-        (run.batch_size, run.seconds_per_step) for run in read_table(tmp_path / "t.jsonl").runs
-    }
-    assert times == {(8, 0.01235), (16, 0.5)}
+    for recorded in read_table(tmp_path / "t.jsonl").runs:
+        assert recorded.seconds_per_step == {8: 0.01235, 16: 0.5}[recorded.batch_size]
+    assert len(read_table(tmp_path / "t.jsonl").batch_sizes) == 2
 
 
 def test_of_a_study_what_can_be_used_is_recorded(record, tmp_path):
@@ -132,7 +138,8 @@ def test_of_a_study_what_can_be_used_is_recorded(record, tmp_path):
     study = [
         fake(batch_size=16, lr=0.2),
         stopped,
-        fake(number=2, resumed_from=1),  # continues it: one run, not two
+        # The second part continues the first: they are one run.
+        fake(number=2, resumed_from=1),
         fake("failed", 0, (), None, number=3, batch_size=16),
         fake("out of memory", 10, ((10, 0.5),), number=4, batch_size=512),
         fake("diverged", 10, ((10, None),), number=5, batch_size=16, lr=9.0),
@@ -181,22 +188,22 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
     assert entries(tmp_path) == []
 
 
+BAD_VALUES = []
+for option, what, bad in (
+    ("--batch-sizes", "integers from 1 to 1e+15", ("8,1.5", "8,0", "8,16,8")),
+    ("--lrs", "numbers from 1e-15 to 1e+15", ("0.1,fast", "0.1,nan", "0", "", "1e300")),
+    ("--seeds", "integers from 0 to 4294967295", ("-1,0", "4294967296")),
+):
+    said = f"argument {option}: takes different {what} with commas between, but got "
+    for values in bad:
+        BAD_VALUES.append(((f"{option}={values}",), said))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "a grid needs --batch-sizes and --lrs; or give --trials=TRIALS_JSONL of a study"),
-        *(
-            (
-                (f"{option}={values}",),
-                f"argument {option}: takes different {what} with commas between, but got ",
-            )
-            for option, what, bad in (
-                ("--batch-sizes", "integers from 1 to 1e+15", ("8,1.5", "8,0", "8,16,8")),
-                ("--lrs", "numbers from 1e-15 to 1e+15", ("0.1,fast", "0.1,nan", "0", "", "1e300")),
-                ("--seeds", "integers from 0 to 4294967295", ("-1,0", "4294967296")),
-            )
-            for values in bad
-        ),
+        *BAD_VALUES,
         (
             ("--batch-sizes", "8", "--lrs", "0.1"),
             "a table needs two batch sizes or more, but got --batch-sizes 8",
@@ -208,7 +215,10 @@ def test_a_table_that_could_not_be_replayed_is_not_written(tmp_path):
         ),
         (
             (*SHAPE, *DIGITS, "schedule=one_cycle"),
-            "the workload's schedule ends with its budget, so that no run replays at another length",
+            (
+                "the workload's schedule ends with its budget, so that no run replays at another "
+                "length"
+            ),
         ),
         (("--trials", "no.jsonl"), "--trials no.jsonl cannot be read: No such file or directory"),
         (
@@ -281,8 +291,7 @@ def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric
     write_rows(tmp_path / "t.jsonl.runs", [earlier | {"status": "stopped"}])
     record_grid([(8, 0.1, 0), (16, 0.1, 0), (512, 0.1, 0)], train, tmp_path / "t.jsonl")
     table = read_table(tmp_path / "t.jsonl")
-    assert [(run.batch_size, run.metric) for run in table.runs] == [
-        (8, (0.5,)),
-        (16, (0.2, 0.7, 0.91)),
-    ]
+    small, large = table.runs
+    assert (small.batch_size, small.metric) == (8, (0.5,))
+    assert (large.batch_size, large.metric) == (16, (0.2, 0.7, 0.91))
     assert table.outcome(16, 0.1, 0, Target("accuracy", 0.9, "max")).steps == 40

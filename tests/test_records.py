@@ -10,7 +10,8 @@ from bstune.core.evaluation_schedule import (
 )
 from bstune.core.records import Target, TrialResult, dump_json
 
-ERROR, ACCURACY = Target("val/error", 0.1, "min"), Target("val/accuracy", 0.9, "max")
+ERROR = Target("val/error", 0.1, "min")
+ACCURACY = Target("val/accuracy", 0.9, "max")
 RULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 
 
@@ -61,7 +62,8 @@ def test_records_survive_json(changes):
     result = make_result(**changes)
     read = TrialResult.from_json(result.to_json())
     assert read == result
-    assert repr(read) == repr(result)  # 16 is not 16.0
+    # The texts tell 16 from 16.0.
+    assert repr(read) == repr(result)
     assert "\n" not in result.to_json()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import prepared_study
-from toolbox import entries, make_spec, table_rows, write_rows
+from toolbox import entries, evaluated_steps, made_table, make_spec, table_rows, write_rows
 
 from bstune.core.errors import BstuneError, TableError
 from bstune.core.records import Target, TrialResult
@@ -27,7 +27,8 @@ def run(batch_size=8, lr=0.1, seed=0, *, hit=100, end=None, tau=0.01, diverged=F
     steps = [max(1, last * part // 5) for part in (1, 2, 3, 4)] + [last]
     metric = [0.5, 0.4, 0.3, 0.2, 0.09 if hit is not None else 0.19]
     if hit is not None and end is not None:
-        steps, metric = [*steps, end], [*metric, 0.12]
+        steps = [*steps, end]
+        metric = [*metric, 0.12]
     return Run(batch_size, lr, seed, tuple(steps), tuple(metric), tau, diverged)
 
 
@@ -38,9 +39,8 @@ def spec(batch_size=8, lr=0.1, seed=0, **others):
 
 
 def grid(steps, tau=lambda size: 0.01, sizes=(8, 16, 64), lrs=(0.01, 0.1, 0.2)):
-    return Table(
-        tuple(run(size, lr, hit=steps(size, lr), tau=tau(size)) for size, lr in product(sizes, lrs))
-    )
+    cells = product(sizes, lrs)
+    return Table(tuple(run(size, lr, hit=steps(size, lr), tau=tau(size)) for size, lr in cells))
 
 
 def test_a_recorded_point_is_answered_as_it_was_recorded():
@@ -68,16 +68,20 @@ def test_power_laws_are_recovered_between_the_cells():
 @pytest.mark.parametrize(
     ("point", "steps", "end"),
     [
-        ((16, 0.2), None, 900),  # of equally near corners the first: the one that missed
+        # Of equally near corners the first counts: the one that missed.
+        ((16, 0.2), None, 900),
         ((12, 0.13), None, 900),
-        ((12, 0.3), 100, 100),  # the nearest corner reached it, and another did not: not rescaled
+        # The nearest corner reached the target, and another did not: it is not rescaled.
+        ((12, 0.3), 100, 100),
         ((25, 0.13), 200, 200),
+        # Both ends of this edge reached it.
         (
             (32, 0.2),
             round(math.sqrt(200 * 300)),
             round(math.sqrt(200 * 300)),
-        ),  # on an edge whose two ends reached it
-        ((8, 0.2), None, 900),  # on one of whose ends one did not
+        ),
+        # One end of this edge did not.
+        ((8, 0.2), None, 900),
     ],
 )
 def test_where_a_corner_missed_the_target_the_nearest_one_speaks(point, steps, end):
@@ -94,11 +98,7 @@ def test_where_a_corner_missed_the_target_the_nearest_one_speaks(point, steps, e
 
 def test_a_missing_cell_is_its_nearest_recorded_one_in_log_distance():
     # (8, 0.8) is missing: (8, 0.4) is one octave away, (32, 0.8) two.
-    table = Table(
-        tuple(
-            run(*cell, hit=h) for cell, h in {(8, 0.4): 100, (32, 0.4): 50, (32, 0.8): 40}.items()
-        )
-    )
+    table = Table((run(8, 0.4, hit=100), run(32, 0.4, hit=50), run(32, 0.8, hit=40)))
     assert table.outcome(8, 0.8, 0, TARGET).steps == 100
     middle = table.outcome(16, math.sqrt(0.4 * 0.8), 0, TARGET).steps
     assert middle == round((100 * 100 * 50 * 40) ** 0.25)
@@ -111,15 +111,18 @@ def test_outside_of_the_table_its_edge_speaks():
 
 
 def test_a_cells_runs_are_drawn_by_the_trials_seed_alike_in_every_cell():
-    table = Table(
-        tuple(run(size, 0.1, s, hit=size * 100 + s) for size in (8, 16) for s in (30, 10, 20))
-    )
-    drawn = [
-        (table.outcome(8, 0.1, s, TARGET).steps, table.outcome(16, 0.1, s, TARGET).steps)
-        for s in range(300)
-    ]
-    assert all(second - first == 800 for first, second in drawn)
-    assert all(70 < [first for first, _ in drawn].count(steps) < 130 for steps in (810, 820, 830))
+    runs = []
+    for size, seed in product((8, 16), (30, 10, 20)):
+        runs.append(run(size, 0.1, seed, hit=size * 100 + seed))
+    table = Table(tuple(runs))
+    drawn = []
+    for seed in range(300):
+        first = table.outcome(8, 0.1, seed, TARGET).steps
+        second = table.outcome(16, 0.1, seed, TARGET).steps
+        assert second - first == 800
+        drawn.append(first)
+    for steps in (810, 820, 830):
+        assert 70 < drawn.count(steps) < 130
 
 
 def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
@@ -127,10 +130,9 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
         11, 0.1, 0, TARGET
     )
     assert outcome.steps == round(100 * 11 / 8)
-    pairs = (20, 0.5), (40, 0.4), (60, 0.3), (80, 0.2), (100, 0.09)
-    assert outcome.history == tuple(
-        (round(step * outcome.steps / 100), value) for step, value in pairs
-    )
+    steps = [round(step * outcome.steps / 100) for step in (20, 40, 60, 80, 100)]
+    values = (0.5, 0.4, 0.3, 0.2, 0.09)
+    assert outcome.history == tuple(zip(steps, values, strict=True))
 
     # What is recorded after the target does not matter.
     easier = Table((run(8, 0.1, hit=100, end=500),)).outcome(
@@ -138,10 +140,8 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     )
     assert (easier.steps, easier.history) == (60, ((20, 0.5), (40, 0.4), (60, 0.3)))
 
-    fine, coarse = (
-        Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False),
-        Run(32, 0.1, 0, (1,), (0.05,), 0.01, False),
-    )
+    fine = Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False)
+    coarse = Run(32, 0.1, 0, (1,), (0.05,), 0.01, False)
     outcome = Table((fine, coarse)).outcome(12, 0.1, 0, TARGET)
     assert outcome.steps == 2
     assert outcome.history == ((1, 0.4), (2, 0.05)), (
@@ -154,18 +154,22 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     [
         ((8, 0.1), 10_000, "reached", 100, 80, 5),
         ((8, 0.1), 100, "reached", 100, 80, 5),
-        ((8, 0.1), 99, "stopped", 99, 99, 4),  # a bound: the history has no evaluation at its end
+        # It is a bound: the history has no evaluation at its end.
+        ((8, 0.1), 99, "stopped", 99, 99, 4),
         ((8, 0.1), 1, "stopped", 1, 1, 0),
-        ((8, 0.4), 10_000, "stopped", 300, 300, 5),  # past a record's end it is stopped there
+        # Past a record's end a trial is stopped there.
+        ((8, 0.4), 10_000, "stopped", 300, 300, 5),
         ((8, 0.4), 250, "stopped", 250, 250, 4),
         ((32, 0.4), 10_000, "diverged", 50, 50, 5),
         ((32, 0.4), 50, "diverged", 50, 50, 5),
         ((32, 0.4), 49, "stopped", 49, 49, 4),
-        ((32, 0.1), 10_000, "diverged", 1, 1, 0),  # before its first evaluation
+        # It diverged before its first evaluation.
+        ((32, 0.1), 10_000, "diverged", 1, 1, 0),
     ],
 )
 def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evaluations):
-    at_once, stopped = Run(32, 0.1, 0, (), (), 0.01, True), run(8, 0.4, hit=None, end=300)
+    at_once = Run(32, 0.1, 0, (), (), 0.01, True)
+    stopped = run(8, 0.4, hit=None, end=300)
     table = Table(
         (run(8, 0.1, hit=100), stopped, run(32, 0.4, hit=None, end=50, diverged=True), at_once)
     )
@@ -196,9 +200,10 @@ def test_steps_to_target_lie_in_an_interval_that_the_history_agrees_with():
                 runs.append(Run(size, lr, seed, tuple(steps), tuple(metric), 0.01, False))
         table = Table(tuple(runs))
         for trial in range(30):
-            size, lr = round(2 ** rng.uniform(3, 8)), 10 ** rng.uniform(-3, 0)
+            size = round(2 ** rng.uniform(3, 8))
+            lr = 10 ** rng.uniform(-3, 0)
             result = replay(table, spec(size, lr, trial), TARGET, int(rng.integers(1, 80)))
-            steps = [step for step, _ in result.history]
+            steps = evaluated_steps(result)
             assert steps == sorted(set(steps))
             hits = [step for step, value in result.history if TARGET.reached(value)]
             assert hits == ([result.steps] if result.reached else [])
@@ -236,7 +241,7 @@ def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_
         table, changed(spec(*point), number=8, resumed_from=7), TARGET, limits[1], first
     )
     last = replay(table, changed(spec(*point), number=9, resumed_from=8), TARGET, 10_000, second)
-    seconds = [part.train_seconds for part in (first, second, last)]
+    seconds = [first.train_seconds, second.train_seconds, last.train_seconds]
     assert min(seconds) >= 0.0
     assert sum(seconds) == pytest.approx(whole.train_seconds)
     costs = {"train_seconds": seconds[-1], "wall_seconds": seconds[-1]}
@@ -244,24 +249,28 @@ def test_a_trial_that_is_stopped_and_continued_comes_to_the_same_and_costs_what_
 
 
 def test_the_median_time_counts_each_cells_seeds_alike():
-    table = Table(
-        (
-            *(run(8, 0.1, seed, hit=hit, tau=0.01) for seed, hit in enumerate((50, 400, 500))),
-            *(run(16, 0.1, seed, hit=hit, tau=0.02) for seed, hit in enumerate((150, 160, 900))),
-            *(
-                run(32, 0.1, seed, hit=hit, end=10, tau=0.001)
-                for seed, hit in enumerate((5, None, None))
-            ),
-            run(64, 0.1, hit=900),  # one seed counts as often as three
-        )
-    )
+    runs = [
+        run(8, 0.1, 0, hit=50),
+        run(8, 0.1, 1, hit=400),
+        run(8, 0.1, 2, hit=500),
+        run(16, 0.1, 0, hit=150, tau=0.02),
+        run(16, 0.1, 1, hit=160, tau=0.02),
+        run(16, 0.1, 2, hit=900, tau=0.02),
+        run(32, 0.1, 0, hit=5, end=10, tau=0.001),
+        run(32, 0.1, 1, hit=None, end=10, tau=0.001),
+        run(32, 0.1, 2, hit=None, end=10, tau=0.001),
+        # One seed counts as often as three.
+        run(64, 0.1, hit=900),
+    ]
+    table = Table(tuple(runs))
     times = [median_time(table, size, 0.1, TARGET) for size in (8, 16, 32, 64)]
+    # Most seeds of 32 missed the target.
     assert times == [
         pytest.approx(4.0),
         pytest.approx(3.2),
         None,
         pytest.approx(9.0),
-    ]  # most seeds of 32 missed it
+    ]
 
 
 POINT = {"batch_size": 8, "lr": 0.1, "seed": 0, "seconds_per_step": 0.01}
@@ -280,6 +289,24 @@ def test_a_table_is_read_back(tmp_path):
     assert (table.batch_sizes, table.lrs) == ((8, 16, 32), (0.1, 1.0))
 
 
+BAD_VALUES = {
+    "batch_size": ("a positive integer", (0, 8.5, True)),
+    "lr": ("a positive number", (-0.1,)),
+    "seed": ("an integer", (None,)),
+    "seconds_per_step": ("a positive number", (math.nan, 10**400)),
+    "metric": (
+        "a list of finite numbers, which ends before any other",
+        ([0.5, math.nan], [0, "1"], 0.5),
+    ),
+    "steps": ("a list of ascending positive integers", ([20, 10], [0, 10], [10, 20.5])),
+}
+BAD_ROWS = []
+for name, (what, values) in BAD_VALUES.items():
+    for value in values:
+        said = f"line 2: {name} must be {what}, but got {value!r:.40}"
+        BAD_ROWS.append(([GOOD | {name: value}], said))
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -289,22 +316,7 @@ def test_a_table_is_read_back(tmp_path):
         ),
         (["[1, 2]"], "line 2 lacks batch_size, lr, seed, steps, metric, seconds_per_step"),
         (["{"], "line 2 is not JSON"),
-        *(
-            ([GOOD | {column: value}], f"line 2: {column} must be {what}, but got {value!r:.40}")
-            for column, what, values in (
-                ("batch_size", "a positive integer", (0, 8.5, True)),
-                ("lr", "a positive number", (-0.1,)),
-                ("seed", "an integer", (None,)),
-                ("seconds_per_step", "a positive number", (math.nan, 10**400)),
-                (
-                    "metric",
-                    "a list of finite numbers, which ends before any other",
-                    ([0.5, math.nan], [0, "1"], 0.5),
-                ),
-                ("steps", "a list of ascending positive integers", ([20, 10], [0, 10], [10, 20.5])),
-            )
-            for value in values
-        ),
+        *BAD_ROWS,
         ([GOOD | {"metric": [0.5]}], "line 2 has 2 steps but 1 values of the metric"),
         (
             [GOOD | {"steps": [], "metric": []}],
@@ -348,7 +360,8 @@ def test_goals_that_a_table_says_nothing_of():
     table = Table((run(8, 0.1, hit=100), run(16, 0.1, hit=None, end=100)))
     assert unusable_target(table, TARGET) is None
     assert unusable_target(table, Target("val/accuracy", 0.9, "max")) == (
-        "val/accuracy >= 0.9 is never reached in this table; highest val/accuracy 0.5, at batch size 8 and "
+        "val/accuracy >= 0.9 is never reached in this table; highest val/accuracy 0.5, at batch "
+        "size 8 and "
         "learning rate 0.1: set workload.target.value to one that some run reached"
     )
 
@@ -364,7 +377,7 @@ REPLAY = (
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return write_rows(tmp_path / "t.jsonl", table_rows())
+    return made_table(tmp_path)
 
 
 def test_what_a_config_leaves_open_comes_from_the_table(table):
@@ -373,10 +386,13 @@ def test_what_a_config_leaves_open_comes_from_the_table(table):
     assert options.scaling.lr == pytest.approx(0.08)
     budget = options.budget.budget
     runs = read_table(table).runs
-    assert all(budget.last_step(run.batch_size) >= run.end for run in runs), (
-        "a record exceeds the budget"
-    )
-    assert budget.steps == max(run.end for run in runs if run.batch_size == 512)
+    of_largest = []
+    for recorded in runs:
+        # No record exceeds the budget.
+        assert recorded.end <= budget.last_step(recorded.batch_size)
+        if recorded.batch_size == 512:
+            of_largest.append(recorded.end)
+    assert budget.steps == max(of_largest)
     assert prepared.backend.step_time(128) == pytest.approx(0.0228)
     assert prepared.backend.step_time(64) == pytest.approx(math.sqrt(0.0132 * 0.0228))
     for size in (8, 30, 512):
@@ -394,10 +410,12 @@ def test_a_shipped_table_has_a_bare_name(monkeypatch, tmp_path):
     shipped = replay_module.SHIPPED / "fashion_mlp.jsonl"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fashion_mlp").mkdir()
-    assert replay_module.find_table("fashion_mlp") == shipped  # a folder is no table
+    # A folder is no table.
+    assert replay_module.find_table("fashion_mlp") == shipped
     (tmp_path / "fashion_mlp").rmdir()
     write_rows(tmp_path / "fashion_mlp", table_rows())
-    assert replay_module.find_table("fashion_mlp") == Path("fashion_mlp")  # a file comes first
+    # A file comes before a shipped table.
+    assert replay_module.find_table("fashion_mlp") == Path("fashion_mlp")
     with pytest.raises(
         TableError,
         match=r"workload.table=other is no file: .*, or name a shipped one: .*fashion_mlp",
@@ -420,7 +438,10 @@ BARE = REPLAY[:2]
         ((BARE[0], f"workload.table={'t' * 300}"), "cannot be read: "),
         (
             BARE,
-            "workload.target.value is missing: give the value to reach, such as workload.target.value=0.1 (this",
+            (
+                "workload.target.value is missing: give the value to reach, such as "
+                "workload.target.value=0.1 (this"
+            ),
         ),
         (
             (*REPLAY, "workload.target.value=0.12"),

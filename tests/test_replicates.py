@@ -1,10 +1,11 @@
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
-from toolbox import make_trial
+from toolbox import make_trial, numbers
 
 from bstune.search.observations import fresh_steps
 from bstune.search.posterior import NOISE
@@ -19,7 +20,8 @@ from bstune.study.planning.replicates import (
     winners,
 )
 
-SINGLE_RUNS = {}  # nothing is predicted: each trial's own run counts
+# Nothing is predicted: each trial's own run counts.
+SINGLE_RUNS = {}
 
 
 def trial(number, steps=100, batch_size=64, lr=0.1, **changes):
@@ -30,10 +32,17 @@ def again(candidate, *steps, number=None, **changes):
     """Runs of the candidate on fresh seeds: numbers 10, 11, ... of number 0's; 20, 21, ... of number 1's."""
     first = 10 * (candidate.number + 1) if number is None else number
     same = {"replicate_of": candidate.number, **changes}
-    return [
-        replace(candidate, number=i, seed=9000 + i, steps=n, **same)
-        for i, n in enumerate(steps, first)
-    ]
+    runs = []
+    for new_number, run_steps in enumerate(steps, first):
+        seed = 9000 + new_number
+        runs.append(replace(candidate, number=new_number, seed=seed, steps=run_steps, **same))
+    return runs
+
+
+def again_once(candidate, steps, number, **changes):
+    """One run of the candidate on a fresh seed."""
+    (run,) = again(candidate, steps, number=number, **changes)
+    return run
 
 
 def asked(trials, objective="time", seeds=3, max_candidates=3, predicted=SINGLE_RUNS):
@@ -46,7 +55,8 @@ def best(trials, merit="time", seeds=3, predicted=SINGLE_RUNS):
     return found and found.trial
 
 
-FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
+FAST = trial(0, 100)
+FEW = trial(1, 50, 1024, tau=0.1)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +64,8 @@ FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
     [
         ([], {}, None),
         ([trial(0, status="stopped"), trial(1, status="diverged")], {}, None),
-        ([trial(0, tau=None)], {}, None),  # has no time
+        # A trial without a step time has no time to target.
+        ([trial(0, tau=None)], {}, None),
         ([trial(0, tau=None)], {"objective": "steps"}, (0, 0)),
         ([trial(0)], {"seeds": 0}, None),
         ([trial(0)], {"max_candidates": 0}, None),
@@ -62,11 +73,12 @@ FAST, FEW = trial(0, 100), trial(1, 50, 1024, tau=0.1)
             ([FAST, FEW, trial(2, 20, status="stopped")], {"objective": objective}, (first, 0))
             for objective, first in (("time", 0), ("curve", 0), ("both", 0), ("steps", 1))
         ),
+        # A run of a trial that is not there is passed over.
         (
             [FAST, *again(trial(7, 50), 10)],
             {},
             (0, 0),
-        ),  # a run of a trial that is not there is passed over
+        ),
     ],
 )
 def test_the_first_candidate_has_the_least_merit(trials, options, expected):
@@ -78,7 +90,8 @@ def test_the_first_candidate_has_the_least_merit(trials, options, expected):
     [
         ([], 0),
         (["reached"], 1),
-        (["reached", "failed"], 1),  # asked again
+        # A run that failed is asked again.
+        (["reached", "failed"], 1),
         (["failed", "failed"], 0),
         (["reached", "stopped"], 2),
         (["diverged", "out of memory", "stopped"], None),
@@ -86,11 +99,9 @@ def test_the_first_candidate_has_the_least_merit(trials, options, expected):
     ],
 )
 def test_replicates_follow_each_other_until_all_are_finished(statuses, due):
-    runs = [
-        run
-        for i, status in enumerate(statuses)
-        for run in again(FAST, 100, number=1 + i, status=status)
-    ]
+    runs = []
+    for number, status in enumerate(statuses, 1):
+        runs.append(again_once(FAST, 100, number, status=status))
     assert asked([FAST, *runs]) == (None if due is None else (0, due))
 
 
@@ -100,16 +111,19 @@ def test_a_fresh_run_that_was_continued_is_one_replicate():
         *again(FAST, 110, number=2, resumed_from=1),
     ]
     assert asked([FAST, *parts]) == (0, 1)
-    assert [run.number for run in find_best([FAST, *parts], {}, "time", "time", 3, 3).runs] == [2]
+    (run,) = find_best([FAST, *parts], {}, "time", "time", 3, 3).runs
+    assert run.number == 2
 
 
 @pytest.mark.parametrize(
     ("other", "fresh", "another"),
     [
-        # the first one's own 100 steps are not in: 120 on fresh seeds against the other's own 110 or 130
+        # the first one's own 100 steps are not in: 120 on fresh seeds against the other's own 110
+        # or 130
         (trial(1, 110, 256), (120, 120, 120), True),
         (trial(1, 130, 256), (120, 120, 120), False),
-        (trial(1, 120, 256), (120, 120, 120), False),  # not below
+        # The same time is not below.
+        (trial(1, 120, 256), (120, 120, 120), False),
         # the geometric mean of 100, 100 and 160 is 117, the arithmetic mean 120
         (trial(1, 118, 256), (100, 100, 160), False),
         (trial(1, 116, 256), (100, 100, 160), True),
@@ -146,21 +160,26 @@ def test_no_more_than_so_many_candidates():
 
 
 def test_a_later_candidate_has_to_beat_the_best_confirmed_one():
-    a, b, c = trial(0, 100), trial(1, 110, 256), trial(2, 130, 1024)
+    a = trial(0, 100)
+    b = trial(1, 110, 256)
+    c = trial(2, 130, 1024)
     trials = [a, b, c, *again(a, 150, 150, 150), *again(b, 120, 120, 120)]
-    assert asked(trials) is None  # 130 is below a's 150, but not below b's 120
+    # 130 is below the first one's 150, but not below the other's 120.
+    assert asked(trials) is None
     assert best(trials) == b
 
 
 def test_neighbours_on_both_sides_of_a_confirmed_point_are_no_candidates_of_their_own():
-    above, below = trial(5, 97, lr=0.1 * 2**0.15), trial(6, 98, lr=0.1 * 2**-0.15)
+    above = trial(5, 97, lr=0.1 * 2**0.15)
+    below = trial(6, 98, lr=0.1 * 2**-0.15)
     trials = [FAST, *again(FAST, 120, 120, 120), above, below, trial(7, 99, 512)]
     assert asked(trials, max_candidates=2) == (7, 0)
 
 
 def test_a_search_that_went_on_and_found_better_is_confirmed_again():
     better = trial(19, 60, 512)
-    trials, fresh = [FAST, *again(FAST, 105, 105, 105), better], again(better, 65, 65, 65)
+    trials = [FAST, *again(FAST, 105, 105, 105), better]
+    fresh = again(better, 65, 65, 65)
     assert asked(trials, max_candidates=1) == (19, 0), "the candidates from before do not count"
     assert asked([*trials, trial(18, 62, 2048), *fresh[:1]], max_candidates=1) == (19, 1)
     assert asked(trials + fresh, max_candidates=1) is None
@@ -177,24 +196,29 @@ def test_both_confirms_by_time_first_then_by_steps():
     assert asked(trials, "both", seeds=2) is None
     assert asked(trials, "both", seeds=2, max_candidates=1) is None
     found = winners(trials, {}, "both", 2, 1)
-    assert [found[merit].trial for merit in ("time", "steps")] == [FAST, FEW]
+    assert found["time"].trial == FAST
+    assert found["steps"].trial == FEW
 
 
 @pytest.mark.parametrize(
     ("others", "status", "steps", "rival", "other_wins"),
     [
         (100, "reached", 130, 120, False),
-        (100, "stopped", 200, 120, True),  # a bound, of 200: the mean of 100, 100 and 200 is 126
-        (100, "diverged", 5, 120, True),  # its steps bound nothing: 4 x 100
+        # A stopped run is a bound, of 200: the mean of 100, 100 and 200 is 126.
+        (100, "stopped", 200, 120, True),
+        # The steps of a diverged run bound nothing: it counts as 4 x 100.
+        (100, "diverged", 5, 120, True),
         (100, "out of memory", 0, 120, True),
-        (100, "stopped over its horizon", 100, 120, True),  # nor do these: its schedule has ended
+        # Nor do these steps: the schedule has ended.
+        (100, "stopped over its horizon", 100, 120, True),
+        # A run stopped early counts as the candidate's own 100: the mean is 116.
         (
             125,
             "stopped",
             20,
             112,
             True,
-        ),  # stopped early it counts as the candidate's own 100: the mean is 116
+        ),
     ],
 )
 @pytest.mark.parametrize("objective", ["time", "steps"])
@@ -203,10 +227,8 @@ def test_what_a_run_short_of_the_target_counts_as(
 ):
     other = trial(1, 102, 256)
     # A run whose steps were not timed takes the candidate's time.
-    tau, horizon = (
-        0.01 if status == "reached" else None,
-        steps if status.endswith("horizon") else None,
-    )
+    tau = 0.01 if status == "reached" else None
+    horizon = steps if status.endswith("horizon") else None
     short = again(
         FAST,
         steps,
@@ -220,7 +242,8 @@ def test_what_a_run_short_of_the_target_counts_as(
 
 
 @pytest.mark.parametrize(
-    ("steps", "spread"),  # median, lowest, highest; what did not reach the target takes longest
+    # The spread is median, lowest and highest; what missed the target takes longest.
+    ("steps", "spread"),
     [
         ((100, 120, 110), (110, 100, 120)),
         ((100, 120), (110, 100, 120)),
@@ -231,24 +254,23 @@ def test_what_a_run_short_of_the_target_counts_as(
     ],
 )
 def test_spread_over_fresh_runs(steps, spread):
-    runs = [
-        again(
-            FAST,
-            n or 500,
-            number=i,
-            steps_low=n - 1 if n else 500,
-            status="reached" if n else "stopped",
-        )[0]
-        for i, n in enumerate(steps, 1)
-    ]
+    runs = []
+    for number, hit in enumerate(steps, 1):
+        if hit is None:
+            run = again_once(FAST, 500, number, steps_low=500, status="stopped")
+        else:
+            run = again_once(FAST, hit, number, steps_low=hit - 1, status="reached")
+        runs.append(run)
     row = confirmed(runs)
-    found = [row.steps_median, *row.ends("steps")]
-    assert found == [None if n is None else pytest.approx(n) for n in spread]
-    assert [row.time_median, *row.ends("time")] == [
-        None if n is None else pytest.approx(0.01 * n) for n in spread
-    ]
+    in_steps = [row.steps_median, *row.ends("steps")]
+    in_seconds = [row.time_median, *row.ends("time")]
+    for expected, found, seconds in zip(spread, in_steps, in_seconds, strict=True):
+        if expected is None:
+            assert (found, seconds) == (None, None)
+        else:
+            assert (found, seconds) == pytest.approx((expected, 0.01 * expected))
     assert (row.runs, row.reached) == (len(steps), len(steps) - steps.count(None))
-    assert row.seeds == tuple(9001 + i for i in range(len(steps)))
+    assert row.seeds == tuple(range(9001, 9001 + len(steps)))
 
 
 @pytest.mark.parametrize(
@@ -269,8 +291,11 @@ def test_spread_over_fresh_runs(steps, spread):
 def test_the_interval_over_seeds_holds_the_grid_the_scatter_and_the_error_of_time(
     changes, low, high
 ):
-    runs = [again(FAST, n, number=i, steps_low=n - 21)[0] for i, n in enumerate((120, 111, 110), 1)]
-    runs[1] = replace(runs[1], steps=110)
+    runs = [
+        again_once(FAST, 120, 1, steps_low=99),
+        again_once(FAST, 110, 2, steps_low=90),
+        again_once(FAST, 110, 3, steps_low=89),
+    ]
     row = confirmed(runs, **changes)
     assert row.time_low == pytest.approx(0.01 * low, rel=2e-3)
     assert row.time_high == pytest.approx(0.01 * high, rel=2e-3)
@@ -279,7 +304,11 @@ def test_the_interval_over_seeds_holds_the_grid_the_scatter_and_the_error_of_tim
 
 
 def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():
-    runs = [again(FAST, 36, number=i, steps_low=low)[0] for i, low in enumerate((0, 0, 30))]
+    runs = [
+        again_once(FAST, 36, 0, steps_low=0),
+        again_once(FAST, 36, 1, steps_low=0),
+        again_once(FAST, 36, 2, steps_low=30),
+    ]
     row = confirmed(runs)
     assert row.untold == 2
     assert row.steps_low == pytest.approx(1.0)
@@ -299,27 +328,32 @@ def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():
 )
 def test_a_point_that_was_twice_seen_better_runs_on_fresh_seeds(seen, histories, due):
     confirmed_runs = again(FAST, 110, 111, 109)
-    there = [
-        trial(i, steps, 256, history=((steps, float(history)),))
-        for i, (steps, history) in enumerate(zip(seen, histories, strict=True), 1)
-    ]
+    there = []
     # So many that what is asked is the next candidate.
-    predicted = {FAST.number: 110.0, **{one.number: 130.0 for one in there}}
+    predicted = {FAST.number: 110.0}
+    for number, (steps, history) in enumerate(zip(seen, histories, strict=True), 1):
+        there.append(trial(number, steps, 256, history=((steps, float(history)),)))
+        predicted[number] = 130.0
     found = asked([FAST, *there, *confirmed_runs], predicted=predicted)
     assert (None if found is None else found[0]) == due
 
 
 def test_candidates_are_the_best_single_runs_and_all_that_ran_again():
-    trials = [trial(i, 100 + i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
-    steep = [trial(i, 200 - i, 64 * 2**i, tau=0.01 * 2**i) for i in range(12)]
+    trials = []
+    steep = []
+    for number in range(12):
+        size = 64 * 2**number
+        tau = 0.01 * 2**number
+        trials.append(trial(number, 100 + number, size, tau=tau))
+        steep.append(trial(number, 200 - number, size, tau=tau))
     cases = [
         ([], []),
         (trials, [*range(8)]),
         (trials + again(trials[9], 100), [*range(8), 9]),
         (steep, [*range(12)]),
     ]
-    for some, numbers in cases:
-        assert sorted(one.number for one in candidates(some)) == numbers
+    for some, expected in cases:
+        assert sorted(numbers(candidates(some))) == expected
 
 
 def test_the_order_of_the_trials_does_not_matter():
@@ -338,15 +372,17 @@ def test_the_order_of_the_trials_does_not_matter():
     ("fresh", "wins"),
     [
         ([(50, "reached"), (90, "reached"), (90, "stopped")], True),
-        ([(50, "reached"), (90, "stopped"), (90, "stopped")], False),  # once in three
+        # It reached the target once in three runs.
+        ([(50, "reached"), (90, "stopped"), (90, "stopped")], False),
         ([(50, "reached"), (90, "diverged"), (90, "stopped")], False),
     ],
 )
 def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reaches_it(fresh, wins):
-    unsure, sure = trial(0, 50), trial(1, 300, 256)
-    runs = [
-        again(unsure, n, number=10 + i, status=status)[0] for i, (n, status) in enumerate(fresh)
-    ]
+    unsure = trial(0, 50)
+    sure = trial(1, 300, 256)
+    runs = []
+    for number, (steps, status) in enumerate(fresh, 10):
+        runs.append(again_once(unsure, steps, number, status=status))
     trials = [unsure, sure, *runs]
     assert asked(trials) == (None if wins else (1, 0))
     trials += again(sure, 310, 320, 330)
@@ -357,16 +393,16 @@ def test_what_misses_the_target_more_often_than_not_does_not_win_over_what_reach
     )
 
 
-LAW = [(size, rate) for size in (32, 64, 128, 256, 512) for rate in (0.25, 0.7)]
+LAW = tuple(product((32, 64, 128, 256, 512), (0.25, 0.7)))
 
 
 def steps_of(batch_size, lr):
-    """Return the steps of a law whose best learning rate is 0.5, at no more than two octaves from it."""
+    """The steps of a law whose best learning rate is 0.5, at no more than two octaves from it."""
     return round(100 * (1 + 128 / batch_size) * math.exp(0.15 * math.log2(lr / 0.5) ** 2))
 
 
 def predicted(trials):
-    """Return the posterior's noise from seed to seed, and what it predicts of fresh seeds."""
+    """The posterior's noise from seed to seed, and what it predicts of fresh seeds."""
     space = {
         "batch_size": IntDistribution(8, 1024, log=True),
         "lr": FloatDistribution(0.01, 10.0, log=True),
@@ -390,10 +426,10 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
     assert 1.4 * lucky.steps < steps[slow] < 0.97 * steps_of(*LAW[slow]), (
         "between its own and what is around"
     )
-    slower, loose = (
-        [*trials, *again(lucky, *fresh, number=20)] for fresh in ((440, 445, 450), (220, 445, 900))
-    )
-    (less, after), (more, _) = predicted(seen(slower)), predicted(seen(loose))
+    slower = [*trials, *again(lucky, 440, 445, 450, number=20)]
+    loose = [*trials, *again(lucky, 220, 445, 900, number=20)]
+    (less, after) = predicted(seen(slower))
+    (more, _) = predicted(seen(loose))
     assert after[slow] == after[20], "one place"
     assert 1.1 * steps[slow] < after[slow] < 445
     assert less < more
@@ -401,7 +437,8 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
 
 
 def test_the_horizon_of_a_winner_is_that_of_its_fresh_runs_else_the_predicted_one():
-    lucky, run = trial(0, horizon=20), trial(1, horizon=40, replicate_of=0)
+    lucky = trial(0, horizon=20)
+    run = trial(1, horizon=40, replicate_of=0)
     assert Winner(lucky, 20.0, (run,), predicted_horizon=30).horizon == 40
     assert Winner(lucky, 20.0, predicted_horizon=30).horizon == 30
     assert Winner(lucky, 20.0).horizon == 20
@@ -413,17 +450,20 @@ def test_the_horizon_of_a_winner_is_that_of_its_fresh_runs_else_the_predicted_on
         (625, 127, [False], 625),
         (625, 127, [True, False, False], 625),
         (625, 127, [True, True, False], 127),
-        (625, 127, [], 127),  # as predicted
+        # The predicted horizon is advised.
+        (625, 127, [], 127),
         (100, 127, [False], 127),
-        (None, None, [False], None),  # a schedule that does not end with the trial
+        # This schedule does not end with the trial.
+        (None, None, [False], None),
     ],
 )
 def test_a_horizon_that_most_fresh_runs_missed_the_target_with_is_not_advised(
     own, fresh, reached, advised
 ):
-    runs = tuple(
-        replace(trial(1 + i, horizon=fresh, replicate_of=0), status="reached" if met else "stopped")
-        for i, met in enumerate(reached)
-    )
+    runs = []
+    for number, met in enumerate(reached, 1):
+        status = "reached" if met else "stopped"
+        runs.append(trial(number, horizon=fresh, replicate_of=0, status=status))
+    runs = tuple(runs)
     winner = Winner(trial(0, horizon=own), 100.0, runs, predicted_horizon=fresh)
     assert winner.advised_horizon == advised

@@ -34,16 +34,15 @@ from bstune.system.files import Output
         (True, None, None, " budget.steps=100 budget.examples=1"),
         (False, None, None, ""),
         (False, 130, None, " budget.steps=130 budget.examples=1"),
-        (False, 130, 150, " budget.steps=150 budget.examples=1"),  # that of its runs on fresh seeds
+        # The budget is that of its runs on fresh seeds.
+        (False, 130, 150, " budget.steps=150 budget.examples=1"),
     ],
 )
 def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
     tmp_path, stops, horizon, again, ends
 ):
-    backend, fresh = (
-        SimpleNamespace(stops=stops),
-        make_result(horizon=again, steps=110, seconds_per_step=0.01),
-    )
+    backend = SimpleNamespace(stops=stops)
+    fresh = make_result(horizon=again, steps=110, seconds_per_step=0.01)
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), options=None, goal=None)
     written = best_yaml(
         {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
@@ -119,7 +118,8 @@ def test_what_the_timing_does_not_tell_from_the_winner(spread, seconds, told):
         runs = [replace(trial, number=i, steps=100, seconds_per_step=seconds) for i in range(3)]
         return Winner(trial, 100.0, tuple(runs))
 
-    winner, other = confirmed_at(32, 0.01), confirmed_at(256, 0.01 * seconds)
+    winner = confirmed_at(32, 0.01)
+    other = confirmed_at(256, 0.01 * seconds)
     assert not_told_apart(law, winner, [winner, other]) == (() if told else (256,))
 
 
@@ -127,7 +127,8 @@ def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps
     trials, posterior, _ = recorded()
     trials = sorted(trials, key=lambda trial: trial.batch_size)
     sizes = [float(trial.batch_size) for trial in trials]
-    assert posterior.tau(np.array(sizes)) == pytest.approx(sizes)  # costs are in examples
+    # Costs are in examples.
+    assert posterior.tau(np.array(sizes)) == pytest.approx(sizes)
     band = CurveBand(*[np.array(sizes)] * 4)
     curve = curve_of(posterior, band, step_times(posterior, 1024, None))
     assert curve.seconds_per_step == pytest.approx(
@@ -141,10 +142,8 @@ def test_the_curves_seconds_per_step_are_the_trials_where_the_objective_is_steps
 
 
 def test_what_trials_went_on_without_is_said_once():
-    eagerly, noise = (
-        "trained eagerly, as compile=default failed: E",
-        "the noise scale is not measured: E",
-    )
+    eagerly = "trained eagerly, as compile=default failed: E"
+    noise = "the noise scale is not measured: E"
     trials = [make_trial(i, message=eagerly) for i in range(2)]
     trials += [
         make_trial(2, status="stopped", message=noise),
@@ -164,7 +163,8 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     train = f"bstune 'study={name}'"
-    out, summary = StringIO(), result_of([], workload="[red]digits[/red]", train=train)
+    out = StringIO()
+    summary = result_of([], workload="[red]digits[/red]", train=train)
     console = Console(file=out, width=80)
     show(answer(summary), console, [("NEXT", (train,))])
     show_places(places(files, ["mlflow ui", "http://127.0.0.1:5000"]), [], console)
@@ -196,7 +196,8 @@ TRAIN = [
     [
         (0.123456, True, "trial.lr=0.1235"),
         (0.123456, False, "trial.lr=0.1235 budget.steps=130 budget.examples=1"),
-        (0.99999, True, "trial.lr=0.99999"),  # 1 is beyond what can be had
+        # A rate of 1 is beyond what can be had.
+        (0.99999, True, "trial.lr=0.99999"),
     ],
 )
 def test_the_command_that_trains_the_winner_is_short(lr, stops, own):

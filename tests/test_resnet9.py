@@ -54,7 +54,7 @@ class _Branch(nn.Module):
 
 
 def without_switches(width):
-    """Return the network as it was before it had switches: states of then are still to be read."""
+    """The network as it was before it had switches: states of then are still to be read."""
     features = nn.Sequential(
         _conv(3, width),
         _conv(width, 2 * width, pool=True),
@@ -80,9 +80,9 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
         for network, output in zip((model, before), outputs, strict=True):
             network.zero_grad()
             nn.functional.cross_entropy(output, torch.arange(6)).backward()
-        gradients = [
-            {name: p.grad for name, p in network.named_parameters()} for network in (model, before)
-        ]
+        gradients = []
+        for network in (model, before):
+            gradients.append({name: p.grad for name, p in network.named_parameters()})
         for pair in (outputs, gradients, [model.state_dict(), before.state_dict()]):
             torch.testing.assert_close(*pair, rtol=0, atol=0)
     assert list(model.state_dict()) == list(before.state_dict())
@@ -107,15 +107,15 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
 def test_where_it_pools(pool, order, same):
     """Pooling before an activation that never falls is the same function."""
     build = partial(resnet9, activation=partial(nn.CELU, alpha=0.075))
-    networks = [seeded(partial(build, pool=where)) for where in ("after_activation", pool)]
-    features = networks[1].features
+    network = seeded(partial(build, pool="after_activation"))
+    pooled = seeded(partial(build, pool=pool))
+    features = pooled.features
     for place in (1, 3, 4):
-        assert [type(layer) for layer in features[place]] == order
+        assert list(map(type, features[place])) == order
     without = [kind for kind in order if kind is not nn.MaxPool2d]
-    assert [type(layer) for layer in features[0]] == without
-    assert [type(layer) for layer in features[2].branch[1]] == without
-    outputs = [network(images()) for network in networks]
-    assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6) == same
+    assert list(map(type, features[0])) == without
+    assert list(map(type, features[2].branch[1])) == without
+    assert torch.allclose(network(images()), pooled(images()), rtol=1e-5, atol=1e-6) == same
     with pytest.raises(
         ConfigError, match="must be one of after_activation, before_activation, before_norm, but"
     ):
@@ -136,7 +136,8 @@ def test_the_largest_value_of_each_channel_has_a_deterministic_gradient(memory):
         found.append((output, own.grad))
     torch.testing.assert_close(*found, rtol=0, atol=0)
     # On CUDA torch refuses AdaptiveMaxPool2d under Trainer(deterministic=True).
-    assert not any(isinstance(layer, nn.AdaptiveMaxPool2d) for layer in resnet9().modules())
+    for layer in resnet9().modules():
+        assert not isinstance(layer, nn.AdaptiveMaxPool2d)
 
 
 def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start_as_identities(
@@ -146,12 +147,12 @@ def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start
     model = seeded(partial(resnet9, width=8, whitening=whitening, identity_init=True))
     whitening.initialise_from(images())
     first = model.features[0]
-    assert parameters(resnet9(10, 64, 0.125)) == 6_573_120  # David Page's
-    assert [type(layer) for layer in first] == [Whitening, nn.Conv2d, BatchNorm, nn.ReLU]
+    # The number is David Page's.
+    assert parameters(resnet9(10, 64, 0.125)) == 6_573_120
+    assert list(map(type, first)) == [Whitening, nn.Conv2d, BatchNorm, nn.ReLU]
     assert first[1].weight.shape == (8, 27, 1, 1)
-    assert parameters(model) == parameters(
-        resnet9(width=8)
-    )  # 27 weights a filter, in the one convolution or the other
+    # A filter has 27 weights, in the one convolution or the other.
+    assert parameters(model) == parameters(resnet9(width=8))
     x = images()
     expected = nn.functional.conv2d(
         nn.functional.conv2d(x, whitening.weight, padding=1), first[1].weight
@@ -161,4 +162,5 @@ def test_whitening_takes_the_place_of_the_first_convolution_and_the_others_start
     assert torch.equal(model.features[5].branch[1][0](x), x)
     model(images()).sum().backward()
     assert "features.0.0.weight" in model.state_dict()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is not None

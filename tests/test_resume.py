@@ -37,7 +37,8 @@ def overwrite(module, value):
 
 
 def test_a_fresh_trial_puts_nothing_back(accumulations):
-    module, trainer = TwoLayers(), make_trainer()
+    module = TwoLayers()
+    trainer = make_trainer()
     resume = Resume(None)
     resume.keep_weights(module)
     overwrite(module, 3.0)
@@ -50,7 +51,8 @@ def test_a_fresh_trial_puts_nothing_back(accumulations):
 
 
 def test_weights_that_hooks_reset_are_put_back_once(accumulations):
-    module, trainer = TwoLayers(), make_trainer()
+    module = TwoLayers()
+    trainer = make_trainer()
     resume = Resume(make_stopped())
     resume.keep_weights(module)
     overwrite(module, 3.0)
@@ -78,7 +80,8 @@ def test_weights_of_another_shape_and_new_ones_are_left_alone():
 @pytest.mark.parametrize("frozen", [(), ("a",), ("a", "b")])
 @pytest.mark.parametrize("before", [(), ("b",)])
 def test_the_same_parameters_are_frozen(frozen, before):
-    module, trainer = TwoLayers(), make_trainer()
+    module = TwoLayers()
+    trainer = make_trainer()
     for name in before:
         getattr(module, name).requires_grad_(False)
     resume = Resume(make_stopped(frozen=frozen))
@@ -95,7 +98,8 @@ def test_the_same_parameters_are_frozen(frozen, before):
 
 @pytest.mark.parametrize("has_epochs", [True, False])
 def test_it_begins_where_it_was_stopped(has_epochs, accumulations):
-    epoch, value = {"logged": {}}, tensor(0.3)
+    epoch = {"logged": {}}
+    value = tensor(0.3)
     trainer = make_trainer()
     trainer.fit_loop.batch_idx = 4
     resume = Resume(make_stopped(epoch=epoch, metrics={"val/error": value}))
@@ -136,7 +140,8 @@ def test_lightning_begins_with_the_evaluation():
 
 
 def test_at_an_epochs_end_all_is_put_back_and_lightning_does_not_restart(accumulations):
-    module, trainer = TwoLayers(), make_trainer()
+    module = TwoLayers()
+    trainer = make_trainer()
     resume = Resume(make_stopped(epoch={"logged": {}}, frozen=("a",)))
     resume.begin(trainer, has_epochs=True)
     resume.end_epoch(trainer, module)

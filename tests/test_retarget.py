@@ -4,7 +4,7 @@ import shutil
 import pytest
 import yaml
 from builders import run_command
-from toolbox import make_trial, table_rows, trials_of, write_rows
+from toolbox import contents, made_table, make_trial, numbers, statuses, trials_of, write_rows
 
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError, StudyError
@@ -20,9 +20,9 @@ HISTORY = ((5, 0.5), (10, 0.3), (20, 0.15), (40, 0.09))
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
-    """Return the folder of a replayed study of error 0.14; its table is beside it."""
+    """The folder of a replayed study of error 0.14; its table is beside it."""
     folder = tmp_path_factory.mktemp("studied")
-    write_rows(folder / "t.jsonl", table_rows())
+    made_table(folder)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14", "sampler=random")
     options += ("search.trials=16", "study=s", "mlflow.enabled=false")
     run_command(folder, "workload=replay", *options)
@@ -31,7 +31,7 @@ def studied(tmp_path_factory):
 
 @pytest.fixture
 def folder(studied, tmp_path, monkeypatch):
-    """Return a copy of the study's folder, in the working directory that it was run from."""
+    """A copy of the study's folder, in the working directory that it was run from."""
     monkeypatch.chdir(studied.parents[1])
     return shutil.copytree(studied, tmp_path / "s")
 
@@ -63,16 +63,12 @@ def test_what_continues_a_trial_that_met_the_target_is_left_out():
         make_trial(2, steps=40, steps_low=20, history=HISTORY, resumed_from=1),
         make_trial(3, status="diverged", steps=5, steps_low=5, history=((5, 9.0),)),
     ]
-    assert [(one.number, one.status) for one in ended_at(parts, Target("e", 0.2, "min"))] == [
-        (0, "reached"),
-        (3, "diverged"),
-    ]
-    assert [(one.number, one.status) for one in ended_at(parts, TARGET)] == [
-        (0, "stopped"),
-        (1, "stopped"),
-        (2, "reached"),
-        (3, "diverged"),
-    ]
+    easier = ended_at(parts, Target("e", 0.2, "min"))
+    assert numbers(easier) == [0, 3]
+    assert statuses(easier) == ["reached", "diverged"]
+    same = ended_at(parts, TARGET)
+    assert numbers(same) == [0, 1, 2, 3]
+    assert statuses(same) == ["stopped", "stopped", "reached", "diverged"]
 
 
 def test_its_own_target_has_the_answer_that_the_study_gave(folder):
@@ -113,11 +109,8 @@ def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
     for trial in found.files.trials:
         if trial.reached:
             values = dict(trial.history)
-            assert (
-                values[trial.steps]
-                <= 0.2
-                < min([v for s, v in values.items() if s < trial.steps], default=1.0)
-            )
+            earlier = [value for step, value in values.items() if step < trial.steps]
+            assert values[trial.steps] <= 0.2 < min(earlier, default=1.0)
     own = json.loads((folder / "curve.json").read_text())
     assert found.result.statuses["reached"] >= own["statuses"]["reached"]
     assert found.result.best_by_time.steps < own["best_by_time"]["steps"]
@@ -140,13 +133,13 @@ def test_a_harder_target_says_what_would_have_to_be_run(folder, capsys):
 
 
 def test_a_report_leaves_the_study_as_it_is(folder, capsys):
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    before = contents(folder)
     retarget.main([str(folder)])
-    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert {name: after[name] for name in before if name != "report.html"} == {
-        name: text for name, text in before.items() if name != "report.html"
-    }
-    assert after.keys() - before.keys() <= {"report.html"}
+    after = contents(folder)
+    # The page alone is written anew.
+    before.pop(folder / "report.html", None)
+    after.pop(folder / "report.html", None)
+    assert after == before
     assert str(folder / "report.html") in capsys.readouterr().out
 
 

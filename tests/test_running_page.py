@@ -21,7 +21,8 @@ TRIALS = [make_trial(i, size, steps=round(60 * (1 + 100 / size))) for i, size in
 
 def made(trials=TRIALS, is_running=True, **changes):
     lines = [("SO FAR", ("4 of 64 configurations tried",))]
-    heads, rows = ("batch sizes", "trials"), [("16 to 31", "1")] if trials else []
+    heads = ("batch sizes", "trials")
+    rows = [("16 to 31", "1")] if trials else []
     study = study_of(trials, **changes)
     return StudySoFar(study, lines, heads, rows, WRITTEN, is_running)
 

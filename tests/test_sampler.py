@@ -22,7 +22,8 @@ from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler, trial_r
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)  # T is least at B = 283
+# The time is least at B = 283.
+LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
 BEST = LAW.frontier(283) * LAW.tau(283)
 TARGET = Target("error", 0.1, "min")
 SPACE = {
@@ -36,7 +37,7 @@ def sqrt_rule(batch_size):
 
 
 def answer(trial, batch_size, lr, factor=1.0):
-    """Return the seconds that LAW says, with what the sampler needs to know; raise TrialPruned past a limit."""
+    """The seconds that LAW says, with what the sampler needs to know; raise TrialPruned past a limit."""
     max_steps = trial.study.sampler.max_steps(trial.number)
     steps = LAW.steps(batch_size, lr)
     trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
@@ -72,6 +73,10 @@ def run(objective, count, sampler=None, **arguments):
 
 def distinct(study, name):
     return len({trial.params[name] for trial in study.trials})
+
+
+def batch_sizes(trials):
+    return [trial.params["batch_size"] for trial in trials]
 
 
 def test_define_by_run_without_a_known_space_and_by_workers_in_threads():
@@ -143,8 +148,9 @@ def around_the_rule(trial):
 def test_spaces_of_all_kinds_are_searched(suggest, grid, varied, within):
     sampler = OnlyOnceIndependent(seed=0, rule=sqrt_rule if "delta" in varied else None)
     study = run(lambda trial: answer(trial, *suggest(trial)), 16, sampler)
-    assert {name for name in study.best_params if distinct(study, name) > 8} == varied
-    assert all(trial.params["batch_size"] % grid == 0 for trial in study.trials)
+    found = {name for name in study.best_params if distinct(study, name) > 8}
+    assert found == varied
+    assert not np.any(np.array(batch_sizes(study.trials)) % grid)
     assert study.best_value < within * BEST
 
 
@@ -163,9 +169,12 @@ def test_other_hyper_parameters_are_searched_as_well():
     assert study.best_params["kind"] == "b"
     assert study.best_value < 1.6 * BEST
     late = study.trials[25:]
-    assert sum(trial.params["kind"] == "b" for trial in late) > len(late) / 2
-    assert abs(np.median([math.log10(trial.params["decay"] / 1e-3) for trial in late])) < 1.0
-    assert {trial.params["layers"] for trial in study.trials} <= {1, 3, 5, 7}
+    kinds = [trial.params["kind"] for trial in late]
+    assert kinds.count("b") > len(late) / 2
+    decays = np.array([trial.params["decay"] for trial in late])
+    assert abs(np.median(np.log10(decays / 1e-3))) < 1.0
+    for trial in study.trials:
+        assert trial.params["layers"] in (1, 3, 5, 7)
 
 
 def test_parameters_that_not_all_trials_have_are_sampled_anywhere():
@@ -174,11 +183,10 @@ def test_parameters_that_not_all_trials_have_are_sampled_anywhere():
             trial.suggest_float("momentum", 0.0, 1.0)
         return plain(trial)
 
-    values = [
-        trial.params["momentum"]
-        for trial in run(objective, 16).trials
-        if "momentum" in trial.params
-    ]
+    values = []
+    for trial in run(objective, 16).trials:
+        if "momentum" in trial.params:
+            values.append(trial.params["momentum"])
     assert len(set(values)) == len(values) > 3
 
 
@@ -187,9 +195,8 @@ def test_a_history_that_is_reported_is_extrapolated():
     study = optuna.create_study(sampler=sampler)
     trial = study.ask(SPACE)
     for step in range(10, 1001, 10):
-        trial.report(
-            0.1 * (step / 3000) ** -0.4, step
-        )  # a power law that reaches the target at step 3000
+        # This power law reaches the target at step 3000.
+        trial.report(0.1 * (step / 3000) ** -0.4, step)
     study.tell(trial, state=TrialState.PRUNED)
     (one,) = sampler.posterior(study).observations
     assert (one.status, one.steps) == ("stopped", 1000)
@@ -222,15 +229,21 @@ def test_trials_that_run_are_pending(monkeypatch):
     study = run(plain, 4, FrontierSampler(seed=0, search_space=SPACE))
     running = [study.ask(SPACE), study.ask(SPACE)]
     running[1].set_user_attr(RESUMED_FROM, 2)
-    study.ask()  # without parameters yet
+    # This trial has no parameters yet.
+    study.ask()
     study.ask(SPACE)
-    (x, z), (x2, z2) = ([math.log2(trial.params[name]) for name in SPACE] for trial in running)
-    assert (seen[3], seen[-1]) == ([], [(x, z, None), (x2, z2, 2)])
+    points = []
+    for trial, resumed_from in zip(running, (None, 2), strict=True):
+        x = math.log2(trial.params["batch_size"])
+        z = math.log2(trial.params["lr"])
+        points.append((x, z, resumed_from))
+    assert (seen[3], seen[-1]) == ([], points)
 
 
 def test_two_directions_are_searched_in_turn():
     def objective(trial):
-        batch_size, lr = size(trial), rate(trial)
+        batch_size = size(trial)
+        lr = rate(trial)
         steps = LAW.steps(batch_size, lr) or 1e7
         return steps, steps * LAW.tau(batch_size)
 
@@ -241,18 +254,21 @@ def test_two_directions_are_searched_in_turn():
     assert len(found.observations) == 40
     assert float(found.tau(np.array(512.0))) == pytest.approx(LAW.tau(512), rel=0.05)
     late = study.trials[20:]
-    times = [trial.params["batch_size"] for trial in late if trial.number % 2 == 0]
-    steps = [trial.params["batch_size"] for trial in late if trial.number % 2 == 1]
+    # Trials of even numbers are asked for the one, those of odd numbers for the other.
+    times = batch_sizes(late[::2])
+    steps = batch_sizes(late[1::2])
     assert np.median(times) < 0.7 * np.median(steps)
     assert min(trial.values[1] for trial in late) < 1.3 * BEST
 
 
 def test_a_decision_is_a_function_of_the_trials_and_the_seed():
-    study, again = (optuna.create_study(sampler=FrontierSampler(seed=5)) for _ in range(2))
+    study = optuna.create_study(sampler=FrontierSampler(seed=5))
+    again = optuna.create_study(sampler=FrontierSampler(seed=5))
     for _ in range(8):
         study.optimize(plain, n_trials=1)
         again.optimize(plain, n_trials=1)
-        again.sampler.posterior(again)  # which changes nothing
+        # To look at the posterior changes nothing.
+        again.sampler.posterior(again)
     points = [trial.params for trial in study.trials]
     assert points == [trial.params for trial in again.trials]
     asked = []
@@ -278,9 +294,8 @@ def test_the_posterior_of_a_study_is_that_of_its_records():
     assert (first.observations, first.spent) == (second.observations, second.spent)
     failed = [*records, replace(records[0], number=9, status="failed")]
     assert sampler.posterior(failed, **options).observations == first.observations
-    assert (
-        FrontierSampler(seed=0).posterior(optuna.create_study()) is None
-    )  # its parameters are not known yet
+    # Its parameters are not known yet.
+    assert FrontierSampler(seed=0).posterior(optuna.create_study()) is None
 
 
 @pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
@@ -292,10 +307,8 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
     parents = []
     for _ in range(25):
         trial = study.ask(SPACE)
-        max_steps, resumed_from = (
-            sampler.max_steps(trial.number),
-            sampler.resumed_from(trial.number),
-        )
+        max_steps = sampler.max_steps(trial.number)
+        resumed_from = sampler.resumed_from(trial.number)
         # Without a budget there is no limit until something has reached the target.
         assert (max_steps is None) == (
             budget is None and not study.get_trials(states=[TrialState.COMPLETE])
@@ -308,7 +321,8 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
             assert max_steps is None or max_steps > before.user_attrs["steps"]
             assert resumed_from not in parents
             parents.append(resumed_from)
-        needed, tau = LAW.steps(**trial.params) or 1e9, LAW.tau(trial.params["batch_size"])
+        needed = LAW.steps(**trial.params) or 1e9
+        tau = LAW.tau(trial.params["batch_size"])
         steps = min(needed, 300 * (trial.number + 1) if max_steps is None else max_steps)
         trial.set_user_attr("steps", round(steps))
         trial.set_user_attr("seconds_per_step", tau)
@@ -369,8 +383,13 @@ def test_trials_that_say_nothing_are_passed_over_and_named_once(
     sampler = FrontierSampler(objective=objective, seed=0)
     with caplog.at_level(logging.WARNING, "bstune"):
         study = run(silent, 4, sampler)
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("bstune")]
-    assert [line.split(" is passed over")[0] for line in lines] == ["trial 0", "trial 1", "trial 2"]
+    lines = []
+    for record in caplog.records:
+        if record.name.startswith("bstune"):
+            lines.append(record.getMessage())
+    for number, line in enumerate(lines):
+        assert line.startswith(f"trial {number} is passed over")
+    assert len(lines) == 3
     assert "'steps'" in lines[0]
     assert sampler.posterior(study).observations == ()
 
@@ -388,11 +407,13 @@ def test_parameters_as_the_model_sees_them():
     params = {"batch_size": 256, "lr": 0.125, "kind": "b", "one": 3, "depth": 6, "decay": 1e-3}
     assert coordinates.point(params) == (8.0, -3.0)
     assert coordinates.columns == 4
-    assert coordinates.others(params) == pytest.approx((0.5, 0.5, 0.0, 1.0))  # decay, depth, kind
+    # The values are those of decay, depth and kind.
+    assert coordinates.others(params) == pytest.approx((0.5, 0.5, 0.0, 1.0))
     assert coordinates.complete(params)
     assert not coordinates.complete({"batch_size": 256, "lr": 0.125})
     back = coordinates.parameters(Suggestion(8.0, -3.0, (0.5, 0.45, 0.2, 0.7), 1, None))
-    assert back == pytest.approx({name: value for name, value in params.items() if name != "one"})
+    del params["one"]
+    assert back == pytest.approx(params)
 
 
 def test_batch_sizes_are_snapped_and_learning_rates_stay_within_what_can_be_had():
@@ -414,11 +435,13 @@ def test_batch_sizes_are_snapped_and_learning_rates_stay_within_what_can_be_had(
 
 def test_the_record_of_a_trial():
     base = {"params": {"batch_size": 64, "lr": 0.125}, "distributions": SPACE}
-    record = make_result(number=7, steps=123)  # bstune's own is preferred
+    # The attributes that bstune itself writes are preferred.
+    record = make_result(number=7, steps=123)
     trial = create_trial(**base, value=1.0, user_attrs={RECORD: record.to_json(), "steps": 5})
     assert trial_result(trial, coordinates_of(), "time") == record
     # A pruned one is stopped at its last report.
-    history, seconds = {10: 0.5, 20: math.nan, 40: 0.3}, {"seconds_per_step": 0.5}
+    history = {10: 0.5, 20: math.nan, 40: 0.3}
+    seconds = {"seconds_per_step": 0.5}
     trial = create_trial(
         **base, state=TrialState.PRUNED, intermediate_values=history, user_attrs=seconds
     )
@@ -435,7 +458,7 @@ def test_the_record_of_a_trial():
 
 
 def records(count, reached=0.7):
-    """Return trials of the law with some noise; most have reached the target."""
+    """Trials of the law with some noise; most have reached the target."""
     rng = np.random.default_rng(0)
     found = []
     for number in range(count):
@@ -470,11 +493,15 @@ def test_the_sizes_at_which_posteriors_are_remembered_grow_evenly_and_leave_the_
     assert start_sizes(0) == start_sizes(FIRST_START) == []
     sizes = start_sizes(1000)
     assert sizes[0] == FIRST_START
-    assert all(1.2 < larger / size < 1.3 for size, larger in pairwise(sizes))
+    for size, larger in pairwise(sizes):
+        assert 1.2 < larger / size < 1.3
     assert 700 < sizes[-1] <= 900
     # Whatever is added, the ones before stay where they are: each is made of the one before it.
-    assert all(start_sizes(count) == sizes[: len(start_sizes(count))] for count in range(1000))
-    assert all(start_sizes(size) == sizes[:i] for i, size in enumerate(sizes))
+    for count in range(1000):
+        made = start_sizes(count)
+        assert made == sizes[: len(made)]
+    for place, size in enumerate(sizes):
+        assert start_sizes(size) == sizes[:place]
 
 
 def test_a_posterior_of_many_trials_is_a_function_of_them_alone(monkeypatch):

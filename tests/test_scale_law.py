@@ -13,7 +13,7 @@ SCALES = (1e3, 4e3, 1.6e4, 6.4e4)
 
 
 def points_of(exponent, error=0.05, scales=SCALES, study=None):
-    """Return points on 20 (s/1000)^exponent, each of a study of its own, or all of one."""
+    """Points on 20 (s/1000)^exponent, each of a study of its own, or all of one."""
     return [
         ScalePoint(scale, 20.0 * (scale / 1e3) ** exponent, error, study or str(i))
         for i, scale in enumerate(scales)
@@ -45,7 +45,8 @@ def test_the_interval_widens_with_the_distance_to_either_side():
         (points_of(0.5, error=0.05), points_of(0.5, error=0.5)),
         (points_of(0.5), points_of(0.5)[:3]),
         (points_of(0.5, error=0.05), points_of(0.5, error=None)),
-        (points_of(0.5, study="one"), points_of(0.5)),  # a study's own offset is in all its points
+        # A study's own offset is in all its points.
+        (points_of(0.5, study="one"), points_of(0.5)),
     ],
 )
 def test_what_is_known_less_has_a_wider_interval(narrow, wide):
@@ -75,7 +76,8 @@ def test_units_do_not_matter():
     scaled = [ScalePoint(p.scale * 1e6, p.value * 1e3, p.error, p.study) for p in points_of(0.4)]
     other = fit_scale_law(scaled)
     assert other.exponent.value == pytest.approx(one.exponent.value, abs=1e-4)
-    found, expected = other.at(1e12), one.at(1e6)
+    found = other.at(1e12)
+    expected = one.at(1e6)
     assert (found.low, found.high) == pytest.approx(
         (1e3 * expected.low, 1e3 * expected.high), rel=1e-3
     )
@@ -84,7 +86,8 @@ def test_units_do_not_matter():
 def test_a_study_with_a_large_error_counts_little():
     points = points_of(0.5, error=0.05)
     odd = ScalePoint(2e4, 2000.0, 2.0, "odd")
-    alone, together = fit_scale_law(points).at(1e6), fit_scale_law([*points, odd]).at(1e6)
+    alone = fit_scale_law(points).at(1e6)
+    together = fit_scale_law([*points, odd]).at(1e6)
     assert together.value == pytest.approx(alone.value, rel=0.1)
 
 

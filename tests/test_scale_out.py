@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from synthetic import Law, synthetic_table
+from toolbox import column
 
 from bstune.core.curve import CurveBand
 from bstune.study.analysis.scale_out import (
@@ -18,8 +19,10 @@ from bstune.study.analysis.scale_out import (
     size_ladder,
 )
 
-S_MIN, B_CRIT = 100.0, 1000.0
-OVERHEAD, PER_EXAMPLE = 0.01, 1e-4
+S_MIN = 100.0
+B_CRIT = 1000.0
+OVERHEAD = 0.01
+PER_EXAMPLE = 1e-4
 SIZES = range(1, 257)
 
 
@@ -47,11 +50,16 @@ def rate(batch):
 PLAN = functools.partial(plan, curve, tau, rate)
 
 
+def devices_of(rows):
+    return [row.devices for row in rows]
+
+
 @pytest.mark.parametrize(("wait", "ceiling"), [(lambda count: 0.0, 16), (ring, 16), (ring, 256)])
 def test_it_finds_what_a_search_of_every_batch_size_finds(wait, ceiling):
     sizes = range(1, ceiling + 1, 5)
-    rows = PLAN([3, 8], sizes, wait)  # one device is the yardstick, though it is not listed
-    assert [row.devices for row in rows] == [3, 8]
+    # One device is the yardstick, though it is not listed.
+    rows = PLAN([3, 8], sizes, wait)
+    assert devices_of(rows) == [3, 8]
     alone = min(law(size) * (tau(size) + wait(1)) for size in sizes)
     for row in rows:
         times = {size: law(row.devices * size) * (tau(size) + wait(row.devices)) for size in sizes}
@@ -78,12 +86,15 @@ def test_an_all_reduce_may_run_beside_the_step(overlap, combine):
 
 def test_no_batch_is_larger_than_the_data():
     rows = PLAN([1, 3, 8, 64], range(8, 257), max_examples=300)
-    assert [row.devices for row in rows] == [1, 3, 8]  # 64 devices need 512 examples
-    assert all(row.batch_size <= 300 for row in rows)
+    # 64 devices need 512 examples.
+    assert devices_of(rows) == [1, 3, 8]
+    for row in rows:
+        assert row.batch_size <= 300
 
 
 def test_efficiency_falls_under_half_where_the_closed_form_says():
-    def best(count):  # the seconds of so many devices at their best batch size
+    # The seconds of so many devices at their best batch size.
+    def best(count):
         return S_MIN * (math.sqrt(OVERHEAD) + math.sqrt(B_CRIT * PER_EXAMPLE / count)) ** 2
 
     rows = PLAN(range(1, 65), range(1, 4000))
@@ -95,12 +106,13 @@ def test_efficiency_falls_under_half_where_the_closed_form_says():
 
 @pytest.mark.parametrize("devices", [1, 2, 5])
 def test_ring_by_messages(devices):
-    size, bandwidth, latency = 1000.0, 50.0, 0.1
-    clock = sum(
-        latency + size / devices / bandwidth
-        for _phase in range(2)
-        for _message in range(devices - 1)
-    )
+    size = 1000.0
+    bandwidth = 50.0
+    latency = 0.1
+    clock = 0.0
+    # A ring reduces and then gathers, in devices - 1 messages each.
+    for _message in range(2 * (devices - 1)):
+        clock += latency + size / devices / bandwidth
     assert ring_all_reduce(devices, size, bandwidth, latency) == pytest.approx(clock)
 
 
@@ -122,10 +134,11 @@ def test_table_says_where_efficiency_falls_under_half():
     console = Console(record=True, width=160, file=StringIO())
     rows = PLAN([1, 2, 4, 8, 16], SIZES, ring)
     console.print(scale_out_table(rows, "digits"), scale_out_table(rows[:1], "digits"))
-    half, text = half_efficient(rows), console.export_text()
+    half = half_efficient(rows)
+    text = console.export_text()
     assert (
-        f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, learning rate"
-        in text
+        f"efficiency falls under 50% at {half.devices} devices (batch size {half.batch_size}, "
+        "learning rate" in text
     )
     assert f"{rows[1].efficiency:.0%}" in text
     assert "efficiency stays at 50% or above" in text
@@ -145,7 +158,8 @@ def test_figure(tmp_path, real):
 # The plan that a study ends with, against a law that is known.
 LAW = Law(noise=0.08)
 DEVICES = [1, 2, 8, 64]
-WAIT = {2: 5e-4, 8: 5.6e-4, 64: 11.2e-4}  # on a line
+# The seconds lie on a line.
+WAIT = {2: 5e-4, 8: 5.6e-4, 64: 11.2e-4}
 
 
 @pytest.mark.soak
@@ -169,10 +183,11 @@ def test_a_study_plans_what_the_law_says(bstune, tmp_path, write_table):
     found = json.loads((folder / "curve.json").read_text())["scale_out"]
 
     def band(sizes):
-        return CurveBand(*[np.array([LAW.frontier(size) for size in sizes])] * 4)
+        frontier = np.array([LAW.frontier(size) for size in sizes])
+        return CurveBand(frontier, frontier, frontier, frontier)
 
     for name, waits in (("ideal", {}), ("with_all_reduce", WAIT)):
-        assert [row["devices"] for row in found[name]] == DEVICES
+        assert column(found[name], "devices") == DEVICES
         seconds = dict.fromkeys(DEVICES, 0.0) | waits
         truth = plan(band, LAW.tau, LAW.best_lr, DEVICES, range(8, 4097), seconds.__getitem__)
         for row, true in zip(found[name], truth, strict=True):

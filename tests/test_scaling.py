@@ -5,8 +5,10 @@ import pytest
 from bstune.core import scaling
 from bstune.core.errors import ConfigError
 
-LIMIT = 0.2 * (1 + 500 / 64)  # of the saturating rule, at unlimited batch size
-PEAK = 0.1 * (math.sqrt(500 / 64) + math.sqrt(64 / 500))  # of the surge, at the noise scale
+# The limit of the saturating rule, at unlimited batch size.
+LIMIT = 0.2 * (1 + 500 / 64)
+# The peak of the surge, at the noise scale.
+PEAK = 0.1 * (math.sqrt(500 / 64) + math.sqrt(64 / 500))
 
 
 @pytest.mark.parametrize(

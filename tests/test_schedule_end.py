@@ -8,7 +8,7 @@ import torch
 from learners import learner, train
 from lightning.pytorch import Callback
 from test_preflight import Lit, fly
-from toolbox import FakeTime, make_protocol, make_spec
+from toolbox import FakeTime, column, make_protocol, make_spec
 from torch.optim import lr_scheduler
 
 from bstune.core.errors import ConfigError
@@ -123,11 +123,11 @@ class Scheduled(Classifier):
 
 class Copies(Callback):
     def on_train_end(self, trainer, pl_module):
-        before = [group["lr"] for group in trainer.optimizers[0].param_groups]
+        before = column(trainer.optimizers[0].param_groups, "lr")
         self.copies = copies_of_schedules(trainer, pl_module, trainer.global_step)
         for one in self.copies:
             one.schedule.step()
-        after = [group["lr"] for group in trainer.optimizers[0].param_groups]
+        after = column(trainer.optimizers[0].param_groups, "lr")
         self.unchanged = before == after
         weights = [one.schedule.optimizer.param_groups[0]["params"] for one in self.copies]
         self.weights = sum(len(one) for one in weights)

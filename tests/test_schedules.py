@@ -3,11 +3,12 @@ import math
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from builders import options_and_recipe, options_of
 from learners import factors
-from toolbox import make_spec
+from toolbox import column, make_spec
 from torch.optim import SGD
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -43,10 +44,10 @@ CLOSED_FORMS = {
     "no warm-up": (lambda own: warmup(own, 0, 32), [1.0] * 3),
     "a warm-up of one step": (lambda own: warmup(own, 1200, 5000), [1.0] * 3),
     "a warm-up that ends in a step": (lambda own: warmup(own, 33, 32), [0.5, 1.0, 1.0]),
-    "warm-up": (lambda own: warmup(own, 1200, 100), [min(1, (t + 1) / 12) for t in range(15)]),
+    "warm-up": (lambda own: warmup(own, 1200, 100), [*(np.arange(1, 13) / 12), 1, 1, 1]),
     "warm-up, batch size 1": (
         lambda own: warmup(own, 99, 1),
-        [min(1, (t + 1) / 99) for t in range(102)],
+        [*(np.arange(1, 100) / 99), 1, 1, 1],
     ),
     # A quarter of the 16 steps that 64 examples take at B = 4.
     "a decay": (
@@ -79,29 +80,27 @@ def test_rates_in_closed_form(build, expected):
 @pytest.mark.parametrize("total", [1, 13, 24, 1300])
 def test_straight_lines(total):
     """Page's triangle rises over 5 of 24 epochs and falls to 0; his last rung has a tenth for the last 2 of 13."""
-    shares = [(t + 1) / total for t in range(total + 2)]
+    shares = np.arange(1, total + 3) / total
     used = rates(lambda own: piecewise_linear(own, total, **TRIANGLE), total + 2)
-    assert used == pytest.approx(
-        [max(0, min(s * 24 / 5, (1 - s) * 24 / 19)) for s in shares], abs=1e-12
-    )
+    triangles = np.minimum(shares * 24 / 5, (1 - shares) * 24 / 19)
+    assert used == pytest.approx(np.maximum(0, triangles), abs=1e-12)
     assert used == rates(
         lambda own: triangle(own, total, peak=5 / 24, start=0.0, end=0.0, floor=0.0), total + 2
     )
     used = rates(
         lambda own: triangle(own, total, peak=0.2, start=0.0, end=0.1, floor=2 / 13), total + 2
     )
-    expected = [
-        s / 0.2 if s <= 0.2 else max(0.1, 1 - 0.9 * (s - 0.2) / (11 / 13 - 0.2)) for s in shares
-    ]
+    falling = np.maximum(0.1, 1 - 0.9 * (shares - 0.2) / (11 / 13 - 0.2))
+    expected = np.where(shares <= 0.2, shares / 0.2, falling)
     assert used == pytest.approx(expected, abs=1e-9)
     for end in (0.0, 0.25):
-        expected = [1 - (1 - end) * t / total for t in range(total)] + [end] * 3
+        expected = [*(1 - (1 - end) * np.arange(total) / total), end, end, end]
         used = rates(lambda own, end=end: linear_decay(own, total, end), total + 3)
         assert used == pytest.approx(expected, abs=1e-12)
 
 
 def torchs_one_cycle(total, peak):
-    """Return torch's factors; it takes the rate that it starts from, 1/25 of the largest, for the optimizer's own."""
+    """Torch's factors; it takes the rate that it starts from, 1/25 of the largest, for the optimizer's own."""
     build = partial(OneCycleLR, max_lr=LR, total_steps=total, pct_start=peak, cycle_momentum=False)
     return [factor / 25 for factor in rates(build, total)]
 
@@ -129,11 +128,12 @@ def test_each_group_keeps_its_own_rate_and_its_own_end(name):
         {"lr": 4 * LR, "steps": 4},
         {"lr": 8 * LR, "steps": 4, "fade": True},
     ]
-    own = SGD(
-        [{"params": [torch.nn.Parameter(torch.zeros(1))], **group} for group in groups], lr=1.0
-    )
+    parameters = []
+    for group in groups:
+        parameters.append({"params": [torch.nn.Parameter(torch.zeros(1))], **group})
+    own = SGD(parameters, lr=1.0)
     schedule = SCHEDULES[name](own)
-    assert schedule.base_lrs == [group["lr"] for group in groups]
+    assert schedule.base_lrs == column(groups, "lr")
     for t, (factor, used) in enumerate(
         zip(rates(SCHEDULES[name], 8), factors(schedule, 8), strict=True)
     ):
@@ -141,10 +141,11 @@ def test_each_group_keeps_its_own_rate_and_its_own_end(name):
 
 
 def trained(freezes, steps=7, resumed_at=None):
-    """Return the weights of two layers, the first of which has a rate for three steps, and whether it is frozen."""
+    """The weights of two layers, the first of which has a rate for three steps, and whether it is frozen."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    first, last = list(layers[0].parameters()), list(layers[2].parameters())
+    first = list(layers[0].parameters())
+    last = list(layers[2].parameters())
     own = SGD(
         [{"params": last}, {"params": first, "steps": 3}], lr=0.1, momentum=0.9, weight_decay=0.1
     )
@@ -157,21 +158,22 @@ def trained(freezes, steps=7, resumed_at=None):
             schedule = constant(own)
             own.load_state_dict(states[0])
             schedule.load_state_dict(states[1])
-        assert all(parameter.requires_grad == (step < 3 or not freezes) for parameter in first)
+        for parameter in first:
+            assert parameter.requires_grad == (step < 3 or not freezes)
         own.zero_grad()
         layers(torch.randn(5, 3)).square().mean().backward()
         own.step()
         schedule.step()
-    assert all((parameter.grad is None) == freezes for parameter in first)
+    for parameter in first:
+        assert (parameter.grad is None) == freezes
     return [parameter.detach() for parameter in layers.parameters()]
 
 
 @pytest.mark.parametrize("resumed_at", [None, 2, 5])
 def test_a_group_whose_steps_are_over_is_frozen_which_changes_no_weight(resumed_at, monkeypatch):
     frozen = trained(freezes=True, resumed_at=resumed_at)
-    monkeypatch.setattr(
-        distributed, "place", lambda: "a process of several"
-    )  # DDP needs each gradient
+    # DDP needs each gradient.
+    monkeypatch.setattr(distributed, "place", lambda: "a process of several")
     assert all(map(torch.equal, frozen, trained(freezes=False)))
 
 
@@ -240,9 +242,8 @@ def test_each_takes_the_place_of_a_workloads_own(workload, name):
     )
     module = build_module(options, recipe, make_spec(100, LR))
     used = factors(module.configure_optimizers()["lr_scheduler"]["scheduler"], 50)
-    assert [rate for rate, *_ in used] == pytest.approx(
-        [MEMBERS[name](step) for step in range(50)], abs=1e-12
-    )
+    expected = [MEMBERS[name](step) for step in range(50)]
+    assert [rate for rate, *_ in used] == pytest.approx(expected, abs=1e-12)
     averages = [type(callback) for callback in module.configure_callbacks()]
     assert averages == ([RunningWeightAverage] if name == "warmup" else [])
     assert recipe.takes("total_steps") == (name in ("linear", "one_cycle", "triangle"))

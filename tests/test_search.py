@@ -1,11 +1,11 @@
 """The loop of every process that works on a study: whose trials are whose, what fails, and where it is asked again."""
 
-import itertools
 import statistics
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import optuna
 import pytest
 from builders import options_of
@@ -14,7 +14,7 @@ from rich.console import Console
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from test_storage import BUDGET, SPACE
-from toolbox import make_result, table_rows, trials_of, write_rows
+from toolbox import made_table, make_result, statuses, trials_of
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialSpec
@@ -53,7 +53,8 @@ class Answers(TrialBackend):
     """Reaches the target after 100 steps, unless ``does`` raises."""
 
     def __init__(self, does=lambda spec: None, device_kind="gpu A"):
-        self.does, self.device_kind = does, device_kind
+        self.does = does
+        self.device_kind = device_kind
 
     def step_time(self, batch_size):
         return 0.01
@@ -67,9 +68,9 @@ class Answers(TrialBackend):
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return what prepares the study with a backend, in a folder of its own."""
+    """A function that prepares the study with a backend, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
 
     def prepared(backend, *options, **more):
         return prepare(options_of(*OPTIONS, *options), None, backend=backend, **more)
@@ -81,6 +82,7 @@ def run(prepared):
     return run_study(prepared, list(OPTIONS), Console(width=200)).trials
 
 
+# One object, so that each trial raises the same error.
 BAD_LUCK = ValueError("bad luck")
 
 
@@ -103,9 +105,13 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
 
     options = ("search.trials=20", "search.wall_seconds=100", "search.replicates=3")
     done = run(study(Timed(), *options, elapsed=lambda: clock.now))
-    assert [one.replicate_of is None for one in done] == [True] * 3 + [False] * 3
+    replicates = [one.replicate_of for one in done]
+    assert replicates[:3] == [None] * 3
+    assert len(replicates) == 6
+    assert None not in replicates[3:]
     assert clock.now == 80.0
     assert "(50.0 s taken, " in " ".join(capsys.readouterr().out.split())
+    # The same command begins anew, and goes by what the study took before.
     clock.now = 5.0
     assert len(run(study(Timed(), *options, elapsed=lambda: clock.now))) == 6, (
         "80 s were spent before"
@@ -120,7 +126,8 @@ def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
     points = {trial.number: (trial.batch_size, trial.lr, trial.seed) for trial in done}
     assert points[1] == points[0], "asked again"
     assert points[4] == points[3] != points[5], "and after two tries elsewhere"
-    assert [trial.trial_index for trial in done if trial.status == "reached"][:4] == [0, 1, 2, 3]
+    reached = [trial.trial_index for trial in done if trial.status == "reached"]
+    assert reached[:4] == [0, 1, 2, 3]
     assert "failed after 0 steps: ValueError: bad luck" in capsys.readouterr().out
     assert trials_of(tmp_path / "outputs" / "replay") == done
 
@@ -137,6 +144,7 @@ def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(stu
         UserCodeError,
         match=rf"(?s)the first 3 trials all failed, .*{kind}.*test_search.py:\d+ in does: ",
     ):
+        # The loader's StopIteration must not pass for an end of the search.
         run(study(Answers(failing(range(99), error))))
     assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, (
         "and the same command goes on"
@@ -158,6 +166,7 @@ def test_what_is_ended_with_the_command_has_not_failed_by_itself(study, tmp_path
     prepared = study(Answers(), "search.trials=4")
     with pytest.raises(KeyboardInterrupt):
         run(replace(prepared, open_processes=lambda count: Terminated(prepared.backend.run)))
+    # The trial is asked again, as one whose process a crash took.
     (cut,) = trials_of(tmp_path / "outputs" / "replay")
     assert (cut.status, cut.message) == ("failed", CUT_SHORT)
 
@@ -171,7 +180,8 @@ def trial(status, message=None):
     [
         ("ff", False),
         ("fff", True),
-        ("ccc", False),  # cut short
+        # Trials that were cut short end no study.
+        ("ccc", False),
         ("fcfcf", True),
         ("fdff", False),
         ("rff", False),
@@ -180,8 +190,11 @@ def trial(status, message=None):
     ],
 )
 def test_how_many_failures_end_a_study(statuses, ends):
+    # The letters are short for statuses; a trial that was cut short counts as failed, too.
     kinds = {"r": "reached", "d": "diverged", "o": "out of memory", "f": "failed", "c": "failed"}
-    done = [trial(kinds[one], CUT_SHORT if one == "c" else None) for one in statuses]
+    done = []
+    for kind in statuses:
+        done.append(trial(kinds[kind], CUT_SHORT if kind == "c" else None))
     if ends:
         with pytest.raises(StudyError, match=r"trials (all )?failed"):
             check_failures(done)
@@ -197,12 +210,13 @@ def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_pa
     def work(worker):
         mine = optuna.load_study(study_name="s", storage=connect(url))
         while (turn := free_turn(mine, 12, worker)) is not None:
+            # It is None where another thread was faster.
             asked = ask(mine, turn, BUDGET, SPACE, RandomSampler(), stops=True)
             if asked is not None:
                 result = make_result(**asked[1].trial_fields(), status="reached", steps=100)
                 tell(mine, asked, result, "steps")
 
-    threads = [threading.Thread(target=work, args=(str(number),)) for number in range(4)]
+    threads = [threading.Thread(target=work, args=(name,)) for name in "0123"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -210,7 +224,7 @@ def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_pa
     done = optuna.load_study(study_name="s", storage=storage).get_trials(
         states=(optuna.trial.TrialState.COMPLETE,)
     )
-    assert sorted(trial_index_of(one) for one in done) == list(range(12))
+    assert sorted(map(trial_index_of, done)) == list(range(12))
 
 
 @pytest.fixture
@@ -248,15 +262,15 @@ def commits():
     ("sampler", "most"),
     [
         ("frontier", 4),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("tpe", 4), ("random", 4), ("qmc", 5))
-        ),
+        pytest.param("tpe", 4, marks=pytest.mark.slow),
+        pytest.param("random", 4, marks=pytest.mark.slow),
+        pytest.param("qmc", 5, marks=pytest.mark.slow),
     ],
 )
 def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):
     """Optuna's QMC has one more, of the study: its place in the sequence."""
-    counts, numbers = [], []
+    counts = []
+    numbers = []
 
     def does(spec):
         counts.append(len(commits))
@@ -264,7 +278,7 @@ def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):
 
     run(study(Answers(does), "search.trials=12", f"sampler={sampler}"))
     assert numbers == [*range(len(numbers))]
-    taken = [after - before for before, after in itertools.pairwise(counts)]
+    taken = np.diff(counts)
     assert len(taken) >= 11
     assert max(taken) <= most
 
@@ -273,13 +287,14 @@ def test_a_trial_takes_few_statements_of_the_storage(study, statements):
     """Each is a round trip to a server: 29 to a trial, where one for each parameter and attribute made 52."""
     counts = []
     run(study(Answers(lambda spec: counts.append(len(statements))), "search.trials=12"))
-    taken = [after - before for before, after in itertools.pairwise(counts)]
+    taken = np.diff(counts)
     assert statistics.median(taken) <= 30
     assert max(taken) <= 36, "a trial on a fresh seed"
 
 
 def test_only_the_owner_sends_to_mlflow(study, tmp_path):
     frozen = study(Answers()).frozen_settings
+    # The storage has the owner's arguments: a worker goes by them.
     begun = open_study(
         "replay", "sqlite:///bstune.db", "steps", frozen, tmp_path, arguments=OPTIONS[:3]
     )
@@ -299,6 +314,7 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
     thread = threading.Thread(target=work)
 
     def last(spec):
+        # From the third trial on the worker takes what is left.
         if spec.number == 2:
             thread.start()
             mine = find_study("replay", "sqlite:///bstune.db")
@@ -309,6 +325,7 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
     thread.join()
     assert joined == [3]
     out = capsys.readouterr().out
+    # A worker on another device says whose seconds count.
     assert "joins study replay, run by " in out
     assert "its seconds are those of gpu A: trials on gpu B give steps only" in out
     searched = [one for one in done if one.replicate_of is None]
@@ -325,6 +342,7 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
         asked.append(spec.trial_index)
         if spec.number == 1:
             other = find_study("replay", "sqlite:///bstune.db")
+            # This worker is marked as ended in the midst of its trial.
             gone = Leases(other, "worker", 60)
             gone.own = replace(gone.own, ended=True)
             gone._write(gone.own)
@@ -333,8 +351,8 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
 
     done = run(study(Answers(does), "search.trials=4"))
     assert asked[:4] == [0, 1, 2, 3]
-    failed = [(one.number, one.trial_index, one.message) for one in done if one.status == "failed"]
-    assert failed == [(2, 2, CUT_SHORT)]
+    (failed,) = (one for one in done if one.status == "failed")
+    assert (failed.number, failed.trial_index, failed.message) == (2, 2, CUT_SHORT)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +368,7 @@ def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
     spec = TrialSpec(0, 0, 64, 0.1, None, 1, max_steps=100, max_seconds=5.0)
     result = make_result(**({"status": "stopped", "steps": 9, "wall_seconds": 5.1} | changes))
     assert is_out_of_time(spec, result) == is_out
+    # Without a limit no trial runs out of time.
     assert not is_out_of_time(replace(spec, max_seconds=None), result)
 
 
@@ -358,6 +377,7 @@ def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):
 
 def without_continuation(study, *options):
     prepared = study(None, "sampler=frontier", *options)
+    # As a backend whose trials leave no state.
     prepared.backend.continues = False
     return run(prepared)
 
@@ -368,15 +388,15 @@ HARD = ("search.trials=2", "search.baseline=false", "search.replicates=0")
 def test_a_backend_that_continues_nothing_is_never_asked_to(study):
     options = ("search.trials=6", "search.replicates=0", "search.baseline=false")
     continued = run(study(None, "sampler=frontier", *options, "study=continues"))
-    assert any(trial.resumed_from is not None for trial in continued)
+    assert {trial.resumed_from for trial in continued} != {None}
     afresh = without_continuation(study, *options, "study=afresh")
     assert {trial.resumed_from for trial in afresh} == {None}
-    assert any(trial.reached for trial in afresh)
+    assert "reached" in statuses(afresh)
 
 
 def test_the_most_promising_stopped_trial_is_trained_again_where_none_can_go_on(study, capsys):
     *stopped, last = without_continuation(study, *HARD)
-    assert [trial.status for trial in stopped] == ["stopped", "stopped"]
+    assert statuses(stopped) == ["stopped", "stopped"]
     assert (last.status, last.resumed_from, last.trial_index) == ("reached", None, 2)
     points = [(trial.batch_size, trial.lr, trial.seed) for trial in stopped]
     assert (last.batch_size, last.lr, last.seed) in points

@@ -26,10 +26,13 @@ def space(low=8, high=500, multiple=1, sigma=1.0, **others):
         (8, 500, 8, 37.4, 40),
         (8, 500, 8, 3.0, 8),
         (8, 500, 8, 495.0, 496),
-        (8, 500, 8, 499.0, 500),  # the ceiling itself is a candidate: 500 when 512 does not fit
+        # The ceiling itself is a candidate: 500 when 512 does not fit.
+        (8, 500, 8, 499.0, 500),
         (8, 500, 8, 10_000.0, 500),
-        (10, 500, 8, 1.0, 16),  # the first multiple within the range
-        (3, 5, 8, 4.0, 5),  # no multiple in the range: the ceiling is left
+        # The first multiple within the range counts.
+        (10, 500, 8, 1.0, 16),
+        # There is no multiple in the range: the ceiling is left.
+        (3, 5, 8, 4.0, 5),
         (7, 7, 1, 7.0, 7),
     ],
 )
@@ -45,8 +48,10 @@ def test_snap(low, high, multiple, wanted, snapped):
     ("batch_size", "asked", "lr", "delta"),
     [
         (64, 1.0, 0.2, 1.0),
-        (16, 1.5, 0.05 * 2**1.5, 1.5),  # by the rule, in octaves
-        (64, 2.5, 0.3, math.log2(3)),  # clipped to what can be had, and the delta with it
+        # The rate is the rule's, in octaves.
+        (16, 1.5, 0.05 * 2**1.5, 1.5),
+        # The rate is clipped to what can be had, and the delta with it.
+        (64, 2.5, 0.3, math.log2(3)),
         (64, -3.0, 0.025, -2.0),
         (6400, 0.0, 0.3, math.log2(0.3)),
     ],
@@ -71,8 +76,7 @@ def test_strata_spread_evenly_over_log_b(offset):
         7 / 8,
     ]
     shares = sorted(math.log(space(1, 4096).stratum(i, offset)) / math.log(4096) for i in range(64))
-    assert (
-        max(b - a for a, b in pairwise(shares)) < 3 / 64 + 0.1
-    )  # integers near 1 are far apart in log B
+    # Integers near 1 are far apart in log B.
+    assert max(b - a for a, b in pairwise(shares)) < 3 / 64 + 0.1
     assert shares[0] < 0.05
     assert shares[-1] > 0.95

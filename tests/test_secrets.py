@@ -17,7 +17,7 @@ from urllib.parse import quote, quote_plus, unquote
 import pytest
 import yaml
 from sqlalchemy.engine import URL
-from toolbox import table_rows, write_rows
+from toolbox import column, contents, made_table, read_rows
 
 from bstune.config import secret_option
 from bstune.report.html import json_script
@@ -184,8 +184,8 @@ def test_a_list_of_two_words_is_no_header():
 
 
 def test_nothing_that_ships_is_called_a_secret():
-    folders = [Path(__file__).parents[1] / name for name in ("conf", "sweeps")]
-    files = [path for folder in folders for path in folder.rglob("*.yaml")]
+    root = Path(__file__).parents[1]
+    files = [*(root / "conf").rglob("*.yaml"), *(root / "sweeps").rglob("*.yaml")]
     assert len(files) > 30
     for path in files:
         text = path.read_text()
@@ -195,7 +195,8 @@ def test_nothing_that_ships_is_called_a_secret():
 
 def test_every_key_of_a_secret_has_a_hint():
     words = secrets._PASSWORDS | secrets._CREDENTIALS | {"key", "bearer", "basic"}
-    assert [word for word in words if not any(hint in word for hint in secrets._HINTS)] == []
+    for word in words:
+        assert any(hint in word for hint in secrets._HINTS), word
 
 
 def test_secrets_lie_in_lists_pairs_and_named_values():
@@ -209,6 +210,7 @@ def test_secrets_lie_in_lists_pairs_and_named_values():
     shown = redact_values(options)
     assert WORD not in json.dumps(shown)
     assert "short" not in json.dumps(shown)
+    # The value belongs to the name beside it, and EPOCHS is no secret.
     assert shown["env"][1] == options["env"][1]
     remember(options)
     assert redact(f"a {WORD}!") == "a ***!"
@@ -285,6 +287,7 @@ def test_a_long_text_takes_no_minutes(text):
     ],
 )
 def test_texts_are_shown_without_secrets(text, shown):
+    # What is shown stays as it is when it is shown again.
     assert redact(text) == redact(shown) == shown
 
 
@@ -292,6 +295,7 @@ def test_texts_are_shown_without_secrets(text, shown):
 @pytest.mark.parametrize("password", ["plain", "p/w", "p@w", "p:w", "p w", "p%w"])
 def test_database_urls_are_shown_as_sqlalchemy_does(user, password):
     url = URL.create("postgresql", user, password, "host", 5432, "db")
+    # SQLAlchemy is the reference: its text without the password must be ours.
     assert redact(url.render_as_string(hide_password=False)) == url.render_as_string()
 
 
@@ -307,6 +311,7 @@ def test_what_was_given_is_left_out_of_messages_that_show_it_otherwise():
             "data": {"private_key": "-----BEGIN KEY-----\nMIIEvQ+line/one\nMIIEvQ+line/two\n"},
         }
     )
+    # Each is a form in which a message may show what was given.
     for shown in (
         'se/cr et"',
         'se%2Fcr et"',
@@ -321,6 +326,7 @@ def test_what_was_given_is_left_out_of_messages_that_show_it_otherwise():
         "MIIEvQ+line/two",
     ):
         assert redact(f"got {shown} here").count("***") == 1, shown
+    # A secret within a longer word is none.
     assert redact("abcdefghi is another word") == "abcdefghi is another word"
 
 
@@ -333,6 +339,7 @@ def test_of_the_environment_secrets_are_remembered_and_paths_and_words_are_not(
         "AZURE_CONNECTION": "AccountName=a;AccountKey=aa-81-environ==;Suffix=x",
         "PGPASSWORD": "lettersonly",
     }
+    # These have a hint of a secret in their names, or the form of one in their values.
     harmless = {
         "SSH_AUTH_SOCK": "/run/agent.12-x",
         "GIT_ASKPASS": "/usr/bin/ask-pass",
@@ -348,6 +355,7 @@ def test_of_the_environment_secrets_are_remembered_and_paths_and_words_are_not(
     for name, value in (planted | harmless).items():
         monkeypatch.setenv(name, value)
     remember_environment()
+    # A secret of digits must not eat the digits of other numbers.
     text = "\n".join(["lr 0.00314159265, seed 12345678", *harmless.values()])
     assert redact(text) == text
     for secret in ("kk-81-environ", "pp-81-environ", "aa-81-environ==", "lettersonly"):
@@ -373,6 +381,7 @@ def test_documents_stay_what_they_are(tmp_path):
         assert json.loads((tmp_path / "a.json").read_text()) == shown
     assert json.loads(without_known(json.dumps(values))) == shown
     assert html.unescape(without_known(html.escape("x q\"<uote'd y"))) == "x *** y"
+    # YAML folds long lines, which must not part a secret.
     for style in (None, True, False):
         document = yaml.safe_dump(redact_values(values), default_flow_style=style, width=20)
         write_text(tmp_path / "a.yaml", document)
@@ -415,6 +424,7 @@ def test_a_secret_of_quotes_and_backslashes_breaks_no_document(tmp_path, secret)
     for name in ("a.json", "a.jsonl"):
         read = json.loads((tmp_path / name).read_text())
         assert {**read, "inner": None} == {**without, "inner": None}
+        # The inner document is text to the outer one, and is searched as text.
         assert secret not in read["inner"]
 
     script = json_script(values)
@@ -430,14 +440,16 @@ def test_a_study_continues_whose_settings_hold_such_a_secret():
     remember({"password": BREAKING[0]})
     settings = {"a": 'abcdefg"x', "b": f"with {BREAKING[0]}"}
     stored = redact_values(json.dumps(settings))
+    # Stored and given settings must agree, or the study would refuse to go on.
     assert json.loads(stored) == redact_values(settings)
 
 
 def test_ten_megabytes_take_about_a_second():
-    remember(
-        {"tokens": 1, "a": [{"token": f"{WORD}-{i}"} for i in range(20)], "password": "two words"}
-    )
-    record = json.dumps({"number": 1, "history": [[i, i / 7] for i in range(100)], "message": None})
+    # Twenty secrets are more than a study has.
+    tokens = [{"token": f"{WORD}-{i}"} for i in range(20)]
+    remember({"tokens": 1, "a": tokens, "password": "two words"})
+    history = [[i, i / 7] for i in range(100)]
+    record = json.dumps({"number": 1, "history": history, "message": None})
     text = f"{record}\n" * (10_000_000 // len(record))
     start = time.process_time()
     assert without_known(text) == text
@@ -492,12 +504,15 @@ def test_secrets_of_the_command_line_are_found(argument, option):
     ],
 )
 def test_a_password_on_the_command_line_is_refused(bstune, tmp_path, command):
-    status, out, err = bstune(*(one.format(WORD) for one in command))
+    arguments = [argument.format(WORD) for argument in command]
+    status, out, err = bstune(*arguments)
+    # The line names the way that needs no password in the command.
     assert status == 2
     assert out == ""
     assert "${oc.env:" in err
     assert WORD not in err
     assert "Traceback" not in err
+    # Nothing was written before it was refused.
     assert list(tmp_path.iterdir()) == []
 
 
@@ -512,6 +527,7 @@ def test_errors_of_users_show_no_secret():
 
 
 def test_a_study_keeps_its_folders_identity_whatever_is_remembered():
+    # The identity is made once before and once after the password is known.
     before = Identity.of("s", "postgresql://me:secret-word@host/db")
     remember({"password": "secret-word"})
     assert Identity.of("s", "postgresql://me:secret-word@host/db") == before
@@ -532,11 +548,13 @@ def test_attributes_are_stored_without_secrets(tmp_path):
         "message": "a\n***",
         "steps": 12345678,
     }
+    # SQLite keeps what was deleted: the secret must never have been there.
     assert WORD.encode() not in (tmp_path / "a.db").read_bytes()
 
 
 # Whole runs
 
+# Each has characters that URLs, YAML or shells write in another way.
 PASSWORDS = {
     "storage": "St0re%2Fp%40ss%20w",
     "mlflow": "ml:fl0w@p4ss",
@@ -545,6 +563,7 @@ PASSWORDS = {
     "header": "h3ader/w0rd==",
 }
 STORAGE = f"sqlite:///file:bstune.db?password={PASSWORDS['storage']}&uri=true"
+# Nothing listens at port 9.
 FAILING = f"postgresql+psycopg2://me:{PASSWORDS['storage']}@127.0.0.1:9/db"
 OWN = f"""# @package _global_
 storage: ${{oc.env:STUDIES}}
@@ -566,25 +585,27 @@ REPLAY += ("workload.name=replay", "search.replicates=0", "search.objective=step
 
 
 def leaks(planted: dict[str, str], folder: Path, *printed: str) -> list[str]:
-    """Return where a planted secret stands, as it was given, decoded, encoded or escaped."""
-    places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    places |= {f"printed: {text}": text.encode() for text in printed}
+    """The places where a planted secret stands, as it was given, decoded, encoded or escaped."""
+    places = contents(folder)
+    for text in printed:
+        places[f"printed: {text}"] = text.encode()
     found = []
     for name, secret in planted.items():
         forms = {secret, unquote(secret), base64.b64encode(secret.encode()).decode()}
-        forms |= {
-            form for one in (secret, unquote(secret)) for form in (quote(one, ""), quote_plus(one))
-        }
+        for form in (secret, unquote(secret)):
+            forms |= {quote(form, ""), quote_plus(form)}
         forms |= {repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret)}
         for place, content in places.items():
-            found += [f"{name}: {form} in {place}" for form in forms if form.encode() in content]
+            for form in forms:
+                if form.encode() in content:
+                    found.append(f"{name}: {form} in {place}")
     return found
 
 
 @pytest.fixture
 def run(bstune, tmp_path, caplog, monkeypatch, tmp_path_factory):
     """Run the command beside a table, and look for secrets in all that it wrote; return its status and its errors."""
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     folder = tmp_path_factory.mktemp("configs")
     (folder / "mine").mkdir()
     (folder / "mine" / "own.yaml").write_text(OWN)
@@ -592,10 +613,10 @@ def run(bstune, tmp_path, caplog, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("TRACKING", f"http://me:{PASSWORDS['mlflow']}@127.0.0.1:9")
 
     def searched(*arguments: str) -> tuple[object, str, str]:
-        arguments = tuple(
-            one.replace("--config-dir=conf", f"--config-dir={folder}") for one in arguments
-        )
+        given = f"--config-dir={folder}"
+        arguments = [one.replace("--config-dir=conf", given) for one in arguments]
         status, out, err = bstune(*arguments)
+        # The folder of configs is the user's own, and lies elsewhere.
         assert leaks(PASSWORDS, tmp_path, out, err, caplog.text) == []
         return status, out, err
 
@@ -614,6 +635,7 @@ def test_a_study_writes_no_secret_and_its_commands_run_again(run, tmp_path, capl
         "--config-dir=conf", *REPLAY, "sampler=random", "storage=${oc.env:STUDIES}"
     )
     assert (status, err) == (0, "")
+    # Nothing listens at the address of MLflow.
     assert "MLflow: could not open the study" in caplog.text
     folder = tmp_path / "outputs" / "replay"
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -628,6 +650,7 @@ def test_a_study_writes_no_secret_and_its_commands_run_again(run, tmp_path, capl
     }
     text = (folder / "best.yaml").read_text()
     assert text.startswith("# The commands read the environment: first set STUDIES.\n")
+    # The first three words are python -m bstune.
     command = shlex.split(yaml.safe_load(text)["best_by_steps"]["command"])[3:]
     assert run(*command)[0] == 0
     monkeypatch.delenv("STUDIES")
@@ -741,12 +764,16 @@ class Leaky(Classifier):
         raise RuntimeError(os.environ["THREAD_AUTH"])
 """
 NAMES = (
-    "password authorization api_key auth private_key passw user_info sig cookie api_token option_dsn STUDIES "
-    "SERVICE_URL MY_SERVICE_TOKEN WORKER_SECRET LOGGED_PASSWORD CAUGHT_API_KEY WARNED_CREDENTIAL THREAD_AUTH "
+    "password authorization api_key auth private_key passw user_info sig cookie api_token "
+    "option_dsn STUDIES "
+    "SERVICE_URL MY_SERVICE_TOKEN WORKER_SECRET LOGGED_PASSWORD CAUGHT_API_KEY "
+    "WARNED_CREDENTIAL THREAD_AUTH "
     "MLFLOW_TRACKING_TOKEN"
 )
 # Places, each with a value of its own.
-PLANTED = {name: f"{name[:3]}-{i}zQ/{i * 7919}+x" for i, name in enumerate(NAMES.split())}
+PLANTED = {}
+for i, name in enumerate(NAMES.split()):
+    PLANTED[name] = f"{name[:3]}-{i}zQ/{i * 7919}+x"
 
 
 @pytest.mark.soak
@@ -821,21 +848,20 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 seen.add(path.read_text(errors="replace"))
-            except OSError:  # it has ended
+            # The process has ended.
+            except OSError:
                 continue
         reader.join(0.2)
     process.stdout.close()
     (printed,) = output
     assert process.wait() == 0, printed
     folder = study / "outputs" / "digits"
-    messages = [
-        json.loads(line)["message"] for line in (folder / "trials.jsonl").read_text().splitlines()
-    ]
+    messages = str(column(read_rows(folder / "trials.jsonl"), "message"))
     for said in ("LookupError: no such thing", "OSError: cannot read with ***", "KeyError"):
-        assert [one for one in messages if one and said in one], messages
+        assert said in messages
     for said in ("logs in with ***", "ValueError: ***", "sends ***", "RuntimeError: ***"):
         assert said in printed, printed
-    names = {path.name for path in study.rglob("*") if path.is_file()}
+    names = {path.name for path in contents(study)}
     assert {
         "bstune.db",
         "mlflow.db",

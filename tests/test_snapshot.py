@@ -38,7 +38,9 @@ def take(state, writer, has_epochs=False, metrics=None):
     module = nn.Linear(1, 1)
     module.bias.requires_grad_(False)
     cadence = Cadence(SPEC, PROTOCOL, 10)
-    cadence.near, cadence.forced, cadence.due_step = True, (3,), 120
+    cadence.near = True
+    cadence.forced = (3,)
+    cadence.due_step = 120
     snapshot = Snapshot(SPEC, PROTOCOL, VERSIONS)
     snapshot.writer = writer
     trainer = make_trainer(callback_metrics=metrics or {})

@@ -10,8 +10,10 @@ import fleet
 import pytest
 
 pytestmark = pytest.mark.soak
-SLOTS = int(os.environ.get("BSTUNE_SOAK", "96"))  # 500 for the figures in benchmarks/README.md
-GUARD = 600  # seconds, which no study here takes unless it is stuck
+# The figures in benchmarks/README.md are of 500.
+SLOTS = int(os.environ.get("BSTUNE_SOAK", "96"))
+# Seconds that no study here takes unless it is stuck.
+GUARD = 600
 
 
 def soak(
@@ -23,15 +25,18 @@ def soak(
     command; a worker's folder is its own.
     """
     options = (f"storage={url}", f"search.trials={trials}", "sampler=random")
-    start, events, watch = time.monotonic(), list(events), fleet.Watch(url)
-    owner, owners, killed, turn = None, 0, 0, itertools.cycle(range(workers))
+    start = time.monotonic()
+    events = list(events)
+    watch = fleet.Watch(url)
+    owner = None
+    owners = 0
+    killed = 0
+    turn = itertools.cycle(range(workers))
     team = [None] * workers
     while time.monotonic() - start < GUARD:
         if owner is None or (owner.exitcode is not None and owner.exitcode != 0):
-            owner, owners = (
-                fleet.start("owner", folder / "owner", *options, seconds=0.02),
-                owners + 1,
-            )
+            owner = fleet.start("owner", folder / "owner", *options, seconds=0.02)
+            owners = owners + 1
         if owner.exitcode == 0:
             break
         done = watch.finished()
@@ -52,7 +57,8 @@ def soak(
     assert watch.running() == 0
     assert not events
     print(
-        f"{trials} trials in {time.monotonic() - start:.0f} s, {killed} workers killed, {owners} owners"
+        f"{trials} trials in {time.monotonic() - start:.0f} s, {killed} workers killed, "
+        f"{owners} owners"
     )
     return killed, owners
 

@@ -35,7 +35,8 @@ def generator(seed=7):
 
 
 def test_pixels_are_moved_and_stretched_about_the_mean_of_their_channel():
-    sizes, contrast = (8.0, 9.0, 10.0), 0.25
+    sizes = (8.0, 9.0, 10.0)
+    contrast = 0.25
     found = (
         random_crop_flip_jitter(images(), generator(), 2, sizes, contrast, mean=MEAN)
         .double()
@@ -89,7 +90,8 @@ class Counting(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.linear, self.seen = nn.Linear(48, 5), []
+        self.linear = nn.Linear(48, 5)
+        self.seen = []
 
     def forward(self, x):
         self.seen.append(len(x))
@@ -97,16 +99,19 @@ class Counting(nn.Module):
 
 
 def test_views_are_of_the_least_confident_images_alone():
-    x, model = torch.randn(20, 3, 4, 4, generator=generator()), Counting()
+    x = torch.randn(20, 3, 4, 4, generator=generator())
+    model = Counting()
     with torch.no_grad():
-        one, found = model(x), six_views_where_unsure(model, x, 0.25)
+        one = model(x)
+        found = six_views_where_unsure(model, x, 0.25)
         unsure = set(one.softmax(1).amax(1).argsort()[:5].tolist())
         padded = nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
+        # The pixel at (0, 0) is now at (1, 1), and the other way round.
         moved = [
             x,
             padded[:, :, :4, :4],
             padded[:, :, 2:, 2:],
-        ]  # what was at (0, 0) is at (1, 1), and the other way
+        ]
         six = sum(mirrored(model, view) for view in moved) / 3
     assert torch.equal(moved[1][:, :, 1:, 1:], x[:, :, :3, :3])
     for place in range(20):
@@ -158,9 +163,11 @@ def gradients(step):
 
 
 def written_out(steps):
-    """Return the weights by the description, one at a time, and the steps at which they were normalised."""
+    """The weights by the description, one at a time, and the steps at which they were normalised."""
     a, b, c = COEFFICIENTS
-    current, last, at = weights(), 0, []
+    current = weights()
+    last = 0
+    at = []
     buffers = [torch.zeros_like(weight) for weight in current]
     for step in range(1, steps + 1):
         due = step - last >= 2 + math.floor(15 * step / 30)
@@ -190,16 +197,19 @@ def take(optimizer, parameters, steps):
 def test_weights_are_normalised_at_intervals_that_grow():
     expected, at = written_out(30)
     assert at == [3, 9, 21]
-    parameters = [nn.Parameter(weight) for weight in weights()]
+    parameters = list(map(nn.Parameter, weights()))
     take(optimizer_of(parameters), parameters, range(1, 31))
     for parameter, weight in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.detach(), weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_has_when_weights_were_normalised():
-    through, stopped, resumed = ([nn.Parameter(weight) for weight in weights()] for _ in range(3))
+    through = list(map(nn.Parameter, weights()))
+    stopped = list(map(nn.Parameter, weights()))
+    resumed = list(map(nn.Parameter, weights()))
     take(optimizer_of(through), through, range(1, 21))
-    first, second = optimizer_of(stopped), optimizer_of(resumed)
+    first = optimizer_of(stopped)
+    second = optimizer_of(resumed)
     take(first, stopped, range(1, 9))
     with torch.no_grad():
         for parameter, weight in zip(resumed, stopped, strict=True):

@@ -12,7 +12,8 @@ from bstune.report.static_chart import (
     static_chart,
 )
 
-HEIGHT = 348.0  # pixels, of which the panel has 276
+# Of these pixels the panel has 276.
+HEIGHT = 348.0
 PANEL = HEIGHT - 48.0 - TOP_MARGIN
 LOG = {
     "xaxis": {"type": "log", "range": [0.0, 2.0], "title": {"text": "B"}},

@@ -1,6 +1,7 @@
 """tau(B) of bstune.core.step_time, on synthetic numbers whose truth is known."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -45,9 +46,8 @@ def test_what_was_measured_corrects_what_was_given(count):
     tau = fit_step_times([(64, 3.0)] * count, 128.0, lambda size: 1.5)
     octaves = np.array([0.0, 0.5 * BANDWIDTH, BANDWIDTH, 20.0 * BANDWIDTH])
     weight = count * np.exp(-0.5 * (octaves / BANDWIDTH) ** 2)
-    expected = 1.5 * 2.0 ** (
-        weight / (weight + SHRINKAGE)
-    )  # a normal kernel, shrunk to no correction
+    # A normal kernel shrinks to no correction.
+    expected = 1.5 * 2.0 ** (weight / (weight + SHRINKAGE))
     np.testing.assert_allclose(tau(64.0 * 2.0**octaves), expected, rtol=1e-9)
     np.testing.assert_allclose(tau(64.0 * 2.0**-octaves), expected, rtol=1e-9)
 
@@ -55,9 +55,10 @@ def test_what_was_measured_corrects_what_was_given(count):
 @pytest.mark.parametrize("given", [None, lambda size: 1e-3 * math.sqrt(size)])
 def test_many_measurements_outweigh_the_smooth_function_and_are_averaged(given):
     measured = {8: (1e-3, 1e-3), 100: (5e-3, 5e-3), 400: (1e-3, 4e-3), 4096: (9e-3, 9e-3)}
-    tau = fit_step_times(
-        [(size, value) for size, values in measured.items() for value in values * 200], 128.0, given
-    )
+    pairs = []
+    for size, values in measured.items():
+        pairs += product((size,), values * 200)
+    tau = fit_step_times(pairs, 128.0, given)
     np.testing.assert_allclose(
         tau(np.array([8.0, 100.0, 400.0, 4096.0])), [1e-3, 5e-3, 2e-3, 9e-3], rtol=0.01
     )
@@ -71,7 +72,8 @@ def test_with_one_or_none_half_of_a_step_is_overhead(measured, size, seconds):
     np.testing.assert_allclose(
         tau(size * np.array([1e-9, 1.0, 2.0])), seconds * np.array([0.5, 1.0, 1.5])
     )
-    assert [tau(np.full(shape, 4.0)).shape for shape in ((), (2, 3))] == [(), (2, 3)]
+    assert tau(np.full((), 4.0)).shape == ()
+    assert tau(np.full((2, 3), 4.0)).shape == (2, 3)
 
 
 def test_neither_overhead_nor_throughput_is_negative_and_tau_does_not_fall():
@@ -97,13 +99,14 @@ def test_iteration():
 
 
 def test_a_line_through_all_reduces():
-    several, one = [(2, 0.01), (4, 0.014), (8, 0.022)], [(1, 0.0), (4, 0.014)]
+    several = [(2, 0.01), (4, 0.014), (8, 0.022)]
+    one = [(1, 0.0), (4, 0.014)]
     for measured, line in ((several, (0.01, 0.002)), (one, (0.014, 0.0))):
         assert fit_sync(measured) == pytest.approx(line)
-        assert [sync_seconds(count, *line) for count, _ in measured] == pytest.approx(
-            [s for _, s in measured]
-        )
-    assert fit_sync([(2, 0.02), (8, 0.01)])[1] == 0.0  # falls: a constant
+        for count, seconds in measured:
+            assert sync_seconds(count, *line) == pytest.approx(seconds)
+    # Seconds that fall give a constant.
+    assert fit_sync([(2, 0.02), (8, 0.01)])[1] == 0.0
     for measured in ([], [(1, 0.1)], [(2, 0.0)], [(2, math.nan)]):
         with pytest.raises(
             HardwareError, match="an all-reduce needs positive seconds at 2 devices or more"
@@ -114,8 +117,10 @@ def test_a_line_through_all_reduces():
 @pytest.mark.parametrize("count", [0, 1, 33, 600])
 def test_step_times_that_are_prepared_are_the_same_to_the_bit(count):
     rng = np.random.default_rng(0)
-    x, log_ratio = rng.uniform(2.0, 12.0, count), rng.normal(0.0, 0.2, count)
-    alone, at_once = (StepTimes(LINE, tuple(x), tuple(log_ratio)) for _ in range(2))
+    x = rng.uniform(2.0, 12.0, count)
+    log_ratio = rng.normal(0.0, 0.2, count)
+    alone = StepTimes(LINE, tuple(x), tuple(log_ratio))
+    at_once = StepTimes(LINE, tuple(x), tuple(log_ratio))
     sizes = np.exp2(np.log2(rng.integers(4, 5000, 600)))
     at_once.prepare(sizes)
     for size in sizes:

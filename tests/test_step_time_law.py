@@ -19,7 +19,7 @@ SIZES = (8, 16, 32, 64, 128, 256, 512)
 
 
 def timing(size, seconds, spread=0.01, visits=4):
-    """Return a timing whose quartiles lie so far, relatively, from its median."""
+    """A timing whose quartiles lie so far, relatively, from its median."""
     return SizeTiming(size, seconds, seconds / (1 + spread), seconds * (1 + spread), visits)
 
 
@@ -44,7 +44,8 @@ def test_quiet_timings_are_tau():
 @pytest.mark.parametrize("scatter", [0.02, 0.3, 0.8])
 def test_noise_is_smoothed_and_its_error_is_known(scatter):
     """Over 200 surveys log tau lies within 1.645 of its standard deviation in about 90%."""
-    hits, dips = [], []
+    hits = []
+    dips = []
     for seed in range(200):
         law = drawn_law(scatter, seed)
         for i, size in enumerate(SIZES):
@@ -109,10 +110,13 @@ def test_the_error_of_a_ratio_has_no_common_factor():
 @pytest.mark.parametrize(
     ("count", "same_loop", "shift", "spread", "expected"),
     [
-        (9, True, 0.5, 0.5, QUIET_FACTOR),  # too few
+        # There are too few steps.
+        (9, True, 0.5, 0.5, QUIET_FACTOR),
         (2000, True, 0.0, 0.3, 0.3),
-        (2000, True, 0.5, 0.001, 0.5 / 1.645),  # all minutes were slower than the survey's
-        (2000, False, 0.5, 0.3, 0.3),  # another loop's steps: the shift says nothing
+        # All minutes were slower than the survey's.
+        (2000, True, 0.5, 0.001, 0.5 / 1.645),
+        # These are another loop's steps: the shift says nothing.
+        (2000, False, 0.5, 0.3, 0.3),
     ],
 )
 def test_trials_see_how_the_machines_speed_changes(count, same_loop, shift, spread, expected):

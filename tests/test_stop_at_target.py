@@ -13,7 +13,8 @@ from bstune.core.errors import ConfigError
 QUIET = dict.fromkeys(
     ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
 )
-VALUES = (0.9, 0.8, float("nan"), 0.5, 0.4, 0.3)  # of one evaluation after the other
+# The metric of one evaluation after the other.
+VALUES = (0.9, 0.8, float("nan"), 0.5, 0.4, 0.3)
 TARGET = Target("val_loss", 0.5, mode="min")
 
 
@@ -24,7 +25,9 @@ def make_module(base):
         def __init__(self, optimizers=1):
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(1))
-            self.count, self.evaluations, self.seen = optimizers, 0, 0
+            self.count = optimizers
+            self.evaluations = 0
+            self.seen = 0
             self.automatic_optimization = optimizers == 1
 
         def training_step(self, batch, batch_idx):
@@ -60,7 +63,8 @@ def fit(stop, base=LightningModule, make=Trainer, optimizers=1, **options):
     return trainer, module
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
+# Lightning gives advice to whoever trains a toy.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize(
@@ -68,8 +72,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoev
     [
         ({}, (18, 24)),
         ({"accumulate_grad_batches": 3}, (6, 8)),
-        ({"optimizers": 2}, (18, 24)),  # which trainer.global_step counts twice
-        ({"min_steps": 33}, (18, 24)),  # the fit goes on
+        # The global step of a Trainer counts two optimizers twice.
+        ({"optimizers": 2}, (18, 24)),
+        # The fit goes on until then.
+        ({"min_steps": 33}, (18, 24)),
     ],
 )
 def test_the_fit_ends_at_the_first_evaluation_that_meets_the_target(options, steps):
@@ -108,9 +114,8 @@ def test_the_clock_stands_still_in_evaluations():
 
 def test_a_step_that_the_gradient_scaler_skips_is_none():
     class Scaler:
-        scales = iter(
-            [8.0, 4.0, 2.0, *[2.0] * 90]
-        )  # at the start, and after each batch: the first two are skipped
+        # It is evaluated at the start, and after each batch: the first two are skipped.
+        scales = iter([8.0, 4.0, 2.0, *[2.0] * 90])
 
         def get_scale(self):
             return next(self.scales)

@@ -8,7 +8,7 @@ import pytest
 from builders import options_and_recipe
 from pydantic import ValidationError
 from test_tune import QUICK, QUIET, Net, loaders
-from toolbox import entries, make_spec, table_rows, trials_of, write_rows
+from toolbox import entries, made_table, make_spec, trials_of
 
 import bstune
 from bstune.core.errors import ConfigError
@@ -24,7 +24,7 @@ OBJECTS = {"module": Net, "data": loaders()}
 
 
 def arguments(**changes):
-    """Return the arguments of a study in this process, whose objective depends on no clock."""
+    """The arguments of a study in this process, whose objective depends on no clock."""
     own = {
         "target": bstune.Target("val_loss", 1.5, "min"),
         "batch_sizes": (16, 64),
@@ -50,7 +50,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def without_clock(trial):
-    """Return what the record of a trial says that depends on no clock."""
+    """The values of a trial's record that depend on no clock."""
     return trial.batch_size, trial.lr, trial.seed, trial.status, trial.steps, trial.history
 
 
@@ -67,7 +67,7 @@ def test_a_study_runs_as_tune_does(tmp_path):
 
 
 def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     study = of_command_line(*REPLAY, "study=s")
     assert study.arguments == (*REPLAY, "study=s")
     result = study.run()
@@ -83,7 +83,7 @@ def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
 
 
 def test_options_have_the_type_of_their_workload(tmp_path):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     kinds = {
         GivenOptions: bstune.Study(**arguments(**OBJECTS)),
         TrainedOptions: of_command_line("workload=digits"),
@@ -92,7 +92,9 @@ def test_options_have_the_type_of_their_workload(tmp_path):
     for kind, study in kinds.items():
         assert type(study.options) is kind
     assert repr(kinds[GivenOptions]) == "Study('Net', workload='Net')"
-    assert [study.recipe is None for study in kinds.values()] == [False, False, True]
+    assert kinds[GivenOptions].recipe is not None
+    assert kinds[TrainedOptions].recipe is not None
+    assert kinds[ReplayedOptions].recipe is None
 
 
 @pytest.mark.parametrize("place", ["options", "options.search", "options.workload.target"])
@@ -136,9 +138,10 @@ def test_a_recipe_is_pickled_whole_and_trains_in_another_process():
     hidden = 8
     study = bstune.Study(**arguments(module=lambda trial: Net(trial.lr, hidden), data=loaders()))
     digits = options_and_recipe("workload=digits", "device=cpu")
-    sent = [pickle.dumps(one) for one in ((study.options, study.recipe), digits)]
-    here = [history_of(one) for one in sent]
-    assert [history[-1][0] for history in here] == [20, 20]
+    sent = [pickle.dumps((study.options, study.recipe)), pickle.dumps(digits)]
+    here = list(map(history_of, sent))
+    for history in here:
+        assert history[-1][0] == 20
     start_server()
     with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         assert list(pool.map(history_of, sent)) == here
@@ -158,7 +161,8 @@ def test_studies_of_the_same_name_in_one_process_keep_their_objects(tmp_path):
     studies = {}
     for width in (8, 24):
         studies[width] = bstune.Study(**arguments(module=class_of_width(width), data=loaders()))
-    assert [study.options.study for study in studies.values()] == ["Mine", "Mine"]
+    for study in studies.values():
+        assert study.options.study == "Mine"
     results = {}
     for width in reversed(studies):
         (tmp_path / str(width)).mkdir()
@@ -185,13 +189,12 @@ def test_a_folder_is_opened_as_the_result_that_it_is(tmp_path):
     with pytest.raises(ConfigError, match="a study's folder holds no code"):
         opened.train()
     _, trainer = opened.train(Net, OBJECTS["data"], **QUIET)
-    assert trainer.global_step == next(
-        trial.steps for trial in opened.records if trial.number == opened.best.number
-    )
+    steps = {trial.number: trial.steps for trial in opened.records}
+    assert trainer.global_step == steps[opened.best.number]
 
 
 def test_a_study_that_has_not_ended_is_opened_by_its_trials(tmp_path):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     result = of_command_line(*REPLAY, "study=s").run()
     (result.folder / "curve.json").unlink()
     opened = bstune.load(result.folder)

@@ -3,9 +3,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from builders import hand_critical, result_of
+from builders import CONFIRMED, LUCKY, STEADY, fresh, hand_critical, result_of
 from recorded.fashion_cnn import recorded
-from toolbox import best_of, make_trial
+from toolbox import best_of, make_trial, numbers
 
 from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import Budget, Target
@@ -17,11 +17,13 @@ TARGET = Target("val/error", 0.1, "min")
 
 def test_summary_on_points_of_the_curve_itself():
     sizes = (8, 16, 32, 128, 512, 2048, 8192)
-    shapes = [(1 + 300.0 / b, 0.004 + b / 4e4) for b in sizes]
-    trials = [
-        make_trial(i, b, steps=round(100 * shape), steps_low=round(95 * shape), tau=tau)
-        for i, (b, (shape, tau)) in enumerate(zip(sizes, shapes, strict=True))
-    ]
+    trials = []
+    for number, size in enumerate(sizes):
+        shape = 1 + 300.0 / size
+        tau = 0.004 + size / 4e4
+        steps = round(100 * shape)
+        steps_low = round(95 * shape)
+        trials.append(make_trial(number, size, steps=steps, steps_low=steps_low, tau=tau))
     fit = fit_curve(frontier_points(trials))
     critical = hand_critical(300.0, 250.0, 350.0, 8, 8192)
     summary = result_of(reversed(trials), fit=fit, critical=critical)
@@ -59,8 +61,8 @@ def test_summary_on_points_of_the_curve_itself():
         "seconds_per_step",
     )
     fields += ("time_to_target",)
-    single = {name: getattr(trials[6], name) for name in ("steps", "time_to_target")}
     row = {name: getattr(trials[6], name) for name in fields}
+    single = {"steps": row["steps"], "time_to_target": row["time_to_target"]}
     rest = {"confirmed": None, "single_run": single, "reaching": None}
     assert summary.best_by_steps.model_dump() == row | rest
     assert (summary.lr_exponent, summary.stop_reason, summary.continued) == (None, None, 0)
@@ -72,7 +74,8 @@ def test_summary_on_points_of_the_curve_itself():
     ("steps", "used", "slope", "error"),
     [
         ({16: 800, 32: 400, 64: 200, 128: 190}, [16, 32, 64], -1.0, 0.0),
-        ({16: 1000, 64: 500, 1024: 125}, [16, 64, 1024], -0.5, 0.0),  # too few within two octaves
+        # There are too few points within two octaves.
+        ({16: 1000, 64: 500, 1024: 125}, [16, 64, 1024], -0.5, 0.0),
         ({16: 1000, 64: 500}, [16, 64], -0.5, None),
         # residuals -r, 2r, -r of log2 S, and x = -1, 0, 1: the textbook's sqrt(6 r^2 / (3 - 2) / 2)
         ({16: 800, 32: 500, 64: 200}, [16, 32, 64], -1.0, math.log2(500 / 400) / math.sqrt(3)),
@@ -81,7 +84,9 @@ def test_summary_on_points_of_the_curve_itself():
     ],
 )
 def test_slope_at_the_small_end(steps, used, slope, error):
-    trials = [make_trial(i, size, steps=count) for i, (size, count) in enumerate(steps.items())]
+    trials = []
+    for number, (size, count) in enumerate(steps.items()):
+        trials.append(make_trial(number, size, steps=count))
     found = result_of([*trials, make_trial(9, 8, status="diverged")]).small_end
     if used is None:
         assert found is None
@@ -126,7 +131,8 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
                 "improving_at_budget": 2,
             },
         ),
-        ([CLOSE], UPWARDS, {"easier": pytest.approx(0.9 - 1.05 * 0.4), "improving": 0}),  # it fell
+        # The metric fell, though it is to rise.
+        ([CLOSE], UPWARDS, {"easier": pytest.approx(0.9 - 1.05 * 0.4), "improving": 0}),
         (
             [CLOSE, FLAT],
             TARGET,
@@ -142,21 +148,18 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
 )
 def test_why_no_trial_reached_the_target(trials, target, expected):
     summary = result_of(trials, target, Budget(300, 1), fit="too few points")
-    names = ("best_by_time", "best_by_steps", "fit", "fit_note", "regimes")
     reached = any(trial.reached for trial in trials)
-    assert reached or [getattr(summary, name) for name in names] == [
-        None,
-        None,
-        None,
-        "too few points",
-        (),
-    ]
+    if not reached:
+        assert summary.best_by_time is None
+        assert summary.best_by_steps is None
+        assert (summary.fit, summary.fit_note) == (None, "too few points")
+        assert summary.regimes == ()
     found = summary.unreached
     if expected is None:
         assert found is None
     else:
         values = found.model_dump()
-        assert expected == {name: values[name] for name in expected}
+        assert values | expected == values
     assert StudyResult.model_validate_json(summary.to_json()) == summary
 
 
@@ -175,18 +178,6 @@ def test_censored_point_has_a_lower_end_only():
     assert (point.steps, point.time_to_target, point.examples) == (None, None, None)
 
 
-LUCKY, STEADY = make_trial(0, 64, 0.1, steps=400), make_trial(1, 256, 0.4, steps=420)
-
-
-def fresh(number, steps=440, of=LUCKY, **changes):
-    return make_trial(number, of.batch_size, of.lr, steps=steps, replicate_of=of.number, **changes)
-
-
-CONFIRMED = [LUCKY, STEADY, make_trial(2, 4096, 0.8, steps=90, tau=0.1)]
-CONFIRMED += [fresh(3 + i, steps) for i, steps in enumerate((440, 460, 480))]
-CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 410))]
-
-
 @pytest.mark.parametrize(
     ("trials", "expected"),
     [
@@ -197,15 +188,18 @@ CONFIRMED += [fresh(6 + i, steps, STEADY) for i, steps in enumerate((430, 450, 4
         # without a measured step time a trial can be best by steps alone
         ([make_trial(0, steps=100, tau=None), make_trial(1, steps=200)], [1, 0]),
         ([make_trial(0, steps=100, tau=None)], [None, 0]),
+        # This is the best point on fresh seeds, not the best fresh run.
         (
             CONFIRMED,
             [1, 2],
-        ),  # the best on fresh seeds, and not the best fresh run, of the steady point
-        ([LUCKY, STEADY, fresh(3, 50)], [0, 0]),  # never a fresh run
+        ),
+        # A fresh run never wins itself.
+        ([LUCKY, STEADY, fresh(3, 50)], [0, 0]),
+        # Nor does it win beside a better point without any.
         (
             [LUCKY, fresh(3, 50), make_trial(4, 256, 0.4, steps=390)],
             [4, 4],
-        ),  # nor beside a better point without any
+        ),
     ],
 )
 def test_winners(trials, expected):
@@ -218,7 +212,8 @@ def test_what_fresh_seeds_gave_is_reported_of_a_winner_and_else_what_is_predicte
     best = best_of(CONFIRMED)
     best["steps"] = replace(best["steps"], steps=96.4)
     summary = result_of(CONFIRMED, best=best)
-    winner, single = summary.best_by_time, summary.best_by_steps
+    winner = summary.best_by_time
+    single = summary.best_by_steps
     row = winner.confirmed
     assert (row.seeds, row.reached, row.runs) == ((1006, 1007, 1008), 3, 3)
     assert (winner.steps, row.steps_median, row.steps_low, row.steps_high) == (
@@ -262,37 +257,42 @@ def stopped(number, resumed_from=None, **changes):
 )
 def test_a_trial_that_was_continued_counts_once(trials, statuses, continued):
     summary = result_of(trials)
-    assert {status: n for status, n in summary.statuses.items() if n} == statuses
+    expected = dict.fromkeys(summary.statuses, 0) | statuses
+    assert summary.statuses == expected
     assert (summary.trials, summary.continued) == (sum(statuses.values()), continued)
     assert summary.spend.trials == summary.trials
-    assert summary.spend.seconds == pytest.approx(
-        sum(trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials)
-    )
+    seconds = 0.0
+    for trial in trials:
+        seconds += trial.train_seconds + trial.eval_seconds + trial.startup_seconds
+    assert summary.spend.seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
     ("trials", "front"),
     [
         ([], []),
-        ([(10, 1.0), (20, 2.0)], [0]),  # beaten in both
+        # The second is beaten in both.
+        ([(10, 1.0), (20, 2.0)], [0]),
         ([(10, 2.0), (20, 1.0), (15, 1.5), (15, 1.6)], [1, 2, 0]),
-        ([(10, 1.0), (10, 1.0)], [0]),  # of equals the first
+        # Of equals the first stays.
+        ([(10, 1.0), (10, 1.0)], [0]),
     ],
 )
 def test_pareto_front(trials, front):
-    some = [
-        make_trial(i, steps=steps, tau=seconds / steps) for i, (steps, seconds) in enumerate(trials)
-    ]
+    some = []
+    for number, (steps, seconds) in enumerate(trials):
+        some.append(make_trial(number, steps=steps, tau=seconds / steps))
     some.append(make_trial(9, status="stopped", steps=1, tau=0.001))
-    assert [found.number for found in pareto_front(some)] == front
-    assert [row.number for row in result_of(some).pareto] == front
+    assert numbers(pareto_front(some)) == front
+    assert numbers(result_of(some).pareto) == front
 
 
 def test_the_readmes_numbers_follow_from_the_recorded_trials():
     trials, _, summary = recorded()
     assert summary.statuses["reached"] == len(trials) == 13
     critical = summary.critical_batch_size
-    assert critical.value == pytest.approx(340, rel=0.15)  # other draws, on another machine
+    # The README's number is of other draws, on another machine.
+    assert critical.value == pytest.approx(340, rel=0.15)
     assert 45 < critical.low < 80
     assert summary.fit.noise == pytest.approx(0.29, abs=0.005)
     assert [summary.best_by_time.batch_size, summary.best_by_steps.batch_size] == [60, 807]
@@ -303,7 +303,7 @@ def test_the_readmes_numbers_follow_from_the_recorded_trials():
 
 
 def measured(estimates, number=0):
-    """Return a trial that measured these pairs of |G|^2 and tr Sigma."""
+    """A trial that measured these pairs of |G|^2 and tr Sigma."""
     rows = tuple((step, *pair) for step, pair in enumerate(estimates, start=1))
     return make_trial(number, noise_scale=rows)
 
@@ -324,7 +324,7 @@ def test_the_noise_scale_stands_beside_both_critical_batch_sizes():
     [
         ([measured([(1.0, 100.0)] * 4)], "4 trials that reach the target are needed"),
         (
-            [measured([((-1.0) ** i, 100.0)] * 4, i) for i in range(8)],
+            [measured([(sign, 100.0)] * 4, i) for i, sign in enumerate((1.0, -1.0) * 4)],
             "|G|^2 does not differ from 0",
         ),
     ],

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from builders import options_of, resolved
+from toolbox import column
 
 from bstune.core.errors import HardwareError
 from bstune.core.step_time import StepTime
@@ -56,13 +57,14 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
     assert all(part in out for part in words)
     found = json.loads((tmp_path / "outputs/digits/hardware.json").read_text())
     assert found["ceiling"]["at"]["batch_size"] == 1200
-    assert [timing["batch_size"] for timing in found["measured"]["timings"]] == [4, 69, 1200]
+    assert column(found["measured"]["timings"], "batch_size") == [4, 69, 1200]
     assert all(
         0 < timing["low"] <= timing["seconds"] <= timing["high"]
         for timing in found["measured"]["timings"]
     )
     assert found["limits"]["flops_per_second"] > 0
-    # 64 x 128 + 128 x 10 weights: 2 FLOPs each forward, and backward for the weights and for all inputs but the data
+    # 64 x 128 + 128 x 10 weights: 2 FLOPs each forward, and backward for the weights and for all
+    # inputs but the data
     assert sum(layer["flops"]["per_example"] for layer in found["cost"]["layers"]) == 2 * (
         64 * 128 * 2 + 128 * 10 * 3
     )
@@ -113,7 +115,8 @@ def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
     monkeypatch.setattr(timing, "time_trial", lambda *arguments: (0.01,) * 3)
     options, recipe = resolved("workload=digits", "device=cpu", *FAST)
     workload = replace(build_workload(options, recipe), build_module=not_now)
-    space, protocol = make_space(options), make_protocol(options, recipe)
+    space = make_space(options)
+    protocol = make_protocol(options, recipe)
     arguments = options, torch.device("cpu"), workload, protocol, space
     limits, cost, notes = _roofline(*arguments)
     assert (limits.dtype, cost) == ("fp32", None)
@@ -163,15 +166,19 @@ def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, war
 @pytest.mark.parametrize(
     ("seconds_per_example", "largest"),
     [
-        (1e-6, 512),  # all in time
-        (0.01, 300),  # 0.3 of 50 s are five steps of 3 s
-        (10.0, 64),  # steps of twice the smallest's seconds are in time
+        # All of them are in time.
+        (1e-6, 512),
+        # 0.3 of 50 s are five steps of 3 s.
+        (0.01, 300),
+        # Steps of twice the smallest size are in time.
+        (10.0, 64),
     ],
 )
 def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
     monkeypatch, seconds_per_example, largest
 ):
-    timed, bare = [], []
+    timed = []
+    bare = []
 
     def time_trial(workload, protocol, size, lr, steps):
         timed.append(size)
@@ -193,7 +200,8 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
     )
     found = PreflightFindings(32, StepTime(0.0, seconds_per_example), 4, ())
     device = torch.device("cpu")
-    space, protocol = make_space(options), make_protocol(options, recipe)
+    space = make_space(options)
+    protocol = make_protocol(options, recipe)
     ceiling = replace(make_survey().ceiling, smallest=32)
     ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
     _, notes = _time_ladder(options, recipe, space, protocol, None, ceiling, device, 50.0, found)
@@ -220,8 +228,10 @@ def test_a_device_that_is_lost():
         ("77", "cpu", 1, 77),
         ("77", "cuda", 1, 77),
         ("null", "cuda", 1, None),
-        ("null", "cpu", 1, 500),  # half of what is free
-        ("900", "cpu", 2, 300),  # this process, which keeps the study, takes its share too
+        # Half of the free memory is the limit.
+        ("null", "cpu", 1, 500),
+        # This process, which keeps the study, takes its share, too.
+        ("900", "cpu", 2, 300),
         ("null", "cuda", 3, 20_000),
     ],
 )
@@ -241,7 +251,7 @@ def test_the_memory_of_a_trial(given, device, workers, limit, monkeypatch):
 
 @pytest.fixture
 def cached(monkeypatch, tmp_path):
-    """Return the survey of digits under overrides: the cached one, or else ``found``; and whether it was cached."""
+    """The survey of digits under overrides: the cached one, or else ``found``; and whether it was cached."""
     data = load_data(*resolved("workload=digits", "device=cpu"))
 
     def of(found, log, *overrides):
@@ -249,7 +259,8 @@ def cached(monkeypatch, tmp_path):
         options, recipe = resolved(
             "workload=digits", "device=cpu", "threads=1", f"hardware.cache={tmp_path}", *overrides
         )
-        space, protocol = make_space(options), make_protocol(options, recipe)
+        space = make_space(options)
+        protocol = make_protocol(options, recipe)
         return cached_survey(options, recipe, space, protocol, data, None, log)
 
     return of
@@ -257,10 +268,8 @@ def cached(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_what_a_survey_depends_on(cached, tmp_path):
-    found, same = (
-        make_survey(),
-        ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=90"),
-    )
+    found = make_survey()
+    same = ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=90")
     other = (
         "search.workers=2",
         "workload.module.model.hidden=[64]",

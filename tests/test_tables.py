@@ -17,20 +17,21 @@ OF_HORIZONS = read_index(horizon=True)
 
 
 def recordings(name):
-    """Return (file, points, overrides) of each recording in the command that made a table."""
-    *recorded, last = (shlex.split(part) for part in INDEX[name].command.split("&&"))
+    """(file, points, overrides) of each recording in the command that made a table."""
+    *recorded, last = map(shlex.split, INDEX[name].command.split("&&"))
     if last[0] != "cat":
-        recorded, last = [*recorded, last], ["cat", last[2], ">", last[2]]
+        recorded = [*recorded, last]
+        last = ["cat", last[2], ">", last[2]]
     found = []
     for words in recorded:
         assert words[:2] == ["bstune", "record"]
         options = dict(zip(words[3:9:2], words[4:9:2], strict=True))
-        grid = [
-            [float(value) for value in options[o].split(",")]
-            for o in ("--batch-sizes", "--lrs", "--seeds")
-        ]
+        grid = []
+        for option in ("--batch-sizes", "--lrs", "--seeds"):
+            grid.append([float(value) for value in options[option].split(",")])
         found.append((words[2], list(product(*grid)), words[9:]))
-    assert last[1:] == [*(file for file, _, _ in found), ">", f"{name}.jsonl"]
+    files = [file for file, _, _ in found]
+    assert last[1:] == [*files, ">", f"{name}.jsonl"]
     return found
 
 
@@ -40,7 +41,10 @@ def test_its_target_is_reached_in_most_batch_sizes_and_not_at_once(name):
     table = read_table(source.path)
     assert table.has_horizons == (name in OF_HORIZONS)
     assert unusable_target(table, source.target) is None
-    reached = {run.batch_size for run in table.runs if run.steps_to(source.target) is not None}
+    reached = set()
+    for run in table.runs:
+        if run.steps_to(source.target) is not None:
+            reached.add(run.batch_size)
     assert len(reached) > 0.5 * len(table.batch_sizes)
 
 
@@ -49,14 +53,19 @@ def test_its_command_makes_it(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     runs = {(run.batch_size, run.lr, run.seed): run for run in read_table(INDEX[name].path).runs}
     recorded = recordings(name)
-    assert sorted(point for _, points, _ in recorded for point in points) == sorted(runs)
+    of_command = []
+    for _, points, _ in recorded:
+        of_command += points
+    assert sorted(of_command) == sorted(runs)
     target = INDEX[name].target
     for _, points, overrides in recorded:
         options = options_of(*overrides)
         budget = options.budget.budget
         assert (options.workload.name, options.workload.target.metric) == (name, target.metric)
-        assert options.workload.target.value < target.value  # what it was recorded to
-        for run in (runs[point] for point in points):  # nor was one cut short
+        # The recording went on to a harder target.
+        assert options.workload.target.value < target.value
+        # No run was cut short.
+        for run in (runs[point] for point in points):
             assert (
                 run.steps_to(target) or run.diverged or run.end == budget.last_step(run.batch_size)
             )
@@ -68,10 +77,15 @@ def test_the_target_is_just_met_within_the_horizons_of_most_batch_sizes(name):
     table = read_table(source.path)
     within = set()
     for (size, _), runs in table.cells.items():
-        seeds = {run.seed for run in runs}
-        horizons = {run.horizon for run in runs}
+        seeds = set()
+        horizons = set()
+        met = set()
+        for run in runs:
+            seeds.add(run.seed)
+            horizons.add(run.horizon)
+            if run.steps_to(source.target) is not None:
+                met.add(run.horizon)
         assert len(runs) == len(seeds) * len(horizons)
-        met = {run.horizon for run in runs if run.steps_to(source.target) is not None}
         if met and min(met) > min(horizons):
             within.add(size)
     assert len(within) > 0.5 * len(table.batch_sizes)
@@ -111,8 +125,11 @@ def test_two_tables_are_two_studies(monkeypatch, tmp_path):
     own = ("+workload=replay", "workload.target.value=0.3")
     composed = [options_of(*own, f"workload.table='{table}'") for table in tables]
     names = [options.study for options in composed]
-    shipped, others = names[: len(INDEX) + 1], names[len(INDEX) + 1 :]
+    shipped = names[: len(INDEX) + 1]
+    others = names[len(INDEX) + 1 :]
     assert shipped == [*(f"replay-{name}" for name in INDEX), "replay-cifar_mlp"]
-    assert all(re.fullmatch(r"replay-(mine|tab-b-ü-x)-[0-9a-f]{6}", name) for name in others), names
+    for name in others:
+        assert re.fullmatch(r"replay-(mine|tab-b-ü-x)-[0-9a-f]{6}", name)
     assert len(set(others)) == 3
-    assert all(options.output == f"outputs/{options.study}" for options in composed)
+    for options in composed:
+        assert options.output == f"outputs/{options.study}"

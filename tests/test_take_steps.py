@@ -36,7 +36,8 @@ def test_who_takes_the_steps(mode, options, runs, name):
     )
     starts = []
     steps = take_steps(trainer, mode, start=lambda: starts.append(trainer.global_step))
-    assert steps.name == (name if mode == "off" else None)  # as nothing was begun
+    # Nothing has begun yet.
+    assert steps.name == (name if mode == "off" else None)
     trainer.fit(module, DataLoader(DATA, batch_size=10), HELD_OUT)
     assert trainer.global_step == (3 if options else 5)
     assert (steps.runs, steps.name) == (runs, name)
@@ -77,5 +78,6 @@ def test_a_newer_lightning_takes_its_own_steps_whatever_has_become_of_its_privat
     assert trainer.global_step == 5
     assert not steps.runs
     assert steps.name == (
-        "Lightning's: lightning.pytorch 2.7.1 is not one of the versions that it was compared with, 2.6.0"
+        "Lightning's: lightning.pytorch 2.7.1 is not one of the versions that it was compared "
+        "with, 2.6.0"
     )

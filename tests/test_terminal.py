@@ -10,7 +10,7 @@ from io import StringIO
 import pytest
 from rich.table import Table
 from rich.text import Text
-from toolbox import table_rows, write_rows
+from toolbox import made_table
 
 from bstune.core.errors import StudyError
 from bstune.system import secrets
@@ -31,7 +31,8 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
         ("\u2066a\u2069\u202b", r"\u2066a\u2069\u202b"),
         ("a\x00b\x08c\x85d", r"a\x00b\x08c\x85d"),
         ("Windows\r\nlines\n", "Windows\nlines\n"),
-        ("größe 数 🙂\tx\n\u200d \\x1b", "größe 数 🙂\tx\n\u200d \\x1b"),  # harmless as they are
+        # These are harmless as they are.
+        ("größe 数 🙂\tx\n\u200d \\x1b", "größe 数 🙂\tx\n\u200d \\x1b"),
     ],
 )
 def test_control_characters_become_visible(text, shown):
@@ -171,7 +172,7 @@ def test_mistakes_are_shown_and_not_obeyed(bstune, command):
 
 
 def test_a_folder_of_somebody_else_is_shown_and_not_obeyed(bstune, tmp_path):
-    write_rows(tmp_path / "t.jsonl", table_rows())
+    made_table(tmp_path)
     study = ["workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14"]
     study += [
         "search.trials=4",
@@ -197,7 +198,7 @@ def test_a_folder_of_somebody_else_is_shown_and_not_obeyed(bstune, tmp_path):
 
 
 def _poisoned(value):
-    """Return values with control characters in the texts that are no words of bstune's own."""
+    """Values with control characters in the texts that are no words of bstune's own."""
     if isinstance(value, dict):
         return {
             key: _poisoned(one) if key not in ("status", "mode") else one

@@ -55,7 +55,7 @@ def write(path, lines):
 
 @pytest.fixture
 def corpora(tmp_path):
-    """Return a root with the layouts of LM1B and of Common Crawl, some hundred lines each."""
+    """A root with the layouts of LM1B and of Common Crawl, some hundred lines each."""
     lm1b = tmp_path / "1-billion-word-language-modeling-benchmark-r13output"
     for number in (1, 2):
         shard = f"training-monolingual.tokenized.shuffled/news.en-0000{number}-of-00100"
@@ -90,7 +90,8 @@ def composed(name, root, *options):
     return resolved(f"workload={name}", *fixed, *sizes, *SMALL[name], *options)
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections")  # of oneDNN, which has none
+# oneDNN has no LSTM with projections, and torch warns of it.
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", SMALL)
 def test_each_workload_trains_two_steps_on_files_of_its_format(name, corpora):
     workload, protocol = load_workload(*composed(name, corpora))
@@ -113,7 +114,7 @@ def shards(root, **changes):
 
 @pytest.fixture
 def root(tmp_path):
-    """Return a root of two shards to train on and one for the target."""
+    """A root of two shards to train on and one for the target."""
     for number, suffix in enumerate((".txt", ".gz")):
         write(tmp_path / f"train/{number}{suffix}", sentences(50, number))
     write(tmp_path / "held/0.bz2", [*sentences(20, 5), "", "日本 é"])

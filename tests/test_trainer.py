@@ -23,7 +23,7 @@ from learners import gradient_scaler, same_weights
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from toolbox import TRAINER, entries, make_spec
+from toolbox import TRAINER, entries, evaluated_steps, make_spec, measured_steps
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
@@ -108,7 +108,8 @@ class TwoOptimizers(Regression):
             self.lr_schedulers().step()
 
     def configure_optimizers(self):
-        first, second = (torch.optim.Adam(self.net[i].parameters(), lr=0.02) for i in (0, 2))
+        first = torch.optim.Adam(self.net[0].parameters(), lr=0.02)
+        second = torch.optim.Adam(self.net[2].parameters(), lr=0.02)
         return [first, second], [
             lr_scheduler.CosineAnnealingLR(first, T_max=self.trainer.max_epochs)
         ]
@@ -120,8 +121,18 @@ class Dicts(Regression):
 
 
 def as_dict(examples):
-    x, y = (torch.stack(column) for column in zip(*examples, strict=True))
+    inputs, targets = zip(*examples, strict=True)
+    x = torch.stack(inputs)
+    y = torch.stack(targets)
     return {"x": x, "nested": [y], "size": len(examples)}
+
+
+def rates_of(module):
+    """The learning rate of each group of parameters of each optimizer."""
+    rates = []
+    for optimizer in module.trainer.optimizers:
+        rates += [group["lr"] for group in optimizer.param_groups]
+    return rates
 
 
 CASES = {
@@ -137,7 +148,8 @@ CASES = {
         {"trainer": {**TRAINER, "gradient_clip_val": 0.1}},
         {"gradient_clip_val": 0.1},
     ),
-    "two optimizers": (TwoOptimizers, {"steps": 42}, {}),  # whose Trainer counts epochs
+    # With two optimizers a Trainer counts epochs.
+    "two optimizers": (TwoOptimizers, {"steps": 42}, {}),
     "dictionaries": (Dicts, {}, {}),
 }
 
@@ -154,9 +166,7 @@ def test_a_trial_is_what_fit_makes_of_the_same_batches(case):
     )
     reference = fit(kind, protocol.get("micro_batch_size"), collate, **options)
     assert same_weights(module, reference)
-    assert [o.param_groups[0]["lr"] for o in module.trainer.optimizers] == [
-        o.param_groups[0]["lr"] for o in reference.trainer.optimizers
-    ]
+    assert rates_of(module) == rates_of(reference)
     assert not same_weights(module, kind())
 
 
@@ -165,7 +175,8 @@ class Asks(Regression):
 
     def __init__(self):
         super().__init__()
-        self.seen, self.epochs = {}, []
+        self.seen = {}
+        self.epochs = []
 
     def configure_optimizers(self):
         trainer = self.trainer
@@ -176,9 +187,8 @@ class Asks(Regression):
             "max_epochs",
             "datamodule",
         )
-        self.seen = {name: getattr(trainer, name) for name in names} | {
-            "length": len(trainer.train_dataloader)
-        }
+        self.seen = {name: getattr(trainer, name) for name in names}
+        self.seen["length"] = len(trainer.train_dataloader)
         return self.optimizer()
 
     def on_train_epoch_start(self):
@@ -208,13 +218,15 @@ def test_a_module_that_asks_its_trainer_gets_the_truth(micro, parts, limit):
     assert (served.batch_size, served.hparams.batch_size) == (micro or BATCH_SIZE,) * 2
     assert (data.batch_size, data.hparams.batch_size) == (64, 64)
     assert module.seen == {
-        "estimated_stepping_batches": STEPS,  # also of a trial that the search stops early
+        # It is that of the budget, also of a trial that the search stops early.
+        "estimated_stepping_batches": STEPS,
         "num_training_batches": 6 * parts,
         "max_steps": STEPS,
         "max_epochs": 7,
         "length": 6 * parts,
     }
-    assert module.epochs == [(epoch, 6 * epoch) for epoch in range(math.ceil((limit or STEPS) / 6))]
+    epochs = range(math.ceil((limit or STEPS) / 6))
+    assert module.epochs == [(epoch, 6 * epoch) for epoch in epochs]
 
 
 def test_a_schedule_that_is_as_long_as_the_trial_ends_with_its_horizon():
@@ -285,9 +297,11 @@ class MetricPlateau(TrainPlateau):
 
     def __init__(self):
         super().__init__()
-        self.error, self.lowest = MeanSquaredError(), MinMetric()
+        self.error = MeanSquaredError()
+        self.lowest = MinMetric()
 
-    def on_train_start(self):  # after what the sanity check has left
+    # It comes after what the sanity check has left.
+    def on_train_start(self):
         self.error.reset()
         self.lowest.reset()
 
@@ -308,17 +322,20 @@ class MetricPlateau(TrainPlateau):
             group["lr"] *= 1.0 + 0.1 * self.trainer.callback_metrics["train/largest_epoch"].item()
 
 
-LIMITS = (1, 6, 7, 9, 12, 18, 29, 30, 39)  # epochs have six batches
+# Epochs have six batches.
+LIMITS = (1, 6, 7, 9, 12, 18, 29, 30, 39)
 EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
 
 
 @pytest.mark.parametrize(
     ("kind", "micro"),
     [
-        *(
-            (kind, None)
-            for kind in (OneCycle, EpochCosine, Plateau, TrainPlateau, MetricPlateau, SteppedByHand)
-        ),
+        (OneCycle, None),
+        (EpochCosine, None),
+        (Plateau, None),
+        (TrainPlateau, None),
+        (MetricPlateau, None),
+        (SteppedByHand, None),
         (TwoOptimizers, None),
         (TrainPlateau, 3),
     ],
@@ -342,16 +359,11 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micr
     assert (record.steps, record.status) == (whole.steps, whole.status) == (STEPS, "stopped")
     due = dict(whole.history)
     assert [pair for pair in record.history if pair[0] in due] == list(whole.history)
-    assert {step for step, _ in record.history} == due.keys() | set(LIMITS)
+    assert set(evaluated_steps(record)) == due.keys() | set(LIMITS)
     if kind is MetricPlateau:
-        assert (
-            module.lowest.compute() == reference.lowest.compute() == 0.0
-        )  # of the evaluation at step 12
-    rates = [
-        [group["lr"] for o in one.trainer.optimizers for group in o.param_groups]
-        for one in (module, reference)
-    ]
-    assert rates[0] == rates[1]
+        # The metric is that of the evaluation at step 12.
+        assert module.lowest.compute() == reference.lowest.compute() == 0.0
+    assert rates_of(module) == rates_of(reference)
 
 
 # The user's call-backs and loggers
@@ -375,16 +387,16 @@ def with_callbacks(*callbacks, **options):
 
 def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next_one():
     stopping = EarlyStopping("val/error", patience=1, min_delta=1.0)
-    records = [run(Regression, protocol=with_callbacks(stopping))[0] for _ in range(2)]
-    assert [(record.status, record.steps) for record in records] == [
-        ("stopped", 12),
-        ("stopped", 12),
-    ]
-    assert [step for step, _ in records[0].history][
-        -1
-    ] == 12  # evaluated at each epoch's end, as it looks at that
+    records = []
+    for _ in range(2):
+        record, _ = run(Regression, protocol=with_callbacks(stopping))
+        assert (record.status, record.steps) == ("stopped", 12)
+        records.append(record)
+    # The call-back looks at each epoch's end, and so it is evaluated there.
+    assert evaluated_steps(records[0])[-1] == 12
     assert records[0].message == (
-        "the training was stopped at step 12: Monitored metric val/error did not improve in the last 1 records. Best "
+        "the training was stopped at step 12: Monitored metric val/error did not improve in the "
+        "last 1 records. Best "
         f"score: {records[0].history[-2][1]:.3f}. Signaling Trainer to stop."
     )
     assert (stopping.wait_count, stopping.stopped_epoch) == (0, 0)
@@ -417,9 +429,9 @@ def test_checkpoints_are_written_where_their_call_back_says_or_into_a_folder_for
         dirpath=str(tmp_path / "mine") if given else None, monitor="val/error", filename="best"
     )
     run(Regression, protocol=with_callbacks(saves))
-    assert [checkpoint["hyper_parameters"] for checkpoint in written] == [
-        {"lr": 0.05}
-    ]  # Lightning's own, whole
+    # Lightning's own checkpoint, whole.
+    (checkpoint,) = written
+    assert checkpoint["hyper_parameters"] == {"lr": 0.05}
     assert entries(tmp_path) == (["mine"] if given else [])
     assert saves.best_model_path == ""
 
@@ -430,12 +442,10 @@ def test_each_trial_logs_to_a_copy_of_the_logger(tmp_path):
     for _ in range(2):
         run(TrainPlateau, protocol=protocol)
     assert len({id(own) for own, _ in Notes.told}) == 2
-    assert {name for _, metrics in Notes.told for name in metrics} >= {
-        "lr-SGD",
-        "val/error",
-        "train/loss",
-    }
-    assert not any(own is logger for own, _ in Notes.told)
+    logged = set().union(*(metrics for _, metrics in Notes.told))
+    assert logged >= {"lr-SGD", "val/error", "train/loss"}
+    for own, _ in Notes.told:
+        assert own is not logger
 
 
 def test_a_plug_in_is_each_trials_own():
@@ -512,11 +522,8 @@ def test_a_module_that_is_built_late_goes_on_and_is_measured_and_tested(tmp_path
     whole, reference = run(kind, protocol=protocol)
     record, module = stop_and_continue(kind, protocol, 20, tmp_path / "3.state")
     assert same_weights(module, reference)
-    assert (
-        [step for step, _, _ in record.noise_scale]
-        == [step for step, _, _ in whole.noise_scale]
-        == [8, 16, 24, 32, 40]
-    )
+    steps = measured_steps(record.noise_scale)
+    assert steps == measured_steps(whole.noise_scale) == [8, 16, 24, 32, 40]
     assert record.noise_scale == whole.noise_scale
 
     reached = replace(protocol, target=Target("val/error", whole.history[-1][1], "min"))
@@ -541,6 +548,9 @@ def test_a_checkpoint_with_more_than_plain_data_says_so(tmp_path):
     record, _ = run(Keeps, protocol=protocol, checkpoint=tmp_path / "3.ckpt")
     assert record.reached
     workload = Workload(lambda spec: Keeps(), batches_of, HELD_OUT, 10)
-    text = "3.ckpt cannot be loaded: it holds more than plain data.*Unit.*let on_save_checkpoint add numbers"
+    text = (
+        "3.ckpt cannot be loaded: it holds more than plain data.*Unit.*let on_save_checkpoint "
+        "add numbers"
+    )
     with pytest.raises(ConfigError, match=text):
         evaluate(workload, Keeps(), protocol, tmp_path / "3.ckpt", val=HELD_OUT)

@@ -52,14 +52,14 @@ def loaders():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return the study's folder, in which trials leave their checkpoints."""
+    """The study's folder, in which trials leave their checkpoints."""
     output = Output(tmp_path)
     output.checkpoints.mkdir()
     return output
 
 
 def study(act, *options):
-    """Return the resolved options and the recipe of a study whose training steps act."""
+    """The resolved options and the recipe of a study whose training steps act."""
     given = GivenObjects(
         target=bstune.Target("loss", 0.01, "min"),
         batch_sizes=(4, 32),
@@ -73,7 +73,7 @@ def study(act, *options):
 
 @pytest.fixture
 def open_training(tmp_path):
-    """Return what opens the process that trains a study; no process is left at the end."""
+    """A function that opens the process that trains a study; no process is left at the end."""
     before = set(multiprocessing.active_children())
     opened = []
 
@@ -175,7 +175,8 @@ def test_the_same_is_found_in_this_process(open_training, folder, tmp_path):
     options, recipe = study(nothing)
     log = TrialsLog(Path(tmp_path / "here.log"))
     here = TrainingHere(options, recipe, checked_protocol(options, recipe), log)
-    found, elsewhere = look(here), look(open_training(nothing))
+    found = look(here)
+    elsewhere = look(open_training(nothing))
     assert found.device_kind == elsewhere.device_kind
     assert found.frozen_settings == elsewhere.frozen_settings
     assert found.findings.smallest == elsewhere.findings.smallest == 4

@@ -20,7 +20,9 @@ class Noted:
     """Stands for a part: notes the calls of its methods, which answer with what was set, or None."""
 
     def __init__(self, name, calls, answers):
-        self._name, self._calls, self._answers = name, calls, answers
+        self._name = name
+        self._calls = calls
+        self._answers = answers
 
     def __getattr__(self, method):
         def call(*arguments, **options):
@@ -47,7 +49,7 @@ def calls(monkeypatch):
 
 
 def callback_of(calls, micro_batches=1, **answers):
-    """Return a call-back whose parts are all stand-ins but for the state."""
+    """A call-back whose parts are all stand-ins but for the state."""
     parts = {one.name: Noted(one.name, calls, answers) for one in fields(Parts)}
     parts |= {"spec": make_spec(), "state": make_state(), "micro_batch_sizes": (4,) * micro_batches}
     parts["snapshot"].writer = None
@@ -70,7 +72,8 @@ def callback_of(calls, micro_batches=1, **answers):
         (
             "on_train_batch_start",
             BATCH,
-            # What is measured is measured of a module as it was stopped, and of code that is compiled.
+            # What is measured is measured of a module as it was stopped, and of code that is
+            # compiled.
             ["resume.before_batch", "compiling.before_training_step", "noise_scale.before_batch"],
         ),
         ("on_after_backward", (), ["noise_scale.after_backward"]),
@@ -122,7 +125,8 @@ def test_a_step_is_counted_before_anything_looks_at_it(
     micro_batches, batch_idx, is_due, expected, validates_after, calls, monkeypatch
 ):
     monkeypatch.setattr(trial_callback, "is_evaluation_due", lambda parts, trainer: is_due)
-    callback, trainer = callback_of(calls, micro_batches), make_trainer()
+    callback = callback_of(calls, micro_batches)
+    trainer = make_trainer()
     callback.on_train_batch_end(trainer, MODULE, {"loss": 0.5}, "batch", batch_idx)
     assert calls == expected
     assert trainer.val_check_batch == validates_after

@@ -39,7 +39,7 @@ class Measure:
 
 
 def noise_of(every=5, alone=True, failing=None):
-    """Return the part with a stand-in for what measures, and that."""
+    """The part with a stand-in for what measures, and that."""
     noise = TrialNoiseScale(every, nullcontext, alone)
     measure = Measure(failing)
     for name in HOOKS:

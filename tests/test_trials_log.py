@@ -4,7 +4,7 @@ from bstune.trial.processes.trials_log import MAX_KINDS, TrialsLog
 
 
 def log_in(folder):
-    """Return a log, its path, and the lines that it says."""
+    """A log, its path, and the lines that it says."""
     said = []
     path = folder / "trials.log"
     return TrialsLog(path, said.append), path, said

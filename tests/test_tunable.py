@@ -12,18 +12,20 @@ from bstune.study.planning.replicates import next_replicate
 
 FAST = ("workload=digits", "search.objective=steps", "search.replicates=1", "search.candidates=1")
 FAST += ("mlflow.enabled=false",)
-LENGTH = "+workload.tunable.length={key: budget.examples, low: 12e3, high: 60e3, log: true, integer: true}"
+LENGTH = (
+    "+workload.tunable.length={key: budget.examples, low: 12e3, high: 60e3, log: true, "
+    "integer: true}"
+)
 WHITENING = (
-    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 1, eps: 0.01, images: 100, signed: false, "
+    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 1, eps: 0.01, images: 100, "
+    "signed: false, "
     "bias: false, padding: 0, channels: 1}"
 )
 
 
 def test_corners_are_both_ends_at_once():
-    first, second = (
-        Tunable("a", "budget.steps", 1.0, 8.0, True, True),
-        Tunable("b", "", 0.0, 0.5, False, False),
-    )
+    first = Tunable("a", "budget.steps", 1.0, 8.0, True, True)
+    second = Tunable("b", "", 0.0, 0.5, False, False)
     assert corners((first, second)) == [{"a": 1, "b": 0.0}, {"a": 8, "b": 0.5}]
     assert isinstance(corners((first,))[0]["a"], int)
     assert corners(()) == []
@@ -52,7 +54,8 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
     assert status == 0, errors
     assert "searches momentum (0 to 0.95), average (0.02 to 0.5) as well" in printed
     folder = tmp_path / "outputs" / "digits"
-    values, trials = set(), trials_of(folder)
+    values = set()
+    trials = trials_of(folder)
     for trial in trials:
         source = trial.replicate_of if trial.resumed_from is None else trial.resumed_from
         assert 0.0 <= trial.hyperparameters["momentum"] <= 0.95
@@ -63,7 +66,8 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
             assert trial.hyperparameters == trials[source].hyperparameters
     winner = yaml.safe_load((folder / "best.yaml").read_text())["best_by_steps"]
     assert winner["hyperparameters"].keys() == {"momentum", "average"}
-    status, again, errors = bstune(*shlex.split(winner["command"])[3:])  # after python -m bstune
+    # The words before these are python -m bstune.
+    status, again, errors = bstune(*shlex.split(winner["command"])[3:])
     assert status == 0, errors
     assert f" after {winner['single_run']['steps']} steps" in again
     assert "continues after" in bstune(*arguments, "search.trials=7")[1]

@@ -28,7 +28,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from sklearn.datasets import load_digits
-from toolbox import make_result
+from toolbox import make_result, statuses
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -55,7 +55,8 @@ QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]", "sampler=rando
 
 def digits():
     images, labels = load_digits(return_X_y=True)
-    images, labels = torch.tensor(images / 16).float(), torch.tensor(labels)
+    images = torch.tensor(images / 16).float()
+    labels = torch.tensor(labels)
     return TensorDataset(images[:1200], labels[:1200]), TensorDataset(
         images[1200:1500], labels[1200:1500]
     )
@@ -110,6 +111,7 @@ class Digits(LightningDataModule):
         return DataLoader(self.val, batch_size=300)
 
 
+# It is made where it is asked for: most machines lack the other package.
 def of_the_other_package(trial):
     lightning = pytest.importorskip("pytorch_lightning")
     return type("Other", (Learner, lightning.LightningModule), {})(trial.lr)
@@ -143,7 +145,7 @@ def run_tune(module=Net, data=None, **options):
 
 @pytest.fixture
 def tune(tmp_path, monkeypatch):
-    """Return what tunes in a folder of its own."""
+    """A function that tunes in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     return run_tune
 
@@ -185,6 +187,7 @@ FORMS = {
     "three loaders": {"data": (*loaders(), loaders()[1])},
     "function of a batch size": {"data": loaders},
     "function that returns a data module": {"data": lambda batch_size: Digits()},
+    # Both packages of Lightning may be installed, with classes of the same names.
     "pytorch_lightning": {"module": of_the_other_package},
     "torchmetrics": {"target": bstune.Target("val_accuracy", 0.8, "max")},
     "trainer": {"trainer": {"gradient_clip_val": 1.0}},
@@ -214,6 +217,7 @@ class DigitsAt(Digits):
         return DataLoader(Stream(), self.batch_size)
 
 
+# It gets a batch of each loader, by the loader's name.
 class OfSeveral(Net):
     def training_step(self, batch, batch_idx):
         return sum(super(OfSeveral, self).training_step(one, batch_idx) for one in batch.values())
@@ -256,13 +260,14 @@ def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form
         trials=3,
         options=["search.replicates=0", "hardware.scale_out.devices=[1]"],
     )
-    assert "failed" not in {trial.status for trial in result.records}
+    assert "failed" not in statuses(result.records)
     assert result.best.lr > 0.0
     printed = capsys.readouterr().out
     assert "assumed: batches are those that data(batch_size) gives" in printed
     assert ("without epochs" in printed) is (form != "several with a length")
     # A stopped trial goes on as the one that was not stopped.
     assert "cannot be continued" not in printed
+    # Data that a function gives have no stated size.
     assert result.summary.size is None
     _, trainer = result.train()
     assert trainer.global_step == result.records[result.best.number].steps
@@ -270,6 +275,7 @@ def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form
 
 @pytest.mark.parametrize("form", ["stream", "several"])
 def test_elsewhere_such_data_are_refused(tune, form):
+    # Given as they are, they cannot begin anew for each batch size.
     data = TAKEN[form]["data"](32)
     with pytest.raises(
         ConfigError, match=r"cannot be read .*data=lambda batch_size: \(train, val\)"
@@ -316,6 +322,7 @@ def test_a_rate_that_stands_in_the_module_is_refused_with_what_overrides_it(tune
         ConfigError, match=r"Literal \(test_tune.py:\d+\) needs .* override_lr=True"
     ):
         tune(Literal)
+    # A function may ignore the trial's rate, which shows as an override without effect.
     with pytest.raises(ConfigError, match=r"no effect: .* or give override_lr=True"):
         tune(lambda trial: Literal())
 
@@ -369,7 +376,10 @@ BAD = [
     ({"module": sharing}, "module returned net.0.weight with the weights of another trial"),
     (
         {"module": LightningModule},
-        r"LightningModule \(module.py:\d+\) needs one argument lr or learning_rate, but its arguments are",
+        (
+            r"LightningModule \(module.py:\d+\) needs one argument lr or learning_rate, but its "
+            r"arguments are"
+        ),
     ),
     (
         {"module": OtherName},
@@ -449,12 +459,13 @@ BAD = [
 def test_what_it_refuses(tune, tmp_path, options, line):
     with pytest.raises(ConfigError, match=line):
         tune(**options)
+    # Bad input leaves nothing behind.
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
-    """Return the results of one study, and the folder it ran in."""
+    """The results of one study, and the folder it ran in."""
     folder = tmp_path_factory.mktemp("studied")
     with chdir(folder):
         return run_tune(trials=6, name="studied"), folder
@@ -504,10 +515,11 @@ def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tun
     assert list(result.trials)[2:5] == ["lr", "hidden", "status"]
     assert "failed" not in set(result.trials.status)
     result.train(**QUIET)
-    assert {type(width) for width in widths} == {int}
     points = read_study(result.folder).result.points
     found = [point.hyperparameters["hidden"] for point in points]
-    assert {type(width) for width in found} == {int}
+    assert widths
+    for width in (*widths, *found):
+        assert type(width) is int
 
 
 def test_the_result_is_drawn_and_written(studied, tmp_path):
@@ -527,16 +539,19 @@ def test_the_result_is_drawn_and_written(studied, tmp_path):
 def test_the_winner_trains_again_to_the_same_weights(studied):
     result, _ = studied
     module, trainer = result.train(**QUIET)
+    # They are the weights that the trial itself ended with.
     kept = torch.load(result.folder / "checkpoints" / f"trial-{result.best.number}.ckpt")[
         "state_dict"
     ]
-    assert all(torch.equal(kept[name], value) for name, value in module.state_dict().items())
+    for name, value in module.state_dict().items():
+        assert torch.equal(kept[name], value)
     assert trainer.callback_metrics["val_loss"] <= 1.5
 
 
 def test_the_same_call_continues_the_study(tune, capsys):
     first = tune(trials=1).trials
     second = tune(trials=2).trials
+    # The first trial is not run again.
     assert second[["number", "lr", "steps"]].iloc[:1].equals(first[["number", "lr", "steps"]])
     assert len(second) == 2
     assert "continues after 1 trial;" in capsys.readouterr().out
@@ -554,7 +569,8 @@ def test_no_trial_reached_the_target(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     assert result.curve.empty
     assert result.critical_batch_size.value is None
-    best, (trial,) = result.best, result.records
+    best = result.best
+    (trial,) = result.records
     assert (best.reached, best.number, best.batch_size) == (False, 0, trial.batch_size)
     _, trainer = result.train(logger=False)
     assert trainer.global_step == 2
@@ -629,6 +645,7 @@ def test_an_interruption_is_one_and_so_is_the_next(tune):
 
 
 def test_a_trial_names_what_it_has(tune):
+    # A trial has what is searched, besides what each trial has.
     with pytest.raises(
         AttributeError, match="a trial has batch_size, lr, seed, total_steps, hidden, but not width"
     ):
@@ -653,10 +670,12 @@ class Counts(Callback):
 
 
 def test_call_backs_and_loggers_are_copied(tune, tmp_path):
-    callback, logger = Counts(), CSVLogger(tmp_path / "logs", name="mine")
+    callback = Counts()
+    logger = CSVLogger(tmp_path / "logs", name="mine")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Net, "training_step", logged(Net.training_step))
         tune(trials=1, trainer={"callbacks": [callback], "logger": logger})
+    # The trial counted in a copy of the call-back.
     assert callback.batches == 0
     assert logger._experiment is None
     assert list((tmp_path / "logs" / "mine").glob("*/metrics.csv"))
@@ -672,7 +691,8 @@ def logged(step):
 
 
 def process_state():
-    """Return what a study might change of this process."""
+    """The state of this process that a study might change."""
+    # The root logger is in no dictionary of loggers.
     loggers = {"root": logging.root} | logging.root.manager.loggerDict
     return {
         "random": (
@@ -712,12 +732,16 @@ class Careless(Net):
 
 
 def test_all_is_left_as_it_was(tune):
+    # Importing lightning and optuna sets these; a study must leave the user's levels.
     logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
     optuna.logging.set_verbosity(optuna.logging.INFO)
-    data, plain = Digits(), loaders()
-    data_before, plain_before = dict(vars(data)), [dict(vars(loader)) for loader in plain]
+    data = Digits()
+    plain = loaders()
+    data_before = dict(vars(data))
+    plain_before = [dict(vars(loader)) for loader in plain]
     before = process_state()
     tune(Careless, data, trials=1, name="a")
+    # A study that ends in an error leaves as little behind as one that ends well.
     with pytest.raises(Mine):
         tune(lambda trial: FailsLater(trial.lr, 0), plain, name="b")
     after = process_state()
@@ -740,6 +764,7 @@ def test_the_users_own_hydra_is_left_alone(tune):
 class Locked(Digits):
     def __init__(self):
         super().__init__()
+        # A lock cannot be pickled.
         self.lock = threading.Lock()
 
 
@@ -748,9 +773,10 @@ def test_what_cannot_be_pickled_trains_in_this_process(tune, capsys):
     options = tune(data=Locked(), workers=None, survey=None).options
     assert (options.search.workers, options.hardware.enabled) == (0, False)
     assert (
-        "module and data cannot be sent to another process (TypeError: cannot pickle '_thread.lock' object)"
-        in capsys.readouterr().out
+        "module and data cannot be sent to another process (TypeError: cannot pickle "
+        "'_thread.lock' object)" in capsys.readouterr().out
     )
+    # Each of these needs another process, and is refused where it was asked for.
     with pytest.raises(
         ConfigError, match=r"workers=1: module and data cannot be sent .* leave workers out"
     ):
@@ -787,6 +813,7 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
 
     def display(data, raw, display_id):
         assert raw
+        # The first display has no trial, and so no table.
         assert "<table" not in data["text/html"]
         shown.append(data["text/plain"].split(":")[0])
         return SimpleNamespace(
@@ -799,6 +826,7 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     progress = Progress(9, bstune.Target("val_loss", 1.0, "min"), Console(force_jupyter=True))
     for trials in range(3):
+        # It is shown again after each trial, with all of them so far.
         progress.show([make_result(number=number) for number in range(trials)])
     assert shown == [
         "no trial yet",
@@ -832,7 +860,8 @@ print("SURVEYED", json.loads((result.folder / "hardware.json").read_text())["cei
 @pytest.mark.parametrize("how", ["a script", pytest.param("typed in", marks=pytest.mark.soak)])
 def test_trials_train_in_processes_of_their_own(tmp_path, how):
     text = SCRIPT.format(tests=str(Path(__file__).parent))
-    command = [sys.executable, "-"]  # as in a notebook, there is no file
+    # In a notebook, as here, there is no file.
+    command = [sys.executable, "-"]
     if how != "typed in":
         (tmp_path / "script.py").write_text(text)
         command = [sys.executable, "script.py"]
@@ -840,11 +869,11 @@ def test_trials_train_in_processes_of_their_own(tmp_path, how):
         command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=280
     )
     assert ended.returncode == 0, ended.stderr
-    lines = dict(
-        line.split(" ", 1)
-        for line in ended.stdout.splitlines()
-        if line.startswith(("STATUSES", "SURVEYED"))
-    )
+    lines = {}
+    for line in ended.stdout.splitlines():
+        if line.startswith(("STATUSES", "SURVEYED")):
+            name, said = line.split(" ", 1)
+            lines[name] = said
     assert len(lines["STATUSES"].split()) == 2
     assert "failed" not in lines["STATUSES"]
     assert lines["SURVEYED"] == "64"

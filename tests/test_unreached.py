@@ -15,7 +15,7 @@ ACCURACY = Target("val/accuracy", 0.9, "max")
 
 
 def falling(number, steps_to_target, last_step, tau=0.01, batch_size=64, **changes):
-    """Return a stopped trial whose error falls as the square root of its steps, to 0.1 at ``steps_to_target``."""
+    """A stopped trial whose error falls as the square root of its steps, to 0.1 at ``steps_to_target``."""
     steps = np.unique(np.geomspace(10, last_step, 12).astype(int))
     history = tuple((int(step), 0.1 * (steps_to_target / step) ** 0.5) for step in steps)
     settings = {"status": "stopped", "steps": last_step, "steps_low": last_step}
@@ -28,11 +28,13 @@ def so_far(trials, baseline=None, target=TARGET):
 
 
 def test_the_closest_is_named_with_what_it_came_to_and_is_predicted_to_take():
-    near, far = falling(0, 2000, 500), falling(1, 9000, 500, batch_size=16)
+    near = falling(0, 2000, 500)
+    far = falling(1, 9000, 500, batch_size=16)
     row = so_far([near, far])
     assert (row.number, row.batch_size, row.seed) == (0, 64, 1000)
     assert (row.value, row.steps, row.seconds) == (pytest.approx(0.2), 500, 5.0)
-    # The error of a square root's law meets the target at 2,000 steps; histories seen so far slow down.
+    # The error of a square root's law meets the target at 2,000 steps; histories seen so far slow
+    # down.
     assert 1000 < row.predicted_steps < 8000
     assert row.predicted_seconds == pytest.approx(0.01 * row.predicted_steps)
     assert row.compared is None
@@ -78,9 +80,11 @@ def test_the_baseline_stands_beside_it_at_equal_seconds():
     "changes",
     [
         {"tau": None},
-        {"batch_size": 64},  # the same point
+        # This is the same point again.
+        {"batch_size": 64},
         {"history": ((100, None),)},
-        {"tau": 1.0, "history": ((100, 0.5),)},  # first looked at too late
+        # This one was first looked at too late.
+        {"tau": 1.0, "history": ((100, 0.5),)},
         {"history": ((50, 0.7), (100, 55.0)), "status": "diverged"},
     ],
 )
@@ -103,7 +107,8 @@ def test_there_is_none_where_a_trial_reached_the_target_or_has_no_metric():
 
 
 def test_the_answer_says_it():
-    best, baseline = falling(0, 2000, 500), falling(1, 9000, 500, batch_size=16)
+    best = falling(0, 2000, 500)
+    baseline = falling(1, 9000, 500, batch_size=16)
     row = so_far([best, baseline], baseline)
     own = make_baseline(status="stopped")
     summary = result_of([best, baseline], baseline=own, so_far=row)

@@ -67,7 +67,8 @@ def test_what_is_kept_for_the_end(done, changes, baseline, seconds):
 @pytest.mark.parametrize("reserve", [0.0, 40.0])
 @pytest.mark.parametrize(("before", "is_spent"), [(0.1, False), (-0.1, True)])
 def test_a_search_ends_while_there_is_time_for_what_follows(reserve, before, is_spent):
-    done = [STOPPED, REACHED]  # of 2.5 s on average
+    # Their mean is 2.5 s.
+    done = [STOPPED, REACHED]
     elapsed = 100.0 - REPORT_SECONDS - reserve - 2.5 - before
     assert (wall(elapsed).spent(done, COST, reserve, 1.0) is not None) == is_spent
     assert wall(1e9, limit=None).spent(done, COST, reserve, 1.0) is None
@@ -77,7 +78,8 @@ def test_a_search_ends_while_there_is_time_for_what_follows(reserve, before, is_
     ("elapsed", "is_baseline", "seconds"),
     [
         (20.0, False, 80.0 - REPORT_SECONDS),
-        (20.0, True, 25.0),  # twice an eighth of the limit
+        # It is twice an eighth of the limit.
+        (20.0, True, 25.0),
         (90.0, True, 10.0 - REPORT_SECONDS),
         (200.0, False, 0.0),
     ],
@@ -91,7 +93,8 @@ def test_a_trial_ends_where_the_report_has_to_begin(elapsed, is_baseline, second
     ("done", "shortest", "seconds"),
     [
         ([], 4.0, 30.0 + 2 * 4.0 + REPORT_SECONDS),
-        ([STOPPED], 1.2, 28.0 + 2 * 2.0 + REPORT_SECONDS),  # what ran took longer
+        # A trial that ran took longer.
+        ([STOPPED], 1.2, 28.0 + 2 * 2.0 + REPORT_SECONDS),
     ],
 )
 def test_what_two_trials_would_have_needed_is_said(done, shortest, seconds):
@@ -104,11 +107,14 @@ def test_what_two_trials_would_have_needed_is_said(done, shortest, seconds):
 @pytest.mark.parametrize(
     ("left", "resumed_from", "steps"),
     [
-        (20.0, None, 950),  # (20 - 1) / (2 x 0.01)
+        # The steps are (20 - 1) / (2 x 0.01).
+        (20.0, None, 950),
         (20.0, 0, 50 + 950),
-        (1.0 + 0.02 * MIN_STEPS - 0.01, None, None),  # fewer than MIN_STEPS
+        # They are fewer than MIN_STEPS.
+        (1.0 + 0.02 * MIN_STEPS - 0.01, None, None),
         (1.0 + 0.02 * MIN_STEPS + 0.01, None, MIN_STEPS),
-        (1.0 + 0.02 * 14, 0, None),  # less than 1.3 times the 50 of the one before
+        # They are less than 1.3 times the 50 of the one before.
+        (1.0 + 0.02 * 14, 0, None),
         (1.0 + 0.02 * 16, 0, 66),
     ],
 )
@@ -170,7 +176,8 @@ def test_a_study_that_is_continued_has_what_is_left():
 
 
 def test_a_command_is_as_old_as_its_process():
-    age, watch = process_seconds(), stopwatch()
+    age = process_seconds()
+    watch = stopwatch()
     assert 0.0 < age < 1e5
     assert process_seconds() - age <= watch() + 1.0, "clock ticks are coarse"
     ticks = iter([3.0, 7.5])

@@ -100,7 +100,7 @@ COMMAND = "from bstune.__main__ import command; command()"
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Return what lets a project of one's own do something at a place."""
+    """A function that lets a project of one's own do something at a place."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "conf" / "workload").mkdir(parents=True)
     (tmp_path / "conf" / "workload" / "mine.yaml").write_text(WORKLOAD)
@@ -128,7 +128,8 @@ def command(tmp_path, project):
         ended = subprocess.run(
             line, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=seconds
         )
-        if "error: " in ended.stderr:  # ended by a signal, or by C code alone, it leaves them
+        # A process that a signal or C code alone ended leaves its folders.
+        if "error: " in ended.stderr:
             assert [path.name for path in temporary.glob("bstune-*")] == []
         return ended.returncode, ended.stdout + ended.stderr
 
@@ -140,8 +141,10 @@ def command(tmp_path, project):
 
 
 def watched(seconds=None):
-    """Return a watch, what makes seconds pass in its thread's looks, what it said and what took too long."""
-    said, over, now = [], [], FakeTime()
+    """A watch, a function that makes seconds pass in its thread's looks, the lines it said and what took too long."""
+    said = []
+    over = []
+    now = FakeTime()
     watch = Watch(said.append, seconds, over.append, now=now)
 
     def pass_seconds(count):
@@ -200,7 +203,8 @@ def test_a_step_has_a_limit_and_each_step_its_own(seconds, limit):
 
 def test_what_is_built_within_a_step_does_not_count_to_it():
     watch, pass_seconds, _, over = watched(7.0)
-    step, inner = Wait("a step", watch, steps=True), Wait("Lit()", watch)
+    step = Wait("a step", watch, steps=True)
+    inner = Wait("Lit()", watch)
     watch.begin(step)
     pass_seconds(5)
     watch.begin(inner)
@@ -214,7 +218,8 @@ def test_what_is_built_within_a_step_does_not_count_to_it():
 
 def test_an_interruption_that_was_lost_is_sent_again():
     """As long as the thread stands where it stood; not once it goes on, as to clean up."""
-    sent, now = [], FakeTime()
+    sent = []
+    now = FakeTime()
     released = threading.Event()
     moved_on = threading.Event()
     gone = threading.Event()
@@ -247,7 +252,9 @@ def test_an_interruption_that_was_lost_is_sent_again():
 
 
 def test_seconds_in_which_the_whole_process_was_stopped_do_not_count():
-    said, over, now = [], [], FakeTime()
+    said = []
+    over = []
+    now = FakeTime()
     watch = Watch(said.append, 7.0, over.append, now=now)
     watch.begin(Wait("a step", watch, steps=True))
     now.sleep(3600.0)
@@ -314,7 +321,10 @@ def test_at_the_tunables_ends_too(bstune, project, tmp_path):
         "super().__init__()\n", "super().__init__()\n        self.width = width\n"
     )
     (tmp_path / "project.py").write_text(source + held)
-    tunable = "tunable: {width: {key: workload.module.width, low: 1, high: 9, log: false, integer: true}}\n"
+    tunable = (
+        "tunable: {width: {key: workload.module.width, low: 1, high: 9, log: false, integer: "
+        "true}}\n"
+    )
     module = WORKLOAD.replace('lr: "${trial.lr}"}', 'lr: "${trial.lr}", width: 1}')
     (tmp_path / "conf" / "workload" / "mine.yaml").write_text(module + tunable)
     status, _, err = bstune(*OPTIONS, "protocol.trial_seconds=0.3", "search.tune=[width]")
@@ -401,8 +411,10 @@ def test_forked_processes_may_end_so():
 @pytest.mark.parametrize(
     "deed",
     [
-        pytest.param("ctypes.CDLL(None).pause()", marks=SOAK),  # other threads run meanwhile
-        pytest.param("ctypes.PyDLL(None).sleep(1000)", marks=pytest.mark.slow),  # none does
+        # Other threads run meanwhile.
+        pytest.param("ctypes.CDLL(None).pause()", marks=SOAK),
+        # No other thread runs meanwhile.
+        pytest.param("ctypes.PyDLL(None).sleep(1000)", marks=pytest.mark.slow),
         pytest.param("threading.Event().wait()", marks=SOAK),
     ],
 )

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 from builders import prepared_study
-from toolbox import make_result, make_spec, make_survey, trials_of
+from toolbox import make_result, make_spec, make_survey, numbers, statuses, trials_of
 from torch._utils import ExceptionWrapper
 
 from bstune.core.errors import ConfigError
@@ -84,8 +84,9 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def write_module(tmp_path, monkeypatch):
-    """Return what writes and imports a module for the processes; no process is left at the end."""
-    before, names = set(multiprocessing.active_children()), []
+    """A function that writes and imports a module for the processes; no process is left at the end."""
+    before = set(multiprocessing.active_children())
+    names = []
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(name, text):
@@ -115,8 +116,9 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         workers.start(spec(8, 1), output, None)
         workers.start(spec(64, 2), output, make_result(message="of the parent"))
         assert not workers.free
-        assert [running.number for running in workers.running] == [1, 2]
-        second = workers.wait()  # the other one waits for "go"
+        assert numbers(workers.running) == [1, 2]
+        # The other one waits for "go".
+        second = workers.wait()
         assert (second.spec.number, second.result().message) == (2, "of the parent")
         (tmp_path / "go").touch()
         first = workers.wait()
@@ -136,10 +138,12 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
             assert finished.result().status == "failed"
             assert finished.frames.startswith(f"  {tmp_path / file}:{line} in train: ")
             assert finished.frames.count("\n") == 1, "no frames of bstune's"
-        workers.start(spec(9), output, None)  # an error of bstune's own ends the study
+        # An error of bstune's own ends the study.
+        workers.start(spec(9), output, None)
         with pytest.raises(ConfigError, match="no such option"):
             workers.wait().result()
-        workers.start(spec(6), output, None)  # an interruption is none of its business
+        # An interruption is none of the worker's business.
+        workers.start(spec(6), output, None)
         opened = workers.wait().result().device
         assert opened not in devices, "a process is not used again after an error"
         workers.start(spec(64), output, None)
@@ -198,7 +202,8 @@ def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy_train, t
         assert workers.wait().result().number == 3
         (tmp_path / "go").touch()
         assert workers.wait().result().number == 1
-        for process in multiprocessing.active_children():  # while they have nothing to do
+        # They have nothing to do meanwhile.
+        for process in multiprocessing.active_children():
             process.kill()
             process.join()
         workers.start(spec(64, 4), output, None)
@@ -237,7 +242,8 @@ def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert run.returncode == -9
-    assert "Error" not in run.stderr  # Python's own words on what a killed process leaves are fine
+    # Python's own words on what a killed process leaves are fine.
+    assert "Error" not in run.stderr
 
 
 def test_seconds_per_step_are_those_measured_alone():
@@ -256,20 +262,23 @@ def test_seconds_per_step_are_those_measured_alone():
     [((), 0), ((3, 1, 0, 2), 4), ((0, 1, 2, 3, 5, 6, 7, 8), 4), ((0, 1, 2, 3, 4, 5, 6, 7, 9), 8)],
 )
 def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indices, whole):
-    trials = [
-        make_result(number=number, trial_index=index) for number, index in enumerate(trial_indices)
-    ]
+    trials = []
+    for number, index in enumerate(trial_indices):
+        trials.append(make_result(number=number, trial_index=index))
     assert sorted(trial.trial_index for trial in first_trials(trials)) == list(range(whole))
 
 
 def check_indices(trials, points):
     """Each index has one trial that was not cut short, and no two trials go on from the same one."""
-    searched = [
-        trial for trial in trials if trial.replicate_of is None and trial.status != "failed"
-    ]
+    searched = []
+    continued = []
+    for trial in trials:
+        if trial.replicate_of is None and trial.status != "failed":
+            searched.append(trial)
+            if trial.resumed_from is not None:
+                continued.append(trial.resumed_from)
     assert sorted(trial.trial_index for trial in searched) == list(range(len(searched)))
-    assert sum(trial.resumed_from is None for trial in searched) == points
-    continued = [trial.resumed_from for trial in searched if trial.resumed_from is not None]
+    assert len(searched) - len(continued) == points
     assert len(set(continued)) == len(continued)
     return searched
 
@@ -304,7 +313,7 @@ class Dies(Classifier):
 
 
 def surveyed(sizes=(32, 128, 512)):
-    """Return what a survey may have found: steps of 1 ms and 10 microseconds an example."""
+    """A survey's outcome: steps of 1 ms and 10 microseconds an example."""
     return make_survey([(size, 1e-3 + 1e-5 * size) for size in sizes], high=sizes[-1])
 
 
@@ -334,20 +343,17 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     study = tmp_path / "outputs" / "digits"
     trials = trials_of(study)
     searched = check_indices(trials, 8)
-    assert [trial.status for trial in trials].count("failed") == 1
+    assert statuses(trials).count("failed") == 1
     model = surveyed().step_time
-    timed = [trial for trial in trials if trial.status != "failed"]
-    assert [trial.seconds_per_step for trial in timed] == [
-        model(trial.batch_size) for trial in timed
-    ]
-    assert all(
-        trial.measured_seconds_per_step not in (None, trial.seconds_per_step) for trial in timed
-    )
-    assert all(trial.train_seconds > 0 for trial in searched)
-    fresh = [trial for trial in trials if trial.replicate_of is not None]
-    assert all(trial.number > max(other.number for other in searched) for trial in fresh), (
-        "after the search"
-    )
+    last_searched = max(numbers(searched))
+    for trial in trials:
+        if trial.status != "failed":
+            assert trial.seconds_per_step == model(trial.batch_size)
+            assert trial.measured_seconds_per_step not in (None, trial.seconds_per_step)
+        if trial.replicate_of is not None:
+            assert trial.number > last_searched
+    for trial in searched:
+        assert trial.train_seconds > 0
     # a history is what the spec says, wherever it was trained
     if torch.get_num_threads() == 1:
         last = next(trial for trial in searched if trial.resumed_from is None and trial.history)

@@ -4,6 +4,7 @@ from itertools import islice
 import pytest
 import torch
 from builders import options_and_recipe
+from learners import Stream
 from lightning import LightningDataModule
 from lightning.pytorch import LightningModule
 from omegaconf import OmegaConf
@@ -39,6 +40,10 @@ def composed_with(settings, *overrides):
 
 def first(stream, count):
     return list(islice(endless(stream), count))
+
+
+def labels_of(batches):
+    return torch.cat([labels for _, labels in batches])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,8 @@ def test_the_workloads_trainer_arguments_go_to_the_trainer():
     assert trainer["gradient_clip_val"] == 0.5
     assert trainer["benchmark"] is True
     assert [one.logging_interval for one in trainer["callbacks"]] == ["step"]
-    assert "precision" not in trainer  # it is the plug-in's
+    # The precision is the plug-in's.
+    assert "precision" not in trainer
 
 
 def test_an_error_of_bstunes_own_is_raised_as_it_is():
@@ -121,16 +127,16 @@ def test_bstunes_own_data_are_split_and_batched_as_configured(validation, sizes)
     workload = build_workload(
         *composed(f"workload.data.validation={validation}", "protocol.micro_batch_size=100")
     )
-    tested = workload.test_batches and sum(len(labels) for _, labels in workload.test_batches)
+    tested = workload.test_batches and labels_of(workload.test_batches).numel()
     assert (workload.train_examples, workload.validation_examples, tested) == sizes
     assert workload.validates_on_test == (validation == "test")
-    assert sum(len(labels) for _, labels in workload.validation_batches) == sizes[1]
-    drawn = [
-        [labels for _, labels in first(workload.train_batches(spec(250, seed=seed)), 6)]
-        for seed in (1, 1, 2)
-    ]
-    assert [len(labels) for labels in drawn[0]] == [100, 100, 50] * 2
-    one, again, other = map(torch.cat, drawn)
+    assert labels_of(workload.validation_batches).numel() == sizes[1]
+    drawn = []
+    for seed in (1, 1, 2):
+        batches = first(workload.train_batches(spec(250, seed=seed)), 6)
+        assert [len(labels) for _, labels in batches] == [100, 100, 50] * 2
+        drawn.append(labels_of(batches))
+    one, again, other = drawn
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
@@ -143,7 +149,8 @@ class Foreign(LightningDataModule):
 
     def __init__(self, **options):
         super().__init__()
-        self.calls, self.options = [], options
+        self.calls = []
+        self.options = options
         Foreign.last = self
 
     def prepare_data(self):
@@ -188,7 +195,8 @@ class Seeing(LightningModule):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
-        Seeing.trained, Seeing.evaluated = [], []
+        Seeing.trained = []
+        Seeing.evaluated = []
 
     def training_step(self, batch, batch_idx):
         self.trained.append((len(batch[1]), batch[0].min().item()))
@@ -205,11 +213,6 @@ class Seeing(LightningModule):
 class WithTest(Foreign):
     def test_dataloader(self):
         return DataLoader(self.held_out, batch_size=6)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
 
 
 class Streaming(Foreign):
@@ -270,12 +273,14 @@ def test_a_data_module_of_another_project_is_set_up_once(kind, tested):
 def test_a_random_split_is_one_in_all_processes_and_is_not_split_again_for_the_test():
     parts = []
     for seed in (0, 1):
-        torch.manual_seed(seed)  # as another process has drawn other numbers before
-        workload, drawn = foreign(SplitsAnew), torch.rand(1)
+        # Another process would have drawn other numbers before.
+        torch.manual_seed(seed)
+        workload = foreign(SplitsAnew)
+        drawn = torch.rand(1)
         torch.manual_seed(seed)
         assert torch.equal(drawn, torch.rand(1))
-        train = torch.cat([labels for _, labels in first(workload.train_batches(spec(15)), 2)])
-        held_out = torch.cat([labels for _, labels in workload.validation_batches])
+        train = labels_of(first(workload.train_batches(spec(15)), 2))
+        held_out = labels_of(workload.validation_batches)
         assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(42))
         parts.append(sorted(held_out.tolist()))
     assert parts[0] == parts[1]
@@ -301,12 +306,14 @@ def test_a_stream_is_evaluated_to_its_end_as_data_with_a_length_are():
 @pytest.mark.parametrize(("micro", "groups"), [("null", [16]), ("6", [6, 6, 4])])
 def test_its_batches_hold_exactly_b_examples(micro, groups):
     workload = foreign(Foreign, f"protocol.micro_batch_size={micro}")
-    batches = [labels for _, labels in first(workload.train_batches(spec(16)), 15 * len(groups))]
-    assert [len(labels) for labels in batches] == groups * 15
-    epochs = torch.cat(batches).view(-1, 30)  # 240 examples are eight epochs
-    assert all(sorted(epoch.tolist()) == list(range(30)) for epoch in epochs)
-    again = [labels for _, labels in first(workload.train_batches(spec(16)), len(batches))]
-    assert torch.equal(torch.cat(again), torch.cat(batches))
+    batches = list(first(workload.train_batches(spec(16)), 15 * len(groups)))
+    assert [len(labels) for _, labels in batches] == groups * 15
+    # 240 examples are eight epochs.
+    epochs = labels_of(batches).view(-1, 30)
+    for epoch in epochs:
+        assert sorted(epoch.tolist()) == list(range(30))
+    again = labels_of(first(workload.train_batches(spec(16)), len(batches)))
+    assert torch.equal(again, labels_of(batches))
 
 
 @pytest.mark.parametrize(("kind", "least"), [(Foreign, 0.0), (Shifting, 1000.0)])
@@ -315,13 +322,14 @@ def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least)
     for _ in range(2):
         result = run_trial(workload, spec(16), make_protocol(3, target=NEVER))
         assert (result.status, result.steps) == ("stopped", 3)
-        assert [size for size, _ in Seeing.trained] == [16] * 3
-        assert min(value for _, value in Seeing.trained) >= least
+        for size, value in Seeing.trained:
+            assert size == 16
+            assert value >= least
+        assert len(Seeing.trained) == 3
         assert set(Seeing.evaluated) == {least}
     assert Foreign.last.calls == ["prepare", "fit", "test"]
-    assert (
-        len(next(iter(Foreign.last.train_dataloader()))[1]) == 7
-    )  # the project's own data module is as it was
+    # The project's own data module is as it was.
+    assert len(next(iter(Foreign.last.train_dataloader()))[1]) == 7
 
 
 @pytest.mark.parametrize(
@@ -360,7 +368,8 @@ def test_without_a_test_set_there_are_no_test_metrics_but_a_note(kind, cause):
     workload = foreign(kind)
     (note,) = workload.notes
     assert note.startswith(
-        f"no test metrics, as {kind.__name__}.setup('test') or test_dataloader() fails: {cause} (test_"
+        f"no test metrics, as {kind.__name__}.setup('test') or test_dataloader() fails: {cause} "
+        "(test_"
     )
     assert workload.test_batches is None
     assert foreign(WithTest).notes == foreign(Foreign).notes == ()
@@ -414,10 +423,14 @@ def test_what_is_no_module_is_refused():
 
 WHITENED = (
     "~workload.module.model",
-    "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
-    "{_target_: bstune.workloads.layers.Whitening, kernel_size: 2, eps: 0.01, images: 200, signed: true, "
-    "bias: true, padding: 0, channels: 1}, "
-    "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 392, out_features: 10}]}",
+    (
+        "+workload.module.model={_target_: torch.nn.Sequential, _args_: ["
+        "{_target_: bstune.workloads.layers.Whitening, kernel_size: 2, eps: 0.01, images: 200, "
+        "signed: true, "
+        "bias: true, padding: 0, channels: 1}, "
+        "{_target_: torch.nn.Flatten}, {_target_: torch.nn.Linear, in_features: 392, out_features: "
+        "10}]}"
+    ),
 )
 
 
@@ -428,16 +441,17 @@ def test_a_module_starts_from_the_first_training_images_as_its_batches_have_them
     drawn = torch.get_rng_state()
     torch.manual_seed(0)
     bare = build_module(*composed(*WHITENED), spec())
-    assert torch.equal(torch.get_rng_state(), drawn)  # the images draw nothing
+    # The images draw nothing.
+    assert torch.equal(torch.get_rng_state(), drawn)
     with pytest.raises(ConfigError, match="no filters yet"):
         bare(torch.zeros(2, 1, 8, 8))
-    # All training images are in one epoch of batches; their second moments, whitened, are those of the closed form.
+    # All training images are in one epoch of batches; their second moments, whitened, are those of
+    # the closed form.
     images = torch.cat([images for images, _ in first(workload.train_batches(spec(1200)), 1)])
     rows = layer(images)[:, :4].permute(0, 2, 3, 1).reshape(-1, 4)
     moments = (rows.T @ rows / len(rows)).detach()
-    assert (
-        moments - torch.eye(4)
-    ).abs().max() < 0.25  # of 1,200 images where the filters are of 200
+    # They are of 1,200 images where the filters are of 200.
+    assert (moments - torch.eye(4)).abs().max() < 0.25
     assert layer(images).shape == (1200, 8, 7, 7)
 
 
@@ -455,9 +469,8 @@ def test_a_study_takes_its_images_once(monkeypatch):
     two = workload.build_module(spec(seed=1, batch_size=64)).state_dict()
     assert asked == [200]
     assert torch.equal(one["model.0.weight"], two["model.0.weight"])
-    assert not torch.equal(
-        one["model.2.weight"], two["model.2.weight"]
-    )  # what is drawn is each trial's own
+    # Each trial draws its own.
+    assert not torch.equal(one["model.2.weight"], two["model.2.weight"])
     one["model.0.weight"].zero_()
     assert torch.equal(
         workload.build_module(spec()).state_dict()["model.0.weight"], two["model.0.weight"]

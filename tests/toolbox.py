@@ -22,6 +22,7 @@ from bstune.hardware.timing import Measured, StepTiming
 from bstune.report.drawing import save_figure
 from bstune.study.planning.replicates import Winner, winners
 
+# With this cost no evaluation is ever too dear, and with this ratio every step is due.
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
 
@@ -50,13 +51,13 @@ def leave_blank(patch: pytest.MonkeyPatch) -> None:
 
 
 def make_spec(batch_size: int = 4, lr: float = 0.1, seed: int = 0, **changes: Any) -> TrialSpec:
-    """Return the spec of a trial, number 3 at index 2."""
+    """The spec of a trial, number 3 at index 2."""
     values: Mapping[str, Any] = {"number": 3, "trial_index": 2, "delta": None}
     return TrialSpec(**{**values, "batch_size": batch_size, "lr": lr, "seed": seed, **changes})
 
 
 def make_protocol(steps: int = 20, examples: int = 1, **changes: Any) -> TrialProtocol:
-    """Return a protocol that evaluates after every step, on a CPU."""
+    """A protocol that evaluates after every step, on a CPU."""
     values: Mapping[str, Any] = {
         "target": Target("val/error", 0.1, "min"),
         "budget": Budget(steps, examples),
@@ -76,13 +77,36 @@ def end_as_lightning() -> None:
     """Raise what Lightning makes of Ctrl-C: a SystemExit with a KeyboardInterrupt before it."""
     try:
         raise KeyboardInterrupt
+    # Lightning exits while the interruption is handled, which makes it the exit's context.
     except KeyboardInterrupt:
         sys.exit(1)
 
 
 def entries(folder: Path) -> list[str]:
-    """Return the names of what lies in a folder, sorted."""
+    """The names of what lies in a folder, sorted."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def made_table(folder: Path) -> Path:
+    """The replay table t.jsonl of the made frontier, written into a folder."""
+    return write_rows(folder / "t.jsonl", table_rows())
+
+
+def tree(folder: Path) -> dict[str, Any]:
+    """All below a folder, by its path there: a file's content, a link's target, False of a folder."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            entry: Any = os.readlink(path)
+        else:
+            entry = path.is_file() and path.read_bytes()
+        found[str(path.relative_to(folder))] = entry
+    return found
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The content of each file below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 RESULT = TrialResult(
@@ -108,12 +132,12 @@ RESULT = TrialResult(
 
 
 def make_result(**changes: Any) -> TrialResult:
-    """Return the record of a trial that reached the target."""
+    """The record of a trial that reached the target."""
     return replace(RESULT, **changes)
 
 
 def steps_to_target(batch_size: float, lr: float) -> int:
-    """Return the steps of a made frontier: B_crit at 64, and a best learning rate that grows as B's root."""
+    """The steps of a made frontier: B_crit at 64, and a best learning rate that grows as B's root."""
     best = 0.16 * (batch_size / 128) ** 0.5
     return round(200 * (1 + 64 / batch_size) * (1 + math.log2(lr / best) ** 2))
 
@@ -121,11 +145,13 @@ def steps_to_target(batch_size: float, lr: float) -> int:
 def table_rows(
     seeds: Iterable[int] = (0, 1), missed: Callable[[float], bool] = lambda lr: False
 ) -> list[dict]:
-    """Return the rows of a replay table of that frontier, error 0.14 the target; ``missed`` says at which rates."""
+    """The rows of a replay table of that frontier, error 0.14 the target; ``missed`` says at which rates."""
     rows = []
     for batch_size, lr, seed in product((8, 32, 128, 512), (0.01, 0.04, 0.16, 0.64), seeds):
         hit = steps_to_target(batch_size, lr) + 5 * seed
+        # Thirty evaluations 1.1 apart reach from the hit down to a twentieth of it.
         steps = sorted({max(1, round(hit * 1.1**-i)) for i in range(31)})
+        # The metric is under 0.14 from the hit on, unless the rate is one that misses.
         metric = [
             0.13 + 0.5 * (1 - step / hit) ** 2 + 0.02 * (step < hit or missed(lr)) for step in steps
         ]
@@ -147,8 +173,48 @@ def write_rows(path: Path, rows: Iterable[object]) -> Path:
     return path
 
 
+def json_rows(text: str) -> list[Any]:
+    """The values of a text of JSON lines."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def read_rows(path: Path) -> list[Any]:
+    """The values of a file of JSON lines."""
+    return json_rows(path.read_text())
+
+
+def column(rows: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
+    """The value under a name in each row."""
+    return [row[name] for row in rows]
+
+
+def evaluated_steps(trial: TrialResult) -> list[int]:
+    """The steps at which a trial was evaluated."""
+    return [step for step, _ in trial.history]
+
+
+def metric_values(trial: TrialResult) -> list[float]:
+    """The metric at each evaluation of a trial."""
+    return [value for _, value in trial.history]
+
+
+def measured_steps(measurements: Iterable[tuple[int, float, float]]) -> list[int]:
+    """The step of each measurement of the noise scale."""
+    return [step for step, *_ in measurements]
+
+
+def statuses(trials: Iterable[TrialResult]) -> list[str]:
+    """The status of each trial."""
+    return [trial.status for trial in trials]
+
+
+def numbers(trials: Iterable[Any]) -> list[int]:
+    """The number of each trial, or of each observation of one."""
+    return [trial.number for trial in trials]
+
+
 def trials_of(study: Path) -> list[TrialResult]:
-    """Return the records in a study's output folder."""
+    """The records in a study's output folder."""
     return [
         TrialResult.from_json(line) for line in (study / "trials.jsonl").read_text().splitlines()
     ]
@@ -158,7 +224,7 @@ def make_trial(
     number: int = 0, batch_size: int = 64, lr: float = 0.1, status: Any = "reached", steps: int = 400,
     steps_low: int = 390, tau: float | None = 0.01, **changes: Any,
 ) -> TrialResult:  # fmt: skip
-    """Return the record of a trial with seeds, times and a history that fit its steps."""
+    """The record of a trial with seeds, times and a history that fit its steps."""
     seconds = steps * (tau or 0.0)
     values: Mapping[str, Any] = {
         "number": number,
@@ -180,12 +246,12 @@ def make_trial(
 
 
 def best_of(trials: Sequence[TrialResult]) -> dict[Merit, Winner]:
-    """Return the winners of a study for time with three replicates, each trial predicted to do what it did."""
+    """The winners of a study for time with three replicates, each trial predicted to do what it did."""
     return winners(trials, {}, "time", 3, 2)
 
 
 def data_root(folder: str) -> str:
-    """Return BSTUNE_DATA if it holds real data in ``folder``; skip the test otherwise."""
+    """BSTUNE_DATA if it holds real data in ``folder``; skip the test otherwise."""
     root = os.environ.get("BSTUNE_DATA", "")
     if not root or not (Path(root).expanduser() / folder).is_dir():
         pytest.skip(f"BSTUNE_DATA={root!r} is not a folder with {folder}/")
@@ -193,7 +259,7 @@ def data_root(folder: str) -> str:
 
 
 def make_probe_result(size: int, outcome: ProbeOutcome = "fits", mib: int = 100) -> ProbeResult:
-    """Return a probe that took so many MiB of 1,000."""
+    """A probe that took so many MiB of 1,000."""
     return ProbeResult(size, outcome, 1000 * 2**20, mib * 2**20, mib * 2**20)
 
 
@@ -203,12 +269,13 @@ def make_survey(
     bare: float | None = None,
     **changes: Any,
 ) -> Survey:
-    """Return a survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
+    """A survey of a Linear with seconds per step ``taus``, ``bare`` of them without the framework."""
     timings = (
         StepTiming(size, tau, tau, tau, 0.0, 9, 3, None if bare is None else bare * tau)
         for size, tau in taus
     )
-    at, smallest = make_probe_result(taus[-1][0]), make_probe_result(taus[0][0])
+    at = make_probe_result(taus[-1][0])
+    smallest = make_probe_result(taus[0][0])
     model = MemoryModel(90.0 * 2**20, 1024.0)
     moved = AffineCost(0, 100)
     layer = LayerCost("a", "Linear", AffineCost(0, 1e6), moved, moved, AffineCost(1e5, 0))

@@ -23,7 +23,8 @@ from bstune.sweeps.baselines import FrontierSearch
 from bstune.sweeps.search_problem import least, make_benchmark, ratio_after, run_search
 from bstune.trial.replay import read_index, read_table
 
-SPENDINGS = (10.0, 20.0, 40.0)  # in the best trial's cost
+# In units of the best trial's cost.
+SPENDINGS = (10.0, 20.0, 40.0)
 
 
 def _without_curve(search: FrontierSearch) -> None:
@@ -35,7 +36,8 @@ def _without_continuation(search: FrontierSearch) -> None:
 
 
 def _without_extrapolation(search: FrontierSearch) -> None:
-    search.sampler._target = None  # then it reads no history
+    # Without a target it reads no history.
+    search.sampler._target = None
 
 
 def _fastest_trial(search: FrontierSearch) -> None:

@@ -66,12 +66,16 @@ FAMILIES = (
     "noisy rates",
     "rate floor",
 )
-MIDDLE = 181.0  # batch size, the geometric middle of 8 to 4096
-SEED_NOISE = 0.1  # of log steps
-EVALUATION_NOISE = 0.01  # of log height
-HEIGHTS = np.geomspace(1.0, 1e-6, 600)  # over h_0
-REFERENCE = 0.1  # h_1 over h_0
-SLACK = 2.0 ** (1 / 8)  # of a batch size: the truth is known to an eighth of an octave
+# The batch size in the geometric middle of 8 to 4096.
+MIDDLE = 181.0
+# The noise of log steps from seed to seed, and of log height from evaluation to evaluation.
+SEED_NOISE = 0.1
+EVALUATION_NOISE = 0.01
+# Heights of the curve over h_0, and h_1 over h_0.
+HEIGHTS = np.geomspace(1.0, 1e-6, 600)
+REFERENCE = 0.1
+# The truth is known to an eighth of an octave of the batch size.
+SLACK = 2.0 ** (1 / 8)
 
 
 @dataclass(frozen=True)
@@ -222,11 +226,13 @@ def row_of(number: int, spend: float, growth: float) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     problem = draw_curves(number, growth)
     search = BudgetSearch(problem, number)
-    spent, trials = 0.0, 0
+    spent = 0.0
+    trials = 0
     for cost in search.costs():
         if spent + cost > spend + 1e-6:
             break
-        spent, trials = spent + cost, trials + 1
+        spent = spent + cost
+        trials = trials + 1
     point = search.recommended()
     # Above the best batch size and rate, in units of the metric.
     above = math.nan if point is None else problem.truth(*point) - problem.best
@@ -257,7 +263,8 @@ def row_of(number: int, spend: float, growth: float) -> dict[str, Any]:
 
 def holds(interval: Sequence[float], truth: float) -> bool:
     """Say whether an interval, its ends first and last, holds one of the batch sizes searched."""
-    low, high = min(interval[0], HIGH), max(interval[-1], LOW)
+    low = min(interval[0], HIGH)
+    high = max(interval[-1], LOW)
     return low <= truth * SLACK and truth <= high * SLACK
 
 
@@ -274,7 +281,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(
             f"{family:18s} n {len(own):2d}: AS GOOD holds the best batch size in {good}, "
             f"{statistics.median(widths):.1f} octaves wide; at {LONGER:g} times the budget its "
-            f"interval in {later}, {statistics.median(later_widths):.1f} octaves; the point to use is "
+            f"interval in {later}, {statistics.median(later_widths):.1f} octaves; the point to "
+            "use is "
             f"{_per_cent(own, [row['above'] for row in own]):.2f}% above the best, where at most "
             f"{_per_cent(own, [row['gain_left'][1] for row in own]):.2f}% was said to be left"
         )

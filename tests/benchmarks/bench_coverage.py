@@ -32,11 +32,14 @@ from bstune.sweeps.baselines import FrontierSearch
 from bstune.sweeps.search_problem import Benchmark, factor, make_benchmark, run_search
 from bstune.trial.replay import read_index, read_table
 
-SPENDINGS = (20.0, 40.0)  # in the best trial's cost
-SHARES = (0.05, 0.5, 0.95)  # ends and middle of an interval
+# In units of the best trial's cost.
+SPENDINGS = (20.0, 40.0)
+# The ends and the middle of an interval.
+SHARES = (0.05, 0.5, 0.95)
 OBJECTIVES = ("time", "steps", "curve")
 LRS = tuple(float(2.0**octave) for octave in np.arange(-11.0, 1.25, 0.5))
-MIDDLE = 181.0  # batch size, the geometric middle of the tables' 8 to 4096
+# The batch size in the geometric middle of the tables' 8 to 4096.
+MIDDLE = 181.0
 KINDS: dict[str, dict[str, Any]] = {
     "noise 10%": {},
     "noise 20%": {"noise": 0.2},
@@ -61,7 +64,8 @@ class Watched(FrontierSearch):
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Keep the interval, then propose."""
-        spec = super().propose(finished)  # which has told the last trial
+        # This has told the last trial.
+        spec = super().propose(finished)
         spent = sum(trial.train_seconds for trial in finished)
         if (
             len(self.intervals) < len(SPENDINGS) - 1
@@ -87,7 +91,7 @@ class Watched(FrontierSearch):
 
 
 def draw_law(seed: int, kind: str) -> Law:
-    """Return a law that a real table could have, B_crit well within the batch sizes."""
+    """A law that a real table could have, B_crit well within the batch sizes."""
     rng = np.random.default_rng([seed, 1])
     example = math.exp(rng.uniform(math.log(1e-6), math.log(1e-4)))
     law = Law(
@@ -103,7 +107,8 @@ def draw_law(seed: int, kind: str) -> Law:
         overhead=example * math.exp(rng.uniform(math.log(20.0), math.log(2000.0))),
         per_example=example,
     )
-    if kind == "u-shape":  # B_opt, where the examples are fewest, is above the smallest batch sizes
+    # B_opt, where the examples are fewest, lies above the smallest batch sizes.
+    if kind == "u-shape":
         b_opt = math.exp(rng.uniform(math.log(24.0), math.log(96.0)))
         law = replace(law, b_crit=max(law.b_crit, 2.0 * b_opt))
         return replace(law, kind="u_shape", parameter=b_opt / law.b_crit)
@@ -119,7 +124,8 @@ def study(
     search = Watched(
         replace(benchmark, problem=replace(benchmark.problem, objective=objective)), unit, seed
     )
-    if not regret:  # a third of the time goes into naming an incumbent after each trial
+    # A third of the time goes into naming an incumbent after each trial.
+    if not regret:
         search.incumbent = lambda finished: None
     run = run_search(search, benchmark, SPENDINGS)
     search.look()
@@ -174,16 +180,18 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             off = statistics.median(factor(middle / truth) for truth, _, middle, _ in ends)
             low = statistics.mean(middle < truth for truth, _, middle, _ in ends)
             print(
-                f"{objective} after {SPENDINGS[at]:g}x, {cell or 'all'}: covers {share:.0%} of {len(some)}, "
+                f"{objective} after {SPENDINGS[at]:g}x, {cell or 'all'}: covers {share:.0%} of "
+                f"{len(some)}, "
                 f"width {width:.2f}, off by {off:.2f} (low in {low:.0%})"
             )
     share = statistics.mean(
         low <= row["truth"] <= high for row in rows for low, _, high in row["intervals"]
     )
     print(f"over all: covers {share:.1%}")
-    known = [
-        (row["exponent"], *ends) for row in rows if "exponent" in row for ends in row["exponents"]
-    ]
+    known = []
+    for row in rows:
+        if "exponent" in row:
+            known += [(row["exponent"], *ends) for ends in row["exponents"]]
     if known:
         share = statistics.mean(low <= truth <= high for truth, low, _, high in known)
         width = statistics.median(high - low for _, low, _, high in known)
@@ -206,11 +214,9 @@ def main() -> None:
     options = parser.parse_args()
     about = machine(device("cpu"), options.studies)
     # Seed by seed, so that a run that is cut short has judged every cell as often.
-    jobs = [
-        (*job, seed)
-        for seed in range(options.studies)
-        for job in product(options.cells, options.objectives)
-    ]
+    jobs = []
+    for seed in range(options.studies):
+        jobs += [(*job, seed) for job in product(options.cells, options.objectives)]
     run = of_table if options.what == "tables" else of_law
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:

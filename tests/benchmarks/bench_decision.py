@@ -27,7 +27,8 @@ from bstune.trial.replay import replay
 
 TARGET = Target("error", 0.1, "min")
 TABLE = synthetic_table(Law(noise=0.1))
-BUDGET = 40_000  # steps
+# The budget of a trial, in steps.
+BUDGET = 40_000
 SPACE = {
     "batch_size": IntDistribution(8, 4096, log=True),
     "lr": FloatDistribution(2.0**-11, 2.0, log=True),
@@ -52,12 +53,14 @@ def measure(objective: str, sizes: Sequence[int], repeats: int) -> Iterator[dict
         reached = sum(
             trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)
         )
-        seconds, cpu = [], []
+        seconds = []
+        cpu = []
         for repeat in range(repeats + 1):
             study.sampler = FrontierSampler(
                 objective=objective, seed=repeat, search_space=SPACE, **SETTINGS
             )
-            start, busy = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
+            busy = time.process_time()
             trial = study.ask(SPACE)
             seconds.append(time.perf_counter() - start)
             cpu.append(time.process_time() - busy)
@@ -77,7 +80,8 @@ def _run(study: optuna.Study, objective: str) -> None:
         objective=objective, seed=number, search_space=SPACE, **SETTINGS
     )
     trial = study.ask(SPACE)
-    max_steps, resumed_from = sampler.max_steps(number), sampler.resumed_from(number)
+    max_steps = sampler.max_steps(number)
+    resumed_from = sampler.resumed_from(number)
     continued = (
         None
         if resumed_from is None

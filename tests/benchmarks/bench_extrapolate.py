@@ -25,7 +25,8 @@ from bstune.core.scale_law import Estimate, ScalePoint, fit_scale_law
 FAMILIES = ("power", "broken", "saturating", "log")
 DISTANCES = (4.0, 16.0, 64.0)
 CURVES = 40
-TUNING = 400  # curves to set the prior on, of other seeds
+# The prior is set on so many curves, of other seeds.
+TUNING = 400
 TUNING_SEED = 10_000
 TUNED_DRIFTS = (0.06, 0.09, 0.12, 0.16, 0.2)
 TUNED_OFFSETS = (0.15, 0.3)
@@ -33,7 +34,8 @@ HERE = Path(__file__).parent
 ROWS = HERE / "extrapolate.jsonl"
 MEASURED = HERE / "extrapolate_measured.json"
 
-Curve = Callable[[float], float]  # log of the quantity at a log scale
+# The log of a quantity over the log of a scale.
+Curve = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,10 @@ def share(rows: Sequence[dict[str, object]]) -> str:
     count = sum(bool(row["holds"]) for row in rows)
     width = np.median([row["width"] for row in rows])  # type: ignore[arg-type]
     error = np.median([row["error"] for row in rows])  # type: ignore[arg-type]
-    return f"{count} of {len(rows)} ({count / len(rows):.0%}), half width {width:.2f}, error {error:.2f}"
+    return (
+        f"{count} of {len(rows)} ({count / len(rows):.0%}), half width {width:.2f}, error "
+        f"{error:.2f}"
+    )
 
 
 def show_made(rows: Sequence[dict[str, object]]) -> None:
@@ -167,7 +172,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.tune:
         for drift, offset in product(TUNED_DRIFTS, TUNED_OFFSETS):
-            scale_law.DRIFT_SIGMA, scale_law.OFFSET_SIGMA = drift, offset
+            scale_law.DRIFT_SIGMA = drift
+            scale_law.OFFSET_SIGMA = offset
             print(f"drift {drift:g}, offset {offset:g}")
             show_made(judge_made(range(TUNING_SEED, TUNING_SEED + TUNING)))
         return
@@ -183,7 +189,8 @@ def main() -> None:
             whose = "own" if str(row["source"]).startswith("tests/") else "step law"
             groups[f"{whose}, {row['quantity']}"].append(row)
             print(
-                f"{row['source']}, {row['quantity']}, {row['scales']} scales, {row['distance']:.3g} times: "
+                f"{row['source']}, {row['quantity']}, {row['scales']} scales, "
+                f"{row['distance']:.3g} times: "
                 f"{row['low']:.3g} to {row['high']:.3g}, measured {row['measured']:.4g}"
             )
     for name, rows in groups.items():

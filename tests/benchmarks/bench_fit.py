@@ -31,7 +31,7 @@ WASTES = (0.0, 1.3, 1.8, 2.8)
 
 
 def b_opt_of(smallest: float, waste: float) -> float:
-    """Return the B_opt at which the smallest batch size takes ``waste`` times the fewest examples."""
+    """The B_opt at which the smallest batch size takes ``waste`` times the fewest examples."""
     if waste == 0.0:
         return 0.0
     return float(
@@ -44,15 +44,16 @@ def b_opt_of(smallest: float, waste: float) -> float:
 
 
 def interval(low: float | None, high: float | None) -> tuple[float, float]:
-    """Return the ends of an interval, 0 and infinity where open."""
+    """The ends of an interval, 0 and infinity where open."""
     return low or 0.0, high or math.inf
 
 
 def simulate(
     sizes: "np.ndarray[tuple[int], np.dtype[np.float64]]", noise: float, waste: float, curves: int
 ) -> list[float]:
-    """Return coverage and width of B_crit's interval, the share of three terms and the coverage of B_opt."""
-    rng, b_opt = np.random.default_rng(14), b_opt_of(sizes[0], waste)
+    """Coverage and width of B_crit's interval, the share of three terms and the coverage of B_opt."""
+    rng = np.random.default_rng(14)
+    b_opt = b_opt_of(sizes[0], waste)
     fits: list[CurveFit] = []
     for _ in range(curves):
         steps = (

@@ -81,10 +81,14 @@ MAX_TRIALS = 600
 CADENCE = 1.04
 FIRST_EVALUATION = 1.0 / 150.0
 STEPS_A_STEP = 1000.0
-RUNGS = (1 / 27, 1 / 9, 1 / 3, 1.0)  # of the budget, where Hyperband may stop a trial
-NEAR_BEST = 0.10  # above the best cell's metric: cells whose seeds tell the scatter
-LOW, HIGH = 8, 4096
-LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
+# Hyperband may stop a trial at these shares of the budget.
+RUNGS = (1 / 27, 1 / 9, 1 / 3, 1.0)
+# The seeds of cells whose metric is so little above the best cell's tell the scatter.
+NEAR_BEST = 0.10
+LOW = 8
+HIGH = 4096
+LR_LOW = 2.0**-11
+LR_HIGH = 2.0**1.25
 # What search.least_gain may be: what is left to gain, in what one seed differs from another.
 LEAST_GAINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 SEARCHES = ("bstune", "TPE", "TPE, Hyperband", "GP")
@@ -133,8 +137,10 @@ class Recorded:
     def __init__(self, name: str) -> None:
         source = read_index()[name]
         self._table: Table = read_table(source.path)
-        sizes, lrs = self._table.batch_sizes, self._table.lrs
-        self.sizes, self.lrs = (sizes[0], sizes[-1]), (lrs[0], lrs[-1])
+        sizes = self._table.batch_sizes
+        lrs = self._table.lrs
+        self.sizes = (sizes[0], sizes[-1])
+        self.lrs = (lrs[0], lrs[-1])
         self._taus = []
         for size in sizes:
             taus = [run.seconds_per_step for run in self._table.runs if run.batch_size == size]
@@ -318,7 +324,8 @@ def result_of(problem: Problem, spec: TrialSpec, values: Array, last_step: int) 
         if step > last_step:
             break
         if math.isinf(value):
-            status, steps = "diverged", step
+            status = "diverged"
+            steps = step
             break
         if not math.isnan(value):
             history[step] = float(value)
@@ -336,7 +343,8 @@ class BudgetSearch:
     """bstune's sampler, as its docstring shows it."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
-        self._problem, self._seed = problem, seed
+        self._problem = problem
+        self._seed = seed
         self.sampler = FrontierSampler(
             objective="loss",
             budget=problem.budget,
@@ -366,7 +374,8 @@ class BudgetSearch:
             size = trial.suggest_int("batch_size", *problem.sizes, log=True)
             lr = trial.suggest_float("lr", *problem.lrs, log=True)
             parent = self.sampler.resumed_from(trial.number)
-            before, run_seed = 0, 1000 * self._seed + trial.number
+            before = 0
+            run_seed = 1000 * self._seed + trial.number
             if parent is not None:
                 before = self._results[parent].steps
                 run_seed = self._results[parent].seed
@@ -413,7 +422,8 @@ class OptunaSearch:
     """Any Optuna sampler, with or without a pruner."""
 
     def __init__(self, problem: Problem, seed: int, name: str) -> None:
-        self._problem, self._seed = problem, seed
+        self._problem = problem
+        self._seed = seed
         sampler: Any = optuna.samplers.TPESampler(seed=seed)
         if name == "GP":
             sampler = optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)
@@ -455,7 +465,8 @@ class OptunaSearch:
                 self.study.tell(trial, math.log(min(value, problem.worst)))
 
     def _rule(self, batch_size: float) -> float:
-        (low, high), (slow, fast) = self._problem.sizes, self._problem.lrs
+        (low, high) = self._problem.sizes
+        (slow, fast) = self._problem.lrs
         return math.sqrt(slow * fast) * math.sqrt(batch_size / math.sqrt(low * high))
 
     def _run(self, trial: optuna.Trial, values: Array) -> tuple[float, float, bool]:
@@ -485,14 +496,16 @@ def search(
     one: BudgetSearch | OptunaSearch = BudgetSearch(problem, seed)
     if name != "bstune":
         one = OptunaSearch(problem, seed, name)
-    spent, count = 0.0, 0
+    spent = 0.0
+    count = 0
     truths = list[float]()
     for cost in one.costs():
         while len(truths) < len(SPENDINGS) and spent + cost > SPENDINGS[len(truths)] + 1e-6:
             truths.append(_truth(problem, one.recommended()))
         if len(truths) == len(SPENDINGS) or count == MAX_TRIALS:
             break
-        spent, count = spent + cost, count + 1
+        spent = spent + cost
+        count = count + 1
     while len(truths) < len(SPENDINGS):
         truths.append(_truth(problem, one.recommended()))
     return truths, count, one
@@ -526,7 +539,8 @@ def row_of_ends(problem: Recorded, table: str, seed: int) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     one = BudgetSearch(problem, seed)
     looks = list[list[float]]()
-    spent, count = 0.0, 0
+    spent = 0.0
+    count = 0
     for cost in one.costs():
         if count and count % LOOK_EVERY == 0:
             look = one.look()
@@ -536,7 +550,8 @@ def row_of_ends(problem: Recorded, table: str, seed: int) -> dict[str, Any]:
                 looks.append([count, round(spent, 2), full, round(left, 3), round(above, 2)])
         if spent + cost > SPENDINGS[-1] or count == MAX_TRIALS:
             break
-        spent, count = spent + cost, count + 1
+        spent = spent + cost
+        count = count + 1
     return {"problem": table, "seed": seed, "search": "ends", "looks": looks}
 
 
@@ -577,7 +592,8 @@ def row_of_law(number: int, seed: int, name: str) -> dict[str, Any]:
     findings = one.findings() if isinstance(one, BudgetSearch) else None
     if findings is None or findings.growth is None:
         return row
-    good, growth = findings.as_good, findings.growth
+    good = findings.as_good
+    growth = findings.growth
     best = problem.best_size()
     shares = [size.share for size in growth.best_sizes]
     log_sizes = [math.log(problem.best_size(share)) for share in shares]
@@ -604,14 +620,13 @@ def show(rows: Sequence[dict[str, Any]], scatters: dict[str, float]) -> None:
         print(f"{problem}{note}: % above the best, median/p90 after {SPENDINGS} full trials")
         for name in dict.fromkeys(row["search"] for row in some):
             own = [row for row in some if row["search"] == name]
-            cells = [_median_p90([row["above"][i] for row in own]) for i in range(len(SPENDINGS))]
+            above = np.array([row["above"] for row in own])
+            cells = [_median_p90(after) for after in above.T.tolist()]
             trials = statistics.median(row["trials"] for row in own)
             print(f"   {name:15s} n {len(own):3d}, {trials:g} trials: {', '.join(cells)}")
             if problem == "all" and scatters:
-                cells = [
-                    _median_p90([row["of_scatter"][i] for row in own])
-                    for i in range(len(SPENDINGS))
-                ]
+                of_scatter = np.array([row["of_scatter"] for row in own])
+                cells = [_median_p90(after) for after in of_scatter.T.tolist()]
                 print(f"   {'':15s} in units of one seed's scatter: {', '.join(cells)}")
     judged = [row for row in rows if "holds_best" in row]
     if judged:

@@ -28,7 +28,8 @@ from bstune.system.files import Output
 from bstune.trial.workload import LightningBackend, load_workload, resolve
 from bstune.workloads.datasets import ImageDataset, Images
 
-LEFT_OUT = 10  # of the first trials: libraries load, allocators and caches fill
+# In the first trials libraries load, allocators and caches fill.
+LEFT_OUT = 10
 RESNET = (
     "workload=resnet_cifar",
     "workload.module.model.width=8",
@@ -43,7 +44,7 @@ CASES |= {f"{name} compiled": (*options, "compile=default") for name, options in
 
 
 def random_images() -> ImageDataset:
-    """Return a data set of CIFAR-10's shape."""
+    """A data set of CIFAR-10's shape."""
     random = np.random.default_rng(0)
     train, test = (
         Images(
@@ -55,13 +56,15 @@ def random_images() -> ImageDataset:
 
 
 def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
-    """Return the bytes after each trial of a case; they leave their states, at batch sizes that take turns."""
+    """The bytes after each trial of a case; they leave their states, at batch sizes that take turns."""
     composed = compose_checked([*CASES[name], f"device={device}", "precision=32-true"])
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
     protocol = protocol.for_steps_only()
     backend = LightningBackend(options, recipe, workload, protocol)
-    host, on_device, start = [], [], time.perf_counter()
+    host = []
+    on_device = []
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         output = Output(Path(folder))
         output.checkpoints.mkdir(parents=True)
@@ -72,7 +75,8 @@ def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
             result = backend.run(spec, output, None)
             if result.steps != spec.max_steps or result.message is not None:
                 raise RuntimeError(
-                    f"the trial ended after {result.steps} steps: {result.status} ({result.message})"
+                    f"the trial ended after {result.steps} steps: {result.status} "
+                    f"({result.message})"
                 )
             output.state(number).unlink()
             gc.collect()
@@ -86,12 +90,10 @@ def show(name: str, values: Sequence[int], seconds: float) -> None:
     """Print a row of the table."""
     later = values[LEFT_OUT:]
     line = linregress(range(len(later)), later)
-    first, last, slope, error = (
-        later[0] / 2**20,
-        later[-1] / 2**20,
-        line.slope / 2**10,
-        line.stderr / 2**10,
-    )
+    first = later[0] / 2**20
+    last = later[-1] / 2**20
+    slope = line.slope / 2**10
+    error = line.stderr / 2**10
     numbers = f"{len(values):>6} {first:>10.1f} {last:>9.1f} {slope:>12.1f} {error:>7.1f}"
     print(f"{name:<32} {numbers} {seconds:>7.1f}", flush=True)
 
@@ -108,7 +110,8 @@ if __name__ == "__main__":
     trials = max(options.trials, LEFT_OUT + 3)
     about = machine(options.device, trials)
     print(
-        f"{'case':<32} {'trials':>6} {'first MiB':>10} {'last MiB':>9} {'KiB a trial':>12} {'+-':>7} {'s':>7}"
+        f"{'case':<32} {'trials':>6} {'first MiB':>10} {'last MiB':>9} {'KiB a trial':>12} "
+        f"{'+-':>7} {'s':>7}"
     )
     rows = []
     for name in CASES if options.case is None else (options.case,):

@@ -44,7 +44,8 @@ def measured(arguments: tuple[str, ...], syncs: bool) -> dict[str, float]:
 
 
 def _run(arguments: tuple[str, ...], syncs: bool) -> None:
-    fsync, spent = os.fsync, list[float]()
+    fsync = os.fsync
+    spent = list[float]()
 
     def timed(descriptor: Any) -> None:
         start = time.perf_counter()
@@ -77,7 +78,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in [options.study] if options.study else list(STUDIES):
         arguments = (*STUDIES[name], f"search.trials={TRIALS[name]}")
-        measured(arguments, syncs=True)  # what is read for the first time is in memory from here on
+        # All that is read for the first time is in memory from here on.
+        measured(arguments, syncs=True)
         pairs = []
         for number in range(options.repeats):
             order = (True, False) if number % 2 else (False, True)
@@ -89,7 +91,9 @@ def main() -> None:
         shown = {"on / off": ratios, "share in fsync": shares, "ms in fsync a trial": each}
         print(f"{name} on {kind}: {pairs[0][0]['syncs']:.0f} syncs in {TRIALS[name]} trials")
         for what, values in shown.items():
-            low, middle, high = min(values), statistics.median(values), max(values)
+            low = min(values)
+            middle = statistics.median(values)
+            high = max(values)
             print(f"  {what}: {low:.4g}, {middle:.4g}, {high:.4g}")
         rows.append({"study": name, "file system": kind, "pairs": pairs, **shown})
     write(options.json, about, rows)

@@ -61,9 +61,12 @@ from bstune.trial.replay import Table, complete, read_index, read_table, replay
 from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
 
 SPENDINGS = (10.0, 20.0, 40.0)
-LOW, HIGH = 8, 4096
-LR_LOW, LR_HIGH = 2.0**-11, 2.0**1.25
-SHORTEST = 1 / 64  # of the budget, of TPE's horizons
+LOW = 8
+HIGH = 4096
+LR_LOW = 2.0**-11
+LR_HIGH = 2.0**1.25
+# The shortest of TPE's horizons, as a share of the budget.
+SHORTEST = 1 / 64
 STOP_FACTOR = 2.0
 MAX_TRIALS = 400
 # Steps of the grid, between two recorded values, on which the least cost of a table is sought.
@@ -71,7 +74,8 @@ BETWEEN = 2
 HORIZONS = 60  # of that grid
 # What a user of a recorded workload runs today: batch size and learning rate of its config.
 REFERENCES = {"digits_linear": (64, 0.4), "mnist_mlp_linear": (64, 0.2)}
-DIGITS_SECONDS = 3.0  # of steps times tau(B) that a search on digits spends
+# The steps times tau(B) that a search on digits spends.
+DIGITS_SECONDS = 3.0
 ERROR = Target("error", TARGET, "min")
 REFERENCE_FIRST = "bstune, reference first"
 SEARCHES = ("bstune", REFERENCE_FIRST, "bstune, fixed horizon", "TPE", "TPE, fixed horizon")
@@ -93,17 +97,19 @@ class HorizonLaw:
     target: Target = ERROR
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step."""
+        """Seconds per step."""
         return self.law.tau(batch_size)
 
     def rule(self, batch_size: float) -> float:
-        """Return the learning rate of the square-root rule through the middle of both ranges."""
+        """The learning rate of the square-root rule through the middle of both ranges."""
         return math.sqrt(LR_LOW * LR_HIGH) * math.sqrt(batch_size / math.sqrt(LOW * HIGH))
 
     def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
-        """Return the record of a run."""
-        law, rng = self.law, np.random.default_rng([seed, 77])
-        tau, spec = self.tau(batch_size), TrialSpec(number, number, batch_size, lr, None, seed)
+        """The record of a run."""
+        law = self.law
+        rng = np.random.default_rng([seed, 77])
+        tau = self.tau(batch_size)
+        spec = TrialSpec(number, number, batch_size, lr, None, seed)
         shortest = law.steps(batch_size, lr)
         if shortest is None:
             steps = max(1, round(0.1 * min(horizon, law.frontier(batch_size))))
@@ -129,7 +135,7 @@ class HorizonLaw:
         )  # fmt: skip
 
     def cost(self, batch_size: float, lr: float, horizon: float) -> float:
-        """Return the seconds until a run meets the target, those that miss included: infinite if none does."""
+        """The seconds until a run meets the target, those that miss included: infinite if none does."""
         shortest = self.law.steps(batch_size, lr)
         if shortest is None:
             return math.inf
@@ -143,15 +149,16 @@ class HorizonLaw:
     def best(self) -> tuple[float, float, float]:
         """The least cost, and its batch size and horizon."""
         sizes = 2.0 ** np.arange(math.log2(LOW), math.log2(HIGH) + 1e-9, 0.125)
-        rates = {size: min(max(self.law.best_lr(size), LR_LOW), LR_HIGH) for size in sizes}
-        points = [
-            (size, (self.law.steps(size, rates[size]) or math.inf) * r)
-            for size in sizes
-            for r in RATIOS
-        ]
-        return min(
-            (self.cost(size, rates[size], h), size, h) for size, h in points if math.isfinite(h)
-        )
+        points = []
+        for size in sizes:
+            rate = min(max(self.law.best_lr(size), LR_LOW), LR_HIGH)
+            steps = self.law.steps(size, rate)
+            if steps is None:
+                continue
+            for ratio in RATIOS:
+                horizon = steps * ratio
+                points.append((self.cost(size, rate, horizon), size, horizon))
+        return min(points)
 
     @property
     def reference(self) -> tuple[int, float]:
@@ -161,7 +168,7 @@ class HorizonLaw:
         return round(size), min(max(lr, LR_LOW), LR_HIGH)
 
     def budget(self, batch_size: float) -> float:
-        """Return the steps of the budget, a number of examples."""
+        """The steps of the budget, a number of examples."""
         _, size, horizon = self.best
         return max(1.0, self.budget_factor * size * horizon / batch_size)
 
@@ -170,7 +177,7 @@ RATIOS = np.exp(np.linspace(-0.3, 0.8, 45))
 
 
 def draw(seed: int, floor: float | None) -> HorizonLaw:
-    """Return a law of its own for each seed; with ``floor``, the metric's lowest value is this one."""
+    """A law of its own for each seed; with ``floor``, the metric's lowest value is this one."""
     rng = np.random.default_rng([seed, 5])
     power = math.exp(rng.uniform(math.log(0.3), math.log(1.2)))
     drawn = rng.uniform(0.0, 0.08)
@@ -190,7 +197,8 @@ class Digits:
     target = Target("val/loss", 0.1, "min")
     sizes = (4, 1200)
     reference = (64, 0.4)
-    lrs = (0.4 / 32.0, 0.4 * 32.0)  # five octaves to either side of the reference
+    # The range is five octaves to either side of the reference.
+    lrs = (0.4 / 32.0, 0.4 * 32.0)
 
     def __init__(self) -> None:
         quieten()
@@ -203,21 +211,22 @@ class Digits:
         self._budget = protocol.budget
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step, as ``bench_trial_overhead.py`` found them: 0.77 ms at 32, 1.25 at 512."""
+        """Seconds per step, as ``bench_trial_overhead.py`` found them: 0.77 ms at 32, 1.25 at 512."""
         return 0.74e-3 + 1e-6 * batch_size
 
     def rule(self, batch_size: float) -> float:
-        """Return the learning rate of the square-root rule through the reference."""
+        """The learning rate of the square-root rule through the reference."""
         return 0.4 * math.sqrt(batch_size / 64.0)
 
     def budget(self, batch_size: float) -> float:
-        """Return the steps of the workload's own budget."""
+        """The steps of the workload's own budget."""
         return float(self._budget.last_step(round(batch_size)))
 
     def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
-        """Return the record of a run, its seconds those of :meth:`tau`."""
+        """The record of a run, its seconds those of :meth:`tau`."""
         spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps=horizon)
-        result, tau = self._backend.run(spec, None, None), self.tau(batch_size)
+        result = self._backend.run(spec, None, None)
+        tau = self.tau(batch_size)
         return replace(
             result,
             seconds_per_step=tau,
@@ -245,28 +254,29 @@ class Recorded:
         self._log_taus = np.log([by_size[size] for size in sizes])
 
     def tau(self, batch_size: float) -> float:
-        """Return seconds per step, linear in the logarithms between the recorded ones."""
+        """Seconds per step, linear in the logarithms between the recorded ones."""
         log_tau = np.interp(math.log(batch_size), self._log_sizes, self._log_taus)
         return math.exp(float(log_tau))
 
     def rule(self, batch_size: float) -> float:
-        """Return the learning rate of the square-root rule through the middle of both ranges."""
+        """The learning rate of the square-root rule through the middle of both ranges."""
         middle_size = math.sqrt(self.sizes[0] * self.sizes[1])
         middle_lr = math.sqrt(self.lrs[0] * self.lrs[1])
         return middle_lr * math.sqrt(batch_size / middle_size)
 
     def budget(self, batch_size: float) -> float:
-        """Return the steps of the least budget that no recorded run exceeds."""
+        """The steps of the least budget that no recorded run exceeds."""
         return float(self._budget.last_step(round(batch_size)))
 
     def run(self, number: int, batch_size: int, lr: float, horizon: int, seed: int) -> TrialResult:
-        """Return the record of a run."""
+        """The record of a run."""
         spec = TrialSpec(number, number, batch_size, lr, None, seed, max_steps=horizon)
         return replay(self.table, spec, self.target, horizon)
 
     def cost(self, batch_size: float, lr: float, horizon: float) -> float:
-        """Return the seconds until a run meets the target, over all seeds: infinite if none does."""
-        seconds, reached = 0.0, 0
+        """The seconds until a run meets the target, over all seeds: infinite if none does."""
+        seconds = 0.0
+        reached = 0
         for share in (np.arange(self._seeds) + 0.5) / self._seeds:
             outcome = self.table.of_horizons.read(
                 batch_size, lr, round(horizon), self.target, share
@@ -290,7 +300,7 @@ class Recorded:
 
 
 def _finer(values: Sequence[float]) -> list[float]:
-    """Return the values, and ``BETWEEN`` - 1 between each two, evenly in the logarithm."""
+    """The values, and ``BETWEEN`` - 1 between each two, evenly in the logarithm."""
     places = np.arange(0.0, len(values) - 1 + 1e-9, 1.0 / BETWEEN)
     logs = np.interp(places, np.arange(len(values)), np.log(values))
     return np.exp(logs).tolist()
@@ -303,7 +313,8 @@ class Frontier:
     """bstune's sampler, as a study uses it."""
 
     def __init__(self, problem: Problem, seed: int, chooses: bool, reference_first: bool) -> None:
-        self._problem, self._chooses = problem, chooses
+        self._problem = problem
+        self._chooses = chooses
         self._reference_first = reference_first
         self.sampler = FrontierSampler(
             objective="time",
@@ -330,7 +341,7 @@ class Frontier:
         return lr * math.sqrt(batch_size / size)
 
     def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
-        """Return the next trial, its batch size, learning rate and horizon."""
+        """The next trial, its batch size, learning rate and horizon."""
         is_reference = self._reference_first and not finished
         if is_reference:
             size, lr = self._problem.reference
@@ -352,12 +363,10 @@ class Frontier:
             self.study.tell(trial, result.time_to_target)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Return the recommended trial, asked for as trials reach the target."""
+        """The recommended trial, asked for as trials reach the target."""
         if finished[-1].reached:
-            number, posterior = (
-                self.sampler.recommended(self.study),
-                self.sampler.posterior(self.study),
-            )
+            number = self.sampler.recommended(self.study)
+            posterior = self.sampler.posterior(self.study)
             if number is not None and posterior is not None:
                 again = (
                     fresh_horizons(posterior)[number] if self._chooses else finished[number].horizon
@@ -370,12 +379,14 @@ class Tpe:
     """Optuna's TPE."""
 
     def __init__(self, problem: Problem, seed: int, chooses: bool) -> None:
-        self._problem, self._chooses = problem, chooses
+        self._problem = problem
+        self._chooses = chooses
         self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
 
     def ask(self, finished: Sequence[TrialResult]) -> tuple[optuna.Trial, int, float, int]:
-        """Return the next trial, its batch size, learning rate and horizon."""
-        trial, problem = self.study.ask(), self._problem
+        """The next trial, its batch size, learning rate and horizon."""
+        trial = self.study.ask()
+        problem = self._problem
         size = trial.suggest_int("batch_size", *problem.sizes, log=True)
         half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
         lr = min(
@@ -406,10 +417,11 @@ class Tpe:
         self.study.tell(trial, math.log(whole) + off)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
-        """Return the fastest trial."""
-        times = [
-            (one.time_to_target, one.number) for one in finished if one.time_to_target is not None
-        ]
+        """The fastest trial."""
+        times = []
+        for one in finished:
+            if one.time_to_target is not None:
+                times.append((one.time_to_target, one.number))
         return finished[min(times)[1]] if times else None
 
 
@@ -435,7 +447,7 @@ def search(
 
 
 def at(path: Sequence[tuple[float, Any]], spending: float) -> Any:
-    """Return what a path has come to before its spending exceeds this; None if nothing."""
+    """The last entry of a path before its spending exceeds this; None if there is none."""
     return next((value for spent, value in reversed(path) if spent <= spending), None)
 
 
@@ -448,7 +460,8 @@ def of_law(job: tuple[int, int, str], floor: float | None) -> dict[str, Any]:
     rows = []
     for spending in SPENDINGS:
         chosen = at(path, spending * unit)
-        judged, own = math.inf, math.inf
+        judged = math.inf
+        own = math.inf
         if chosen is not None:
             judged = law.cost(chosen.batch_size, chosen.lr, float(chosen.horizon)) / unit
             own = chosen.time_to_target / unit
@@ -483,7 +496,7 @@ def of_table(job: tuple[str, int, str]) -> dict[str, Any]:
 
 
 def judged(problem: Recorded, incumbent: TrialResult | None) -> tuple[float, float]:
-    """Return the cost of an incumbent's point and horizon, and of its own run, over the least; infinite without one."""
+    """The cost of an incumbent's point and horizon, and of its own run, over the least; infinite without one."""
     if incumbent is None:
         return math.inf, math.inf
     cost = problem.cost(incumbent.batch_size, incumbent.lr, incumbent.horizon or 0)
@@ -503,7 +516,7 @@ def of_digits(job: tuple[int, str]) -> dict[str, Any]:
 
 
 def fresh_cost(job: tuple[tuple[int, float, int], int]) -> float:
-    """Return the seconds until a run meets the target, over so many fresh seeds; infinite if none does."""
+    """The seconds until a run meets the target, over so many fresh seeds; infinite if none does."""
     (size, lr, horizon), fresh = job
     runs = [digits().run(i, size, lr, horizon, 1_000_000 + i) for i in range(fresh)]
     reached = sum(run.reached for run in runs)
@@ -516,21 +529,29 @@ recorded = cache(Recorded)
 
 def judge_digits(rows: Sequence[dict[str, Any]], fresh: int, pool: ProcessPoolExecutor) -> None:
     """Give each search's row the ratios after each spending, and print the best point."""
-    points = sorted({chosen[:3] for row in rows for _, chosen in row["path"] if chosen is not None})
-    costs = dict(
-        zip(points, pool.map(fresh_cost, [(point, fresh) for point in points]), strict=True)
-    )
+    points = set()
+    for row in rows:
+        for _, chosen in row["path"]:
+            if chosen is not None:
+                points.add(chosen[:3])
+    points = sorted(points)
+    seconds = pool.map(fresh_cost, product(points, (fresh,)))
+    costs = dict(zip(points, seconds, strict=True))
     best = min(points, key=lambda point: costs[point])
     unit = costs[best]
     print(
-        f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: {1e3 * unit:.1f} ms"
+        f"{len(points)} incumbents; best: B {best[0]}, lr {best[1]:.3g}, horizon {best[2]}: "
+        f"{1e3 * unit:.1f} ms"
     )
     for row in rows:
-        chosen = [at(row["path"], spending * unit) for spending in SPENDINGS]
-        row["ratios"] = [
-            (math.inf, math.inf) if one is None else (costs[one[:3]] / unit, one[3] / unit)
-            for one in chosen
-        ]
+        ratios = []
+        for spending in SPENDINGS:
+            chosen = at(row["path"], spending * unit)
+            if chosen is None:
+                ratios.append((math.inf, math.inf))
+            else:
+                ratios.append((costs[chosen[:3]] / unit, chosen[3] / unit))
+        row["ratios"] = ratios
         row["first"] = next((spent / unit for spent, one in row["path"] if one is not None), None)
         row["trials"] = len(row.pop("path"))
 
@@ -549,7 +570,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             within = sum(ratio <= 1.2 for ratio in judged) / len(judged)
             tails = [some[int(0.9 * len(some))] for some in (judged, own)]
             print(
-                f"   after {spending:g}x: fresh {statistics.median(judged):.2f}, p90 {tails[0]:.2f}, within 1.2 "
+                f"   after {spending:g}x: fresh {statistics.median(judged):.2f}, p90 "
+                f"{tails[0]:.2f}, within 1.2 "
                 f"{within:.0%}; own {statistics.median(own):.2f}, p90 {tails[1]:.2f}"
             )
 

@@ -46,19 +46,21 @@ from bstune.study.analysis.critical import INTERVAL, critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES
 
 KINDS = {"two terms": "noise 10%", "u-shape": "u-shape"}
-MULTIPLES = (1.0, 2.0, 4.0)  # of the best batch size, at which S*(B) is judged
-SPENDING = 40.0  # in the least cost
+# S*(B) is judged at these multiples of the best batch size.
+MULTIPLES = (1.0, 2.0, 4.0)
+# In units of the least cost.
+SPENDING = 40.0
 MAX_TRIALS = 300
 QUANTILES = (INTERVAL[0], 0.5, INTERVAL[1])
 
 
 def law_of(kind: str, number: int) -> HorizonLaw:
-    """Return the law of a study; the two kinds share all but the frontier."""
+    """The law of a study; the two kinds share all but the frontier."""
     return replace(draw(number, None), law=draw_law(number, KINDS[kind]))
 
 
 def searched(law: HorizonLaw, number: int) -> tuple[list[TrialResult], Frontier]:
-    """Return the trials of a whole search, and who asked for them."""
+    """The trials of a whole search, and who asked for them."""
     search = Frontier(law, number, chooses=True, reference_first=True)
     trials = list[TrialResult]()
     spent = 0.0
@@ -72,7 +74,7 @@ def searched(law: HorizonLaw, number: int) -> tuple[list[TrialResult], Frontier]
 
 
 def judged(law: HorizonLaw, posterior: Posterior) -> dict[str, Any]:
-    """Return truths beside their intervals: lower end, median and upper end."""
+    """Truths beside their intervals: lower end, median and upper end."""
     sizes = [multiple * law.best[1] for multiple in MULTIPLES]
     drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
     claimed = critical_batch(posterior)
@@ -113,7 +115,7 @@ def study(job: tuple[str, int], before: dict[tuple[str, int], list[str]]) -> dic
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file; none where there is no file, a last one that was cut short left out."""
+    """The lines of a file; none where there is no file, a last one that was cut short left out."""
     if not path.exists():
         return []
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")

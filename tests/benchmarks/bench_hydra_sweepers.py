@@ -80,18 +80,26 @@ def median_of(values: Sequence[float | None]) -> str:
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the table."""
-    every = [job for row in rows for job in row["jobs"]]
-    step_time = fit_line(
-        [(job["batch_size"], job["seconds"] / (job["steps"] - job["first"])) for job in every]
-    )
+    per_step = []
+    for row in rows:
+        for job in row["jobs"]:
+            seconds = job["seconds"] / (job["steps"] - job["first"])
+            per_step.append((job["batch_size"], seconds))
+    step_time = fit_line(per_step)
     heads = [f"{count} jobs" for count in JOBS] + [f"{spent:g} s" for spent in SPENT]
     print("| " + " | ".join(["sweeper", "seeds", "seconds", *heads, "fresh seeds"]) + " |")
     for name in dict.fromkeys(row["sweeper"] for row in rows):
-        runs = [row["jobs"] for row in rows if row["sweeper"] == name]
-        fresh = [one for row in rows if row["sweeper"] == name for one in row["fresh"]]
-        seconds = [sum(cost(job, step_time) for job in jobs) for jobs in runs]
+        runs = []
+        fresh = []
+        seconds = []
+        for row in rows:
+            if row["sweeper"] == name:
+                runs.append(row["jobs"])
+                fresh += row["fresh"]
+                seconds.append(sum(cost(job, step_time) for job in row["jobs"]))
         cells = [name, str(len(runs)), f"{statistics.median(seconds):.1f}"]
-        cells += [median_of([best_of(jobs[:count]) for jobs in runs]) for count in JOBS]
+        for count in JOBS:
+            cells.append(median_of([best_of(jobs[:count]) for jobs in runs]))
         for spent in SPENT:
             cells.append(median_of([best_of(within(jobs, step_time, spent)) for jobs in runs]))
         cells.append(f"{statistics.fmean(fresh):.4f}" if fresh else "-")

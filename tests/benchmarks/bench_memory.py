@@ -19,7 +19,8 @@ from bstune.hardware.memory import ProbeResult, find_ceiling
 
 CEILINGS = (30, 130, 500, 1163)
 EXAMPLES = 20_000
-BASE, PER_EXAMPLE = 500_000_000, 400_000
+BASE = 500_000_000
+PER_EXAMPLE = 400_000
 
 
 class Limited(LightningModule):
@@ -27,7 +28,9 @@ class Limited(LightningModule):
 
     def __init__(self, ceiling: int) -> None:
         super().__init__()
-        self.batch_size, self.ceiling, self.asked = 2, ceiling, []
+        self.batch_size = 2
+        self.ceiling = ceiling
+        self.asked = []
         self.layer = torch.nn.Linear(1, 1)
 
     def train_dataloader(self) -> DataLoader:
@@ -44,7 +47,7 @@ class Limited(LightningModule):
 
 
 def lightning(ceiling: int) -> tuple[int, int]:
-    """Return Lightning's answer and its number of probes."""
+    """Lightning's answer and its number of probes."""
     module = Limited(ceiling)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     tuner = Tuner(Trainer(accelerator="cpu", max_epochs=1, **quiet))
@@ -59,7 +62,7 @@ def lightning(ceiling: int) -> tuple[int, int]:
 
 
 def ours(ceiling: int, relative: float) -> tuple[int, int]:
-    """Return our answer and our number of probes."""
+    """Our answer and our number of probes."""
     limit = BASE + PER_EXAMPLE * ceiling
 
     def probe(size: int) -> ProbeResult:
@@ -81,7 +84,8 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     machine(options.device, 1)
     print(
-        f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12} {'ratio':>6}   (found / probes)"
+        f"{'ceiling':>8} {'exact':>12} {'to 1%, verified':>16} {'Lightning':>12} {'ratio':>6}   "
+        "(found / probes)"
     )
     for ceiling in CEILINGS:
         rows = ours(ceiling, 0.0), ours(ceiling, 0.01), lightning(ceiling)

@@ -76,13 +76,15 @@ if __name__ == "__main__":
     )
     about = machine(options.device, options.repeats)
     print(
-        f"{'workload':<12} {'B':>5} {'micro':>6} {'steps':>6} {'ms/step':>8}  ratio: least, median, most"
+        f"{'workload':<12} {'B':>5} {'micro':>6} {'steps':>6} {'ms/step':>8}  ratio: least, "
+        "median, most"
     )
     rows = []
     for name, batch_size, steps, micro, overrides in CASES:
         if name == "fashion_cnn" and not os.environ.get("BSTUNE_DATA"):
             print(
-                "fashion_cnn is left out: set BSTUNE_DATA to the folder that holds (or shall hold) Fashion-MNIST"
+                "fashion_cnn is left out: set BSTUNE_DATA to the folder that holds (or shall "
+                "hold) Fashion-MNIST"
             )
             continue
         rows.append(

@@ -43,8 +43,10 @@ NAMES = (
 )
 TO_GO = re.compile(r"about ([\d.,]+) (ms|s|min|h) to go$")
 UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-FRESH = 5  # seeds on which each pick is trained
-ANSWERS = ("USE",)  # the labels that an answer begins with
+# Each pick is trained on so many seeds.
+FRESH = 5
+# An answer begins with one of these labels.
+ANSWERS = ("USE",)
 
 
 def run(command: list[str], core: int, folder: Path, projects: Path) -> list[tuple[float, str]]:
@@ -73,10 +75,11 @@ def run(command: list[str], core: int, folder: Path, projects: Path) -> list[tup
 
 
 def estimates_of(lines: list[tuple[float, str]], end: float) -> list[dict]:
-    """Return of each line that says what is left: the point of the search, what it said and what it was, in seconds."""
+    """The point of the search, the seconds left as said and the true ones, of each line with an estimate."""
     found = []
     for second, line in lines:
-        said, place = TO_GO.search(line), re.search(r"point (\d+) of", line)
+        said = TO_GO.search(line)
+        place = re.search(r"point (\d+) of", line)
         if said is not None:
             seconds = float(said[1].replace(",", "")) * UNITS[said[2]]
             point = None if place is None else int(place[1])
@@ -155,7 +158,7 @@ def compare(name: str, seed: int, options, folder: Path) -> dict:
 
 
 def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
-    """Return the training seconds to the target of each pick on fresh seeds, infinite where it was missed."""
+    """The training seconds to the target of each pick on fresh seeds, infinite where it was missed."""
     composed = compose_checked(
         ["--config-dir", str(projects / "conf"), f"+workload={name}", "device=cpu"]
     )
@@ -165,7 +168,8 @@ def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
         for tool, pick in picks.items():
             took = math.inf
             if pick is not None:
-                horizon = pick.get("horizon")  # None: the schedule is as long as the budget
+                # Without a horizon the schedule is as long as the budget.
+                horizon = pick.get("horizon")
                 spec = TrialSpec(
                     0, 0, pick["batch_size"], pick["lr"], None, seed, max_steps=horizon
                 )

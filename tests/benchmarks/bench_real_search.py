@@ -29,8 +29,10 @@ from bstune.sweeps.baselines import FRONTIER, searches
 from bstune.sweeps.search_problem import WITHIN, Problem, Search
 from bstune.system.files import Output
 
-RANGE = 5.0  # octaves of learning rate to either side of the reference
-NEAR = 0.5  # octaves of batch size over which tau(B) is pooled
+# Octaves of learning rate to either side of the reference.
+RANGE = 5.0
+# Octaves of batch size over which tau(B) is pooled.
+NEAR = 0.5
 SEARCHES = (FRONTIER, "tpe/sqrt/pruned", "tpe/sqrt/bound")
 Point = tuple[int, float]
 
@@ -45,15 +47,16 @@ class Course:
     path: list[tuple[float, Point | None]] = field(default_factory=list)
 
     def spending(self, times: dict[Point, float], longest: float) -> float:
-        """Return what had been spent when the incumbent first took no longer than the longest time."""
+        """The spending at which the incumbent first took no longer than the longest time."""
         return next(
             (spent for spent, point in self.path if point and times[point] <= longest), math.inf
         )
 
 
 def problem_of(prepared: PreparedStudy) -> Problem:
-    """Return what a search knows of the study's workload."""
-    space, scaling = prepared.space, prepared.options.scaling
+    """The study's workload as a search knows it."""
+    space = prepared.space
+    scaling = prepared.options.scaling
     octaves = math.ceil(math.log2(space.high / space.low))
     sizes = sorted(
         {round(space.low * (space.high / space.low) ** (i / octaves)) for i in range(octaves + 1)}
@@ -88,7 +91,7 @@ def search_for(
 
 
 def tau(batch_size: int, trials: Sequence[TrialResult]) -> float:
-    """Return seconds per step at a batch size: the median over the trials at about that size."""
+    """Seconds per step at a batch size: the median over the trials at about that size."""
     near = [t.seconds_per_step for t in trials if abs(math.log2(t.batch_size / batch_size)) < NEAR]
     return statistics.median(seconds for seconds in near if seconds is not None)
 
@@ -96,7 +99,7 @@ def tau(batch_size: int, trials: Sequence[TrialResult]) -> float:
 def fresh_times(
     prepared: PreparedStudy, points: Sequence[Point], fresh: int, trials: Sequence[TrialResult]
 ) -> dict[Point, float]:
-    """Return each point's seconds to target over fresh seeds; infinite where one of them misses it."""
+    """Each point's seconds to target over fresh seeds; infinite where one of them misses it."""
     runs: dict[Point, list[TrialResult]] = {point: [] for point in points}
     for replicate in range(fresh):
         for number, (batch_size, lr) in enumerate(points):
@@ -152,15 +155,14 @@ if __name__ == "__main__":
         )
     best = min(times, key=lambda point: times[point])
     print(
-        f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} fresh seeds a point"
+        f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} "
+        "fresh seeds a point"
     )
     rows = []
     for course in courses:
-        spent, last, trials = (
-            course.spending(times, WITHIN * times[best]),
-            course.path[-1][1],
-            len(course.path),
-        )
+        spent = course.spending(times, WITHIN * times[best])
+        last = course.path[-1][1]
+        trials = len(course.path)
         ratio = math.inf if last is None else times[last] / times[best]
         rows.append(
             {
@@ -176,6 +178,7 @@ if __name__ == "__main__":
     for name in makers:
         spent = [row["spent"] for row in rows if row["search"] == name]
         print(
-            f"{name:16s} seconds of training: {spread(spent, 2)} (least, median, most), n = {len(spent)}"
+            f"{name:16s} seconds of training: {spread(spent, 2)} (least, median, most), n = "
+            f"{len(spent)}"
         )
     write(options.json, about, rows, best=times[best], point=best)

@@ -141,7 +141,8 @@ def sweep(arguments: Sequence[str]) -> dict[str, Any]:
     began = time.monotonic()
     trainer = Trainer(arguments, SWEEP_THREADS, "lean")
     options = trainer.options
-    low, high = options.search.batch_size.low, options.search.batch_size.high
+    low = options.search.batch_size.low
+    high = options.search.batch_size.high
     reference = options.scaling.batch_size
     found = dict[tuple[int, float], list[float]]()
 
@@ -207,17 +208,21 @@ def measure(
     """Run one study, and its winner's further seeds in turns with the sweep's best; return the row."""
     began = time.monotonic()
     result, study_seconds = study_result(arguments, seed, others, results)
-    winner, timing = result[result["use"]], result["timing"]
+    winner = result[result["use"]]
+    timing = result["timing"]
     confirmed = winner["confirmed"]
     trainer = Trainer(arguments, timing["threads"], timing["seconds_of"])
     own = (winner["batch_size"], winner["lr"], winner["hyperparameters"])
     sweeps = (int(best[0]), best[1], {})
-    further, bests = list[float](), list[float]()
+    further = list[float]()
+    bests = list[float]()
     for number in range(1, fresh + 1):
         further.append(trainer.seconds(own, 1000 + number, winner["steps"]))
         bests.append(trainer.seconds(sweeps, 1000 + number))
-    middle, least = statistics.median(further), statistics.median(bests)
-    low, high = confirmed["time_low"], confirmed["time_high"]
+    middle = statistics.median(further)
+    least = statistics.median(bests)
+    low = confirmed["time_low"]
+    high = confirmed["time_high"]
     return {
         "arguments": [*arguments],
         "seed": seed,
@@ -286,7 +291,8 @@ def main() -> None:
     print(f"{holds} of {len(done)} intervals hold the median of {options.fresh} further seeds")
     if ratios:
         print(
-            f"stated over median: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {statistics.median(ratios):.2f}"
+            f"stated over median: {ratios[0]:.2f} to {ratios[-1]:.2f}, median "
+            f"{statistics.median(ratios):.2f}"
         )
     over = sorted(row["over_best"] for row in done)
     ninth = over[math.ceil(0.9 * len(over)) - 1]

@@ -44,7 +44,8 @@ TIMED = (
     ("bstune.study.run", "prepare", "preparation"),
 )
 STORAGE = "storage"
-PASSING = ("repeated", "set_trial_user_attr", "set_study_user_attr")  # between a caller and Optuna
+# These functions stand between a caller and Optuna.
+PASSING = ("repeated", "set_trial_user_attr", "set_study_user_attr")
 ASKED_OF_STORAGE = (
     "create_new_trial",
     "set_trial_param",
@@ -76,7 +77,8 @@ class Costs:
     _since: tuple[float, float] = (0.0, 0.0)
 
     def _charge(self) -> None:
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         self.wall[self._stack[-1]] += wall - self._since[0]
         self.cpu[self._stack[-1]] += cpu - self._since[1]
         self._since = wall, cpu
@@ -122,7 +124,8 @@ def _caller() -> str:
     method = "none"
     frame = sys._getframe(2)
     while frame is not None:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        file = frame.f_code.co_filename
+        name = frame.f_code.co_name
         if "storages/_cached_storage" in file:
             method = name
         elif "/bstune/study/" in file and name not in PASSING:
@@ -151,7 +154,7 @@ def _imports(costs: Costs) -> None:
 
 
 def _owner(path: str) -> Any:
-    """Return a module, or a class in one."""
+    """A module, or a class in one."""
     module, _, name = path.rpartition(".")
     if name[0].isupper():
         return getattr(importlib.import_module(module), name)
@@ -214,7 +217,8 @@ def measured(arguments: tuple[str, ...], run: Callable[[tuple[str, ...]], None])
 
 def _show(study: str, runs: list[dict[str, Any]]) -> None:
     first = runs[0]
-    trials, commits = first["trials"], sum(first["commits"].values())
+    trials = first["trials"]
+    commits = sum(first["commits"].values())
     print(f"{study}: {trials} trials, {commits} commits, {commits / trials:.1f} a trial")
     for caller, count in Counter(first["commits"]).most_common():
         print(f"  {count:5d} {caller}")

@@ -28,6 +28,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from common import load_for, machine, options_of, spread, train, write
 from lightning.pytorch import seed_everything
@@ -42,28 +43,32 @@ CIFAR = "cifar-10-batches-bin"
 LOOPS: tuple[FastMode, ...] = ("auto", "off")
 CASES = (  # workload, batch size, steps, the folder of its data under $BSTUNE_DATA
     ("airfoil", 100, 1500, "airfoil"),
-    *(
-        ("digits", size, steps, None)
-        for size, steps in ((8, 1500), (32, 1500), (128, 1200), (512, 800))
-    ),
-    *(
-        ("fashion_mlp", size, steps, "fashion-mnist")
-        for size, steps in ((8, 1200), (32, 1000), (128, 800), (512, 300))
-    ),
-    *(
-        ("mnist_cnn", size, steps, "mnist")
-        for size, steps in ((8, 800), (32, 600), (128, 300), (512, 80))
-    ),
-    *(
-        ("cifar_mlp", size, steps, CIFAR)
-        for size, steps in ((8, 500), (32, 400), (128, 300), (512, 100))
-    ),
-    *(
-        ("fashion_cnn", size, steps, "fashion-mnist")
-        for size, steps in ((8, 120), (32, 60), (128, 20), (512, 8))
-    ),
+    ("digits", 8, 1500, None),
+    ("digits", 32, 1500, None),
+    ("digits", 128, 1200, None),
+    ("digits", 512, 800, None),
+    ("fashion_mlp", 8, 1200, "fashion-mnist"),
+    ("fashion_mlp", 32, 1000, "fashion-mnist"),
+    ("fashion_mlp", 128, 800, "fashion-mnist"),
+    ("fashion_mlp", 512, 300, "fashion-mnist"),
+    ("mnist_cnn", 8, 800, "mnist"),
+    ("mnist_cnn", 32, 600, "mnist"),
+    ("mnist_cnn", 128, 300, "mnist"),
+    ("mnist_cnn", 512, 80, "mnist"),
+    ("cifar_mlp", 8, 500, CIFAR),
+    ("cifar_mlp", 32, 400, CIFAR),
+    ("cifar_mlp", 128, 300, CIFAR),
+    ("cifar_mlp", 512, 100, CIFAR),
+    ("fashion_cnn", 8, 120, "fashion-mnist"),
+    ("fashion_cnn", 32, 60, "fashion-mnist"),
+    ("fashion_cnn", 128, 20, "fashion-mnist"),
+    ("fashion_cnn", 512, 8, "fashion-mnist"),
     ("resnet_cifar", 8, 4, CIFAR),
 )
+
+# The two clocks of a side: seconds of the CPU and of the wall.
+CPU = 0
+WALL = 1
 
 
 class BothClocks(TrialClock):
@@ -96,7 +101,8 @@ def run_loop(
     """
     seed_everything(spec.seed, verbose=False)
     module: Any = workload.build_module(spec).to(device).train()
-    optimizer, schedule = module.configure_optimizers(), None
+    optimizer = module.configure_optimizers()
+    schedule = None
     if isinstance(optimizer, dict):
         optimizer, schedule = optimizer["optimizer"], optimizer["lr_scheduler"]["scheduler"]
     rule = getattr(module, "average", None)
@@ -104,7 +110,8 @@ def run_loop(
     average = [value.clone() for value in weights]
     updated = 0
     batches = workload.train_batches(spec)
-    stream = chain.from_iterable(repeat(batches))  # a DataLoader's end with the epoch
+    # A DataLoader's batches end with the epoch.
+    stream = chain.from_iterable(repeat(batches))
     clock = BothClocks()
     clock.enter(Phase.TRAINING)
     for step in range(steps):
@@ -149,7 +156,8 @@ def measure(
     def go(repeat: int) -> tuple[tuple[float, float], ...]:
         # A small rate: all sides must stay finite however many steps are asked for.
         spec = TrialSpec(0, 0, batch_size, 0.01, None, repeat)
-        clocks, weights = [], []
+        clocks = []
+        weights = []
         for fast in LOOPS:
             clocks.append(BothClocks())
             record, module = train(workload, spec, replace(protocol, fast=fast), clock=clocks[-1])
@@ -167,25 +175,18 @@ def measure(
         return *(clock.training for clock in clocks), *(seconds for seconds, _ in loops), beside
 
     rounds = [go(repeat) for repeat in range(repeats + 1)][1:]
-    lean, lightning, loop, evaluating, beside = zip(*rounds, strict=True)
-    times = [
-        1e6 * statistics.median(cpu for cpu, _ in side) / steps for side in (lean, lightning, loop)
-    ]
-    ratios = [
-        spread([a[kind] / b[kind] for a, b in zip(*sides, strict=True)])
-        for kind, sides in (
-            (0, (lean, loop)),
-            (0, (lean, evaluating)),
-            (1, (lean, loop)),
-            (0, (lightning, loop)),
-        )
-    ]
-    share = statistics.median(a / b for (a, _), (b, _) in zip(beside, lean, strict=True))
-    columns = (
-        " ".join(f"{value:>9.0f}" for value in times)
-        + "  "
-        + " ".join(f"{ratio:<20}" for ratio in ratios)
-    )
+    lean, lightning, loop, evaluating, beside = np.moveaxis(np.array(rounds), 1, 0)
+    columns = ""
+    for side in (lean, lightning, loop):
+        columns += f"{1e6 * np.median(side[:, CPU]) / steps:>9.0f} "
+    for ratios in (
+        lean[:, CPU] / loop[:, CPU],
+        lean[:, CPU] / evaluating[:, CPU],
+        lean[:, WALL] / loop[:, WALL],
+        lightning[:, CPU] / loop[:, CPU],
+    ):
+        columns += f" {spread(ratios.tolist()):<20}"
+    share = np.median(beside[:, CPU] / lean[:, CPU])
     print(f"{name:<13} {batch_size:>5} {steps:>6} {columns} {share:>9.2f}", flush=True)
     return {"workload": name, "batch_size": batch_size, "steps": steps, "rounds": rounds}
 
@@ -218,7 +219,7 @@ if __name__ == "__main__":
         ("--repeats", {"type": int, "help": "rounds per row: 7, or 3 with --quick"}),
         ("--quick", {"action": "store_true", "help": "a quarter of the steps a run"}),
         ("--start", {"action": "store_true", "help": "CPU time of a trial of one step instead"}),
-        ("--workload", {"choices": sorted({name for name, *_ in CASES}), "help": "this one alone"}),
+        ("--workload", {"choices": sorted({case[0] for case in CASES}), "help": "this one alone"}),
     )
     repeats = options.repeats or (3 if options.quick else 7)
     about = machine(options.device, repeats)

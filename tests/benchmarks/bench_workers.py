@@ -40,7 +40,7 @@ MULTIPLES = (10.0, 20.0, 40.0)
 def run_fleet(
     workers: int, trials: int, seconds: float, folder: Path, url: str
 ) -> tuple[float, float, float]:
-    """Return wall seconds from the first start to the last end, the share of them slept, and decisions a second."""
+    """Wall seconds from the first start to the last end, the share of them slept, and decisions a second."""
     options = (f"storage={url}", f"search.trials={trials}", "sampler=random")
     watch = fleet.Watch(url)
     owner = fleet.start("owner", folder / "0", *options, seconds=seconds)
@@ -52,7 +52,8 @@ def run_fleet(
         time.sleep(0.5)
     done = watch.trials(*fleet.DONE)
     wall = max(one.datetime_complete for one in done) - min(one.datetime_start for one in done)
-    owner.kill()  # its report is no part of it
+    # The owner's report is no part of the fleet's time.
+    owner.kill()
     return (
         wall.total_seconds(),
         trials * seconds / workers / wall.total_seconds(),
@@ -79,14 +80,15 @@ def fleets(options: argparse.Namespace) -> None:
                     server.stop("immediate")
         first = first or wall
         print(
-            f"{workers} processes, {options.trials} trials of {options.seconds:g} s: {wall:.1f} s, {wall / first:.3f} "
+            f"{workers} processes, {options.trials} trials of {options.seconds:g} s: {wall:.1f} "
+            f"s, {wall / first:.3f} "
             f"of the first; busy {busy:.1%}; {rate:.2f} decisions a second",
             flush=True,
         )
 
 
 def play(table: str, workers: int, seed: int, most: float) -> list[float]:
-    """Return the incumbent's time over the best after each spending; workers train side by side in simulated time."""
+    """The incumbent's time over the best after each spending; workers train side by side in simulated time."""
     source = read_index()[table]
     bench = make_benchmark(table, read_table(source.path), source.target, "time")
     arguments = (
@@ -100,7 +102,10 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
         composed = compose_checked([*arguments, *own])
         prepared = prepare(composed.options, composed.recipe)
     study = optuna.create_study()
-    now, spent, running, found = 0.0, 0.0, [], []
+    now = 0.0
+    spent = 0.0
+    running = []
+    found = []
     ratio = float("inf")
     due = [multiple for multiple in MULTIPLES if multiple <= most]
     while due:
@@ -136,7 +141,8 @@ def regret(options: argparse.Namespace) -> None:
             ratios = {n: [run[place] for run in found] for n, found in runs.items()}
             middle = {n: statistics.median(found) for n, found in ratios.items()}
             print(
-                f"{table} after {multiple:g}x: median {middle[1]:.3f} with one, {middle[4]:.3f} with four; {ratios}"
+                f"{table} after {multiple:g}x: median {middle[1]:.3f} with one, {middle[4]:.3f} "
+                f"with four; {ratios}"
             )
         sys.stdout.flush()
 
@@ -163,7 +169,8 @@ def main() -> None:
     kind.set_defaults(run=regret)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Not above: each of the fleet's processes imports this file, and a trial that sleeps needs no torch.
+    # Not above: each of the fleet's processes imports this file, and a trial that sleeps needs no
+    # torch.
     from common import machine
     from torch import device
 

@@ -23,12 +23,13 @@ from bstune.trial.devices.device import device_name, processor, resolve_device
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.workload import load_workload
 
-sys.path.append(str(Path(__file__).parents[1]))  # where synthetic.py lies
+# This is where synthetic.py lies.
+sys.path.append(str(Path(__file__).parents[1]))
 PACKAGES = ("bstune", "lightning", "numpy", "optuna", "scipy", "torch")
 
 
 def options_of(doc: str | None, *arguments: tuple[str, dict[str, Any]]) -> argparse.Namespace:
-    """Return the parsed options of a benchmark; each has ``--json`` and ``--device``, numbers must be positive."""
+    """The parsed options of a benchmark; each has ``--json`` and ``--device``, numbers must be positive."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +73,7 @@ def write(
 def load_for(
     workload: str, device: torch.device, steps: int, *overrides: str
 ) -> tuple[Workload, TrialProtocol]:
-    """Return a shipped workload and its protocol with ``steps`` as budget and a target that is never met."""
+    """A shipped workload and its protocol with ``steps`` as budget and a target that is never met."""
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
     composed = compose_checked(arguments)
     ready, protocol = load_workload(composed.options, composed.trained)
@@ -100,13 +101,14 @@ def train(
     steps = protocol.budget.last_step(spec.batch_size)
     if result.steps != steps:
         raise RuntimeError(
-            f"the trial ended after {result.steps} of {steps} steps: {result.status} ({result.message})"
+            f"the trial ended after {result.steps} of {steps} steps: {result.status} "
+            f"({result.message})"
         )
     return result, built[0]
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Return ``least, median, most``."""
+    """``least, median, most``."""
     return ", ".join(
         f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values))
     )

@@ -17,13 +17,18 @@ import optuna
 import yaml
 from torch.utils.data import DataLoader
 
-LR_FACTOR = 30.0  # of the reference, to either side: what is searched
-STOP_FACTOR = 1.3  # times the fastest trial
+# The search goes so far from the reference, to either side.
+LR_FACTOR = 30.0
+# A trial is stopped at so many times the fastest one's time.
+STOP_FACTOR = 1.3
 
 start = time.monotonic()
 workload = yaml.safe_load(Path(sys.argv[1]).read_text())
-seconds, seed = float(sys.argv[2]), int(sys.argv[3])
-target, budget, sizes = workload["target"], workload["budget"], workload["batch_size"]
+seconds = float(sys.argv[2])
+seed = int(sys.argv[3])
+target = workload["target"]
+budget = workload["budget"]
+sizes = workload["batch_size"]
 reference = workload["reference"]
 sign = 1.0 if target["mode"] == "min" else -1.0
 
@@ -33,7 +38,8 @@ def resolved(name):
     return getattr(importlib.import_module(module), attribute)
 
 
-data_node, module_node = workload["data"], workload["module"]
+data_node = workload["data"]
+module_node = workload["module"]
 rate_name = next(name for name, value in module_node.items() if value == "${trial.lr}")
 load = resolved(data_node["_target_"])
 
@@ -44,12 +50,15 @@ def build(lr):
 
 is_older = any(one.__module__.startswith("pytorch_lightning") for one in type(build(1e-3)).__mro__)
 pl = importlib.import_module("pytorch_lightning" if is_older else "lightning.pytorch")
-best, chosen = math.inf, None
+best = math.inf
+chosen = None
 
 
 class StopAtTarget(pl.Callback):
     def on_fit_start(self, trainer, module):
-        self.began, self.reached, self.took = time.monotonic(), False, math.inf
+        self.began = time.monotonic()
+        self.reached = False
+        self.took = math.inf
 
     def on_validation_end(self, trainer, module):
         value = float(trainer.callback_metrics[target["metric"]])
@@ -64,7 +73,8 @@ study.enqueue_trial({"batch_size": reference["batch_size"], "lr": reference["lr"
 while time.monotonic() - start < seconds - 3:
     trial = study.ask()
     size = trial.suggest_int("batch_size", sizes["low"], sizes["high"], log=True)
-    low, high = reference["lr"] / LR_FACTOR, reference["lr"] * LR_FACTOR
+    low = reference["lr"] / LR_FACTOR
+    high = reference["lr"] * LR_FACTOR
     lr = trial.suggest_float("lr", low, high, log=True)
     stop = StopAtTarget()
     batches = load()
@@ -92,5 +102,6 @@ while time.monotonic() - start < seconds - 3:
     run.fit(build(lr), batches)
     study.tell(trial, stop.took if stop.reached else 4 * min(best, seconds))
     if stop.reached and stop.took < best:
-        best, chosen = stop.took, {"batch_size": size, "lr": lr}
+        best = stop.took
+        chosen = {"batch_size": size, "lr": lr}
 print(json.dumps(chosen))

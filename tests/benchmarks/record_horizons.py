@@ -31,10 +31,13 @@ from bstune.system.console import quieten
 from bstune.system.files import append_text, write_text
 from bstune.trial.workload import LightningBackend, build_workload, checked_protocol, resolve
 
-Row = dict[str, Any]  # a line of a table
+# A line of a table.
+Row = dict[str, Any]
 
-FIRST_SHARE = 0.05  # of the horizon: no evaluation before it is kept
-KEPT_RATIO = 1.2  # of the steps of evaluations that are kept, at least
+# No evaluation before this share of the horizon is kept.
+FIRST_SHARE = 0.05
+# The steps of evaluations that are kept differ by this ratio at least.
+KEPT_RATIO = 1.2
 METRIC_DIGITS = 4
 SECONDS_DIGITS = 3
 SEEDS = (0, 1)

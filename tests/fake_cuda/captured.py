@@ -36,12 +36,14 @@ def captured(case: Case) -> dict[str, Any]:
         def replay() -> None:
             before = LOG.events.copy()
             LOG.end_step()
-            with loops[-1]._tensor_rates():  # as when it was captured
+            # The rates are tensors, as when it was captured.
+            with loops[-1]._tensor_rates():
                 step()
             if (
                 LOG.phase == "training"
             ):  # the first one is compared with its step, outside of the clock
-                # Operators that are given several memory formats are slow, and captured as any other.
+                # Operators that are given several memory formats are slow, and captured as any
+                # other.
                 asked = LOG.events - before
                 events.update(
                     {

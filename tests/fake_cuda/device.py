@@ -19,7 +19,8 @@ GIB = 2**30
 PROPERTIES = SimpleNamespace(
     name="fake GPU", major=9, minor=0, total_memory=80 * GIB, multi_processor_count=132
 )
-CAPS: list[float] = []  # shares of the memory that were asked for
+# The shares of the memory that were asked for.
+CAPS: list[float] = []
 
 
 class Event:
@@ -92,7 +93,8 @@ def replace_torch_cuda() -> None:
     torch._C._cuda_clearCublasWorkspaces = lambda: None
     torch.Generator = Generator  # type: ignore[misc]
     torch.autograd.set_multithreading_enabled(False)
-    # Of a GPU's plain parameters the implementation by foreach is chosen, and so it is of fake ones.
+    # Of a GPU's plain parameters the implementation by foreach is chosen, and so it is of fake
+    # ones.
     optimizers._foreach_supported_types = [torch.Tensor, torch.nn.Parameter, FakeTensor]
     optimizers.register_optimizer_step_post_hook(lambda *arguments: LOG.end_step())
     _replace_copies()
@@ -129,7 +131,8 @@ def _replace_copies() -> None:
         return copied
 
     def tolist(self: torch.Tensor) -> Any:
-        if self.is_cuda:  # one copy, where fake tensors would ask for each number
+        # It is one copy, where fake tensors would ask for each number.
+        if self.is_cuda:
             LOG.note("read", "tolist")
         return np.full(tuple(self.shape), 0.5).tolist()
 
@@ -156,7 +159,8 @@ def _replace_files() -> None:
             thing,
         )
 
-    torch.save, torch.load = save, load
+    torch.save = save
+    torch.load = load
 
 
 def _replace_generators_state() -> None:

@@ -14,20 +14,21 @@ COMPILER = "g++"
 
 
 def missing() -> str | None:
-    """Return why nothing runs on fake CUDA tensors here; None if it does."""
+    """The reason why nothing runs on fake CUDA tensors here; None if it does."""
     if torch.version.cuda is not None:
         return "torch's CUDA build has its own guard in the place of the fake one"
     return None if shutil.which(COMPILER) else f"there is no compiler ({COMPILER})"
 
 
 def library() -> Path:
-    """Return the shared library, which is built in half a minute where it is not there yet."""
+    """The shared library, which is built in half a minute where it is not there yet."""
     key = hashlib.sha256(torch.__version__.encode() + SOURCE.read_bytes()).hexdigest()[:16]
     path = HERE / "build" / f"guard-{key}.so"
     if path.exists():
         return path
     path.parent.mkdir(exist_ok=True)
-    partial, torchs = path.with_suffix(f".{os.getpid()}"), Path(torch.__file__).parent
+    partial = path.with_suffix(f".{os.getpid()}")
+    torchs = Path(torch.__file__).parent
     flags = [
         "-std=c++20",
         "-O1",
@@ -43,5 +44,5 @@ def library() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a process that loads the library before torch."""
+    """The environment of a process that loads the library before torch."""
     return {**os.environ, "LD_PRELOAD": str(library()), "OMP_NUM_THREADS": "1"}

@@ -13,7 +13,7 @@ TEST_EXAMPLES = 2048
 
 
 def made_images(shape: Sequence[int], examples: int) -> ImageDataset:
-    """Return a data set of 10 classes, images (examples, channels, height, width)."""
+    """A data set of 10 classes, images (examples, channels, height, width)."""
 
     def images(count: int) -> Images:
         return Images(np.zeros((count, *shape), np.uint8), np.arange(count) % 10)
@@ -22,7 +22,7 @@ def made_images(shape: Sequence[int], examples: int) -> ImageDataset:
 
 
 def made_text(vocabulary: int) -> Text:
-    """Return a text whose tokens come one after another."""
+    """A text whose tokens come one after another."""
     tokens = (np.arange(100_000) % vocabulary).astype(np.uint8)
     return Text("made", vocabulary, tokens, tokens, None)
 

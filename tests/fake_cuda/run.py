@@ -37,7 +37,8 @@ IMAGE_SHAPES = {
 }  # others: CIFAR's
 RECURRENT = ("shakespeare_lstm",)
 TEXTS = ("shakespeare_transformer", "shakespeare_lstm")
-FIRST_STEPS = 3  # steps after which nothing is built any more, such as an optimizer's state
+# After so many steps nothing is built any more, such as an optimizer's state.
+FIRST_STEPS = 3
 WORKLOADS = (
     *("digits", "fashion_mlp", "mnist_cnn", "fashion_cnn", "cifar_mlp"),
     *("mnist_mlp", "mnist_simple_cnn", "cifar_resnet8"),
@@ -80,7 +81,8 @@ def run(case: Case) -> dict[str, Any]:
     by_phase: collections.Counter = collections.Counter()
     for (phase, _), times in LOG.operators.items():
         by_phase[phase] += times
-    steps = LOG.steps[:-1]  # without what follows the last step
+    # These are without what follows the last step.
+    steps = LOG.steps[:-1]
     lengths = [len(step) for step in steps]
     return seen | {
         "events": [[*key, times] for key, times in sorted(LOG.events.items())],
@@ -97,7 +99,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
-    """Return the options, the recipe, the workload, the protocol and the batch size of a case."""
+    """The options, the recipe, the workload, the protocol and the batch size of a case."""
     from bstune.config import ADDS, compose, with_settings
     from bstune.core.records import Budget
     from bstune.trial.workload import load_workload, resolve
@@ -114,7 +116,8 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
     given: dict[str, Any] = {"mean": [0.5] * shape[0], "std": [0.25] * shape[0]}
     if case.workload in TEXTS:
         given = {"load": {"_target_": "made.made_text", "_partial_": True, "vocabulary": 65}}
-    elif case.workload != "digits":  # whose images ship with scikit-learn
+    # The images of digits ship with scikit-learn.
+    elif case.workload != "digits":
         size = {"shape": shape, "examples": case.examples}
         given["load"] = {"_target_": "made.made_images", "_partial_": True, **size}
     settings = {f"{ADDS}workload.data.{name}": value for name, value in given.items()}
@@ -127,7 +130,7 @@ def _load(case: Case) -> tuple[Any, Any, Any, Any, int]:
 
 
 def _decomposed(case: Case) -> contextlib.AbstractContextManager[Any]:
-    """Return what puts the operators of an LSTM in place of cuDNN's one, which torch's CPU build lacks."""
+    """A mode that puts the operators of an LSTM in place of cuDNN's one, which torch's CPU build lacks."""
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher() if case.workload in RECURRENT else contextlib.nullcontext()
@@ -142,7 +145,8 @@ def _train(case: Case, folder: Path) -> dict[str, Any]:
     spec = TrialSpec(0, 0, size, options.scaling.lr, None, 0)
     with _decomposed(case):
         if case.resumes:
-            half, state = replace(spec, max_steps=case.steps // 2), folder / "state"
+            half = replace(spec, max_steps=case.steps // 2)
+            state = folder / "state"
             stopped = Stopped(run_trial(workload, half, protocol, state=state), state)
             spec = replace(spec, number=1, max_steps=case.steps, resumed_from=0)
             result = run_trial(workload, spec, protocol, resume=stopped)
@@ -174,8 +178,9 @@ def _survey(case: Case) -> dict[str, Any]:
 
 
 def text(seen: dict[str, Any], operators: bool, phases: bool) -> str:
-    """Return what was seen in words."""
-    case, events = seen["case"], seen["events"]
+    """The record in words."""
+    case = seen["case"]
+    events = seen["events"]
     lines = [f"== {case['workload']} in {case['precision']}"]
     if seen["error"]:
         return "\n".join([*lines, seen["error"]])

@@ -86,9 +86,9 @@ class Log:
     def operator(self, name: str, args: Any, kwargs: Any) -> None:
         self.operators[self.phase, name] += 1
         if self.phase == "training":
-            plain = [
-                tuple(a.shape) if isinstance(a, Tensor) else a for a in tree_leaves((args, kwargs))
-            ]
+            plain = []
+            for argument in tree_leaves((args, kwargs)):
+                plain.append(tuple(argument.shape) if isinstance(argument, Tensor) else argument)
             self.steps[-1].append(Operator(name, repr(plain), place()))
 
     def end_step(self) -> None:
@@ -100,12 +100,15 @@ LOG = Log()
 
 
 def place() -> str:
-    """Return the innermost function of bstune that is running, and those of other packages that it called."""
+    """The innermost function of bstune that is running, and those of other packages that it called."""
     import bstune
 
-    top, names, frame = str(Path(bstune.__file__).parent), [], sys._getframe(1)
+    top = str(Path(bstune.__file__).parent)
+    names = []
+    frame = sys._getframe(1)
     while frame is not None:
-        path, name = frame.f_code.co_filename, frame.f_code.co_qualname
+        path = frame.f_code.co_filename
+        name = frame.f_code.co_qualname
         if path.startswith(f"{top}/"):
             names.append(f"bstune{path.removeprefix(top)}:{name}")
             break
@@ -172,17 +175,20 @@ class Watch(TorchDispatchMode):
     def _made_up(self, tensor: Tensor) -> bool | int | float:
         if tensor.dtype == torch.bool:
             return True
-        if place().startswith("torch/amp/"):  # nothing has overflowed
+        # Nothing has overflowed.
+        if place().startswith("torch/amp/"):
             return 0.0
         return 0.5 if tensor.dtype.is_floating_point else 1
 
 
 def check_fused(name: str, args: Any) -> None:
     """Note lists of a fused optimizer that differ in type, device or strides for one parameter: its kernel refuses."""
-    lists = [
-        one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)
-    ]
-    for first, *others in zip(*(one for one in lists if len(one) == len(lists[0])), strict=True):
+    lists = []
+    for one in args:
+        if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor):
+            lists.append(one)
+    of_parameters = [one for one in lists if len(one) == len(lists[0])]
+    for first, *others in zip(*of_parameters, strict=True):
         for other in others:
             if other.dim() and _layout(other) != _layout(first):
                 LOG.note("fused mismatch", f"{name} {_layout(first)} {_layout(other)}")
@@ -191,23 +197,23 @@ def check_fused(name: str, args: Any) -> None:
 def check_formats(name: str, args: Any) -> None:
     """Note images of several memory formats for one operator: cuDNN then copies some of them, each step."""
     images = [one for one in args if isinstance(one, Tensor) and one.dim() == 4]
-    formats = {
-        one.is_contiguous(memory_format=torch.channels_last)
-        for one in images
-        if one.is_contiguous()
-        != one.is_contiguous(memory_format=torch.channels_last)  # else it is either
-    }
+    formats = set()
+    for image in images:
+        is_last = image.is_contiguous(memory_format=torch.channels_last)
+        # Of an image with one channel or one pixel both are true, and it is of either.
+        if is_last != image.is_contiguous():
+            formats.add(is_last)
     if len(formats) > 1:
-        LOG.note(
-            "several memory formats",
-            f"{name} {[(tuple(one.shape), one.stride()) for one in images]}",
-        )
+        layouts = [(tuple(image.shape), image.stride()) for image in images]
+        LOG.note("several memory formats", f"{name} {layouts}")
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    strides = (
-        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1
-    )
+    strides = []
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        # The stride of a dimension of one element means nothing.
+        if size != 1:
+            strides.append(stride)
     return tensor.dtype, tensor.device, *strides
 
 
@@ -220,7 +226,7 @@ def watching() -> Iterator[Log]:
 
 
 def changes(steps: list[list[Operator]], first: int) -> dict[str, int]:
-    """Return what differs between consecutive steps from number ``first`` on: a captured graph would get it wrong."""
+    """The differences between consecutive steps from number ``first`` on: a captured graph would get them wrong."""
     seen: collections.Counter = collections.Counter()
     whole = steps[first:]
     for before, after in pairwise(whole):

@@ -20,6 +20,7 @@ BSTUNE_DATA holds CIFAR-10's binary files; without them images are random, which
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -52,8 +53,10 @@ from bstune.workloads import datasets
 from bstune.workloads.datasets import ImageDataset, Images
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-LEVEL = 0.94  # the accuracy that the sources train to
-# The examples of each source's run, None: the workload's own budget; the shorter recipes first, each seed in turn.
+# The sources train to this accuracy.
+LEVEL = 0.94
+# The examples of each source's run, None: the workload's own budget; the shorter recipes first,
+# each seed in turn.
 RECIPES = {"airbench_cifar": 487_424, "airbench_muon": 400_000, "speedrun_cifar": 373_248}
 LONG_RECIPES = {"resnet_cifar_fast": None, "resnet_cifar": None}
 NARROW = dict.fromkeys(
@@ -64,7 +67,8 @@ NARROW["resnet_cifar_fast"] = (
     "workload.module.model.whitening.images=100",
 )
 NARROW["resnet_cifar"] = ("workload.module.model.width=4",)
-LOOPS = ("off", "auto", "graph")  # of protocol.fast
+# Values of protocol.fast.
+LOOPS = ("off", "auto", "graph")
 SCRIPTS = ("airbench94.py", "airbench94_muon.py", "cifar10_speedrun.py")
 
 
@@ -131,7 +135,7 @@ class Day:
 def prepared(
     device: str, tiny: bool, name: str, *options: str
 ) -> tuple[Workload, TrialProtocol, int, float]:
-    """Return a workload, its protocol, which never ends before its budget, and its batch size and learning rate."""
+    """A workload, its protocol, which never ends before its budget, and its batch size and learning rate."""
     arguments = [
         f"+workload={name}",
         f"device={device}",
@@ -188,7 +192,8 @@ def environment(day: Day) -> None:
         },
         real_data=real_data(),
     )
-    x, launches = torch.zeros(8, device=day.device), 200 if day.tiny else 5000
+    x = torch.zeros(8, device=day.device)
+    launches = 200 if day.tiny else 5000
     for _ in range(100):
         x.add_(1.0)
     synchronize()
@@ -208,11 +213,10 @@ def tests(day: Day) -> None:
     if not day.cuda:
         day.say("tests", left_out="they need a CUDA device")
         return
-    files = [
-        path
-        for path in (CHECKOUT / "tests").glob("test_*.py")
-        if "cuda.is_available()" in path.read_text()
-    ]
+    files = []
+    for path in (CHECKOUT / "tests").glob("test_*.py"):
+        if "cuda.is_available()" in path.read_text():
+            files.append(path)
     command = [
         "-m",
         "pytest",
@@ -238,7 +242,7 @@ def workloads(day: Day) -> None:
     for every in (RECIPES, LONG_RECIPES):
         recipes = {name: examples for name, examples in every.items() if name in day.recipes}
         results: dict[str, list[TrialResult]] = {name: [] for name in recipes}
-        for seed, name in ((seed, name) for seed in range(-1, day.seeds) for name in recipes):
+        for seed, name in itertools.product(range(-1, day.seeds), recipes):
             examples = 640 if day.tiny else recipes[name]
             budget = () if examples is None else ("budget.steps=1", f"budget.examples={examples}")
             if results[name] and day.left < 1.2 * results[name][-1].wall_seconds:
@@ -270,7 +274,7 @@ def workloads(day: Day) -> None:
                 message=result.message,
             )
         for name, own in results.items():
-            reached = [value for result in own if (value := accuracy(result)) is not None]
+            reached = [value for value in map(accuracy, own) if value is not None]
             if reached:
                 day.say(
                     "workloads",
@@ -285,11 +289,9 @@ def workloads(day: Day) -> None:
 
 def sources(day: Day) -> None:
     """Run the sources' scripts, as many seeds as our own."""
-    scripts = (
-        []
-        if day.sources is None
-        else [day.sources / name for name in SCRIPTS if (day.sources / name).exists()]
-    )
+    scripts = []
+    if day.sources is not None:
+        scripts = [day.sources / name for name in SCRIPTS if (day.sources / name).exists()]
     if not scripts:
         day.say("sources", left_out=f"the folder --sources holds none of {', '.join(SCRIPTS)}")
         return
@@ -297,10 +299,8 @@ def sources(day: Day) -> None:
     folder.mkdir(exist_ok=True)
     data = datasets.load_cifar10(root=os.environ.get("BSTUNE_DATA", ""))
     for part, name in ((data.train, "train.pt"), (data.test, "test.pt")):
-        images, labels = (
-            torch.from_numpy(part.images).permute(0, 2, 3, 1).contiguous(),
-            torch.from_numpy(part.labels),
-        )
+        images = torch.from_numpy(part.images).permute(0, 2, 3, 1).contiguous()
+        labels = torch.from_numpy(part.labels)
         torch.save(
             {"images": images, "labels": labels, "classes": list("0123456789")}, folder / name
         )
@@ -311,13 +311,16 @@ def sources(day: Day) -> None:
             share.command(
                 script.stem, str(Path(__file__).with_name("source.py")), str(script), str(day.seeds)
             )
-        except subprocess.TimeoutExpired as error:  # what it has printed counts
+        # What a script that was cut short has printed counts.
+        except subprocess.TimeoutExpired as error:
             write_text(day.out / f"{script.stem}.log", (error.stdout or b"").decode())
             failed = "cut short"
         except RuntimeError as error:
             failed = str(error)
         lines = (day.out / f"{script.stem}.log").read_text().splitlines()
-        for line in (line for line in lines if line.startswith('{"script"')):
+        for line in lines:
+            if not line.startswith('{"script"'):
+                continue
             day.say("sources", **json.loads(line))
         if failed:
             day.say("sources", script=script.name, failed=failed)
@@ -351,7 +354,7 @@ def steps(day: Day) -> None:
     """Say the seconds per step of airbench_cifar, over batch size, precision and training loop."""
     precisions = ("bf16-mixed", "16-true") if day.cuda else ("32-true",)
     sizes = (1024, 128, 512, 2048, 64, 256) if not day.tiny else (16,)
-    for size, precision in ((size, precision) for size in sizes for precision in precisions):
+    for size, precision in itertools.product(sizes, precisions):
         if day.left < 15.0:
             return
         for loop in LOOPS:
@@ -392,9 +395,9 @@ def operators(day: Day) -> None:
         workload, protocol, size, lr = prepared(day.device, day.tiny, name, "budget.steps=100000")
         spec = TrialSpec(0, 0, size, 1e-3 * lr, None, 0)
         protocol = replace(protocol, trainer={**protocol.trainer, "limit_val_batches": 1})
-        values = {
-            measure.__name__: a_step(measure, day, workload, spec, protocol) for measure in measures
-        }
+        values = {}
+        for measure in measures:
+            values[measure.__name__] = a_step(measure, day, workload, spec, protocol)
         day.say(
             "operators",
             workload=name,
@@ -411,7 +414,7 @@ def a_step(
     spec: TrialSpec,
     protocol: TrialProtocol,
 ) -> float:
-    """Return what a step adds to a measure: a trial's start and its evaluation are in both of two trials."""
+    """The part of a step in a measure: a trial's start and its evaluation are in both of two trials."""
     few, many = (3, 5) if day.tiny else (5, 25)
 
     def of(count: int) -> float:
@@ -423,14 +426,14 @@ def a_step(
 
 
 def operators_of(work: Callable[[], object]) -> float:
-    """Return the operators of some work."""
+    """The operators of some work."""
     with Operators() as mode:
         work()
     return mode.count
 
 
 def host_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of some work."""
+    """The CPU seconds of some work."""
     start = time.process_time()
     work()
     return time.process_time() - start
@@ -446,12 +449,12 @@ def on_device(work: Callable[[], object]) -> Iterator[tuple[int, float]]:
 
 
 def kernels(work: Callable[[], object]) -> float:
-    """Return the kernels that some work launches."""
+    """The kernels that some work launches."""
     return sum(count for count, _ in on_device(work))
 
 
 def device_seconds(work: Callable[[], object]) -> float:
-    """Return the seconds of the kernels that some work launches."""
+    """The seconds of the kernels that some work launches."""
     return sum(seconds for _, seconds in on_device(work))
 
 
@@ -584,25 +587,26 @@ SECTIONS: dict[str, tuple[Callable[[Day], None], float]] = {
     "operators": (operators, 0.4),
     "powers": (powers, 0.5),
     "workers": (workers, 0.5),
-    "ceiling": (ceiling, 1.0),  # its probes, of some ten seconds each, end when they are done
+    # Its probes, of some ten seconds each, end when they are done.
+    "ceiling": (ceiling, 1.0),
 }
 
 
 def real_data() -> bool:
-    """Return whether CIFAR-10 is at hand."""
+    """Whether CIFAR-10 is at hand."""
     return (
         Path(os.environ.get("BSTUNE_DATA", "/nowhere")) / "cifar-10-batches-bin" / "test_batch.bin"
     ).exists()
 
 
 def random_cifar(tiny: bool) -> ImageDataset:
-    """Return images of CIFAR-10's form."""
+    """Images of CIFAR-10's form."""
     draw = np.random.default_rng(0)
     sizes = (500, 100) if tiny else (50_000, 10_000)
-    parts = (
-        Images(draw.integers(0, 256, (n, 3, 32, 32), np.uint8), draw.integers(0, 10, n))
-        for n in sizes
-    )
+    parts = []
+    for count in sizes:
+        images = draw.integers(0, 256, (count, 3, 32, 32), np.uint8)
+        parts.append(Images(images, draw.integers(0, 10, count)))
     return ImageDataset("random images", 255, *parts)
 
 

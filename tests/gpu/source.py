@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-VIEWS = 2  # the scripts' level of the evaluation that counts
+# The scripts' level of the evaluation that counts.
+VIEWS = 2
 
 
 def timed_as(part: str, work: Callable[..., Any], spent: dict[str, float]) -> Callable[..., Any]:
-    """Return ``work`` with its seconds added to ``spent[part]``; evaluations of other levels are not the run's own."""
+    """``work`` with its seconds added to ``spent[part]``; evaluations of other levels are not the run's own."""
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("tta_level", VIEWS) != VIEWS:
@@ -42,7 +43,8 @@ def synchronize() -> None:
 
 def run(script: Path, runs: int) -> None:
     """Run a script's ``main`` once to warm up, then ``runs`` times."""
-    sys.argv = [str(script)]  # which the scripts read themselves from
+    # The scripts read themselves from here.
+    sys.argv = [str(script)]
     names: dict[str, Any] = {"__name__": "source", "__file__": str(script)}
     exec(compile(script.read_text(), str(script), "exec"), names)  # noqa: S102  # its functions, not its own runs
     spent: dict[str, float] = defaultdict(float)

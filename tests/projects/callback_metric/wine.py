@@ -11,10 +11,12 @@ from torch.utils.data import TensorDataset
 
 class MacroF1(Callback):
     def __init__(self):
-        self.predicted, self.true = [], []
+        self.predicted = []
+        self.true = []
 
     def on_validation_epoch_start(self, trainer, pl_module):
-        self.predicted, self.true = [], []
+        self.predicted = []
+        self.true = []
 
     def on_validation_batch_end(
         self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0

@@ -12,7 +12,8 @@ class Iris(L.LightningDataModule):
     def setup(self, stage):
         x, y = load_iris(return_X_y=True)
         order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
-        x, y = torch.tensor(x, dtype=torch.float32)[order], torch.tensor(y)[order]
+        x = torch.tensor(x, dtype=torch.float32)[order]
+        y = torch.tensor(y)[order]
         self.splits = {
             "fit": (x[:90], y[:90]),
             "validate": (x[90:120], y[90:120]),

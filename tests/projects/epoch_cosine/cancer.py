@@ -21,7 +21,8 @@ class CancerData(LightningDataModule):
         x, y = load_breast_cancer(return_X_y=True)
         x, self.x_test, y, self.y_test = train_test_split(x, y, test_size=100, random_state=0)
         scaler = StandardScaler().fit(x)
-        x, self.x_test = scaler.transform(x), scaler.transform(self.x_test)
+        x = scaler.transform(x)
+        self.x_test = scaler.transform(self.x_test)
         self.x, self.x_val, self.y, self.y_val = train_test_split(
             x, y, test_size=100, random_state=0
         )

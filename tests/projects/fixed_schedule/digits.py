@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 class Digits(L.LightningDataModule):
     def setup(self, stage):
         x, y = load_digits(return_X_y=True)
-        x, y = torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y)
+        x = torch.tensor(x, dtype=torch.float32) / 16
+        y = torch.tensor(y)
         self.train = TensorDataset(x[:1400], y[:1400])
         self.val = TensorDataset(x[1400:], y[1400:])
 

@@ -35,7 +35,8 @@ def main(config):
     optimizer = getattr(torch.optim, config.optimizer.name)(
         model.parameters(), lr=config.optimizer.lr
     )
-    step, history = 0, []
+    step = 0
+    history = []
     if config.resume_from is not None:
         saved = torch.load(config.resume_from)
         model.load_state_dict(saved["model"])
@@ -43,7 +44,8 @@ def main(config):
     if config.kill_when_continued and step > 0:
         os.kill(os.getpid(), signal.SIGKILL)
     images, labels = TRAIN
-    size, seconds = config.data.batch_size, 0.0
+    size = config.data.batch_size
+    seconds = 0.0
     limit = config.max_steps or -(-config.examples // size)
     order = torch.Generator().manual_seed(config.seed + step)
     while step < limit:

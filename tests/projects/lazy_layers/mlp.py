@@ -13,9 +13,11 @@ class DigitsData(L.LightningDataModule):
         bunch = load_digits()
         images = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
         data = TensorDataset(images, torch.tensor(bunch.target))
-        self.dims, self.num_classes = (1, 8, 8), len(bunch.target_names)
+        self.dims = (1, 8, 8)
+        self.num_classes = len(bunch.target_names)
         if stage in ("fit", "validate"):
-            self.train, self.val = Subset(data, range(1200)), Subset(data, range(1200, 1500))
+            self.train = Subset(data, range(1200))
+            self.val = Subset(data, range(1200, 1500))
         if stage == "test":
             self.test = Subset(data, range(1500, len(data)))
 
@@ -32,7 +34,8 @@ class DigitsData(L.LightningDataModule):
 class ConvNet(L.LightningModule):
     def __init__(self, channels: int = 8, lr: float = 0.05):
         super().__init__()
-        self.channels, self.lr = channels, lr
+        self.channels = channels
+        self.lr = lr
         self.model = None
 
     def setup(self, stage):

@@ -16,7 +16,8 @@ class SklearnDigits(LightningDataModule):
     def setup(self, stage: str) -> None:
         x, y = load_digits(return_X_y=True)
         data = TensorDataset(torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y))
-        val, test = self.hparams.val_size, self.hparams.test_size
+        val = self.hparams.val_size
+        test = self.hparams.test_size
         sizes = [len(data) - val - test, val, test]
         self.parts = torch.utils.data.random_split(data, sizes, torch.Generator().manual_seed(0))
 
@@ -60,7 +61,8 @@ class LitLinear(LightningModule):
 
     def __init__(self, optimizer: OptimizerCallable = torch.optim.Adam) -> None:
         super().__init__()
-        self.model, self.optimizer = nn.Linear(64, 10), optimizer
+        self.model = nn.Linear(64, 10)
+        self.optimizer = optimizer
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         return nn.functional.cross_entropy(self.model(batch[0]), batch[1])

@@ -15,7 +15,8 @@ class DigitImages(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         images = torch.tensor(load_digits().data, dtype=torch.float32) / 16
         self.mean_image = images[:1400].mean(0)
-        self.train, self.val = images[:1400], images[1400:]
+        self.train = images[:1400]
+        self.val = images[1400:]
 
     def train_dataloader(self):
         return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)

@@ -18,7 +18,9 @@ class Rows(Dataset):
         x = torch.tensor((x - x.mean(0)) / x.std(0), dtype=torch.float32)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(7))
         chosen = order[: len(x) * 7 // 10] if part == "train" else order[len(x) * 7 // 10 :]
-        self.x, self.y, self.sample = x[chosen], torch.tensor(y)[chosen], sample
+        self.x = x[chosen]
+        self.y = torch.tensor(y)[chosen]
+        self.sample = sample
 
     def __len__(self):
         return len(self.x)
@@ -31,7 +33,9 @@ class Graph:
     """Points of a batch, joined to their nearest neighbours."""
 
     def __init__(self, x, y, edge_index):
-        self.x, self.y, self.edge_index = x, y, edge_index
+        self.x = x
+        self.y = y
+        self.edge_index = edge_index
 
     @property
     def num_graphs(self):
@@ -71,7 +75,8 @@ def collate_graphs(samples):
 class TableData(L.LightningDataModule):
     def __init__(self, load, sample, collate_fn=None, batch_size=16):
         super().__init__()
-        self.train, self.val = Rows(load, sample, "train"), Rows(load, sample, "val")
+        self.train = Rows(load, sample, "train")
+        self.val = Rows(load, sample, "val")
         self.options = {"collate_fn": collate_fn, "batch_size": batch_size}
 
     def train_dataloader(self):
@@ -126,7 +131,8 @@ class DictModel(Base):
 class TupleModel(Base):
     def __init__(self, lr=1e-2):
         super().__init__(lr)
-        self.left, self.right = nn.Linear(2, 12), nn.Linear(2, 12)
+        self.left = nn.Linear(2, 12)
+        self.right = nn.Linear(2, 12)
         self.head = nn.Linear(12, 3)
 
     def loss(self, batch):
@@ -148,7 +154,8 @@ class GraphModel(Base):
         super().__init__(lr)
         self.nodes = nodes
         self.position = nn.Parameter(torch.randn(nodes, width) / 4)
-        self.embed, self.message = nn.Linear(1, width), nn.Linear(width, width)
+        self.embed = nn.Linear(1, width)
+        self.message = nn.Linear(width, width)
         self.head = nn.Linear(nodes * width, 3)
 
     def loss(self, graph):

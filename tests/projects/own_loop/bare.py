@@ -17,7 +17,9 @@ def train(study, every=5):
             saved = torch.load(trial.resume_from)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-        step, seconds, goes_on = trial.first_step, 0.0, True
+        step = trial.first_step
+        seconds = 0.0
+        goes_on = True
         batches = trial.batches(len(images))
         if step == 0:
             trial.report(0, validate(model))

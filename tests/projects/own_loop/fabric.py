@@ -21,7 +21,9 @@ def train(study, every=5):
         state = {"model": model, "optimizer": optimizer}
         if trial.resume_from is not None:
             fabric.load(trial.resume_from, state)
-        step, seconds, goes_on = trial.first_step, 0.0, True
+        step = trial.first_step
+        seconds = 0.0
+        goes_on = True
         if step == 0:
             trial.report(0, validate(model))
         while goes_on:

@@ -11,7 +11,8 @@ class Iris(L.LightningDataModule):
     def setup(self, stage):
         x, y = load_iris(return_X_y=True)
         order = torch.randperm(150, generator=torch.Generator().manual_seed(5))
-        x, y = torch.tensor(x, dtype=torch.float32)[order], torch.tensor(y)[order]
+        x = torch.tensor(x, dtype=torch.float32)[order]
+        y = torch.tensor(y)[order]
         self.train = TensorDataset(x[:100], y[:100])
         self.val = TensorDataset(x[100:], y[100:])
 

@@ -14,7 +14,8 @@ class Cancer(L.LightningDataModule):
         x = (x - x.mean(0)) / x.std(0)
         y = torch.tensor(y, dtype=torch.float32)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-        x, y = x[order], y[order]
+        x = x[order]
+        y = y[order]
         self.train = TensorDataset(x[:400], y[:400])
         self.val = TensorDataset(x[400:], y[400:])
 
@@ -28,7 +29,8 @@ class Cancer(L.LightningDataModule):
 class Net(L.LightningModule):
     def __init__(self, lr=0.1, warmup=100):
         super().__init__()
-        self.lr, self.warmup_steps = lr, warmup
+        self.lr = lr
+        self.warmup_steps = warmup
         self.net = nn.Sequential(nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 1), nn.Flatten(0))
 
     def loss(self, batch):

@@ -12,10 +12,8 @@ class SurfaceAreas(L.LightningDataModule):
         lines = Path(RDConfig.RDDataDir, "NCI", "first_5k.tpsa.csv").read_text().splitlines()[1:301]
         molecules = [line.rsplit(",", 1) for line in lines]
         points = [MoleculeDatapoint.from_smi(smiles, [float(area)]) for smiles, area in molecules]
-        self.train, self.val = (
-            MoleculeDataset(points[::3] + points[1::3]),
-            MoleculeDataset(points[2::3]),
-        )
+        self.train = MoleculeDataset(points[::3] + points[1::3])
+        self.val = MoleculeDataset(points[2::3])
         self.val.normalize_targets(self.train.normalize_targets())
         self.train.cache = self.val.cache = True
 

@@ -32,7 +32,8 @@ class Characters(Dataset):
 class Descriptions(pl.LightningDataModule):
     def __init__(self, batch_size=16, length=32):
         super().__init__()
-        self.batch_size, self.length = batch_size, length
+        self.batch_size = batch_size
+        self.length = length
 
     def setup(self, stage=None):
         text = "".join(load().DESCR for load in LOADERS)
@@ -54,7 +55,8 @@ class TransformerLM(pl.LightningModule):
     ):
         super().__init__()
         self.save_hyperparameters()
-        self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(length, width)
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(length, width)
         layer = nn.TransformerEncoderLayer(
             width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True
         )
@@ -82,7 +84,8 @@ class TransformerLM(pl.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr, betas=(0.9, 0.98))
-        warmup, total = self.hparams.warmup_steps, self.trainer.max_steps
+        warmup = self.hparams.warmup_steps
+        total = self.trainer.max_steps
 
         def factor(step):
             if step < warmup:

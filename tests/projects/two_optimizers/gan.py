@@ -27,10 +27,8 @@ class GAN(L.LightningModule):
         (real,) = batch
         opt_g, opt_d = self.optimizers()
         fake = self.generator(torch.randn(len(real), self.hparams.latent_dim, device=self.device))
-        ones, zeros = (
-            torch.ones(len(real), device=self.device),
-            torch.zeros(len(real), device=self.device),
-        )
+        ones = torch.ones(len(real), device=self.device)
+        zeros = torch.zeros(len(real), device=self.device)
 
         self.toggle_optimizer(opt_d)
         d_loss = (
@@ -64,7 +62,8 @@ class GAN(L.LightningModule):
 class RealDigits(L.LightningDataModule):
     def setup(self, stage):
         images = torch.tensor(load_digits().data, dtype=torch.float32) / 16
-        self.train, self.val = TensorDataset(images[:1500]), TensorDataset(images[1500:])
+        self.train = TensorDataset(images[:1500])
+        self.val = TensorDataset(images[1500:])
 
     def train_dataloader(self):
         return DataLoader(self.train, batch_size=64, shuffle=True)
