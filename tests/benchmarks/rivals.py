@@ -10,6 +10,10 @@ promise:
   forest and Hyperband's brackets. It needs ``pip install smac==2.4.1`` in an environment that also
   has bstune.
 
+- ``dyhpo``, ``dyhpo_sqrt``: DyHPO (Wistuba et al. 2022, arXiv 2202.09774), which chooses after each
+  27th of the budget which of 512 points goes on, by a deep-kernel GP over learning curves. It needs
+  the authors' repository (github.com/releaunifreiburg/DyHPO) on PYTHONPATH and gpytorch.
+
 Those that end in ``_sqrt`` search over log2(lr / sqrt-rule(B)), so that the gain of knowing the law
 is told apart from the gain of the method. Both minimise one number: a run that met the target has
 log(its cost / the budget's cost), which is below 0; one that did not, log(its best metric / the
@@ -26,8 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import optuna
 from optuna.trial import TrialState
+from scipy.stats import qmc
 
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.core.scaling import ScalingRule
@@ -43,6 +50,8 @@ SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
 DIVERGED_COST = 5.0
 # SMAC plans its search by a number of trials; more than any spending here allows.
 SMAC_TRIALS = 1000
+# That DyHPO chooses among.
+CANDIDATES = 512
 
 
 @dataclass(frozen=True)
@@ -155,6 +164,12 @@ class LearningRateAxis:
         self.low = problem.lr_low if self._rule is None else -half
         self.high = problem.lr_high if self._rule is None else half
 
+    def spread(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Give the coordinates at shares in [0, 1] of the range."""
+        if self.is_log:
+            return self.low * (self.high / self.low) ** shares
+        return self.low + (self.high - self.low) * shares
+
     def request(self, batch_size: int, coordinate: float, share: float) -> Request:
         """Give the request at a batch size and a coordinate of this axis."""
         if self._rule is None:
@@ -259,6 +274,60 @@ class Smac:
         self._facade.tell(self._info, TrialValue(cost=cost), save=False)
 
 
+class DyHpo:
+    """DyHPO's own algorithm over quasi-random candidates, with its default surrogate."""
+
+    def __init__(self, problem: Problem, seed: int, axis: str) -> None:
+        # The repository asks for a name that numpy 2 has not.
+        np.NINF = -np.inf  # type: ignore[attr-defined]
+        from hpo_method import DyHPOAlgorithm
+
+        self._axis = LearningRateAxis(problem, axis)
+        self._candidates = self._draw(problem, seed)
+        self._folder = tempfile.TemporaryDirectory()
+        self._steps = REDUCTION_FACTOR ** (len(SHARES) - 1)
+        self._algorithm = DyHPOAlgorithm(
+            self._candidates.copy(),
+            [True, self._axis.is_log],
+            seed=trial_seed(seed, 0, purpose=1) % 2**31,
+            max_benchmark_epochs=self._steps,
+            minimization=False,
+            # The spending ends the search.
+            total_budget=10**9,
+            device="cpu",
+            output_path=self._folder.name,
+            verbose=False,
+        )
+        self._curves = dict[int, list[float]]()
+        self._asked = 0
+
+    def ask(self) -> Request:
+        """Choose by the algorithm."""
+        index, step = self._algorithm.suggest()
+        self._asked = int(index)
+        batch_size, coordinate = self._candidates[self._asked]
+        return self._axis.request(int(batch_size), float(coordinate), int(step) / self._steps)
+
+    def tell(self, cost: float, *, is_final: bool) -> None:
+        """Tell the algorithm the learning curve so far; what has ended goes on as it is."""
+        # It maximises a score in [0, 1].
+        score = (DIVERGED_COST - max(cost, -DIVERGED_COST)) / (2 * DIVERGED_COST)
+        curve = self._curves.setdefault(self._asked, [])
+        curve.append(score)
+        if is_final:
+            curve.extend([score] * (self._steps - len(curve)))
+        self._algorithm.observe(self._asked, len(curve), list(curve))
+
+    def _draw(self, problem: Problem, seed: int) -> npt.NDArray[np.float64]:
+        """Draw the candidates: an array of (batch size, coordinate)."""
+        sobol = qmc.Sobol(2, seed=trial_seed(seed, 0, purpose=2) % 2**31)
+        shares = sobol.random(CANDIDATES)
+        smallest = problem.batch_sizes[0]
+        largest = problem.batch_sizes[-1]
+        sizes = np.round(smallest * (largest / smallest) ** shares[:, 0])
+        return np.column_stack([sizes, self._axis.spread(shares[:, 1])])
+
+
 def _never_called(config: object, seed: int = 0, budget: float = 1.0) -> float:
     """Stand in for the function to minimise: trials are asked for and told."""
     raise NotImplementedError
@@ -282,3 +351,13 @@ def smac(problem: Problem, seed: int) -> Search:
 def smac_sqrt(problem: Problem, seed: int) -> Search:
     """The same over batch size and octaves off the square-root rule."""
     return MultiFidelitySearch(problem, seed, Smac(problem, seed, "sqrt"))
+
+
+def dyhpo(problem: Problem, seed: int) -> Search:
+    """DyHPO, over batch size and learning rate."""
+    return MultiFidelitySearch(problem, seed, DyHpo(problem, seed, "lr"))
+
+
+def dyhpo_sqrt(problem: Problem, seed: int) -> Search:
+    """The same over batch size and octaves off the square-root rule."""
+    return MultiFidelitySearch(problem, seed, DyHpo(problem, seed, "sqrt"))
