@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 REDUCTION_FACTOR = 3
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
-# Worse than any metric of the tables over its target: log(0.9 / 0.02) is 3.8.
-DIVERGED_COST = 5.0
+# Of a run that diverged or was not evaluated yet. Worse than any metric of the tables over its target:
+# log(0.9 / 0.02) is 3.8.
+WORST_COST = 5.0
 # SMAC plans its search by a number of trials; more than any spending here allows.
 SMAC_TRIALS = 1000
 # That DyHPO chooses among.
@@ -138,7 +139,7 @@ def cost_of(problem: Problem, trial: TrialResult) -> float:
         return math.log(merit(problem.objective, cost, trial.batch_size) / _dearest(problem))
     values = [value for _, value in trial.history if value is not None]
     if trial.status == "diverged" or not values:
-        return DIVERGED_COST
+        return WORST_COST
     return math.log(min(values) / problem.target.value)
 
 
@@ -311,7 +312,7 @@ class DyHpo:
     def tell(self, cost: float, *, is_final: bool) -> None:
         """Tell the algorithm the learning curve so far; what has ended goes on as it is."""
         # It maximises a score in [0, 1].
-        score = (DIVERGED_COST - max(cost, -DIVERGED_COST)) / (2 * DIVERGED_COST)
+        score = (WORST_COST - max(cost, -WORST_COST)) / (2 * WORST_COST)
         curve = self._curves.setdefault(self._asked, [])
         curve.append(score)
         if is_final:
