@@ -62,10 +62,16 @@ def _own_signals() -> Iterator[None]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Let SIGINT be Python's own, and afterwards what it was: Lightning ignores it once a training was interrupted."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let SIGINT be Python's own, and afterwards each signal what it was.
+
+    Lightning leaves its own handlers where an error ends a training, and ignores SIGINT once a
+    training was interrupted.
+    """
+    before = [signal.getsignal(number) for number in SIGNALS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

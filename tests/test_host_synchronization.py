@@ -138,6 +138,7 @@ def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
     assert bool(result.noise_scale) == (micro == "null")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("read", [lambda loss: loss.item(), bool, lambda loss: loss.cpu()])
 def test_a_read_would_be_found(reads, read):
     def with_reader(module):

@@ -31,27 +31,45 @@ from bstune.system.files import write_text
 
 # The page is passed on without its README: it says its terms itself.
 GLOSSARY = {
-    "batch size B": "examples per applied optimizer step, over all devices and all accumulated micro-batches",
+    "batch size B": (
+        "examples per applied optimizer step, over all devices and all accumulated micro-batches"
+    ),
     "target": "a validation metric and its goal; reached at the first evaluation that meets it",
-    "steps to target S": "optimizer steps applied until the target; known as an interval, from the last evaluation "
-    "that missed it to the first that met it. S*(B) is the least at a batch size, over learning "
-    "rates",
-    "time to target T": "S times the seconds per training step, which the survey measured beforehand; evaluation, "
-    "compilation and start-up are measured apart and not in it",
-    "critical batch size": "the batch size at which the slope of log S* over log B is -1/2: of S*(B) = S_min (1 + "
-    "B_crit/B) it is B_crit. Well below it twice the batch halves the steps, well above it more "
-    "gains nothing",
-    "90% interval": "where the critical batch size lies with a probability of 90%, by all trials; an end that only the "
-    "prior sets is left open",
-    "fresh seeds": "the winner is run again on seeds that took no part in the choice; what is reported of it is their "
-    "median and range, as the best of many noisy runs is a lucky one",
-    "stopped": "a trial that ended before the target, as it could no longer change the answer or its budget was spent: "
-    "its steps are a lower bound",
+    "steps to target S": (
+        "optimizer steps applied until the target; known as an interval, from the last evaluation "
+        "that missed it to the first that met it. S*(B) is the least at a batch size, over "
+        "learning rates"
+    ),
+    "time to target T": (
+        "S times the seconds per training step, which the survey measured beforehand; evaluation, "
+        "compilation and start-up are measured apart and not in it"
+    ),
+    "critical batch size": (
+        "the batch size at which the slope of log S* over log B is -1/2: of S*(B) = S_min (1 + "
+        "B_crit/B) it is B_crit. Well below it twice the batch halves the steps, well above it "
+        "more gains nothing"
+    ),
+    "90% interval": (
+        "where the critical batch size lies with a probability of 90%, by all trials; an end that "
+        "only the prior sets is left open"
+    ),
+    "fresh seeds": (
+        "the winner is run again on seeds that took no part in the choice; what is reported of it "
+        "is their median and range, as the best of many noisy runs is a lucky one"
+    ),
+    "stopped": (
+        "a trial that ended before the target, as it could no longer change the answer or its "
+        "budget was spent: its steps are a lower bound"
+    ),
     "continued": "a stopped trial that went on from its checkpoint; its learning curve is one line",
-    "noise scale": "the gradient's variance over its square, in examples: a hint of the critical batch size, which "
-    "can miss it by several times",
-    "roofline": "the rate at which a device can compute, over the operations per byte moved: below the ridge memory "
-    "limits it, above it arithmetic does",
+    "noise scale": (
+        "the gradient's variance over its square, in examples: a hint of the critical batch size, "
+        "which can miss it by several times"
+    ),
+    "roofline": (
+        "the rate at which a device can compute, over the operations per byte moved: below the "
+        "ridge memory limits it, above it arithmetic does"
+    ),
 }
 
 

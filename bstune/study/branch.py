@@ -66,7 +66,10 @@ def main(arguments: list[str]) -> str:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="bstune branch",
-        usage="%(prog)s CHECKPOINT --batch-size B0 --examples N [--batch-sizes N,...] workload=NAME [OPTION=VALUE ...]",
+        usage=(
+            "%(prog)s CHECKPOINT --batch-size B0 --examples N [--batch-sizes N,...] "
+            "workload=NAME [OPTION=VALUE ...]"
+        ),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

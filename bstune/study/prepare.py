@@ -73,7 +73,10 @@ FIXED_HORIZON_CAVEAT = (
     "shows where this schedule stops working rather than the fewest steps (sampler=frontier "
     "chooses each trial's horizon)."
 )
-ON_TEST_CAVEAT = "The target is measured on the test images, as the workload's source does: there is no other test."
+ON_TEST_CAVEAT = (
+    "The target is measured on the test images, as the workload's source does: there is no other "
+    "test."
+)
 ON_TEST_NOTE = "the target is measured on the test images, as the workload's source does"
 
 OVERRIDDEN_CAVEAT = (
@@ -81,15 +84,18 @@ OVERRIDDEN_CAVEAT = (
     "own, all groups and schedules in proportion."
 )
 OWN_TARGET_CAVEAT = (
-    "The target is what your own configuration came to {after}: {target}, which is made easier by what chance is "
-    "worth (workload.target.value sets another)."
+    "The target is what your own configuration came to {after}: {target}, which is made easier by "
+    "what chance is worth (workload.target.value sets another)."
 )
 NO_OWN_RUN = (
-    "workload.target.value=auto takes the target from a run of your own configuration, the reference: {because}; "
-    "give target=VALUE"
+    "workload.target.value=auto takes the target from a run of your own configuration, the "
+    "reference: {because}; give target=VALUE"
 )
 
-SHARED_CAVEAT = "No plan for further devices: it starts from the seconds per step of one, and here {} share the steps."
+SHARED_CAVEAT = (
+    "No plan for further devices: it starts from the seconds per step of one, and here {} share "
+    "the steps."
+)
 
 
 # A replayed workload takes from its table what is left open.
@@ -665,7 +671,13 @@ def _runner_of(
     if options.search.replicates:
         note += "; winners run again alone"
     if on_cuda and not mps_runs():
-        note += "; they take turns on the device, as NVIDIA's MPS does not run (nvidia-cuda-mps-control -d starts it)"
+        note += (
+            "; they take turns on the device, as NVIDIA's MPS does not run "
+            "(nvidia-cuda-mps-control -d starts it)"
+        )
     if options.search.tune:
-        note += f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a trial's"
+        note += (
+            f"; they are those of the config's own {', '.join(options.search.tune)}, whatever a "
+            f"trial's"
+        )
     return open_runner, [note]

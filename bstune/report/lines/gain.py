@@ -31,7 +31,10 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     if compared.at_least or compared.low is None:
         yield f"at least {ratio} times {better} {yours}, stopped before the target"
         return
-    interval = f"{compared.level:.0%} interval: {_ratio_text(compared.low)} to {_ratio_text(compared.high)}"
+    interval = (
+        f"{compared.level:.0%} interval: {_ratio_text(compared.low)} to "
+        f"{_ratio_text(compared.high)}"
+    )
     # Where its interval holds 1 the winner may be no faster at all.
     if compared.low <= 1.0:
         yield f"not shown to be faster than {yours}: keep what you have ({ratio} times, {interval})"
