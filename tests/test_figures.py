@@ -1,5 +1,5 @@
-"""Each number of the READMEs follows from a record, is a setting, or says that it was not "
-"recorded."""
+"""Each number of the READMEs follows from a record, is a setting, or says that it was not
+recorded."""
 
 import re
 from dataclasses import replace

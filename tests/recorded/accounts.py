@@ -16,15 +16,15 @@ SETTINGS = Path(__file__).parent / "settings.txt"
 
 
 def not_recorded(units: Iterable[Unit]) -> list[str]:
-    """Give the paragraphs that say that their numbers were not recorded, at which commit and "
-    "when."""
+    """Give the paragraphs that say that their numbers were not recorded, at which commit and
+    when."""
     paragraphs = dict.fromkeys(unit.says for unit in units)
     return [text for text in paragraphs if NOT_RECORDED.search(text)]
 
 
 def settings() -> list[str]:
-    """Read the numbers that nobody measured: settings, definitions, names, as regular "
-    "expressions."""
+    """Read the numbers that nobody measured: settings, definitions, names, as regular
+    expressions."""
     lines = SETTINGS.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 

@@ -1,5 +1,5 @@
-"""The trials of the command in sweeps/README.md, ``fashion_cnn.jsonl``, as a report would read "
-"them today."""
+"""The trials of the command in sweeps/README.md, ``fashion_cnn.jsonl``, as a report would read
+them today."""
 
 from pathlib import Path
 

@@ -420,8 +420,8 @@ WALLS = f"{FIRST_ANSWER}/walls.jsonl"
 
 
 def other_walls(path: Path) -> Values:
-    """Count the studies of other budgets of seconds in which bstune's pick is the faster, or a "
-    "pick misses."""
+    """Count the studies of other budgets of seconds in which bstune's pick is the faster, or a
+    pick misses."""
     seconds = dict[str, list[float]]()
     rows = rows_of(path)
     for pick in ("bstune", "script"):

@@ -9,7 +9,9 @@ from recorded.of_benchmarks import (
     COVERAGE,
     LAWS,
     OVERHEAD_ROWS,
+    WALLS,
     coverage_row,
+    other_walls,
     overhead_range,
 )
 from recorded.of_sweeps import (
@@ -45,8 +47,7 @@ def laws_in_all(path: Path) -> Values:
 
 
 def hooks_cost(path: Path) -> Values:
-    """Give what Lightning's own loop adds to a step, in ms, of the two workloads with the "
-    "shortest steps."""
+    """Give what Lightning's own loop adds to a step, in ms, of two workloads with short steps."""
     added = list[float]()
     for row in rows_of(path):
         if row["workload"] in ("digits", "fashion_mlp"):
@@ -64,6 +65,7 @@ TOP_FIGURES = [
     top("overhead", "{least:.1f} to {most:.1f} ms more", hooks_cost, OVERHEAD_ROWS),
     top("searches compared", "{ours}", within_a_quarter, RUNS),
     top("searches compared", "{optuna}", within_a_quarter, RUNS),
+    top("first study", "{faster} of {studies} studies", other_walls, WALLS),
     top("coverage", "{share:.0%} of {studies} intervals hold the truth", laws_in_all, COVERAGE),
 ]
 

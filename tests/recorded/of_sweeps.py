@@ -336,8 +336,8 @@ STUDY_NAMES = {
 
 
 def of_pair(larger: str, smaller: str, factor: str, *paths: Path) -> Values:
-    """Give the ratio of two studies' B_crit; its interval holds together with those of the "
-    "factor's other pairs."""
+    """Give the ratio of two studies' B_crit; its interval holds together with those of the
+    factor's other pairs."""
     studies = FACTORS[factor]
     compared = list[Any]()
     for (name, arguments), path in zip(studies.items(), paths, strict=True):
@@ -406,8 +406,8 @@ MOVES = [
 
 
 def runs_of_winner(path: Path, target: Target) -> list[dict[str, Any]]:
-    """Give the runs of the point that ran on further seeds and took the least time, by its "
-    "median."""
+    """Give the runs of the point that ran on further seeds and took the least time, by its
+    median."""
     points = defaultdict[tuple[int, float], list[dict[str, Any]]](list)
     for row in rows_of(path):
         points[row["batch_size"], row["lr"]].append(row)
@@ -525,8 +525,8 @@ def search_units(path: Path) -> list[UnitRecord]:
 
 
 def merits(paths: Sequence[Any]) -> tuple[float, ...]:
-    """Order searches, less is better: spending to come within 1.25, then the ratios from the last "
-    "spending back."""
+    """Order searches, less is better: spending to come within 1.25, then the ratios from the last
+    spending back."""
     marks = [statistics.median(ratio_after(path, at) for path in paths) for at in SPENDINGS[::-1]]
     return statistics.median(spending_within(path) for path in paths), *marks
 
@@ -572,8 +572,8 @@ def search_figures() -> list[Figure]:
 
 
 def span_text(spendings: Sequence[float]) -> str:
-    """Write the least and the most of some spendings, which end at 60 times the best trial's "
-    "cost."""
+    """Write the least and the most of some spendings, which end at 60 times the best trial's
+    cost."""
     most = max(spendings)
     if math.isinf(most):
         return f"{min(spendings):.0f} to more than {MOST_SPENT:.0f}"

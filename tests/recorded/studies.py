@@ -152,8 +152,8 @@ def found(path: Path, arguments: Arguments) -> Found:
 
 
 def end_slopes(posterior: Posterior, critical: CriticalBatchSize) -> tuple[float, float]:
-    """Give the slopes of log S* over log B over a factor of 4 at both ends of what reached the "
-    "target."""
+    """Give the slopes of log S* over log B over a factor of 4 at both ends of what reached the
+    target."""
     slopes = list[float]()
     for start in (critical.smallest, critical.largest / END_SPAN):
         band = steps_band(posterior, [start, start * END_SPAN], (0.05, 0.95))
