@@ -108,6 +108,41 @@ def test_linear(arithmetic, width, needs_gradient):
     assert intensity(cost, 10) == only.flops.at(10) / only.bytes.at(10)
 
 
+def forward_intensity(layer, batch_size, flops):
+    """FLOPs per byte of a layer's forward pass, of whose step backward is two thirds of all uses.
+
+    Backward reads its input and its weights and writes the gradients of both; of its output there
+    is the gradient alone.
+    """
+    moved = layer.inputs.at(batch_size) / 3
+    moved += layer.outputs.at(batch_size) / 2
+    moved += layer.weights.at(batch_size) / 3
+    return flops / moved
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(512, 315), (1, 1)])
+def test_a_linear_layers_intensity_is_that_of_nvidias_table(batch_size, expected):
+    """NVIDIA, GPU Performance Background, table 1: 1024 inputs, 4096 outputs, fp16, forward."""
+    cost = cost_of(linear(1024, 4096), (1024,), "fp16", needs_gradient=True)
+    (only,) = cost.layers
+    flops = only.flops.at(batch_size) / 3
+    assert round(forward_intensity(only, batch_size, flops)) == expected
+
+
+@pytest.mark.parametrize("batch_size", [1, 512])
+def test_a_relus_intensity_is_that_of_nvidias_table(batch_size):
+    """The same table: one FLOP an element, which is read and written in 2 bytes each."""
+    elements = 64
+    module = nn.Sequential(linear(elements, elements), nn.ReLU())
+    cost = cost_of(module, (elements,), "fp16", needs_gradient=True)
+    relu = cost.layers[-1]
+    assert relu.kind == "ReLU"
+    # The counter sees products, convolutions and attention alone.
+    assert relu.flops.at(batch_size) == 0
+    flops = elements * batch_size
+    assert forward_intensity(relu, batch_size, flops) == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize(("groups", "dimensions"), [(1, (4, 8)), (2, (2, 4)), (4, ())])
 def test_convolution(groups, dimensions):
     module = nn.Conv2d(4, 8, 3, padding=1, groups=groups, bias=False)

@@ -571,6 +571,50 @@ def search_figures() -> list[Figure]:
     return figures
 
 
+# Beside methods with several fidelities: each search's runs on all tables and seeds together.
+RIVAL_RUNS = f"{RECORDED}/rivals.jsonl"
+RIVALS = {
+    "bstune": "**bstune**",
+    "tpe_hyperband": "Optuna TPE, Hyperband",
+    "tpe_hyperband_sqrt": "the same, axis sqrt",
+    "smac": "SMAC3 MultiFidelityFacade",
+    "smac_sqrt": "the same, axis sqrt",
+    "tpe/lr/pruned": "Optuna TPE",
+    "tpe/sqrt/pruned": "the same, axis sqrt",
+    "gp/lr/pruned": "Optuna GP",
+    "gp/sqrt/pruned": "the same, axis sqrt",
+}
+
+
+def rival_row(name: str, path: Path) -> Values:
+    """Give what a search came to over all tables and seeds of the record."""
+    paths = list[Any]()
+    for (search, _), of_table in search_runs(path).items():
+        if search == name:
+            paths += of_table
+    values = dict[str, object]()
+    for spending in SPENDINGS:
+        ratios = [ratio_after(one, spending) for one in paths]
+        median = ratio_text(statistics.median(ratios))
+        values[f"after_{spending:.0f}"] = f"{median} / {ratio_text(percentile(ratios, 0.9))}"
+    within = statistics.median(spending_within(one) for one in paths)
+    values["within"] = f"> {MOST_SPENT:.0f}"
+    if math.isfinite(within):
+        values["within"] = f"{within:.1f}"
+    return values
+
+
+def rival_figures() -> list[Figure]:
+    """Give the rows of the table of rivals."""
+    figures = list[Figure]()
+    for name, shown in RIVALS.items():
+        cells = [shown, "{after_10}", "{after_20}", "{after_40}", "{within}"]
+        figures.append(
+            figure("searches compared", row_text(cells), partial(rival_row, name), RIVAL_RUNS)
+        )
+    return figures
+
+
 def span_text(spendings: Sequence[float]) -> str:
     """Write the least and the most of some spendings, which end at 60 times the best trial's
     cost."""
@@ -608,6 +652,7 @@ def bstune_in_all(path: Path) -> Values:
 
 COMPARED = [
     *search_figures(),
+    *rival_figures(),
     figure(
         "searches compared",
         "Over bstune's {n} searches the geometric mean after 20 times is {mean:.2f}, the 90th "
