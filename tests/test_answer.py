@@ -379,7 +379,7 @@ def test_the_closest_value_is_named_with_its_trial():
 
 
 def test_a_search_that_ended_before_its_first_trial_says_what_ended_it():
-    reason = "stopped: search.wall_seconds=120 leave no time for another point"
+    reason = "stopped: search.wall_seconds=120 leaves no time for another point"
     ended = result_of([], stop_reason=reason)
     assert texts(ended, "CAUTION") == (reason,)
     assert texts(ended, "NEXT") == ()

@@ -203,7 +203,7 @@ class WallTime:
         left = self.left
         kept = f", {min(reserve, left):.1f} s kept {purpose}" if left > 0.0 else ""
         return SearchEnd(
-            f"stopped: search.wall_seconds={self.limit:g} leave no time for another point "
+            f"stopped: search.wall_seconds={self.limit:g} leaves no time for another point "
             f"({self._taken():.1f} s taken{kept}){self._advice(trials, shortest)}",
             "search.wall_seconds",
         )
