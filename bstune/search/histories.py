@@ -183,7 +183,17 @@ def is_flat(curve: LogCurve) -> bool:
 
 @lru_cache(maxsize=CACHED)
 def reached_rate(curve: LogCurve, log_steps: float, excess: float) -> float | None:
-    """Give the rate of a trial that reached the target from this log excess on; None if it began below it."""
+    """Give the rate of a trial that reached the target: log excess lost a log step, from an excess on.
+
+    Args:
+        curve: (log step, log excess) of its evaluations; of these, each new least one counts.
+        log_steps: when it reached the target, where the log excess is 0.
+        excess: log excess from which on the rate is taken.
+
+    Returns:
+        None for a trial whose first evaluation is below ``excess`` already, or whose evaluations
+        never come down to it.
+    """
     least = math.inf
     before: tuple[float, float] | None = None
     for log_step, value in curve:
@@ -263,6 +273,12 @@ def _hashed(curve: LogCurve) -> History:
 def _extrapolated(
     curve: History, steps: int, reached: tuple[tuple[History, float], ...], slowdown: Slowdown
 ) -> LogFactor:
+    """Give the steps to the target over ``steps``, in log, with its standard deviation.
+
+    The log excess falls along a line in log steps: at a rate r, what is left of it takes level / r
+    more log steps. The rate is the trial's own recent one, slowed down as trials of this workload
+    slow down, combined with the rates of others from the same excess on.
+    """
     recent = recent_line(curve)
     if recent is None:
         level = max(min(excess for _, excess in curve[-3:]), LEAST_EXCESS)
@@ -270,8 +286,8 @@ def _extrapolated(
     else:
         level = recent.level
         log_rate, spread = _rate_of_others(reached, level)
-        # One that gets worse counts as flat; its misfit would favour fast rates, whose spread is
-        # wide.
+        # A trial that gets worse counts as flat. Its negative rate would fit the wide spread of the
+        # fast rates best, and so make it look fast.
         own_rate = max(recent.rate, 0.0) * math.exp(slowdown.mean)
         log_rate, spread = _combine(log_rate, spread, own_rate, recent.error, slowdown.spread)
     rate = min(max(math.exp(log_rate), SLOWEST_RATE), FASTEST_RATE)

@@ -200,8 +200,11 @@ def _paused(
 
 @contextmanager
 def _bstunes_part() -> Iterator[None]:
-    """Leave, at the end, the process as the loop had it."""
-    # torch
+    """Run bstune's own code between two steps of the user's loop.
+
+    Random generators, torch's settings, loggers and warnings are afterwards as the loop had them.
+    """
+    # Here, as it imports torch.
     from bstune.trial.processes.process import restored
 
     with restored(), filtered():

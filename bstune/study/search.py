@@ -360,7 +360,8 @@ class Search:
             resumed_from = finished(self._study, spec.resumed_from)
         has_baseline = self._prepared.baseline is not None
         is_baseline = self._stops and has_baseline and spec.trial_index == 0
-        # Of a budget it runs to the end, as any other.
+        # A baseline that has taken too long may be cut short, so that the search has time left. For
+        # the objective loss every trial ends with the budget, and a cut one could not be compared.
         is_limited = is_baseline and not is_for_loss(self._prepared)
         limit = self._wall.trial_limit(is_limited)
         max_seconds = limit if math.isfinite(limit) else None

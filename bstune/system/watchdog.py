@@ -176,9 +176,11 @@ class Watch:
         )
 
     def _set_backstop(self, wait: Wait) -> None:
-        """Let a thread of C end the process should no look follow, as code that keeps Python's lock allows none.
+        """Let faulthandler's thread end the process if the watch does not look again in time.
 
-        The process has one such timer: it is the innermost watch's.
+        The watch is a thread of Python: code that holds the interpreter's lock keeps it from
+        looking, but not faulthandler's thread, which is C. Only training steps and evaluations
+        have a limit. The process has one such timer: it is the innermost watch's.
         """
         if _watches and _watches[-1] is not self:
             return

@@ -141,7 +141,8 @@ def budget_posteriors(
     searched = _as_searched(prepared, done)
     by_share = dict[float, BudgetPosterior]()
     for place, share in enumerate(shares):
-        # With the same draws for each share, their growth would have no scatter.
+        # Each share has draws of its own: with shared ones, the growth of the best batch size from
+        # share to share would not show the scatter of the draws.
         rng = np.random.default_rng([prepared.budget.seed, place])
         posterior = sampler.budget_posterior(
             searched, share=share, particles=particles, moves=MOVES, rng=rng

@@ -80,9 +80,16 @@ def seconds_to_go(
 
 
 def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
-    """Count the runs on fresh seeds that are still to come: of each of the ``winners``, or of the point that runs.
+    """Count the runs on fresh seeds that are still to come.
 
-    That a further point will be run again is not known before its first run.
+    A point that is run again has ``replicates`` runs, one after another. Before the first of them
+    each of the ``winners`` is expected to be run again. From then on only the rest of the point
+    that runs is certain: whether a further one follows is decided by what it comes to.
+
+    Args:
+        ran: runs on fresh seeds so far, of all points.
+        replicates: runs of each point.
+        winners: points that stand first by a merit of the objective.
     """
     if ran == 0:
         return replicates * winners

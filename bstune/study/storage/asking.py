@@ -402,7 +402,8 @@ def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution
             low = round(tunable.low)
             searched[tunable.name] = IntDistribution(low, round(tunable.high), log=tunable.log)
         else:
-            # The complement of a range begins with that of its end.
+            # A parameter near 1, such as a momentum, is searched as its complement 1 - x, of which
+            # the range's upper end is the lower one.
             ends = sorted((tunable.searched(tunable.low), tunable.searched(tunable.high)))
             searched[tunable.name] = FloatDistribution(ends[0], ends[1], log=tunable.log)
     return searched
