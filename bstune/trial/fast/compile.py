@@ -98,8 +98,8 @@ class Compiling:
         parameters = optimized_parameters(trainer, module)
         scale = loss_scale(trainer)
 
-        # The warm-up runs it at several batch numbers: a step that goes by its number is compiled anew
-        # for each, which has to be seen before the clock runs.
+        # The warm-up runs it at several batch numbers: a step that goes by its number is compiled
+        # anew for each, which has to be seen before the clock runs.
         def step(later: int) -> object:
             return gradients_of(trainer, module, parameters, batch, batch_idx + later, scale)
 
