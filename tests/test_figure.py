@@ -20,7 +20,9 @@ from builders import (
 )
 from toolbox import make_trial
 
+from bstune.core.scaling import RULES, NamedRule, sqrt
 from bstune.report.answer import answer
+from bstune.report.charts.learning_rates import _rule_traces
 from bstune.report.drawing import Label, figure_of, log_axis, place_labels
 from bstune.report.figure import (
     OTHER_TEXT,
@@ -261,6 +263,18 @@ def test_rules_and_the_trials_own_law_go_through_one_point():
     assert len({str(line.get_linestyle()) + str(line._dash_pattern) for line in drawn}) == 4
     unknown = changed(summary, lr_exponent=changed(LAW_OF_TRIALS, identified=False))
     assert [line.name for line in rate_lines(unknown, 8.0, 64.0)] == ["none", "sqrt", "linear"]
+
+
+def test_a_rule_that_is_added_is_drawn(monkeypatch):
+    """A row of ``RULES`` is all that a rule needs: it has a line on the page and in the figure."""
+    steep = NamedRule(sqrt, "three quarters", exponent=0.75)
+    monkeypatch.setitem(RULES, "three_quarters", steep)
+    trials, summary = STUDIES["rich"]
+    assert "three_quarters" in [line.name for line in rate_lines(summary, 8.0, 8192.0)]
+    drawn = curve_figure(trials, summary).axes[2].lines[-5:]
+    assert len({str(line.get_linestyle()) + str(line._dash_pattern) for line in drawn}) == 5
+    dashes = [trace["line"]["dash"] for trace in _rule_traces(summary, trials)]
+    assert len(set(dashes)) == 5
 
 
 def test_without_a_curve_rules_go_through_the_reference():

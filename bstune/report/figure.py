@@ -88,6 +88,8 @@ FIGURE_DASHES: dict[str, Any] = {
     "linear": (0, (6, 2, 1, 2)),
     LAW: "solid",
 }
+# Of a rule that was added since.
+OTHER_FIGURE_DASH = (0, (9, 3))
 
 
 @dataclass(frozen=True)
@@ -475,7 +477,8 @@ def _draw_rates(
         axes.fill_between(curve.batch_size, curve.lr_low, curve.lr_high, **style)
         axes.plot(curve.batch_size, curve.lr, color=BLUE, linewidth=1.8, zorder=3)
     for line in rate_lines(result, *x_limits):
-        style = {"color": INK, "linewidth": 0.9, "linestyle": FIGURE_DASHES[line.name]}
+        dash = FIGURE_DASHES.get(line.name, OTHER_FIGURE_DASH)
+        style = {"color": INK, "linewidth": 0.9, "linestyle": dash}
         if line.name == LAW:
             style["linewidth"] = 1.8
         # Two points are a whole line: both axes are logarithmic.

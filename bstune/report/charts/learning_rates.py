@@ -21,6 +21,8 @@ from bstune.system.console import format_count, format_number, plural
 
 # Rules are drawn in one colour: their dashes tell them apart.
 RATE_DASHES = {"none": "dot", "sqrt": "dash", "linear": "dashdot", LAW: "solid"}
+# Of a rule that was added since.
+OTHER_RATE_DASH = "longdash"
 
 
 def learning_rates(study: StudyFolder) -> str:
@@ -82,7 +84,7 @@ def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Tra
             width = 2.0
         # Two points are a whole line: both axes are logarithmic.
         rates = [line.at(line.start), line.at(line.end)]
-        dash = RATE_DASHES[line.name]
+        dash = RATE_DASHES.get(line.name, OTHER_RATE_DASH)
         traces.append(
             line_trace([line.start, line.end], rates, line.words, None, color, dash, width)
         )
