@@ -23,6 +23,7 @@ from bstune.core.records import Budget
 from bstune.report.answer import answer
 from bstune.report.block import SHOWN_CAUTIONS, block
 from bstune.report.lines.learning_rate import verdict
+from bstune.report.lines.next_steps import narrower
 from bstune.report.lines.unreached import NOTHING_REACHED
 from bstune.report.trust import trust
 from bstune.report.words import critical_text, expected_text
@@ -464,6 +465,15 @@ def test_what_would_tell_more(changes, actions):
         list(dict(answer(result_of(CONFIRMED, critical=critical)).actions).get("MORE", ()))
         == actions
     )
+
+
+@pytest.mark.parametrize(
+    ("limit", "more_of"),
+    [(None, "search.trials=64"), ("search.wall_seconds", "a larger search.wall_seconds")],
+)
+def test_more_is_advised_of_what_ended_the_search(limit, more_of):
+    critical = changed(hand_critical(100.0, 90.0, 120.0), high=200.0)
+    assert narrower(critical, changed(SEARCH, limit=limit)) == f"{more_of} narrows the interval"
 
 
 def test_cautions_are_what_would_change_the_answer_the_worst_first():

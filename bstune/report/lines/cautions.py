@@ -122,4 +122,4 @@ def _open_interval(result: StudyResult) -> Iterator[str]:
     if critical.high is None:
         open_ends.append("upper")
     missing = f"the critical batch size has no {' and no '.join(open_ends)} end yet"
-    yield f"{missing}: {narrower(critical, result.search.trials)}"
+    yield f"{missing}: {narrower(critical, result.search)}"

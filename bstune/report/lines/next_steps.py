@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bstune.report.lines.gain import is_of_baseline
 from bstune.report.lines.unreached import cause_of
-from bstune.result import CriticalBatchSize, StudyResult
+from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
 from bstune.system.console import format_count
 
 # The upper end of B_crit's interval over its lower one: up to this, nothing narrower is advised.
@@ -38,10 +38,10 @@ def more(result: StudyResult) -> Iterator[str | None]:
     if result.winner is None or critical is None or critical.is_of_one_size:
         return
     yield critical.note
-    yield narrower(critical, result.search.trials)
+    yield narrower(critical, result.search)
 
 
-def narrower(critical: CriticalBatchSize, trials: int) -> str | None:
+def narrower(critical: CriticalBatchSize, search: SearchPlan) -> str | None:
     """Tell what would close or narrow the interval; None where it is narrow."""
     is_narrow = False
     if critical.low is not None and critical.high is not None:
@@ -52,7 +52,11 @@ def narrower(critical: CriticalBatchSize, trials: int) -> str | None:
     effect = "narrows the interval"
     if critical.is_open:
         effect = "looks further"
-    text = f"search.trials={2 * trials} {effect}"
+    # More trials than it had time or means for would change nothing.
+    more_of = f"search.trials={2 * search.trials}"
+    if search.limit is not None:
+        more_of = f"a larger {search.limit}"
+    text = f"{more_of} {effect}"
     if critical.next_trials:
         sizes = " and ".join(format_count(trial.batch_size) for trial in critical.next_trials[:2])
         text += f" (first at batch sizes {sizes})"
