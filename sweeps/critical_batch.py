@@ -11,7 +11,7 @@ What a table says at one target is kept as soon as it is computed (:mod:`bstune.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -23,7 +23,7 @@ from bstune.core.curve import CurveError, CurveFit, fit_curve, log_slope
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Target
 from bstune.report.drawing import INK, PURPLE, log_axis, log_limits
-from bstune.result import CriticalAtTarget
+from bstune.result import CriticalAtTarget, Growth
 from bstune.study.analysis.critical import FINE, MAX_COARSE, growth_over_target
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark import find_sources, find_target, read_without_horizons
@@ -301,22 +301,27 @@ def lr_exponent(
     return slope, slope - error, slope + error
 
 
+def growth_of(of_table: Iterable[Mapping[str, Any]]) -> Growth | None:
+    """Give how B_crit grows over the targets of one table's rows; None where too few determine it."""
+    points = list[CriticalAtTarget]()
+    for row in of_table:
+        points.append(
+            CriticalAtTarget(
+                target=row["target"],
+                passed=0,
+                value=row["b_crit"],
+                low=row["b_crit_low"],
+                high=row["b_crit_high"],
+            )
+        )
+    return growth_over_target(points, 0.0)
+
+
 def sentence(rows: Sequence[CriticalRow]) -> str:
     """Say how B_crit depends on the target, table by table."""
     texts = list[str]()
     for name, of_table in _by_table(rows).items():
-        points = list[CriticalAtTarget]()
-        for row in of_table:
-            points.append(
-                CriticalAtTarget(
-                    target=row["target"],
-                    passed=0,
-                    value=row["b_crit"],
-                    low=row["b_crit_low"],
-                    high=row["b_crit_high"],
-                )
-            )
-        found = growth_over_target(points, 0.0)
+        found = growth_of(of_table)
         if found is None:
             texts.append(f"{name}: too few targets have a critical batch size with both ends")
             continue

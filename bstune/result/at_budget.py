@@ -3,7 +3,6 @@
 from bstune.result.values import (
     BatchSize,
     Count,
-    Hyperparameters,
     Items,
     Level,
     NotNegative,
@@ -11,6 +10,7 @@ from bstune.result.values import (
     Positive,
     Real,
     Share,
+    TrialPoint,
 )
 
 
@@ -42,21 +42,9 @@ class SizeSeconds(Part, frozen=True):
     """Of a step."""
 
 
-class PointAtBudget(Part, frozen=True):
+class PointAtBudget(TrialPoint, frozen=True):
     """A point, and what it comes to at its budget's end."""
 
-    number: Count
-    """Its trial's number."""
-    seed: Count
-    """Its trial's seed."""
-    batch_size: BatchSize
-    """Examples of a step."""
-    lr: Positive
-    """The learning rate."""
-    hyperparameters: Hyperparameters
-    """Further ones that the study searches, by name."""
-    horizon: Count | None
-    """Steps after which its schedule ends; None where none does."""
     steps: Count
     """Of its budget."""
     value: Real

@@ -5,12 +5,12 @@ from pydantic import model_validator
 from bstune.result.values import (
     BatchSize,
     Count,
-    Hyperparameters,
     NotNegative,
     Part,
     Positive,
     Real,
     Text,
+    TrialPoint,
 )
 
 
@@ -25,21 +25,9 @@ class AtEqualSeconds(Part, frozen=True):
     """The metric of the baseline."""
 
 
-class SoFar(Part, frozen=True):
+class SoFar(TrialPoint, frozen=True):
     """The best point of a study that has not reached its target."""
 
-    number: Count
-    """The trial's number."""
-    seed: Count
-    """The trial's seed."""
-    batch_size: BatchSize
-    """Examples of a step."""
-    lr: Positive
-    """The learning rate."""
-    hyperparameters: Hyperparameters
-    """Further ones that the study searches, by name."""
-    horizon: Count | None
-    """Steps after which its schedule ends; None where none does."""
     value: Real
     """The metric that is closest to the target."""
     steps: Count

@@ -62,3 +62,20 @@ class Part(BaseModel, strict=True, extra="forbid", frozen=True):
             if isinstance(value, float):
                 shown = float(f"{value:.4g}")
             yield name, shown
+
+
+class TrialPoint(Part, frozen=True):
+    """What one trial was trained with."""
+
+    number: Count
+    """The trial's number."""
+    seed: Count
+    """The trial's seed."""
+    batch_size: BatchSize
+    """Examples of a step."""
+    lr: Positive
+    """The learning rate."""
+    hyperparameters: Hyperparameters
+    """Further ones that the study searches, by name."""
+    horizon: Count | None
+    """Steps after which its schedule ends; None where none does."""

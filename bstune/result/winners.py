@@ -15,6 +15,7 @@ from bstune.result.values import (
     Positive,
     Real,
     Share,
+    TrialPoint,
 )
 
 WinnerName = Literal["best_by_time", "best_by_steps"]
@@ -79,21 +80,9 @@ class SingleRun(Part, frozen=True):
     """Seconds of training to the target."""
 
 
-class ParetoTrial(Part, frozen=True):
+class ParetoTrial(TrialPoint, frozen=True):
     """A trial that no other beats both in steps and in seconds."""
 
-    number: Count
-    """The trial's number."""
-    seed: Count
-    """The trial's seed."""
-    batch_size: BatchSize
-    """Examples of a step."""
-    lr: Positive
-    """The learning rate."""
-    hyperparameters: Hyperparameters
-    """Further ones that the study searches, by name."""
-    horizon: Count | None
-    """Steps after which its schedule ends; None where none does."""
     steps: NotNegative | None
     """Steps to the target."""
     seconds_per_step: NotNegative | None

@@ -18,10 +18,8 @@ from recorded.studies import Arguments, asked, found
 from bstune.core.curve import CurveError
 from bstune.core.records import Target
 from bstune.report.compare import pairs
-from bstune.result import CriticalAtTarget
-from bstune.study.analysis.critical import growth_over_target
+from bstune.sweeps.critical_batch import growth_of, too_coarse
 from bstune.sweeps.critical_batch import row as critical_row
-from bstune.sweeps.critical_batch import too_coarse
 from bstune.sweeps.rule_cost import FAR_BATCH_SIZE, RuleCost, table_costs
 from bstune.sweeps.search_problem import percentile, ratio_after, spending_within
 from bstune.sweeps.unit_log import UnitRecord
@@ -144,18 +142,7 @@ def critical_rows(name: str) -> tuple[dict[str, Any], ...]:
 
 def over_targets(name: str, path: Path) -> Values:
     rows = critical_rows(name)
-    points = list[CriticalAtTarget]()
-    for row in rows:
-        points.append(
-            CriticalAtTarget(
-                target=row["target"],
-                passed=0,
-                value=row["b_crit"],
-                low=row["b_crit_low"],
-                high=row["b_crit_high"],
-            )
-        )
-    grown = growth_over_target(points, 0.0)
+    grown = growth_of(rows)
     own = rows[0]
     return {
         "metric": own["metric"].removeprefix("val/"),
@@ -501,26 +488,29 @@ PATH_OF_NOTHING = "none"
 
 
 @cache
+def recorded_searches(path: Path) -> tuple[dict[str, Any], ...]:
+    """Read the lines of a record of searches: what each run depends on, ``key``, and ``run``."""
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return tuple(row for row in rows if "key" in row)
+
+
+@cache
 def search_runs(path: Path) -> dict[tuple[str, str], list[Any]]:
     """Give the paths of each search, with axis and form, on each table: one a seed."""
     runs = defaultdict[tuple[str, str], list[Any]](list)
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if "key" in row:
-            runs[row["key"]["search"], row["key"]["table"]].append(row["run"]["path"])
+    for row in recorded_searches(path):
+        runs[row["key"]["search"], row["key"]["table"]].append(row["run"]["path"])
     return dict(runs)
 
 
 def search_units(path: Path) -> list[UnitRecord]:
     """Give the recorded runs as the sweep's units; how long each took is not recorded."""
     units = list[UnitRecord]()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if "key" in row:
-            key = row["key"]
-            name = f"{key['table']}/{key['search']}/{key['seed']}"
-            inputs = {label: key[label] for label in ("search", "digest", "target")}
-            units.append(UnitRecord(name, inputs, math.nan, row["run"]))
+    for row in recorded_searches(path):
+        key = row["key"]
+        name = f"{key['table']}/{key['search']}/{key['seed']}"
+        inputs = {label: key[label] for label in ("search", "digest", "target")}
+        units.append(UnitRecord(name, inputs, math.nan, row["run"]))
     return units
 
 
