@@ -155,6 +155,41 @@ def trial_seed(seed: int, number: int, purpose: int = 0) -> int:
     return int(np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0])
 
 
+class LearningRateAxis:
+    """What a search sees of the learning rate: itself, or its octaves off a scaling rule.
+
+    Attributes:
+        name: of the coordinate, ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)).
+        low, high: its range; of ``delta`` half of the learning rates' in octaves to either side.
+        is_log: whether it is searched in log.
+    """
+
+    def __init__(self, problem: Problem, rule: scaling.ScalingRule | None) -> None:
+        self._problem = problem
+        self._rule = rule
+        self.name = "lr"
+        self.low = problem.lr_low
+        self.high = problem.lr_high
+        self.is_log = True
+        if rule is not None:
+            half = 0.5 * math.log2(problem.lr_high / problem.lr_low)
+            self.name = "delta"
+            self.low = -half
+            self.high = half
+            self.is_log = False
+
+    def suggest(self, trial: optuna.Trial) -> float:
+        """Ask Optuna for a coordinate."""
+        return trial.suggest_float(self.name, self.low, self.high, log=self.is_log)
+
+    def rate_at(self, batch_size: int, coordinate: float) -> tuple[float, float | None]:
+        """Give the learning rate, clipped into the range, and ``delta``; None without a rule."""
+        if self._rule is None:
+            return coordinate, None
+        lr = self._problem.clip_lr(self._rule(batch_size) * math.exp2(coordinate))
+        return lr, coordinate
+
+
 class OptunaSearch(Search):
     """Any Optuna sampler, asked and told in memory.
 
@@ -177,7 +212,7 @@ class OptunaSearch(Search):
     ) -> None:
         self._problem = problem
         self._seed = seed
-        self._rule = rule
+        self._axis = LearningRateAxis(problem, rule)
         self._form = form
         self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
         self._asked: tuple[optuna.Trial, int] | None = None
@@ -196,7 +231,7 @@ class OptunaSearch(Search):
         batch_size = trial.suggest_int(
             "batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True
         )
-        lr, delta = self._learning_rate(trial, batch_size)
+        lr, delta = self._axis.rate_at(batch_size, self._axis.suggest(trial))
         last, resumed_from = self.ending(trial, batch_size, finished)
         self._asked = trial, last
         if resumed_from is None:
@@ -220,15 +255,6 @@ class OptunaSearch(Search):
     ) -> tuple[int, int | None]:
         """Give a trial's last step and the trial that it continues; subclasses decide both."""
         return stopping_step(self._problem, batch_size, finished), None
-
-    def _learning_rate(self, trial: optuna.Trial, batch_size: int) -> tuple[float, float | None]:
-        problem = self._problem
-        if self._rule is None:
-            return trial.suggest_float("lr", problem.lr_low, problem.lr_high, log=True), None
-        half = 0.5 * math.log2(problem.lr_high / problem.lr_low)
-        delta = trial.suggest_float("delta", -half, half)
-        lr = problem.clip_lr(self._rule(batch_size) * math.exp2(delta))
-        return lr, delta
 
     def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
         """Tell the study the result of a trial that was to end at step ``last``."""

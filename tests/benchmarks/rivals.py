@@ -37,8 +37,7 @@ from optuna.trial import TrialState
 from scipy.stats import qmc
 
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.core.scaling import ScalingRule
-from bstune.sweeps.baselines import rule_of, trial_seed
+from bstune.sweeps.baselines import LearningRateAxis, rule_of, trial_seed
 from bstune.sweeps.search_problem import Problem, Search, least, merit, stopping_step
 
 if TYPE_CHECKING:
@@ -152,31 +151,17 @@ def _dearest(problem: Problem) -> float:
     return max(wholes)
 
 
-class LearningRateAxis:
-    """The learning rate itself, or its octaves off a scaling rule."""
+def request_on(axis: LearningRateAxis, batch_size: int, coordinate: float, share: float) -> Request:
+    """Give the request at a batch size and a coordinate of an axis."""
+    lr, delta = axis.rate_at(batch_size, coordinate)
+    return Request(batch_size, lr, delta, share)
 
-    def __init__(self, problem: Problem, axis: str) -> None:
-        self._problem = problem
-        self._rule: ScalingRule | None = rule_of(problem, axis)
-        self.name = "lr" if self._rule is None else "delta"
-        self.is_log = self._rule is None
-        # As wide to either side of the rule as Optuna's samplers have it in this sweep.
-        half = 0.5 * math.log2(problem.lr_high / problem.lr_low)
-        self.low = problem.lr_low if self._rule is None else -half
-        self.high = problem.lr_high if self._rule is None else half
 
-    def spread(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Give the coordinates at shares in [0, 1] of the range."""
-        if self.is_log:
-            return self.low * (self.high / self.low) ** shares
-        return self.low + (self.high - self.low) * shares
-
-    def request(self, batch_size: int, coordinate: float, share: float) -> Request:
-        """Give the request at a batch size and a coordinate of this axis."""
-        if self._rule is None:
-            return Request(batch_size, coordinate, None, share)
-        lr = self._problem.clip_lr(self._rule(batch_size) * math.exp2(coordinate))
-        return Request(batch_size, lr, coordinate, share)
+def spread(axis: LearningRateAxis, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Give the coordinates at shares in [0, 1] of an axis."""
+    if axis.is_log:
+        return axis.low * (axis.high / axis.low) ** shares
+    return axis.low + (axis.high - axis.low) * shares
 
 
 class OptunaHyperband:
@@ -184,7 +169,7 @@ class OptunaHyperband:
 
     def __init__(self, problem: Problem, seed: int, axis: str) -> None:
         self._problem = problem
-        self._axis = LearningRateAxis(problem, axis)
+        self._axis = LearningRateAxis(problem, rule_of(problem, axis))
         resources = len(SHARES) - 1
         pruner = optuna.pruners.HyperbandPruner(
             min_resource=1,
@@ -205,9 +190,8 @@ class OptunaHyperband:
         trial = self._open
         sizes = self._problem.batch_sizes
         batch_size = trial.suggest_int("batch_size", sizes[0], sizes[-1], log=True)
-        axis = self._axis
-        coordinate = trial.suggest_float(axis.name, axis.low, axis.high, log=axis.is_log)
-        return axis.request(batch_size, coordinate, SHARES[self._rung])
+        coordinate = self._axis.suggest(trial)
+        return request_on(self._axis, batch_size, coordinate, SHARES[self._rung])
 
     def tell(self, cost: float, *, is_final: bool) -> None:
         """End the open trial, or let it go on."""
@@ -233,7 +217,7 @@ class Smac:
         from ConfigSpace import ConfigurationSpace, Float, Integer
         from smac import MultiFidelityFacade, Scenario
 
-        self._axis = LearningRateAxis(problem, axis)
+        self._axis = LearningRateAxis(problem, rule_of(problem, axis))
         space = ConfigurationSpace(seed=seed)
         sizes = (problem.batch_sizes[0], problem.batch_sizes[-1])
         space.add(Integer("batch_size", sizes, log=True))
@@ -265,7 +249,7 @@ class Smac:
         self._info = info
         values = dict(info.config)
         share = float(info.budget) / self._most
-        return self._axis.request(int(values["batch_size"]), values[self._axis.name], share)
+        return request_on(self._axis, int(values["batch_size"]), values[self._axis.name], share)
 
     def tell(self, cost: float, *, is_final: bool) -> None:
         """Tell the facade the request's cost at its budget."""
@@ -283,7 +267,7 @@ class DyHpo:
         np.NINF = -np.inf  # type: ignore[attr-defined]
         from hpo_method import DyHPOAlgorithm
 
-        self._axis = LearningRateAxis(problem, axis)
+        self._axis = LearningRateAxis(problem, rule_of(problem, axis))
         self._candidates = self._draw(problem, seed)
         self._folder = tempfile.TemporaryDirectory()
         self._steps = REDUCTION_FACTOR ** (len(SHARES) - 1)
@@ -307,7 +291,7 @@ class DyHpo:
         index, step = self._algorithm.suggest()
         self._asked = int(index)
         batch_size, coordinate = self._candidates[self._asked]
-        return self._axis.request(int(batch_size), float(coordinate), int(step) / self._steps)
+        return request_on(self._axis, int(batch_size), float(coordinate), int(step) / self._steps)
 
     def tell(self, cost: float, *, is_final: bool) -> None:
         """Tell the algorithm the learning curve so far; what has ended goes on as it is."""
@@ -326,7 +310,7 @@ class DyHpo:
         smallest = problem.batch_sizes[0]
         largest = problem.batch_sizes[-1]
         sizes = np.round(smallest * (largest / smallest) ** shares[:, 0])
-        return np.column_stack([sizes, self._axis.spread(shares[:, 1])])
+        return np.column_stack([sizes, spread(self._axis, shares[:, 1])])
 
 
 def _never_called(config: object, seed: int = 0, budget: float = 1.0) -> float:
