@@ -1,6 +1,7 @@
 """Each number of the READMEs follows from a record, is a setting, or says that it was not
 recorded."""
 
+import json
 import re
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -8,7 +9,16 @@ from fnmatch import fnmatch
 import pytest
 import yaml
 from recorded.accounts import HELD, not_recorded, unaccounted
-from recorded.figure import NUMBER, TOP, Unit, units_in, units_of
+from recorded.figure import (
+    NUMBER,
+    TOP,
+    Figure,
+    RecordFormatError,
+    Unit,
+    rows_of,
+    units_in,
+    units_of,
+)
 from recorded.figures import FIGURES
 
 KNOWN_OF_A_RECORD = {"device", "date", "commit", "command"}
@@ -94,3 +104,22 @@ def test_of_each_record_it_is_known_how_it_was_measured():
 def test_records_are_small():
     records = {record for figure in FIGURES for record in figure.records}
     assert sum((TOP / record).stat().st_size for record in records) < 5 * MEBIBYTE
+
+
+def mean_seconds(path):
+    rows = rows_of(path)
+    return {"seconds": sum(row["seconds"] for row in rows) / len(rows)}
+
+
+@pytest.mark.parametrize(
+    "line", ['{"wall": 2.0}', '{"seconds": '], ids=["another field", "half a line"]
+)
+def test_a_record_of_another_format_is_said_to_be_measured_again(tmp_path, line):
+    record = tmp_path / "rows.jsonl"
+    figure = Figure("own", "README.md", "It takes {seconds:.1f} s", (str(record),), mean_seconds)
+    record.write_text(json.dumps({"seconds": 2.0}))
+    assert figure.text == "It takes 2.0 s"
+    other = tmp_path / "other.jsonl"
+    other.write_text(line)
+    with pytest.raises(RecordFormatError, match=r"other\.jsonl.*measure again"):
+        _ = replace(figure, records=(str(other),)).text

@@ -10,16 +10,24 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from string import Formatter
 from typing import Any
+
+import yaml
+from pydantic import ValidationError
 
 TOP = Path(__file__).parents[2]
 Values = Mapping[str, object]
 # Of a posterior's slope or exponent, whose share says nothing near 0.
 SLOPE_TOLERANCE = 0.03
 NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+
+
+class RecordFormatError(ValueError):
+    """The rows of a record do not have what its figure is derived from."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,21 @@ class Figure:
 
     @property
     def text(self) -> str:
-        """The sentence with its values, white space normalised."""
+        """The sentence with its values, white space normalised.
+
+        Raises:
+            RecordFormatError: where the rows have another format, as another commit wrote them.
+        """
         paths = [TOP / record for record in self.records]
-        return normal(self.sentence.format_map(self.derive(*paths)))
+        try:
+            values = self.derive(*paths)
+        except (KeyError, json.JSONDecodeError, ValidationError) as error:
+            again = [how_to_measure(record) for record in self.records]
+            raise RecordFormatError(
+                f"{self.derivation} cannot read {', '.join(self.records)}: {error!r}; measure "
+                f"again: {'; '.join(again)}"
+            ) from error
+        return normal(self.sentence.format_map(values))
 
     @property
     def shape(self) -> str:
@@ -92,6 +112,15 @@ class Figure:
         return math.isclose(
             as_float(stated), as_float(derived), rel_tol=self.tolerance, abs_tol=SLOPE_TOLERANCE
         )
+
+
+def how_to_measure(record: str) -> str:
+    """Give the command and the commit that a record is noted with in ``records.yaml``."""
+    known = yaml.safe_load((TOP / "tests/recorded/records.yaml").read_text(encoding="utf-8"))
+    for pattern, entry in known.items():
+        if fnmatch(record, pattern):
+            return f"{entry['command']} (last measured with commit {entry['commit']})"
+    return f"{record} is not in tests/recorded/records.yaml"
 
 
 def as_float(text: str) -> float:

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from recorded import of_benchmarks, of_readmes, of_sweeps
 from recorded.accounts import HELD, not_recorded
 from recorded.fashion_cnn import recorded
-from recorded.figure import TOP, Figure, units_in
+from recorded.figure import TOP, Figure, RecordFormatError, units_in
 from rich.console import Console
 
 from bstune.report.drawing import save_figure
@@ -59,7 +59,8 @@ def draw_all() -> None:
     save_figure(compared.paint, compared.inches, folder / "bench.png")
 
 
-def main() -> None:
+def main() -> int:
+    """Print or draw; the exit status is 2 where a record has another format."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -68,16 +69,25 @@ def main() -> None:
     options = parser.parse_args()
     if options.draw:
         draw_all()
-        return
+        return 0
+    status = 0
     for figure in FIGURES:
-        if options.topic in (None, figure.topic):
+        if options.topic not in (None, figure.topic):
+            continue
+        try:
             print(f"{figure.readme}: {figure.text}")
-            print(f"    {figure.derivation} of {', '.join(figure.records)}")
+        except RecordFormatError as error:
+            # The others can be derived all the same.
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        print(f"    {figure.derivation} of {', '.join(figure.records)}")
     if options.topic is None:
         for readme in HELD:
             for text in not_recorded(units_in(readme)):
                 print(f"{readme}, not recorded: {text}")
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
