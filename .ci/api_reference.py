@@ -1,20 +1,18 @@
 """Write the reference of the public names in ``bstune/README.md``: ``python .ci/api_reference.py``.
 
-What a name is for is said in its docstring alone. A test compares it with the README.
+It has the names of arguments and members; ``help()`` says the rest. A name's purpose is said in
+its docstring alone. A test compares it with the README.
 """
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import bstune
 from bstune.core.curve import CurveFit
 from bstune.core.noise_scale import NoiseScaleEstimate
-from bstune.hardware.survey import Survey
-from bstune.report.compare import Comparison
 from bstune.study.result import Result
 from bstune.trial.own_loop import LoopTrial
 
@@ -24,9 +22,8 @@ BEGIN = "<!-- written by .ci/api_reference.py -->\n"
 END = "<!-- end of what .ci/api_reference.py wrote -->\n"
 VERSION = "__version__"
 OF_VERSION = "The version of the installed package, a text."
-# What public names give and nobody makes: of the first ones each member is told.
-TOLD = (Result, LoopTrial)
-NAMED = (Survey, Comparison, CurveFit, NoiseScaleEstimate)
+# What public names give and nobody makes.
+GIVEN = (Result, LoopTrial, CurveFit, NoiseScaleEstimate)
 # Public members that bstune itself calls.
 FOR_BSTUNE = {
     "of",
@@ -48,12 +45,8 @@ def reference() -> str:
             members = [*sections_of(thing).get("Attributes", {}), *members_of(thing)]
             lines.append(item(called(name, thing), thing) + names_of(members))
     lines += ["", "They give:", ""]
-    for thing in TOLD:
-        lines.append(f"{item(thing.__name__, thing)} It has")
-        for member, purpose in told(thing):
-            lines.append(f"  * `{member}`: {purpose}")
-    for thing in NAMED:
-        members = [*field_names(thing), *members_of(thing)]
+    for thing in GIVEN:
+        members = [*fields_of(thing), *members_of(thing)]
         lines.append(item(thing.__name__, thing) + names_of(members))
     return "\n".join(lines) + "\n"
 
@@ -61,8 +54,7 @@ def reference() -> str:
 def item(call: str, thing: Any) -> str:
     """Begin the item of a name: how it is called, where it stands, what it is for."""
     file = Path(inspect.getfile(thing)).relative_to(README.parent)
-    paragraph, *_ = docstring_of(thing).split("\n\n")
-    return f"* **`{call}`** ([{file}]({file})). {as_markdown(paragraph)}"
+    return f"* **`{call}`** ([{file}]({file})). {first_sentence(docstring_of(thing))}"
 
 
 def names_of(members: list[str]) -> str:
@@ -71,28 +63,30 @@ def names_of(members: list[str]) -> str:
 
 
 def called(name: str, thing: Any) -> str:
-    """Write a call with the names of all parameters and their defaults."""
+    """Write a call with the names of all parameters; those in brackets may be left out."""
     signature = inspect.signature(thing)
     if thing is bstune.tune and signature == inspect.signature(bstune.Study):
         return f"{name}(the arguments of Study)"
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    parts = list[str]()
+    needed = list[str]()
+    optional = list[str]()
+    is_by_name = False
     for parameter in signature.parameters.values():
-        is_keyword = parameter.kind is parameter.KEYWORD_ONLY
-        if is_keyword and not any(part.startswith("*") for part in parts):
+        parts = needed if is_needed(parameter) else optional
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_by_name:
             parts.append("*")
-        parts.append(f"{stars.get(parameter.kind, '')}{parameter.name}{default_of(parameter)}")
-    return f"{name}({', '.join(parts)})"
+        parts.append(f"{stars.get(parameter.kind, '')}{parameter.name}")
+        is_by_name = is_by_name or parameter.kind in (
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_POSITIONAL,
+        )
+    in_brackets = [f"[{', '.join(optional)}]"] if optional else []
+    return f"{name}({', '.join([*needed, *in_brackets])})"
 
 
-def default_of(parameter: inspect.Parameter) -> str:
-    """Write a parameter's default; one that each call makes anew is a mapping."""
-    if parameter.default is parameter.empty:
-        return ""
-    if repr(parameter.default) == "<factory>":
-        return "={}"
-    name = getattr(parameter.default, "__name__", None)
-    return f"={name or repr(parameter.default)}"
+def is_needed(parameter: inspect.Parameter) -> bool:
+    """Whether a call has to name it; of ``*arguments`` there may be none, which the star says."""
+    return parameter.default is parameter.empty
 
 
 def docstring_of(thing: Any) -> str:
@@ -124,20 +118,6 @@ def first_sentence(text: str) -> str:
     return f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}."
 
 
-def told(thing: type) -> Iterator[tuple[str, str]]:
-    """List the members of a class with what each is for."""
-    arguments = sections_of(thing)["Args"]
-    for name in inspect.get_annotations(thing):
-        if name in arguments and name not in FOR_BSTUNE:
-            yield name, arguments[name]
-    for name in members_of(thing):
-        member = vars(thing)[name]
-        call = name
-        if inspect.isfunction(member):
-            call = called(name, member).replace("(self, ", "(").replace("(self)", "()")
-        yield call, first_sentence(docstring_of(member))
-
-
 def members_of(thing: Any) -> list[str]:
     """List the public methods and properties of a class that are bstune's own, in their order."""
     if not isinstance(thing, type):
@@ -154,9 +134,10 @@ def members_of(thing: Any) -> list[str]:
     return names
 
 
-def field_names(thing: Any) -> list[str]:
-    """List the fields of a dataclass; none of another class."""
-    return [one.name for one in fields(thing)] if is_dataclass(thing) else []
+def fields_of(thing: type) -> list[str]:
+    """List the values that a class holds, without those for bstune itself."""
+    names = inspect.get_annotations(thing)
+    return [name for name in names if not name.startswith("_") and name not in FOR_BSTUNE]
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """Write the tables of options in ``conf/README.md``: ``python .ci/option_table.py``.
 
 What an option is, and what it may be, is said in ``bstune/options.py`` alone, and its default in
-``conf/config.yaml``. A test reads these tables, too.
+``conf/config.yaml``. Ranges are left out: a value out of its range is refused with them. Options
+that are seldom set share a row. A test reads these tables, too.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bstune.config import read_yaml
@@ -22,6 +23,19 @@ MARK = "<!-- written by .ci/option_table.py -->\n"
 # The section whose options have no defaults of bstune's, and what stands for a name in it.
 WORKLOAD = "workload"
 ANY_NAME = "NAME"
+# Options that are seldom set: those below each of these share a row.
+SHARED_ROWS = (
+    "hardware.memory",
+    "hardware.step_time",
+    "hardware.ceilings",
+    "hardware.scale_out",
+    f"{WORKLOAD}.reference",
+    f"{WORKLOAD}.batch_size",
+    f"{WORKLOAD}.budget",
+    f"{WORKLOAD}.tunable.{ANY_NAME}",
+)
+# Sections with fewer options than this stand in the study's own table.
+FEWEST_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -56,41 +70,14 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     return None
 
 
-def allowed(schema: Mapping[str, Any]) -> str:
-    """Say what a JSON schema allows, as a phrase."""
-    if "anyOf" in schema:
-        return " or ".join(allowed(one) for one in schema["anyOf"])
-    if "enum" in schema or "const" in schema:
-        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
-    if schema.get("type") == "array":
-        return f"list of {allowed(schema['items'])}"
-    names = {
-        "integer": "integer",
-        "boolean": "`true`, `false`",
-        "string": "text",
-        "null": "`null`",
-    }
-    ends = {
-        "minimum": "",
-        "exclusiveMinimum": "over ",
-        "maximum": "to ",
-        "exclusiveMaximum": "to below ",
-    }
-    bounds = [f"{word}{number(schema[name])}" for name, word in ends.items() if name in schema]
-    kind = schema.get("type", "")
-    if kind == "number":
-        # Where a range stands, nothing else is a number's.
-        return " ".join(bounds or ["number"])
-    return " ".join([names.get(kind, "mapping"), *bounds])
-
-
-def number(value: float) -> str:
-    """Write a bound in few characters: 1000, -1e15, 2^60, 4294967295."""
-    if isinstance(value, int) and value > 1e9 and value & (value - 1) == 0:
-        return f"2^{value.bit_length() - 1}"
-    power = f"{value:.0e}".replace("e+", "e").replace("e-0", "e-").replace("e0", "e")
-    is_short = float(power) == value and (abs(value) >= 1e5 or 0 < value < 1e-2)
-    return power if is_short else f"{value:.10g}"
+def choices_of(annotation: Any) -> list[str]:
+    """List the words that an option may be; empty where it is a number or a text."""
+    if get_origin(annotation) is Literal:
+        return [str(one) for one in get_args(annotation)]
+    words = list[str]()
+    for part in get_args(annotation):
+        words += choices_of(part)
+    return words
 
 
 def default_of(name: str, values: Mapping[str, Any]) -> str:
@@ -101,12 +88,10 @@ def default_of(name: str, values: Mapping[str, Any]) -> str:
             return ""
         value = value[part]
     if isinstance(value, str):
-        return f"`{value}`"
+        return value
+    lines = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).splitlines()
     # A scalar ends with a line of three dots.
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).splitlines()[
-        0
-    ]
-    return f"`{text}`"
+    return lines[0]
 
 
 def tables() -> str:
@@ -119,13 +104,37 @@ def tables() -> str:
         section = option.name.partition(".")[0] if "." in option.name else ""
         if option.name not in of_groups:
             of_section[section].append(option)
-    parts = []
+    for section, options in of_section.items():
+        if section and len(options) < FEWEST_ROWS:
+            of_section[""] += options
+            options.clear()
+    parts = list[str]()
     for section, options in of_section.items():
         if options:
-            rows = [row(option, values) for option in options]
-            head = ["| option | default | allowed | what |", "| --- | --- | --- | --- |"]
-            parts.append("\n".join([*heading(section), *head, *rows]))
+            parts.append(table(section, options, values))
     return "\n\n".join(parts) + "\n"
+
+
+def table(section: str, options: list[Option], values: Mapping[str, Any]) -> str:
+    """Write a section's heading and its rows; a workload's have no default."""
+    lines = heading(section)
+    if section == WORKLOAD:
+        lines += ["| option | meaning |", "| --- | --- |"]
+    else:
+        lines += ["| option | default | meaning |", "| --- | --- | --- |"]
+    of_row: dict[str, list[Option]] = {}
+    for option in options:
+        shared = [name for name in SHARED_ROWS if option.name.startswith(f"{name}.")]
+        of_row.setdefault(shared[0] if shared else option.name, []).append(option)
+    for name, options_of_row in of_row.items():
+        if name in SHARED_ROWS:
+            cells = shared_cells(name, options_of_row, values)
+        else:
+            cells = own_cells(options_of_row[0], values)
+        if section == WORKLOAD:
+            del cells[1]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def heading(section: str) -> list[str]:
@@ -133,16 +142,41 @@ def heading(section: str) -> list[str]:
     if not section:
         return ["### Of the study", ""]
     field = TrainedOptions.model_fields[section]
-    (first, *_) = str(section_of(field).__doc__).splitlines()
-    return [f"### {section}", "", first, ""]
+    return [f"### {section}", "", first_line(section_of(field)), ""]
 
 
-def row(option: Option, values: Mapping[str, Any]) -> str:
-    """Write an option's line."""
-    schema = TypeAdapter(option.type).json_schema()
-    what = option.meaning.replace("|", "\\|")
-    cells = (f"`{option.name}`", default_of(option.name, values), allowed(schema), what)
-    return f"| {' | '.join(cells)} |"
+def first_line(section: type[BaseModel] | None) -> str:
+    """Give the line of what a section is."""
+    (first, *_) = str(section.__doc__).splitlines()
+    return first
+
+
+def own_cells(option: Option, values: Mapping[str, Any]) -> list[str]:
+    """Give an option's cells: its name, its default, what it is, and its choices unless named there."""
+    meaning = option.meaning.replace("|", "\\|")
+    words = [word for word in choices_of(option.type) if word != "auto"]
+    # A workload's are those of the study's option of that name.
+    if not option.name.startswith(WORKLOAD) and not all(word in meaning for word in words):
+        meaning += f" One of {', '.join(f'`{word}`' for word in words)}."
+    default = default_of(option.name, values)
+    return [f"`{option.name}`", f"`{default}`" if default else "", meaning]
+
+
+def shared_cells(name: str, options: list[Option], values: Mapping[str, Any]) -> list[str]:
+    """Give the cells of options that share a row: their names, with defaults where they have one."""
+    section: type[BaseModel] | None = TrainedOptions
+    for part in name.split("."):
+        if part != ANY_NAME:
+            section = section_of(section.model_fields[part])
+    settings = list[str]()
+    for option in options:
+        default = default_of(option.name, values)
+        below = option.name.removeprefix(f"{name}.")
+        settings.append(f"`{below}={default}`" if default else f"`{below}`")
+    listed = ", ".join(settings)
+    if name.startswith(WORKLOAD):
+        return [f"`{name}`", "", f"{first_line(section)} Has {listed}."]
+    return [f"`{name}`", listed, first_line(section)]
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ class SearchedBatchSizes(BatchSizeRange):
 
 
 class BudgetOptions(Section):
-    """A trial ends once both are spent."""
+    """A trial gives up once both are spent."""
 
     steps: Positive
     """Optimizer steps of one trial."""
@@ -251,8 +251,8 @@ class TrialBudgetOptions(BudgetOptions):
     """A trial gives up once both its steps and its examples are spent."""
 
     seconds: PositiveSeconds | None
-    """Training seconds of one trial, by tau(B), for search.objective=loss; null: its examples,
-    or its steps where examples=1."""
+    """With search.objective=loss, training seconds of one trial; null: its examples, or its steps
+    where examples=1."""
 
 
 class TargetOptions(Section):
@@ -261,11 +261,11 @@ class TargetOptions(Section):
     metric: Text
     """Name of a metric that the module logs in validation."""
     value: Annotated[Finite | Literal["auto"], BeforeValidator(_auto_or_number)]
-    """Value to reach; auto: what the reference reaches by the end of its budget."""
+    """Value to reach; auto: the one that the reference reaches within its budget."""
     mode: Literal["min", "max"]
-    """min: a value of at most the target reaches it; max: of at least."""
+    """min: less is better; max: more is."""
     bounds: list[Number] | None = None
-    """Range of the metric by definition, as [0, 1] for an error; null: none."""
+    """Range of the metric by definition, such as [0, 1] for an error."""
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
@@ -345,9 +345,9 @@ class WorkloadOptions(Section):
     name: OneName
     """Name of the workload."""
     precision: Precision
-    """Precision in which its reference trains."""
+    """Precision, as the study's."""
     trials: PositiveFew
-    """Configurations that a search of it tries."""
+    """Configurations to try."""
     reference: ReferenceOptions
     """The batch size and learning rate that its user runs today."""
     batch_size: BatchSizeRange
@@ -357,15 +357,15 @@ class WorkloadOptions(Section):
     target: TargetOptions
     """What a trial is to reach."""
     evaluation_cost: PositiveFinite | None = Field(default=None, exclude=True)
-    """Cost of an evaluated example, in trained ones; null: the protocol's."""
+    """Cost of an evaluated example, in trained ones."""
     fast: Fast | None = Field(default=None, exclude=True)
-    """How steps are taken, as in protocol.fast; null: the protocol's."""
+    """How steps are taken, as in protocol.fast."""
     tokens: Positive | None = Field(default=None, exclude=True)
-    """Tokens of an example, in which answers state batch sizes too."""
+    """Tokens of an example: answers then state batch sizes in tokens, too."""
     trainer: Node = {}
     """Further arguments of Lightning's Trainer."""
     tunable: dict[str, TunableOptions] = {}
-    """The further hyper-parameters that search.tune may name."""
+    """Hyper-parameters that search.tune may name."""
 
     @field_validator("tunable")
     @classmethod
@@ -377,7 +377,7 @@ class WorkloadOptions(Section):
 
 
 class TrainedWorkload(WorkloadOptions):
-    """A workload whose trials are trained."""
+    """A workload whose trials are trained: what its YAML states."""
 
     data: Node
     """Node that builds the LightningDataModule."""
@@ -413,30 +413,30 @@ class SearchOptions(Section):
     """time (steps x seconds per step), steps, both (Pareto), curve (B_crit), or loss (best
     metric within a budget)."""
     trials: PositiveFew
-    """Configurations to try, over all runs of the command; a continued one counts once."""
+    """Configurations to try, over all runs of the command."""
     seconds: PositiveSeconds | None
-    """Training seconds, a sum over all trials and workers; trials under way finish; null: no
-    limit."""
+    """Training seconds of all trials together, after which no trial begins; null: no limit."""
     wall_seconds: PositiveSeconds | None
-    """Wall time of all runs of the command, reports included; null: no limit."""
+    """Wall time of all runs of the command together; null: no limit."""
     precision: OverOne | None
-    """Factor that ends the search once B_crit's 90% interval is narrower; null: never."""
+    """Ends the search once B_crit's 90% interval is narrower than this factor; null: never."""
     least_gain: PositiveFinite | None
-    """Expected gain, in scatters of a seed, at which objective=loss ends; null: never."""
+    """With objective=loss, ends the search once so little is to be gained, in standard deviations
+    over seeds; null: never."""
     replicates: WholeTo1000
-    """Fresh seeds on which a winner runs again, after the search."""
+    """Fresh seeds on which a winner runs again."""
     candidates: OneTo1000
-    """Most configurations that run again; the next one does if it is predicted to be better."""
+    """Most configurations that run on fresh seeds."""
     baseline: bool
-    """Trial 0 runs the reference pair, over which the answer states the gain."""
+    """Run the reference pair as trial 0, which the answer's gain needs."""
     tune: list[Text]
     """Further hyper-parameters to search, by their names under workload.tunable."""
     workers: WholeTo1000
     """Trials side by side, each in its own process; 0: in this process, to debug."""
     lease_seconds: Annotated[float, Field(ge=0.1, le=1e6, allow_inf_nan=False), _NUMBER]
-    """Silence of another machine's process, in seconds, after which its trials run again."""
+    """Seconds of a process's silence after which others run its trials again."""
     stratified: Share
-    """Share of trials whose B is spread evenly over log B, under samplers that stop none."""
+    """Under samplers that stop no trial, share of trials spread evenly over log B."""
     batch_size: SearchedBatchSizes
     """The range of the search."""
 
@@ -451,7 +451,7 @@ class TrialOptions(Section):
     seed: Seed
     """Seed of the one trial."""
     total_steps: Count | None
-    """Steps of the trial's horizon, at most its budget; bstune sets it."""
+    """Steps after which its schedule ends; bstune sets it."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -464,24 +464,25 @@ class TrialOptions(Section):
 
 
 class ScalingOptions(Section):
-    """The rule of the learning rate, which the search begins from."""
+    """The rule that gives the search its prior of the learning rate at each batch size."""
 
     batch_size: PositiveFinite
-    """Batch size of the pair that the rule passes through."""
+    """Batch size of a pair that the rule passes through."""
     lr: PositiveFinite
     """Learning rate of that pair."""
     noise_scale: PositiveFinite | None
-    """Noise scale in examples, which the rules saturating and surge need."""
+    """Noise scale in examples, for the rules saturating and surge."""
     beta2_half_life: PositiveFinite | None
-    """Half-life of Adam's second moments, in examples: beta2 is 2^(-B / this); null: unchanged."""
+    """Half-life of Adam's second moments in examples, which sets beta2; null: beta2 as given."""
     weight_decay_half_life: PositiveFinite | None
-    """Half-life of a weight without gradient, in examples; null: weight decay is unchanged."""
+    """Half-life of a weight without gradient in examples, which sets weight decay; null: as
+    given."""
     override_lr: bool
-    """Set the trial's rate in the module's optimizers, whose own stands in configure_optimizers."""
+    """Set the trial's rate in the optimizers of a module that takes none."""
     lr_octaves_sigma: Annotated[float, Field(ge=0.001, le=30.0, allow_inf_nan=False), _NUMBER]
-    """Sigma of delta = log2(lr / rule(B)), in octaves; Optuna's samplers search +-3 sigma."""
+    """Optuna's samplers search three times so many octaves on each side of the rule."""
     lr_octaves: Annotated[float, Field(ge=0.001, le=100.0, allow_inf_nan=False), _NUMBER]
-    """Octaves on each side of the rule that bstune's own sampler searches."""
+    """bstune's own sampler searches so many octaves on each side of the rule."""
     rule: Node
     """The function that gives the learning rate of a batch size."""
 
@@ -490,35 +491,35 @@ class PriorOptions(Section):
     """Priors of bstune's posterior, in the search and in the report."""
 
     level_sigma: Sigma
-    """Sigma of the best learning rate around the rule, in octaves, heavy-tailed."""
+    """Prior's sigma of the best learning rate around the rule, in octaves."""
     exponent_sigma: Sigma
-    """Sigma of the exponent of lr*(B) around the rule's."""
+    """Prior's sigma of the best rate's exponent over B around the rule's."""
 
 
 class ProtocolOptions(Section):
     """What stays fixed in every trial."""
 
     evaluation_ratio: OverOne
-    """Ratio of the steps of successive evaluations, near the target."""
+    """Near the target, ratio of the steps of successive evaluations."""
     evaluation_share: PositiveShare
-    """Most that evaluation near the target costs, as a share of training, in examples."""
+    """Near the target, the most that evaluation costs, as a share of training."""
     evaluation_cost: PositiveFinite
     """Cost of an evaluated example, in trained ones."""
     close_to_target: OverOne
-    """Near: the target is predicted within this many times the steps so far."""
+    """Near the target: it is predicted within so many times the steps so far."""
     micro_batch_size: Positive | None
-    """Examples of a micro-batch, of which larger batches are accumulated; null: never."""
+    """Examples of the micro-batches from which larger batches are accumulated; null: none."""
     warmup_steps: Count
-    """First steps, left out of the seconds per step."""
+    """First steps that the seconds per step leave out."""
     trial_seconds: PositiveSeconds | None
-    """Wall time after which a trial has failed; null: none, 300 s for a preflight step."""
+    """Wall time after which a trial has failed; null: no limit."""
     divergence: PositiveFinite
-    """Distance from the target, over that at the start, from which a trial has diverged."""
+    """Diverged: so many times as far from the target as at the start."""
     noise_scale_every: Positive | None
-    """Steps between measurements of the noise scale, a prior of B_crit; null: none."""
+    """Steps between measurements of the noise scale; null: none."""
     fast: Fast
-    """auto: bstune's lean loop where nothing differs; off: Lightning's; graph: auto, in CUDA
-    graphs on CUDA."""
+    """auto: bstune's lean loop where the result is the same; off: Lightning's loop; graph: steps
+    as CUDA graphs."""
 
 
 # What the machine has
@@ -532,12 +533,12 @@ class DataOptions(Section):
 
 
 class RelativePrecision(Section):
-    """Of the largest batch size that fits, as a share of it; 0: exact to the multiple."""
+    """Precision of the largest batch size that fits, as a share of it; 0: exact."""
 
     cpu: BelowOne
-    """Precision of a CPU's ceiling, as a share of it; 0: exact to the multiple."""
+    """Precision of a CPU's ceiling, as a share of it; 0: exact."""
     cuda: BelowOne
-    """Precision of a CUDA device's ceiling, likewise."""
+    """Precision of a CUDA device's ceiling, as a share of it; 0: exact."""
 
 
 class MemoryOptions(Section):
@@ -575,7 +576,7 @@ class StepTimeOptions(Section):
 
 
 class CeilingOptions(Section):
-    """How the device's own ceilings, of the roofline, are measured."""
+    """How the device's ceilings for the roofline are measured."""
 
     seconds: PositiveSeconds
     """Seconds for each kind of ceiling."""
@@ -592,7 +593,7 @@ class CeilingOptions(Section):
 
 
 class AllReduceOptions(Section):
-    """Of the gradients; without it the plan is the ideal alone."""
+    """The exchange of gradients; without it the plan is the ideal."""
 
     bytes_per_second: PositiveFinite | None
     """Bytes per second of one link of a ring; null: unknown."""
@@ -629,13 +630,13 @@ class HardwareOptions(Section):
     """The survey of what the hardware allows, before a study or alone."""
 
     enabled: bool
-    """Survey before a study; false: search the range as given."""
+    """Survey before a study; false: search the range as it is given."""
     seconds: PositiveSeconds
-    """Seconds of a survey, at most a tenth of search.wall_seconds; what is left out is listed."""
+    """Seconds of a survey, at most a tenth of search.wall_seconds."""
     refresh: bool
     """Measure again instead of reading the cache."""
     cache: HomePath
-    """Folder of surveys, by workload, device and versions."""
+    """Folder of the surveys that are kept."""
     memory: MemoryOptions
     """The largest batch size that fits."""
     step_time: StepTimeOptions
@@ -652,17 +653,17 @@ class MlflowOptions(Section):
     enabled: bool
     """Log to MLflow."""
     experiment: Text
-    """MLflow's experiment of studies; that of trials adds -trials."""
+    """MLflow's experiment of the studies; the trials' has -trials after it."""
     uri: Uri | None
-    """MLflow's address; null: sqlite:///mlflow.db in the working directory."""
+    """MLflow's address; null: mlflow.db in the working directory."""
     seconds: Seconds
-    """Most seconds of sending in one trial; the next run sends the rest."""
+    """Most seconds that a trial waits for MLflow; the next run sends the rest."""
     study_seconds: Seconds
-    """Most seconds that a run waits for MLflow in all."""
+    """Most seconds that a run waits for MLflow."""
     request_seconds: PositiveFew
-    """Seconds until one HTTP request times out."""
+    """Time limit of one HTTP request, in seconds."""
     retries: Annotated[int, Field(ge=0, le=10), _NUMBER]
-    """Retries of one HTTP request; MLflow allows at most 10."""
+    """Retries of one HTTP request."""
 
 
 # The numbers of conf/sampler/
@@ -714,9 +715,9 @@ class StudyOptions(Section):
     """Every option of a study, checked."""
 
     study: Name
-    """Name of the study, which the same name and settings continue."""
+    """Name of the study; the same name and settings continue it."""
     seed: Seed
-    """Seed of the study, from which trials and sampler have theirs."""
+    """Seed of the study, from which those of its trials follow."""
     output: HomePath
     """Folder of the study's files."""
     storage: HomePath
@@ -724,21 +725,22 @@ class StudyOptions(Section):
     device: Text
     """cpu, cuda, or auto: CUDA where there is one."""
     devices: Annotated[int, Field(ge=1, le=1024), _NUMBER]
-    """Devices that share each batch by DDP: CUDA's, or processes on a CPU."""
+    """Devices that share each batch by DDP; on a CPU, processes."""
     precision: Precision
     """Precision of the Trainer; auto: bf16-mixed on CUDA, else 32-true."""
     threads: Annotated[
         Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_THREADS)],
         BeforeValidator(_auto_or_count),
     ]
-    """Threads of torch on a CPU; auto: the fastest of one, half, all, or OMP_NUM_THREADS."""
+    """Threads of torch on a CPU; auto: OMP_NUM_THREADS, or the fastest of one, half and all."""
     seconds_of: Literal["auto", "trainer", "lean"]
-    """Loop whose steps the survey times; auto: lean for bstune's own modules, else trainer."""
+    """Loop whose steps are timed: lean (bstune's own) or trainer (Lightning's); auto: trainer for
+    your modules."""
     compile: CompileMode | None
-    """Mode of torch.compile; null: eager. Raise hardware.seconds and
-    hardware.memory.probe_seconds with it."""
+    """Mode of torch.compile, which needs larger hardware.seconds and hardware.memory.probe_seconds;
+    null: eager."""
     quick: bool = False
-    """Two minutes of wall time: search.wall_seconds=120 unless that is set."""
+    """Set search.wall_seconds=120, unless that is given."""
     debug: bool
     """Show a traceback instead of a plain message."""
     workload: WorkloadOptions

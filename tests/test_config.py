@@ -661,22 +661,42 @@ def test_every_option_has_a_line_and_a_default():
     assert without == ["scaling.rule", "sampler"]
 
 
-def test_the_table_names_bounds_defaults_and_what_is_said_in_two_lines():
+def test_the_table_names_defaults_choices_and_what_is_said_in_two_lines():
     page = option_table()["tables"]()
     for line in (
-        "| `seed` | `0` | integer 0 to 4294967295 | ",
-        "| `search.trials` | `${workload.trials}` | integer 1 to 1e6 | ",
-        "| `hardware.memory.relative.cuda` | `0.0` | 0 to below 1 | ",
-        "| `hardware.memory.limit` | `null` | integer 1 to 2^60 or `null` | ",
-        "| `workload.tunable.NAME.low` |  | -1e15 to 1e15 | ",
-        "| `workload.tunable.NAME.log` |  | `true`, `false` | ",
-        "| `search.precision` | `1.5` | over 1 to 1e6 or `null` | ",
+        "| `seed` | `0` | ",
+        "| `search.trials` | `${workload.trials}` | ",
+        "| `data.root` | `${oc.env:BSTUNE_DATA,'~/.cache/bstune'}` | ",
+        "| `hardware.step_time` | `rungs=8`, `repeats=4`, ",
         (
-            "| `budget.seconds` | `null` | 1e-6 to 1e9 or `null` | Training seconds of one trial, by "
-            "tau(B), for search.objective=loss; null: "
+            "| `budget.seconds` | `null` | With search.objective=loss, training seconds of one trial; "
+            "null: its examples, or its steps where examples=1. |"
         ),
     ):
         assert f"\n{line}" in page
+    compile_row = re.search(r"^\| `compile` .*$", page, flags=re.MULTILINE)[0]
+    assert compile_row.endswith(
+        " One of `default`, `reduce-overhead`, `max-autotune`, `max-autotune-no-cudagraphs`. |"
+    )
+    # Named in its line already.
+    assert "One of" not in re.search(r"^\| `search.objective` .*$", page, flags=re.MULTILINE)[0]
+
+
+def test_every_option_stands_in_the_table():
+    page = option_table()["tables"]()
+    shared = option_table()["SHARED_ROWS"]
+    rows = {
+        name: rest
+        for name, rest in re.findall(r"^\| `([\w.]+)` \| (.*)$", page, flags=re.MULTILINE)
+    }
+    of_groups = ("sampler", "scaling.rule")
+    for option in option_table()["all_options"]():
+        groups = [name for name in shared if option.name.startswith(f"{name}.")]
+        if groups:
+            below = option.name.removeprefix(f"{groups[0]}.")
+            assert re.search(rf"`{re.escape(below)}[=`]", rows[groups[0]]), option.name
+        elif option.name not in of_groups:
+            assert option.name in rows, option.name
 
 
 def test_every_workload_is_in_the_readme():

@@ -21,7 +21,6 @@ from recorded.of_sweeps import (
     SAMPLED,
     TABLES,
     interval_text,
-    over_targets,
     record_of,
     within_a_quarter,
 )
@@ -69,13 +68,7 @@ TOP_FIGURES = [
     top("coverage", "{share:.0%} of {studies} intervals hold the truth", laws_in_all, COVERAGE),
 ]
 
-# conf/README.md: a B_crit and an exponent side by side, of a grid of runs and of a study.
-
-
-def of_grid(name: str) -> Figure:
-    sentence = "| {b_crit} | {lr}"
-    derive = partial(over_targets, name)
-    return Figure("workloads", CONF, sentence, (f"{TABLES}/{name}.jsonl",), derive)
+# conf/README.md: a B_crit and an exponent side by side, of a study.
 
 
 def critical_and_exponent(arguments: Arguments, path: Path) -> Values:
@@ -105,7 +98,6 @@ LINEAR = (f"{TABLES}/digits_linear.jsonl", f"{TABLES}/mnist_mlp_linear.jsonl")
 CONF_FIGURES = [
     Figure("tables that ship", CONF, "{runs} runs", ALL_TABLES, runs_that_ship),
     Figure("tables that ship", CONF, "{runs} runs of a linear schedule", LINEAR, runs_that_ship),
-    *[of_grid(Path(table).stem) for table in ALL_TABLES],
     of_study("shallue_regularisation/none", *MNIST),
     of_study("studies/shakespeare_lstm", "workload=shakespeare_lstm", CURVE, *LSTM_SIZES),
     of_study(
