@@ -685,10 +685,7 @@ def test_the_table_names_defaults_choices_and_what_is_said_in_two_lines():
 def test_every_option_stands_in_the_table():
     page = option_table()["tables"]()
     shared = option_table()["SHARED_ROWS"]
-    rows = {
-        name: rest
-        for name, rest in re.findall(r"^\| `([\w.]+)` \| (.*)$", page, flags=re.MULTILINE)
-    }
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*)$", page, flags=re.MULTILINE))
     of_groups = ("sampler", "scaling.rule")
     for option in option_table()["all_options"]():
         groups = [name for name in shared if option.name.startswith(f"{name}.")]

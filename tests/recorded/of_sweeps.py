@@ -68,9 +68,6 @@ FASHION_CNN = f"{RECORDED}/fashion_cnn.jsonl"
 def fashion_cnn(path: Path) -> Values:
     trials, _, result = recorded()
     critical = result.critical_batch_size
-    fastest = result.best_by_time
-    fewest = result.best_by_steps
-    end = result.small_end
     return {
         "trials": len(trials),
         "reached": result.statuses["reached"],
@@ -78,12 +75,6 @@ def fashion_cnn(path: Path) -> Values:
         "largest": max(trial.batch_size for trial in trials),
         "b_crit": interval_text(critical.value, critical.low, critical.high),
         "noise": result.fit.noise,
-        "slope": end.slope,
-        "slope_error": end.standard_error,
-        "slope_from": end.batch_sizes[0],
-        "slope_to": end.batch_sizes[-1],
-        "fastest": fastest.batch_size,
-        "fewest": fewest.batch_size,
     }
 
 
@@ -101,19 +92,6 @@ STEPS_TO_TARGET = [
         fashion_cnn,
         FASHION_CNN,
         tolerance=SAMPLED,
-    ),
-    figure(
-        "fashion_cnn",
-        "between B = {slope_from} and {slope_to} is {slope:.2f} with a standard error of "
-        "{slope_error:.2f}",
-        fashion_cnn,
-        FASHION_CNN,
-    ),
-    figure(
-        "fashion_cnn",
-        "B = {fastest} took the least time and B = {fewest} the fewest steps",
-        fashion_cnn,
-        FASHION_CNN,
     ),
 ]
 
@@ -175,21 +153,6 @@ CRITICAL = [
     for name in CRITICAL_TABLES
 ]
 
-
-def half_slope_of(name: str, path: Path, table: Path) -> Values:
-    covered = [row for row in rows_of(path) if row["cell"] == name]
-    return {"truth": covered[0]["truth"], "fit": critical_rows(name)[0]["b_crit"]}
-
-
-CRITICAL.append(
-    figure(
-        "B_crit over the target",
-        "of `fashion_mlp` {truth:.0f} in place of {fit:.0f}.",
-        partial(half_slope_of, "fashion_mlp"),
-        "tests/benchmarks/coverage.jsonl",
-        f"{TABLES}/fashion_mlp.jsonl",
-    )
-)
 # What a rule costs.
 
 RULES = {"linear": "linear", "sqrt": "square root", "none": "constant"}
@@ -302,9 +265,6 @@ def study_row(arguments: Arguments, path: Path) -> Values:
         "b_crit": interval_text(critical.value, critical.low, critical.high),
         "small": small,
         "large": large,
-        "from": critical.smallest,
-        "to": critical.largest,
-        "steps": study.fewest_steps,
     }
 
 
@@ -359,8 +319,6 @@ MOVES = [
                     shown,
                     "{b_crit}",
                     "{small:.2f}, {large:.2f}",
-                    "{from} to {to:,}",
-                    "{steps}",
                 ]
             ),
             partial(study_row, STUDIES[study]),
@@ -374,18 +332,6 @@ MOVES = [
         "shallue_data/55000",
         "shallue_data/6000",
         "data",
-    ),
-    pair_figure(
-        "over smoothed labels, {ratio:.1f} times ({low:.1f} to {high:.1f})",
-        "shallue_regularisation/none",
-        "shallue_regularisation/smoothed",
-        "regularisation",
-    ),
-    pair_figure(
-        "64 over 128 units, {ratio:.1f} times ({low:.1f} to {high:.1f})",
-        "shallue_widths/narrow",
-        "shallue_widths/base",
-        "widths",
     ),
 ]
 
