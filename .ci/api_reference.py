@@ -22,6 +22,8 @@ BEGIN = "<!-- written by .ci/api_reference.py -->\n"
 END = "<!-- end of what .ci/api_reference.py wrote -->\n"
 VERSION = "__version__"
 OF_VERSION = "The version of the installed package, a text."
+# Records that nobody makes by a call.
+RECORDS = ("TrialResult",)
 # What public names give and nobody makes.
 GIVEN = (Result, LoopTrial, CurveFit, NoiseScaleEstimate)
 # Public members that bstune itself calls.
@@ -43,7 +45,8 @@ def reference() -> str:
         else:
             thing = getattr(bstune, name)
             members = [*sections_of(thing).get("Attributes", {}), *members_of(thing)]
-            lines.append(item(called(name, thing), thing) + names_of(members))
+            call = name if name in RECORDS else called(name, thing)
+            lines.append(item(call, thing) + names_of(members))
     lines += ["", "They give:", ""]
     for thing in GIVEN:
         members = [*fields_of(thing), *members_of(thing)]

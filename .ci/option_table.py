@@ -25,17 +25,17 @@ WORKLOAD = "workload"
 ANY_NAME = "NAME"
 # Options that are seldom set: those below each of these share a row.
 SHARED_ROWS = (
+    "prior",
+    "trial",
+    "mlflow",
     "hardware.memory",
     "hardware.step_time",
     "hardware.ceilings",
     "hardware.scale_out",
-    f"{WORKLOAD}.reference",
-    f"{WORKLOAD}.batch_size",
-    f"{WORKLOAD}.budget",
-    f"{WORKLOAD}.tunable.{ANY_NAME}",
+    WORKLOAD,
 )
 # Sections with fewer options than this stand in the study's own table.
-FEWEST_ROWS = 3
+FEWEST_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def tables() -> str:
         if option.name not in of_groups:
             of_section[section].append(option)
     for section, options in of_section.items():
-        if section and len(options) < FEWEST_ROWS:
+        if section and (section in SHARED_ROWS or len(options) < FEWEST_ROWS):
             of_section[""] += options
             options.clear()
     parts = list[str]()
@@ -116,12 +116,9 @@ def tables() -> str:
 
 
 def table(section: str, options: list[Option], values: Mapping[str, Any]) -> str:
-    """Write a section's heading and its rows; a workload's have no default."""
+    """Write a section's heading and its rows."""
     lines = heading(section)
-    if section == WORKLOAD:
-        lines += ["| option | meaning |", "| --- | --- |"]
-    else:
-        lines += ["| option | default | meaning |", "| --- | --- | --- |"]
+    lines += ["| option | default | meaning |", "| --- | --- | --- |"]
     of_row: dict[str, list[Option]] = {}
     for option in options:
         shared = [name for name in SHARED_ROWS if option.name.startswith(f"{name}.")]
@@ -131,8 +128,6 @@ def table(section: str, options: list[Option], values: Mapping[str, Any]) -> str
             cells = shared_cells(name, options_of_row, values)
         else:
             cells = own_cells(options_of_row[0], values)
-        if section == WORKLOAD:
-            del cells[1]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -155,8 +150,7 @@ def own_cells(option: Option, values: Mapping[str, Any]) -> list[str]:
     """Give an option's cells: its name, its default, what it is, and its choices unless named there."""
     meaning = option.meaning.replace("|", "\\|")
     words = [word for word in choices_of(option.type) if word != "auto"]
-    # A workload's are those of the study's option of that name.
-    if not option.name.startswith(WORKLOAD) and not all(word in meaning for word in words):
+    if not all(word in meaning for word in words):
         meaning += f" One of {', '.join(f'`{word}`' for word in words)}."
     default = default_of(option.name, values)
     return [f"`{option.name}`", f"`{default}`" if default else "", meaning]
@@ -166,17 +160,13 @@ def shared_cells(name: str, options: list[Option], values: Mapping[str, Any]) ->
     """Give the cells of options that share a row: their names, with defaults where they have one."""
     section: type[BaseModel] | None = TrainedOptions
     for part in name.split("."):
-        if part != ANY_NAME:
-            section = section_of(section.model_fields[part])
+        section = section_of(section.model_fields[part])
     settings = list[str]()
     for option in options:
         default = default_of(option.name, values)
         below = option.name.removeprefix(f"{name}.")
         settings.append(f"`{below}={default}`" if default else f"`{below}`")
-    listed = ", ".join(settings)
-    if name.startswith(WORKLOAD):
-        return [f"`{name}`", "", f"{first_line(section)} Has {listed}."]
-    return [f"`{name}`", listed, first_line(section)]
+    return [f"`{name}`", ", ".join(settings), first_line(section)]
 
 
 if __name__ == "__main__":

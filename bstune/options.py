@@ -237,7 +237,7 @@ class BudgetOptions(Section):
     """A trial gives up once both are spent."""
 
     steps: Positive
-    """Optimizer steps of one trial."""
+    """Optimizer steps of one trial, which gives up once its examples are spent, too."""
     examples: Positive
     """Examples that one trial trains on."""
 
@@ -256,7 +256,7 @@ class TrialBudgetOptions(BudgetOptions):
 
 
 class TargetOptions(Section):
-    """What a trial is to reach."""
+    """The value of a metric that a trial is to reach; auto: the reference's within its budget."""
 
     metric: Text
     """Name of a metric that the module logs in validation."""
@@ -445,13 +445,13 @@ class TrialOptions(Section):
     """With batch_size and lr, one trial is trained instead of a study."""
 
     batch_size: Positive | None
-    """Batch size of the one trial."""
+    """Batch size of one trial, which is trained instead of a study."""
     lr: PositiveFinite | None
-    """Learning rate of the one trial."""
+    """Its learning rate."""
     seed: Seed
-    """Seed of the one trial."""
+    """Its seed."""
     total_steps: Count | None
-    """Steps after which its schedule ends; bstune sets it."""
+    """The steps after which its schedule ends; bstune sets it."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -488,7 +488,7 @@ class ScalingOptions(Section):
 
 
 class PriorOptions(Section):
-    """Priors of bstune's posterior, in the search and in the report."""
+    """Sigmas of the prior of lr*(B) around the rule: of its level, in octaves, and its exponent."""
 
     level_sigma: Sigma
     """Prior's sigma of the best learning rate around the rule, in octaves."""
@@ -648,7 +648,7 @@ class HardwareOptions(Section):
 
 
 class MlflowOptions(Section):
-    """What is logged to MLflow."""
+    """The address of MLflow, and the most seconds that a trial, a run and a request wait for it."""
 
     enabled: bool
     """Log to MLflow."""

@@ -23,8 +23,7 @@ small batches that waste examples, and the error model are ours:
    when the noise is small.
 5. The third term (v > 0) is fitted where it lowers the deviance by more than the rise of point 4 at
    the level ``EVIDENCE``: a likelihood-ratio test. Where it lowers it by ``GAIN_OF_DOUBT`` only,
-   the points do not decide, and B_crit's interval holds both laws'. tests/benchmarks/README.md
-   compares this rule with information criteria.
+   the points do not decide, and B_crit's interval holds both laws'.
 6. Points that contradict the law, by the same level, have no B_crit: steps that rise with B, and
    small batches that waste examples where the third term is not allowed or not testable.
 """

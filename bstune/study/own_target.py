@@ -33,8 +33,7 @@ FEWEST = 3
 # Standard deviation of log steps to one value, from seed to seed.
 SEED_SCATTER = 0.25
 # Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value
-# differs from another's by 3 to 5% in the middle, on two projects and two recorded tables
-# (tests/benchmarks/README.md, "A first call without arguments").
+# differs from another's by 3 to 5% in the middle, on two projects and two recorded tables.
 ANNEALED_SCATTER = 0.05
 # Significant digits of a goal, which is read and typed.
 DIGITS = 4

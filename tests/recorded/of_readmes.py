@@ -21,6 +21,7 @@ from recorded.of_sweeps import (
     SAMPLED,
     TABLES,
     interval_text,
+    over_targets,
     record_of,
     within_a_quarter,
 )
@@ -68,7 +69,13 @@ TOP_FIGURES = [
     top("coverage", "{share:.0%} of {studies} intervals hold the truth", laws_in_all, COVERAGE),
 ]
 
-# conf/README.md: a B_crit and an exponent side by side, of a study.
+# conf/README.md: a B_crit and an exponent side by side, of a grid of runs or of a study.
+
+
+def of_grid(name: str) -> Figure:
+    sentence = "| {b_crit} | {lr}"
+    derive = partial(over_targets, name)
+    return Figure("workloads", CONF, sentence, (f"{TABLES}/{name}.jsonl",), derive)
 
 
 def critical_and_exponent(arguments: Arguments, path: Path) -> Values:
@@ -98,6 +105,7 @@ LINEAR = (f"{TABLES}/digits_linear.jsonl", f"{TABLES}/mnist_mlp_linear.jsonl")
 CONF_FIGURES = [
     Figure("tables that ship", CONF, "{runs} runs", ALL_TABLES, runs_that_ship),
     Figure("tables that ship", CONF, "{runs} runs of a linear schedule", LINEAR, runs_that_ship),
+    *[of_grid(name) for name in ("fashion_mlp", "cifar_mlp", "mnist_cnn")],
     of_study("shallue_regularisation/none", *MNIST),
     of_study("studies/shakespeare_lstm", "workload=shakespeare_lstm", CURVE, *LSTM_SIZES),
     of_study(

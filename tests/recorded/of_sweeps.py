@@ -127,8 +127,6 @@ def over_targets(name: str, path: Path) -> Values:
         "easiest": rounded_text(grown.start, 2),
         "hardest": rounded_text(grown.end, 2),
         "b_crit": interval_text(own["b_crit"], own["b_crit_low"], own["b_crit_high"], digits=3),
-        "slope_small": own["slope_small"],
-        "slope_large": own["slope_large"],
         "lr": f"{own['lr_exponent']:.2f} ({own['lr_low']:.2f} to {own['lr_high']:.2f})",
         "power": f"{grown.exponent:.1f} ({grown.low:.1f} to {grown.high:.1f})",
     }
@@ -142,8 +140,6 @@ CRITICAL = [
                 f"`{name}`",
                 "{metric} {easiest} to {hardest}",
                 "{b_crit}",
-                "{slope_small:.2f}, {slope_large:.2f}",
-                "{lr}",
                 "{power}",
             ]
         ),
@@ -243,6 +239,10 @@ FACTORS: dict[str, dict[str, Arguments]] = {
     "regularisation": {
         f"shallue_regularisation/{name}": MNIST for name in ("none", "smoothed", "decayed")
     },
+    # The momentum that was searched is not in the record.
+    "algorithms": {
+        f"shallue_algorithms/{name}": MNIST for name in ("sgd", "heavy_ball", "nesterov")
+    },
     "widths": {f"shallue_widths/{name}": MNIST for name in ("narrow", "base", "deep", "wide")},
     "losses": {
         f"losses/{name}": LOSS_ARGUMENTS for name in ("cross-entropy", "smoothed", "squared")
@@ -279,6 +279,9 @@ STUDY_NAMES = {
     "shallue_widths/narrow": "64 units",
     "shallue_widths/deep": "128, 128, 128 units",
     "shallue_widths/wide": "512 units",
+    "shallue_algorithms/sgd": "plain SGD",
+    "shallue_algorithms/heavy_ball": "heavy ball",
+    "shallue_algorithms/nesterov": "Nesterov momentum",
 }
 
 
@@ -332,6 +335,12 @@ MOVES = [
         "shallue_data/55000",
         "shallue_data/6000",
         "data",
+    ),
+    pair_figure(
+        "B_crit under heavy ball is {ratio:.1f} times that under plain SGD ({low:.1f} to {high:.1f}",
+        "shallue_algorithms/heavy_ball",
+        "shallue_algorithms/sgd",
+        "algorithms",
     ),
 ]
 
