@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import bstune
-from bstune.core.curve import CurveFit
-from bstune.core.noise_scale import NoiseScaleEstimate
 from bstune.study.result import Result
 from bstune.trial.own_loop import LoopTrial
 
@@ -25,7 +23,7 @@ OF_VERSION = "The version of the installed package, a text."
 # Records that nobody makes by a call.
 RECORDS = ("TrialResult",)
 # What public names give and nobody makes.
-GIVEN = (Result, LoopTrial, CurveFit, NoiseScaleEstimate)
+GIVEN = (Result, LoopTrial)
 # Public members that bstune itself calls.
 FOR_BSTUNE = {
     "of",

@@ -23,7 +23,7 @@ MARK = "<!-- written by .ci/option_table.py -->\n"
 # The section whose options have no defaults of bstune's, and what stands for a name in it.
 WORKLOAD = "workload"
 ANY_NAME = "NAME"
-# Options that are seldom set: those below each of these share a row.
+# Options that are seldom set: those below each of these share a row,
 SHARED_ROWS = (
     "prior",
     "trial",
@@ -33,6 +33,20 @@ SHARED_ROWS = (
     "hardware.ceilings",
     "hardware.scale_out",
     WORKLOAD,
+)
+# and these share the last row of their section's table.
+SELDOM = (
+    "search.candidates",
+    "search.lease_seconds",
+    "search.stratified",
+    "scaling.lr_octaves_sigma",
+    "scaling.lr_octaves",
+    "protocol.evaluation_ratio",
+    "protocol.evaluation_share",
+    "protocol.evaluation_cost",
+    "protocol.close_to_target",
+    "protocol.warmup_steps",
+    "protocol.divergence",
 )
 # Sections with fewer options than this stand in the study's own table.
 FEWEST_ROWS = 5
@@ -119,16 +133,19 @@ def table(section: str, options: list[Option], values: Mapping[str, Any]) -> str
     """Write a section's heading and its rows."""
     lines = heading(section)
     lines += ["| option | default | meaning |", "| --- | --- | --- |"]
-    of_row: dict[str, list[Option]] = {}
+    of_shared_row: dict[str, list[Option]] = {}
+    rows = list[list[str]]()
     for option in options:
         shared = [name for name in SHARED_ROWS if option.name.startswith(f"{name}.")]
-        of_row.setdefault(shared[0] if shared else option.name, []).append(option)
-    for name, options_of_row in of_row.items():
-        if name in SHARED_ROWS:
-            cells = shared_cells(name, options_of_row, values)
+        if option.name in SELDOM:
+            shared = [section]
+        if shared:
+            of_shared_row.setdefault(shared[0], []).append(option)
         else:
-            cells = own_cells(options_of_row[0], values)
-        lines.append(f"| {' | '.join(cells)} |")
+            rows.append(own_cells(option, values))
+    for name, options_of_row in of_shared_row.items():
+        rows.append(shared_cells(name, options_of_row, values))
+    lines += [f"| {' | '.join(cells)} |" for cells in rows]
     return "\n".join(lines)
 
 
@@ -166,7 +183,8 @@ def shared_cells(name: str, options: list[Option], values: Mapping[str, Any]) ->
         default = default_of(option.name, values)
         below = option.name.removeprefix(f"{name}.")
         settings.append(f"`{below}={default}`" if default else f"`{below}`")
-    return [f"`{name}`", ", ".join(settings), first_line(section)]
+    meaning = first_line(section) if name in SHARED_ROWS else "Seldom set."
+    return [f"`{name}`", ", ".join(settings), meaning]
 
 
 if __name__ == "__main__":

@@ -122,6 +122,17 @@ def test_the_benchmarks_example_runs(hub, capsys):
         assert 0.9 < float(late) <= float(early)
 
 
+def test_the_benchmarks_example_of_a_sampler_that_stops_trials_runs(hub, capsys):
+    names = {}
+    path = REGISTRY / "benchmarks/batch_size/example_frontier.py"
+    exec(path.read_text(encoding="utf-8"), names)  # noqa: S102
+    study = names["study"]
+    assert len(study.trials) == 20
+    continued = [trial.user_attrs["bstune:resumed_from"] for trial in study.trials]
+    assert any(number is not None for number in continued)
+    assert study.best_value < names["problem"].penalty
+
+
 LOADED = """
 import importlib.util, sys, types
 

@@ -1,5 +1,4 @@
-"""The trials of the command in sweeps/README.md, ``fashion_cnn.jsonl``, as a report would read
-them today."""
+"""A study's trials, ``fashion_cnn.jsonl``, as a report would read them today."""
 
 from pathlib import Path
 

@@ -13,12 +13,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from recorded import of_benchmarks, of_readmes, of_sweeps
 from recorded.accounts import HELD, not_recorded
-from recorded.fashion_cnn import recorded
 from recorded.figure import TOP, Figure, RecordFormatError, units_in
 from rich.console import Console
 
 from bstune.report.drawing import save_figure
-from bstune.report.figure import draw_curve
 from bstune.sweeps import rule_cost, search_benchmark
 from bstune.sweeps.unit_log import UnitLog
 
@@ -32,8 +30,6 @@ def topics() -> list[str]:
 def draw_all() -> None:
     """Draw each picture anew, in this folder."""
     folder = Path(__file__).parent
-    trials, _, result = recorded()
-    draw_curve(trials, result, folder / "fashion_cnn.png")
     settings = of_sweeps.settings_of("rule_cost")
     found = rule_cost.run(
         tables=[], target=None, rules=settings["rules"], tuned_at=settings["tuned_at"]

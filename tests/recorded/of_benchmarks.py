@@ -162,10 +162,9 @@ def coverage_row(cells: Sequence[str], objectives: Sequence[str], path: Path) ->
     return values
 
 
-# Of the kinds of laws the two that are held least, and all.
+# Of the kinds of laws the one that is held least, and all.
 SHOWN_LAWS = {
     "law: u-shape": ["u-shape"],
-    "law: (B_crit/B)^0.7": ["exponent 0.7"],
     "all nine kinds of law": LAWS,
 }
 
@@ -320,11 +319,6 @@ def missed_runs(path: Path) -> Values:
         values[f"{pick}_missed"] = sum(run is None for run in runs)
         values[f"{pick}_runs"] = len(runs)
     values["script_none"] = sum(row["picks"]["script"] is None for row in rows)
-    answers = [row["answer_seconds"] for row in rows]
-    values["studies"] = len(rows)
-    values["soonest"] = min(answers)
-    values["latest"] = max(answers)
-    values["silence"] = max(row["longest_silence_seconds"] for row in rows)
     return values
 
 
@@ -361,14 +355,6 @@ FIRST_STUDY = [
         "misses the target in {ours_missed}, the script's in {theirs_missed}.",
         other_walls,
         WALLS,
-    ),
-    figure(
-        "first study",
-        "All {studies} studies answered after {soonest:.0f} to {latest:.0f} s, with no silence "
-        "over "
-        "{silence:.1f} s.",
-        missed_runs,
-        QUICK,
     ),
     figure(
         "first study",

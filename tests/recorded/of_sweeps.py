@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import yaml
-from recorded.fashion_cnn import recorded
 from recorded.figure import TOP, Figure, Values, rounded_text, row_text, rows_of
 from recorded.studies import Arguments, asked, found
 
@@ -58,42 +57,6 @@ def interval_text(
         ends.append("open" if end is None else f"{float(f'{end:.{digits}g}'):,.0f}")
     return f"{ends[0]} ({ends[1]} to {ends[2]})"
 
-
-# Steps to target over batch size, fashion_cnn.
-
-FASHION_CNN = f"{RECORDED}/fashion_cnn.jsonl"
-
-
-@cache
-def fashion_cnn(path: Path) -> Values:
-    trials, _, result = recorded()
-    critical = result.critical_batch_size
-    return {
-        "trials": len(trials),
-        "reached": result.statuses["reached"],
-        "smallest": min(trial.batch_size for trial in trials),
-        "largest": max(trial.batch_size for trial in trials),
-        "b_crit": interval_text(critical.value, critical.low, critical.high),
-        "noise": result.fit.noise,
-    }
-
-
-STEPS_TO_TARGET = [
-    figure(
-        "fashion_cnn",
-        "{trials} trials at as many batch sizes from {smallest} to {largest}, of which {reached} "
-        "reached",
-        fashion_cnn,
-        FASHION_CNN,
-    ),
-    figure(
-        "fashion_cnn",
-        "B_crit is {b_crit}, as single trials scatter by {noise:.0%} around the curve.",
-        fashion_cnn,
-        FASHION_CNN,
-        tolerance=SAMPLED,
-    ),
-]
 
 # B_crit over the target, from tables.
 
@@ -618,7 +581,6 @@ COMPARED = [
 ]
 
 GROUPS = {
-    "STEPS_TO_TARGET": STEPS_TO_TARGET,
     "CRITICAL": CRITICAL,
     "RULE_COST": RULE_COST,
     "MOVES": MOVES,
