@@ -19,7 +19,6 @@ README = Path(bstune.__file__).parent / "README.md"
 BEGIN = "<!-- written by .ci/api_reference.py -->\n"
 END = "<!-- end of what .ci/api_reference.py wrote -->\n"
 VERSION = "__version__"
-OF_VERSION = "The version of the installed package, a text."
 # Records that nobody makes by a call.
 RECORDS = ("TrialResult",)
 # What public names give and nobody makes.
@@ -39,12 +38,11 @@ def reference() -> str:
     lines = list[str]()
     for name in bstune.__all__:
         if name == VERSION:
-            lines.append(f"* **`{name}`**. {OF_VERSION}")
-        else:
-            thing = getattr(bstune, name)
-            members = [*sections_of(thing).get("Attributes", {}), *members_of(thing)]
-            call = name if name in RECORDS else called(name, thing)
-            lines.append(item(call, thing) + names_of(members))
+            continue
+        thing = getattr(bstune, name)
+        members = [*sections_of(thing).get("Attributes", {}), *members_of(thing)]
+        call = name if name in RECORDS else called(name, thing)
+        lines.append(item(call, thing) + names_of(members))
     lines += ["", "They give:", ""]
     for thing in GIVEN:
         members = [*fields_of(thing), *members_of(thing)]

@@ -1,8 +1,8 @@
-"""Write the tables of options in ``conf/README.md``: ``python .ci/option_table.py``.
+"""Write the table of options in ``conf/README.md``: ``python .ci/option_table.py``.
 
 What an option is, and what it may be, is said in ``bstune/options.py`` alone, and its default in
 ``conf/config.yaml``. Ranges are left out: a value out of its range is refused with them. Options
-that are seldom set share a row. A test reads these tables, too.
+that are seldom set share a row. A test reads the table, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ SHARED_ROWS = (
     "hardware.scale_out",
     WORKLOAD,
 )
-# and these share the last row of their section's table.
+# and these share a row of their section.
 SELDOM = (
     "search.candidates",
     "search.lease_seconds",
@@ -48,8 +48,6 @@ SELDOM = (
     "protocol.warmup_steps",
     "protocol.divergence",
 )
-# Sections with fewer options than this stand in the study's own table.
-FEWEST_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def default_of(name: str, values: Mapping[str, Any]) -> str:
 
 
 def tables() -> str:
-    """Write a table a section: the study's own options first, those of a workload last."""
+    """Write the table: the study's own options first, then section by section."""
     values = read_yaml("config.yaml")
     of_section: dict[str, list[Option]] = {"": [], **{name: [] for name in values}, WORKLOAD: []}
     # Written into a config by its groups' files, not by name.
@@ -118,21 +116,14 @@ def tables() -> str:
         section = option.name.partition(".")[0] if "." in option.name else ""
         if option.name not in of_groups:
             of_section[section].append(option)
+    lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for section, options in of_section.items():
-        if section and (section in SHARED_ROWS or len(options) < FEWEST_ROWS):
-            of_section[""] += options
-            options.clear()
-    parts = list[str]()
-    for section, options in of_section.items():
-        if options:
-            parts.append(table(section, options, values))
-    return "\n\n".join(parts) + "\n"
+        lines += rows_of(section, options, values)
+    return "\n".join(lines) + "\n"
 
 
-def table(section: str, options: list[Option], values: Mapping[str, Any]) -> str:
-    """Write a section's heading and its rows."""
-    lines = heading(section)
-    lines += ["| option | default | meaning |", "| --- | --- | --- |"]
+def rows_of(section: str, options: list[Option], values: Mapping[str, Any]) -> list[str]:
+    """Write a section's rows, those that options share last."""
     of_shared_row: dict[str, list[Option]] = {}
     rows = list[list[str]]()
     for option in options:
@@ -145,16 +136,7 @@ def table(section: str, options: list[Option], values: Mapping[str, Any]) -> str
             rows.append(own_cells(option, values))
     for name, options_of_row in of_shared_row.items():
         rows.append(shared_cells(name, options_of_row, values))
-    lines += [f"| {' | '.join(cells)} |" for cells in rows]
-    return "\n".join(lines)
-
-
-def heading(section: str) -> list[str]:
-    """Give a section's title and the one line of what it is."""
-    if not section:
-        return ["### Of the study", ""]
-    field = TrainedOptions.model_fields[section]
-    return [f"### {section}", "", first_line(section_of(field)), ""]
+    return [f"| {' | '.join(cells)} |" for cells in rows]
 
 
 def first_line(section: type[BaseModel] | None) -> str:

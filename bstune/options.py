@@ -488,7 +488,7 @@ class ScalingOptions(Section):
 
 
 class PriorOptions(Section):
-    """Sigmas of the prior of lr*(B) around the rule: of its level, in octaves, and its exponent."""
+    """Sigmas of the prior of the best learning rate around the rule: of its level and exponent."""
 
     level_sigma: Sigma
     """Prior's sigma of the best learning rate around the rule, in octaves."""

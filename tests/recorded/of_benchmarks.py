@@ -38,36 +38,6 @@ def of_median_and_p90(values: Iterable[float]) -> tuple[float, float]:
     return statistics.median(ordered), ordered[math.ceil(0.9 * len(ordered)) - 1]
 
 
-# The memory ceiling.
-
-PROBES = "tests/recorded/memory_probes.jsonl"
-
-
-def probes(path: Path) -> Values:
-    rows = rows_of(path)
-    ours = list[int]()
-    for row in rows:
-        ours += [row["exact"], row["to_one_per_cent"]]
-    ceilings = [f"{row['ceiling']:,}" for row in rows]
-    lightning = [str(row["lightning"]) for row in rows]
-    return {
-        "least": min(ours),
-        "most": max(ours),
-        "ceilings": listed(ceilings),
-        "lightning": listed(lightning),
-    }
-
-
-MEMORY = [
-    figure(
-        "memory ceiling",
-        "bstune takes {least} to {most} for ceilings of {ceilings}; Lightning's "
-        "`BatchSizeFinder` {lightning}.",
-        probes,
-        PROBES,
-    )
-]
-
 # A trial's step over a plain loop's.
 
 OVERHEAD_ROWS = "tests/recorded/overhead.jsonl"
@@ -453,7 +423,7 @@ SMALL_TO_LARGE = [
     figure(
         "extrapolation",
         "Of bstune's own, B_crit is held in {critical_batch_size_held} of {critical_batch_size_n}, to a "
-        "factor of {critical_batch_size_width:.1f}, the best batch size in {batch_size_held} of "
+        "factor of {critical_batch_size_width:.1f}. The best batch size is held in {batch_size_held} of "
         "{batch_size_n}, the best rate in {lr_held} of {lr_n}.",
         partial(measured_series, "tests/"),
         EXTRAPOLATED,
@@ -652,7 +622,6 @@ HORIZONS = [
 
 GROUPS = {
     "OVERHEAD": OVERHEAD,
-    "MEMORY": MEMORY,
     "COVERED": COVERED,
     "FITTED": FITTED,
     "STATED_SECONDS": STATED_SECONDS,
