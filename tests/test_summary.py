@@ -287,11 +287,11 @@ def test_pareto_front(trials, front):
     assert numbers(result_of(some).pareto) == front
 
 
-def test_the_readmes_numbers_follow_from_the_recorded_trials():
+def test_the_numbers_of_a_recorded_study_follow_from_its_trials():
     trials, _, summary = recorded()
     assert summary.statuses["reached"] == len(trials) == 13
     critical = summary.critical_batch_size
-    # The README's number is of other draws, on another machine.
+    # Of other draws, on another machine.
     assert critical.value == pytest.approx(340, rel=0.15)
     assert 45 < critical.low < 80
     assert summary.fit.noise == pytest.approx(0.29, abs=0.005)

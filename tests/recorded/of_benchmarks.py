@@ -188,7 +188,7 @@ def false_alarms(path: Path) -> Values:
 FITTED = [
     figure(
         "fit to points",
-        "held it in {least:.0%} to {most:.0%} of {kinds} kinds of made points",
+        "On {kinds} kinds of made points its 90% interval held B_crit in {least:.0%} to {most:.0%}",
         fit_coverage,
         FIT,
     ),
@@ -329,8 +329,7 @@ FIRST_STUDY = [
     figure(
         "first study",
         "bstune's picks missed the target in {bstune_missed} of {bstune_runs} fresh runs, the "
-        "script's in "
-        "{script_missed} of {script_runs}, and it had none in {script_none} studies.",
+        "script's in {script_missed} of {script_runs}. The script had no pick in {script_none} studies.",
         missed_runs,
         QUICK,
     ),
