@@ -20,22 +20,17 @@ from bstune.options import TrainedOptions
 README = Path(__file__).parents[1] / "conf" / "README.md"
 # What follows it in the README is made here.
 MARK = "<!-- written by .ci/option_table.py -->\n"
-# The section whose options have no defaults of bstune's, and what stands for a name in it.
+# A workload's own options, which its YAML states, are not in the table; and what stands for a name.
 WORKLOAD = "workload"
 ANY_NAME = "NAME"
-# Options that are seldom set: those below each of these share a row,
-SHARED_ROWS = (
-    "prior",
-    "trial",
-    "mlflow",
+# Sections whose options share a row.
+SHARED_ROWS = ("prior", "trial", "mlflow")
+# Options, or groups of them, that are seldom set: they share a row of their section.
+SELDOM = (
     "hardware.memory",
     "hardware.step_time",
     "hardware.ceilings",
     "hardware.scale_out",
-    WORKLOAD,
-)
-# and these share a row of their section.
-SELDOM = (
     "search.candidates",
     "search.lease_seconds",
     "search.stratified",
@@ -109,34 +104,46 @@ def default_of(name: str, values: Mapping[str, Any]) -> str:
 def tables() -> str:
     """Write the table: the study's own options first, then section by section."""
     values = read_yaml("config.yaml")
-    of_section: dict[str, list[Option]] = {"": [], **{name: [] for name in values}, WORKLOAD: []}
+    of_section: dict[str, list[Option]] = {"": [], **{name: [] for name in values}}
     # Written into a config by its groups' files, not by name.
     of_groups = ("sampler", "scaling.rule")
     for option in all_options():
         section = option.name.partition(".")[0] if "." in option.name else ""
-        if option.name not in of_groups:
+        if section != WORKLOAD and option.name not in of_groups:
             of_section[section].append(option)
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for section, options in of_section.items():
-        lines += rows_of(section, options, values)
+        lines += [f"| {' | '.join(cells)} |" for cells in rows_of(section, options, values)]
     return "\n".join(lines) + "\n"
 
 
-def rows_of(section: str, options: list[Option], values: Mapping[str, Any]) -> list[str]:
-    """Write a section's rows, those that options share last."""
-    of_shared_row: dict[str, list[Option]] = {}
-    rows = list[list[str]]()
-    for option in options:
-        shared = [name for name in SHARED_ROWS if option.name.startswith(f"{name}.")]
-        if option.name in SELDOM:
-            shared = [section]
-        if shared:
-            of_shared_row.setdefault(shared[0], []).append(option)
-        else:
-            rows.append(own_cells(option, values))
-    for name, options_of_row in of_shared_row.items():
-        rows.append(shared_cells(name, options_of_row, values))
-    return [f"| {' | '.join(cells)} |" for cells in rows]
+def rows_of(section: str, options: list[Option], values: Mapping[str, Any]) -> list[list[str]]:
+    """Give the cells of a section's rows, those that are seldom set in the last one."""
+    if section in SHARED_ROWS:
+        settings = [setting(option.name, values) for option in options]
+        meaning = first_line(section_of(TrainedOptions.model_fields[section]))
+        return [[f"`{section}`", ", ".join(settings), meaning]]
+    rows = [own_cells(option, values) for option in options if seldom_name(option.name) is None]
+    seldom = dict.fromkeys(seldom_name(option.name) for option in options)
+    settings = [setting(name, values) for name in seldom if name is not None]
+    if settings:
+        rows.append([f"`{section}`", ", ".join(settings), "Seldom set."])
+    return rows
+
+
+def seldom_name(name: str) -> str | None:
+    """Give the entry of SELDOM that an option is or belongs to; None: it has a row of its own."""
+    for seldom in SELDOM:
+        if name == seldom or name.startswith(f"{seldom}."):
+            return seldom
+    return None
+
+
+def setting(name: str, values: Mapping[str, Any]) -> str:
+    """Write an option without its section, with its default; a group as its name and a star."""
+    _, _, below = name.partition(".")
+    default = default_of(name, values)
+    return f"`{below}.*`" if default.startswith("{") else f"`{below}={default}`"
 
 
 def first_line(section: type[BaseModel] | None) -> str:
@@ -153,20 +160,6 @@ def own_cells(option: Option, values: Mapping[str, Any]) -> list[str]:
         meaning += f" One of {', '.join(f'`{word}`' for word in words)}."
     default = default_of(option.name, values)
     return [f"`{option.name}`", f"`{default}`" if default else "", meaning]
-
-
-def shared_cells(name: str, options: list[Option], values: Mapping[str, Any]) -> list[str]:
-    """Give the cells of options that share a row: their names, with defaults where they have one."""
-    section: type[BaseModel] | None = TrainedOptions
-    for part in name.split("."):
-        section = section_of(section.model_fields[part])
-    settings = list[str]()
-    for option in options:
-        default = default_of(option.name, values)
-        below = option.name.removeprefix(f"{name}.")
-        settings.append(f"`{below}={default}`" if default else f"`{below}`")
-    meaning = first_line(section) if name in SHARED_ROWS else "Seldom set."
-    return [f"`{name}`", ", ".join(settings), meaning]
 
 
 if __name__ == "__main__":

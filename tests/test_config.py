@@ -667,7 +667,8 @@ def test_the_table_names_defaults_choices_and_what_is_said_in_two_lines():
         "| `seed` | `0` | ",
         "| `search.trials` | `${workload.trials}` | ",
         "| `data.root` | `${oc.env:BSTUNE_DATA,'~/.cache/bstune'}` | ",
-        "| `hardware.step_time` | `rungs=8`, `repeats=4`, ",
+        "| `hardware` | `memory.*`, `step_time.*`, ",
+        "| `prior` | `level_sigma=2.5`, ",
         (
             "| `budget.seconds` | `null` | With search.objective=loss, training seconds of one trial; "
             "null: its examples, or its steps where examples=1. |"
@@ -682,19 +683,20 @@ def test_the_table_names_defaults_choices_and_what_is_said_in_two_lines():
     assert "One of" not in re.search(r"^\| `search.objective` .*$", page, flags=re.MULTILINE)[0]
 
 
-def test_every_option_stands_in_the_table():
+def test_every_option_but_a_workloads_stands_in_the_table():
     made = option_table()
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*)$", made["tables"](), flags=re.MULTILINE))
-    of_groups = ("sampler", "scaling.rule")
     for option in made["all_options"]():
-        groups = [name for name in made["SHARED_ROWS"] if option.name.startswith(f"{name}.")]
-        if option.name in made["SELDOM"]:
-            groups = [option.name.partition(".")[0]]
-        if groups:
-            below = option.name.removeprefix(f"{groups[0]}.")
-            assert re.search(rf"`{re.escape(below)}[=`]", rows[groups[0]]), option.name
-        elif option.name not in of_groups:
-            assert option.name in rows, option.name
+        section, _, below = option.name.partition(".")
+        seldom = made["seldom_name"](option.name)
+        if section == "workload" or option.name in ("sampler", "scaling.rule"):
+            continue
+        if seldom is not None:
+            assert re.search(rf"`{re.escape(seldom.partition('.')[2])}[=.]", rows[section])
+        elif section in made["SHARED_ROWS"]:
+            assert f"`{below}=" in rows[section]
+        else:
+            assert option.name in rows
 
 
 def test_every_workload_is_in_the_readme():
