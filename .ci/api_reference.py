@@ -19,7 +19,8 @@ README = Path(bstune.__file__).parent / "README.md"
 BEGIN = "<!-- written by .ci/api_reference.py -->\n"
 END = "<!-- end of what .ci/api_reference.py wrote -->\n"
 VERSION = "__version__"
-# Records that nobody makes by a call.
+# Values whose members help bstune itself, and of them those that nobody makes by a call.
+VALUES = ("Budget", "Target", "TrialResult")
 RECORDS = ("TrialResult",)
 # What public names give and nobody makes.
 GIVEN = (Result, LoopTrial)
@@ -42,7 +43,7 @@ def reference() -> str:
         thing = getattr(bstune, name)
         members = [*sections_of(thing).get("Attributes", {}), *members_of(thing)]
         call = name if name in RECORDS else called(name, thing)
-        lines.append(item(call, thing) + names_of(members))
+        lines.append(item(call, thing) + names_of([] if name in VALUES else members))
     lines += ["", "They give:", ""]
     for thing in GIVEN:
         members = [*fields_of(thing), *members_of(thing)]
