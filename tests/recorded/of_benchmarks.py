@@ -245,10 +245,10 @@ STATED_SECONDS = [
     figure(
         "stated seconds",
         "in {quiet_holds} of {quiet_n} studies on a quiet machine and in {busy_holds} of {busy_n} on "
-        "a busy one. Its half-width is a factor of {quiet_narrowest:.1f} to {quiet_widest:.1f}, on a "
-        "busy machine {busy_narrowest:.1f} to {busy_widest:.1f}. Over the best point the winner takes "
-        "{quiet_over:.2f} (90th percentile {quiet_high:.2f}), on a busy machine {busy_over:.2f} "
-        "({busy_high:.2f})",
+        "a busy one. Its half-width is a factor of {quiet_narrowest:.1f} to {quiet_widest:.1f} "
+        "({quiet_open} is open), on a busy machine {busy_narrowest:.1f} to {busy_widest:.1f}. The "
+        "winner takes {quiet_over:.2f} times the best point's seconds (90th percentile "
+        "{quiet_high:.2f}), on a busy machine {busy_over:.2f} times ({busy_high:.2f})",
         seconds_in_all,
         SECONDS,
     ),
