@@ -18,8 +18,8 @@ def objective(trial: optuna.Trial) -> float:
     run = problem.run(params, sampler.max_steps(trial.number), problem.runs.get(continued))
     for step, value in run.history:
         trial.report(value, step)
-    value: float = problem.tell(trial, run)
-    return value
+    cost: float = problem.tell(trial, run)
+    return cost
 
 
 study = optuna.create_study(directions=problem.directions, sampler=sampler)
