@@ -59,13 +59,9 @@ from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import make_space
 from bstune.trial.batches.loader import loaders_of
-from bstune.trial.checks.preflight import (
-    FEW_EXAMPLES,
-    PreflightFindings,
-    check_loaders,
-    in_small_batches,
-    preflight,
-)
+from bstune.trial.checks.loaders import check_loaders
+from bstune.trial.checks.preflight import PreflightFindings, preflight
+from bstune.trial.checks.small_evaluations import FEW_EXAMPLES, in_small_batches
 from bstune.trial.checks.start import at_start
 from bstune.trial.devices.device import device_name, processor, processor_wait_of, versions
 from bstune.trial.fast.take_steps import eager_steps

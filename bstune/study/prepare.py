@@ -486,7 +486,7 @@ def _prepare_training(
 ) -> _Prepared:
     """Try a few steps, survey the hardware, and say which processes train."""
     # torch takes seconds to import.
-    from bstune.trial.checks.preflight import check_takes_rate
+    from bstune.trial.checks.learning_rate import check_takes_rate
 
     if not options.scaling.override_lr:
         check_takes_rate(recipe)

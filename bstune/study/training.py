@@ -149,8 +149,10 @@ class TrainingService:
     def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey import survey_key
-        from bstune.trial.checks.preflight import check_loaders, check_tunables, preflight
+        from bstune.trial.checks.loaders import check_loaders
+        from bstune.trial.checks.preflight import preflight
         from bstune.trial.checks.start import check_hooks
+        from bstune.trial.checks.tunables import check_tunables
         from bstune.trial.workload import (
             LightningBackend,
             build_workload,
