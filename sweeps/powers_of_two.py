@@ -25,7 +25,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
-from bstune.hardware.several import shared_steps
+from bstune.hardware.several_devices import shared_steps
 from bstune.hardware.timing import StepTiming, busy_seconds, summarize_visits, time_trial, visits
 from bstune.report.drawing import BLUE, GREY, INK, VERMILION
 from bstune.sweeps.harness import Finding

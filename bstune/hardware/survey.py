@@ -42,7 +42,7 @@ from bstune.hardware.memory import (
     resident_bytes,
 )
 from bstune.hardware.probe import DEVICE_LOST, largest_in_time, measure_ceiling
-from bstune.hardware.several import TimeTrial, shared_steps
+from bstune.hardware.several_devices import TimeTrial, shared_steps
 from bstune.hardware.threads import (
     VISITS,
     ThreadChoice,

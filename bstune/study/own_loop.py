@@ -205,7 +205,7 @@ def _bstunes_part() -> Iterator[None]:
     Random generators, torch's settings, loggers and warnings are afterwards as the loop had them.
     """
     # Here, as it imports torch.
-    from bstune.trial.processes.process import restored
+    from bstune.trial.processes.restored import restored
 
     with restored(), filtered():
         name_user(os.environ)

@@ -259,57 +259,35 @@ def prepare(
     options = _with_single_budget(options, recipe)
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
-    if backend is None and recipe is not None:
-        # torch and lightning take 4 s to import, and a replayed study needs neither.
-        from bstune.trial.workload import checked_protocol, resolve
-
-        options = _with_stored_threads(options)
-        options, recipe = resolve(options, recipe)
-        protocol = checked_protocol(options, recipe)
-    else:
-        if options.devices > 1:
-            raise ConfigError(
-                f"devices={options.devices} share batches that are trained, and here nothing is: "
-                "use devices=1"
-            )
-        protocol = make_protocol(options, recipe)
-        backend = backend or ReplayBackend(options, protocol)
+    asked = _resolved(options, recipe, backend)
+    options = asked.options
+    protocol = asked.protocol
     budget = search_budget(options)
     # What trains takes any learning rate; a table has its own range.
     lr_range = TrialBackend.lr_range
-    if backend is not None:
-        lr_range = backend.lr_range
+    if asked.backend is not None:
+        lr_range = asked.backend.lr_range
     space = make_space(options, lr_range)
     files = Output(Path(options.output).absolute())
-    check_writable(files.root / "trials.jsonl", f"output={options.output}")
-    # What a sampler refuses is told now, and not after a survey of minutes.
-    build_sampler(options, budget, 0)
     trial = _single_trial(options)
-    if trial is None:
-        check_owner(files, Identity.of(options.study, options.storage))
-        check_storage(options.storage)
+    _check_places(options, budget, files, trial)
     options, notes = _checked_tracking(options, trial)
     # Before what the hardware changes in the options.
     frozen = flat_settings(options)
-    survey: Survey | None = None
-    training: Training | None = None
-    open_processes: Callable[[int], Workers] | None = None
-    if backend is None:
-        assert recipe is not None  # noqa: S101 (else the backend replays)
-        prepared = _prepare_training(options, recipe, protocol, space, trial, budget, files, log)
-        training = prepared.training
-        backend = prepared.backend
-        space = prepared.space
-        survey = prepared.survey
-        open_processes = prepared.open_runner
-        notes += prepared.notes
-    backend.check(space, trial)
+    if asked.backend is None:
+        assert asked.recipe is not None  # noqa: S101 (else the backend replays)
+        runs = _prepare_training(options, asked.recipe, protocol, space, trial, budget, files, log)
+    else:
+        runs = _PreparedRuns(asked.backend, space)
+    backend = runs.backend
+    notes += runs.notes
+    backend.check(runs.space, trial)
     if backend.validates_on_test:
         notes.append(ON_TEST_NOTE)
     notes += backend.notes
     baseline: Baseline | None = None
     if trial is None:
-        baseline, why_none = baseline_of(options, space, _largest(backend, survey))
+        baseline, why_none = baseline_of(options, runs.space, _largest(backend, runs.survey))
         if why_none is not None:
             notes.append(why_none)
     is_for_target = options.search.objective != "loss"
@@ -317,17 +295,17 @@ def prepare(
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
     prepared_study = PreparedStudy(
         options=options,
-        recipe=recipe,
+        recipe=asked.recipe,
         budget=budget,
-        space=space,
+        space=runs.space,
         protocol=protocol,
         backend=backend,
         files=files,
         trial=trial,
         frozen_settings=redact_values({**frozen, **backend.frozen_settings}),
-        survey=survey,
-        open_processes=open_processes,
-        training=training,
+        survey=runs.survey,
+        open_processes=runs.open_runner,
+        training=runs.training,
         notes=notes,
         elapsed=elapsed,
         baseline=baseline,
@@ -335,6 +313,51 @@ def prepare(
     if not is_for_target and trial is None:
         _check_budget(prepared_study)
     return prepared_study
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """What is asked for, with all that depends on this machine."""
+
+    options: StudyOptions
+    recipe: Recipe | None
+    protocol: TrialProtocol
+    # What runs the trials in place of training; None: they are trained.
+    backend: TrialBackend | None
+
+
+def _resolved(
+    options: StudyOptions, recipe: Recipe | None, backend: TrialBackend | None
+) -> _Resolved:
+    """Resolve device and precision of what is trained; else find the table that answers."""
+    if backend is None and recipe is not None:
+        # torch and lightning take 4 s to import, and a replayed study needs neither.
+        from bstune.trial.workload import checked_protocol, resolve
+
+        options = _with_stored_threads(options)
+        options, recipe = resolve(options, recipe)
+        return _Resolved(options, recipe, checked_protocol(options, recipe), None)
+    if options.devices > 1:
+        raise ConfigError(
+            f"devices={options.devices} share batches that are trained, and here nothing is: "
+            "use devices=1"
+        )
+    protocol = make_protocol(options, recipe)
+    return _Resolved(options, recipe, protocol, backend or ReplayBackend(options, protocol))
+
+
+def _check_places(
+    options: StudyOptions, budget: SearchBudget, files: Output, trial: TrialSpec | None
+) -> None:
+    """Refuse a sampler, an output folder and a storage that a study or a single trial cannot use.
+
+    That is told now, and not after a survey of minutes.
+    """
+    check_writable(files.root / "trials.jsonl", f"output={options.output}")
+    build_sampler(options, budget, 0)
+    if trial is None:
+        check_owner(files, Identity.of(options.study, options.storage))
+        check_storage(options.storage)
 
 
 def _steps_at_budget(
@@ -463,15 +486,15 @@ def _checked_tracking(
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """What trains a study's trials on this machine, and what it was seen to allow."""
+class _PreparedRuns:
+    """What runs a study's trials on this machine, and what it was seen to allow."""
 
-    training: Training
-    backend: TriedBackend
+    backend: TrialBackend
     space: Space
-    survey: "Survey | None"
-    open_runner: Callable[[int], Workers] | None
-    notes: list[str]
+    training: Training | None = None
+    survey: "Survey | None" = None
+    open_runner: Callable[[int], Workers] | None = None
+    notes: Sequence[str] = ()
 
 
 def _prepare_training(
@@ -483,7 +506,7 @@ def _prepare_training(
     budget: SearchBudget,
     files: Output,
     log: Callable[[str], None],
-) -> _Prepared:
+) -> _PreparedRuns:
     """Try a few steps, survey the hardware, and say which processes train."""
     # torch takes seconds to import.
     from bstune.trial.checks.learning_rate import check_takes_rate
@@ -507,7 +530,7 @@ def _prepare_training(
     if options.devices > 1 or is_study:
         open_runner, more = _runner_of(processes, options, survey)
         notes += more
-    return _Prepared(training, backend, space, survey, open_runner, notes)
+    return _PreparedRuns(backend, space, training, survey, open_runner, notes)
 
 
 def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
@@ -619,7 +642,7 @@ def _several(
 ) -> list[str]:
     """Time steps on several devices where no survey and no single trial does, and give the plan's note."""
     # torch takes seconds to import.
-    from bstune.hardware.several import shared_step_time
+    from bstune.hardware.several_devices import shared_step_time
 
     if survey is None and trial is None:
         backend.step_time = shared_step_time(options, recipe, space)

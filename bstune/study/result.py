@@ -161,7 +161,7 @@ class Result:
         Raises:
             ConfigError: of other columns.
         """
-        # as above
+        # pandas takes long to import, and only a frame needs it.
         import pandas
 
         if columns not in ("needed", "all"):
@@ -221,12 +221,12 @@ class Result:
             ConfigError: where nothing says what to train.
             StudyError: where no trial has a value of the metric.
         """
-        # torch and lightning, 4 s
+        # torch and Lightning take 4 s to import.
         import torch
 
         from bstune.study.given import recipe_of
         from bstune.trial.plain import fit
-        from bstune.trial.processes.process import restored
+        from bstune.trial.processes.restored import restored
         from bstune.trial.workload import load_workload
 
         best = self.best

@@ -145,10 +145,10 @@ class Study:
         options: Sequence[str] = (),
     ) -> None:
         arguments = dict(locals())
-        # torch and lightning, which a study of the command line that replays needs not
+        # torch and Lightning take seconds to import, and a study that replays needs neither.
         from bstune.study.assumed import Stated, complete
         from bstune.trial.own_project.own_values import are_timed
-        from bstune.trial.processes.process import restored
+        from bstune.trial.processes.restored import restored
 
         chosen = {
             option: arguments[argument]
@@ -242,7 +242,7 @@ class Study:
         """
         # 4 s, as above
         from bstune.study.result import Result
-        from bstune.trial.processes.process import restored
+        from bstune.trial.processes.restored import restored
 
         with restored(), filtered():
             name_user(os.environ)

@@ -12,7 +12,7 @@ from bstune.study.result import Result
 from bstune.study.study import Study, compose_objects, users_errors
 from bstune.system.exits import os_exit_answered
 from bstune.system.terminal import filtered
-from bstune.trial.processes.process import restored
+from bstune.trial.processes.restored import restored
 from bstune.trial.processes.workers import PICKLE_ERRORS
 
 # A goal that no metric meets.

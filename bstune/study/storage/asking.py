@@ -28,8 +28,8 @@ from bstune.study.planning.baseline import Baseline, baseline_spec
 from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.planning.replicates import Winner
 from bstune.study.storage.attributes import LEARNING_RATE, LOST, SPEC
+from bstune.study.storage.dense_steps import dense_steps_of, first_looks
 from bstune.study.storage.draft import Draft
-from bstune.study.storage.looks import dense_steps_of, first_looks
 from bstune.study.storage.patience import patient
 from bstune.study.storage.trials import (
     AskedTrial,
@@ -108,6 +108,7 @@ class Ranking:
         return [self._with_gap(trial) for trial in trials]
 
     def _with_gap(self, trial: FrozenTrial) -> FrozenTrial:
+        """Give a stopped trial as if it had reported its last gap; any other one as it is."""
         if trial.state != TrialState.PRUNED or RECORD not in trial.user_attrs:
             return trial
         result = record_of(trial.user_attrs[RECORD])
