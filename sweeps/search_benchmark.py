@@ -195,7 +195,7 @@ def _imported(name: str) -> Entry:
         raise ConfigError(
             f"the search {name!r} cannot be imported ({error}): give MODULE:FUNCTION"
         ) from error
-    return Entry(name, None, None, make)
+    return Entry(name, axis=None, form=None, make=make)
 
 
 def find_sources(

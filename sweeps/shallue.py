@@ -218,7 +218,7 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
     high = study.points[-1].batch_size
     if low == high:
         return None, None
-    # Where batch sizes reached the target over less than that, both slopes are over all of them.
+    # Where the batch sizes that reached the target span less, both slopes are over all of them.
     span = min(END_SPAN, high / low)
 
     def slope(start: float) -> float:

@@ -596,7 +596,9 @@ def worth(posterior, max_steps=200, continues=None, **changes):
     steps = np.array([observation.steps for observation in stopped])
     options = Candidates(stopped, place, place, nothing, steps)
     suggestion = Suggestion(7.0, -3.0, (), max_steps, continues)
-    return acquisition._worth(posterior, suggestion, options, replace(SPENDING, **changes))
+    return acquisition._chance_for_curve(
+        posterior, suggestion, options, replace(SPENDING, **changes)
+    )
 
 
 SPENDING = replace(POLICY, curve_share=0.3, curve_cost=0.1, curve_width=3.0)

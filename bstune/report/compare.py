@@ -677,7 +677,7 @@ def _pair(first: Compared, second: Compared, error: float) -> Pair:
         low = _least_ratio(large, small, error)
         # Intervals that overlap say neither that they differ nor that they are alike.
         differ = None if low is None else True
-        return Pair(large.name, small.name, None, low, None, differ)
+        return Pair(large.name, small.name, ratio=None, low=low, high=None, differ=differ)
     ratio = large.b_crit / small.b_crit
     # The ratio falls where the larger falls and the smaller rises.
     fall = _joint_width(

@@ -247,7 +247,7 @@ def _time_row(study: Compared) -> FigureRow:
     """Give the row of a study's time to target, all that it says to use, and what that gains."""
     use = study.use
     if use is None:
-        return FigureRow(None, None, None, "target not reached")
+        return FigureRow(value=None, low=None, high=None, text="target not reached")
     place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
     below = list[str]()
     if use.further:
@@ -255,7 +255,8 @@ def _time_row(study: Compared) -> FigureRow:
     below.append(_shortened(f"gain {study.gain_text}", LONGEST_LINE_BELOW))
     further = tuple(below)
     if use.seconds is None:
-        return FigureRow(None, None, None, f"seconds not known; {place}", further=further)
+        unknown = f"seconds not known; {place}"
+        return FigureRow(value=None, low=None, high=None, text=unknown, further=further)
     text = format_seconds(use.seconds)
     if not use.runs:
         text += " (predicted)"

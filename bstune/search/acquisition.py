@@ -216,6 +216,7 @@ class Domain:
 class Suggestion:
     """What to run: for steps up to ``max_steps``, from the start or on from the stopped trial ``resumed_from``."""
 
+    # Log2 of the batch size, log2 of the learning rate, and further hyper-parameters in [0, 1].
     x: float
     z: float
     other: tuple[float, ...]
@@ -227,7 +228,15 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Points (m,), (m,), (m, k) to choose from; the first ``len(stopped)`` of them are trials to be continued."""
+    """Points to choose from; the first ``len(stopped)`` of them are trials to be continued.
+
+    Args:
+        stopped: these trials.
+        x: log2 of the batch sizes, (m,).
+        z: log2 of the learning rates, (m,).
+        other: further hyper-parameters, each in [0, 1], (m, k).
+        done: steps that each has, 0 for a new trial, (m,).
+    """
 
     stopped: tuple[Observation, ...]
     x: Array
@@ -407,7 +416,7 @@ def _suggest_for_curve(
     options = _candidates(posterior, situation, rng, for_curve=True)
     allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
     suggestion = _most_telling_of(posterior, situation, options, allowed)
-    if maps or rng.random() < _worth(posterior, suggestion, options, policy):
+    if maps or rng.random() < _chance_for_curve(posterior, suggestion, options, policy):
         return suggestion
     return None
 
@@ -431,13 +440,14 @@ def _most_telling_of(
     return options.suggestion(chosen, min(max(max_steps, least), last_step))
 
 
-def _worth(
+def _chance_for_curve(
     posterior: Posterior, suggestion: Suggestion, options: Candidates, policy: Policy
 ) -> float:
     """Give the chance with which a decision for the curve is run beside another objective.
 
-    It is such that these decisions cost ``curve_cost`` of what is spent, on average: a dear one is run seldom. Once the
-    interval of B_crit is narrow they cost less, in proportion to the variance that is left.
+    It is such that these decisions cost ``curve_cost`` of what is spent, on average: a dear one is
+    run seldom. Once the interval of B_crit is narrow they cost less, in proportion to the variance
+    that is left.
     """
     done = 0.0
     for trial in options.stopped:
@@ -446,6 +456,8 @@ def _worth(
     tau = float(posterior.tau(np.array(2.0**suggestion.x)))
     cost = (suggestion.max_steps - done) * tau
     usual_cost = posterior.spent / max(posterior.trials, 1)
+    # A share ``curve_share`` of the decisions comes here: this chance lets them cost, over all
+    # decisions, ``curve_cost`` times as much as a usual one.
     by_cost = policy.curve_cost * usual_cost / (policy.curve_share * cost)
     variance = float(log_b_crit(posterior.theta, posterior.prior).var())
     narrow = (math.log(policy.curve_width) / NORMAL_WIDTH) ** 2

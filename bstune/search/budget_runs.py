@@ -26,6 +26,7 @@ class BudgetRun:
     z: float
     """Log2 of the learning rate."""
     other: tuple[float, ...]
+    """Further hyper-parameters, each in [0, 1]."""
     steps: int
     share: float
     """The share of its budget that it has run."""
@@ -73,7 +74,14 @@ def joined_runs(
     budget: Callable[[float], float],
     scale: Scale,
 ) -> tuple[BudgetRun, ...]:
-    """Join chains: the last trial of each, with the evaluations of those that it continues."""
+    """Join chains: the last trial of each, with the evaluations of those that it continues.
+
+    Args:
+        trials: the records so far; those that failed say nothing.
+        others: further hyper-parameters by the trial's number, each in [0, 1].
+        budget: the steps over batch size at which a trial ends.
+        scale: on which the metric is read.
+    """
     usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
     by_number = {trial.number: trial for trial in usable}
     continued = {trial.resumed_from for trial in usable}

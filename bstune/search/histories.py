@@ -299,7 +299,15 @@ def _extrapolated(
 
 
 def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> tuple[float, float]:
-    """Give mean and deviation of the log rate from an excess on, by trials that reached the target."""
+    """Give mean and deviation of the log rate from an excess on, by trials that reached the target.
+
+    The mean of their log rates is shrunk towards the usual rate, as by a normal prior of deviation
+    ``RATE_SPREAD``: the less, the more trials there are.
+
+    Args:
+        reached: history and log steps to the target of each trial, the most similar first.
+        level: the log excess.
+    """
     rates = list[float]()
     for other, log_steps in reached:
         rate = reached_rate(other, log_steps, level)
@@ -314,6 +322,7 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
     mean = float(weight @ logs / weight.sum())
     within = float(weight @ (logs - mean) ** 2 / weight.sum())
     alike = min(len(logs), MOST_ALIKE)
+    # The variance that is left of the prior's after so many trials, and its share of the prior's.
     between = 1.0 / (1.0 / RATE_SPREAD**2 + alike / SIMILARITY**2)
     share = between / RATE_SPREAD**2
     log_rate = share * usual + (1.0 - share) * mean

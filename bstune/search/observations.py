@@ -99,6 +99,7 @@ class Observation:
     z: float
     """Log2 of the learning rate."""
     other: tuple[float, ...]
+    """Further hyper-parameters, each in [0, 1]."""
     # Extrapolated log(steps to target/steps), and its standard deviation; None if the history does
     # not allow it.
     log_factor: float | None
@@ -413,7 +414,16 @@ def _observation(
     reached: ReachedTrials,
     slowdown: Slowdown,
 ) -> Observation:
-    """Read a trial: ``continued_steps`` are those of the trial that it continues."""
+    """Read a trial, and extrapolate its history to the target where it was stopped.
+
+    Args:
+        trial: the last one of its chain.
+        other: further hyper-parameters, each in [0, 1].
+        continued_steps: those of the trial that it continues; 0: it continues none.
+        histories: towards the target, by the trial's number.
+        reached: trials that reached it, which show how histories go on.
+        slowdown: by how much histories fall more slowly than before, over the rest of a trial.
+    """
     history = histories[trial.number]
     log_factor: float | None = None
     spread = 0.0
@@ -595,7 +605,12 @@ class LeastCost(NamedTuple):
 
 
 def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
-    """Find the horizon of least cost at each reached observation's point, by its number."""
+    """Find the horizon of least cost at each reached observation's point, by its number.
+
+    The cost of a horizon is the steps that its runs take until one of them reaches the target. The
+    logarithms of both are over S, the steps of a fresh seed.
+    """
+    # The step at which a run of each horizon meets the target.
     met = log_met(posterior.theta[:, posterior.prior.horizon_law])
     costs = dict[int, LeastCost]()
     for place, (log_s, deviation) in _fresh_at_horizons(posterior).items():

@@ -236,8 +236,9 @@ class _Project:
             self.trainer.pop(length, None)
         epoch = f"epochs of {format_count(self.batches.examples)} examples"
         if examples is not None:
-            return _Length(examples, True, f"the Trainer's own length, in {epoch}")
-        return _Length(MOST_EPOCHS * self.batches.examples, False, f"{MOST_EPOCHS} {epoch}")
+            return _Length(examples, is_own=True, why=f"the Trainer's own length, in {epoch}")
+        longest = MOST_EPOCHS * self.batches.examples
+        return _Length(longest, is_own=False, why=f"{MOST_EPOCHS} {epoch}")
 
 
 def _line_on(metric: OwnMetric, objective: str | None) -> str:

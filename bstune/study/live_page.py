@@ -157,7 +157,9 @@ def so_far(
 ) -> StudySoFar:
     """Tell what the trials of a study that has not ended have come to."""
     result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_FIT))
-    files = StudyFiles(prepared.files.root, tuple(done), None, None, None, ())
+    files = StudyFiles(
+        prepared.files.root, trials=tuple(done), hardware=None, config=None, best=None, notes=()
+    )
     # A study that was left has no end to foretell.
     if not is_running:
         to_go = None

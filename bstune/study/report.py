@@ -171,14 +171,21 @@ def _analysis_of(
     sampled: tuple[Sequence[TrialResult], Posterior] | None,
     missing: list[str],
 ) -> Analysis:
-    """Tell what the trials say; ``sampled``: the posterior of some trials, which may be these."""
+    """Tell what the trials say.
+
+    Args:
+        prepared: the study.
+        done: its trials.
+        sampled: the posterior that the search asked last, with the trials that it is of; None:
+            there is none.
+        missing: gets a line for each part that fails.
+    """
     if prepared.budget.objective == "loss":
         at_budget: AtBudget | None = None
         with optional("no answer for the budget's end", missing):
             at_budget = analyse_at_budget(prepared, done)
         return Analysis(fit=NO_TARGET, at_budget=at_budget)
-    # Without runs on fresh seeds there is none yet, and another process may have ended a trial
-    # since.
+    # Another process may have ended a trial since it was sampled.
     if sampled is None or sampled[0] != done:
         posterior = study_posterior(prepared, done, REPORT_PARTICLES)
     else:

@@ -151,9 +151,10 @@ def _of_examples(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
 
 
 def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
-    """Say whether the studies differ in their training data, as far as they tell.
+    """Say whether what differs from study to study is the amount of training data.
 
-    Several to one and the same target can differ in nothing else: each was trained until it met it.
+    It is where the studies say so. It also is where several have one and the same target: each
+    trained until it met that, so that none was given a budget or a target of its own to compare.
     """
     sizes = [study.result.size for study in studies]
     different_sizes = {size.examples for size in sizes if size is not None}

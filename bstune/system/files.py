@@ -325,11 +325,12 @@ def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collec
         return
     number_of: dict[Path, int] = {}
     for path in folder.iterdir():
-        partial = final_name(path)
-        match = re.fullmatch(r"trial-([0-9]{1,18})\.ckpt", partial or path.name)
+        # A file that a writer left behind half-written counts by the name that it was to get.
+        intended_name = final_name(path)
+        match = re.fullmatch(r"trial-([0-9]{1,18})\.ckpt", intended_name or path.name)
         if match is None or int(match[1]) not in trials:
             continue
-        if partial is not None:
+        if intended_name is not None:
             _remove_partial(path)
         elif is_own(path):
             number_of[path] = int(match[1])

@@ -346,7 +346,10 @@ class Tracking:
         self._parent = client.get_run(run_id)
 
     def _write_checkpoint(self, found: StudyResult) -> None:
-        """Send the winner's checkpoint, if it is here: what trains it again stands in best.yaml."""
+        """Send the winner's checkpoint, where this machine has it.
+
+        Without it best.yaml, which is sent in any case, tells how to train the winner again.
+        """
         winner = found.winner
         if winner is None:
             return

@@ -363,7 +363,14 @@ def _loaded_batches(
 
 
 def _read_batches(training: object, data_at: OpenData | None, options: StudyOptions) -> Draw:
-    """Read a loader in other batches: the one, or that of the trial's own batch size."""
+    """Read a loader in batches of the trial's size.
+
+    Args:
+        training: the loader.
+        data_at: opens data anew at each trial's batch size, whose loader is read instead; None: the
+            one loader serves all trials.
+        options: of the study.
+    """
     size = options.protocol.micro_batch_size
 
     def draw(spec: TrialSpec) -> Iterable[Any]:

@@ -260,7 +260,7 @@ def confirmed(
         return None
     steps = _median_of_runs(runs, [float(run.steps) for run in runs], scatter, 0.0)
     seconds = [run.steps * (run.seconds_per_step or math.nan) for run in runs]
-    times = _MedianOfRuns(None, None, None)
+    times = _MedianOfRuns(middle=None, low=None, high=None)
     if not any(math.isnan(value) for value in seconds):
         times = _median_of_runs(runs, seconds, scatter, time_error)
     return Confirmed(
@@ -422,18 +422,20 @@ def _median_of_runs(
         per_step = value / run.steps if run.steps else 0.0
         missed_until.append((run.steps_low + 1.0) * per_step)
     if not missed_until:
-        return _MedianOfRuns(None, None, None)
-    of_values = INTERVAL_QUANTILE * error
+        return _MedianOfRuns(middle=None, low=None, high=None)
+    # Half widths of intervals of logs: of each value, and of a median of so many.
+    half_of_value = INTERVAL_QUANTILE * error
+    half_of_median = INTERVAL_QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
     earliest = min(missed_until)
     middle = finite(median(met_at))
     if middle is None:
-        return _MedianOfRuns(None, earliest * math.exp(-of_values), None)
-    of_median = INTERVAL_QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
-    below = max(math.log(middle / earliest), of_median)
-    low = middle * math.exp(-math.hypot(below, of_values))
+        low = earliest * math.exp(-half_of_value)
+        return _MedianOfRuns(middle=None, low=low, high=None)
+    below = max(math.log(middle / earliest), half_of_median)
+    low = middle * math.exp(-math.hypot(below, half_of_value))
     latest = finite(max(met_at))
     if latest is None:
         return _MedianOfRuns(middle, low, None)
-    above = max(math.log(latest / middle), of_median)
-    high = middle * math.exp(math.hypot(above, of_values))
+    above = max(math.log(latest / middle), half_of_median)
+    high = middle * math.exp(math.hypot(above, half_of_value))
     return _MedianOfRuns(middle, low, high)
