@@ -84,8 +84,10 @@ class FrontierPoint:
     Args:
         batch_size: in examples.
         steps: to the target, which the fit takes S to be.
-        stopped: whether the target was still missed after ``steps``, which are then a bound: S > steps.
-        steps_low: the last step known to miss the target: S lies in (steps_low, steps]; None if unknown.
+        stopped: whether the target was still missed after ``steps``, which are then a bound: S >
+            steps.
+        steps_low: the last step known to miss the target: S lies in (steps_low, steps]; None if
+            unknown.
     """
 
     batch_size: int | float
@@ -141,7 +143,10 @@ class CurveFit:
 
 @dataclass(frozen=True)
 class CurveBand:
-    """The most likely S*(B) and its pointwise interval, arrays of one shape; further trials scatter around it."""
+    """The most likely S*(B) and its pointwise interval, arrays of one shape.
+
+    Further trials scatter around it.
+    """
 
     batch_size: Array
     steps: Array
@@ -217,7 +222,8 @@ def fit_curve(
 ) -> CurveFit:
     """Fit the critical batch size to points of batch size and steps: S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2).
 
-    The fit is to log S, by the likelihood of this module's docstring, and the intervals are profiles of it.
+    The fit is to log S, by the likelihood of this module's docstring, and the intervals are
+    profiles of it.
 
     >>> points = [(16, 2150), (64, 640), (256, 260), (1024, 170)]  # batch size, steps to target
     >>> fit = fit_curve(FrontierPoint(size, steps, False, None) for size, steps in points)
@@ -370,7 +376,9 @@ def _batch_size(odds: float | None, log_reference: float) -> float | None:
 
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:
-    """Give the slope of log S over log B by ordinary least squares, bounds left out; -1 is perfect scaling.
+    """Give the slope of log S over log B by ordinary least squares, bounds left out.
+
+    -1 is perfect scaling.
 
     Raises:
         CurveError: for reached points at fewer than two batch sizes.
@@ -595,7 +603,10 @@ def _crossings(x: Array, excess: Array) -> tuple[float, float]:
 
 
 def _crossing(x: Array, excess: Array, inside: int, outside: int) -> float:
-    """Give the x between two positions at which ``excess`` is 0; that of ``inside`` where the other is none."""
+    """Give the x between two positions at which ``excess`` is 0.
+
+    It is that of ``inside`` where the other is none.
+    """
     if not 0 <= outside < x.size:
         return float(x[inside])
     share = min(max(excess[inside] / (excess[inside] - excess[outside]), 0.0), 1.0)

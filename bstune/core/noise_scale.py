@@ -132,7 +132,10 @@ def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> Gra
 def estimate_noise_scale(
     squared_gradients: ArrayLike, traces: ArrayLike, level: float = INTERVAL_LEVEL
 ) -> NoiseScaleEstimate:
-    """Estimate B_simple of consecutive steps; undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0."""
+    """Estimate B_simple of consecutive steps.
+
+    It is undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0.
+    """
     if not 0.0 < level < 1.0:
         raise ConfigError(
             f"the level of the noise scale's interval must lie in (0, 1), but got {level}"

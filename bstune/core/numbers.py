@@ -21,7 +21,10 @@ def as_float(value: object) -> float | None:
 
 
 def as_int(value: object) -> int | None:
-    """Read a whole number, which may be one of numpy's or a tensor of one; None of anything else, 2.0 and bools too."""
+    """Read a whole number, which may be one of numpy's or a tensor of one.
+
+    None of anything else, 2.0 and bools too.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except (RuntimeError, ValueError, TypeError):
@@ -32,7 +35,10 @@ def as_int(value: object) -> int | None:
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:
-    """Say whether a value of a parsed file is a number that a float can hold; bools, NaN are none."""
+    """Say whether a value of a parsed file is a number that a float can hold.
+
+    Bools and NaN are none.
+    """
     # To Python true and false are whole numbers.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

@@ -170,7 +170,8 @@ class TrialResult:
             and their settings.
         history: (step, value) pairs of the target's metric, from the first step; a value that was
             not finite is None.
-        message: the error, for ``diverged``, ``out of memory`` and ``failed``; else what ended it, or None.
+        message: the error, for ``diverged``, ``out of memory`` and ``failed``; else what ended it,
+            or None.
         resumed_from: number of the stopped trial that it continues; None: it started afresh.
         replicate_of: number of the trial whose hyper-parameters it runs again on a fresh seed;
             None: none's.
@@ -278,7 +279,10 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> "TrialResult":
-        """Read the record that :meth:`to_json` wrote, which may be anybody's; RecordError names what is wrong."""
+        """Read the record that :meth:`to_json` wrote, which may be anybody's.
+
+        RecordError names what is wrong.
+        """
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -1,11 +1,13 @@
 """The next trial: which batch size and learning rate, for how many steps, and whether it continues a stopped one.
 
-A decision is one draw of the posterior (Thompson sampling): the best candidate of this draw, for its cost, is run. It
-is first given a share of its expected cost, then continued from its checkpoint as long as draws still prefer it.
+A decision is one draw of the posterior (Thompson sampling): the best candidate of this draw, for
+its cost, is run. It is first given a share of its expected cost, then continued from its checkpoint
+as long as draws still prefer it.
 
-B_crit of a draw is where the slope of its frontier, log S*(B) over log B, its small-batch term left out, is -1/2: for
-S_min (1 + B_crit/B) that is B_crit itself, and where the law does not hold, it is what a dense sweep over batch sizes
-would show, while the model's own parameter leans on the batch sizes that were tried most.
+B_crit of a draw is where the slope of its frontier, log S*(B) over log B, its small-batch term left
+out, is -1/2: for S_min (1 + B_crit/B) that is B_crit itself, and where the law does not hold, it is
+what a dense sweep over batch sizes would show, while the model's own parameter leans on the batch
+sizes that were tried most.
 """
 
 import math
@@ -380,7 +382,10 @@ def _limit_of(
     chosen: int,
     predicted: float,
 ) -> float:
-    """Give the steps up to which the chosen candidate is trained; ``predicted`` are those to the target."""
+    """Give the steps up to which the chosen candidate is trained.
+
+    ``predicted`` are those to the target.
+    """
     policy = situation.policy
     done = float(options.done[chosen])
     size = float(np.exp2(options.x[chosen]))
@@ -405,7 +410,10 @@ def _suggest_for_curve(
     fastest: Observation,
     rng: np.random.Generator,
 ) -> Suggestion | None:
-    """Suggest the trial that tells most of B_crit for its cost; None where it is not the curve's turn."""
+    """Suggest the trial that tells most of B_crit for its cost.
+
+    None where it is not the curve's turn.
+    """
     policy = situation.policy
     maps = objective == "curve"
     cost = 0.0
@@ -424,7 +432,10 @@ def _suggest_for_curve(
 def _most_telling_of(
     posterior: Posterior, situation: Situation, options: Candidates, allowed: float
 ) -> Suggestion:
-    """Suggest what tells most of B_crit for its cost; ``allowed`` as for :func:`choose_for_curve`."""
+    """Suggest what tells most of B_crit for its cost.
+
+    ``allowed`` as for :func:`choose_for_curve`.
+    """
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)
     chosen, predicted = choose_for_curve(posterior, options, situation.pending, allowed, longest)
@@ -472,7 +483,8 @@ def most_promising(
 ) -> tuple[int, float] | None:
     """Name the stopped trial that is predicted to reach the target soonest, and the steps predicted of it.
 
-    Those come first that are predicted to reach it within their budget; one whose budget is spent never comes.
+    Those come first that are predicted to reach it within their budget; one whose budget is spent
+    never comes.
     """
     stopped = list[Observation]()
     for trial in posterior.stopped:
@@ -635,8 +647,8 @@ def anywhere(
 def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tuple[Array, Array]:
     """Give the lowest and the highest log2 rate of new trials at log2 batch sizes (n,).
 
-    What is tried first lies where the user's own rate and the rule say; trials that diverge or crawl there move the
-    posterior, and the range with it.
+    What is tried first lies where the user's own rate and the rule say; trials that diverge or
+    crawl there move the posterior, and the range with it.
     """
     bottom, top = domain.lrs(x)
     points = prior.at(x)
@@ -698,10 +710,12 @@ def thompson_sample(
     policy: Policy,
     longest: Callable[[float], float] | None,
 ) -> tuple[int, float]:
-    """Choose the candidate with the least objective in one draw, in cost too if nearly equal; give its steps there.
+    """Choose the candidate with the least objective in one draw, in cost too if nearly equal.
 
-    ``longest`` is the longest horizon at a batch size, where schedules end with it: what takes longer never reaches the
-    target, so that it comes last, the least of them first.
+    Give its steps there.
+
+    ``longest`` is the longest horizon at a batch size, where schedules end with it: what takes
+    longer never reaches the target, so that it comes last, the least of them first.
     """
     drawn = candidate_log_steps(posterior, candidates, draw[None])[0]
     drawn = np.minimum(drawn, MOST_LOG_STEPS)
@@ -742,8 +756,9 @@ def choose_horizon(
 ) -> float:
     """Choose the steps after which a candidate's schedule is to end: those of least cost, at most ``longest``.
 
-    They are for S of a draw, or of the posterior's mean. A draw of few steps is so put to the test at a horizon that
-    few runs have shown to be too short; the target is to be met after ``best`` steps, the incumbent's, at most.
+    They are for S of a draw, or of the posterior's mean. A draw of few steps is so put to the test
+    at a horizon that few runs have shown to be too short; the target is to be met after ``best``
+    steps, the incumbent's, at most.
     """
     prior = posterior.prior
     row = [chosen]
@@ -783,9 +798,10 @@ def choose_for_curve(
 ) -> tuple[int, float]:
     """Choose the candidate that tells most of B_crit for its cost; give its expected steps, too.
 
-    A regime where nothing has reached the target comes first, where a look at it costs at most ``allowed``.
-    ``longest`` is the longest horizon at a batch size, where schedules end with it: what is expected to take longer
-    would spend all of it and miss the target, which is left to one run in ``MISSES_EVERY``.
+    A regime where nothing has reached the target comes first, where a look at it costs at most
+    ``allowed``. ``longest`` is the longest horizon at a batch size, where schedules end with it:
+    what is expected to take longer would spend all of it and miss the target, which is left to one
+    run in ``MISSES_EVERY``.
     """
     steps = candidate_log_steps(posterior, candidates, posterior.theta)
     if longest is not None and not _one_more_may_miss(posterior, longest):
@@ -813,7 +829,9 @@ def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) 
 def max_variance_reduction(
     posterior: Posterior, candidates: Candidates, pending: Pending, steps: Array, b_crit: Array
 ) -> tuple[int, float]:
-    """Choose the candidate with the largest reduction of Var[log B_crit] per unit cost; give its expected steps.
+    """Choose the candidate with the largest reduction of Var[log B_crit] per unit cost.
+
+    Give its expected steps.
 
     ``steps`` is log S of n candidates in m draws, (m, n), and ``b_crit`` log B_crit in these, (m,).
     """
@@ -839,10 +857,13 @@ def unseen_regime(
     b_crit: Array,
     allowed: float,
 ) -> tuple[int, float] | None:
-    """Choose the cheapest candidate in a regime where nothing has reached the target; give its expected steps, too.
+    """Choose the cheapest candidate in a regime where nothing has reached the target.
 
-    The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where looks
-    there would come to cost more than ``allowed``. ``steps`` and ``b_crit`` as for :func:`max_variance_reduction`.
+    Give its expected steps, too.
+
+    The law says what S is there; that it holds there is seen by looking. None where both ends are
+    seen, or where looks there would come to cost more than ``allowed``. ``steps`` and ``b_crit`` as
+    for :func:`max_variance_reduction`.
     """
     x = candidates.x
     middle = float(np.median(b_crit)) / math.log(2.0)

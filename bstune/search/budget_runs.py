@@ -1,7 +1,7 @@
 """Trials of a fixed budget as runs: chains joined, each as far behind the ruler as it was left.
 
-A run says where it stands by one number, ``behind`` (:mod:`bstune.search.ruler`), and by the share of its budget that
-it has run.
+A run says where it stands by one number, ``behind`` (:mod:`bstune.search.ruler`), and by the share
+of its budget that it has run.
 """
 
 import math
@@ -125,7 +125,10 @@ def _whole_history(
 
 
 def behind_of(run: BudgetRun, ruler: Ruler) -> float | None:
-    """Give log s - log s_ruler(m) at a run's last evaluation, or at the end of a full one; None without any."""
+    """Give log s - log s_ruler(m) at a run's last evaluation, or at the end of a full one.
+
+    None without any.
+    """
     if run.curve is None:
         return None
     log_share = 0.0 if run.full else float(run.curve.log_shares[-1])

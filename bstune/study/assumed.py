@@ -230,7 +230,10 @@ class _Project:
         return self.batches.batch_size * int(accumulated)
 
     def take_length(self, batch_size: int) -> _Length:
-        """Take the length of the Trainer's arguments; without one it is so long that time ends the study."""
+        """Take the length of the Trainer's arguments.
+
+        Without one it is so long that time ends the study.
+        """
         examples = own_examples(self.trainer, batch_size, self.batches.examples)
         for length in TRAINER_LENGTHS:
             self.trainer.pop(length, None)

@@ -3,9 +3,9 @@
     page = LivePage(files.report, elapsed, say)
     page.show(prepared, done, to_go)
 
-The process that owns the study writes it, each time as a whole file. What cannot be written is said once, and the
-study goes on. The browser looks for a newer page every 15 s, ever more rarely once none comes, and
-after a day no more.
+The process that owns the study writes it, each time as a whole file. What cannot be written is said
+once, and the study goes on. The browser looks for a newer page every 15 s, ever more rarely once
+none comes, and after a day no more.
 """
 
 import math

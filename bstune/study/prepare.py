@@ -103,7 +103,10 @@ compose_checked = partial(compose, complete=complete)
 
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
-    """Compose what a process that joins a study runs; the owner alone sends it to MLflow, which takes a second."""
+    """Compose what a process that joins a study runs.
+
+    The owner alone sends it to MLflow, which takes a second.
+    """
     if not study.user_attrs[ARGUMENTS]:
         raise ConfigError(
             f"the study {study.study_name!r} trains Python objects, which no command line has: "
@@ -441,7 +444,10 @@ def _check_budget(prepared: PreparedStudy) -> None:
 
 
 def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Sequence[str]) -> str:
-    """Say why a study does not run the configuration of its user; the last note is on its batch size."""
+    """Say why a study does not run the configuration of its user.
+
+    The last note is on its batch size.
+    """
     if trial is not None:
         return "a single trial has none beside it"
     if not options.search.baseline:
@@ -534,7 +540,10 @@ def _prepare_training(
 
 
 def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
-    """Give the largest batch size that the data and the memory allow; None where neither is known."""
+    """Give the largest batch size that the data and the memory allow.
+
+    None where neither is known.
+    """
     limits = list[int]()
     if backend.train_examples is not None:
         limits.append(backend.train_examples)

@@ -72,9 +72,10 @@ class Result:
     """What a study came to, as far as it has gone: the winner, the gain, the curve, the trials.
 
     Args:
-        folder: the study's own, which holds trials.jsonl, curve.json, curve.png, best.yaml and checkpoints.
-        summary: the answer, a :class:`bstune.result.StudyResult`, whose fields say their units; ``curve.json`` is its
-            dump.
+        folder: the study's own, which holds trials.jsonl, curve.json, curve.png, best.yaml and
+            checkpoints.
+        summary: the answer, a :class:`bstune.result.StudyResult`, whose fields say their units;
+            ``curve.json`` is its dump.
         records: of the trials, in order of their numbers.
         options: the study's, typed and frozen; None where its folder does not tell them.
         recipe: of what it trains; None where it was read of its folder, or trains nothing.

@@ -386,7 +386,10 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
 
 
 def rate_at(result: StudyResult, name: Quantity, reading: Reading | None) -> Reading | None:
-    """Give the best learning rate at a study's own batch size of that kind; None where it is not known."""
+    """Give the best learning rate at a study's own batch size of that kind.
+
+    None where it is not known.
+    """
     if reading is None:
         return None
     if result.at_budget is not None:
@@ -427,7 +430,10 @@ def log_error(reading: Reading, quantile: float) -> float | None:
 
 
 def defining_settings(study: StudyFolder) -> dict[str, object]:
-    """Collect what of a study's config defines what was trained, by dotted key; StudyError without one."""
+    """Collect what of a study's config defines what was trained, by dotted key.
+
+    StudyError without one.
+    """
     config = study.files.config
     if config is None:
         raise StudyError(

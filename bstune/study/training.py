@@ -327,7 +327,10 @@ class TrainingHere:
 
 @contextmanager
 def _users_errors() -> Iterator[None]:
-    """Turn what the user's code raises into a UserCodeError that says where; what folder it leaves is come back to."""
+    """Turn what the user's code raises into a UserCodeError that says where.
+
+    What folder it leaves is come back to.
+    """
     try:
         with chdir("."):
             yield

@@ -159,7 +159,10 @@ def _checksum(name: str, token: str) -> str:
 
 
 def final_name(path: Path) -> str | None:
-    """Give the end of the name that a file of :func:`partial_of` was to get; None for any other file."""
+    """Give the end of the name that a file of :func:`partial_of` was to get.
+
+    None for any other file.
+    """
     match = PARTIAL.fullmatch(path.name)
     if match is None:
         return None
@@ -539,7 +542,10 @@ def _not_inside(path: Path, kind: str) -> StudyError:
 
 @contextmanager
 def owned(output: Output, identity: Identity) -> Iterator[None]:
-    """Make the output folder this study's, or check that it is. A body that leaves nothing in it takes it away."""
+    """Make the output folder this study's, or check that it is.
+
+    A body that leaves nothing in it takes it away.
+    """
     owner = check_owner(output, identity)
     created = [path for path in (output.root, *output.root.parents) if not path.exists()]
     try:

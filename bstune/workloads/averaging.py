@@ -132,7 +132,10 @@ class _DeviceAverage(WeightAveraging):
 
 
 def _slots(module: nn.Module) -> list[Slot]:
-    """Find where a module has its parameters and buffers, in the order of :func:`_tensors`; walking takes long."""
+    """Find where a module has its parameters and buffers, in the order of :func:`_tensors`.
+
+    Walking takes long, so that the places are kept.
+    """
     slots: dict[int, Slot] = {}
     for kind in ("_parameters", "_buffers"):
         for part in module.modules():

@@ -82,7 +82,10 @@ class Classifier(LightningModule):
 
     @property
     def initial_images(self) -> int:
-        """How many images :meth:`initialise_from` needs; 0 where no part of the model starts from images."""
+        """How many images :meth:`initialise_from` needs.
+
+        0 where no part of the model starts from images.
+        """
         return max((part.images for part in self._initialised()), default=0)
 
     def initialise_from(self, images: Tensor) -> None:

@@ -37,10 +37,12 @@ class Runs:
 
 
 def pace_of(ends: Sequence[float], points_before: int) -> Pace | None:
-    """Measure the pace of the later half of the points that this command has ended; None before the first.
+    """Measure the pace of the later half of the points that this command has ended.
 
-    The first ones, the baseline among them, are unlike those that follow: libraries warm up, and the
-    baseline goes to its budget.
+    None before the first.
+
+    The first ones, the baseline among them, are unlike those that follow: libraries warm up, and
+    the baseline goes to its budget.
 
     Args:
         ends: the seconds at which the command began its search, and at which each point ended.
