@@ -146,25 +146,17 @@ def run(
     """Measure the ways' GFLOP/s and the readings' GB/s, median and quartiles over repeats."""
     # Before anything else, so that a missing device is what is said.
     place = resolve_device(device, "sweep.experiment.device")
-    if dtype not in FLOATS:
-        raise ConfigError(
-            f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}"
-        )
-    positive = {
-        "size": size,
-        "block": block,
-        "repeats": repeats,
-        "segment_seconds": segment_seconds,
-        "limit_seconds": limit_seconds,
-    }
-    for name, value in positive.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
-    if not all(1 <= kib <= 2**22 for kib in working_sets):
-        raise ConfigError(
-            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
-            f"{list(working_sets)}"
-        )
+    _check_choices(
+        dtype,
+        working_sets,
+        {
+            "size": size,
+            "block": block,
+            "repeats": repeats,
+            "segment_seconds": segment_seconds,
+            "limit_seconds": limit_seconds,
+        },
+    )
     product_names = _repeat_names("product", repeats)
     reading_names = _repeat_names("reading", repeats)
     unit_names = [*product_names, *reading_names]
@@ -221,6 +213,22 @@ def run(
         inches=PRODUCT_FIGURE_INCHES,
         details={"cache_bytes": levels},
     )
+
+
+def _check_choices(dtype: str, working_sets: Sequence[int], positive: Mapping[str, float]) -> None:
+    """Refuse values that cannot be, such as ``positive`` ones that are not."""
+    if dtype not in FLOATS:
+        raise ConfigError(
+            f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}"
+        )
+    for name, value in positive.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
+    if not all(1 <= kib <= 2**22 for kib in working_sets):
+        raise ConfigError(
+            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
+            f"{list(working_sets)}"
+        )
 
 
 def reading(working_sets: Sequence[int], place: torch.device) -> dict[int, Callable[[], Tensor]]:
