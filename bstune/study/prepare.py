@@ -526,17 +526,16 @@ def _prepare_training(
     if not is_study:
         training = TrainingHere(options, recipe, protocol, trials_log)
     with watching(log, None, silence=OWN_SILENCE) as say, waiting_for("the process that trains"):
-        backend, space, survey, notes = _try_and_survey(
-            options, recipe, protocol, space, trial, budget, training, say
-        )
+        allowed = _try_and_survey(options, recipe, protocol, space, trial, budget, training, say)
+    notes = list(allowed.notes)
     if options.devices > 1:
         with printed_once(trials_log), watching(own_lines(log), options.protocol.trial_seconds):
-            notes += _several(options, recipe, backend, space, survey, trial)
+            notes += _several(options, recipe, allowed, trial)
     open_runner: Callable[[int], Workers] | None = None
     if options.devices > 1 or is_study:
-        open_runner, more = _runner_of(processes, options, survey)
+        open_runner, more = _runner_of(processes, options, allowed.survey)
         notes += more
-    return _PreparedRuns(backend, space, training, survey, open_runner, notes)
+    return replace(allowed, open_runner=open_runner, notes=notes)
 
 
 def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
@@ -580,8 +579,8 @@ def _try_and_survey(
     budget: SearchBudget,
     training: Training,
     say: Callable[[str], None],
-) -> "tuple[TriedBackend, Space, Survey | None, list[str]]":
-    """Take a few steps and survey the hardware: the backend, the space that fits, the survey and notes."""
+) -> _PreparedRuns:
+    """Take a few steps and survey the hardware; the space is what fits it."""
     # torch takes seconds to import.
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached, measure_with
@@ -607,7 +606,7 @@ def _try_and_survey(
     key = tried.survey_key
     how = tried.how_timed
     if key is None or how is None:
-        return backend, space, None, []
+        return _PreparedRuns(backend, space, training)
     timed = options
     if wall_seconds is not None:
         limit = min(options.hardware.seconds, SURVEY_SHARE * wall_seconds)
@@ -638,23 +637,20 @@ def _try_and_survey(
         backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
     if survey.threads is not None:
         backend.rename(training.use_threads(survey.threads.threads))
-    return backend, space, survey, [*headline(survey, was_cached)]
+    return _PreparedRuns(
+        backend, space, training, survey, notes=tuple(headline(survey, was_cached))
+    )
 
 
 def _several(
-    options: StudyOptions,
-    recipe: Recipe,
-    backend: TrialBackend,
-    space: Space,
-    survey: "Survey | None",
-    trial: TrialSpec | None,
+    options: StudyOptions, recipe: Recipe, allowed: _PreparedRuns, trial: TrialSpec | None
 ) -> list[str]:
     """Time steps on several devices where no survey and no single trial does, and give the plan's note."""
     # torch takes seconds to import.
     from bstune.hardware.several_devices import shared_step_time
 
-    if survey is None and trial is None:
-        backend.step_time = shared_step_time(options, recipe, space)
+    if allowed.survey is None and trial is None:
+        allowed.backend.step_time = shared_step_time(options, recipe, allowed.space)
     return [
         f"{options.devices} devices share each batch, a process each; all evaluate all validation "
         "data; the noise scale is not measured"

@@ -8,7 +8,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -49,6 +49,8 @@ SEEDING_HOOKS = ("on_fit_start", "on_train_start")
 # Moments at which they are looked at besides.
 BUILT = "__init__"
 FIRST_STEP = "the first step"
+# What is known of a module before a trial has built it.
+UNBUILT = SeenModule(name="", place="", automatic=True, parameters=0, gradient_bytes=0)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Recorder(Callback):
         self._steps = plan.steps
         self._waits = WaitTexts(wait, spec)
         self.clock = StepClock()
-        self._module = SeenModule("", "", automatic=True, parameters=0, gradient_bytes=0)
+        self._module = UNBUILT
         self._generators = GeneratorLooks()
         self._optimizer_steps = OptimizerSteps()
         self._weights = WeightsKeeper(plan.compared_steps)
@@ -154,7 +156,7 @@ class Recorder(Callback):
         if self.clock.began is None:
             self.clock.begin()
             self._generators.look(FIRST_STEP)
-        steps, _ = divmod(self._batches, trainer.accumulate_grad_batches)
+        steps = self._batches // trainer.accumulate_grad_batches
         self._followed.see_batch(trainer, pl_module, batch, steps)
 
     def on_train_batch_end(
@@ -267,12 +269,10 @@ class StepClock:
 
 def _seen_at_build(module: LightningModule) -> SeenModule:
     """Name a module that is built; its layers may not be yet."""
-    return SeenModule(
+    return replace(
+        UNBUILT,
         name=type(module).__name__,
         place=place_of(type(module).configure_optimizers),
-        automatic=True,
-        parameters=0,
-        gradient_bytes=0,
     )
 
 
@@ -284,9 +284,8 @@ def _seen_at_start(built: SeenModule, module: LightningModule) -> SeenModule:
         if parameter.requires_grad:
             parameters += parameter.numel()
             gradient_bytes += parameter.numel() * parameter.element_size()
-    return SeenModule(
-        name=built.name,
-        place=built.place,
+    return replace(
+        built,
         automatic=module.automatic_optimization,
         parameters=parameters,
         gradient_bytes=gradient_bytes,

@@ -30,7 +30,7 @@ class ShortRuns:
 
     def __init__(self, workload: Workload, protocol: TrialProtocol) -> None:
         self._workload = workload
-        # Short trials themselves end by none.
+        # It is compared with untrained weights; no target ends a short trial.
         self._target = protocol.target
         self._protocol = replace(
             protocol.for_steps_only(),

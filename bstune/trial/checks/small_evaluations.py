@@ -1,4 +1,4 @@
-"""A part of the validation data, or small batches of it: a few steps wait for no long evaluation."""
+"""A part of the validation data, or small batches of it: no long evaluation ends a few steps."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
