@@ -155,7 +155,7 @@ class CurveBand:
 
 
 class _Likely(NamedTuple):
-    """Where a profile has its most likely B_crit, and whether 0 and infinity are nearly as likely."""
+    """Where in a profile B_crit is most likely, and whether 0 or infinity is nearly as likely."""
 
     most: int
     zero: bool

@@ -253,7 +253,7 @@ def survey_of(
 ) -> tuple[Survey, bool]:
     """Give the survey of a workload, and whether it was cached; ``log`` takes lines of progress."""
     quieten()
-    # It imports while this process reads the data.
+    # The server of processes imports torch while this process reads the data.
     start_server()
     options, recipe = resolve(options, recipe)
     space = make_space(options)

@@ -112,7 +112,7 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
     log_scale, log_power, log_share, log_waste = law.T[:, :, None]
     excess = np.maximum(np.abs(ends.excess), EXCESS_RESOLUTION)
     by_excess = log_scale + log_power + (np.exp(log_power) - 1.0) * np.log(excess)
-    # A step is its own datum where nothing of the horizon is left.
+    # Log(horizon/step) of the trials whose datum is a step; of the others any number will do.
     early = np.where(ends.early < 0.0, -ends.early, 1.0)
     by_step = np.log(np.exp(log_share) + np.tanh(early / np.exp(log_waste)) ** 2)
     of_excess = np.where(ends.excess != 0.0, by_excess, 0.0)
