@@ -1,6 +1,6 @@
 """Write the tables of options in ``conf/README.md``: ``python .ci/option_table.py``.
 
-What an option is, and what it may be, is said in ``bstune/options.py`` alone, and its default in
+What an option is, and what it may be, is said in ``bstune/options/`` alone, and its default in
 ``conf/config.yaml``. A test reads these tables, too.
 """
 
