@@ -85,6 +85,8 @@ class Asked:
     """Of the data and of the module; None where nothing is trained."""
     overrides_lr: bool = False
     """Whether the rate was set in the optimizer that the module had built."""
+    in_python: bool = False
+    """Whether Python objects gave it, whose options are arguments of ``bstune.Study``."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def summarize(
         workload=asked.workload,
         tokens=asked.tokens,
         overrides_lr=asked.overrides_lr,
+        in_python=asked.in_python,
         size=asked.size,
         objective=asked.objective,
         target=asked.question or str(asked.target),
@@ -174,6 +177,7 @@ def summarize(
         training_loops=_training_loops(trials),
         stop_reason=stop_reason,
         trials=len(last_parts),
+        configurations=_configurations(last_parts),
         continued=len(trials) - len(last_parts),
         spend=_spend(trials, last_parts),
         statuses=_statuses(last_parts),
@@ -218,6 +222,12 @@ def _target_value(target: Target) -> float | None:
     if target.is_open:
         return None
     return target.value
+
+
+def _configurations(last_parts: Sequence[TrialResult]) -> int:
+    """Count the points that were tried: neither runs on fresh seeds nor what failed is one."""
+    searched = [trial for trial in last_parts if trial.replicate_of is None]
+    return sum(trial.status != "failed" for trial in searched)
 
 
 def _devices(trials: Sequence[TrialResult]) -> tuple[str, ...]:
