@@ -30,6 +30,16 @@ MOST_THREADS = 1024
 LARGEST_VALUE = 1e15
 
 
+# What builds several loaders, or none.
+COLLECTIONS = ("builtins.dict", "builtins.list", "builtins.tuple")
+# Of workload.data that builds loaders.
+NO_DATA_MODULE = (
+    "must build a LightningDataModule, but builds {got}: let _target_ be "
+    "lightning.pytorch.LightningDataModule.from_datasets, with train_dataset and val_dataset; in "
+    "Python, bstune.tune takes loaders as they are: data=(train, val)"
+)
+
+
 def _not_bool(value: object) -> object:
     if isinstance(value, bool):  # pydantic takes true for 1
         raise PydanticCustomError("number_type", "Input should be a number")
@@ -383,6 +393,18 @@ class TrainedWorkload(WorkloadOptions):
     """Node that builds the LightningDataModule."""
     module: Node
     """Node that builds a trial's LightningModule."""
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _is_no_loader(cls, data: object) -> object:
+        """Refuse loaders by their names: what else is none is known only once it is imported and built."""
+        target = ""
+        if isinstance(data, Mapping):
+            target = str(data.get("_target_") or data.get("class_path") or "")
+        is_loader = target.rpartition(".")[2] == "DataLoader" or target in COLLECTIONS
+        if is_loader or isinstance(data, list | tuple):
+            raise ValueError(NO_DATA_MODULE.format(got=target or "a list"))
+        return data
 
 
 class ReplayedWorkload(WorkloadOptions):
