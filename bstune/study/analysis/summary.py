@@ -85,6 +85,8 @@ class Asked:
     """Of the data and of the module; None where nothing is trained."""
     overrides_lr: bool = False
     """Whether the rate was set in the optimizer that the module had built."""
+    in_python: bool = False
+    """Whether Python objects gave it, whose options are arguments of ``bstune.Study``."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def summarize(
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     # A trial that was stopped and continued is one configuration: its last part has all of it.
-    configurations = last_parts(trials)
+    ended = last_parts(trials)
     fit, fit_note = _fit_and_note(analysis.fit)
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     again: tuple[str, ...] | None = None
@@ -164,6 +166,7 @@ def summarize(
         workload=asked.workload,
         tokens=asked.tokens,
         overrides_lr=asked.overrides_lr,
+        in_python=asked.in_python,
         size=asked.size,
         objective=asked.objective,
         target=asked.question or str(asked.target),
@@ -173,11 +176,12 @@ def summarize(
         devices=_devices(trials),
         training_loops=_training_loops(trials),
         stop_reason=stop_reason,
-        trials=len(configurations),
-        continued=len(trials) - len(configurations),
-        spend=_spend(trials, configurations),
-        statuses=_statuses(configurations),
-        unreached=_unreached(trials, configurations, asked, sought),
+        trials=len(ended),
+        configurations=_configurations(ended),
+        continued=len(trials) - len(ended),
+        spend=_spend(trials, ended),
+        statuses=_statuses(ended),
+        unreached=_unreached(trials, ended, asked, sought),
         points=tuple(_curve_point(point, trials) for point in points),
         critical_batch_size=analysis.critical,
         regimes=regimes(analysis.critical),
@@ -218,6 +222,12 @@ def _target_value(target: Target) -> float | None:
     if target.is_open:
         return None
     return target.value
+
+
+def _configurations(ended: Sequence[TrialResult]) -> int:
+    """Count the points that were tried: neither runs on fresh seeds nor what failed is one."""
+    searched = [trial for trial in ended if trial.replicate_of is None]
+    return sum(trial.status != "failed" for trial in searched)
 
 
 def _devices(trials: Sequence[TrialResult]) -> tuple[str, ...]:
