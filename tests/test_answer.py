@@ -557,11 +557,11 @@ def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
     [
         (
             {"seeds": 1, "baseline_seeds": 1},
-            "on 1 fresh seed of both; yours was stopped before the target on 2 more fresh seeds)",
+            "on 1 fresh seed of both; yours was stopped before the target in 2 more runs)",
         ),
         (
             SINGLE,
-            "USE on 3 fresh seeds; yours was stopped before the target on 2 more fresh seeds)",
+            "USE on 3 fresh seeds; yours was stopped before the target in 2 more runs)",
         ),
     ],
 )

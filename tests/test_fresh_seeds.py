@@ -58,7 +58,9 @@ def due(trials, left, predicted, budget=BUDGET):
     study = optuna.create_study()
     wall = WallTime(study, budget, lambda: elapsed, owner=True, now=lambda: 0.0)
     backend = SimpleNamespace(step_time=lambda batch_size: STEP_SECONDS, evaluation_share=0.0)
-    prepared = SimpleNamespace(budget=budget, backend=backend, baseline=OWN)
+    prepared = SimpleNamespace(
+        budget=budget, backend=backend, baseline=OWN, last_step=lambda batch_size: 1000
+    )
     found = due_to_target(prepared, wall, trials, predicted, {})
     if found is None:
         return None

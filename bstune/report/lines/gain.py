@@ -48,13 +48,15 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
 
     ``replicates``: the fresh seeds that were planned.
     """
-    if compared.seeds >= replicates and compared.seeds:
+    if compared.seeds >= replicates and compared.seeds and baseline.status == "reached":
         return ""
     text = f"; {_runs_text(compared)}"
-    # Such a seed has no ratio, and would have made the gain larger.
+    # Such a run has no ratio, and would have made the gain larger.
     missed = baseline.runs - baseline.reached
+    if baseline.status != "reached" and baseline.reached:
+        missed += 1
     if missed:
-        text += f"; yours was stopped before the target on {plural(missed, 'more fresh seed')}"
+        text += f"; yours was stopped before the target in {plural(missed, 'more run')}"
     return text
 
 

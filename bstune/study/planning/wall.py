@@ -236,8 +236,9 @@ class WallTime:
     ) -> float:
         """Give the seconds that are kept: for fresh seeds, or to continue the most promising trial.
 
-        Fresh seeds are those of the winners by the objective, one of the ``baseline``, if it has reached the target,
-        and, as far as a share of the limit goes, the baseline's others and those of further candidates.
+        Fresh seeds are those of the winners by the objective, one of the ``baseline``, if it is to
+        run again, and, as far as a share of the limit goes, the baseline's others and those of
+        further candidates.
         """
         if not math.isfinite(self.limit):
             return 0.0
@@ -252,7 +253,7 @@ class WallTime:
         of_winners = sum(count * run_seconds(trial) for trial in winners)
         of_others = (self._budget.candidates - 1) * of_winners
         of_first = 0.0
-        if baseline is not None and baseline.reached and baseline not in winners:
+        if baseline is not None and baseline not in winners:
             of_baseline = count * run_seconds(baseline)
             # Without a fresh seed of it the gain would stand on its single search trial.
             of_first = of_baseline / max(count, 1)

@@ -121,7 +121,7 @@ def _baseline_seconds_kept(
     winner = _named_winner(prepared, trials, predicted)
     if runs is None or runs_beside(runs, winner):
         return 0.0
-    if due_seed(runs, winner, _baseline_seconds(prepared, runs)) is None:
+    if _due_seed(prepared, runs, winner) is None:
         return 0.0
     seconds = _wall_seconds_of_baseline(prepared, wall, trials, runs)
     return seconds if seconds <= wall.left else 0.0
@@ -162,7 +162,7 @@ def _due_of_baseline(
     """
     runs = baseline_runs(trials, prepared.baseline)
     winner = _named_winner(prepared, trials, predicted)
-    seed_of = due_seed(runs, winner, _baseline_seconds(prepared, runs))
+    seed_of = _due_seed(prepared, runs, winner)
     if seed_of is None or runs is None:
         return None
     if _wall_seconds_of_baseline(prepared, wall, trials, runs) > wall.left:
@@ -170,7 +170,22 @@ def _due_of_baseline(
     first = runs.first
     # It may have run on an earlier winner's seeds, whose indices are taken.
     replicate = len(runs.again)
-    return DueReplicate(Winner(first, float(first.steps)), replicate, seed_of=seed_of)
+    last_step: int | None = None
+    # It gets what the first run had, which says nothing of how many steps it needs.
+    if not first.reached and prepared.backend.stops:
+        last_step = first.steps
+    winner_of_itself = Winner(first, float(first.steps))
+    return DueReplicate(winner_of_itself, replicate, seed_of=seed_of, last_step=last_step)
+
+
+def _due_seed(
+    prepared: PreparedStudy, runs: BaselineRuns | None, winner: Winner | None
+) -> TrialResult | None:
+    """Find the winner's run on whose fresh seed the baseline is due; None if there is none."""
+    if runs is None:
+        return None
+    last_step = prepared.last_step(runs.first.batch_size)
+    return due_seed(runs, winner, last_step, _baseline_seconds(prepared, runs))
 
 
 def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns | None) -> float:
