@@ -18,7 +18,7 @@ import numpy as np
 from bstune.core.curve import CurveError, FrontierPoint, fit_curve, frontier_points, half_slope
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
-from bstune.trial.recorded_run import Run
+from bstune.trial.recorded_run import Outcome, Run
 from bstune.trial.replay import Table, replay, unusable_target
 
 SearchObjective = Literal["time", "steps", "curve"]
@@ -225,12 +225,22 @@ def make_benchmark(
     )
 
 
+@dataclass(frozen=True)
+class _TableInExamples(Table):
+    """A table without hardware: a step costs the examples of its batch size, recorded or not."""
+
+    def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
+        """Give what a point comes to at its own batch size's cost, not at the nearest cell's."""
+        outcome = super().read(batch_size, lr, target, share)
+        return replace(outcome, seconds_per_step=float(batch_size))
+
+
 def _without_hardware(table: Table) -> Table:
     """Give the table with examples in place of seconds, for the objective ``steps``."""
     runs = list[Run]()
     for run in table.runs:
         runs.append(replace(run, seconds_per_step=float(run.batch_size)))
-    return replace(table, runs=tuple(runs))
+    return _TableInExamples(tuple(runs))
 
 
 def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], float]:
