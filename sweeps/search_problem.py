@@ -227,11 +227,18 @@ def make_benchmark(
 
 @dataclass(frozen=True)
 class _TableInExamples(Table):
-    """A table without hardware: a step costs the examples of its batch size, recorded or not."""
+    """A table whose steps cost the examples of a point's own batch size, recorded or not."""
+
+    recorded: Table
+
+    def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
+        """Give what a trial comes to, at the price of its batch size."""
+        outcome = self.recorded.outcome(batch_size, lr, seed, target)
+        return replace(outcome, seconds_per_step=float(batch_size))
 
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        """Give what a point comes to at its own batch size's cost, not at the nearest cell's."""
-        outcome = super().read(batch_size, lr, target, share)
+        """Give the outcome with the run at a share of a cell's, at the price of its batch size."""
+        outcome = self.recorded.read(batch_size, lr, target, share)
         return replace(outcome, seconds_per_step=float(batch_size))
 
 
@@ -240,7 +247,7 @@ def _without_hardware(table: Table) -> Table:
     runs = list[Run]()
     for run in table.runs:
         runs.append(replace(run, seconds_per_step=float(run.batch_size)))
-    return _TableInExamples(tuple(runs))
+    return _TableInExamples(tuple(runs), table)
 
 
 def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], float]:

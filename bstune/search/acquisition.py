@@ -694,7 +694,9 @@ def thompson_sample(
     drawn = candidate_log_steps(posterior, candidates, draw[None])[0]
     drawn = np.minimum(drawn, MOST_LOG_STEPS)
     score = drawn + np.log(weight(candidates.x))
-    cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
+    # In the objective's own unit. In examples, the fewest steps would hardly be looked for where
+    # they are, at the largest batch sizes: a trial there costs the most.
+    cost = np.exp(drawn) * weight(candidates.x)
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
     best_cost = cost[int(score.argmin())]
     score += policy.cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)

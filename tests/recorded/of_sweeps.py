@@ -495,11 +495,13 @@ def recorded_searches(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def search_runs(path: Path) -> dict[tuple[str, str], list[Any]]:
+def search_runs(path: Path, objective: str = "time") -> dict[tuple[str, str], list[Any]]:
     """Give the paths of each search, with axis and form, on each table: one a seed."""
     runs = defaultdict[tuple[str, str], list[Any]](list)
     for row in recorded_searches(path):
-        runs[row["key"]["search"], row["key"]["table"]].append(row["run"]["path"])
+        key = row["key"]
+        if key["objective"] == objective:
+            runs[key["search"], key["table"]].append(row["run"]["path"])
     return dict(runs)
 
 
@@ -576,21 +578,33 @@ RIVALS = {
 }
 
 
-def rival_row(name: str, path: Path) -> Values:
-    """Give what a search came to over all tables and seeds of the record."""
+RIVAL_OBJECTIVES: tuple[str, ...] = ("time", "steps")
+
+
+def rival_paths(name: str, objective: str, path: Path) -> list[Any]:
+    """Give the paths of a search over all tables and seeds of the record."""
     paths = list[Any]()
-    for (search, _), of_table in search_runs(path).items():
+    for (search, _), of_table in search_runs(path, objective).items():
         if search == name:
             paths += of_table
+    return paths
+
+
+def rival_row(name: str, path: Path) -> Values:
+    """Give what a search came to by each objective over all tables and seeds of the record."""
     values = dict[str, object]()
-    for spending in SPENDINGS:
-        ratios = [ratio_after(one, spending) for one in paths]
-        median = ratio_text(statistics.median(ratios))
-        values[f"after_{spending:.0f}"] = f"{median} / {ratio_text(percentile(ratios, 0.9))}"
-    within = statistics.median(spending_within(one) for one in paths)
-    values["within"] = f"> {MOST_SPENT:.0f}"
-    if math.isfinite(within):
-        values["within"] = f"{within:.1f}"
+    for objective in RIVAL_OBJECTIVES:
+        paths = rival_paths(name, objective, path)
+        for spending in SPENDINGS:
+            ratios = [ratio_after(one, spending) for one in paths]
+            median = ratio_text(statistics.median(ratios))
+            values[f"{objective}_{spending:.0f}"] = (
+                f"{median} / {ratio_text(percentile(ratios, 0.9))}"
+            )
+        within = statistics.median(spending_within(one) for one in paths)
+        values[f"{objective}_within"] = f"> {MOST_SPENT:.0f}"
+        if math.isfinite(within):
+            values[f"{objective}_within"] = f"{within:.1f}"
     return values
 
 
@@ -598,7 +612,10 @@ def rival_figures() -> list[Figure]:
     """Give the rows of the table of rivals."""
     figures = list[Figure]()
     for name, shown in RIVALS.items():
-        cells = [shown, "{after_10}", "{after_20}", "{after_40}", "{within}"]
+        cells = [shown]
+        for objective in RIVAL_OBJECTIVES:
+            cells += [f"{{{objective}_{spending:.0f}}}" for spending in SPENDINGS]
+            cells.append(f"{{{objective}_within}}")
         figures.append(
             figure("searches compared", row_text(cells), partial(rival_row, name), RIVAL_RUNS)
         )
