@@ -536,14 +536,17 @@ def ratio_text(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else PATH_OF_NOTHING
 
 
+def spread_text(paths: Sequence[Any], spending: float) -> str:
+    """Write median and 90th percentile of the ratio after some spending."""
+    ratios = [ratio_after(one, spending) for one in paths]
+    return f"{ratio_text(statistics.median(ratios))}/{ratio_text(percentile(ratios, 0.9))}"
+
+
 def search_row(name: str, path: Path) -> Values:
     values = dict[str, object]()
     for table in SEARCH_TABLES:
         paths = best_form(name, table, path)
-        ratios = [ratio_after(one, SHOWN_SPENDING) for one in paths]
-        values[f"{table}_ratio"] = (
-            f"{ratio_text(statistics.median(ratios))} / {ratio_text(percentile(ratios, 0.9))}"
-        )
+        values[f"{table}_ratio"] = spread_text(paths, SHOWN_SPENDING)
         within = statistics.median(spending_within(one) for one in paths)
         values[f"{table}_within"] = (
             f"{within:.1f}" if math.isfinite(within) else f"> {MOST_SPENT:.0f}"
@@ -573,12 +576,13 @@ RIVALS = {
     "smac_sqrt": "the same, axis sqrt",
     "tpe/lr/pruned": "Optuna TPE",
     "tpe/sqrt/pruned": "the same, axis sqrt",
-    "gp/lr/pruned": "Optuna GP",
-    "gp/sqrt/pruned": "the same, axis sqrt",
 }
 
 
-RIVAL_OBJECTIVES: tuple[str, ...] = ("time", "steps")
+RIVAL_OBJECTIVES = ("time", "steps")
+RIVAL_SPENDINGS = (10.0, 40.0)
+# Those that no choice of the search was made on, under the objective steps.
+FRESH_SEEDS = (2, 3)
 
 
 def rival_paths(name: str, objective: str, path: Path) -> list[Any]:
@@ -595,17 +599,39 @@ def rival_row(name: str, path: Path) -> Values:
     values = dict[str, object]()
     for objective in RIVAL_OBJECTIVES:
         paths = rival_paths(name, objective, path)
-        for spending in SPENDINGS:
-            ratios = [ratio_after(one, spending) for one in paths]
-            median = ratio_text(statistics.median(ratios))
-            values[f"{objective}_{spending:.0f}"] = (
-                f"{median} / {ratio_text(percentile(ratios, 0.9))}"
-            )
+        for spending in RIVAL_SPENDINGS:
+            values[f"{objective}_{spending:.0f}"] = spread_text(paths, spending)
         within = statistics.median(spending_within(one) for one in paths)
         values[f"{objective}_within"] = f"> {MOST_SPENT:.0f}"
         if math.isfinite(within):
             values[f"{objective}_within"] = f"{within:.1f}"
     return values
+
+
+def rivals_compared(path: Path) -> Values:
+    """Give how many searches a cell of the table of rivals has, and how many bstune's were late."""
+    numbers = set[int]()
+    for name in RIVALS:
+        for objective in RIVAL_OBJECTIVES:
+            numbers.add(len(rival_paths(name, objective, path)))
+    (n,) = numbers
+    early, _ = RIVAL_SPENDINGS
+    late = [
+        one for one in rival_paths("bstune", "time", path) if ratio_after(one, early) == math.inf
+    ]
+    return {"n": n, "late": len(late)}
+
+
+def bstune_on_fresh_seeds(path: Path) -> Values:
+    """Give what bstune came to by steps on the seeds that no choice was made on."""
+    paths = list[Any]()
+    for row in recorded_searches(path):
+        key = row["key"]
+        is_fresh = key["seed"] in FRESH_SEEDS
+        if is_fresh and (key["search"], key["objective"]) == ("bstune", "steps"):
+            paths.append(row["run"]["path"])
+    values = {f"after_{spending:.0f}": spread_text(paths, spending) for spending in RIVAL_SPENDINGS}
+    return {"n": len(paths), **values}
 
 
 def rival_figures() -> list[Figure]:
@@ -614,7 +640,7 @@ def rival_figures() -> list[Figure]:
     for name, shown in RIVALS.items():
         cells = [shown]
         for objective in RIVAL_OBJECTIVES:
-            cells += [f"{{{objective}_{spending:.0f}}}" for spending in SPENDINGS]
+            cells += [f"{{{objective}_{spending:.0f}}}" for spending in RIVAL_SPENDINGS]
             cells.append(f"{{{objective}_within}}")
         figures.append(
             figure("searches compared", row_text(cells), partial(rival_row, name), RIVAL_RUNS)
@@ -660,6 +686,24 @@ def bstune_in_all(path: Path) -> Values:
 COMPARED = [
     *search_figures(),
     *rival_figures(),
+    figure(
+        "searches compared",
+        "on the five tables that ship without horizons (n = {n};",
+        rivals_compared,
+        RIVAL_RUNS,
+    ),
+    figure(
+        "searches compared",
+        "By time, {late} of bstune's {n} searches had reached nothing after 10 times.",
+        rivals_compared,
+        RIVAL_RUNS,
+    ),
+    figure(
+        "searches compared",
+        "chosen on half of these seeds; on the others its ratios are {after_10} and {after_40}.",
+        bstune_on_fresh_seeds,
+        RIVAL_RUNS,
+    ),
     figure(
         "searches compared",
         "Over bstune's {n} searches the geometric mean after 20 times is {mean:.2f}, the 90th "
