@@ -576,13 +576,13 @@ RIVALS = {
     "smac_sqrt": "the same, axis sqrt",
     "tpe/lr/pruned": "Optuna TPE",
     "tpe/sqrt/pruned": "the same, axis sqrt",
+    "gp/lr/pruned": "Optuna GP",
+    "gp/sqrt/pruned": "the same, axis sqrt",
 }
 
 
 RIVAL_OBJECTIVES = ("time", "steps")
 RIVAL_SPENDINGS = (10.0, 40.0)
-# Those that no choice of the search was made on, under the objective steps.
-FRESH_SEEDS = (2, 3)
 
 
 def rival_paths(name: str, objective: str, path: Path) -> list[Any]:
@@ -620,18 +620,6 @@ def rivals_compared(path: Path) -> Values:
         one for one in rival_paths("bstune", "time", path) if ratio_after(one, early) == math.inf
     ]
     return {"n": n, "late": len(late)}
-
-
-def bstune_on_fresh_seeds(path: Path) -> Values:
-    """Give what bstune came to by steps on the seeds that no choice was made on."""
-    paths = list[Any]()
-    for row in recorded_searches(path):
-        key = row["key"]
-        is_fresh = key["seed"] in FRESH_SEEDS
-        if is_fresh and (key["search"], key["objective"]) == ("bstune", "steps"):
-            paths.append(row["run"]["path"])
-    values = {f"after_{spending:.0f}": spread_text(paths, spending) for spending in RIVAL_SPENDINGS}
-    return {"n": len(paths), **values}
 
 
 def rival_figures() -> list[Figure]:
@@ -696,12 +684,6 @@ COMPARED = [
         "searches compared",
         "By time, {late} of bstune's {n} searches had reached nothing after 10 times.",
         rivals_compared,
-        RIVAL_RUNS,
-    ),
-    figure(
-        "searches compared",
-        "chosen on half of these seeds; on the others its ratios are {after_10} and {after_40}.",
-        bstune_on_fresh_seeds,
         RIVAL_RUNS,
     ),
     figure(
