@@ -90,6 +90,8 @@ PROBED = 0.75
 LEAST_CONTINUED = 0.4
 # A score's worth of cost to go, in incumbent's costs, at most.
 MOST_COST_TO_GO = 10.0
+# For the objective steps: the power of the examples in what is to go, beside that of the steps.
+COST_SHARE = 0.1
 # Added to the score of what its longest horizon cannot bring to the target: it comes after all
 # else.
 OUT_OF_REACH = 1e3
@@ -720,7 +722,13 @@ def thompson_sample(
     drawn = candidate_log_steps(posterior, candidates, draw[None])[0]
     drawn = np.minimum(drawn, MOST_LOG_STEPS)
     score = drawn + np.log(weight(candidates.x))
-    cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
+    # What is dear is left aside until something has reached the target; then it hardly counts where
+    # it is no part of the objective: the fewest steps are at the largest batch sizes, whose trials
+    # take the most examples.
+    in_objective = weight(candidates.x)
+    in_cost = posterior.tau(np.exp2(candidates.x))
+    share = COST_SHARE if posterior.reached else 1.0
+    cost = np.exp(drawn) * in_objective * (in_cost / in_objective) ** share
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
     best_cost = cost[int(score.argmin())]
     score += policy.cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)

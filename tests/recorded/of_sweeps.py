@@ -495,11 +495,13 @@ def recorded_searches(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def search_runs(path: Path) -> dict[tuple[str, str], list[Any]]:
+def search_runs(path: Path, objective: str = "time") -> dict[tuple[str, str], list[Any]]:
     """Give the paths of each search, with axis and form, on each table: one a seed."""
     runs = defaultdict[tuple[str, str], list[Any]](list)
     for row in recorded_searches(path):
-        runs[row["key"]["search"], row["key"]["table"]].append(row["run"]["path"])
+        key = row["key"]
+        if key["objective"] == objective:
+            runs[key["search"], key["table"]].append(row["run"]["path"])
     return dict(runs)
 
 
@@ -534,14 +536,17 @@ def ratio_text(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else PATH_OF_NOTHING
 
 
+def spread_text(paths: Sequence[Any], spending: float) -> str:
+    """Write median and 90th percentile of the ratio after some spending."""
+    ratios = [ratio_after(one, spending) for one in paths]
+    return f"{ratio_text(statistics.median(ratios))}/{ratio_text(percentile(ratios, 0.9))}"
+
+
 def search_row(name: str, path: Path) -> Values:
     values = dict[str, object]()
     for table in SEARCH_TABLES:
         paths = best_form(name, table, path)
-        ratios = [ratio_after(one, SHOWN_SPENDING) for one in paths]
-        values[f"{table}_ratio"] = (
-            f"{ratio_text(statistics.median(ratios))} / {ratio_text(percentile(ratios, 0.9))}"
-        )
+        values[f"{table}_ratio"] = spread_text(paths, SHOWN_SPENDING)
         within = statistics.median(spending_within(one) for one in paths)
         values[f"{table}_within"] = (
             f"{within:.1f}" if math.isfinite(within) else f"> {MOST_SPENT:.0f}"
@@ -576,29 +581,55 @@ RIVALS = {
 }
 
 
-def rival_row(name: str, path: Path) -> Values:
-    """Give what a search came to over all tables and seeds of the record."""
+RIVAL_OBJECTIVES = ("time", "steps")
+RIVAL_SPENDINGS = (10.0, 40.0)
+
+
+def rival_paths(name: str, objective: str, path: Path) -> list[Any]:
+    """Give the paths of a search over all tables and seeds of the record."""
     paths = list[Any]()
-    for (search, _), of_table in search_runs(path).items():
+    for (search, _), of_table in search_runs(path, objective).items():
         if search == name:
             paths += of_table
+    return paths
+
+
+def rival_row(name: str, path: Path) -> Values:
+    """Give what a search came to by each objective over all tables and seeds of the record."""
     values = dict[str, object]()
-    for spending in SPENDINGS:
-        ratios = [ratio_after(one, spending) for one in paths]
-        median = ratio_text(statistics.median(ratios))
-        values[f"after_{spending:.0f}"] = f"{median} / {ratio_text(percentile(ratios, 0.9))}"
-    within = statistics.median(spending_within(one) for one in paths)
-    values["within"] = f"> {MOST_SPENT:.0f}"
-    if math.isfinite(within):
-        values["within"] = f"{within:.1f}"
+    for objective in RIVAL_OBJECTIVES:
+        paths = rival_paths(name, objective, path)
+        for spending in RIVAL_SPENDINGS:
+            values[f"{objective}_{spending:.0f}"] = spread_text(paths, spending)
+        within = statistics.median(spending_within(one) for one in paths)
+        values[f"{objective}_within"] = f"> {MOST_SPENT:.0f}"
+        if math.isfinite(within):
+            values[f"{objective}_within"] = f"{within:.1f}"
     return values
+
+
+def rivals_compared(path: Path) -> Values:
+    """Give how many searches a cell of the table of rivals has, and how many bstune's were late."""
+    numbers = set[int]()
+    for name in RIVALS:
+        for objective in RIVAL_OBJECTIVES:
+            numbers.add(len(rival_paths(name, objective, path)))
+    (n,) = numbers
+    early, _ = RIVAL_SPENDINGS
+    late = [
+        one for one in rival_paths("bstune", "time", path) if ratio_after(one, early) == math.inf
+    ]
+    return {"n": n, "late": len(late)}
 
 
 def rival_figures() -> list[Figure]:
     """Give the rows of the table of rivals."""
     figures = list[Figure]()
     for name, shown in RIVALS.items():
-        cells = [shown, "{after_10}", "{after_20}", "{after_40}", "{within}"]
+        cells = [shown]
+        for objective in RIVAL_OBJECTIVES:
+            cells += [f"{{{objective}_{spending:.0f}}}" for spending in RIVAL_SPENDINGS]
+            cells.append(f"{{{objective}_within}}")
         figures.append(
             figure("searches compared", row_text(cells), partial(rival_row, name), RIVAL_RUNS)
         )
@@ -643,6 +674,18 @@ def bstune_in_all(path: Path) -> Values:
 COMPARED = [
     *search_figures(),
     *rival_figures(),
+    figure(
+        "searches compared",
+        "on the five tables that ship without horizons (n = {n};",
+        rivals_compared,
+        RIVAL_RUNS,
+    ),
+    figure(
+        "searches compared",
+        "By time, {late} of bstune's {n} searches had reached nothing after 10 times.",
+        rivals_compared,
+        RIVAL_RUNS,
+    ),
     figure(
         "searches compared",
         "Over bstune's {n} searches the geometric mean after 20 times is {mean:.2f}, the 90th "
