@@ -14,6 +14,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from recorded.figure import rows_of
 
 from bstune.config import compose
+from bstune.core.curve import CurveBand, FrontierPoint, frontier_points
 from bstune.core.objectives import Objective
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import sqrt
@@ -21,13 +22,15 @@ from bstune.result import CriticalBatchSize, LearningRateLaw
 from bstune.search.acquisition import steps_band
 from bstune.search.observations import Posterior
 from bstune.search.sampler import FrontierSampler
-from bstune.study.analysis.critical import critical_batch
+from bstune.study.analysis.critical import INTERVAL, critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, fit_lr_exponent
 
 Arguments = tuple[str, ...]
 LR_RANGE = (1e-4, 10.0)
 # Of batch sizes, at each end of the curve: the slope of log S* there.
 END_SPAN = 4.0
+# At which a curve is drawn.
+CURVE_SIZES = 49
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class Found:
     slopes: tuple[float, float]
     exponent: LearningRateLaw | None
     fewest_steps: int
+    band: CurveBand
+    """S*(B) over the batch sizes that reached the target, with its interval."""
+    points: tuple[FrontierPoint, ...]
+    """The frontier's trials that reached the target."""
 
 
 def asked(arguments: Arguments) -> Asked:
@@ -141,6 +148,8 @@ def found(path: Path, arguments: Arguments) -> Found:
     critical = critical_batch(posterior)
     assert critical is not None
     reached = [trial for trial in trials if trial.reached]
+    ladder = np.geomspace(critical.smallest, critical.largest, CURVE_SIZES)
+    points = [point for point in frontier_points(trials) if not point.stopped]
     return Found(
         trials=len(trials),
         reached=len(reached),
@@ -148,6 +157,8 @@ def found(path: Path, arguments: Arguments) -> Found:
         slopes=end_slopes(posterior, critical),
         exponent=fit_lr_exponent(posterior, *of.batch_sizes, critical.value),
         fewest_steps=min(trial.steps for trial in reached),
+        band=steps_band(posterior, ladder.tolist(), INTERVAL),
+        points=tuple(points),
     )
 
 
