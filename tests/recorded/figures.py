@@ -18,7 +18,7 @@ from recorded.figure import TOP, Figure, RecordFormatError, units_in
 from recorded.panel import panel_curves
 from rich.console import Console
 
-from bstune.report.drawing import save_figure
+from bstune.report.drawing import PAGE_DPI, save_figure
 from bstune.report.figure import draw_curve
 from bstune.sweeps import rule_cost, search_benchmark
 from bstune.sweeps.shallue_panel import paint_panel, panel_inches
@@ -41,6 +41,7 @@ def draw_all() -> None:
         lambda figure: paint_panel(figure, curves),
         panel_inches(len(curves)),
         folder / "shallue_panel.png",
+        dots_per_inch=PAGE_DPI,
     )
     settings = of_sweeps.settings_of("rule_cost")
     found = rule_cost.run(

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 from recorded.figure import TOP
-from recorded.studies import Arguments, found
+from recorded.studies import CURVE_SIZES, Arguments, found
 
 from bstune.core.curve import fit_curve
 from bstune.sweeps.search_problem import dense_points
@@ -32,7 +32,12 @@ STUDIES: dict[str, Arguments] = {
         "search.batch_size.high=2048",
     ),
 }
-LADDER = 49
+
+
+def panel_records() -> list[str]:
+    """Give the records' paths, from the top of the repository."""
+    grids = [f"bstune/trial/tables/{name}.jsonl" for name in GRIDS]
+    return [*grids, *(f"tests/recorded/{record}.jsonl" for record in STUDIES)]
 
 
 @cache
@@ -49,7 +54,7 @@ def _of_grid(name: str) -> PanelCurve:
     fit = fit_curve(dense_points(read_table(source.path), source.target))
     points = [point for point in fit.points if not point.stopped]
     sizes = np.array([point.batch_size for point in points], dtype=np.float64)
-    ladder = np.geomspace(sizes[0], sizes[-1], LADDER)
+    ladder = np.geomspace(sizes[0], sizes[-1], CURVE_SIZES)
     assert fit.s_min is not None
     assert fit.critical_batch_size is not None
     small_batch = fit.b_opt or 0.0
