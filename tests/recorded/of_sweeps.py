@@ -15,7 +15,7 @@ import yaml
 from recorded.fashion_cnn import recorded
 from recorded.figure import TOP, Figure, Values, rounded_text, row_text, rows_of
 from recorded.panel import panel_curves, panel_records
-from recorded.studies import Arguments, asked, found
+from recorded.studies import Arguments, asked, crossing, found, steps_at
 
 from bstune.core.curve import CurveError
 from bstune.core.records import Target
@@ -148,8 +148,9 @@ def regimes_figure(sentence: str) -> Figure:
 WORKLOADS = f"{RECORDED}/workloads"
 REGIMES = [
     regimes_figure("{workloads} recorded workloads lie on one curve"),
-    regimes_figure("within {distance:.0%} (root mean square), though B_crit runs from {least} to "),
-    regimes_figure("though B_crit runs from {least} to {most}. Perfect"),
+    regimes_figure(
+        "within {distance:.0%} (root mean square), though B_crit runs from {least} to {most}."
+    ),
     regimes_figure("shows on {perfect} of them."),
     regimes_figure("shows on {flat}; the others"),
     regimes_figure("largest batch sizes were {nearest:.1f} to {farthest:.1f} times B_crit."),
@@ -499,6 +500,80 @@ MOVES = [
     ),
 ]
 
+# Optimizers over batch size.
+
+OPTIMIZERS: dict[str, Arguments] = {
+    name: (*MNIST, "search.batch_size.high=8192", f"algorithm={algorithm}", f"schedule={schedule}")
+    for name, algorithm, schedule in (
+        ("adamw", "adamw", "constant"),
+        ("schedule_free", "schedule_free_adamw", "schedule_free"),
+        ("soap", "soap", "constant"),
+        ("muon", "muon", "constant"),
+    )
+}
+OPTIMIZER_NAMES = {
+    "adamw": "AdamW",
+    "schedule_free": "schedule-free AdamW",
+    "soap": "SOAP",
+    "muon": "Muon",
+}
+# Within what each study reached the target at.
+SHOWN_SIZES = (64, 256, 1024, 3072)
+
+
+def optimizer_row(name: str, path: Path) -> Values:
+    study = found(path, OPTIMIZERS[name])
+    critical = study.critical
+    values: dict[str, object] = {
+        "b_crit": interval_text(critical.value, critical.low, critical.high),
+        "reached": study.reached,
+        "trials": study.trials,
+    }
+    for size in SHOWN_SIZES:
+        values[f"at_{size}"] = steps_at(study, size)
+    return values
+
+
+def optimizer_crossing(first: str, second: str, *paths: Path) -> Values:
+    low, middle, high = crossing(
+        found(paths[0], OPTIMIZERS[first]), found(paths[1], OPTIMIZERS[second])
+    )
+    return {"size": interval_text(middle, low, high)}
+
+
+def crossing_figure(sentence: str, first: str, second: str) -> Figure:
+    return figure(
+        "optimizers",
+        sentence,
+        partial(optimizer_crossing, first, second),
+        record_of(f"optimizers/{first}"),
+        record_of(f"optimizers/{second}"),
+        tolerance=SAMPLED,
+    )
+
+
+OPTIMIZERS_COMPARED = [
+    *[
+        figure(
+            "optimizers",
+            row_text(
+                [
+                    shown,
+                    "{b_crit}",
+                    *(f"{{at_{size}:,.0f}}" for size in SHOWN_SIZES),
+                    "{reached} of {trials}",
+                ]
+            ),
+            partial(optimizer_row, name),
+            record_of(f"optimizers/{name}"),
+            tolerance=SAMPLED,
+        )
+        for name, shown in OPTIMIZER_NAMES.items()
+    ],
+    crossing_figure("than AdamW up to B = {size},", "schedule_free", "adamw"),
+    crossing_figure("than Muon up to B = {size}.", "soap", "muon"),
+]
+
 # Three losses.
 
 
@@ -780,6 +855,7 @@ GROUPS = {
     "CRITICAL": CRITICAL,
     "RULE_COST": RULE_COST,
     "MOVES": MOVES,
+    "OPTIMIZERS_COMPARED": OPTIMIZERS_COMPARED,
     "LOSSES": LOSSES,
     "COMPARED": COMPARED,
 }

@@ -19,7 +19,7 @@ from bstune.core.objectives import Objective
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import sqrt
 from bstune.result import CriticalBatchSize, LearningRateLaw
-from bstune.search.acquisition import steps_band
+from bstune.search.acquisition import frontier, steps_band
 from bstune.search.observations import Posterior
 from bstune.search.sampler import FrontierSampler
 from bstune.study.analysis.critical import INTERVAL, critical_batch
@@ -62,6 +62,7 @@ class Found:
     """S*(B) over the batch sizes that reached the target, with its interval."""
     points: tuple[FrontierPoint, ...]
     """The frontier's trials that reached the target."""
+    posterior: Posterior
 
 
 def asked(arguments: Arguments) -> Asked:
@@ -159,6 +160,7 @@ def found(path: Path, arguments: Arguments) -> Found:
         fewest_steps=min(trial.steps for trial in reached),
         band=steps_band(posterior, ladder.tolist(), INTERVAL),
         points=tuple(points),
+        posterior=posterior,
     )
 
 
@@ -171,3 +173,31 @@ def end_slopes(posterior: Posterior, critical: CriticalBatchSize) -> tuple[float
         steps = np.log(band.steps)
         slopes.append(float((steps[1] - steps[0]) / np.log(END_SPAN)))
     return slopes[0], slopes[1]
+
+
+def steps_at(study: Found, batch_size: float) -> float:
+    """Give the posterior's median of S*(B)."""
+    return float(steps_band(study.posterior, [batch_size], INTERVAL).steps[0])
+
+
+def crossing(first: Found, second: Found) -> tuple[float, float, float]:
+    """Give the batch size up to which ``first`` takes fewer steps: its 5%, 50% and 95% quantiles.
+
+    Of batch sizes at which both reached the target. The studies are independent, so that each draw
+    of one posterior stands beside any of the other; one that does not cross counts as an end.
+    """
+    smallest = max(first.critical.smallest, second.critical.smallest)
+    largest = min(first.critical.largest, second.critical.largest)
+    ladder = np.geomspace(smallest, largest, CURVE_SIZES)
+    drawn = list[np.ndarray]()
+    for study in (first, second):
+        posterior = study.posterior
+        at = posterior.prior.at(np.log2(ladder))
+        drawn.append(frontier(posterior.theta, at, posterior.prior))
+    count = min(map(len, drawn))
+    is_fewer = drawn[0][:count] < drawn[1][:count]
+    # The last batch size at which it takes fewer; the smallest where it never does.
+    last = CURVE_SIZES - 1 - np.argmax(is_fewer[:, ::-1], axis=1)
+    last[~is_fewer.any(axis=1)] = 0
+    low, middle, high = np.quantile(ladder[last], (0.05, 0.5, 0.95)).tolist()
+    return low, middle, high
