@@ -136,7 +136,11 @@ def paint_panel(figure: "Figure | SubFigure", curves: Sequence[PanelCurve]) -> N
         _draw_workload(panels[place], curve, place)
     for unused in panels[len(curves) :]:
         unused.set_axis_off()
-    top.supxlabel("batch size B (examples per optimizer step)", fontsize=8.5)
+    top.supxlabel(
+        "batch size B (examples per optimizer step); dashed: perfect scaling, dotted: B_crit",
+        fontsize=8.5,
+        parse_math=False,
+    )
     top.supylabel("steps to target S", fontsize=8.5)
     _draw_law(foot.subplots(), curves)
 
