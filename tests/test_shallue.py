@@ -116,7 +116,9 @@ def test_a_sweep_of_no_study_is_refused(tmp_path):
         shallue.run(Console(quiet=True), unkept(), **{**checked.parameters, "studies": {}})
 
 
-@pytest.mark.parametrize("name", ["algorithms", "data", "regularisation", "widths", "workloads"])
+@pytest.mark.parametrize(
+    "name", ["algorithms", "data", "optimizers", "regularisation", "widths", "workloads"]
+)
 def test_the_studies_that_ship_compose(name):
     experiment = compose_sweep(f"shallue_{name}", ()).sweep.experiment
     for arguments in experiment.studies.values():

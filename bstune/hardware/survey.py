@@ -213,10 +213,14 @@ class Survey:
 
     @property
     def elsewhere(self) -> list[known_devices.Prediction]:
-        """From where on the step is compute-bound on devices known by their makers' figures."""
-        if self.cost is None or self.limits is None:
+        """What bounds the step on devices known by their makers' figures.
+
+        Its seconds are of the largest batch size that was timed here.
+        """
+        if self.cost is None or self.limits is None or not self.pairs:
             return []
-        return known_devices.predictions(self.cost, self.limits.dtype)
+        largest, _ = self.pairs[-1]
+        return known_devices.predictions(self.cost, self.limits.dtype, largest)
 
     @property
     def bound_by_neither(self) -> list[roofline.Achieved]:

@@ -128,13 +128,17 @@ def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> No
 
 def looks(studies: Sequence[Compared]) -> list[Look]:
     """Choose how the studies are drawn: no two of the first 49 alike."""
-    count = len(STUDY_COLOURS)
     chosen = list[Look]()
-    for i, study in enumerate(studies):
-        colour = STUDY_COLOURS[i % count]
-        marker = MARKERS[(i + i // count) % count]
+    for place, study in enumerate(studies):
+        colour, marker = look_of(place)
         chosen.append(Look(study, _shortened(study.name), colour, marker))
     return chosen
+
+
+def look_of(place: int) -> tuple[str, str]:
+    """Give the colour and the mark of the study at a place, 0 for the first."""
+    count = len(STUDY_COLOURS)
+    return STUDY_COLOURS[place % count], MARKERS[(place + place // count) % count]
 
 
 def _shortened(text: str, longest: int = LONGEST_NAME) -> str:

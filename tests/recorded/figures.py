@@ -15,11 +15,13 @@ from recorded import of_benchmarks, of_readmes, of_sweeps
 from recorded.accounts import HELD, not_recorded
 from recorded.fashion_cnn import recorded
 from recorded.figure import TOP, Figure, RecordFormatError, units_in
+from recorded.panel import panel_curves
 from rich.console import Console
 
-from bstune.report.drawing import save_figure
+from bstune.report.drawing import PAGE_DPI, save_figure
 from bstune.report.figure import draw_curve
 from bstune.sweeps import rule_cost, search_benchmark
+from bstune.sweeps.shallue_panel import paint_panel, panel_inches
 from bstune.sweeps.unit_log import UnitLog
 
 FIGURES: list[Figure] = [*of_readmes.FIGURES, *of_sweeps.FIGURES, *of_benchmarks.FIGURES]
@@ -34,6 +36,13 @@ def draw_all() -> None:
     folder = Path(__file__).parent
     trials, _, result = recorded()
     draw_curve(trials, result, folder / "fashion_cnn.png")
+    curves = panel_curves()
+    save_figure(
+        lambda figure: paint_panel(figure, curves),
+        panel_inches(len(curves)),
+        folder / "shallue_panel.png",
+        dots_per_inch=PAGE_DPI,
+    )
     settings = of_sweeps.settings_of("rule_cost")
     found = rule_cost.run(
         tables=[], target=None, rules=settings["rules"], tuned_at=settings["tuned_at"]

@@ -10,24 +10,32 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import yaml
 from recorded.fashion_cnn import recorded
 from recorded.figure import TOP, Figure, Values, rounded_text, row_text, rows_of
-from recorded.studies import Arguments, asked, found
+from recorded.panel import panel_curves, panel_records
+from recorded.studies import Arguments, asked, crossing, found, steps_at
 
 from bstune.core.curve import CurveError
 from bstune.core.records import Target
+from bstune.hardware.known_devices import predictions
+from bstune.hardware.roofline import step_cost, training_loss
+from bstune.recipe import TrialValues
 from bstune.report.compare import pairs
+from bstune.study.prepare import compose_checked
 from bstune.sweeps.critical_batch import growth_of, too_coarse
 from bstune.sweeps.critical_batch import row as critical_row
 from bstune.sweeps.rule_cost import FAR_BATCH_SIZE, RuleCost, table_costs
 from bstune.sweeps.search_problem import percentile, ratio_after, spending_within
+from bstune.sweeps.shallue_panel import distance_from_law
 from bstune.sweeps.unit_log import UnitRecord
 from bstune.trial.replay import read_index, read_table
 
 README = "sweeps/README.md"
 RECORDED = "tests/recorded"
 TABLES = "bstune/trial/tables"
+CURVE = "search.objective=curve"
 # Of a posterior that is sampled: another processor may round its draws otherwise.
 SAMPLED = 0.1
 
@@ -58,6 +66,109 @@ def interval_text(
         ends.append("open" if end is None else f"{float(f'{end:.{digits}g}'):,.0f}")
     return f"{ends[0]} ({ends[1]} to {ends[2]})"
 
+
+# The orders in which a vector is gathered.
+
+
+def gathered(path: Path) -> Values:
+    """Give the median seconds of each order over those in order."""
+    seconds = {row["way"]: statistics.median(row["seconds"]) for row in rows_of(path)}
+    return {
+        "strided": seconds["in strides of 16"] / seconds["in order"],
+        "random": seconds["at random"] / seconds["in order"],
+    }
+
+
+VECTORIZATION = [
+    figure(
+        "vectorization",
+        "A vector of 64 MiB takes {strided:.1f} times as long to gather in strides of 64 bytes as "
+        "in order, and {random:.1f} times at random",
+        gathered,
+        f"{RECORDED}/vectorization.jsonl",
+    )
+]
+
+# A step on another device.
+
+
+def least_step() -> Values:
+    """Give the least ms of a step of airbench_cifar at B = 2,048 on an H100, from its shapes."""
+    composed = compose_checked(["workload=airbench_cifar"])
+    assert composed.trained is not None
+    module: Any = composed.trained.module(TrialValues(2048, lr=1.0, seed=0, total_steps=100))
+    # Of the shapes alone: any images do.
+    module.initialise_from(torch.randn(module.initial_images, 3, 32, 32))
+
+    def batch_of(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(size, 3, 32, 32), torch.zeros(size, dtype=torch.long)
+
+    cost = step_cost(module, batch_of, training_loss, "bf16")
+    by_device = {(row.device, row.dtype): row for row in predictions(cost, "bf16", 2048)}
+    return {"least": 1000.0 * by_device["H100", "bf16"].least_seconds}
+
+
+ROOFLINE = [
+    figure("roofline", "{least:.1f} ms for `airbench_cifar` at B = 2,048", least_step),
+]
+
+# Three regimes, workload by workload.
+
+
+@cache
+def regimes(*paths: Path) -> Values:
+    curves = panel_curves()
+    sizes = [curve.b_crit for curve in curves if curve.b_crit is not None]
+    # Largest batch sizes over B_crit, of those that do not show the flat end.
+    farthest = list[float]()
+    for curve in curves:
+        if curve.b_crit is not None and not curve.shows_maximal_data_parallelism:
+            farthest.append(float(curve.point_sizes[-1]) / curve.b_crit)
+    return {
+        "workloads": len(curves),
+        "distance": distance_from_law(curves),
+        "least": rounded_text(min(sizes), 2),
+        "most": rounded_text(max(sizes), 2),
+        "perfect": sum(curve.shows_perfect_scaling for curve in curves),
+        "flat": sum(curve.shows_maximal_data_parallelism for curve in curves),
+        "nearest": min(farthest),
+        "farthest": max(farthest),
+    }
+
+
+def b_crit_of(arguments: Arguments, path: Path) -> Values:
+    critical = found(path, arguments).critical
+    return {"b_crit": interval_text(critical.value, critical.low, critical.high)}
+
+
+def regimes_figure(sentence: str) -> Figure:
+    return figure("three regimes", sentence, regimes, *panel_records(), tolerance=SAMPLED)
+
+
+WORKLOADS = f"{RECORDED}/workloads"
+REGIMES = [
+    regimes_figure("{workloads} recorded workloads lie on one curve"),
+    regimes_figure(
+        "within {distance:.0%} (root mean square), though B_crit runs from {least} to {most}."
+    ),
+    regimes_figure("shows on {perfect} of them."),
+    regimes_figure("shows on {flat}; the others"),
+    regimes_figure("largest batch sizes were {nearest:.1f} to {farthest:.1f} times B_crit."),
+    figure(
+        "three regimes",
+        "`mnist_mlp` has {b_crit} (",
+        partial(b_crit_of, ("workload=mnist_mlp", CURVE, "search.batch_size.high=8192")),
+        f"{WORKLOADS}/mnist_mlp.jsonl",
+        tolerance=SAMPLED,
+    ),
+    figure(
+        "three regimes",
+        "`fashion_cnn` of 16 channels {b_crit} (",
+        partial(b_crit_of, ("workload=fashion_cnn", CURVE)),
+        f"{WORKLOADS}/fashion_cnn.jsonl",
+        tolerance=SAMPLED,
+    ),
+]
 
 # Steps to target over batch size, fashion_cnn.
 
@@ -264,7 +375,7 @@ RULE_COST = [
 # What moves the critical batch size.
 
 
-MNIST = ("workload=mnist_mlp", "search.objective=curve")
+MNIST = ("workload=mnist_mlp", CURVE)
 LOSS_ARGUMENTS = ("workload=fashion_mlp", "search.batch_size.high=2048")
 # The studies of each factor: the record of each, and the arguments that tell the posterior what it
 # looks for.
@@ -387,6 +498,80 @@ MOVES = [
         "shallue_widths/base",
         "widths",
     ),
+]
+
+# Optimizers over batch size.
+
+OPTIMIZERS: dict[str, Arguments] = {
+    name: (*MNIST, "search.batch_size.high=8192", f"algorithm={algorithm}", f"schedule={schedule}")
+    for name, algorithm, schedule in (
+        ("adamw", "adamw", "constant"),
+        ("schedule_free", "schedule_free_adamw", "schedule_free"),
+        ("soap", "soap", "constant"),
+        ("muon", "muon", "constant"),
+    )
+}
+OPTIMIZER_NAMES = {
+    "adamw": "AdamW",
+    "schedule_free": "schedule-free AdamW",
+    "soap": "SOAP",
+    "muon": "Muon",
+}
+# Within what each study reached the target at.
+SHOWN_SIZES = (64, 256, 1024, 3072)
+
+
+def optimizer_row(name: str, path: Path) -> Values:
+    study = found(path, OPTIMIZERS[name])
+    critical = study.critical
+    values: dict[str, object] = {
+        "b_crit": interval_text(critical.value, critical.low, critical.high),
+        "reached": study.reached,
+        "trials": study.trials,
+    }
+    for size in SHOWN_SIZES:
+        values[f"at_{size}"] = steps_at(study, size)
+    return values
+
+
+def optimizer_crossing(first: str, second: str, *paths: Path) -> Values:
+    low, middle, high = crossing(
+        found(paths[0], OPTIMIZERS[first]), found(paths[1], OPTIMIZERS[second])
+    )
+    return {"size": interval_text(middle, low, high)}
+
+
+def crossing_figure(sentence: str, first: str, second: str) -> Figure:
+    return figure(
+        "optimizers",
+        sentence,
+        partial(optimizer_crossing, first, second),
+        record_of(f"optimizers/{first}"),
+        record_of(f"optimizers/{second}"),
+        tolerance=SAMPLED,
+    )
+
+
+OPTIMIZERS_COMPARED = [
+    *[
+        figure(
+            "optimizers",
+            row_text(
+                [
+                    shown,
+                    "{b_crit}",
+                    *(f"{{at_{size}:,.0f}}" for size in SHOWN_SIZES),
+                    "{reached} of {trials}",
+                ]
+            ),
+            partial(optimizer_row, name),
+            record_of(f"optimizers/{name}"),
+            tolerance=SAMPLED,
+        )
+        for name, shown in OPTIMIZER_NAMES.items()
+    ],
+    crossing_figure("than AdamW up to B = {size},", "schedule_free", "adamw"),
+    crossing_figure("than Muon up to B = {size}.", "soap", "muon"),
 ]
 
 # Three losses.
@@ -706,10 +891,14 @@ COMPARED = [
 ]
 
 GROUPS = {
+    "VECTORIZATION": VECTORIZATION,
+    "ROOFLINE": ROOFLINE,
+    "REGIMES": REGIMES,
     "STEPS_TO_TARGET": STEPS_TO_TARGET,
     "CRITICAL": CRITICAL,
     "RULE_COST": RULE_COST,
     "MOVES": MOVES,
+    "OPTIMIZERS_COMPARED": OPTIMIZERS_COMPARED,
     "LOSSES": LOSSES,
     "COMPARED": COMPARED,
 }
