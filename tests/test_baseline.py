@@ -185,6 +185,28 @@ def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
 
 
 @pytest.mark.parametrize(
+    ("own_again", "fresh", "ratio", "seeds"),
+    [
+        # The baseline's single search trial, and the winner's fresh seeds or what is predicted.
+        ((), (50, 50, 50), 8.0, (0, 0, 3)),
+        ((), (), 10.0, (0, 0, 0)),
+        # Its runs on the seeds of an earlier winner tell more than that trial.
+        ((200, 200), (50, 50, 50), 4.0, (0, 2, 3)),
+        ((200, 200), (), 5.0, (0, 2, 0)),
+    ],
+)
+def test_without_a_common_seed_a_gain_stands_on_the_runs_that_there_are(
+    own_again, fresh, ratio, seeds
+):
+    trial, runs = at(256, 0.3, 45, *fresh)
+    own, again = at(64, 0.1, 400, *own_again, first=10)
+    elsewhere = tuple(replace(run, seed=500 + run.number) for run in again)
+    gain = gain_of(BaselineRuns(own, elsewhere), Winner(trial, 40.0, runs), "time", 0.1)
+    assert gain.ratio == pytest.approx(ratio, rel=0.02)
+    assert (gain.seeds, gain.baseline_seeds, gain.winner_seeds) == seeds
+
+
+@pytest.mark.parametrize(
     ("own", "ratio"),
     [
         ({"status": "stopped", "steps": 500}, 10.0),

@@ -195,8 +195,9 @@ def with_use(study, **hyperparameters):
 
 
 def gain(ratio=1.45, low=1.3, high=1.7, **changes):
-    known = {"level": 0.9, "merit": "time", "seeds": 3, "at_least": False}
-    return Gain(ratio=ratio, low=low, high=high, **{**known, **changes})
+    known = {"level": 0.9, "merit": "time", "at_least": False}
+    seeds = {"seeds": 3, "baseline_seeds": 3, "winner_seeds": 3}
+    return Gain(ratio=ratio, low=low, high=high, **{**known, **seeds, **changes})
 
 
 def test_all_hyperparameters_of_a_winner_are_shown():

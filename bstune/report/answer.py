@@ -4,7 +4,8 @@
 
 Each line of the answer is a function of the result, in the table ``LINES``, ``ACTIONS`` or
 ``DETAILS``. The console, the figure's title, the pages, comparisons and MLflow's note take their
-words from here. What a study does not know is left out.
+words from here. What a study does not know is left out. Of a study of Python objects, options are
+written as ``bstune.Study`` takes them (:mod:`bstune.core.option_names`).
 
 * USE has the median over fresh seeds with the 90% interval of that median: the seeds' scatter, the
   evaluations' grid and, of seconds, the error of tau(B). A machine's speed changes from minute to
@@ -23,6 +24,7 @@ words from here. What a study does not know is left out.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from bstune.core.option_names import PythonTerms, in_python
 from bstune.report.lines import at_budget
 from bstune.report.lines.as_good import as_good
 from bstune.report.lines.cautions import cautions
@@ -35,9 +37,9 @@ from bstune.report.lines.other_winner import fastest, fewest
 from bstune.report.lines.trials import notes, trials
 from bstune.report.lines.unreached import unreached_text
 from bstune.report.lines.use import metrics_on_test_set, use
-from bstune.report.words import device_text, interval_text
+from bstune.report.words import device_text, interval_text, trials_text
 from bstune.result import StudyResult
-from bstune.system.console import format_count, format_number, plural
+from bstune.system.console import format_count, format_number
 
 Line = tuple[str, tuple[str, ...]]
 """A label, and texts: the second one and further ones stand below the first."""
@@ -48,7 +50,7 @@ class Answer:
     """A study's answer.
 
     Args:
-        title: what was asked: workload, target, device and number of trials.
+        title: what was asked: workload, target, device, and how many configurations were tried.
         headline: the answer as one sentence.
         lines: label and texts of the answer, in the order in which it is read.
         actions: label and texts of what to do next: a command, or what to change.
@@ -64,7 +66,7 @@ class Answer:
 
 def answer(result: StudyResult) -> Answer:
     """Put into words what a study answers."""
-    title = f"{question(result)} · {plural(result.trials, 'trial')}"
+    title = f"{question(result)} · {trials_text(result)}"
     headline = _headline(result)
     # Within a budget there is no target, and so no steps or seconds to one.
     if result.objective == "loss":
@@ -97,9 +99,19 @@ def _told_lines(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
     told = list[Line]()
     for label, tell in lines:
         texts = tuple(text for text in tell(result) if text)
+        # No command line composes a study of Python objects.
+        if result.in_python:
+            terms = _terms_of(result)
+            texts = tuple(in_python(text, terms) for text in texts)
         if texts:
             told.append((label, texts))
     return tuple(told)
+
+
+def _terms_of(result: StudyResult) -> PythonTerms:
+    """Give what a study's arguments in Python are written with."""
+    sign = "<=" if result.mode == "min" else ">="
+    return PythonTerms(result.metric, sign, round(result.reference.batch_size))
 
 
 def _headline(result: StudyResult) -> str:

@@ -10,6 +10,7 @@ import optuna
 from rich.console import Console
 
 from bstune.core.records import TrialResult
+from bstune.options import GivenOptions
 from bstune.report.answer import Line, answer
 from bstune.report.budget_figure import draw_budget
 from bstune.report.figure import draw_curve
@@ -219,6 +220,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
         question=question,
         size=_size_of(prepared.backend),
         overrides_lr=options.scaling.override_lr,
+        in_python=isinstance(options, GivenOptions),
     )
 
 

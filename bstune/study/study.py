@@ -17,6 +17,7 @@ from rich.console import Console
 
 from bstune.config import Composed, compose_given
 from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.option_names import ARGUMENT_OPTIONS
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate
@@ -41,24 +42,6 @@ if TYPE_CHECKING:
     from bstune.study.result import Result
     from bstune.trial.own_loop import LoopTrial
     from bstune.trial.own_project.python_recipe import PythonRecipe
-
-# The options that arguments of Study set, by the argument's name.
-ARGUMENT_OPTIONS = {
-    "name": "study",
-    "objective": "search.objective",
-    "trials": "search.trials",
-    "seconds": "search.seconds",
-    "wall_seconds": "search.wall_seconds",
-    "workers": "search.workers",
-    "precision": "precision",
-    "device": "device",
-    "seed": "seed",
-    "output": "output",
-    "storage": "storage",
-    "survey": "hardware.enabled",
-    "override_lr": OVERRIDE_LR,
-    "mlflow": "mlflow.enabled",
-}
 
 
 class Study:

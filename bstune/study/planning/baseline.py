@@ -156,13 +156,22 @@ def due_seed(
     return None
 
 
+def runs_beside(runs: BaselineRuns | None, winner: Winner | None) -> int:
+    """Count the winner's fresh seeds on which the baseline ran, too."""
+    if runs is None or winner is None:
+        return 0
+    return len({run.seed for run in runs.again} & {run.seed for run in winner.runs})
+
+
 def gain_of(
     runs: BaselineRuns | None, winner: Winner | None, merit: Merit, scatter: float
 ) -> Gain | None:
     """How many times as fast the winner is as the baseline, with its interval.
 
-    ``at_least``: the baseline was stopped before the target, so that the gain is no less than the ratio. None where
-    the two cannot be compared: one of them has no run that tells, or they are the same point.
+    ``at_least``: the baseline was stopped before the target, so that the gain is no less than the ratio. Without a
+    common seed each stands on the fresh seeds it has; without any the baseline stands on its single search trial, the
+    winner on what is predicted of a fresh seed. None where the two cannot be compared: one of them has no run that
+    tells, or they are the same point.
     """
     if runs is None or winner is None or same_point(runs.first, winner.trial):
         return None
@@ -172,16 +181,19 @@ def gain_of(
         return None
     differences = _paired_differences(runs, reached, merit)
     if runs.first.reached and differences:
-        return _interval(differences, scatter, merit, len(differences))
-    of_baseline = _log_merit(runs.first, merit)
+        count = len(differences)
+        return _interval(differences, scatter, merit, _GainRuns(count, count, count))
+    again = [run for run in runs.again if run.reached]
+    of_baseline = _mean_log_merit(again or [runs.first], merit)
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
         return None
+    stands_on = _GainRuns(0, len(again), len(reached))
     # The steps of such a run bound nothing.
     if runs.first.status in ("diverged", "out of memory"):
         return None
     if runs.first.reached:
-        return _interval([of_baseline - of_winner], scatter, merit, 0)
+        return _interval([of_baseline - of_winner], scatter, merit, stands_on)
     # What has missed the target after so much takes longer than that.
     ratio = math.exp(of_baseline - of_winner)
     if ratio <= 1.0:
@@ -193,6 +205,8 @@ def gain_of(
         level=INTERVAL_LEVEL,
         merit=merit,
         seeds=0,
+        baseline_seeds=stands_on.of_baseline,
+        winner_seeds=stands_on.of_winner,
         at_least=True,
     )
 
@@ -276,14 +290,22 @@ def _log_merit(run: TrialResult, merit: Merit) -> float | None:
     return log_steps + math.log(run.seconds_per_step)
 
 
+def _mean_log_merit(runs: Sequence[TrialResult], merit: Merit) -> float | None:
+    """Take the mean over the runs that have the merit; None where none has."""
+    logs = [_log_merit(run, merit) for run in runs]
+    known = [log for log in logs if log is not None]
+    if not known:
+        return None
+    return fmean(known)
+
+
 def _expected_log_merit(
     winner: Winner, reached: Sequence[TrialResult], merit: Merit
 ) -> float | None:
     """Take the mean over the winner's fresh seeds that reached the target; without any what is predicted of one."""
-    logs = [_log_merit(run, merit) for run in reached]
-    known = [log for log in logs if log is not None]
-    if known:
-        return fmean(known)
+    known = _mean_log_merit(reached, merit)
+    if known is not None:
+        return known
     if merit == "steps":
         return math.log(winner.steps)
     seconds = winner.trial.seconds_per_step
@@ -292,10 +314,21 @@ def _expected_log_merit(
     return math.log(winner.steps * seconds)
 
 
-def _interval(differences: Sequence[float], scatter: float, merit: Merit, seeds: int) -> Gain:
+@dataclass(frozen=True)
+class _GainRuns:
+    """On how many fresh seeds a gain stands: of both, of the baseline, of the winner."""
+
+    of_both: int
+    of_baseline: int
+    of_winner: int
+
+
+def _interval(
+    differences: Sequence[float], scatter: float, merit: Merit, stands_on: _GainRuns
+) -> Gain:
     """Give the gain of these differences of log merits, as the module's docstring has it.
 
-    ``scatter``: of log S from seed to seed; ``seeds``: on which both ran.
+    ``scatter``: of log S from seed to seed.
     """
     count = len(differences)
     squares = 0.0
@@ -313,7 +346,9 @@ def _interval(differences: Sequence[float], scatter: float, merit: Merit, seeds:
         high=math.exp(middle + half),
         level=INTERVAL_LEVEL,
         merit=merit,
-        seeds=seeds,
+        seeds=stands_on.of_both,
+        baseline_seeds=stands_on.of_baseline,
+        winner_seeds=stands_on.of_winner,
         at_least=False,
     )
 

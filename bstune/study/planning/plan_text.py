@@ -63,7 +63,7 @@ def _space_text(prepared: PreparedStudy) -> str:
 def _means_text(prepared: PreparedStudy) -> str:
     """Say what the search may spend."""
     budget = prepared.budget
-    means = [plural(budget.trials, "trial")]
+    means = [plural(budget.trials, "configuration")]
     for seconds, what in ((budget.seconds, "training"), (budget.wall_seconds, "wall time")):
         if seconds is not None:
             means.append(f"{format_seconds(seconds)} of {what}")
