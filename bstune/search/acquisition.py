@@ -141,7 +141,7 @@ class Policy:
     max_growth: float
     # The same for a new trial.
     max_first_growth: float
-    # Of the incumbent's cost, given to a new trial first ...
+    # Of stop_factor times the incumbent's cost, given to a new trial first ...
     probe_fraction: float
     # ... but at most this fraction of the predicted steps to target.
     max_predicted_fraction: float
