@@ -1,5 +1,6 @@
 """``workload``: what is trained or replayed, and what is to be reached."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -20,6 +21,16 @@ from bstune.options.values import (
     Section,
     Text,
     auto_or_number,
+)
+
+
+# What builds several loaders, or none.
+COLLECTIONS = ("builtins.dict", "builtins.list", "builtins.tuple")
+# Of workload.data that builds loaders.
+NO_DATA_MODULE = (
+    "must build a LightningDataModule, but builds {got}: let _target_ be "
+    "lightning.pytorch.LightningDataModule.from_datasets, with train_dataset and val_dataset; in "
+    "Python, bstune.tune takes loaders as they are: data=(train, val)"
 )
 
 
@@ -174,6 +185,18 @@ class TrainedWorkload(WorkloadOptions):
     """Node that builds the LightningDataModule."""
     module: Node
     """Node that builds a trial's LightningModule."""
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _is_no_loader(cls, data: object) -> object:
+        """Refuse loaders by their names: what else is none is known only once it is imported and built."""
+        target = ""
+        if isinstance(data, Mapping):
+            target = str(data.get("_target_") or data.get("class_path") or "")
+        is_loader = target.rpartition(".")[2] == "DataLoader" or target in COLLECTIONS
+        if is_loader or isinstance(data, list | tuple):
+            raise ValueError(NO_DATA_MODULE.format(got=target or "a list"))
+        return data
 
 
 class ReplayedWorkload(WorkloadOptions):

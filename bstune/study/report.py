@@ -1,4 +1,4 @@
-"""The report of a study: its files, its answer, the winners on the test set, its curve in MLflow."""
+"""The report of a study: its files, its answer, the winners on the test set, its curve in a tracker."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def report_study(
     Args:
         prepared: the study.
         study: with its trials.
-        tracking: of MLflow; None where it is off.
+        tracking: what the study is logged to, such as MLflow; None where it is off.
         end: what ended the search.
         arguments: of the command line, which run the winners again; None for Python objects.
         console: where the answer is printed.
@@ -111,7 +111,7 @@ def report_study(
     )
     write_text(files.curve, result.to_json())
     write_text(files.best, best_yaml(analysis.best, arguments, prepared))
-    # What follows takes seconds, and MLflow's server may take longer: the answer comes before it.
+    # What follows takes seconds, and a tracker's server may take longer: the answer comes before it.
     show(answer(result), console, _next_in_python(prepared, result, arguments))
     missing_before_figures = len(missing)
     _draw(prepared, done, result, missing)
@@ -122,13 +122,13 @@ def report_study(
         result = result.with_notes([*notes, *missing])
         write_text(files.curve, result.to_json())
     _write_page(prepared, missing)
-    mlflow: Sequence[str] = ()
+    tracked: Line | None = None
     if tracking is not None:
-        with optional("MLflow lacks the results", missing):
-            mlflow = _track(prepared, tracking, result)
-    # Page and MLflow may have failed since curve.json was written.
+        with optional(f"{tracking.name} lacks the results", missing):
+            tracked = tracking.name, _track(prepared, tracking, result)
+    # Page and tracker may have failed since curve.json was written.
     result = result.with_notes([*notes, *missing])
-    show_places(places(files, mlflow), [*elsewhere, *missing], console)
+    show_places(places(files, tracked), [*elsewhere, *missing], console)
     return Findings(prepared, recorded, result)
 
 
@@ -262,7 +262,7 @@ def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
 
 
 def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -> tuple[str, ...]:
-    """Send the results and files to MLflow; give what opens its page of the studies."""
+    """Send the results and files to the tracker; give what opens its page of the studies."""
     files = prepared.files
     artifacts = [files.figure, files.trials, files.curve, files.best, files.config]
     artifacts += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]

@@ -122,11 +122,9 @@ def run(
     # A dumb terminal shows no live line, and gets plain ones.
     if console.is_interactive:
         with console.status("preparing") as status:
-            say = partial(_update, status)
-            prepared = prepare(options, recipe, say, elapsed=elapsed)
+            prepared = prepare(options, recipe, partial(_update, status), elapsed=elapsed)
     else:
-        say = _sayer(options, console)
-        prepared = prepare(options, recipe, say, elapsed=elapsed)
+        prepared = prepare(options, recipe, _sayer(options, console), elapsed=elapsed)
     try:
         if prepared.trial is None:
             return run_study(prepared, arguments, console)

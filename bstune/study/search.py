@@ -97,7 +97,7 @@ class Search:
             prepared: the study.
             study: with its trials.
             leases: of this process, and of those beside it.
-            tracking: of MLflow; None where it is off.
+            tracking: what trials are logged to, such as MLflow; None where it is off.
             show: gets the finished trials, and the seconds to go as far as they are known.
             before_trial: called before each trial begins; None: nothing is.
         """

@@ -73,6 +73,8 @@ class Tracking:
     Nothing here raises because of MLflow: after a failure, nothing more is sent.
     """
 
+    name = "MLflow"
+    """What lines call it, as where it lacks the results."""
     _client: MlflowClient
     _experiments: Mapping[str, str]
     """Their ids, by kind of run."""
