@@ -49,7 +49,7 @@ def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
     # Its arguments have changed, so that the one that had ended goes on too.
     sweep(more)
     out = capfd.readouterr().out
-    assert out.count("continues after 2 trials") == 1
+    assert out.count("continues after 2 configurations") == 1
     result = json.loads((folder / "result.json").read_text())
     assert [row["study"] for row in result["rows"]] == ["smoothed", "decayed"]
     assert all(row["reached"].endswith(" of 4") for row in result["rows"])
