@@ -56,7 +56,8 @@ SECTIONS = (
 )
 # An option with its value, or alone, that stands neither in quotes nor in a path or a longer name.
 OPTION = re.compile(
-    r"(?<![\w./'\"\[])(?P<name>[a-z_]+(?:\.[a-z_]+)+)\b(?![\w/(])(?:=(?P<value>[^\s,;:()]*[^\s,;:().]))?"
+    r"(?<![\w./'\"\[])(?P<name>[a-z_]+(?:\.[a-z_]+)+)\b(?![\w/(])"
+    r"(?:=(?P<value>[^\s,;:()]*[^\s,;:().]))?"
 )
 # Both ends of a trial in a row are one argument.
 BUDGET = re.compile(r"budget\.steps=(\d+) budget\.examples=(\d+)")

@@ -61,8 +61,8 @@ GLOSSARY = {
         "a batch size, a learning rate and what else is searched: search.trials counts them"
     ),
     "trial": (
-        "one configuration on one seed; each part of one that was stopped and continued has a number "
-        "and a row of its own"
+        "one configuration on one seed; each part of one that was stopped and continued has a "
+        "number and a row of its own"
     ),
     "stopped": (
         "a trial that ended before the target, as it could no longer change the answer or its "

@@ -111,7 +111,7 @@ def report_study(
     )
     write_text(files.curve, result.to_json())
     write_text(files.best, best_yaml(analysis.best, arguments, prepared))
-    # What follows takes seconds, and a tracker's server may take longer: the answer comes before it.
+    # What follows takes seconds, and a tracker's server may take longer: the answer comes first.
     show(answer(result), console, _next_in_python(prepared, result, arguments))
     missing_before_figures = len(missing)
     _draw(prepared, done, result, missing)

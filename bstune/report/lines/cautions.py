@@ -103,8 +103,8 @@ def gain_of_single_run(result: StudyResult) -> Iterator[str]:
     # As long as the study runs they are still to come.
     if result.search.replicates and result.stop_reason is not None:
         yield (
-            "GAIN stands on a single run of your configuration, with one seed's luck in it: no time "
-            f"was left for its fresh seeds, and {_more_time(result)} runs them"
+            "GAIN stands on a single run of your configuration, with one seed's luck in it: no "
+            f"time was left for its fresh seeds, and {_more_time(result)} runs them"
         )
 
 

@@ -133,6 +133,6 @@ def advice_on_time(seconds: float, trials: int, device: str, limited: bool) -> s
     each = format_seconds(seconds / trials)
     tried = plural(trials, "configuration")
     return (
-        f"a study takes up to {format_seconds(seconds)} here: {tried} of up to {each}, if each runs "
-        f"to its budget; to make it fit: {', or '.join(ways)}. It goes on"
+        f"a study takes up to {format_seconds(seconds)} here: {tried} of up to {each}, if each "
+        f"runs to its budget; to make it fit: {', or '.join(ways)}. It goes on"
     )

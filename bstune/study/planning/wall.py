@@ -198,7 +198,7 @@ class WallTime:
         Where not even two trials had time it says how much they need; ``shortest`` are the wall seconds of the least
         trial that is worth its start.
         """
-        purpose = "to run the winner again"
+        purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):
             purpose = "to continue the most promising trial"
         left = self.left
