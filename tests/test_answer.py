@@ -23,6 +23,7 @@ from toolbox import make_trial
 from bstune.core.records import STATUSES, Budget
 from bstune.report.answer import answer
 from bstune.report.block import SHOWN_CAUTIONS, block
+from bstune.report.compare import compared
 from bstune.report.lines.cautions import warnings
 from bstune.report.lines.learning_rate import verdict
 from bstune.report.lines.next_steps import narrower
@@ -585,6 +586,8 @@ def test_a_study_of_python_objects_names_arguments():
     assert "options=['hardware.refresh=true']" in cautions[0]
     assert ": trials=64 looks" in cautions[1]
     assert texts(busy, "MORE")[-1].startswith("trials=64 ")
+    once = result_of([LUCKY], in_python=True, search=OF_TIME, stop_reason="stopped")
+    assert "a larger wall_seconds" in compared(once, "s").notes[0]
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,21 @@
 
 Each line of the answer is a function of the result, in the table ``LINES``, ``ACTIONS`` or
 ``DETAILS``. The console, the figure's title, the pages, comparisons and MLflow's note take their
-words from here. What a study does not know is left out. Of a study of Python objects, options are
-written as ``bstune.Study`` takes them (:mod:`bstune.core.option_names`).
+words from here. What a study does not know is left out. Options are written as whoever ran the study
+takes them (:mod:`bstune.report.spelling`).
 
 * USE has the median over fresh seeds with the 90% interval of that median: the seeds' scatter, the
   evaluations' grid and, of seconds, the error of tau(B). A machine's speed changes from minute to
   minute, which that error holds.
 * GAIN is the mean ratio over the fresh seeds that both ran on. Its interval pools their scatter with
-  that of all trials (:mod:`bstune.study.planning.baseline`). One that holds 1 says so.
+  that of all trials (:mod:`bstune.study.planning.baseline`). One that holds 1 says so. Where there
+  are fewer seeds than planned, or none, it says on which runs it stands.
 * AS GOOD takes each batch size at its best learning rate (:mod:`bstune.study.analysis.as_good`).
 * DEVICES takes each device to be as fast as this one. Above the critical batch size a larger batch
   saves few steps, yet on one device it can still be the fastest.
-* CAUTION names fresh seeds that missed the target, a configuration that may be better and had none,
-  a target that is met at the first look, a noisy machine, an open interval.
+* CAUTION names fresh seeds that missed the target, that USE or the baseline had none, a
+  configuration that may be better and had none, a target that is met at the first look, a noisy
+  machine, an open interval.
 
 ``--json`` writes the result's JSON to standard output, and all else to standard error.
 """
@@ -24,7 +26,6 @@ written as ``bstune.Study`` takes them (:mod:`bstune.core.option_names`).
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bstune.core.option_names import PythonTerms, in_python
 from bstune.report.lines import at_budget
 from bstune.report.lines.as_good import as_good
 from bstune.report.lines.cautions import cautions
@@ -37,6 +38,7 @@ from bstune.report.lines.other_winner import fastest, fewest
 from bstune.report.lines.trials import notes, trials
 from bstune.report.lines.unreached import unreached_text
 from bstune.report.lines.use import metrics_on_test_set, use
+from bstune.report.spelling import spelled
 from bstune.report.words import device_text, interval_text, trials_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
@@ -98,20 +100,10 @@ def _told_lines(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
     """Give the lines that have a text."""
     told = list[Line]()
     for label, tell in lines:
-        texts = tuple(text for text in tell(result) if text)
-        # No command line composes a study of Python objects.
-        if result.in_python:
-            terms = _terms_of(result)
-            texts = tuple(in_python(text, terms) for text in texts)
+        texts = tuple(spelled(result, text) for text in tell(result) if text)
         if texts:
             told.append((label, texts))
     return tuple(told)
-
-
-def _terms_of(result: StudyResult) -> PythonTerms:
-    """Give what a study's arguments in Python are written with."""
-    sign = "<=" if result.mode == "min" else ">="
-    return PythonTerms(result.metric, sign, round(result.reference.batch_size))
 
 
 def _headline(result: StudyResult) -> str:

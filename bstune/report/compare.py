@@ -32,6 +32,7 @@ from bstune.report.lines import at_budget
 from bstune.report.lines.at_budget import budget_words
 from bstune.report.lines.cautions import warnings
 from bstune.report.schema import read_result
+from bstune.report.spelling import spelled
 from bstune.report.study_folder import StudyFolder, each_study, read_study
 from bstune.report.words import critical_text, device_text, expected_text, trials_text
 from bstune.result import AtBudget, Gain, StudyResult
@@ -585,8 +586,9 @@ def _notes(result: StudyResult, points: Sequence[ComparedPoint]) -> list[str]:
     """Say what a reader has to know of a study."""
     # It has a vocabulary of its own: no target that could be missed.
     if result.objective == "loss":
-        return [line for line in at_budget.cautions(result) if line is not None]
-    lines = list(warnings(result))
+        cautions = [line for line in at_budget.cautions(result) if line is not None]
+        return [spelled(result, line) for line in cautions]
+    lines = [spelled(result, line) for line in warnings(result)]
     if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")
     return lines

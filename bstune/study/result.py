@@ -24,6 +24,7 @@ from bstune.report.figure import curve_figure
 from bstune.report.lines.unreached import unreached_advice
 from bstune.report.notebook import answer_html
 from bstune.report.page import write_page
+from bstune.report.spelling import spelled
 from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
 from bstune.study.folder_config import options_of_folder
@@ -115,7 +116,7 @@ class Result:
         merits = SOUGHT[self.summary.objective].merits or ("time",)
         best = self.summary.best_by(merits[0])
         if best is None:
-            raise StudyError(unreached_advice(self.summary))
+            raise StudyError(spelled(self.summary, unreached_advice(self.summary)))
         return best
 
     @property
