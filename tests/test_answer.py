@@ -553,6 +553,26 @@ def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
 
 
 @pytest.mark.parametrize(
+    ("changes", "basis"),
+    [
+        (
+            {"seeds": 1, "baseline_seeds": 1},
+            "on 1 fresh seed of both; yours was stopped before the target on 2 more fresh seeds)",
+        ),
+        (
+            SINGLE,
+            "USE on 3 fresh seeds; yours was stopped before the target on 2 more fresh seeds)",
+        ),
+    ],
+)
+def test_fresh_seeds_that_yours_missed_are_said_and_no_time_was_short(changes, basis):
+    missed = make_baseline(runs=3, reached=1)
+    whole = changed(WHOLE, baseline=missed, gain=make_gain(**changes), search=OF_TIME)
+    assert texts(whole, "GAIN")[0].endswith(basis)
+    assert not [text for text in texts(whole, "CAUTION") if "GAIN" in text]
+
+
+@pytest.mark.parametrize(
     ("search", "stop_reason", "advice"),
     [
         (OF_TIME, "stopped", "a larger search.wall_seconds"),

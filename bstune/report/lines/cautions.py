@@ -93,8 +93,11 @@ def not_on_fresh_seeds(result: StudyResult) -> Iterator[str]:
 def _gain_of_one_run(result: StudyResult) -> Iterator[str]:
     """Say that the gain compares with a single run of the user's own configuration."""
     gain = result.gain
+    has_fresh_seeds = result.baseline is not None and result.baseline.runs > 0
     # Of one that was stopped the gain is a bound.
-    if gain is not None and not gain.at_least and gain.baseline_seeds == 0:
+    if gain is None or gain.at_least or has_fresh_seeds:
+        return
+    if gain.baseline_seeds == 0:
         yield from gain_of_single_run(result)
 
 

@@ -28,7 +28,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
         better = "as fast as"
     ratio = _ratio_text(compared.ratio)
     # What was stopped takes longer than that: the ratio is a bound, without an interval.
-    basis = _basis_text(compared, result.search.replicates)
+    basis = _basis_text(compared, baseline, result.search.replicates)
     if compared.at_least or compared.low is None:
         yield f"at least {ratio} times {better} {yours}, stopped before the target{basis}"
         return
@@ -43,24 +43,34 @@ def gain(result: StudyResult) -> Iterator[str | None]:
         yield f"{ratio} times {better} {yours} ({interval})"
 
 
-def _basis_text(compared: Gain, replicates: int) -> str:
+def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> str:
     """Say, as the end of a sentence, on which runs a gain stands; empty where both had all their seeds.
 
     ``replicates``: the fresh seeds that were planned.
     """
+    if compared.seeds >= replicates and compared.seeds:
+        return ""
+    text = f"; {_runs_text(compared)}"
+    # Such a seed has no ratio, and would have made the gain larger.
+    missed = baseline.runs - baseline.reached
+    if missed:
+        text += f"; yours was stopped before the target on {plural(missed, 'more fresh seed')}"
+    return text
+
+
+def _runs_text(compared: Gain) -> str:
+    """Write ``on 1 fresh seed of both``, or of each on which runs it stands."""
     if compared.seeds:
-        if compared.seeds >= replicates:
-            return ""
-        return f"; on {plural(compared.seeds, 'fresh seed')} of both"
+        return f"on {plural(compared.seeds, 'fresh seed')} of both"
     if compared.baseline_seeds is None or compared.winner_seeds is None:
-        return "; on no common seed"
+        return "on no common seed"
     of_winner = "USE's is predicted"
     if compared.winner_seeds:
         of_winner = f"USE on {plural(compared.winner_seeds, 'fresh seed')}"
     of_baseline = "yours in its single search trial"
     if compared.baseline_seeds:
         of_baseline = f"yours on {plural(compared.baseline_seeds, 'other fresh seed')}"
-    return f"; {of_baseline}, {of_winner}"
+    return f"{of_baseline}, {of_winner}"
 
 
 def _ratio_text(ratio: float | None) -> str:
