@@ -250,7 +250,7 @@ def study(tmp_path_factory):
 def test_a_study_from_end_to_end(study):
     root, out = study
     assert "study small: val/loss <= 1, objective steps" in out
-    assert "9 trials; each ends at the target or once it cannot matter" in out
+    assert "9 configurations; each ends at the target or once it cannot matter" in out
     assert "\x1b[" not in out, "no terminal, no escape sequences"
     assert entries(root) == ["bstune.db", "mlflow.db", "mlruns", "outputs"]
     folder = root / "outputs" / "small"
