@@ -238,14 +238,14 @@ def _devices(trials: Sequence[TrialResult]) -> tuple[str, ...]:
 
 def _unreached(
     trials: Sequence[TrialResult],
-    configurations: Sequence[TrialResult],
+    whole_trials: Sequence[TrialResult],
     asked: Asked,
     sought: bool,
 ) -> Unreached | None:
     # The objective loss has no target to miss.
     if asked.objective == "loss":
         return None
-    return unreached_because(trials, configurations, asked.target, asked.budget, sought)
+    return unreached_because(trials, whole_trials, asked.target, asked.budget, sought)
 
 
 def _noise_scale(
@@ -431,17 +431,17 @@ def _training_loops(trials: Sequence[TrialResult]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _spend(trials: Sequence[TrialResult], configurations: Sequence[TrialResult]) -> Spend:
+def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -> Spend:
     """Add up what the trials took: a last part counts the examples of those before it, too."""
     seconds = sum(
         trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
     )
-    examples = sum(trial.examples for trial in configurations)
-    return Spend(trials=len(configurations), seconds=seconds, examples=examples)
+    examples = sum(trial.examples for trial in whole_trials)
+    return Spend(trials=len(whole_trials), seconds=seconds, examples=examples)
 
 
-def _statuses(configurations: Sequence[TrialResult]) -> dict[str, int]:
-    counts = Counter[str](trial.status for trial in configurations)
+def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
+    counts = Counter[str](trial.status for trial in whole_trials)
     # All of them, in one order: those without a trial are 0.
     return {status: counts[status] for status in STATUSES}
 
