@@ -33,16 +33,6 @@ NO_DATA_MODULE = (
 )
 
 
-# What builds several loaders, or none.
-COLLECTIONS = ("builtins.dict", "builtins.list", "builtins.tuple")
-# Of workload.data that builds loaders.
-NO_DATA_MODULE = (
-    "must build a LightningDataModule, but builds {got}: let _target_ be "
-    "lightning.pytorch.LightningDataModule.from_datasets, with train_dataset and val_dataset; in "
-    "Python, bstune.tune takes loaders as they are: data=(train, val)"
-)
-
-
 class ReferenceOptions(Section):
     """A pair that goes together."""
 

@@ -18,7 +18,8 @@ def schedule_free_adamw(params: ParamsT, **options: Any) -> Optimizer:
     Raises:
         ConfigError: without that library.
     """
-    return _of_library("schedulefree", "AdamWScheduleFree")(params, **options)
+    optimizer: Optimizer = _of_library("schedulefree", "AdamWScheduleFree")(params, **options)
+    return optimizer
 
 
 def soap(params: ParamsT, **options: Any) -> Optimizer:
@@ -27,7 +28,8 @@ def soap(params: ParamsT, **options: Any) -> Optimizer:
     Raises:
         ConfigError: without that library.
     """
-    return _of_library("pytorch_optimizer", "SOAP")(params, **options)
+    optimizer: Optimizer = _of_library("pytorch_optimizer", "SOAP")(params, **options)
+    return optimizer
 
 
 def _of_library(library: str, name: str) -> Any:

@@ -154,7 +154,7 @@ def summarize(
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     # A trial that was stopped and continued is one configuration: its last part has all of it.
-    ended = last_parts(trials)
+    whole_trials = last_parts(trials)
     fit, fit_note = _fit_and_note(analysis.fit)
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     again: tuple[str, ...] | None = None
@@ -176,12 +176,12 @@ def summarize(
         devices=_devices(trials),
         training_loops=_training_loops(trials),
         stop_reason=stop_reason,
-        trials=len(ended),
-        configurations=_configurations(ended),
-        continued=len(trials) - len(ended),
-        spend=_spend(trials, ended),
-        statuses=_statuses(ended),
-        unreached=_unreached(trials, ended, asked, sought),
+        trials=len(whole_trials),
+        configurations=_configurations(whole_trials),
+        continued=len(trials) - len(whole_trials),
+        spend=_spend(trials, whole_trials),
+        statuses=_statuses(whole_trials),
+        unreached=_unreached(trials, whole_trials, asked, sought),
         points=tuple(_curve_point(point, trials) for point in points),
         critical_batch_size=analysis.critical,
         regimes=regimes(analysis.critical),
@@ -224,9 +224,9 @@ def _target_value(target: Target) -> float | None:
     return target.value
 
 
-def _configurations(ended: Sequence[TrialResult]) -> int:
+def _configurations(whole_trials: Sequence[TrialResult]) -> int:
     """Count the points that were tried: neither runs on fresh seeds nor what failed is one."""
-    searched = [trial for trial in ended if trial.replicate_of is None]
+    searched = [trial for trial in whole_trials if trial.replicate_of is None]
     return sum(trial.status != "failed" for trial in searched)
 
 
