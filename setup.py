@@ -3,7 +3,7 @@
     BSTUNE_LIGHTNING=pytorch-lightning pip install PATH_OF_BSTUNE
 
 needs pytorch-lightning alone, for projects that have that; without the variable it is lightning,
-which brings both.
+which brings both. A pyproject.toml reads no environment, and names either all dependencies or none.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Write the table of options in ``conf/README.md``: ``python .ci/option_table.py``.
 
-What an option is, and what it may be, is said in ``bstune/options.py`` alone, and its default in
+What an option is, and what it may be, is said in ``bstune/options/`` alone, and its default in
 ``conf/config.yaml``. Ranges are left out: a value out of its range is refused with them. Options
 that are seldom set share a row. A test reads the table, too.
 """

@@ -282,7 +282,7 @@ def check_secrets(arguments: Sequence[str]) -> None:
     suspicious = [argument for argument in arguments if MAY_BE_SECRET.search(argument)]
     if not suspicious:
         return
-    # hydra: a quarter of a second
+    # Hydra takes a quarter of a second to import.
     from bstune.config import secret_option
 
     for option in map(secret_option, suspicious):
@@ -304,7 +304,7 @@ def check_words(arguments: Sequence[str]) -> None:
 
     ConfigError names the nearest verb, workload or option.
     """
-    # hydra: a quarter of a second
+    # Hydra takes a quarter of a second to import.
     from bstune.config import nearest, option_names
 
     for previous, argument in pairwise(["", *arguments]):
@@ -340,7 +340,7 @@ def tune(arguments: list[str]) -> str | None:
         workloads = textwrap.fill(", ".join(workload_names()), 90, subsequent_indent=" " * 11)
         sys.stdout.write(HELP.format(verbs=verbs, workloads=workloads))
         return None
-    # hydra: half a second, which the help need not wait for
+    # Hydra takes half a second to import, which the help need not wait for.
     from bstune.config import (
         CONFIG_NAME,
         config_shown,
@@ -369,7 +369,7 @@ def tune(arguments: list[str]) -> str | None:
     sys.argv = [sys.argv[0], *arguments]
     # Hydra raises what it would print, so that it ends as everything else.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    # hydra: a quarter of a second
+    # Hydra takes a quarter of a second to import.
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -414,7 +414,7 @@ def _job(config: "DictConfig") -> None:
 
     A launcher may run it in a process of its own, so errors end here.
     """
-    # hydra: it is imported by now
+    # It knows Hydra, which is imported by now.
     from bstune.config import groups_in, parse, validate
     from bstune.trial.replay import complete
 
@@ -432,7 +432,7 @@ def _job(config: "DictConfig") -> None:
 
 def _job_arguments() -> list[str]:
     """Give the arguments that compose the running Hydra job's config again, from any folder."""
-    # hydra: it is imported by now
+    # It knows Hydra, which is imported by now.
     from hydra.core.hydra_config import HydraConfig
 
     from bstune.config import CONFIG_NAME
@@ -455,20 +455,20 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
     options = composed.options
     is_trained = composed.recipe is not None
     if is_trained:
-        # hydra: not for --help
-        from bstune.study.early import check_early
+        # It imports Hydra, which the help need not wait for.
+        from bstune.study.early_checks import check_early
 
         check_early(options, write_out)
         write_out("bstune: loading PyTorch and Lightning, 5 to 30 s")
     if is_trained and options.trial.batch_size is None and options.search.workers > 0:
-        # multiprocessing: not for --help
+        # It imports multiprocessing, which the help need not wait for.
         from bstune.trial.processes.workers import start_server
 
         # It imports what trains, 3 s, while this process does.
         start_server()
     with watching(write_out, None), waiting_for("the libraries"):
         quieten(training=is_trained)
-        # optuna, rich and, to train, lightning, 4 s and more: not for --help or a mistake
+        # Optuna, Rich and, to train, Lightning take 4 s and more: help and mistakes do not wait.
         from bstune.study.study import Study
 
     try:
@@ -493,7 +493,7 @@ def worker(arguments: list[str]) -> None:
             "reports.\n"
         )
         return
-    # hydra: not for --help
+    # It imports Hydra, which the help need not wait for.
     from bstune.config import resolved
 
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
@@ -508,7 +508,7 @@ def worker(arguments: list[str]) -> None:
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"storage: {str(error).splitlines()[0]}") from error
     remember(url)
-    # optuna, and to train lightning
+    # It imports Optuna and, to train, Lightning.
     from bstune.study.study import Study
 
     Study.join(given["study"], url, arguments, plain_console())
@@ -554,7 +554,7 @@ def lightning(arguments: list[str]) -> str | None:
             f"{options.target} a target: leave one of them out"
         )
     quieten()
-    # lightning: 4 s
+    # Lightning takes 4 s to import.
     from yaml import safe_dump
 
     from bstune.study.prepare import compose_checked
@@ -608,7 +608,7 @@ def _target_among(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def fit(arguments: list[str]) -> str:
     """Print the fit of a CSV file of points as a sentence and a small table, and give its JSON."""
-    # scipy, which a mistake need not wait for
+    # It imports scipy, which a mistake need not wait for.
     from bstune.core.curve import LAWS, fit_curve
     from bstune.core.points_file import parse_points
     from bstune.core.records import dump_json
@@ -698,7 +698,7 @@ def plan(arguments: list[str]) -> None:
 
 def compare(arguments: list[str]) -> None:
     """Compare studies: a page, a figure, and their numbers side by side."""
-    # numpy, which a mistake need not wait for
+    # It imports numpy, which a mistake need not wait for.
     from bstune.report import compare as comparing
     from bstune.report.compare_console import write_comparison
 
@@ -736,13 +736,13 @@ def compare(arguments: list[str]) -> None:
     elif options.mlflow is not None:
         parser.error("target=VALUE is of studies' folders: leave out --mlflow")
     else:
-        # optuna and scipy: two seconds
+        # Optuna and scipy take two seconds to import.
         from bstune.study.retarget import read_at_target
 
         read = partial(read_at_target, argument=f"target={target}")
         studies, left_out = comparing.read_studies(paths, read)
     if options.mlflow is not None:
-        # mlflow: a second
+        # MLflow takes a second to import.
         from bstune.tracking.logged import logged_curves
 
         logged, missing = comparing.logged_studies(logged_curves(options.mlflow, options.uri))

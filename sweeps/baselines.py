@@ -79,7 +79,7 @@ class Entry:
 
 def searches() -> tuple[Entry, ...]:
     """Give all searches that have a name, each Optuna sampler with each axis and form."""
-    entries = [Entry(FRONTIER, None, None, FrontierSearch)]
+    entries = [Entry(FRONTIER, axis=None, form=None, make=FrontierSearch)]
     for rule in FRONTIER_RULES:
         entries.append(Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)))
     for name in SAMPLERS:
@@ -88,8 +88,8 @@ def searches() -> tuple[Entry, ...]:
             forms = (None,)
         for axis, form in product(AXES, forms):
             entries.append(_optuna_entry(name, axis, form))
-    entries.append(Entry("shallue", None, None, EveryBatchSize))
-    entries.append(Entry("zeus", None, None, Zeus))
+    entries.append(Entry("shallue", axis=None, form=None, make=EveryBatchSize))
+    entries.append(Entry("zeus", axis=None, form=None, make=Zeus))
     return tuple(entries)
 
 

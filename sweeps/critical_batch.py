@@ -302,7 +302,10 @@ def lr_exponent(
 
 
 def growth_of(of_table: Iterable[Mapping[str, Any]]) -> Growth | None:
-    """Give how B_crit grows over the targets of one table's rows; None where too few determine it."""
+    """Give how B_crit grows over the targets of one table's rows.
+
+    None where too few determine it.
+    """
     points = list[CriticalAtTarget]()
     for row in of_table:
         points.append(

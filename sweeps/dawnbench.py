@@ -37,7 +37,7 @@ from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, Tria
 from bstune.options import StudyOptions, option_at
 from bstune.sweeps.dawnbench_report import CONFIDENCE, RungRow, RungTrial, paint, sentence, shown
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.statistics import Difference, compare_pairs, holm
+from bstune.sweeps.statistics import NO_PAIRS, compare_pairs, holm
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, read_trial
 from bstune.system.console import format_seconds
 from bstune.trial.devices.device import device_name, device_of, synchronize
@@ -460,7 +460,7 @@ def make_rows(
     for of_rung in trials:
         by_seed.append(dict(zip(of_rung, map(accuracy, of_rung.values()), strict=True)))
     # Nothing comes before the first rung.
-    differences = [Difference(0, None, None, None, None)]
+    differences = [NO_PAIRS]
     for before, after in pairwise(by_seed):
         differences.append(compare_pairs(before, after, CONFIDENCE))
     # In the order of the rungs that have a p: each takes the next one below.

@@ -40,6 +40,7 @@ from bstune.report.drawing import save_figure
 from bstune.sweeps.unit_log import PARAMETER_PREFIX, UnfinishedError, UnitLog, read_units
 from bstune.system.console import format_number, quieten
 from bstune.system.files import check_writable, expand_home, write_text
+from bstune.system.folder_lock import held_alone
 from bstune.system.git import git_commit
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import redact, redact_values
@@ -360,20 +361,22 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
     # A file has no width of its own, and rich takes 80 columns for it.
     if not console.is_terminal:
         console = safe_console(width=max(FILE_WIDTH, console.width))
-    console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
-    try:
-        finding = sweep.find(console)
-    # Lightning turns the first into the second.
-    except (KeyboardInterrupt, SystemExit) as error:
-        kept = "the sweep has written nothing"
-        if sweep.runs.exists():
-            kept = f"{sweep.runs} keeps what has ended; the same command goes on"
-        raise Interrupted(f"interrupted: {kept}") from error
-    except UnfinishedError as unfinished:
-        console.print(str(unfinished), soft_wrap=True, markup=False)
-        return
-    write(sweep, finding, options)
-    show(sweep, finding, console)
+    # Two commands would write their units into each other's file.
+    with held_alone(sweep.output, "sweep.output"):
+        console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
+        try:
+            finding = sweep.find(console)
+        # Lightning turns the first into the second.
+        except (KeyboardInterrupt, SystemExit) as error:
+            kept = "the sweep has written nothing"
+            if sweep.runs.exists():
+                kept = f"{sweep.runs} keeps what has ended; the same command goes on"
+            raise Interrupted(f"interrupted: {kept}") from error
+        except UnfinishedError as unfinished:
+            console.print(str(unfinished), soft_wrap=True, markup=False)
+            return
+        write(sweep, finding, options)
+        show(sweep, finding, console)
 
 
 def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:

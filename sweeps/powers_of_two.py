@@ -25,8 +25,10 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
-from bstune.hardware.several import shared_steps
+from bstune.hardware.several_devices import shared_steps
 from bstune.hardware.timing import StepTiming, busy_seconds, summarize_visits, time_trial, visits
+from bstune.options import StudyOptions
+from bstune.recipe import Recipe
 from bstune.report.drawing import BLUE, GREY, INK, VERMILION
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.statistics import (
@@ -116,21 +118,13 @@ def run(
             f"({workload.train_examples} examples)"
         )
     round_names = [f"round/{number}" for number in range(1, repeats + 1)]
-    unit_names = list(round_names)
-    if ceiling is None:
-        unit_names.insert(0, CEILING_UNIT)
-    # Of several devices' processes there is no one device whose time is in use.
-    if options.devices == 1:
-        unit_names.append(BUSY_UNIT)
+    unit_names = _unit_names(round_names, options, ceiling)
     check_only(only, unit_names)
     device = device_name(protocol.trainer, protocol.devices)
     log.begin(device, ("repeats", "level"))
     if ceiling is None:
-        # CUDA has its device's memory as the limit.
-        limit: int | None = None
-        if options.device == "cpu":
-            limit = probe.cpu_bytes
         find = functools.partial(find_ceiling, options, recipe)
+        limit = _limit_of(options, probe)
         measure = functools.partial(_measured, find, workload.train_examples, probe, limit, console)
         # Whatever is chosen: the other batch sizes follow from it.
         plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
@@ -140,36 +134,23 @@ def run(
         console.print(
             f"left out, as they do not fit under {ceiling}: {', '.join(map(str, choice.left_out))}"
         )
-
-    def time_rounds(names: Sequence[str]) -> Iterator[tuple[str, dict[int, tuple[float, ...]]]]:
-        order = visits(choice.sizes, repeats, seed)
-        with ExitStack() as processes:
-            time_steps: Callable[[int, float, int], tuple[float, ...]]
-            time_steps = functools.partial(timer, workload, protocol)
-            if options.devices > 1:
-                # Of all the devices' processes, in place of trials in this one.
-                time_steps = processes.enter_context(
-                    shared_steps(options, recipe, protocol.warmup_steps)
-                )
-            for name in names:
-                first = round_names.index(name) * len(choice.sizes)
-                of_round = order[first : first + len(choice.sizes)]
-                yield name, {size: time_steps(size, lr, steps) for size in of_round}
-
-    def time_busy(name: str) -> dict[int, float]:
-        medians_busy = dict[int, float]()
-        for size in choice.sizes:
-            seconds = [busy(workload, protocol, size, lr, steps) for _ in range(BUSY_VISITS)]
-            medians_busy[size] = statistics.median(seconds)
-        return medians_busy
-
+    timed_steps = _TimedSteps(
+        options, recipe, workload, protocol, choice.sizes, steps, lr, timer, busy
+    )
+    order = visits(choice.sizes, repeats, seed)
+    visits_of_round = dict[str, Sequence[int]]()
+    for number, name in enumerate(round_names):
+        first = number * len(choice.sizes)
+        visits_of_round[name] = order[first : first + len(choice.sizes)]
     rounds_plan = UnitPlan(
         names=round_names, only=only, noun="round", read=_read_round, choices=unit_names
     )
-    measured_rounds = log.measure_as_they_end(rounds_plan, time_rounds)
+    measured_rounds = log.measure_as_they_end(
+        rounds_plan, functools.partial(timed_steps.time_rounds, visits_of_round)
+    )
     busy_by_size = dict[int, float]()
     measured = {CEILING_UNIT, *measured_rounds}
-    if options.devices == 1:
+    if BUSY_UNIT in unit_names:
         busy_plan = UnitPlan(
             names=[BUSY_UNIT],
             only=only,
@@ -177,7 +158,7 @@ def run(
             read=_read_busy,
             choices=unit_names,
         )
-        busy_units = log.measure(busy_plan, time_busy)
+        busy_units = log.measure(busy_plan, lambda name: timed_steps.time_busy())
         busy_by_size = busy_units.get(BUSY_UNIT, {})
         measured.update(busy_units)
     log.check_finished(unit_names, measured)
@@ -193,6 +174,68 @@ def run(
     return _make_finding(
         choice, asked, timed, busy_by_size, against_each_other, level, device, title
     )
+
+
+def _unit_names(
+    round_names: Sequence[str], options: StudyOptions, ceiling: int | None
+) -> list[str]:
+    """Name what is measured: the ceiling unless it is given, the rounds, the device's share."""
+    names = list(round_names)
+    if ceiling is None:
+        names.insert(0, CEILING_UNIT)
+    # Of several devices' processes there is no one device whose time is in use.
+    if options.devices == 1:
+        names.append(BUSY_UNIT)
+    return names
+
+
+def _limit_of(options: StudyOptions, probe: CeilingProbe) -> int | None:
+    """Give the bytes that a probe may take; None on CUDA, whose device's memory is the limit."""
+    if options.device == "cpu":
+        return probe.cpu_bytes
+    return None
+
+
+@dataclass(frozen=True)
+class _TimedSteps:
+    """Times steps of a workload's trials, by batch size."""
+
+    options: StudyOptions
+    recipe: Recipe
+    workload: Workload
+    protocol: TrialProtocol
+    batch_sizes: Sequence[int]
+    # Of a visit.
+    steps: int
+    lr: float
+    timer: Timer
+    busy: BusyTimer
+
+    def time_rounds(
+        self, visits_of_round: Mapping[str, Sequence[int]], names: Sequence[str]
+    ) -> Iterator[tuple[str, dict[int, tuple[float, ...]]]]:
+        """Yield the seconds of each step of these rounds, whose batch sizes are visited in turn."""
+        with ExitStack() as processes:
+            time_steps: Callable[[int, float, int], tuple[float, ...]]
+            time_steps = functools.partial(self.timer, self.workload, self.protocol)
+            if self.options.devices > 1:
+                # Of all the devices' processes, in place of trials in this one.
+                time_steps = processes.enter_context(
+                    shared_steps(self.options, self.recipe, self.protocol.warmup_steps)
+                )
+            for name in names:
+                sizes = visits_of_round[name]
+                yield name, {size: time_steps(size, self.lr, self.steps) for size in sizes}
+
+    def time_busy(self) -> dict[int, float]:
+        """Give the seconds of a step in which the device is at work, the median of some visits."""
+        medians = dict[int, float]()
+        for size in self.batch_sizes:
+            seconds = list[float]()
+            for _ in range(BUSY_VISITS):
+                seconds.append(self.busy(self.workload, self.protocol, size, self.lr, self.steps))
+            medians[size] = statistics.median(seconds)
+        return medians
 
 
 def _make_finding(

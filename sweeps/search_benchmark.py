@@ -20,7 +20,14 @@ from bstune.core.records import Target
 from bstune.sweeps.baselines import FRONTIER, Entry, searches
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.search_benchmark_report import Standing, make_finding, standing
-from bstune.sweeps.search_problem import MULTIPLES, Benchmark, SearchRun, make_benchmark, run_search
+from bstune.sweeps.search_problem import (
+    MULTIPLES,
+    Benchmark,
+    SearchObjective,
+    SearchRun,
+    make_benchmark,
+    run_search,
+)
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, UnitRecord, check_only, is_chosen
 from bstune.trial.replay import Table, TableSource, read_index, read_table
 
@@ -88,41 +95,9 @@ def run(
             f"{objective!r}"
         )
     entries = choose(searches, quick)
-    benchmarks = list[Benchmark]()
-    origins = list[dict[str, str | None]]()
-    for name, (file, shipped) in find_sources(tables, read_index()).items():
-        goal = find_target(file, shipped, target)
-        table = read_without_horizons(file)
-        benchmarks.append(make_benchmark(name, table, goal, objective, lr_factor, budget_factor))
-        # A table that is recorded anew is another one, whatever its name.
-        digest = sha256(file.read_bytes()).hexdigest()[:16]
-        command: str | None = None
-        if shipped is not None:
-            command = shipped.command
-        origins.append({"digest": digest, "command": command})
-    cases = dict[str, Case]()
-    inputs = dict[str, object]()
-    left_out = list[str]()
-    # Standings are made of these: (benchmark, entry) in the order of the tables.
-    compared = list[tuple[Benchmark, Entry]]()
-    for benchmark, origin in zip(benchmarks, origins, strict=True):
-        goal = benchmark.problem.target
-        for entry in entries:
-            if not _usable(benchmark, entry):
-                left_out.append(
-                    f"{benchmark.name}: {entry.key} is left out: its rule takes a noise scale, "
-                    "and this table determines no B_crit"
-                )
-                continue
-            compared.append((benchmark, entry))
-            for seed in range(n):
-                case = Case(benchmark, entry, seed)
-                cases[case.unit] = case
-                inputs[case.unit] = {
-                    "search": entry.key,
-                    "digest": origin["digest"],
-                    "target": [goal.metric, goal.value],
-                }
+    sources = _read_sources(tables, target, objective, lr_factor, budget_factor)
+    planned = _plan_cases(sources, entries, n)
+    cases = planned.cases
     check_only(only, list(cases))
     log.begin(None, NOT_OF_A_SEARCH)
     log.drop(functools.partial(_is_of, again))
@@ -131,7 +106,7 @@ def run(
         only=only,
         noun="search",
         read=READ_RUN.validate_python,
-        inputs=inputs,
+        inputs=planned.inputs,
     )
 
     def run_missing(names: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
@@ -146,9 +121,86 @@ def run(
         case = cases[unit]
         by_search.setdefault((case.benchmark.name, case.entry.key), []).append(found)
     standings = list[Standing]()
-    for benchmark, entry in compared:
+    for benchmark, entry in planned.compared:
         standings.append(standing(benchmark, entry, by_search[benchmark.name, entry.key]))
-    return make_finding(benchmarks, standings, left_out, origins, n)
+    benchmarks = [source.benchmark for source in sources]
+    origins = [source.origin for source in sources]
+    return make_finding(benchmarks, standings, planned.left_out, origins, n)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A benchmark, and where its table comes from: digest, and the command that recorded it."""
+
+    benchmark: Benchmark
+    origin: dict[str, str | None]
+
+
+def _read_sources(
+    tables: Sequence[str],
+    target: float | None,
+    objective: SearchObjective,
+    lr_factor: float,
+    budget_factor: float,
+) -> list[_Source]:
+    """Read the tables, and make a benchmark of each."""
+    sources = list[_Source]()
+    for name, (file, shipped) in find_sources(tables, read_index()).items():
+        goal = find_target(file, shipped, target)
+        table = read_without_horizons(file)
+        benchmark = make_benchmark(name, table, goal, objective, lr_factor, budget_factor)
+        # A table that is recorded anew is another one, whatever its name.
+        digest = sha256(file.read_bytes()).hexdigest()[:16]
+        command: str | None = None
+        if shipped is not None:
+            command = shipped.command
+        sources.append(_Source(benchmark, {"digest": digest, "command": command}))
+    return sources
+
+
+@dataclass(frozen=True)
+class _PlannedCases:
+    """The searches of a comparison.
+
+    Args:
+        cases: one for each seed, by the names of their units.
+        inputs: what each case depends on, by the same names.
+        compared: benchmark and entry of each standing, in the order of the tables.
+        left_out: a line for each search that a table cannot be asked.
+    """
+
+    cases: dict[str, Case]
+    inputs: dict[str, object]
+    compared: list[tuple[Benchmark, Entry]]
+    left_out: list[str]
+
+
+def _plan_cases(sources: Sequence[_Source], entries: Sequence[Entry], n: int) -> _PlannedCases:
+    """Pair each table with each search on ``n`` seeds."""
+    cases = dict[str, Case]()
+    inputs = dict[str, object]()
+    compared = list[tuple[Benchmark, Entry]]()
+    left_out = list[str]()
+    for source in sources:
+        benchmark = source.benchmark
+        goal = benchmark.problem.target
+        for entry in entries:
+            if not _usable(benchmark, entry):
+                left_out.append(
+                    f"{benchmark.name}: {entry.key} is left out: its rule takes a noise scale, "
+                    "and this table determines no B_crit"
+                )
+                continue
+            compared.append((benchmark, entry))
+            for seed in range(n):
+                case = Case(benchmark, entry, seed)
+                cases[case.unit] = case
+                inputs[case.unit] = {
+                    "search": entry.key,
+                    "digest": source.origin["digest"],
+                    "target": [goal.metric, goal.value],
+                }
+    return _PlannedCases(cases, inputs, compared, left_out)
 
 
 def _is_of(searches: Sequence[str], record: UnitRecord) -> bool:
@@ -195,7 +247,7 @@ def _imported(name: str) -> Entry:
         raise ConfigError(
             f"the search {name!r} cannot be imported ({error}): give MODULE:FUNCTION"
         ) from error
-    return Entry(name, None, None, make)
+    return Entry(name, axis=None, form=None, make=make)
 
 
 def find_sources(

@@ -375,10 +375,13 @@ def _spending_of(standing: Standing) -> str:
 
 
 def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Standing]:
-    """Give a table's standings; bstune's only with its usual rule, not chosen on these seeds."""
+    """Give a table's standings that may be compared: of bstune's the one with its usual rule.
+
+    The best of its rules would be chosen on the seeds that it is compared on.
+    """
     of_table = _of_table(benchmark, standings)
     keys = {standing.entry.key for standing in of_table}
-    # Without its usual rule the others of bstune's are what there is to show of it.
+    # Where only other rules were run, they are all that there is of bstune's.
     if FRONTIER not in keys:
         return of_table
     contenders = list[Standing]()

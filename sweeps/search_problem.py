@@ -18,7 +18,7 @@ import numpy as np
 from bstune.core.curve import CurveError, FrontierPoint, fit_curve, frontier_points, half_slope
 from bstune.core.errors import ConfigError, TableError
 from bstune.core.records import Budget, Status, Target, TrialResult, TrialSpec
-from bstune.trial.recorded_run import Run
+from bstune.trial.recorded_run import Outcome, Run
 from bstune.trial.replay import Table, replay, unusable_target
 
 SearchObjective = Literal["time", "steps", "curve"]
@@ -225,12 +225,29 @@ def make_benchmark(
     )
 
 
+@dataclass(frozen=True)
+class _TableInExamples(Table):
+    """A table whose steps cost the examples of a point's own batch size, recorded or not."""
+
+    recorded: Table
+
+    def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
+        """Give what a trial comes to, at the price of its batch size."""
+        outcome = self.recorded.outcome(batch_size, lr, seed, target)
+        return replace(outcome, seconds_per_step=float(batch_size))
+
+    def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
+        """Give the outcome with the run at a share of a cell's, at the price of its batch size."""
+        outcome = self.recorded.read(batch_size, lr, target, share)
+        return replace(outcome, seconds_per_step=float(batch_size))
+
+
 def _without_hardware(table: Table) -> Table:
     """Give the table with examples in place of seconds, for the objective ``steps``."""
     runs = list[Run]()
     for run in table.runs:
         runs.append(replace(run, seconds_per_step=float(run.batch_size)))
-    return replace(table, runs=tuple(runs))
+    return _TableInExamples(tuple(runs), table)
 
 
 def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], float]:

@@ -6,10 +6,12 @@ sweep's studies is an ordinary study of bstune, with its own folder; the same co
 those that have not ended (:mod:`bstune.sweeps.unit_log` keeps which have), and ends in one
 comparison.
 
-One panel stands below the comparison's: the fewest steps within a budget of examples. A larger
-batch takes fewer steps for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples
-buys (McCandlish et al. 2018, arXiv 1812.06162, section 2.3). It is drawn from the batch size with
-the fewest examples on: below it both would be wasted.
+The figure has each study's curve with its regimes, and all of them on one law
+(:mod:`bstune.sweeps.shallue_panel`); the comparison's own figure stands beside it in the folder.
+One panel is below them: the fewest steps within a budget of examples. A larger batch takes fewer
+steps for more examples, so S*(B) over E(B) = B S*(B) is what a budget of examples buys (McCandlish
+et al. 2018, arXiv 1812.06162, section 2.3). It is drawn from the batch size with the fewest
+examples on: below it both would be wasted.
 """
 
 import functools
@@ -26,13 +28,14 @@ from bstune.config import Composed
 from bstune.core.errors import ConfigError, Interrupted
 from bstune.report.compare import Compared, Comparison, Pair, compare, compared
 from bstune.report.compare_console import write_comparison
-from bstune.report.compare_figure import comparison_inches, looks, paint_comparison
+from bstune.report.compare_figure import looks
 from bstune.report.drawing import log_axis, log_limits
 from bstune.report.study_folder import read_study
 from bstune.result import StudyResult
 from bstune.study.prepare import compose_checked
 from bstune.study.run import run as run_study
 from bstune.sweeps.harness import Finding
+from bstune.sweeps.shallue_panel import paint_panel, panel_curve, panel_inches
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_count, format_number, plural, quieten
 from bstune.system.files import Output
@@ -126,13 +129,13 @@ def run(
     found = compare(named)
     console.print()
     write_comparison(found, root, console)
-    width, height = comparison_inches(found)
+    width, height = panel_inches(len(found.studies))
     return Finding(
         sentence=sentence(factor, found),
         rows=[row(study, results[study.name]) for study in found.studies],
         n=1,
         device=", ".join(dict.fromkeys(study.device for study in found.studies)),
-        paint=functools.partial(_paint_comparison, found),
+        paint=functools.partial(_paint_studies, found),
         inches=(width, height + BUDGET_INCHES),
         notes=found.notes,
         details={"pairs": list(map(str, found.pairs)), "arguments": arguments},
@@ -218,7 +221,7 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
     high = study.points[-1].batch_size
     if low == high:
         return None, None
-    # Where batch sizes reached the target over less than that, both slopes are over all of them.
+    # Where the batch sizes that reached the target span less, both slopes are over all of them.
     span = min(END_SPAN, high / low)
 
     def slope(start: float) -> float:
@@ -286,10 +289,11 @@ def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
     return examples[start:], np.minimum.accumulate(steps[start:])
 
 
-def _paint_comparison(found: Comparison, figure: "Figure") -> None:
-    """Draw the comparison, and below it the fewest steps within a budget of examples."""
-    _, height = comparison_inches(found)
+def _paint_studies(found: Comparison, figure: "Figure") -> None:
+    """Draw each study's curve, all on one law, and the fewest steps within a budget of examples."""
+    _, height = panel_inches(len(found.studies))
     (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[height, BUDGET_INCHES])
+    paint_panel(top, list(map(panel_curve, found.studies)))
     axes = foot.subplots()
     all_examples = list[np.ndarray]()
     all_steps = list[np.ndarray]()
@@ -305,5 +309,3 @@ def _paint_comparison(found: Comparison, figure: "Figure") -> None:
         log_axis(axes, "x", log_limits(np.concatenate(all_examples), (0.05, 0.05)), decimal=True)
         log_axis(axes, "y", log_limits(np.concatenate(all_steps), (0.1, 0.1)))
         axes.legend(frameon=False, fontsize=7.5)
-    # Last, as its labels need the place of everything.
-    paint_comparison(top, found)

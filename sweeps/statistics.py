@@ -1,9 +1,10 @@
-"""Is one batch size off the line through its neighbours? Triplets P - 1, P, P + 1 over rounds.
+"""Tests of what was measured: triplets of batch sizes over rounds, and pairs of values by seed.
 
-The contrast of a round is c = log tau(P) - (log tau(P - 1) + log tau(P + 1)) / 2, with tau the
-seconds per step. For tau = alpha + beta B it is -log(1 - x^2)/2 with x = beta/(alpha + beta P) <=
-1/P: under 4e-5 from P = 120 on. What is common to a round, such as a machine that is slower for a
-while, drops out too. So a mean over rounds that is not 0 is the batch size's own.
+Is one batch size off the line through its neighbours? Of a triplet P - 1, P, P + 1 the contrast of
+a round is c = log tau(P) - (log tau(P - 1) + log tau(P + 1)) / 2, with tau the seconds per step.
+For tau = alpha + beta B it is -log(1 - x^2)/2 with x = beta/(alpha + beta P) <= 1/P: under 4e-5
+from P = 120 on. What is common to a round, such as a machine that is slower for a while, drops out
+too. So a mean over rounds that is not 0 is the batch size's own.
 
 Assumed is that rounds are independent, and that what disturbs a visit knows nothing of its batch
 size: hence the shuffled order.
@@ -147,7 +148,17 @@ def off_the_line(
 
 
 def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
-    """Give mean, interval and test of ``values``, one a round (two or more), logs of ratios."""
+    """Give mean, interval and test of an effect.
+
+    Args:
+        name: of the effect.
+        centres: the batch sizes that it is about.
+        values: logs of ratios, one a round, of two rounds or more.
+        level: of the interval.
+
+    Returns:
+        The effect, whose p is not corrected: :func:`holm` corrects those of several.
+    """
     if np.ptp(values) == 0.0:
         raise HardwareError(
             f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is "
@@ -234,6 +245,9 @@ class Difference:
     p: float | None  # of the paired t-test against 0
 
 
+NO_PAIRS = Difference(pairs=0, mean=None, low=None, high=None, p=None)
+
+
 def compare_pairs(
     before: Mapping[int, float | None], after: Mapping[int, float | None], level: float
 ) -> Difference:
@@ -244,12 +258,12 @@ def compare_pairs(
         if value is not None and value_before is not None:
             pairs.append((value, value_before))
     if not pairs:
-        return Difference(0, None, None, None, None)
+        return NO_PAIRS
     values, values_before = np.array(pairs, dtype=np.float64).T
     differences = values - values_before
     mean = float(np.mean(differences))
     if len(pairs) < 2:
-        return Difference(len(pairs), mean, None, None, None)
+        return Difference(len(pairs), mean, low=None, high=None, p=None)
     if np.ptp(differences) == 0.0:
         # Without any spread Student's t is not defined, and there is no doubt.
         p = 1.0

@@ -118,6 +118,11 @@ class UnitPlan(Generic[Value]):
     shown: Callable[[Value], str] | None = None
 
 
+def _print_plain(console: Console, line: str) -> None:
+    """Print a line as it is: names of units and files may have brackets in them."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
 class UnitLog:
     """The units of one sweep.
 
@@ -295,8 +300,9 @@ class UnitLog:
             try:
                 values[name] = plan.read(record.value)
             except (AttributeError, LookupError, TypeError, ValueError):
-                self._say(
-                    f"{self._path}: the record of {name} cannot be read; it is measured again"
+                _print_plain(
+                    self._console,
+                    f"{self._path}: the record of {name} cannot be read; it is measured again",
                 )
         return values
 
@@ -308,15 +314,20 @@ class UnitLog:
         if self._file.is_foreign:
             aside = _free_name(self._path)
             self._path.rename(aside)
-            self._say(
+            _print_plain(
+                self._console,
                 f"{self._path} holds records of another format: it is {aside.name} now, and "
-                "everything is measured again"
+                "everything is measured again",
             )
         elif self._file.is_torn:
             write_text(self._path, self._file.text)
-            self._say(f"the last line of {self._path} was cut short and is dropped")
+            _print_plain(
+                self._console, f"the last line of {self._path} was cut short and is dropped"
+            )
         if self._file.headers and not self._has_header:
-            self._say(f"{self._path} goes on with other versions, or at another commit")
+            _print_plain(
+                self._console, f"{self._path} goes on with other versions, or at another commit"
+            )
         # What was wrong is mended and said once.
         self._file = replace(self._file, is_foreign=False, is_torn=False)
 
@@ -358,9 +369,6 @@ class UnitLog:
             f"{there} of {len(names)} units are measured{where}. The result needs all of them: the "
             f"same command without {PARAMETER_PREFIX}{ONLY} goes on."
         )
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 class UnitProgress(Generic[Value]):
@@ -409,7 +417,7 @@ class UnitProgress(Generic[Value]):
     def say_start(self) -> None:
         """Say what is still to be measured."""
         line = f"{len(self._left)} of {self._total} units to measure"
-        self._print("; ".join([line, *self._to_go()]))
+        _print_plain(self._console, "; ".join([line, *self._to_go()]))
 
     def say(self, name: str, value: Value) -> None:
         """Say that a unit has ended."""
@@ -417,7 +425,7 @@ class UnitProgress(Generic[Value]):
         if self._plan.shown is not None:
             parts[0] += f": {self._plan.shown(value)}"
         parts += self._to_go()
-        self._print("; ".join(parts))
+        _print_plain(self._console, "; ".join(parts))
         self._said_any = True
 
     def _to_go(self) -> list[str]:
@@ -425,9 +433,6 @@ class UnitProgress(Generic[Value]):
         if seconds is None or not self._left:
             return []
         return [f"about {format_seconds(seconds)} to go"]
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def read_units(path: Path) -> UnitFile:

@@ -4,9 +4,13 @@ Zhang, Lipton, Li and Smola, Dive into Deep Learning, 12.5.1 and 12.5.2: A = B C
 (dot products), column by column (products of the matrix and a vector), in blocks of columns, and
 whole. A product of n x n matrices is counted as 2 n^3 FLOPs, a multiplication and an addition being
 one each. What pieces cost is their calls, and what they leave in the caches (12.5.1): so vectors of
-growing size are read as well, each again and again by sums over it.
+growing size are read as well, each again and again by sums over it. A vector's numbers are then
+gathered in three orders, which differ in nothing but the addresses: in order, with a stride, and at
+random. Memory gives a line of many numbers whichever of them is asked for, and fetches ahead what
+comes in order.
 
-A repeat of all ways, and one of all readings, is kept as it ends (:mod:`bstune.sweeps.unit_log`).
+A repeat of all ways, one of all readings and one of all orders is kept as it ends
+(:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 
 # Tf32 is a mode of fp32's, no type.
 FLOATS = {name: dtype for name, dtype in DTYPES.items() if name != "tf32"}
-PRODUCT_FIGURE_INCHES = (12.0, 4.5)
+PRODUCT_FIGURE_INCHES = (15.0, 4.5)
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # In one call at least, so that what a call costs is no part of it.
 READ_BYTES = 2**26
@@ -46,6 +50,8 @@ READ_BYTES = 2**26
 KIB = 2**10
 FP32_BYTES = 4
 NO_CACHE = "no cache"
+# Numbers between two that are read one after another: 64 bytes, a line of most processors' caches.
+STRIDE = 16
 # Seconds, below which torch read a clock that stands still: it takes 1e-9 then.
 STANDING_STILL = 1e-8
 Way = Callable[[Tensor, Tensor, Tensor], None]
@@ -76,6 +82,18 @@ class ReadRow(TypedDict):
     # The smallest cache that holds it; None where the system does not say.
     fits: str | None
     kib: int
+
+
+class OrderRow(TypedDict):
+    """GB/s of gathering a vector's numbers in one order: the median and the quartiles."""
+
+    way: str
+    repeats: int
+    gb_per_second: float
+    gb_low: float
+    gb_high: float
+    # Seconds over those in order.
+    times_as_long: float
 
 
 def element_by_element(a: Tensor, b: Tensor, c: Tensor) -> None:
@@ -136,6 +154,7 @@ def run(
     size: int,
     block: int,
     working_sets: list[int],
+    gathered_kib: int,
     repeats: int,
     segment_seconds: float,
     limit_seconds: float,
@@ -143,31 +162,25 @@ def run(
     only: list[str],
     now: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Measure the ways' GFLOP/s and the readings' GB/s, median and quartiles over repeats."""
+    """Measure GFLOP/s of the ways and GB/s of readings and orders: median, quartiles of repeats."""
     # Before anything else, so that a missing device is what is said.
     place = resolve_device(device, "sweep.experiment.device")
-    if dtype not in FLOATS:
-        raise ConfigError(
-            f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}"
-        )
-    positive = {
-        "size": size,
-        "block": block,
-        "repeats": repeats,
-        "segment_seconds": segment_seconds,
-        "limit_seconds": limit_seconds,
-    }
-    for name, value in positive.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
-    if not all(1 <= kib <= 2**22 for kib in working_sets):
-        raise ConfigError(
-            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
-            f"{list(working_sets)}"
-        )
+    _check_choices(
+        dtype,
+        working_sets,
+        gathered_kib,
+        {
+            "size": size,
+            "block": block,
+            "repeats": repeats,
+            "segment_seconds": segment_seconds,
+            "limit_seconds": limit_seconds,
+        },
+    )
     product_names = _repeat_names("product", repeats)
     reading_names = _repeat_names("reading", repeats)
-    unit_names = [*product_names, *reading_names]
+    order_names = _repeat_names("order", repeats)
+    unit_names = [*product_names, *reading_names, *order_names]
     check_only(only, unit_names)
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     # The device has its own place in the header, whatever it is called here.
@@ -202,25 +215,52 @@ def run(
     reads = reading(working_sets, place)
     named_reads = {str(kib): read for kib, read in reads.items()}
     reading_repeats = measured(reading_names, named_reads)
-    log.check_finished(unit_names, {*product_repeats, *reading_repeats})
+    gathers = gathering(gathered_kib, place, generator)
+    order_repeats = measured(order_names, gathers)
+    log.check_finished(unit_names, {*product_repeats, *reading_repeats, *order_repeats})
     rows = _product_rows(by_way(product_repeats, products), 2.0 * size**3)
     read_seconds = by_way(reading_repeats, named_reads)
     levels = cache_levels(place)
     read_rows = list[ReadRow]()
     for kib in reads:
         read_rows.append(_read_row(kib, read_seconds[str(kib)], levels))
+    order_rows = _order_rows(by_way(order_repeats, gathers), gathered_kib * KIB)
     # A slow way has fewer repeats than were asked for.
-    n = min(row["repeats"] for row in [*rows, *read_rows])
+    n = min(row["repeats"] for row in [*rows, *read_rows, *order_rows])
     title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
     return Finding(
-        sentence=f"{sentence(rows, n)} {read_sentence(read_rows)}".strip(),
-        rows=[*rows, *read_rows],
+        sentence=" ".join(
+            filter(None, (sentence(rows, n), read_sentence(read_rows), order_sentence(order_rows)))
+        ),
+        rows=[*rows, *read_rows, *order_rows],
         n=n,
         device=device_text,
-        paint=functools.partial(_paint_rates, rows, read_rows, levels, title),
+        paint=functools.partial(_paint_rates, rows, read_rows, order_rows, levels, title),
         inches=PRODUCT_FIGURE_INCHES,
         details={"cache_bytes": levels},
     )
+
+
+def _check_choices(
+    dtype: str, working_sets: Sequence[int], gathered_kib: int, positive: Mapping[str, float]
+) -> None:
+    """Refuse values that cannot be, such as ``positive`` ones that are not."""
+    if dtype not in FLOATS:
+        raise ConfigError(
+            f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}"
+        )
+    for name, value in positive.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
+    if not all(1 <= kib <= 2**22 for kib in working_sets):
+        raise ConfigError(
+            f"sweep.experiment.working_sets must be KiB from 1 to {2**22}, but got "
+            f"{list(working_sets)}"
+        )
+    if not 1 <= gathered_kib <= 2**22:
+        raise ConfigError(
+            f"sweep.experiment.gathered_kib must be KiB from 1 to {2**22}, but got {gathered_kib}"
+        )
 
 
 def reading(working_sets: Sequence[int], place: torch.device) -> dict[int, Callable[[], Tensor]]:
@@ -237,6 +277,29 @@ def reading(working_sets: Sequence[int], place: torch.device) -> dict[int, Calla
 
 def _reads_of_call(kib: int) -> int:
     return max(1, READ_BYTES // (kib * KIB))
+
+
+def orders(count: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Give three orders of the places 0 to ``count`` - 1, a multiple of STRIDE, by name."""
+    places = torch.arange(count)
+    return {
+        "in order": places,
+        f"in strides of {STRIDE}": places.view(-1, STRIDE).T.flatten(),
+        "at random": torch.randperm(count, generator=generator),
+    }
+
+
+def gathering(
+    kib: int, place: torch.device, generator: torch.Generator
+) -> dict[str, Callable[[], Tensor]]:
+    """Give calls, by order, that gather every number of a vector of fp32 once."""
+    count = kib * KIB // FP32_BYTES
+    vector = torch.ones(count, device=place)
+    into = torch.empty_like(vector)
+    calls = dict[str, Callable[[], Tensor]]()
+    for name, places in orders(count, generator).items():
+        calls[name] = functools.partial(torch.index_select, vector, 0, places.to(place), out=into)
+    return calls
 
 
 def cache_levels(place: torch.device, folder: Path = CACHES) -> dict[str, int]:
@@ -268,6 +331,26 @@ def _read_row(kib: int, seconds: Sequence[float], levels: Mapping[str, int]) -> 
     }
 
 
+def _order_rows(seconds: Mapping[str, Sequence[float]], read_bytes: int) -> list[OrderRow]:
+    rows = list[OrderRow]()
+    for name, values in seconds.items():
+        low, middle, high = np.quantile(read_bytes / np.array(values) / 1e9, QUARTILES).tolist()
+        in_order = middle
+        if rows:
+            in_order = rows[0]["gb_per_second"]
+        rows.append(
+            {
+                "way": f"gathering {name}",
+                "repeats": len(values),
+                "gb_per_second": middle,
+                "gb_low": low,
+                "gb_high": high,
+                "times_as_long": in_order / middle,
+            }
+        )
+    return rows
+
+
 def _smallest_that_holds(kib: int, levels: Mapping[str, int]) -> str | None:
     """Name the smallest cache that holds so much; None where the system does not say."""
     if not levels:
@@ -296,6 +379,15 @@ def read_sentence(rows: Sequence[ReadRow]) -> str:
     return (
         f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as "
         f"one of {_where_text(last)} at {last_rate}."
+    )
+
+
+def order_sentence(rows: Sequence[OrderRow]) -> str:
+    """Say how much longer the numbers take in strides and at random than in order."""
+    _, strided, random = rows
+    return (
+        f"{strided['way'].capitalize()} takes {format_number(strided['times_as_long'])} times as "
+        f"long as in order, at random {format_number(random['times_as_long'])} times."
     )
 
 
@@ -410,14 +502,16 @@ def sentence(rows: Sequence[ProductRow], n: int) -> str:
 def _paint_rates(
     rows: Sequence[ProductRow],
     read_rows: Sequence[ReadRow],
+    order_rows: Sequence[OrderRow],
     levels: Mapping[str, int],
     title: str,
     figure: "Figure",
 ) -> None:
-    """Draw a bar a way with its quartiles, and the rates of reading over the vector's size."""
-    axes, reads = figure.subplots(1, 2)
+    """Draw the ways of the product, the rates of reading over the vector's size, and the orders."""
+    axes, reads, gathers = figure.subplots(1, 3, width_ratios=[1.2, 1.2, 0.8])
     _draw_products(axes, rows)
     _draw_readings(reads, read_rows, levels)
+    _draw_orders(gathers, order_rows)
     figure.suptitle(title, fontsize=10.5, parse_math=False)
 
 
@@ -480,3 +574,21 @@ def _draw_readings(reads: "Axes", read_rows: Sequence[ReadRow], levels: Mapping[
         ylabel="GB/s, median and quartiles",
     )
     reads.grid(color=INK, alpha=0.07, linewidth=0.6)
+
+
+def _draw_orders(axes: "Axes", rows: Sequence[OrderRow]) -> None:
+    names = list[str]()
+    values = list[float]()
+    below = list[float]()
+    above = list[float]()
+    for row in rows:
+        names.append(row["way"].removeprefix("gathering "))
+        values.append(row["gb_per_second"])
+        below.append(row["gb_per_second"] - row["gb_low"])
+        above.append(row["gb_high"] - row["gb_per_second"])
+    axes.bar(names, values, color=BLUE, width=0.6, zorder=2)
+    axes.errorbar(
+        range(len(rows)), values, yerr=[below, above], fmt="none", ecolor=INK, capsize=4.0, zorder=3
+    )
+    axes.set_ylabel("GB/s of one vector gathered, median and quartiles")
+    axes.grid(axis="y", color=INK, alpha=0.07, linewidth=0.6)

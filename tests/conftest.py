@@ -147,7 +147,7 @@ def bstune(
             status = exit_.code
         printed = capfd.readouterr()
         # What the command says that it begins with, before it knows more, is looked at in
-        # test_early.py.
+        # test_early_checks.py.
         lines = printed.out.splitlines(keepends=True)
         out = "".join(line for line in lines if not line.startswith("bstune: "))
         return status, out, printed.err

@@ -307,6 +307,14 @@ def test_the_curve_is_looked_at_on_both_sides_of_b_crit():
     assert high / low < 8.0
 
 
+def test_the_fewest_steps_are_looked_for_where_the_frontier_has_them():
+    # At B = 4096 a trial takes 329 steps, at 1024 417, and four times the examples.
+    trials = tried_at_best_rates(64, 256, 512, 1024, 2048)
+    posterior = inferred(trials, in_examples=True)
+    sizes = [2**suggestion.x for suggestion in decisions(posterior, 40, objective="steps")]
+    assert np.mean(np.array(sizes) > 2048) > 0.5
+
+
 def test_another_worker_is_sent_elsewhere():
     posterior = inferred(tried_at_best_rates(64, 128, 256, 512, 300, 200))
 
@@ -596,7 +604,9 @@ def worth(posterior, max_steps=200, continues=None, **changes):
     steps = np.array([observation.steps for observation in stopped])
     options = Candidates(stopped, place, place, nothing, steps)
     suggestion = Suggestion(7.0, -3.0, (), max_steps, continues)
-    return acquisition._worth(posterior, suggestion, options, replace(SPENDING, **changes))
+    return acquisition._chance_for_curve(
+        posterior, suggestion, options, replace(SPENDING, **changes)
+    )
 
 
 SPENDING = replace(POLICY, curve_share=0.3, curve_cost=0.1, curve_width=3.0)

@@ -11,6 +11,7 @@ from builders import (
     fresh,
     hand_at_budget,
     hand_critical,
+    make_baseline,
     make_growth,
     make_law,
     make_noise_scale,
@@ -19,18 +20,21 @@ from builders import (
 )
 from toolbox import make_trial
 
-from bstune.core.records import Budget
+from bstune.core.records import STATUSES, Budget
 from bstune.report.answer import answer
 from bstune.report.block import SHOWN_CAUTIONS, block
+from bstune.report.compare import compared
+from bstune.report.lines.cautions import warnings
 from bstune.report.lines.learning_rate import verdict
 from bstune.report.lines.next_steps import narrower
 from bstune.report.lines.unreached import NOTHING_REACHED
 from bstune.report.trust import trust
-from bstune.report.words import critical_text, expected_text
+from bstune.report.words import critical_text, expected_text, trials_text
 from bstune.result import (
     AsGood,
     DevicePlans,
     Exponent,
+    Gain,
     NextTrial,
     NotRunAgain,
     Reaching,
@@ -84,7 +88,8 @@ def test_a_whole_study_reads_as_six_lines():
     page = [("page", ("outputs/digits/report.html",))]
     assert block(answer(WHOLE), page, 80) == [
         # One test pins the whole block; the others look at a line each.
-        "study s · digits · val/error <= 0.1 · NVIDIA H200 · 9 trials",
+        "study s · digits · val/error <= 0.1 · NVIDIA H200 · 3 configurations, 6 fresh",
+        "seeds",
         "",
         "USE       batch size 256, learning rate 0.4: 4.30 s, 430 steps (3 of 3 fresh",
         "          seeds reached it; 90%: 3.91 to 4.5 s, 391 to 450 steps)",
@@ -94,7 +99,8 @@ def test_a_whole_study_reads_as_six_lines():
         "DEVICES   up to 2 pay (each gives at least half): predicted 1.24 times as fast",
         "          on 2 (batch size 2 in all), only 1.56 times on 4, communication not",
         "          counted; critical batch size 67 (90%: 41 to 110)",
-        "CAUTION   timings are noisy: a step's seconds are known to 40%",
+        "CAUTION   timings are noisy: a step's seconds are known to 40%: on a quiet",
+        "          machine, hardware.refresh=true times them anew",
         "NEXT      to train with USE:",
         "          bstune +workload=digits trial.batch_size=256 trial.lr=0.4",
         "page      outputs/digits/report.html",
@@ -496,9 +502,135 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
     for text, start in zip(found, starts, strict=True):
         assert text.partition(": ")[0] == start
     # The block has room for the worst cautions alone.
-    shown = "\n".join(block(answer(whole), [], 100))
+    shown = "\n".join(block(answer(whole), [], 1000))
     assert found[SHOWN_CAUTIONS - 1] in shown
     assert found[SHOWN_CAUTIONS] not in shown
+
+
+def make_gain(**changes):
+    values = {
+        "ratio": 2.6,
+        "low": 1.94,
+        "high": 3.6,
+        "level": 0.9,
+        "merit": "time",
+        "seeds": 3,
+        "baseline_seeds": 3,
+        "winner_seeds": 3,
+        "at_least": False,
+    }
+    return Gain(**{**values, **changes})
+
+
+SINGLE = {"seeds": 0, "baseline_seeds": 0, "winner_seeds": 3}
+OF_TIME = changed(SEARCH, limit="search.wall_seconds")
+
+
+@pytest.mark.parametrize(
+    ("changes", "basis", "is_cautioned"),
+    [
+        ({}, "3.6)", False),
+        ({"seeds": 1, "baseline_seeds": 1}, "3.6; on 1 fresh seed of both)", False),
+        (SINGLE, "3.6; yours in its single search trial, USE on 3 fresh seeds)", True),
+        ({**SINGLE, "winner_seeds": 0}, "search trial, USE's is predicted)", True),
+        (
+            {**SINGLE, "baseline_seeds": 2},
+            "yours on 2 other fresh seeds, USE on 3 fresh seeds)",
+            False,
+        ),
+        # A bound has no interval, and more seeds of what was stopped are no advice.
+        ({**SINGLE, "at_least": True}, "search trial, USE on 3 fresh seeds", False),
+        # Of a file that does not tell.
+        ({"seeds": 0, "baseline_seeds": None, "winner_seeds": None}, "on no common seed)", False),
+    ],
+)
+def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
+    whole = changed(WHOLE, baseline=make_baseline(), gain=make_gain(**changes), search=OF_TIME)
+    assert texts(whole, "GAIN")[0].endswith(basis)
+    found = [text for text in texts(whole, "CAUTION") if "GAIN" in text]
+    assert len(found) == is_cautioned
+    assert all("a larger search.wall_seconds" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "basis"),
+    [
+        (
+            {"seeds": 1, "baseline_seeds": 1},
+            "on 1 fresh seed of both; yours was stopped before the target in 2 more runs)",
+        ),
+        (
+            SINGLE,
+            "USE on 3 fresh seeds; yours was stopped before the target in 2 more runs)",
+        ),
+    ],
+)
+def test_fresh_seeds_that_yours_missed_are_said_and_no_time_was_short(changes, basis):
+    missed = make_baseline(runs=3, reached=1)
+    whole = changed(WHOLE, baseline=missed, gain=make_gain(**changes), search=OF_TIME)
+    assert texts(whole, "GAIN")[0].endswith(basis)
+    assert not [text for text in texts(whole, "CAUTION") if "GAIN" in text]
+
+
+@pytest.mark.parametrize(
+    ("search", "stop_reason", "advice"),
+    [
+        (OF_TIME, "stopped", "a larger search.wall_seconds"),
+        # The trials were through, and the time was over then.
+        (SEARCH, "the plan is done", "a larger search.wall_seconds"),
+        (SEARCH, None, "still to come"),
+        (changed(SEARCH, replicates=0), "the plan is done", "search.replicates=3"),
+    ],
+)
+def test_a_winner_that_ran_once_is_the_first_caution(search, stop_reason, advice):
+    once = result_of([LUCKY], search=search, stop_reason=stop_reason)
+    assert advice in texts(once, "CAUTION")[0]
+    assert advice in warnings(once)[0]
+
+
+@pytest.mark.parametrize("surveyed", [True, False])
+def test_a_busy_survey_names_what_times_it_anew(surveyed):
+    busy = changed(timing(0.4, waited=0.5), surveyed=surveyed)
+    (caution,) = texts(changed(WHOLE, timing=busy), "CAUTION")
+    assert ("hardware.refresh=true" in caution) == surveyed
+
+
+def test_a_study_of_python_objects_names_arguments():
+    busy = changed(
+        WHOLE,
+        in_python=True,
+        timing=timing(0.4),
+        critical_batch_size=changed(hand_critical(67.0, 41.0, None), next_trials=()),
+    )
+    cautions = texts(busy, "CAUTION")
+    assert "options=['hardware.refresh=true']" in cautions[0]
+    assert ": trials=64 looks" in cautions[1]
+    assert texts(busy, "MORE")[-1].startswith("trials=64 ")
+    once = result_of([LUCKY], in_python=True, search=OF_TIME, stop_reason="stopped")
+    assert "a larger wall_seconds" in compared(once, "s").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"configurations": 64, "trials": 70}, "64 configurations, 6 fresh seeds"),
+        ({"configurations": 1, "trials": 1}, "1 configuration"),
+        (
+            {
+                "configurations": 8,
+                "trials": 13,
+                "statuses": {**dict.fromkeys(STATUSES, 0), "failed": 2},
+            },
+            "8 configurations, 3 fresh seeds, 2 failed",
+        ),
+        # An older file does not tell them apart.
+        ({"configurations": None, "trials": 70}, "70 trials"),
+    ],
+)
+def test_trials_are_counted_by_what_they_ran_for(changes, text):
+    whole = changed(WHOLE, **changes)
+    assert trials_text(whole) == text
+    assert answer(whole).title.endswith(f" · {text}")
 
 
 def test_without_a_caution_there_is_no_such_line():

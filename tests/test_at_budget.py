@@ -7,6 +7,7 @@ from pathlib import Path
 import optuna
 import pytest
 from builders import (
+    changed,
     copy_of_study,
     hand_at_budget,
     hand_budget_point,
@@ -29,6 +30,7 @@ from bstune.result import (
     BestSizeLater,
     GainAtBudget,
     SameAtBudget,
+    SearchPlan,
     SizeGrowthOverBudget,
 )
 from bstune.study import prepare
@@ -192,8 +194,11 @@ def test_the_best_value_counts(mode, best):
     assert replace(run(0), history=((0, 1.0), (5, None))).best_value(mode) is None
 
 
-def told(found):
-    return result_of([run(0, batch_size=64)], objective="loss", at_budget=found)
+def told(found, **changes):
+    return result_of([run(0, batch_size=64)], objective="loss", at_budget=found, **changes)
+
+
+UNPAIRED = GainAtBudget(difference=0.1, low=None, high=None, level=0.9, seeds=0, share=0.5)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +215,32 @@ def told(found):
             },
             ("not shown to be better", "keep what you have"),
         ),
+        (
+            {"gain": UNPAIRED, "baseline": hand_budget_point(64, 0.4)},
+            ("yours predicted from its single search trial, USE on 3 fresh seeds",),
+        ),
+        ({"gain": changed(UNPAIRED, seeds=1)}, ("on 1 fresh seed of both",)),
     ],
 )
 def test_the_gain_is_said_where_it_is_shown(changes, texts):
     said = " ".join(lines.gain(told(hand_at_budget(**changes))))
     for text in texts:
         assert text in said
+
+
+@pytest.mark.parametrize(
+    ("replicates", "advice"), [(3, "a larger search.wall_seconds"), (0, "search.replicates=3")]
+)
+def test_what_had_no_fresh_seeds_is_cautioned(replicates, advice):
+    once = hand_at_budget(
+        winner=hand_budget_point(128, 0.28), baseline=hand_budget_point(64, 0.4), gain=UNPAIRED
+    )
+    search = SearchPlan(trials=8, replicates=replicates, limit=None)
+    found = list(lines.cautions(told(once, search=search, stop_reason="the plan is done")))
+    assert advice in found[0]
+    # Without fresh seeds by choice there is one thing to say.
+    assert len(found) == (2 if replicates else 1)
+    assert not list(lines.cautions(told(hand_at_budget(), search=search)))
 
 
 def test_the_metric_to_expect_is_that_of_fresh_seeds_then_the_predicted_one():

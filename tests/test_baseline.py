@@ -21,6 +21,7 @@ from bstune.study.planning.baseline import (
     baseline_runs,
     due_seed,
     first_steps,
+    fresh_seeds_of,
     gain_of,
     telling_target,
 )
@@ -163,10 +164,43 @@ def test_it_runs_on_each_of_the_winners_seeds_that_it_lacks():
     own, again = at(64, 0.1, 400, 390, first=10)
     winner = Winner(trial, 50.0, runs)
     found = BaselineRuns(own, (replace(again[0], seed=runs[1].seed),))
-    assert due_seed(found, winner, math.inf) == runs[0]
-    assert due_seed(found, winner, own.time_to_target - 0.1) is None
-    assert due_seed(BaselineRuns(replace(own, status="stopped")), winner, math.inf) is None
-    assert due_seed(BaselineRuns(trial), winner, math.inf) is None, "it is the winner"
+    assert due_seed(found, winner, 5000, math.inf) == runs[0]
+    assert due_seed(found, winner, 5000, own.time_to_target - 0.1) is None
+    assert due_seed(BaselineRuns(trial), winner, 5000, math.inf) is None, "it is the winner"
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "reached", "seeds"),
+    [
+        # What its budget's 500 steps were too few for may have been an unlucky seed.
+        ("stopped", 500, [], 1),
+        ("stopped", 500, [True], 2),
+        ("stopped", 500, [True, True, True], 3),
+        # A second run that missed the target bounds the gain.
+        ("stopped", 500, [False], 1),
+        # The study's means cut it short, and would again.
+        ("stopped", 400, [], 0),
+        ("diverged", 500, [], 0),
+        ("reached", 300, [], 3),
+        ("reached", 300, [False], 3),
+    ],
+)
+def test_a_first_run_that_missed_the_target_is_repeated_until_a_second_one_does(
+    status, steps, reached, seeds
+):
+    trial, fresh = at(256, 0.3, 50, 52, 48, 50)
+    winner = Winner(trial, 50.0, fresh)
+    own, again = at(64, 0.1, steps, *[300] * len(reached), first=10)
+    of_seeds = []
+    for run, of_winner, is_reached in zip(again, fresh, reached, strict=False):
+        ended = "reached" if is_reached else "stopped"
+        of_seeds.append(replace(run, seed=of_winner.seed, status=ended))
+    runs = BaselineRuns(replace(own, status=status), tuple(of_seeds))
+    assert fresh_seeds_of(runs, 500, 3) == seeds
+    due = due_seed(runs, winner, 500, math.inf)
+    assert (due is not None) == (seeds > len(reached))
+    if due is not None:
+        assert due == fresh[len(reached)]
 
 
 def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
@@ -182,6 +216,28 @@ def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
     assert by_time.ratio == pytest.approx(gain.ratio / 3.0)
     by_steps = gain_of(BaselineRuns(own, again), Winner(trial, 50.0, tuple(slower)), "steps", 0.1)
     assert by_steps.ratio == pytest.approx(gain.ratio)
+
+
+@pytest.mark.parametrize(
+    ("own_again", "fresh", "ratio", "seeds"),
+    [
+        # The baseline's single search trial, and the winner's fresh seeds or what is predicted.
+        ((), (50, 50, 50), 8.0, (0, 0, 3)),
+        ((), (), 10.0, (0, 0, 0)),
+        # Its runs on the seeds of an earlier winner tell more than that trial.
+        ((200, 200), (50, 50, 50), 4.0, (0, 2, 3)),
+        ((200, 200), (), 5.0, (0, 2, 0)),
+    ],
+)
+def test_without_a_common_seed_a_gain_stands_on_the_runs_that_there_are(
+    own_again, fresh, ratio, seeds
+):
+    trial, runs = at(256, 0.3, 45, *fresh)
+    own, again = at(64, 0.1, 400, *own_again, first=10)
+    elsewhere = tuple(replace(run, seed=500 + run.number) for run in again)
+    gain = gain_of(BaselineRuns(own, elsewhere), Winner(trial, 40.0, runs), "time", 0.1)
+    assert gain.ratio == pytest.approx(ratio, rel=0.02)
+    assert (gain.seeds, gain.baseline_seeds, gain.winner_seeds) == seeds
 
 
 @pytest.mark.parametrize(
@@ -202,6 +258,21 @@ def test_a_baseline_that_missed_the_target_bounds_the_gain(own, ratio):
     else:
         assert gain.ratio == pytest.approx(ratio, rel=0.02)
         assert gain.at_least
+
+
+def test_a_baseline_whose_first_run_alone_missed_the_target_has_a_gain_with_an_interval():
+    trial, fresh = at(256, 0.3, 50, 50, 50)
+    own, again = at(64, 0.1, 900, 200, 200, first=10)
+    missed = replace(own, status="stopped")
+    runs = BaselineRuns(missed, again)
+    gain = gain_of(runs, Winner(trial, 50.0, fresh), "steps", 0.1)
+    assert gain.ratio == pytest.approx(4.0, rel=0.02)
+    assert (gain.seeds, gain.at_least) == (2, False)
+    # With no run that met it the bound stays.
+    second = BaselineRuns(missed, (replace(again[0], status="stopped", steps=900),))
+    bound = gain_of(second, Winner(trial, 50.0, fresh), "steps", 0.1)
+    assert bound.ratio == pytest.approx(18.0, rel=0.02)
+    assert (bound.seeds, bound.winner_seeds, bound.at_least) == (0, 2, True)
 
 
 def test_there_is_no_gain_over_itself_nor_of_a_winner_that_mostly_misses():
@@ -292,6 +363,30 @@ def test_a_study_begins_with_the_baseline_and_says_the_gain(run):
         truth = (200 + 40_000 / 32) / (200 + 40_000 / winner.batch_size)
         assert found.result.gain.ratio == pytest.approx(truth, rel=0.02)
     assert "GAIN" in dict(answer(found.result).lines)
+
+
+class UnluckyOnce(Laws):
+    """As its base, but on the first seed of all it never meets the target."""
+
+    def __init__(self, needed):
+        super().__init__(needed)
+        self.unlucky_seed = None
+
+    def run(self, spec, folder, resumed_from):
+        if self.unlucky_seed is None:
+            self.unlucky_seed = spec.seed
+        if spec.seed != self.unlucky_seed:
+            return super().run(spec, folder, resumed_from)
+        return Laws(lambda size: 1_000_000).run(spec, folder, resumed_from)
+
+
+def test_an_unlucky_first_run_of_the_baseline_does_not_make_the_gain(run):
+    found = run(UnluckyOnce(lambda size: round(200 + 40_000 / size)), "search.trials=5")
+    assert found.trials[0].status == "stopped"
+    winner = found.result.best_by_time
+    truth = (200 + 40_000 / 32) / (200 + 40_000 / winner.batch_size)
+    assert found.result.gain.ratio == pytest.approx(truth, rel=0.02)
+    assert not found.result.gain.at_least
 
 
 @pytest.mark.slow

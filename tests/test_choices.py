@@ -314,7 +314,7 @@ def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(
     ]
     status, printed, errors = bstune(*arguments, "search.replicates=0", "workload.target.value=0.5")
     assert status == 0, errors
-    assert "4 trials, at each of 2 batch sizes in turn; each ends" in printed
+    assert "4 configurations, at each of 2 batch sizes in turn; each ends" in printed
     assert "searches momentum (0.1 to 0.99), weight_decay_half_life" in printed
     winner = yaml.safe_load((tmp_path / "outputs" / "wine" / "best.yaml").read_text())[
         "best_by_steps"

@@ -1,5 +1,6 @@
 """Studies side by side: made ones of a known law, and whatever a folder may hold."""
 
+import html
 import math
 import re
 import subprocess
@@ -26,7 +27,7 @@ from bstune.report.compare_figure import INCHES_WIDE, paint_comparison
 from bstune.report.compare_page import comparison_page
 from bstune.report.drawing import figure_of
 from bstune.report.rows import curve_point
-from bstune.result import SCHEMA_NUMBER, Gain, Spend
+from bstune.result import SCHEMA_NUMBER, Gain, Reference, Spend
 
 ODD = 'a b/<b>é</b> & "ü" $x^2$ 日本'
 SIZES = np.geomspace(8, 4096, 19)
@@ -140,6 +141,43 @@ def test_a_pair_in_words(one, other, text):
     assert str(*pairs(studies(summary("a", *one), summary("b", *other)))) == text
 
 
+@pytest.mark.parametrize(
+    ("changes", "unlike", "notes"),
+    [
+        ({}, (), ()),
+        ({"workload": "airfoil"}, ("workload",), ("the workloads differ (airfoil, digits)",)),
+        (
+            {"workload": "airfoil", "target": "val/loss <= 0.05"},
+            ("workload", "target"),
+            ("the workloads differ (airfoil, digits)", "the targets differ"),
+        ),
+        ({"target": "val/loss <= 0.05"}, ("target",), ("the targets differ",)),
+        ({"devices": ("NVIDIA H200",)}, (), ("the devices differ",)),
+        (
+            {"reference": Reference(batch_size=8, lr=0.1, rule="sqrt")},
+            (),
+            ("the references differ",),
+        ),
+        # Of other workloads they differ in any case.
+        (
+            {"workload": "airfoil", "reference": Reference(batch_size=8, lr=0.1, rule="sqrt")},
+            ("workload",),
+            ("the workloads differ (airfoil, digits)",),
+        ),
+        ({"tokens": 256}, (), ("an example has not the same number of tokens in all studies (64",)),
+    ],
+)
+def test_what_differs_between_studies_is_said(changes, unlike, notes):
+    found = compare(studies(summary("a", tokens=64), summary("b", **{"tokens": 64, **changes})))
+    (pair,) = found.pairs
+    assert pair.unlike == unlike
+    assert all(f"another {name}" in str(pair) for name in unlike)
+    assert len(found.notes) == len(notes)
+    for note, start in zip(found.notes, notes, strict=True):
+        assert note.startswith(start)
+        assert html.escape(note) in comparison_page(found)
+
+
 def test_of_two_ends_alone_none_is_said_to_differ_among_many():
     open_one = summary("a", None, 210, None)
     others = [summary("100", 100, 50.0, 200), summary("90", 90, 45.0, 180)]
@@ -195,8 +233,9 @@ def with_use(study, **hyperparameters):
 
 
 def gain(ratio=1.45, low=1.3, high=1.7, **changes):
-    known = {"level": 0.9, "merit": "time", "seeds": 3, "at_least": False}
-    return Gain(ratio=ratio, low=low, high=high, **{**known, **changes})
+    known = {"level": 0.9, "merit": "time", "at_least": False}
+    seeds = {"seeds": 3, "baseline_seeds": 3, "winner_seeds": 3}
+    return Gain(ratio=ratio, low=low, high=high, **{**known, **seeds, **changes})
 
 
 def test_all_hyperparameters_of_a_winner_are_shown():
@@ -264,7 +303,8 @@ def test_names_are_text_and_differ():
     page = comparison_page(found)
     assert "<b>é" not in page
     assert "a b/&lt;b&gt;é&lt;/b&gt; &amp; &quot;ü&quot; $x^2$ 日本" in page
-    targets, devices = found.notes
+    workloads, targets, devices = found.notes
+    assert workloads.startswith("the workloads differ")
     assert targets.startswith("the targets differ")
     assert devices.startswith("the devices differ")
     drawn = figure_of(lambda figure: paint_comparison(figure, found), (INCHES_WIDE, 7.0))

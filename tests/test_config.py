@@ -336,6 +336,15 @@ def test_a_target_is_a_number_or_auto(value):
             "workload.target.mode is missing: give it one of min, max, as workload.target.mode=min",
         ),
         ("~workload.data", "workload.data is missing: give it a value, workload.data=..."),
+        # Loaders are refused by their names, before anything is imported.
+        (
+            "workload.data._target_=torch.utils.data.DataLoader",
+            "workload.data: must build a LightningDataModule, but builds torch.utils.data.DataLoad",
+        ),
+        (
+            "workload.data._target_=builtins.tuple",
+            "workload.data: must build a LightningDataModule, but builds builtins.tuple: let ",
+        ),
         (
             "~hardware.memory.relative.cuda",
             "hardware.memory.relative.cuda is missing: give it a value, ",
@@ -518,6 +527,16 @@ def test_a_mistake_in_a_file_of_ones_own_names_file_and_line(tmp_path):
     (line,) = mistakes(*own)
     assert line.startswith("workload.precision is missing: give it one of auto, 32-true,")
     assert line.endswith(f"({file})")
+
+
+def test_a_list_of_loaders_is_no_data_module(tmp_path):
+    text = (CONF / "workload" / "digits.yaml").read_text()
+    file = tmp_path / "workload" / "mine.yaml"
+    file.parent.mkdir()
+    listed = "data:\n  - _target_: torch.utils.data.DataLoader\n"
+    file.write_text(re.sub(r"(?m)^data:\n(  .*\n)+", listed, text))
+    (line,) = mistakes("--config-dir", str(tmp_path), "workload=mine")
+    assert line.startswith("workload.data: must build a LightningDataModule, but builds a list: ")
 
 
 def test_the_line_of_a_mistake_is_that_of_its_own_key(tmp_path):

@@ -22,7 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MaxMetric
 
-from bstune.trial.checks import preflight as checks
+from bstune.core.records import TrialSpec
+from bstune.trial.checks import short_runs
 from bstune.trial.checks.attributes import Attribute
 from bstune.trial.checks.continuation import LEARNING_RATES, WEIGHTS, Course, LostState, lost_state
 from bstune.trial.checks.preflight import preflight
@@ -319,8 +320,8 @@ def test_equal_courses_are_compared_once_and_others_twice(monkeypatch):
         asked.append((spec.seed, spec.max_steps, spec.resumed_from))
         return whole_trial(workload, spec, protocol, **options)
 
-    whole_trial = checks.run_trial
-    monkeypatch.setattr(checks, "run_trial", run_trial)
+    whole_trial = short_runs.run_trial
+    monkeypatch.setattr(short_runs, "run_trial", run_trial)
     before = [(0, None, None), (0, None, None), (1, None, None), (0, 3, None)]
     look_at(Lit)
     assert asked == [*before, (0, 5, 0), (0, 5, None)]
@@ -475,7 +476,7 @@ def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path)
     assert {trial.resumed_from for trial in trials} == {None}
     workload, _ = loaded(*arguments_of("own_warmup"))
     for trial in trials[:4]:
-        spec = replace(checks.TrialSpec(0, 0, trial.batch_size, trial.lr, None, trial.seed))
+        spec = replace(TrialSpec(0, 0, trial.batch_size, trial.lr, None, trial.seed))
         loss = plain_loss(workload, spec, trial.steps, tmp_path)
         assert trial.history[-1] == (trial.steps, float(str(np.float32(loss))))
 

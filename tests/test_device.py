@@ -14,7 +14,7 @@ from bstune.trial.devices.device import (
     synchronize,
 )
 from bstune.trial.devices.errors import is_out_of_memory
-from bstune.trial.processes.process import restored
+from bstune.trial.processes.restored import restored
 from bstune.trial.processes.workers import mps_runs
 
 GIB = 2**30

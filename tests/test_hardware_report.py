@@ -138,6 +138,9 @@ def test_the_tables_fit_eighty_columns():
     # bytes 200 B + 1e5, FLOPs 1e6 B: B = 201e5/(1e6 - 201 x 200/2) at half the width, which a batch
     # has at least
     assert re.search(r"A100 40 GB +12.5: 1 +100: 10 +201: 10 +201: 10 *\n", out.getvalue())
+    # 1e9 FLOPs at 15.7e12 and at 125e12 a second.
+    assert "elsewhere, predicted: least time, B = 1000 (here 5.00 ms)" in out.getvalue()
+    assert re.search(r"V100 +0.0637 ms +- +- +0.00800 ms *\n", out.getvalue())
     assert "…" not in out.getvalue()
 
 

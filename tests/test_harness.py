@@ -28,7 +28,8 @@ from bstune.sweeps.harness import (
 )
 
 SHALLUE = [
-    f"shallue_{name}" for name in ("algorithms", "data", "regularisation", "widths", "workloads")
+    f"shallue_{name}"
+    for name in ("algorithms", "data", "optimizers", "regularisation", "widths", "workloads")
 ]
 NAMES = [
     "alignment",
@@ -51,6 +52,7 @@ TINY = (
     "segment_seconds=1e-5",
     "device=cpu",
     "working_sets=[16,64]",
+    "gathered_kib=16",
 )
 
 
@@ -296,7 +298,7 @@ def test_an_interruption_after_a_unit_says_what_is_kept(sweep, tmp_path, monkeyp
 def test_a_choice_of_units_writes_no_result(sweep, tmp_path):
     options = [f"sweep.experiment.{option}" for option in TINY]
     out = sweep("vectorization", *options, "sweep.experiment.only=[product/2]")
-    assert "1 of 4 units are measured in outputs/sweeps/vectorization/runs.jsonl" in out
+    assert "1 of 6 units are measured in outputs/sweeps/vectorization/runs.jsonl" in out
     assert files_in(tmp_path / "outputs/sweeps/vectorization") == ["runs.jsonl"]
     sweep("vectorization", *options)
     assert "result.json" in files_in(tmp_path / "outputs/sweeps/vectorization")

@@ -234,14 +234,19 @@ def test_joblibs_launcher_runs_a_batch_in_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("returns", "status", "message", "exit_status"),
-    [("not_finite", "diverged", "not finite", 2), ("error", "failed", "no room for this", 1)],
+    ("arguments", "status", "message", "exit_status"),
+    [
+        (["returns=not_finite"], "diverged", "not finite", 2),
+        # As StopAtTarget has it; where time counts it needs no seconds.
+        (["returns=lost", "hydra.sweeper.objective=time"], "diverged", "not finite", 2),
+        (["returns=error"], "failed", "no room for this", 1),
+    ],
 )
 def test_a_job_that_comes_to_nothing_is_a_trial(
-    returns, status, message, exit_status, sweep, capsys
+    arguments, status, message, exit_status, sweep, capsys
 ):
     with pytest.raises(SystemExit) as ended:
-        sweep(f"returns={returns}", "hydra.sweeper.returns=steps", "hydra.sweeper.n_trials=3")
+        sweep(*arguments, "hydra.sweeper.returns=steps", "hydra.sweeper.n_trials=3")
     assert ended.value.code == exit_status
     assert "error: " in capsys.readouterr().err
     records = trials_of(Path("outputs") / "train")

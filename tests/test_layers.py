@@ -129,7 +129,7 @@ def test_the_check_can_fail():
     beside = "from bstune.hydra_recipe import instantiate\n"
     assert reasons_for("search/sampler.py", beside) == ["beside its layer"]
     hydra = "from omegaconf import DictConfig\nimport hydra.utils\n"
-    assert reasons_for("study/early.py", hydra) == ["only what composes knows Hydra"] * 2
+    assert reasons_for("study/early_checks.py", hydra) == ["only what composes knows Hydra"] * 2
     assert list(offenders("hydra_recipe.py", hydra)) == []
     assert list(offenders("sweeps/harness.py", hydra)) == []
     assert (

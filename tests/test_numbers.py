@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bstune.core.numbers import as_float, as_int, shown
+from bstune.core.numbers import as_float, as_int, is_finite_number, shown
 
 FLOATS = [
     (2, 2.0),
@@ -74,3 +74,21 @@ def test_what_is_shown_fits_into_a_line():
     assert shown("ab") == "'ab'"
     assert len(shown(10**400)) == 60
     assert shown(10**5000) == "one of type int"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        (2, True),
+        (-1e308, True),
+        (10**308, True),
+        (10**309, False),
+        (math.inf, False),
+        (math.nan, False),
+        (True, False),
+        ("2", False),
+        (None, False),
+    ],
+)
+def test_what_of_a_parsed_file_is_a_finite_number(value, is_one):
+    assert is_finite_number(value) is is_one

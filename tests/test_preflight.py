@@ -27,9 +27,13 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.step_time import StepTime
+from bstune.system.watchdog import Wait
 from bstune.trial.batches.loader import rebatch
-from bstune.trial.checks import preflight as checks
-from bstune.trial.checks.preflight import check_loaders, check_takes_rate, preflight
+from bstune.trial.checks import recorder, short_runs
+from bstune.trial.checks.learning_rate import check_takes_rate
+from bstune.trial.checks.loaders import check_loaders
+from bstune.trial.checks.preflight import preflight
+from bstune.trial.checks.short_trial import ShortTrial
 from bstune.trial.checks.start import check_hooks
 from bstune.trial.loop import Workload
 from bstune.trial.own_project.override_rate import override_rate
@@ -823,9 +827,9 @@ def timed(monkeypatch):
             asked.append((spec, protocol))
             return make_result()
 
-        monkeypatch.setattr(checks, "run_trial", run_trial)
-        seconds = property(lambda recorder: tau(recorder.spec.batch_size))
-        monkeypatch.setattr(checks._Recorder, "seconds", seconds)
+        monkeypatch.setattr(short_runs, "run_trial", run_trial)
+        seconds = property(lambda trial: tau(trial.spec.batch_size))
+        monkeypatch.setattr(ShortTrial, "seconds", seconds)
         rule = partial(scaling.linear, reference_batch_size=64, reference_lr=0.1)
         return fly(Lit, Space(low, high, multiple, 1.0, rule)).step_time, asked
 
@@ -881,19 +885,12 @@ def test_fast_steps_are_timed_at_batch_sizes_farther_apart(timed, seconds, large
 
 
 def test_a_step_takes_the_least_of_the_seconds_between_two_ends():
-    recorder = checks._Recorder(make_spec(), "val/error")
-    assert recorder.seconds == 0.0
-    recorder._ends += [10.0, 10.5, 10.7, 11.6]
-    assert recorder.seconds == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])
-@pytest.mark.parametrize("batches", [DataLoader(range(7)), [[i] for i in range(7)]])
-def test_a_part_of_the_validation_data_is_every_nth_batch(batches, every, kept):
-    part = checks._EveryNth(batches, every).batches
-    assert len(part) == len(kept)
-    for _ in range(2):
-        assert [int(batch[0]) for batch in part] == kept
+    watching = recorder.Recorder(
+        make_spec(), "val/error", recorder.SHORT_PLAN, Wait(""), exact=True
+    )
+    assert watching.seen(make_result()).seconds == 0.0
+    watching.clock.ends += [10.0, 10.5, 10.7, 11.6]
+    assert watching.seen(make_result()).seconds == pytest.approx(0.2)
 
 
 class Slow(Lit):
@@ -915,20 +912,11 @@ def test_a_trial_whose_steps_take_seconds_ends_after_its_second_one(monkeypatch,
         ended.append(result.steps)
         return result
 
-    whole_trial = checks.run_trial
-    monkeypatch.setattr(checks, "run_trial", run_trial)
-    monkeypatch.setitem(checks._Recorder.__init__.__kwdefaults__, "now", lambda: Slow.seconds)
+    whole_trial = short_runs.run_trial
+    monkeypatch.setattr(short_runs, "run_trial", run_trial)
+    monkeypatch.setitem(recorder.StepClock.__init__.__kwdefaults__, "now", lambda: Slow.seconds)
     assert fly(kind).notes == ()
     assert ended == steps
-
-
-def test_validation_batches_are_cut_where_that_can_be_done():
-    cut = checks.in_small_batches(DataLoader(DATA, batch_size=40), 16)
-    assert [len(batch[0]) for batch in cut] == [16, 16, 16, 16]
-    small = DataLoader(DATA, batch_size=8)
-    chosen = DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]])
-    for batches in (small, chosen, [1, 2]):
-        assert checks.in_small_batches(batches, 16) is batches
 
 
 def test_untrained_weights_are_judged_by_all_of_the_data_where_a_part_meets_the_target():

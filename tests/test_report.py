@@ -167,9 +167,9 @@ def test_paths_are_printed_unbroken_and_as_they_are_typed(tmp_path, monkeypatch)
     summary = result_of([], workload="[red]digits[/red]", train=train)
     console = Console(file=out, width=80)
     show(answer(summary), console, [("NEXT", (train,))])
-    show_places(places(files, ["mlflow ui", "http://127.0.0.1:5000"]), [], console)
+    show_places(places(files, ("MLflow", ("mlflow ui", "http://127.0.0.1:5000"))), [], console)
     assert out.getvalue().splitlines()[1:] == [
-        "study s · [red]digits[/red] · val/error <= 0.1 · 0 trials",
+        "study s · [red]digits[/red] · val/error <= 0.1 · 0 configurations",
         "",
         "USE       nothing yet: no trial has run, so val/error <= 0.1 was not reached",
         f"NEXT      {train}",
@@ -212,3 +212,16 @@ def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
     found = train_command(Winner(make_result(lr=lr, horizon=130), 110.0), TRAIN, prepared)
     kept = "+workload=mine study=s data.root=/d 'storage=${oc.env:STUDIES}'"
     assert found == f"bstune {kept} trial.batch_size=32 {own}"
+
+
+@pytest.mark.parametrize(
+    ("tracked", "labels"),
+    [
+        (None, ["page"]),
+        (("MLflow", ()), ["page"]),
+        # Whatever a study is logged to has its own name.
+        (("CSV", ("runs.csv",)), ["page", "CSV"]),
+    ],
+)
+def test_a_trackers_view_is_named_as_the_tracker_is(tracked, labels, tmp_path):
+    assert [label for label, _ in places(Output(tmp_path / "s"), tracked)] == labels

@@ -161,7 +161,7 @@ def test_a_study_that_has_gone_on_since_its_results_is_shown_with_all_its_trials
     retarget.main([str(folder)])
     printed = capsys.readouterr().out
     assert "the study has not ended" in printed
-    assert f"{told['trials']} trials" in printed
+    assert f"{told['configurations']} configurations" in printed
 
 
 def test_a_file_that_is_no_study_is_refused_and_nothing_of_its_folder_is_shown(folder):

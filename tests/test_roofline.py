@@ -427,6 +427,28 @@ def test_a_cost_in_half_the_width_moves_half_the_bytes():
 
 
 @pytest.mark.parametrize(
+    ("device", "dtype", "batch_size", "seconds"),
+    [
+        # FLOPs 1e6 B, bytes in fp32 4e3 B + 4e6, half of them in 16 bits.
+        ("A100 40 GB", "fp16", 10_000, 1e10 / 312e12),
+        ("A100 40 GB", "fp32", 10_000, 1e10 / 19.5e12),
+        ("A100 40 GB", "fp16", 1, 2.002e6 / 1555e9),
+        ("V100", "fp32", 1, 4.004e6 / 900e9),
+        ("H100", "bf16", 1, 2.002e6 / 3350e9),
+    ],
+)
+def test_the_least_seconds_of_a_step_on_a_device_that_one_does_not_have(
+    device, dtype, batch_size, seconds
+):
+    weights = AffineCost(4e6, 0)
+    layer = LayerCost("l", "Linear", AffineCost(0, 1e6), AffineCost(0, 4e3), NOTHING, weights)
+    found = {(row.device, row.dtype): row for row in predictions(step(layer), "fp32", batch_size)}[
+        device, dtype
+    ]
+    assert (found.batch_size, found.least_seconds) == (batch_size, pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
     ("device", "dtype", "ridge", "turning"),
     [
         # FLOPs 1000 B, bytes in fp32 4 B + 400: B = 400 w ridge/(1000 - 4 w ridge), w the width
@@ -445,9 +467,9 @@ def test_where_a_step_turns_on_a_device_that_one_does_not_have(device, dtype, ri
         LayerCost("l", "Linear", AffineCost(0, 1000), AffineCost(0, 4), NOTHING, AffineCost(400, 0))
     )
     (found,) = [
-        row for row in predictions(cost, "fp32") if (row.device, row.dtype) == (device, dtype)
+        row for row in predictions(cost, "fp32", 8) if (row.device, row.dtype) == (device, dtype)
     ]
     assert (found.ridge, found.turning_batch_size) == pytest.approx((ridge, turning), rel=1e-2)
     never = step(LayerCost("l", "ReLU", AffineCost(0, 1), AffineCost(0, 4), NOTHING, NOTHING))
-    for row in predictions(never, "bf16"):
+    for row in predictions(never, "bf16", 8):
         assert row.turning_batch_size is None

@@ -506,7 +506,7 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
     more = ("search.trials=5", "budget.examples=100_000")  # a budget may grow
     status, out, _ = bstune(*REPLAY, "workload.table=moved.jsonl", *more)
     assert status == 0
-    assert f"continues after {len(first.splitlines())} trials" in out
+    assert "continues after 3 configurations" in out
     assert (outputs / "replay" / "trials.jsonl").read_text().startswith(first)
 
     write_rows(moved, table_rows(seeds=(0, 1, 2)))

@@ -98,6 +98,21 @@ def test_the_ratio_is_of_the_median_over_the_tables_seeds():
 
 
 @pytest.mark.parametrize(
+    ("batch_size", "lr", "steps"),
+    [
+        (40, 0.1, 50),  # a cell
+        (20, 0.1, 71),  # halfway in log B between 100 and 50 steps
+        (30, 0.5, 80),  # beside a cell that misses the target: the nearest one's steps
+    ],
+)
+def test_a_step_costs_its_own_batch_size_in_examples(batch_size, lr, steps):
+    run = run_search(Scripted((batch_size, lr)), posed(objective="steps"), (20.0,), max_trials=1)
+    # The best cell takes 50 steps, and 2,000 examples.
+    assert run.spent == pytest.approx(steps * batch_size / 2000)
+    assert run.path == ((run.spent, pytest.approx(steps / 50)),)
+
+
+@pytest.mark.parametrize(
     ("search", "message"),
     [
         (

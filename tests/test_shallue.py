@@ -49,7 +49,7 @@ def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
     # Its arguments have changed, so that the one that had ended goes on too.
     sweep(more)
     out = capfd.readouterr().out
-    assert out.count("continues after 2 trials") == 1
+    assert out.count("continues after 2 configurations") == 1
     result = json.loads((folder / "result.json").read_text())
     assert [row["study"] for row in result["rows"]] == ["smoothed", "decayed"]
     assert all(row["reached"].endswith(" of 4") for row in result["rows"])
@@ -116,7 +116,9 @@ def test_a_sweep_of_no_study_is_refused(tmp_path):
         shallue.run(Console(quiet=True), unkept(), **{**checked.parameters, "studies": {}})
 
 
-@pytest.mark.parametrize("name", ["algorithms", "data", "regularisation", "widths", "workloads"])
+@pytest.mark.parametrize(
+    "name", ["algorithms", "data", "optimizers", "regularisation", "widths", "workloads"]
+)
 def test_the_studies_that_ship_compose(name):
     experiment = compose_sweep(f"shallue_{name}", ()).sweep.experiment
     for arguments in experiment.studies.values():

@@ -29,8 +29,8 @@ from bstune.study.storage import patience
 from bstune.study.storage.asking import Ranking, ask, ask_replicate, distributions
 from bstune.study.storage.attributes import FORMAT, FROZEN_SETTINGS, STUDY_ID
 from bstune.study.storage.connection import check_storage
+from bstune.study.storage.dense_steps import first_looks
 from bstune.study.storage.lease import Leases
-from bstune.study.storage.looks import first_looks
 from bstune.study.storage.opening import find_study, open_study
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.storage.telling import cut_short, finish_abandoned, store_unstored, tell

@@ -76,7 +76,7 @@ def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
     assert len(trials) == 3
     status, out, _ = bstune(*REPLAY, "study=s", "search.trials=4")
     assert status == 0
-    assert "continues after 3 trials" in out
+    assert "continues after 3 configurations" in out
     assert trials_of(tmp_path / "outputs" / "s")[:3] == trials
     with pytest.raises(ConfigError, match="a study's folder holds no code"):
         result.train()

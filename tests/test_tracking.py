@@ -687,7 +687,17 @@ POINTS = (
     make_trial(2, 64, steps=600, tau=0.005),
     make_trial(3, 128, status="stopped"),
 )
-GAIN = Gain(ratio=2.4, low=1.7, high=3.39999999, level=0.9, merit="time", seeds=3, at_least=False)
+GAIN = Gain(
+    ratio=2.4,
+    low=1.7,
+    high=3.39999999,
+    level=0.9,
+    merit="time",
+    seeds=3,
+    baseline_seeds=3,
+    winner_seeds=3,
+    at_least=False,
+)
 WON = result_of([make_trial(0, 32, 0.1, steps=100)])
 SUMMARY = changed(
     WON,

@@ -19,6 +19,8 @@ from bstune.sweeps.vectorization import (
     by_way,
     cache_levels,
     measure,
+    order_sentence,
+    orders,
     read_sentence,
     sentence,
     ways,
@@ -86,7 +88,7 @@ def test_repeats_that_are_kept_are_not_measured_again(tmp_path):
 def test_a_choice_of_repeats_measures_those_alone(tmp_path):
     path = tmp_path / "runs.jsonl"
     short = {"segment_seconds": 1e-6}
-    with pytest.raises(UnfinishedError, match="2 of 6 units"):
+    with pytest.raises(UnfinishedError, match="2 of 9 units"):
         run(log_at(path), only=["product/2", "reading/3"], **short)
     assert units_in(path) == ["product/2", "reading/3"]
     with pytest.raises(ConfigError, match=r"only names blocks, .*units: product/1; "):
@@ -123,6 +125,7 @@ def run(log=None, **changes):
         "block": 3,
         "repeats": 3,
         "working_sets": [],
+        "gathered_kib": 1,
     }
     options |= {"segment_seconds": 1.0, "limit_seconds": 100.0, "seed": 0}
     return vectorization.run(log or unkept(), **{**options, **changes})
@@ -132,8 +135,9 @@ def test_gflops_in_closed_form():
     ticks = iter(range(1000))
     # Each segment takes a second, and one call is made in it.
     finding = run(now=lambda: float(next(ticks)))
-    assert [row["way"] for row in finding.rows] == NAMES
-    for row in finding.rows:
+    products = finding.rows[: len(NAMES)]
+    assert [row["way"] for row in products] == NAMES
+    for row in products:
         rates = [row[name] for name in ("gflops_low", "gflops", "gflops_high")]
         assert rates == [pytest.approx(2 * 4**3 / 1e9)] * 3
         assert (row["repeats"], row["times_as_fast"], finding.n) == (3, 1.0, 3)
@@ -142,7 +146,7 @@ def test_gflops_in_closed_form():
         (4, 4, 4),
         (2, 4, 8),
     ]
-    assert len(run(dtype="bf16", segment_seconds=1e-6, repeats=1).rows) == 4
+    assert len(run(dtype="bf16", segment_seconds=1e-6, repeats=1).rows) == 4 + 3
 
 
 def test_the_sentence_is_computed():
@@ -177,8 +181,34 @@ def test_rates_of_reading_in_closed_form(monkeypatch, tmp_path):
     assert [row["gb_per_second"] for row in rows] == pytest.approx(
         [2**26 / 1e9] * 3 + [2**27 / 1e9]
     )
-    assert finding.sentence.endswith(read_sentence(rows))
+    assert read_sentence(rows) in finding.sentence
     save_figure(finding.paint, finding.inches, tmp_path / "figure.png")
+
+
+def test_each_order_has_every_place_once():
+    found = orders(64, torch.Generator().manual_seed(0))
+    in_order, strided, random = found.values()
+    assert in_order.tolist() == list(range(64))
+    assert strided.tolist()[:5] == [0, 16, 32, 48, 1]
+    assert sorted(strided.tolist()) == sorted(random.tolist()) == in_order.tolist()
+    assert random.tolist() not in (in_order.tolist(), strided.tolist())
+
+
+def test_orders_in_closed_form():
+    ticks = iter(range(1000))
+    # A call a second, of 2 KiB.
+    finding = run(now=lambda: float(next(ticks)), gathered_kib=2)
+    rows = finding.rows[-3:]
+    names = ["in order", "in strides of 16", "at random"]
+    assert [row["way"] for row in rows] == [f"gathering {name}" for name in names]
+    for row in rows:
+        assert row["gb_per_second"] == pytest.approx(2**11 / 1e9)
+        assert row["times_as_long"] == 1.0
+    seconds = dict(zip(names, ([1.0], [4.0], [16.0]), strict=True))
+    rows = vectorization._order_rows(seconds, 8_000_000_000)
+    assert [row["gb_per_second"] for row in rows] == [8.0, 2.0, 0.5]
+    assert [row["times_as_long"] for row in rows] == [1.0, 4.0, 16.0]
+    assert "strides of 16 takes 4 times as long as in order, at random 16" in order_sentence(rows)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +257,10 @@ def test_cache_levels_are_those_of_the_system(tmp_path):
         (
             {"dtype": "tf32"},
             "sweep.experiment.dtype must be one of fp64, fp32, bf16, fp16, but got 'tf32'",
+        ),
+        (
+            {"gathered_kib": 0},
+            "sweep.experiment.gathered_kib must be KiB from 1 to 4194304, but got 0",
         ),
         ({"size": 0}, "sweep.experiment.size must be positive, but got 0"),
         (

@@ -55,8 +55,10 @@ def spec(resumed_from=None):
         ([STOPPED, REACHED, THIRD], {}, None, 3 * 3.0),
         ([STOPPED, REACHED, THIRD], {"replicates": 0}, None, 0.0),
         ([STOPPED, REACHED], {"objective": "both"}, None, 3 * 6.0),
-        # The baseline's 200 steps would cost 15 s more: a tenth of the limit is kept for them.
-        ([STOPPED, REACHED, BASELINE], {}, BASELINE, 3 * 3.0 + 10.0),
+        # A run of the baseline's 200 steps costs 5 s, and two more are a tenth of the limit.
+        ([STOPPED, REACHED, BASELINE], {}, BASELINE, 3 * 3.0 + 5.0 + 10.0),
+        ([STOPPED, REACHED, BASELINE], {"limit": 40.0}, BASELINE, 3 * 3.0 + 5.0 + 4.0),
+        ([STOPPED, REACHED, BASELINE], {"replicates": 0}, BASELINE, 0.0),
         ([STOPPED, REACHED], {"limit": None}, None, 0.0),
     ],
 )

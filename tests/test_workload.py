@@ -17,7 +17,7 @@ from bstune.core.records import Target
 from bstune.hydra_recipe import instantiate
 from bstune.trial.batches.loader import endless
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import build_module, build_workload, checked_protocol
+from bstune.trial.workload import build_module, build_workload, checked_protocol, train_examples
 from bstune.workloads.images import ImageData
 from bstune.workloads.schedules import piecewise_linear
 
@@ -244,7 +244,7 @@ class ValidatesOnTwo(Foreign):
 
 
 def foreign(kind, *overrides, module=Seeing):
-    data = "builtins.dict" if kind is dict else f"{__name__}.{kind.__name__}"
+    data = f"{__name__}.{kind.__name__}"
     settings = {
         "workload.module": {"_target_": f"{__name__}.{module.__name__}"},
         "workload.data": {"_target_": data},
@@ -332,10 +332,24 @@ def test_its_hooks_on_batches_are_called_and_it_is_not_set_up_again(kind, least)
     assert len(next(iter(Foreign.last.train_dataloader()))[1]) == 7
 
 
+def loaders(*_, **__):
+    """The training and the validation loader, as many a project's function returns them."""
+    training = TensorDataset(torch.zeros(8, 2), torch.zeros(8))
+    return DataLoader(training), DataLoader(training)
+
+
+def test_data_sets_are_data_as_the_message_says():
+    made = LightningDataModule.from_datasets(
+        TensorDataset(torch.zeros(64, 2), torch.zeros(64)),
+        TensorDataset(torch.zeros(8, 2), torch.zeros(8)),
+    )
+    assert train_examples(made) == 64
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (dict, r"workload\.data must build a LightningDataModule, but got dict"),
+        (loaders, r"workload\.data: must build a LightningDataModule, but builds tuple: .*data=\("),
         (Streaming, "its data set, Stream, is iterable"),
         (ListOfLoaders, "the training data must come from a torch DataLoader .* but got list"),
     ],

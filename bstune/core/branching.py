@@ -1,9 +1,10 @@
 """The critical batch size now: how large a batch may be before a branch of a run begins to lose.
 
-From a checkpoint, training goes on at several batch sizes for the same number of examples. Batch size B loses
-``value(B) - value(B_0)`` of the metric against the run's own B_0. The largest batch size that loses nothing is where
-the loss first exceeds a tolerance (Merrill et al. 2025, arXiv 2505.23971: branched training, with a tolerance of the
-loss, the rate following B). Both have seen the same examples in the same order, so that losses are paired by seed.
+From a checkpoint, training goes on at several batch sizes for the same number of examples. Batch
+size B loses ``value(B) - value(B_0)`` of the metric against the run's own B_0. The largest batch
+size that loses nothing is where the loss first exceeds a tolerance (Merrill et al. 2025, arXiv
+2505.23971: branched training, with a tolerance of the loss, the rate following B). Both have seen
+the same examples in the same order, so that losses are paired by seed.
 """
 
 import math

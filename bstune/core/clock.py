@@ -89,7 +89,10 @@ class TrialClock:
 
     @contextmanager
     def interrupt_segment(self, phase: Phase) -> Iterator[None]:
-        """Count what happens inside to ``phase``; the training segment goes on afterwards, as if nothing had been."""
+        """Count what happens inside to ``phase``.
+
+        The training segment goes on afterwards, as if nothing had been.
+        """
         self._segment_seconds += self.enter(phase)
         try:
             yield

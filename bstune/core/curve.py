@@ -83,8 +83,10 @@ class FrontierPoint:
     Args:
         batch_size: in examples.
         steps: to the target, which the fit takes S to be.
-        stopped: whether the target was still missed after ``steps``, which are then a bound: S > steps.
-        steps_low: the last step known to miss the target: S lies in (steps_low, steps]; None if unknown.
+        stopped: whether the target was still missed after ``steps``, which are then a bound: S >
+            steps.
+        steps_low: the last step known to miss the target: S lies in (steps_low, steps]; None if
+            unknown.
     """
 
     batch_size: int | float
@@ -140,7 +142,10 @@ class CurveFit:
 
 @dataclass(frozen=True)
 class CurveBand:
-    """The most likely S*(B) and its pointwise interval, arrays of one shape; further trials scatter around it."""
+    """The most likely S*(B) and its pointwise interval, arrays of one shape.
+
+    Further trials scatter around it.
+    """
 
     batch_size: Array
     steps: Array
@@ -148,10 +153,23 @@ class CurveBand:
     high: Array
 
 
-class _Range(NamedTuple):
-    """A value and its interval, None for an end that is open."""
+class _Likely(NamedTuple):
+    """Where in a profile B_crit is most likely, and whether 0 or infinity is nearly as likely."""
 
-    value: float
+    most: int
+    zero: bool
+    infinite: bool
+
+
+class _BOpt(NamedTuple):
+    """B_opt, the batch size with the fewest examples.
+
+    ``low`` and ``high`` are the ends of its interval, None where they are open.
+    """
+
+    most_likely: float
+    # None where the points hardly ask for it.
+    shown: float | None
     low: float | None
     high: float | None
 
@@ -203,7 +221,8 @@ def fit_curve(
 ) -> CurveFit:
     """Fit the critical batch size to points of batch size and steps: S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2).
 
-    The fit is to log S, by the likelihood of this module's docstring, and the intervals are profiles of it.
+    The fit is to log S, by the likelihood of this module's docstring, and the intervals are
+    profiles of it.
 
     >>> points = [(16, 2150), (64, 640), (256, 260), (1024, 170)]  # batch size, steps to target
     >>> fit = fit_curve(FrontierPoint(size, steps, False, None) for size, steps in points)
@@ -232,76 +251,97 @@ def fit_curve(
     chosen = _choose_law(observed, law, level)
     if chosen.contradiction is not None:
         return _contradicted(chosen, level, points)
-    profile = chosen.profile
-    has_third_term = chosen.law == "three-terms"
-    log_reference = observed.log_reference
-    most_likely = int(profile.deviance.argmin())
-    # At a level below 68%, what counts as nearly as likely is the interval itself.
-    nearly_as_likely = min(NEARLY_AS_LIKELY, chosen.rise)
-    nearly = profile.deviance[most_likely] + nearly_as_likely
-    may_be_zero = bool(profile.deviance[0] <= nearly)
-    may_be_infinite = bool(profile.deviance[-1] <= nearly)
-
-    # A term that the points do not ask for has no lower end, and no value where it is hardly
-    # likelier than none.
-    b_opt = _Range(0.0, None, None)
-    b_opt_low = None
-    shown_b_opt = None
-    if has_third_term:
-        b_opt = _b_opt(observed, profile, chosen.rise)
-        if chosen.gain > chosen.rise:
-            b_opt_low = b_opt.low
-        if chosen.gain > nearly_as_likely and not may_be_infinite:
-            shown_b_opt = b_opt.value
-
-    # S_min and E_min are those at the limit p = 0 or 1 where the points allow it.
-    at = most_likely
-    if may_be_infinite:
-        at = -1
-    if may_be_zero:
-        at = 0
-    log_s_min, log_e_min = _log_fewest(profile, at, log_reference)
-    # At p = 0 B_opt alone decides it, and may be 0 or infinite.
-    if may_be_zero and has_third_term and (b_opt_low is None or b_opt.high is None):
-        log_e_min = -math.inf
-
+    likely = _likely(chosen)
+    b_opt = _b_opt(observed, chosen, likely)
+    log_s_min, log_e_min = _log_fewest(observed, chosen, likely, b_opt)
     b_crit = None
     perfect_scaling_below = None
     maximal_data_parallelism_above = None
-    if not may_be_zero and not may_be_infinite:
-        b_crit = math.exp(profile.odds[most_likely] + log_reference)
-        perfect_scaling_below = batch_at(b_crit, b_opt.value, 1.0 / SLOPE_RATIO)
-        maximal_data_parallelism_above = batch_at(b_crit, b_opt.value, SLOPE_RATIO)
+    if not likely.zero and not likely.infinite:
+        b_crit = math.exp(chosen.profile.odds[likely.most] + observed.log_reference)
+        perfect_scaling_below = batch_at(b_crit, b_opt.most_likely, 1.0 / SLOPE_RATIO)
+        maximal_data_parallelism_above = batch_at(b_crit, b_opt.most_likely, SLOPE_RATIO)
     fit = CurveFit(
         law=chosen.law,
-        s_min=None if may_be_infinite else math.exp(log_s_min),
+        s_min=None if likely.infinite else math.exp(log_s_min),
         critical_batch_size=b_crit,
-        critical_batch_size_low=_batch_size(chosen.low, log_reference),
-        critical_batch_size_high=_batch_size(chosen.high, log_reference),
-        b_opt=shown_b_opt,
-        b_opt_low=b_opt_low,
+        critical_batch_size_low=_batch_size(chosen.low, observed.log_reference),
+        critical_batch_size_high=_batch_size(chosen.high, observed.log_reference),
+        b_opt=b_opt.shown,
+        b_opt_low=b_opt.low,
         b_opt_high=b_opt.high,
         e_min=math.exp(log_e_min) if log_e_min > -math.inf else None,
         perfect_scaling_below=perfect_scaling_below,
         maximal_data_parallelism_above=maximal_data_parallelism_above,
         level=level,
-        noise=math.exp(profile.log_sigma[most_likely]),
+        noise=math.exp(chosen.profile.log_sigma[likely.most]),
         note=None,
         points=points,
     )
     return replace(fit, note=_note(fit, chosen.doubt))
 
 
-def _log_fewest(profile: Profile, at: int, log_reference: float) -> tuple[float, float]:
+def _likely(chosen: _ChosenLaw) -> _Likely:
+    """Find the most likely B_crit, and whether 0 and infinity are nearly as likely."""
+    deviance = chosen.profile.deviance
+    most_likely = int(deviance.argmin())
+    nearly = deviance[most_likely] + _nearly_as_likely(chosen)
+    return _Likely(
+        most=most_likely, zero=bool(deviance[0] <= nearly), infinite=bool(deviance[-1] <= nearly)
+    )
+
+
+def _nearly_as_likely(chosen: _ChosenLaw) -> float:
+    """Give the rise of the deviance up to which a value is nearly as likely as the best one.
+
+    At a level below 68%, what counts as nearly as likely is the interval itself.
+    """
+    return min(NEARLY_AS_LIKELY, chosen.rise)
+
+
+def _b_opt(observed: Observed, chosen: _ChosenLaw, likely: _Likely) -> _BOpt:
+    """Give B_opt as far as the points ask for a third term; of two terms it is 0."""
+    if chosen.law != "three-terms":
+        return _BOpt(most_likely=0.0, shown=None, low=None, high=None)
+    value, low, high = _b_opt_range(observed, chosen.profile, chosen.rise)
+    # A term that the points do not ask for has no lower end, and no value where it is hardly
+    # likelier than none.
+    shown_low = None
+    if chosen.gain > chosen.rise:
+        shown_low = low
+    shown = None
+    if chosen.gain > _nearly_as_likely(chosen) and not likely.infinite:
+        shown = value
+    return _BOpt(most_likely=value, shown=shown, low=shown_low, high=high)
+
+
+def _log_fewest(
+    observed: Observed, chosen: _ChosenLaw, likely: _Likely, b_opt: _BOpt
+) -> tuple[float, float]:
+    """Give log S_min and log E_min, at the limit p = 0 or 1 where the points allow it."""
+    place = likely.most
+    if likely.infinite:
+        place = -1
+    if likely.zero:
+        place = 0
+    log_s_min, log_e_min = _log_fewest_at(chosen.profile, place, observed.log_reference)
+    # At p = 0 B_opt alone decides the fewest examples, and may be 0 or infinite.
+    may_be_none = b_opt.low is None or b_opt.high is None
+    if likely.zero and chosen.law == "three-terms" and may_be_none:
+        log_e_min = -math.inf
+    return log_s_min, log_e_min
+
+
+def _log_fewest_at(profile: Profile, place: int, log_reference: float) -> tuple[float, float]:
     """Give log S_min and log E_min at a place in the profile."""
     # S_min = h (1 - p).
-    log_s_min = profile.log_height[at] + log_expit(-profile.odds[at])
+    log_s_min = profile.log_height[place] + log_expit(-profile.odds[place])
     # E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v.
     log_relative_e_min = np.logaddexp(
         log_expit(profile.odds),
         math.log(2.0) + 0.5 * (profile.small + log_expit(-profile.odds)),
     )
-    log_e_min = profile.log_height[at] + log_relative_e_min[at] + log_reference
+    log_e_min = profile.log_height[place] + log_relative_e_min[place] + log_reference
     return float(log_s_min), float(log_e_min)
 
 
@@ -335,7 +375,9 @@ def _batch_size(odds: float | None, log_reference: float) -> float | None:
 
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:
-    """Give the slope of log S over log B by ordinary least squares, bounds left out; -1 is perfect scaling.
+    """Give the slope of log S over log B by ordinary least squares, bounds left out.
+
+    -1 is perfect scaling.
 
     Raises:
         CurveError: for reached points at fewer than two batch sizes.
@@ -560,15 +602,23 @@ def _crossings(x: Array, excess: Array) -> tuple[float, float]:
 
 
 def _crossing(x: Array, excess: Array, inside: int, outside: int) -> float:
-    """Give the x between two positions at which ``excess`` is 0; that of ``inside`` where the other is none."""
+    """Give the x between two positions at which ``excess`` is 0.
+
+    It is that of ``inside`` where the other is none.
+    """
     if not 0 <= outside < x.size:
         return float(x[inside])
     share = min(max(excess[inside] / (excess[inside] - excess[outside]), 0.0), 1.0)
     return float(x[inside] + share * (x[outside] - x[inside]))
 
 
-def _b_opt(observed: Observed, profile: Profile, rise: float) -> _Range:
-    """Give B_opt and its range in the likelihood region; the upper end is open where every larger one fits."""
+def _b_opt_range(
+    observed: Observed, profile: Profile, rise: float
+) -> tuple[float, float, float | None]:
+    """Give B_opt and the ends of its range in the likelihood region.
+
+    The upper end is None where every larger one fits.
+    """
     most_likely = int(profile.deviance.argmin())
     threshold = profile.deviance[most_likely] + rise
     inside = np.flatnonzero(profile.deviance <= threshold)
@@ -586,7 +636,7 @@ def _b_opt(observed: Observed, profile: Profile, rise: float) -> _Range:
     upper_end = None
     if odds[-1] != np.inf:
         upper_end = math.exp(high.max())
-    return _Range(math.exp(log_value), math.exp(low.min()), upper_end)
+    return math.exp(log_value), math.exp(low.min()), upper_end
 
 
 def _small_ends(

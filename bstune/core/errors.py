@@ -7,7 +7,10 @@ class BstuneError(Exception):
     exit_status = 2
 
     def __str__(self) -> str:
-        """Give the message; of an error in a DataLoader's process, what follows the traceback before it."""
+        """Give the message.
+
+        Of an error in a DataLoader's process, what follows the traceback before it.
+        """
         text = super().__str__()
         if "\nOriginal Traceback" not in text:
             return text

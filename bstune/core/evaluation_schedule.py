@@ -74,7 +74,17 @@ def next_evaluation(
     near: bool,
     schedule: EvaluationSchedule,
 ) -> int:
-    """Give the step of the next evaluation after ``evaluations`` of them, the last one at ``step`` (0: none)."""
+    """Give the step of a trial's next evaluation, by the rule in the module's docstring.
+
+    Args:
+        step: of the last evaluation; 0: there was none.
+        batch_size: in examples.
+        validation_examples: of one evaluation.
+        evaluations: how many there were.
+        near: whether the target is near, see :func:`is_near`.
+        schedule: the rule's options.
+    """
+    # In examples trained, of all evaluations with the next one.
     cost = (evaluations + 1) * schedule.cost * validation_examples
     allowed = schedule.share if near else schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
@@ -102,5 +112,7 @@ def next_dense_evaluation(
         return min(usual, first)
     ratio = min(schedule.ratio, DENSE_RATIO)
     dense = replace(schedule, ratio=ratio, share=DENSE_SHARE)
-    closely = next_evaluation(step, batch_size, validation_examples, evaluations, True, dense)
+    closely = next_evaluation(
+        step, batch_size, validation_examples, evaluations, near=True, schedule=dense
+    )
     return min(usual, closely)

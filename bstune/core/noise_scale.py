@@ -24,7 +24,7 @@ miss the critical batch size by several times.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -132,7 +132,10 @@ def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> Gra
 def estimate_noise_scale(
     squared_gradients: ArrayLike, traces: ArrayLike, level: float = INTERVAL_LEVEL
 ) -> NoiseScaleEstimate:
-    """Estimate B_simple of consecutive steps; undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0."""
+    """Estimate B_simple of consecutive steps.
+
+    It is undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0.
+    """
     if not 0.0 < level < 1.0:
         raise ConfigError(
             f"the level of the noise scale's interval must lie in (0, 1), but got {level}"
@@ -142,23 +145,42 @@ def estimate_noise_scale(
         raise ValueError(f"|G|^2 and tr Sigma must be finite and (n,), but got {pairs.tolist()}")
     n = pairs.shape[1]
     if n == 0:
-        return NoiseScaleEstimate(None, None, None, None, None, 0, level, "no step was measured")
+        return NoiseScaleEstimate(
+            noise_scale=None,
+            low=None,
+            high=None,
+            squared_gradient=None,
+            trace=None,
+            measurements=0,
+            level=level,
+            undetermined="no step was measured",
+        )
     length = math.ceil(n / MAX_BLOCKS)
     # The oldest steps that fill no block are left out.
     count = n // length
     blocks = np.asarray(pairs[:, -count * length :].reshape(2, count, length).mean(axis=2))
     gradient, trace = blocks.mean(axis=1).tolist()
+    unknown = NoiseScaleEstimate(
+        noise_scale=None,
+        low=None,
+        high=None,
+        squared_gradient=gradient,
+        trace=trace,
+        measurements=n,
+        level=level,
+        undetermined=None,
+    )
     if count < MIN_BLOCKS:
         reason = f"{n} of at least {MIN_BLOCKS} steps were measured"
-        return NoiseScaleEstimate(None, None, None, gradient, trace, n, level, reason)
+        return replace(unknown, undetermined=reason)
     low, high = _fieller(blocks, level)
     if high is None:
         reason = (
             f"|G|^2 = {gradient:.3g} does not differ significantly from 0 after {n} steps: "
             "measure more of them"
         )
-        return NoiseScaleEstimate(None, low, None, gradient, trace, n, level, reason)
-    return NoiseScaleEstimate(trace / gradient, low, high, gradient, trace, n, level, None)
+        return replace(unknown, low=low, undetermined=reason)
+    return replace(unknown, noise_scale=trace / gradient, low=low, high=high)
 
 
 def moving_estimate(

@@ -1,6 +1,8 @@
 """Numbers that somebody else's code gives, whatever holds them."""
 
 import operator
+import sys
+from typing import TypeGuard
 
 
 def as_float(value: object) -> float | None:
@@ -19,7 +21,10 @@ def as_float(value: object) -> float | None:
 
 
 def as_int(value: object) -> int | None:
-    """Read a whole number, which may be one of numpy's or a tensor of one; None of anything else, 2.0 and bools too."""
+    """Read a whole number, which may be one of numpy's or a tensor of one.
+
+    None of anything else, 2.0 and bools too.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except (RuntimeError, ValueError, TypeError):
@@ -27,6 +32,18 @@ def as_int(value: object) -> int | None:
     # Bools have an index, too, and so has a tensor of one.
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool"
     return None if is_bool else number
+
+
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Say whether a value of a parsed file is a number that a float can hold.
+
+    Bools and NaN are none.
+    """
+    # To Python true and false are whole numbers.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    # NaN compares false; an integer may be too large for a float.
+    return abs(value) <= sys.float_info.max
 
 
 def shown(value: object) -> str:

@@ -13,7 +13,9 @@ MAX_REPEATED = 80
 
 
 def parse_points(text: str, file: str) -> list[FrontierPoint]:
-    """Parse a CSV file's text: columns batch_size, steps and optionally stopped; others are ignored.
+    """Parse a CSV file's text: columns batch_size, steps and optionally stopped.
+
+    Others are ignored.
 
     ``file`` names it in messages. CurveError for text that cannot be used.
     """

@@ -6,13 +6,13 @@ needs neither torch nor numpy, so that everything that works on recorded trials 
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from bstune.core.errors import ConfigError, RecordError
 from bstune.core.evaluation_schedule import EvaluationSchedule
+from bstune.core.numbers import is_finite_number
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -170,7 +170,8 @@ class TrialResult:
             and their settings.
         history: (step, value) pairs of the target's metric, from the first step; a value that was
             not finite is None.
-        message: the error, for ``diverged``, ``out of memory`` and ``failed``; else what ended it, or None.
+        message: the error, for ``diverged``, ``out of memory`` and ``failed``; else what ended it,
+            or None.
         resumed_from: number of the stopped trial that it continues; None: it started afresh.
         replicate_of: number of the trial whose hyper-parameters it runs again on a fresh seed;
             None: none's.
@@ -278,7 +279,10 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> "TrialResult":
-        """Read the record that :meth:`to_json` wrote, which may be anybody's; RecordError names what is wrong."""
+        """Read the record that :meth:`to_json` wrote, which may be anybody's.
+
+        RecordError names what is wrong.
+        """
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -358,13 +362,6 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_finite(value: object) -> bool:
-    """Tell whether a value is any finite number: metrics and gradients may be as large as a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= sys.float_info.max
-
-
 def _or_none(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: value is None or is_valid(value)
 
@@ -396,7 +393,8 @@ _FIELDS: Mapping[str, _Field] = {
     "trial_index": _COUNT,
     "batch_size": _Field(_is_batch_size, "a whole number of at least 1"),
     "lr": _Field(_is_positive, "a positive number"),
-    "delta": _Field(_or_none(_is_finite), "a number or null"),
+    # Metrics and gradients may be as large as a float.
+    "delta": _Field(_or_none(is_finite_number), "a number or null"),
     "seed": _COUNT,
     "status": _Field(lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),
     "steps": _COUNT,
@@ -410,19 +408,21 @@ _FIELDS: Mapping[str, _Field] = {
     "device": _Field(_is_text, "a text"),
     "versions": _Field(_mapping_of(_is_text), "a mapping of texts"),
     "history": _Field(
-        _rows_of(_is_count, _or_none(_is_finite)), "rows of a step and a value", _tuples
+        _rows_of(_is_count, _or_none(is_finite_number)), "rows of a step and a value", _tuples
     ),
     "message": _Field(_or_none(_is_text), "a text or null"),
     "resumed_from": _MAYBE_COUNT,
     "replicate_of": _MAYBE_COUNT,
     "noise_scale": _Field(
-        _rows_of(_is_count, _is_finite, _is_finite), "rows of a step and two numbers", _tuples
+        _rows_of(_is_count, is_finite_number, is_finite_number),
+        "rows of a step and two numbers",
+        _tuples,
     ),
-    "hyperparameters": _Field(_mapping_of(_is_finite), "a mapping of numbers"),
+    "hyperparameters": _Field(_mapping_of(is_finite_number), "a mapping of numbers"),
     "measured_seconds_per_step": _Field(_or_none(_is_seconds), "a number of seconds or null"),
     "horizon": _MAYBE_COUNT,
     "training_loop": _Field(_or_none(_is_text), "a text or null"),
-    "effective_lr": _Field(_or_none(_is_finite), "a number or null"),
+    "effective_lr": _Field(_or_none(is_finite_number), "a number or null"),
 }
 
 

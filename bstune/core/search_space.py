@@ -30,7 +30,7 @@ class Tunable:
     """Whether 1 - value is searched, as on a log scale a momentum is (Shallue et al. 2018)."""
 
     def value(self, value: float) -> float:
-        """Give a value as the config takes it: an integer where it is one."""
+        """Give a value as the config takes it: an integer where it is to be one."""
         return round(value) if self.integer else value
 
     @property
@@ -42,6 +42,7 @@ class Tunable:
         # Options refuse a log scale from 0 on, where they are checked.
         if self.log and min(low, high) > 0:
             middle = math.sqrt(low * high)
+        # Its own complement leads back from the scale that is searched.
         return self.value(self.searched(middle))
 
     def searched(self, value: float) -> float:

@@ -1,1 +1,1 @@
-"""What the hardware allows: memory ceiling, step time, roofline and scale-out."""
+"""What the hardware allows for a workload: memory ceiling, step times and roofline."""

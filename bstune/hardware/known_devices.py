@@ -1,4 +1,4 @@
-"""Devices that one may not have: their makers' figures, and where a step would turn compute-bound.
+"""Devices that one may not have: their makers' figures, and what a step would be bound by there.
 
 Peaks are dense. Datasheets of Ampere and Hopper print twice as much for matrices of which half is
 zero ("with sparsity"): 624 TFLOP/s over 1.5 TB/s gives an A100 a ridge of 416 FLOPs per byte, where
@@ -9,7 +9,15 @@ No program reaches them: a survey's own roof, which is measured, lies lower at b
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bstune.hardware.roofline import DTYPES, Arithmetic, StepCost, in_width, turning_batch_size
+from bstune.hardware.roofline import (
+    DTYPES,
+    Arithmetic,
+    DeviceLimits,
+    StepCost,
+    allowed_seconds,
+    in_width,
+    turning_batch_size,
+)
 
 
 @dataclass(frozen=True)
@@ -24,9 +32,9 @@ class KnownDevice:
     source: str
     """Where the figures are from."""
 
-    def ridge(self, arithmetic: Arithmetic) -> float:
-        """Give FLOPs per byte above which the device computes longer than it moves bytes."""
-        return self.flops_per_second[arithmetic] / self.bytes_per_second
+    def limits(self, arithmetic: Arithmetic) -> DeviceLimits:
+        """Give what its maker states in place of what a survey measures."""
+        return DeviceLimits(arithmetic, self.flops_per_second[arithmetic], self.bytes_per_second)
 
 
 def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:
@@ -71,26 +79,41 @@ KNOWN_DEVICES = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """Where a workload's step turns compute-bound on a device that it was not measured on."""
+    """A workload's step on a device that it was not measured on."""
 
     device: str
     dtype: Arithmetic
     ridge: float
     """FLOPs per byte."""
     turning_batch_size: float | None
-    """None where it is memory-bound at any batch size."""
+    """From where on it is compute-bound; None where it is memory-bound at any batch size."""
+    batch_size: int
+    """Of the step whose seconds are predicted."""
+    least_seconds: float
+    """What the roofline of its maker's peaks allows for that step: a real one takes longer."""
 
 
-def predictions(cost: StepCost, arithmetic: Arithmetic) -> list[Prediction]:
-    """Predict the turning batch sizes of a step on every known device, in each of its arithmetics.
+def predictions(cost: StepCost, arithmetic: Arithmetic, batch_size: int) -> list[Prediction]:
+    """Predict a step on every known device, in each of its arithmetics.
 
-    ``arithmetic``: in which the step was traced.
+    Args:
+        cost: of the step, as it was traced.
+        arithmetic: in which it was traced.
+        batch_size: of the step whose seconds are predicted.
     """
     rows = list[Prediction]()
     for device in KNOWN_DEVICES:
         for dtype in device.flops_per_second:
-            width = DTYPES[dtype].itemsize / DTYPES[arithmetic].itemsize
-            ridge = device.ridge(dtype)
-            turning = turning_batch_size(in_width(cost, width), ridge)
-            rows.append(Prediction(device.name, dtype, ridge, turning))
+            limits = device.limits(dtype)
+            there = in_width(cost, DTYPES[dtype].itemsize / DTYPES[arithmetic].itemsize)
+            rows.append(
+                Prediction(
+                    device=device.name,
+                    dtype=dtype,
+                    ridge=limits.ridge,
+                    turning_batch_size=turning_batch_size(there, limits.ridge),
+                    batch_size=batch_size,
+                    least_seconds=allowed_seconds(there, limits, batch_size),
+                )
+            )
     return rows

@@ -6,7 +6,7 @@ And the lines of it that stand before a study.
 import functools
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,7 +185,15 @@ def survey_tables(survey: Survey) -> Group:
     facts.add_row("took", format_seconds(survey.seconds))
     tables = [_timings_table(survey)]
     if survey.elsewhere:
-        tables.append(_elsewhere_table(survey))
+        tables.append(_elsewhere_table(survey, "ridge, turning batch size", _turning_text))
+        largest, seconds = survey.pairs[-1]
+        tables.append(
+            _elsewhere_table(
+                survey,
+                f"least time, B = {format_count(largest)} (here {format_seconds(seconds)})",
+                lambda row: format_seconds(row.least_seconds),
+            )
+        )
     return Group(*tables, facts)
 
 
@@ -406,10 +414,14 @@ def _timings_table(survey: Survey) -> Table:
     return table
 
 
-def _elsewhere_table(survey: Survey) -> Table:
-    """Lay the known devices out, a row each: ridge and turning batch size by arithmetic."""
-    title = "elsewhere, predicted: ridge, turning batch size"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def _elsewhere_table(survey: Survey, title: str, text_of: Callable[[Prediction], str]) -> Table:
+    """Lay the known devices out, a row each: what ``text_of`` says of each arithmetic."""
+    table = Table(
+        title=f"elsewhere, predicted: {title}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     kinds = list(dict.fromkeys(row.dtype for row in survey.elsewhere))
     # From the widest numbers to the narrowest, whatever the devices' own order.
     kinds.sort(key=list(roofline.DTYPES).index)
@@ -417,15 +429,15 @@ def _elsewhere_table(survey: Survey) -> Table:
     for kind in kinds:
         table.add_column(kind, justify="right", no_wrap=True)
     for device in dict.fromkeys(row.device for row in survey.elsewhere):
-        by_kind = {row.dtype: row for row in survey.elsewhere if row.device == device}
-        texts = [_turning_text(by_kind.get(kind)) for kind in kinds]
-        table.add_row(device, *texts)
+        texts = dict.fromkeys(kinds, "-")
+        for row in survey.elsewhere:
+            if row.device == device:
+                texts[row.dtype] = text_of(row)
+        table.add_row(device, *texts.values())
     return table
 
 
-def _turning_text(row: Prediction | None) -> str:
-    if row is None:
-        return "-"
+def _turning_text(row: Prediction) -> str:
     turning = "never"
     if row.turning_batch_size is not None:
         turning = format_count(row.turning_batch_size)

@@ -42,7 +42,7 @@ from bstune.hardware.memory import (
     resident_bytes,
 )
 from bstune.hardware.probe import DEVICE_LOST, largest_in_time, measure_ceiling
-from bstune.hardware.several import TimeTrial, shared_steps
+from bstune.hardware.several_devices import TimeTrial, shared_steps
 from bstune.hardware.threads import (
     VISITS,
     ThreadChoice,
@@ -59,13 +59,9 @@ from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import make_space
 from bstune.trial.batches.loader import loaders_of
-from bstune.trial.checks.preflight import (
-    FEW_EXAMPLES,
-    PreflightFindings,
-    check_loaders,
-    in_small_batches,
-    preflight,
-)
+from bstune.trial.checks.loaders import check_loaders
+from bstune.trial.checks.preflight import PreflightFindings, preflight
+from bstune.trial.checks.small_evaluations import FEW_EXAMPLES, in_small_batches
 from bstune.trial.checks.start import at_start
 from bstune.trial.devices.device import device_name, processor, processor_wait_of, versions
 from bstune.trial.fast.take_steps import eager_steps
@@ -217,10 +213,14 @@ class Survey:
 
     @property
     def elsewhere(self) -> list[known_devices.Prediction]:
-        """From where on the step is compute-bound on devices known by their makers' figures."""
-        if self.cost is None or self.limits is None:
+        """What bounds the step on devices known by their makers' figures.
+
+        Its seconds are of the largest batch size that was timed here.
+        """
+        if self.cost is None or self.limits is None or not self.pairs:
             return []
-        return known_devices.predictions(self.cost, self.limits.dtype)
+        largest, _ = self.pairs[-1]
+        return known_devices.predictions(self.cost, self.limits.dtype, largest)
 
     @property
     def bound_by_neither(self) -> list[roofline.Achieved]:
@@ -257,7 +257,7 @@ def survey_of(
 ) -> tuple[Survey, bool]:
     """Give the survey of a workload, and whether it was cached; ``log`` takes lines of progress."""
     quieten()
-    # It imports while this process reads the data.
+    # The server of processes imports torch while this process reads the data.
     start_server()
     options, recipe = resolve(options, recipe)
     space = make_space(options)

@@ -194,15 +194,15 @@ def _range(override: Override) -> Range | None:
     values = tuple(str(value) for value in encoded)
     numbers = _numbers(values)
     if len(numbers) < len(values):
-        return Range(math.nan, math.nan, False, True, values)
+        return Range(math.nan, math.nan, is_log=False, is_integer=True, values=values)
     low = min(numbers)
     high = max(numbers)
     # A range of neighbouring whole numbers is what it says; other values are searched by their
     # places.
     steps_by_one = isinstance(swept, RangeSweep) and swept.step == 1 and not swept.shuffle
     if steps_by_one and all(number.is_integer() for number in numbers):
-        return Range(low, high, False, True)
-    return Range(low, high, False, True, values)
+        return Range(low, high, is_log=False, is_integer=True)
+    return Range(low, high, is_log=False, is_integer=True, values=values)
 
 
 def _numbers(texts: Sequence[str]) -> list[float]:

@@ -3,7 +3,7 @@
 Each trial is one job, which the application's launcher starts with the trial's values as overrides.
 What its task returns is reported to the trial: a number that the config names, or a dict::
 
-    {"history": [(step, value), ...], "seconds_per_step": 0.01}    # the target's metric
+    {"history": [(step, value), ...], "seconds_per_step": 0.01}    # the target's metric; None: NaN
     {"steps": 120, "seconds_per_step": 0.01}                       # to the target; math.inf: missed
 
 ``objective: time`` needs the seconds. A number is ``returns: steps``, or ``returns: metric`` at the
@@ -448,7 +448,7 @@ def _take(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> N
     if trial.worth_saving and settings.checkpoint is not None:
         _keep_checkpoint(trial, job, settings.checkpoint)
     seconds_per_step = as_float(told.get("seconds_per_step"))
-    if seconds_per_step is None and settings.goal in ("time", "both"):
+    if seconds_per_step is None and settings.goal in ("time", "both") and not trial.has_diverged:
         raise ConfigError(
             f"hydra.sweeper.objective={settings.goal} needs seconds: let the task return "
             '{"seconds_per_step": ...} besides, or give objective=steps'
@@ -499,7 +499,8 @@ def _report(trial: LoopTrial, history: object) -> int:
         steps = as_int(step)
         if steps is not None and 0 < trial.first_step >= steps:
             continue
-        goes_on = trial.report(step, value)
+        # StopAtTarget and JSON have None for a value that is not finite.
+        goes_on = trial.report(step, math.nan if value is None else value)
         last = int(step)
         if not goes_on:
             break

@@ -4,18 +4,21 @@
 
 Each line of the answer is a function of the result, in the table ``LINES``, ``ACTIONS`` or
 ``DETAILS``. The console, the figure's title, the pages, comparisons and MLflow's note take their
-words from here. What a study does not know is left out.
+words from here. What a study does not know is left out. Options are written as whoever ran the study
+takes them (:mod:`bstune.report.spelling`).
 
 * USE has the median over fresh seeds with the 90% interval of that median: the seeds' scatter, the
   evaluations' grid and, of seconds, the error of tau(B). A machine's speed changes from minute to
   minute, which that error holds.
 * GAIN is the mean ratio over the fresh seeds that both ran on. Its interval pools their scatter with
-  that of all trials (:mod:`bstune.study.planning.baseline`). One that holds 1 says so.
+  that of all trials (:mod:`bstune.study.planning.baseline`). One that holds 1 says so. Where there
+  are fewer seeds than planned, or none, it says on which runs it stands.
 * AS GOOD takes each batch size at its best learning rate (:mod:`bstune.study.analysis.as_good`).
 * DEVICES takes each device to be as fast as this one. Above the critical batch size a larger batch
   saves few steps, yet on one device it can still be the fastest.
-* CAUTION names fresh seeds that missed the target, a configuration that may be better and had none,
-  a target that is met at the first look, a noisy machine, an open interval.
+* CAUTION names fresh seeds that missed the target, that USE or the baseline had none, a
+  configuration that may be better and had none, a target that is met at the first look, a noisy
+  machine, an open interval.
 
 ``--json`` writes the result's JSON to standard output, and all else to standard error.
 """
@@ -35,9 +38,10 @@ from bstune.report.lines.other_winner import fastest, fewest
 from bstune.report.lines.trials import notes, trials
 from bstune.report.lines.unreached import unreached_text
 from bstune.report.lines.use import metrics_on_test_set, use
-from bstune.report.words import device_text, interval_text
+from bstune.report.spelling import spelled
+from bstune.report.words import device_text, interval_text, trials_text
 from bstune.result import StudyResult
-from bstune.system.console import format_count, format_number, plural
+from bstune.system.console import format_count, format_number
 
 Line = tuple[str, tuple[str, ...]]
 """A label, and texts: the second one and further ones stand below the first."""
@@ -48,7 +52,7 @@ class Answer:
     """A study's answer.
 
     Args:
-        title: what was asked: workload, target, device and number of trials.
+        title: what was asked: workload, target, device, and how many configurations were tried.
         headline: the answer as one sentence.
         lines: label and texts of the answer, in the order in which it is read.
         actions: label and texts of what to do next: a command, or what to change.
@@ -64,7 +68,7 @@ class Answer:
 
 def answer(result: StudyResult) -> Answer:
     """Put into words what a study answers."""
-    title = f"{question(result)} · {plural(result.trials, 'trial')}"
+    title = f"{question(result)} · {trials_text(result)}"
     headline = _headline(result)
     # Within a budget there is no target, and so no steps or seconds to one.
     if result.objective == "loss":
@@ -96,7 +100,7 @@ def _told_lines(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
     """Give the lines that have a text."""
     told = list[Line]()
     for label, tell in lines:
-        texts = tuple(text for text in tell(result) if text)
+        texts = tuple(spelled(result, text) for text in tell(result) if text)
         if texts:
             told.append((label, texts))
     return tuple(told)

@@ -32,8 +32,9 @@ from bstune.report.lines import at_budget
 from bstune.report.lines.at_budget import budget_words
 from bstune.report.lines.cautions import warnings
 from bstune.report.schema import read_result
+from bstune.report.spelling import spelled
 from bstune.report.study_folder import StudyFolder, each_study, read_study
-from bstune.report.words import critical_text, device_text, expected_text
+from bstune.report.words import critical_text, device_text, expected_text, trials_text
 from bstune.result import AtBudget, Gain, StudyResult
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
@@ -125,6 +126,10 @@ class Compared:
     """Its name."""
     target: str
     """The metric and its value, in words."""
+    tokens: int | None
+    """Of an example, where it has some."""
+    reference: tuple[float, float]
+    """The batch size and the learning rate that the gain is over."""
     device: str
     """What trained, in words."""
     points: tuple[ComparedPoint, ...]
@@ -158,7 +163,7 @@ class Compared:
     spend_seconds: float | None
     """Seconds of training that the study took."""
     spend: str
-    """The same and the number of trials, in words."""
+    """The same, and for how many configurations and fresh seeds, in words."""
     use: Use | None
     """What the study says to use; None where nothing reached the target."""
     gain: float | None
@@ -224,6 +229,8 @@ class Pair:
     """Upper end of the ratio's interval."""
     differ: bool | None
     """None where it is not known."""
+    unlike: tuple[str, ...] = ()
+    """In what else the two studies differ that a critical batch size depends on: workload, target."""
 
     @property
     def interval(self) -> str:
@@ -250,12 +257,15 @@ class Pair:
 
     def __str__(self) -> str:
         studies = f"{self.larger} over {self.smaller}"
+        verdict = self.verdict
+        if self.unlike:
+            verdict += f" (another {' and another '.join(self.unlike)})"
         if self.ratio is not None:
             ratio = format_number(self.ratio, 2)
-            return f"{studies}: {ratio} times ({self.interval}), {self.verdict}"
+            return f"{studies}: {ratio} times ({self.interval}), {verdict}"
         if self.low is not None:
-            return f"{studies}: {self.interval} times, {self.verdict}"
-        return f"{studies}: {self.verdict}"
+            return f"{studies}: {self.interval} times, {verdict}"
+        return f"{studies}: {verdict}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -460,12 +470,14 @@ def compared(result: StudyResult, source: str) -> Compared:
     gain: float | None = None
     if result.gain is not None:
         gain = result.gain.ratio
-    spend = f"{plural(result.spend.trials, 'trial')}, {format_seconds(result.spend.seconds)}"
+    spend = f"{trials_text(result)}, {format_seconds(result.spend.seconds)}"
     return Compared(
         name=result.study,
         source=source,
         workload=result.workload,
         target=result.target,
+        tokens=result.tokens,
+        reference=(result.reference.batch_size, result.reference.lr),
         device=", ".join(map(device_text, result.devices)) or "-",
         points=tuple(points),
         batch_size=curve.batch_size,
@@ -515,6 +527,8 @@ def gain_text(gain: Gain | None) -> str:
         text += f" ({format_number(gain.low, 2)} to {format_number(gain.high, 2)})"
     if gain.merit == "steps":
         text += ", in steps"
+    if gain.baseline_seeds == 0 and not gain.at_least:
+        text += ", over a single run"
     return text
 
 
@@ -572,8 +586,9 @@ def _notes(result: StudyResult, points: Sequence[ComparedPoint]) -> list[str]:
     """Say what a reader has to know of a study."""
     # It has a vocabulary of its own: no target that could be missed.
     if result.objective == "loss":
-        return [line for line in at_budget.cautions(result) if line is not None]
-    lines = list(warnings(result))
+        cautions = [line for line in at_budget.cautions(result) if line is not None]
+        return [spelled(result, line) for line in cautions]
+    lines = [spelled(result, line) for line in warnings(result)]
     if points and points[0].batch_size == points[-1].batch_size:
         lines.append("the target was reached at one batch size, so there is no curve")
     return lines
@@ -593,12 +608,33 @@ def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
 
 
 def _differences(studies: Sequence[Compared]) -> list[str]:
-    """Say in what the studies differ beside the workload, and what that means, a line each."""
-    # Workloads that differ are what most comparisons are for.
+    """Say in what the studies differ, and what that means for their numbers, a line each."""
     lines = list[str]()
+    workloads = sorted({study.workload for study in studies})
     targets = {study.target for study in studies}
-    if len(targets) > 1:
+    references = {study.reference for study in studies}
+    tokens = sorted({study.tokens for study in studies if study.tokens is not None})
+    if len(workloads) > 1:
+        lines.append(
+            f"the workloads differ ({', '.join(workloads)}): what is compared are critical batch "
+            "sizes, in examples of a step; seconds, steps and gains are each workload's own, and "
+            "rank none of them"
+        )
+    elif len(targets) > 1:
+        lines.append(
+            "the targets differ: each stands beside its study, and a critical batch size may be "
+            "larger for its harder target alone"
+        )
+    if len(workloads) > 1 and len(targets) > 1:
         lines.append("the targets differ: each stands beside its study")
+    if len(tokens) > 1:
+        counts = ", ".join(map(format_count, tokens))
+        lines.append(
+            f"an example has not the same number of tokens in all studies ({counts}): critical "
+            "batch sizes are compared in examples, and their ratio in tokens is another one"
+        )
+    if len(references) > 1 and len(workloads) == 1:
+        lines.append("the references differ: each gain is over its own study's")
     devices = {study.device for study in studies}
     if len(devices) > 1:
         lines.append(
@@ -677,7 +713,15 @@ def _pair(first: Compared, second: Compared, error: float) -> Pair:
         low = _least_ratio(large, small, error)
         # Intervals that overlap say neither that they differ nor that they are alike.
         differ = None if low is None else True
-        return Pair(large.name, small.name, None, low, None, differ)
+        return Pair(
+            large.name,
+            small.name,
+            ratio=None,
+            low=low,
+            high=None,
+            differ=differ,
+            unlike=_unlike(large, small),
+        )
     ratio = large.b_crit / small.b_crit
     # The ratio falls where the larger falls and the smaller rises.
     fall = _joint_width(
@@ -696,7 +740,17 @@ def _pair(first: Compared, second: Compared, error: float) -> Pair:
     if rise is not None:
         high = ratio * math.exp(_deviations(error) * rise)
     differ = None if low is None else low > 1.0
-    return Pair(large.name, small.name, ratio, low, high, differ)
+    return Pair(large.name, small.name, ratio, low, high, differ, _unlike(large, small))
+
+
+def _unlike(one: Compared, other: Compared) -> tuple[str, ...]:
+    """Name in what two studies differ that a critical batch size depends on; a device is nothing of it."""
+    unlike = list[str]()
+    if one.workload != other.workload:
+        unlike.append("workload")
+    if one.target != other.target:
+        unlike.append("target")
+    return tuple(unlike)
 
 
 def _least_ratio(large: Compared, small: Compared, error: float) -> float | None:

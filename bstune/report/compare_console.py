@@ -1,7 +1,8 @@
 """What ``bstune compare`` leaves: a page, a figure, and lines on the console.
 
 It takes studies' folders, ``curve.json`` files, or ``--mlflow EXPERIMENT``, and writes
-``comparison.html`` and ``comparison.png``. Targets or devices that differ are said beside each study.
+``comparison.html`` and ``comparison.png``. Workloads, targets, references or devices that differ
+are said, with what that means for the numbers.
 """
 
 import textwrap

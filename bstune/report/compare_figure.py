@@ -128,13 +128,17 @@ def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> No
 
 def looks(studies: Sequence[Compared]) -> list[Look]:
     """Choose how the studies are drawn: no two of the first 49 alike."""
-    count = len(STUDY_COLOURS)
     chosen = list[Look]()
-    for i, study in enumerate(studies):
-        colour = STUDY_COLOURS[i % count]
-        marker = MARKERS[(i + i // count) % count]
+    for place, study in enumerate(studies):
+        colour, marker = look_of(place)
         chosen.append(Look(study, _shortened(study.name), colour, marker))
     return chosen
+
+
+def look_of(place: int) -> tuple[str, str]:
+    """Give the colour and the mark of the study at a place, 0 for the first."""
+    count = len(STUDY_COLOURS)
+    return STUDY_COLOURS[place % count], MARKERS[(place + place // count) % count]
 
 
 def _shortened(text: str, longest: int = LONGEST_NAME) -> str:
@@ -247,7 +251,7 @@ def _time_row(study: Compared) -> FigureRow:
     """Give the row of a study's time to target, all that it says to use, and what that gains."""
     use = study.use
     if use is None:
-        return FigureRow(None, None, None, "target not reached")
+        return FigureRow(value=None, low=None, high=None, text="target not reached")
     place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
     below = list[str]()
     if use.further:
@@ -255,7 +259,8 @@ def _time_row(study: Compared) -> FigureRow:
     below.append(_shortened(f"gain {study.gain_text}", LONGEST_LINE_BELOW))
     further = tuple(below)
     if use.seconds is None:
-        return FigureRow(None, None, None, f"seconds not known; {place}", further=further)
+        unknown = f"seconds not known; {place}"
+        return FigureRow(value=None, low=None, high=None, text=unknown, further=further)
     text = format_seconds(use.seconds)
     if not use.runs:
         text += " (predicted)"

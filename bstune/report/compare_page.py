@@ -214,11 +214,12 @@ def _critical(comparison: Comparison) -> str:
     drawn = chart(traces, rows, height=130 + 34 * len(traces), alt=alt)
     if not comparison.pairs:
         return drawn or paragraph("No study has a critical batch size.")
-    heads = ("larger", "smaller", "B_crit over B_crit", "its interval", "judged")
+    heads = ("larger", "smaller", "B_crit over B_crit", "its interval", "judged", "not alike in")
     cells = list[list[Cell | str]]()
     for pair in comparison.pairs:
         ratio = Cell(format_number(pair.ratio, 2), pair.ratio)
-        cells.append([pair.larger, pair.smaller, ratio, pair.interval, pair.verdict])
+        unlike = ", ".join(pair.unlike) or "-"
+        cells.append([pair.larger, pair.smaller, ratio, pair.interval, pair.verdict, unlike])
     pairs = table(heads, cells, name="pairs of critical batch sizes", wrapped=True)
     return drawn + pairs + paragraph(comparison.judged, "faint")
 

@@ -57,6 +57,13 @@ GLOSSARY = {
         "the winner is run again on seeds that took no part in the choice; what is reported of it "
         "is their median and range, as the best of many noisy runs is a lucky one"
     ),
+    "configuration": (
+        "a batch size, a learning rate and what else is searched: search.trials counts them"
+    ),
+    "trial": (
+        "one configuration on one seed; each part of one that was stopped and continued has a "
+        "number and a row of its own"
+    ),
     "stopped": (
         "a trial that ended before the target, as it could no longer change the answer or its "
         "budget was spent: its steps are a lower bound"

@@ -247,16 +247,16 @@ def _stars(result: StudyResult, merit: Merit) -> list[Star]:
     stars = list[Star | None]()
     use = result.winner
     if use is not None:
-        stars.append(_star(use, USE, True, merit))
+        stars.append(_star(use, USE, merit, is_use=True))
     best = result.winner_by(merit)
     if best is not None and (use is None or best.number != use.number):
         for criterion in WINNERS.values():
             if criterion.merit == merit:
-                stars.append(_star(best, criterion.heading, False, merit))
+                stars.append(_star(best, criterion.heading, merit, is_use=False))
     return [star for star in stars if star is not None]
 
 
-def _star(winner: WinnerResult, heading: str, is_use: bool, merit: Merit) -> Star | None:
+def _star(winner: WinnerResult, heading: str, merit: Merit, *, is_use: bool) -> Star | None:
     """Give the star of a winner, if there is a place for it."""
     low: float | None = None
     high: float | None = None

@@ -2,8 +2,9 @@
 
     write_text_once(path, running_page(so_far))
 
-The page looks for a newer one by itself; that of a study which was left does not. Its charts are pictures, so that a
-look costs the study and the browser little. The answer and all charts stand in :mod:`bstune.report.page`.
+The page looks for a newer one by itself; that of a study which was left does not. Its charts are
+pictures, so that a look costs the study and the browser little. The answer and all charts stand in
+:mod:`bstune.report.page`.
 """
 
 from collections.abc import Sequence
@@ -72,7 +73,10 @@ def running_page(so_far: StudySoFar) -> str:
 
 
 def is_running_page(path: Path) -> bool:
-    """Say whether a file is the page of a study that runs, or was killed; False where it cannot be read."""
+    """Say whether a file is the page of a study that runs, or was killed.
+
+    False where it cannot be read.
+    """
     return MARK.strip().encode() in first_bytes(path, HEAD_BYTES)
 
 

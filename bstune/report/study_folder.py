@@ -60,7 +60,7 @@ def read_study(path: str | Path) -> StudyFolder:
         files = Output(path.parent)
         if path != files.curve:
             # What lies beside a file of another name may be another study's.
-            alone = StudyFiles(path, (), None, None, None, ())
+            alone = StudyFiles(path, trials=(), hardware=None, config=None, best=None, notes=())
             return StudyFolder(read_curve(path), alone)
     return StudyFolder(read_curve(files.curve), read_files(files))
 

@@ -42,11 +42,11 @@ def _range(result: StudyResult) -> Trust | None:
     count = plural(len(sizes), "size")
     seen = f"curve: {count} over {format_count(min(sizes))} to {format_count(max(sizes))}"
     if critical.low is None or critical.high is None:
-        return Trust("range", f"{seen}, an open interval", False)
+        return Trust("range", f"{seen}, an open interval", good=False)
     if critical.high <= GOOD_INTERVAL * critical.low:
-        return Trust("range", f"{seen}, good", True)
+        return Trust("range", f"{seen}, good", good=True)
     ratio = format_number(critical.high / critical.low, 2)
-    return Trust("range", f"{seen}, an interval of {ratio} times", False)
+    return Trust("range", f"{seen}, an interval of {ratio} times", good=False)
 
 
 def _coverage(result: StudyResult) -> Trust | None:
@@ -58,10 +58,10 @@ def _coverage(result: StudyResult) -> Trust | None:
     if not result.has_regime(MAXIMAL_DATA_PARALLELISM):
         missing.append("large")
     if not missing:
-        return Trust("coverage", "both its ends seen", True)
+        return Trust("coverage", "both its ends seen", good=True)
     if len(missing) == 1:
-        return Trust("coverage", f"its {missing[0]} end not seen", False)
-    return Trust("coverage", "neither end seen", False)
+        return Trust("coverage", f"its {missing[0]} end not seen", good=False)
+    return Trust("coverage", "neither end seen", good=False)
 
 
 def _seeds(result: StudyResult) -> Trust | None:
@@ -91,7 +91,7 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
     if timing.waited > BUSY_SHARE:
         waited = f"timed steps waited for a processor {timing.waited:.0%} of the time"
         busy = f"the machine was busy: {waited}, which is left out"
-        return Trust("noise", f"{busy}; {error}, as USE's interval says", False)
+        return Trust("noise", f"{busy}; {error}, as USE's interval says", good=False)
     if timing.relative_error > NOISY_ERROR or timing.not_told_apart:
-        return Trust("noise", f"timings are noisy: {error}", False)
-    return Trust("noise", f"timings: {error}", True)
+        return Trust("noise", f"timings are noisy: {error}", good=False)
+    return Trust("noise", f"timings: {error}", good=True)

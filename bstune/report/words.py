@@ -12,6 +12,7 @@ from bstune.result import (
     Confirmed,
     CriticalAtTarget,
     CriticalBatchSize,
+    StudyResult,
     WinnerResult,
 )
 from bstune.system.console import format_count, format_number, format_seconds, plural, time_unit
@@ -55,6 +56,23 @@ def point_text(
         parts.append(f"{name} {format_number(value)}")
     if horizon is not None:
         parts.append(f"a schedule of {plural(horizon, 'step')}")
+    return ", ".join(parts)
+
+
+def trials_text(result: StudyResult) -> str:
+    """Write ``64 configurations, 6 fresh seeds``: the trials by what they were run for.
+
+    Failed ones come last. Of an older file it is ``70 trials``.
+    """
+    if result.configurations is None:
+        return plural(result.trials, "trial")
+    parts = [plural(result.configurations, "configuration")]
+    failed = result.statuses.get("failed", 0)
+    fresh = result.trials - result.configurations - failed
+    if fresh > 0:
+        parts.append(plural(fresh, "fresh seed"))
+    if failed:
+        parts.append(f"{format_count(failed)} failed")
     return ", ".join(parts)
 
 

@@ -54,6 +54,10 @@ class Gain(Part, frozen=True):
     merit: Merit
     """Whether it is of seconds or of steps."""
     seeds: Count
-    """Fresh seeds on which both ran."""
+    """Fresh seeds on which both ran, by which they are compared; 0: each stands on its own runs."""
+    baseline_seeds: Count | None = None
+    """Fresh seeds of the baseline that it stands on; 0: its single search trial; None in an older file."""
+    winner_seeds: Count | None = None
+    """Fresh seeds of the winner that it stands on; 0: what is predicted of one; None in an older file."""
     at_least: bool
     """The baseline was stopped before the target: the ratio is the least that it can be."""

@@ -4,7 +4,10 @@ from bstune.result.values import BatchSize, Items, NotNegative, Part, Positive
 
 
 class DevicePlan(Part, frozen=True):
-    """The best that a number of devices can do; seconds' interval is from the curve's band alone."""
+    """The best that a number of devices can do.
+
+    Seconds' interval is from the curve's band alone.
+    """
 
     devices: BatchSize
     """How many share each batch."""

@@ -54,6 +54,8 @@ class StudyResult(Part, frozen=True):
     """Of the data and of the module; None where nothing was trained."""
     overrides_lr: bool = False
     """Whether the learning rate was set in the optimizer that the module had built."""
+    in_python: bool = False
+    """Whether Python objects gave the study: its options are arguments of ``bstune.Study``."""
     objective: Objective
     """What the search sought."""
     target: Text
@@ -71,7 +73,9 @@ class StudyResult(Part, frozen=True):
     stop_reason: Text | None
     """What ended the search; None where it has not ended."""
     trials: Count
-    """Trials, those in several parts counted once."""
+    """Trials, those in several parts counted once: configurations, runs on fresh seeds, failed ones."""
+    configurations: Count | None = None
+    """Of these trials the search's points, which ``search.trials`` counts; None in an older file."""
     continued: Count
     """Parts of trials that another part goes on from."""
     spend: Spend

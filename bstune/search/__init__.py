@@ -1,1 +1,1 @@
-"""The search over batch size and learning rate: its space, its plan and the Optuna study."""
+"""The search over batch size and learning rate: the sampler, its posterior, and how it decides."""

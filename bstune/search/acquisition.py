@@ -1,11 +1,13 @@
 """The next trial: which batch size and learning rate, for how many steps, and whether it continues a stopped one.
 
-A decision is one draw of the posterior (Thompson sampling): the best candidate of this draw, for its cost, is run. It
-is first given a share of its expected cost, then continued from its checkpoint as long as draws still prefer it.
+A decision is one draw of the posterior (Thompson sampling): the best candidate of this draw, for
+its cost, is run. It is first given a share of its expected cost, then continued from its checkpoint
+as long as draws still prefer it.
 
-B_crit of a draw is where the slope of its frontier, log S*(B) over log B, its small-batch term left out, is -1/2: for
-S_min (1 + B_crit/B) that is B_crit itself, and where the law does not hold, it is what a dense sweep over batch sizes
-would show, while the model's own parameter leans on the batch sizes that were tried most.
+B_crit of a draw is where the slope of its frontier, log S*(B) over log B, its small-batch term left
+out, is -1/2: for S_min (1 + B_crit/B) that is B_crit itself, and where the law does not hold, it is
+what a dense sweep over batch sizes would show, while the model's own parameter leans on the batch
+sizes that were tried most.
 """
 
 import math
@@ -88,6 +90,8 @@ PROBED = 0.75
 LEAST_CONTINUED = 0.4
 # A score's worth of cost to go, in incumbent's costs, at most.
 MOST_COST_TO_GO = 10.0
+# For the objective steps: the power of the examples in what is to go, beside that of the steps.
+COST_SHARE = 0.1
 # Added to the score of what its longest horizon cannot bring to the target: it comes after all
 # else.
 OUT_OF_REACH = 1e3
@@ -139,7 +143,7 @@ class Policy:
     max_growth: float
     # The same for a new trial.
     max_first_growth: float
-    # Of the incumbent's cost, given to a new trial first ...
+    # Of stop_factor times the incumbent's cost, given to a new trial first ...
     probe_fraction: float
     # ... but at most this fraction of the predicted steps to target.
     max_predicted_fraction: float
@@ -216,6 +220,7 @@ class Domain:
 class Suggestion:
     """What to run: for steps up to ``max_steps``, from the start or on from the stopped trial ``resumed_from``."""
 
+    # Log2 of the batch size, log2 of the learning rate, and further hyper-parameters in [0, 1].
     x: float
     z: float
     other: tuple[float, ...]
@@ -227,7 +232,15 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Points (m,), (m,), (m, k) to choose from; the first ``len(stopped)`` of them are trials to be continued."""
+    """Points to choose from; the first ``len(stopped)`` of them are trials to be continued.
+
+    Args:
+        stopped: these trials.
+        x: log2 of the batch sizes, (m,).
+        z: log2 of the learning rates, (m,).
+        other: further hyper-parameters, each in [0, 1], (m, k).
+        done: steps that each has, 0 for a new trial, (m,).
+    """
 
     stopped: tuple[Observation, ...]
     x: Array
@@ -371,7 +384,10 @@ def _limit_of(
     chosen: int,
     predicted: float,
 ) -> float:
-    """Give the steps up to which the chosen candidate is trained; ``predicted`` are those to the target."""
+    """Give the steps up to which the chosen candidate is trained.
+
+    ``predicted`` are those to the target.
+    """
     policy = situation.policy
     done = float(options.done[chosen])
     size = float(np.exp2(options.x[chosen]))
@@ -396,7 +412,10 @@ def _suggest_for_curve(
     fastest: Observation,
     rng: np.random.Generator,
 ) -> Suggestion | None:
-    """Suggest the trial that tells most of B_crit for its cost; None where it is not the curve's turn."""
+    """Suggest the trial that tells most of B_crit for its cost.
+
+    None where it is not the curve's turn.
+    """
     policy = situation.policy
     maps = objective == "curve"
     cost = 0.0
@@ -407,7 +426,7 @@ def _suggest_for_curve(
     options = _candidates(posterior, situation, rng, for_curve=True)
     allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
     suggestion = _most_telling_of(posterior, situation, options, allowed)
-    if maps or rng.random() < _worth(posterior, suggestion, options, policy):
+    if maps or rng.random() < _chance_for_curve(posterior, suggestion, options, policy):
         return suggestion
     return None
 
@@ -415,7 +434,10 @@ def _suggest_for_curve(
 def _most_telling_of(
     posterior: Posterior, situation: Situation, options: Candidates, allowed: float
 ) -> Suggestion:
-    """Suggest what tells most of B_crit for its cost; ``allowed`` as for :func:`choose_for_curve`."""
+    """Suggest what tells most of B_crit for its cost.
+
+    ``allowed`` as for :func:`choose_for_curve`.
+    """
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)
     chosen, predicted = choose_for_curve(posterior, options, situation.pending, allowed, longest)
@@ -431,13 +453,14 @@ def _most_telling_of(
     return options.suggestion(chosen, min(max(max_steps, least), last_step))
 
 
-def _worth(
+def _chance_for_curve(
     posterior: Posterior, suggestion: Suggestion, options: Candidates, policy: Policy
 ) -> float:
     """Give the chance with which a decision for the curve is run beside another objective.
 
-    It is such that these decisions cost ``curve_cost`` of what is spent, on average: a dear one is run seldom. Once the
-    interval of B_crit is narrow they cost less, in proportion to the variance that is left.
+    It is such that these decisions cost ``curve_cost`` of what is spent, on average: a dear one is
+    run seldom. Once the interval of B_crit is narrow they cost less, in proportion to the variance
+    that is left.
     """
     done = 0.0
     for trial in options.stopped:
@@ -446,6 +469,8 @@ def _worth(
     tau = float(posterior.tau(np.array(2.0**suggestion.x)))
     cost = (suggestion.max_steps - done) * tau
     usual_cost = posterior.spent / max(posterior.trials, 1)
+    # A share ``curve_share`` of the decisions comes here: this chance lets them cost, over all
+    # decisions, ``curve_cost`` times as much as a usual one.
     by_cost = policy.curve_cost * usual_cost / (policy.curve_share * cost)
     variance = float(log_b_crit(posterior.theta, posterior.prior).var())
     narrow = (math.log(policy.curve_width) / NORMAL_WIDTH) ** 2
@@ -460,7 +485,8 @@ def most_promising(
 ) -> tuple[int, float] | None:
     """Name the stopped trial that is predicted to reach the target soonest, and the steps predicted of it.
 
-    Those come first that are predicted to reach it within their budget; one whose budget is spent never comes.
+    Those come first that are predicted to reach it within their budget; one whose budget is spent
+    never comes.
     """
     stopped = list[Observation]()
     for trial in posterior.stopped:
@@ -623,8 +649,8 @@ def anywhere(
 def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tuple[Array, Array]:
     """Give the lowest and the highest log2 rate of new trials at log2 batch sizes (n,).
 
-    What is tried first lies where the user's own rate and the rule say; trials that diverge or crawl there move the
-    posterior, and the range with it.
+    What is tried first lies where the user's own rate and the rule say; trials that diverge or
+    crawl there move the posterior, and the range with it.
     """
     bottom, top = domain.lrs(x)
     points = prior.at(x)
@@ -686,15 +712,23 @@ def thompson_sample(
     policy: Policy,
     longest: Callable[[float], float] | None,
 ) -> tuple[int, float]:
-    """Choose the candidate with the least objective in one draw, in cost too if nearly equal; give its steps there.
+    """Choose the candidate with the least objective in one draw, in cost too if nearly equal.
 
-    ``longest`` is the longest horizon at a batch size, where schedules end with it: what takes longer never reaches the
-    target, so that it comes last, the least of them first.
+    Give its steps there.
+
+    ``longest`` is the longest horizon at a batch size, where schedules end with it: what takes
+    longer never reaches the target, so that it comes last, the least of them first.
     """
     drawn = candidate_log_steps(posterior, candidates, draw[None])[0]
     drawn = np.minimum(drawn, MOST_LOG_STEPS)
     score = drawn + np.log(weight(candidates.x))
-    cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x))
+    # What is dear is left aside until something has reached the target; then it hardly counts where
+    # it is no part of the objective: the fewest steps are at the largest batch sizes, whose trials
+    # take the most examples.
+    in_objective = weight(candidates.x)
+    in_cost = posterior.tau(np.exp2(candidates.x))
+    share = COST_SHARE if posterior.reached else 1.0
+    cost = np.exp(drawn) * in_objective * (in_cost / in_objective) ** share
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
     best_cost = cost[int(score.argmin())]
     score += policy.cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)
@@ -730,8 +764,9 @@ def choose_horizon(
 ) -> float:
     """Choose the steps after which a candidate's schedule is to end: those of least cost, at most ``longest``.
 
-    They are for S of a draw, or of the posterior's mean. A draw of few steps is so put to the test at a horizon that
-    few runs have shown to be too short; the target is to be met after ``best`` steps, the incumbent's, at most.
+    They are for S of a draw, or of the posterior's mean. A draw of few steps is so put to the test
+    at a horizon that few runs have shown to be too short; the target is to be met after ``best``
+    steps, the incumbent's, at most.
     """
     prior = posterior.prior
     row = [chosen]
@@ -771,9 +806,10 @@ def choose_for_curve(
 ) -> tuple[int, float]:
     """Choose the candidate that tells most of B_crit for its cost; give its expected steps, too.
 
-    A regime where nothing has reached the target comes first, where a look at it costs at most ``allowed``.
-    ``longest`` is the longest horizon at a batch size, where schedules end with it: what is expected to take longer
-    would spend all of it and miss the target, which is left to one run in ``MISSES_EVERY``.
+    A regime where nothing has reached the target comes first, where a look at it costs at most
+    ``allowed``. ``longest`` is the longest horizon at a batch size, where schedules end with it:
+    what is expected to take longer would spend all of it and miss the target, which is left to one
+    run in ``MISSES_EVERY``.
     """
     steps = candidate_log_steps(posterior, candidates, posterior.theta)
     if longest is not None and not _one_more_may_miss(posterior, longest):
@@ -801,7 +837,9 @@ def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) 
 def max_variance_reduction(
     posterior: Posterior, candidates: Candidates, pending: Pending, steps: Array, b_crit: Array
 ) -> tuple[int, float]:
-    """Choose the candidate with the largest reduction of Var[log B_crit] per unit cost; give its expected steps.
+    """Choose the candidate with the largest reduction of Var[log B_crit] per unit cost.
+
+    Give its expected steps.
 
     ``steps`` is log S of n candidates in m draws, (m, n), and ``b_crit`` log B_crit in these, (m,).
     """
@@ -827,10 +865,13 @@ def unseen_regime(
     b_crit: Array,
     allowed: float,
 ) -> tuple[int, float] | None:
-    """Choose the cheapest candidate in a regime where nothing has reached the target; give its expected steps, too.
+    """Choose the cheapest candidate in a regime where nothing has reached the target.
 
-    The law says what S is there; that it holds there is seen by looking. None where both ends are seen, or where looks
-    there would come to cost more than ``allowed``. ``steps`` and ``b_crit`` as for :func:`max_variance_reduction`.
+    Give its expected steps, too.
+
+    The law says what S is there; that it holds there is seen by looking. None where both ends are
+    seen, or where looks there would come to cost more than ``allowed``. ``steps`` and ``b_crit`` as
+    for :func:`max_variance_reduction`.
     """
     x = candidates.x
     middle = float(np.median(b_crit)) / math.log(2.0)

@@ -1,7 +1,7 @@
 """Trials of a fixed budget as runs: chains joined, each as far behind the ruler as it was left.
 
-A run says where it stands by one number, ``behind`` (:mod:`bstune.search.ruler`), and by the share of its budget that
-it has run.
+A run says where it stands by one number, ``behind`` (:mod:`bstune.search.ruler`), and by the share
+of its budget that it has run.
 """
 
 import math
@@ -26,6 +26,7 @@ class BudgetRun:
     z: float
     """Log2 of the learning rate."""
     other: tuple[float, ...]
+    """Further hyper-parameters, each in [0, 1]."""
     steps: int
     share: float
     """The share of its budget that it has run."""
@@ -73,7 +74,14 @@ def joined_runs(
     budget: Callable[[float], float],
     scale: Scale,
 ) -> tuple[BudgetRun, ...]:
-    """Join chains: the last trial of each, with the evaluations of those that it continues."""
+    """Join chains: the last trial of each, with the evaluations of those that it continues.
+
+    Args:
+        trials: the records so far; those that failed say nothing.
+        others: further hyper-parameters by the trial's number, each in [0, 1].
+        budget: the steps over batch size at which a trial ends.
+        scale: on which the metric is read.
+    """
     usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
     by_number = {trial.number: trial for trial in usable}
     continued = {trial.resumed_from for trial in usable}
@@ -117,7 +125,10 @@ def _whole_history(
 
 
 def behind_of(run: BudgetRun, ruler: Ruler) -> float | None:
-    """Give log s - log s_ruler(m) at a run's last evaluation, or at the end of a full one; None without any."""
+    """Give log s - log s_ruler(m) at a run's last evaluation, or at the end of a full one.
+
+    None without any.
+    """
     if run.curve is None:
         return None
     log_share = 0.0 if run.full else float(run.curve.log_shares[-1])

@@ -69,7 +69,10 @@ class Coordinates:
 
     @cached_property
     def log_rule(self) -> Callable[[Array], Array]:
-        """Log2 of the rule's learning rate over log2 batch sizes, in their shape; constant far beyond the range."""
+        """Log2 of the rule's learning rate over log2 batch sizes, in their shape.
+
+        Constant far beyond the range.
+        """
         start = math.log2(self.low) - RULE_BELOW
         stop = math.log2(self.high) + RULE_ABOVE
         grid = np.arange(start, stop, RULE_STEP)

@@ -1,8 +1,8 @@
 """How far ``behind`` a trial will be at its budget's end, from how far it is now.
 
-Before the end ``behind`` moves: large batches begin slowly, and high rates flatten out soon. How far it moves on
-average, by where a trial lies, is learned from full trials (:class:`Drift`); around that it wanders
-(:func:`stopped_spread`).
+Before the end ``behind`` moves: large batches begin slowly, and high rates flatten out soon. How
+far it moves on average, by where a trial lies, is learned from full trials (:class:`Drift`); around
+that it wanders (:func:`stopped_spread`).
 """
 
 import math

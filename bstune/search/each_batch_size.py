@@ -23,12 +23,14 @@ AGAIN = 2**20
 class EachBatchSize(BaseSampler):
     """Goes through the batch sizes in turn, and at each through a quasi-random sequence of the other parameters.
 
-    (Shallue et al. 2018, arXiv 1811.03600, section 4.) The sequence is Halton's, shifted at random, another shift for
-    each batch size (Bousquet et al. 2017, arXiv 1706.03200). It looks at no trial: n batch sizes with k trials each are
-    ``search.trials`` = n k. A trial's parameters are a function of the study's seed and the trial's index.
+    (Shallue et al. 2018, arXiv 1811.03600, section 4.) The sequence is Halton's, shifted at random,
+    another shift for each batch size (Bousquet et al. 2017, arXiv 1706.03200). It looks at no
+    trial: n batch sizes with k trials each are ``search.trials`` = n k. A trial's parameters are a
+    function of the study's seed and the trial's index.
 
     Args:
-        ratio: of neighbouring batch sizes at most, over 1: they lie evenly in log B, both ends of the range included.
+        ratio: of neighbouring batch sizes at most, over 1: they lie evenly in log B, both ends of
+            the range included.
         search_space: the study's parameters, ``batch_size`` among them.
         snap: returns the batch size that a trial uses.
         trial_index: the trial's place in the study's plan, from 0.

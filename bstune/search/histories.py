@@ -1,10 +1,11 @@
 """A trial's history as an estimate of its steps to the target, with its error.
 
-Metrics fall about as a power of the steps, ``log excess = -rate log(step/S)``, where the excess is the distance from
-the best possible value over the target's own distance from it: 1 at the target. The rate over the rest is the trial's
-own recent one times a slowdown, shrunk towards those of the trials that reached the target, taken from the same excess
-on. The slowdown is what those trials show, had they been stopped on the way: it belongs to a workload. That is an
-estimate with a wide error, never a bound: a trial that flattens out above the target has a rate near 0.
+Metrics fall about as a power of the steps, ``log excess = -rate log(step/S)``, where the excess is
+the distance from the best possible value over the target's own distance from it: 1 at the target.
+The rate over the rest is the trial's own recent one times a slowdown, shrunk towards those of the
+trials that reached the target, taken from the same excess on. The slowdown is what those trials
+show, had they been stopped on the way: it belongs to a workload. That is an estimate with a wide
+error, never a bound: a trial that flattens out above the target has a rate near 0.
 """
 
 import math
@@ -152,7 +153,10 @@ def history_of(
 
 @lru_cache(maxsize=CACHED)
 def recent_line(curve: LogCurve) -> RecentLine | None:
-    """Fit a line to the curve's last steps, within ``RECENT_FACTOR``; None for fewer than three evaluations."""
+    """Fit a line to the curve's last steps, within ``RECENT_FACTOR``.
+
+    None for fewer than three evaluations.
+    """
     if not curve:
         return None
     since = curve[-1][0] - math.log(RECENT_FACTOR)
@@ -299,7 +303,15 @@ def _extrapolated(
 
 
 def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> tuple[float, float]:
-    """Give mean and deviation of the log rate from an excess on, by trials that reached the target."""
+    """Give mean and deviation of the log rate from an excess on, by trials that reached the target.
+
+    The mean of their log rates is shrunk towards the usual rate, as by a normal prior of deviation
+    ``RATE_SPREAD``: the less, the more trials there are.
+
+    Args:
+        reached: history and log steps to the target of each trial, the most similar first.
+        level: the log excess.
+    """
     rates = list[float]()
     for other, log_steps in reached:
         rate = reached_rate(other, log_steps, level)
@@ -314,6 +326,7 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
     mean = float(weight @ logs / weight.sum())
     within = float(weight @ (logs - mean) ** 2 / weight.sum())
     alike = min(len(logs), MOST_ALIKE)
+    # The variance that is left of the prior's after so many trials, and its share of the prior's.
     between = 1.0 / (1.0 / RATE_SPREAD**2 + alike / SIMILARITY**2)
     share = between / RATE_SPREAD**2
     log_rate = share * usual + (1.0 - share) * mean
@@ -325,8 +338,8 @@ def _combine(
 ) -> tuple[float, float]:
     """Give the posterior mean and deviation of the log rate.
 
-    The prior is normal in the log rate; the slope is normal around the rate, with an error that has a part in
-    proportion to the rate, ``relative``.
+    The prior is normal in the log rate; the slope is normal around the rate, with an error that has
+    a part in proportion to the rate, ``relative``.
     """
     grid = np.linspace(math.log(SLOWEST_RATE), math.log(FASTEST_RATE), 60)
     rate = np.exp(grid)

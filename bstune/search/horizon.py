@@ -1,30 +1,34 @@
 """Workloads whose schedule ends with the trial: the law of the metric over horizons, and the next trial's horizon.
 
-A run whose schedule ends after h steps, its horizon, meets the target if h is at least S(B, lr) of its seed. Such a
-trial is neither stopped nor continued, and how it ended says how far S is:
+A run whose schedule ends after h steps, its horizon, meets the target if h is at least S(B, lr) of
+its seed. Such a trial is neither stopped nor continued, and how it ended says how far S is:
 
-- One that missed: S lies above h, by ``log(S/h) = scale excess^power``, the excess being the least log excess of its
-  evaluations (:func:`bstune.search.histories.log_excess`), mostly that at its end. With power 1 the metric's
-  distance from its ideal value falls as a power of h; below 1 it flattens out, as where the best that can be reached is
-  not the ideal value.
-- One that met the target at its horizon's end: the same law with the opposite sign. That it did so no earlier says how
-  much of what is gained is gained at the end, see the next one.
-- One that met it at step s before its end: ``log(S/s) = waste tanh(early/waste) - share early``, early = log(h/s). The
-  more is gained at the schedule's end alone, the larger the share: with the target met at S^(1 - m) h^m it is
-  m/(1 - m), 0 where the horizon does not matter. The waste is of steps at a rate near its end, which train little: a
-  run with a long horizon meets the target after S e^-waste. With a straight line to zero it is log 2 if progress is the
-  sum of the rates; tanh, as S is at most h.
+- One that missed: S lies above h, by ``log(S/h) = scale excess^power``, the excess being the least
+  log excess of its evaluations (:func:`bstune.search.histories.log_excess`), mostly that at its
+  end. With power 1 the metric's distance from its ideal value falls as a power of h; below 1 it
+  flattens out, as where the best that can be reached is not the ideal value.
+- One that met the target at its horizon's end: the same law with the opposite sign. That it did so
+  no earlier says how much of what is gained is gained at the end, see the next one.
+- One that met it at step s before its end: ``log(S/s) = waste tanh(early/waste) - share early``,
+  early = log(h/s). The more is gained at the schedule's end alone, the larger the share: with the
+  target met at S^(1 - m) h^m it is m/(1 - m), 0 where the horizon does not matter. The waste is of
+  steps at a rate near its end, which train little: a run with a long horizon meets the target after
+  S e^-waste. With a straight line to zero it is log 2 if progress is the sum of the rates; tanh, as
+  S is at most h.
 
-The four numbers are those of a workload: they are parameters of the posterior, sampled with the others.
+The four numbers are those of a workload: they are parameters of the posterior, sampled with the
+others.
 
-What is measured is the datum, given the horizon h that was chosen: the log excess e at the horizon's end, or the log of
-the step s at which the target was met before it. log S is what the law makes of the datum, so that its density has to
-be one of the datum: p(e | h) = p(log S) |d log S/de|, and likewise for log s. Without that factor, the Jacobian, a law
-that maps all data to nearly the same log S, by a small scale, is preferred to one that spreads them out, whatever
-they are. It is
+What is measured is the datum, given the horizon h that was chosen: the log excess e at the
+horizon's end, or the log of the step s at which the target was met before it. log S is what the law
+makes of the datum, so that its density has to be one of the datum: p(e | h) = p(log S) |d log
+S/de|, and likewise for log s. Without that factor, the Jacobian, a law that maps all data to nearly
+the same log S, by a small scale, is preferred to one that spreads them out, whatever they are. It
+is
 
 - scale power e^(power - 1) for an excess of this size, above 0 or below;
-- 1 + share - sech^2(early/waste) = share + tanh^2(early/waste) for a step, as early = log(h/s) falls where log s rises.
+- 1 + share - sech^2(early/waste) = share + tanh^2(early/waste) for a step, as early = log(h/s)
+  falls where log s rises.
 """
 
 import math
@@ -97,15 +101,18 @@ def _log_over_met(law: Array, early: Array) -> Array:
 
 
 def log_jacobian(law: Array, ends: Ends) -> Array:
-    """Give the log of |d log S/d datum| by parameters (m, 4) of n trials, (m, n); see the module's docstring.
+    """Give the log of |d log S/d datum| by parameters (m, 4) of n trials, (m, n).
 
-    It is 0 for a trial without a datum: it diverged, or ended its horizon without a metric. No excess is known finer
-    than to ``EXCESS_RESOLUTION``: at the target itself the derivative would be infinite, or 0.
+    See the module's docstring.
+
+    It is 0 for a trial without a datum: it diverged, or ended its horizon without a metric. No
+    excess is known finer than to ``EXCESS_RESOLUTION``: at the target itself the derivative would
+    be infinite, or 0.
     """
     log_scale, log_power, log_share, log_waste = law.T[:, :, None]
     excess = np.maximum(np.abs(ends.excess), EXCESS_RESOLUTION)
     by_excess = log_scale + log_power + (np.exp(log_power) - 1.0) * np.log(excess)
-    # A step is its own datum where nothing of the horizon is left.
+    # Log(horizon/step) of the trials whose datum is a step; of the others any number will do.
     early = np.where(ends.early < 0.0, -ends.early, 1.0)
     by_step = np.log(np.exp(log_share) + np.tanh(early / np.exp(log_waste)) ** 2)
     of_excess = np.where(ends.excess != 0.0, by_excess, 0.0)
@@ -115,9 +122,10 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
 def log_chance_at_end(law: Array, ends: Ends) -> Array:
     """Give the log of the chance that trials which met the target did so no earlier, by parameters (m, 4): (m, n).
 
-    With log(h/S) = a by their excess, the step is ``a = (1 + share) early - waste tanh(early/waste)`` before the end.
-    As 0 <= tanh(x) <= min(x, 1), early is at most a/share and (a + waste)/(1 + share), and near the smaller one. It is
-    0, a chance of 1, for trials that met the target before their end or missed it.
+    With log(h/S) = a by their excess, the step is ``a = (1 + share) early - waste
+    tanh(early/waste)`` before the end. As 0 <= tanh(x) <= min(x, 1), early is at most a/share and
+    (a + waste)/(1 + share), and near the smaller one. It is 0, a chance of 1, for trials that met
+    the target before their end or missed it.
     """
     chances = np.zeros((len(law), ends.excess.size))
     if ends.late is None:
@@ -147,8 +155,9 @@ def misfit(ends: Ends) -> Array:
 def early_misfit(law: Array, ends: Ends) -> Array:
     """Give the variance of log S that trials which met the target before their end have beside :func:`misfit`: (m, n).
 
-    It is by parameters (m, 4), and 0 for other trials. With a small share a run says well how short its horizon could
-    have been, however long it was; with a large one an error of the step is one of S, many times over.
+    It is by parameters (m, 4), and 0 for other trials. With a small share a run says well how short
+    its horizon could have been, however long it was; with a large one an error of the step is one
+    of S, many times over.
     """
     share, waste = np.exp(law.T[2:])[:, :, None]
     of_waste = waste * np.tanh(-ends.early / waste)
@@ -174,13 +183,16 @@ def log_met(law: Array) -> Array:
 def least_cost(
     met: Array, spread: float, longest: float, latest: float = math.inf, shortest: float = -math.inf
 ) -> tuple[float, float]:
-    """Give log(h/S) of the horizon h that reaches the target at least cost, and that cost over S; ``met`` as above.
+    """Give log(h/S) of the horizon h that reaches the target at least cost, and that cost over S.
 
-    A run that misses has cost h and is run again, one that reaches the target ends where it meets it: so the cost until
-    one does is ``met + h (1 - P)/P`` with P = P(S <= h), where log S has this deviation, and a share of outliers. Where
-    all is gained at the schedule's end that is h/P, which is least 17% above S if that is known to 10%; the less the
-    end matters, the cheaper is a longer horizon. Where hardly anything is known of S it is least below S: many short
-    runs are cheaper than one long one.
+    ``met`` as above.
+
+    A run that misses has cost h and is run again, one that reaches the target ends where it meets
+    it: so the cost until one does is ``met + h (1 - P)/P`` with P = P(S <= h), where log S has this
+    deviation, and a share of outliers. Where all is gained at the schedule's end that is h/P, which
+    is least 17% above S if that is known to 10%; the less the end matters, the cheaper is a longer
+    horizon. Where hardly anything is known of S it is least below S: many short runs are cheaper
+    than one long one.
 
     Args:
         met: of :func:`log_met`.

@@ -1,7 +1,8 @@
 """The posterior of a study's trials: chains joined, histories extrapolated, step times fitted, parameters sampled.
 
-A stopped trial counts as what its history extrapolates to (:mod:`bstune.search.histories`). Where schedules end with
-the trial, the metric over horizons takes the place of that (:mod:`bstune.search.horizon`).
+A stopped trial counts as what its history extrapolates to (:mod:`bstune.search.histories`). Where
+schedules end with the trial, the metric over horizons takes the place of that
+(:mod:`bstune.search.horizon`).
 """
 
 import math
@@ -99,6 +100,7 @@ class Observation:
     z: float
     """Log2 of the learning rate."""
     other: tuple[float, ...]
+    """Further hyper-parameters, each in [0, 1]."""
     # Extrapolated log(steps to target/steps), and its standard deviation; None if the history does
     # not allow it.
     log_factor: float | None
@@ -173,10 +175,13 @@ def infer(
     independent: bool = True,
     start: Start | None = None,
 ) -> Posterior:
-    """Sample the posterior; histories are read with a ``target``, costs count in seconds or ``in_examples``.
+    """Sample the posterior.
 
-    Unless trials are ``independent``, those of one history count as one: on a table they repeat a recorded run.
-    ``start`` is a posterior of fewer of these trials, from which this one is sampled, see :func:`start_of`.
+    Histories are read with a ``target``, costs count in seconds or ``in_examples``.
+
+    Unless trials are ``independent``, those of one history count as one: on a table they repeat a
+    recorded run. ``start`` is a posterior of fewer of these trials, from which this one is sampled,
+    see :func:`start_of`.
     """
     last, observations = observed(trials, others, prior, target, ideal)
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
@@ -274,7 +279,8 @@ def steps_before(trials: Sequence[TrialResult]) -> dict[int, int]:
 def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
     """Weigh the trials so that those that repeat one recorded run count as one.
 
-    They do so where the history of one begins that of the other: a run is repeated in chains that end at other steps.
+    They do so where the history of one begins that of the other: a run is repeated in chains that
+    end at other steps.
     """
     # By the first evaluation: only histories that share it can be alike.
     runs_by_first = dict[tuple[int, float | None], list[list[int]]]()
@@ -332,11 +338,14 @@ def start_of(
     moves: int,
     independent: bool,
 ) -> Start | None:
-    """Give the posterior from which that of all these trials is sampled: of the first ones; None for few.
+    """Give the posterior from which that of all these trials is sampled: of the first ones.
 
-    It is made of the one before it in the same way, down to one that is sampled from the prior, each with a seed of
-    its own. So it is a function of the trials alone, that is remembered and not a state that is carried: a study that
-    goes on after a kill, in another process, decides as if nothing had happened.
+    None for few.
+
+    It is made of the one before it in the same way, down to one that is sampled from the prior,
+    each with a seed of its own. So it is a function of the trials alone, that is remembered and not
+    a state that is carried: a study that goes on after a kill, in another process, decides as if
+    nothing had happened.
     """
     sizes = start_sizes(len(trials))
     if not sizes:
@@ -398,7 +407,10 @@ class ReachedTrials:
         return np.array([trial.lr for trial in self.trials], dtype=np.float64)
 
     def nearest(self, trial: TrialResult) -> list[TrialResult]:
-        """Give the ``SIMILAR`` nearest, in octaves of batch size and of learning rate; the earlier one of a tie."""
+        """Give the ``SIMILAR`` nearest, in octaves of batch size and of learning rate.
+
+        The earlier one of a tie.
+        """
         octaves_of_size = np.abs(np.log2(self._sizes / trial.batch_size))
         octaves_of_rate = np.abs(np.log2(self._learning_rates / trial.lr))
         order = np.argsort(octaves_of_size + octaves_of_rate, kind="stable")
@@ -413,7 +425,16 @@ def _observation(
     reached: ReachedTrials,
     slowdown: Slowdown,
 ) -> Observation:
-    """Read a trial: ``continued_steps`` are those of the trial that it continues."""
+    """Read a trial, and extrapolate its history to the target where it was stopped.
+
+    Args:
+        trial: the last one of its chain.
+        other: further hyper-parameters, each in [0, 1].
+        continued_steps: those of the trial that it continues; 0: it continues none.
+        histories: towards the target, by the trial's number.
+        reached: trials that reached it, which show how histories go on.
+        slowdown: by how much histories fall more slowly than before, over the rest of a trial.
+    """
     history = histories[trial.number]
     log_factor: float | None = None
     spread = 0.0
@@ -461,8 +482,8 @@ class SeenLogSteps(NamedTuple):
 def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
     """Give the observations as the likelihood takes them.
 
-    A stopped one counts as an estimate where its history allows it and as a bound elsewhere; where schedules end with
-    the trial, as how it ended its horizon.
+    A stopped one counts as an estimate where its history allows it and as a bound elsewhere; where
+    schedules end with the trial, as how it ended its horizon.
     """
     ends: Ends | None = None
     rows = list[tuple[float, ...]]()
@@ -518,7 +539,10 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
 
 
 def _ends_of(observations: Sequence[Observation]) -> Ends:
-    """Read how trials ended their horizons; one that missed has an excess above 0, whatever its metric's rounding."""
+    """Read how trials ended their horizons.
+
+    One that missed has an excess above 0, whatever its metric's rounding.
+    """
     excess = np.zeros(len(observations))
     early = np.zeros(len(observations))
     late = np.full(len(observations), np.inf)
@@ -550,10 +574,11 @@ def objective_so_far(observation: Observation, weight: StepWeight) -> float:
 def fresh_steps(posterior: Posterior) -> dict[int, float]:
     """Predict the steps that a fresh seed takes at each reached observation, by its number.
 
-    It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the very point as far as
-    their noise from seed to seed is small beside what the model misses at one point. Of these runs a stopped one counts
-    as its estimate or bound, and one that diverged as far slower than expected. Where schedules end with the trial, it
-    is what runs at :func:`fresh_horizons` take until one reaches the target, those that miss it included.
+    It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the
+    very point as far as their noise from seed to seed is small beside what the model misses at one
+    point. Of these runs a stopped one counts as its estimate or bound, and one that diverged as far
+    slower than expected. Where schedules end with the trial, it is what runs at
+    :func:`fresh_horizons` take until one reaches the target, those that miss it included.
     """
     if posterior.prior.horizon:
         return {number: cost.steps for number, cost in _least_costs(posterior).items()}
@@ -566,9 +591,9 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
 def fresh_horizons(posterior: Posterior) -> dict[int, int]:
     """Give the horizon at which each reached observation's point costs least, by its number.
 
-    Its own was chosen before its S was seen: a longer one may miss less often, a shorter one may cost less. Of those
-    that nine of ten runs are predicted to reach the target with: a winner that needs several seeds is none. Empty where
-    schedules do not end with the trial.
+    Its own was chosen before its S was seen: a longer one may miss less often, a shorter one may
+    cost less. Of those that nine of ten runs are predicted to reach the target with: a winner that
+    needs several seeds is none. Empty where schedules do not end with the trial.
     """
     if not posterior.prior.horizon:
         return {}
@@ -578,8 +603,8 @@ def fresh_horizons(posterior: Posterior) -> dict[int, int]:
 def chance_of_reaching(posterior: Posterior, number: int, horizon: float) -> float:
     """Give the chance that a fresh seed at a reached observation's point meets the target with a horizon.
 
-    ``P = (1 - outliers) Phi((log h - E[log S])/sd)``, the deviation that of log S over the posterior and
-    from seed to seed.
+    ``P = (1 - outliers) Phi((log h - E[log S])/sd)``, the deviation that of log S over the
+    posterior and from seed to seed.
     """
     at_reached = _fresh_at_horizons(posterior)
     numbers = [trial.number for trial in posterior.observations]
@@ -595,7 +620,12 @@ class LeastCost(NamedTuple):
 
 
 def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
-    """Find the horizon of least cost at each reached observation's point, by its number."""
+    """Find the horizon of least cost at each reached observation's point, by its number.
+
+    The cost of a horizon is the steps that its runs take until one of them reaches the target. The
+    logarithms of both are over S, the steps of a fresh seed.
+    """
+    # The step at which a run of each horizon meets the target.
     met = log_met(posterior.theta[:, posterior.prior.horizon_law])
     costs = dict[int, LeastCost]()
     for place, (log_s, deviation) in _fresh_at_horizons(posterior).items():
@@ -611,10 +641,10 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
 def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
     """Give mean and deviation of a fresh seed's log S at each reached observation, by its place.
 
-    As in :func:`_fresh_log_steps` the runs at a point draw the model towards them, but in each draw of the
-    posterior, as the law of the metric over horizons, and with it what a run says of S, is one of a draw. A run
-    counts by its noise and by what that law misses of it: one that met the target early in a long horizon says
-    little of how short the horizon could have been.
+    As in :func:`_fresh_log_steps` the runs at a point draw the model towards them, but in each draw
+    of the posterior, as the law of the metric over horizons, and with it what a run says of S, is
+    one of a draw. A run counts by its noise and by what that law misses of it: one that met the
+    target early in a long horizon says little of how short the horizon could have been.
     """
     data = posterior.data
     theta = posterior.theta

@@ -5,26 +5,29 @@ The model of log S is
     log S(B, lr) = level + log(f(B)/f(B_mid)) + g(B) + penalty(d),  f(B) = 1 + B_crit/B + (B_opt/B)^2,
     d = (log2 lr - optimum(B)) exp(tilt log2(B/B_mid)),
 
-- the frontier S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11), B_mid the geometric
-  middle of the batch sizes; the small-batch term is ours: the examples B S*(B) are fewest at B_opt. Nine tenths of its
-  prior lie below the smallest batch size, where the term changes nothing; the rest has a long tail, as B_crit comes out
-  too high where the prior rules the term out;
-- g, the discrepancy, what the law misses of the frontier: piecewise linear in log2 B, its values at the knots normal
-  with a standard deviation that is a parameter. It is sampled with the others, so that a wrong law widens what is said
-  of B_crit;
-- optimum(B), log2 of the best learning rate: the scaling rule plus a shift at B_mid and a deviation of the exponent,
-  with a bend at B_crit, above which the exponent may differ (the rule is the prior mean, never the model);
-- the cost of being off the optimum, ours: below, where S grows as lr falls (at most as 1/lr, log 2 an octave),
-  a hyperbola of slope ``low_slope`` an octave; above, a parabola, whose curvature soon means that nothing is reached;
-  both may be steeper or broader at large batch sizes than at small ones (the tilt);
-- other hyper-parameters, each scaled to [0, 1]: a parabola around a best value, and a shift of the best learning rate
-  in proportion to it (as momentum shifts it).
+- the frontier S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11),
+  B_mid the geometric middle of the batch sizes; the small-batch term is ours: the examples B S*(B)
+  are fewest at B_opt. Nine tenths of its prior lie below the smallest batch size, where the term
+  changes nothing; the rest has a long tail, as B_crit comes out too high where the prior rules the
+  term out;
+- g, the discrepancy, what the law misses of the frontier: piecewise linear in log2 B, its values at
+  the knots normal with a standard deviation that is a parameter. It is sampled with the others, so
+  that a wrong law widens what is said of B_crit;
+- optimum(B), log2 of the best learning rate: the scaling rule plus a shift at B_mid and a deviation
+  of the exponent, with a bend at B_crit, above which the exponent may differ (the rule is the prior
+  mean, never the model);
+- the cost of being off the optimum, ours: below, where S grows as lr falls (at most as 1/lr, log 2
+  an octave), a hyperbola of slope ``low_slope`` an octave; above, a parabola, whose curvature soon
+  means that nothing is reached; both may be steeper or broader at large batch sizes than at small
+  ones (the tilt);
+- other hyper-parameters, each scaled to [0, 1]: a parabola around a best value, and a shift of the
+  best learning rate in proportion to it (as momentum shifts it).
 
-The posterior of the parameters is sampled by sequential Monte Carlo: particles from the prior, tempered to the
-likelihood, moved by Metropolis steps at each temperature. Reached trials are normal in log S with an
-outlier mixture, stopped ones are bounds (or estimates above their bound, where their history can be extrapolated), and
-a diverged one means a large penalty. The draws depend on the data and the generator alone: the same study asks the same
-trials.
+The posterior of the parameters is sampled by sequential Monte Carlo: particles from the prior,
+tempered to the likelihood, moved by Metropolis steps at each temperature. Reached trials are normal
+in log S with an outlier mixture, stopped ones are bounds (or estimates above their bound, where
+their history can be extrapolated), and a diverged one means a large penalty. The draws depend on
+the data and the generator alone: the same study asks the same trials.
 """
 
 import math
@@ -122,8 +125,8 @@ class Points:
     def on_nodes(self, prior: "Prior") -> "Points":
         """Give the points with nodes: many points cost less so, and log S is the same to 0.001.
 
-        The knots of the discrepancy are nodes, so that it stays exact. Beyond the batch sizes of the study no line is
-        drawn, and few points have no need of one: they stay as they are.
+        The knots of the discrepancy are nodes, so that it stays exact. Beyond the batch sizes of
+        the study no line is drawn, and few points have no need of one: they stay as they are.
         """
         low = prior.knots[0]
         high = prior.knots[-1]
@@ -196,7 +199,10 @@ class Prior:
         return (*[array.tobytes() for array in arrays], bytes([self.horizon]))
 
     def at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
-        """Give points for :func:`log_steps`; the frontier and its optimum need no more than ``x``."""
+        """Give points for :func:`log_steps`.
+
+        The frontier and its optimum need no more than ``x``.
+        """
         if z is None:
             z = np.zeros(x.shape)
         if other is None:
@@ -487,7 +493,8 @@ def _log_density(
 ) -> Array:
     """Give the log density of log S of trials that have one, a mixture with outliers, up to a constant: (m, k).
 
-    ``variance_beside`` is that of these trials' log S beside the noise from seed to seed, (k,) or (m, k).
+    ``variance_beside`` is that of these trials' log S beside the noise from seed to seed, (k,) or
+    (m, k).
     """
     exact, _, _ = data.columns
     square = (y[..., exact] - expected[:, exact]) ** 2
@@ -554,11 +561,14 @@ def sample_posterior(
     moves: int,
     start: Start | None = None,
 ) -> Array:
-    """Draw from the posterior, shape (count, p); ``moves`` are Metropolis steps at each temperature.
+    """Draw from the posterior, shape (count, p).
 
-    The particles are tempered from the prior or, with ``start``, from the posterior of fewer trials (iterated batch
-    importance sampling: Chopin 2002, Biometrika 89(3)), which is much nearer. Estimates of stopped trials change as
-    others join them, so that what the fewer trials said is left behind rather than multiplied with something.
+    ``moves`` are Metropolis steps at each temperature.
+
+    The particles are tempered from the prior or, with ``start``, from the posterior of fewer trials
+    (iterated batch importance sampling: Chopin 2002, Biometrika 89(3)), which is much nearer.
+    Estimates of stopped trials change as others join them, so that what the fewer trials said is
+    left behind rather than multiplied with something.
     """
     if start is None:
         theta = draw_prior(prior, count, rng)
@@ -580,7 +590,10 @@ class _Path:
     prior: Prior
 
     def heights(self, theta: Array, temperature: float) -> tuple[Array, Array]:
-        """Give base and rise, (m,) each. At its end the path has no need of its start: the rise is 0 there."""
+        """Give base and rise, (m,) each.
+
+        At its end the path has no need of its start: the rise is 0 there.
+        """
         if self.start is None:
             return log_prior(theta, self.prior), log_likelihood(theta, self.data, self.prior)
         end = log_prior(theta, self.prior) + log_likelihood(theta, self.data, self.prior)
@@ -702,7 +715,10 @@ def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Arra
 
 
 def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:
-    """Measure the noise scale over the trials that reached the target; also gives the steps measured. None for none."""
+    """Measure the noise scale over the trials that reached the target.
+
+    Also gives the steps measured. None for none.
+    """
     gradients = list[float]()
     steps = 0
     for trial in sorted(trials, key=lambda trial: trial.number):
@@ -718,7 +734,10 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
 
 
 def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, float]:
-    """Give the measured noise scale and half the width of its interval in log; None and 0 while undetermined."""
+    """Give the measured noise scale and half the width of its interval in log.
+
+    None and 0 while undetermined.
+    """
     measured = measured_noise_scale(trials)
     if measured is None:
         return None, 0.0

@@ -13,11 +13,12 @@ In a study of one's own::
     trial.set_user_attr("seconds_per_step", tau)
     study.tell(trial, seconds_to_target)  # or state=TrialState.PRUNED if the target was not reached
 
-With ``target`` it reads the reported values. A stopped trial is suggested again, to be continued from its checkpoint,
-only where ``resumable`` allows it. Further parameters of the study join the model.
+With ``target`` it reads the reported values. A stopped trial is suggested again, to be continued
+from its checkpoint, only where ``resumable`` allows it. Further parameters of the study join the
+model.
 
-The best metric within a budget needs no target. A trial runs to a share of its budget first, waits, and goes on if it
-is chosen again (:mod:`bstune.search.fixed_budget`)::
+The best metric within a budget needs no target. A trial runs to a share of its budget first, waits,
+and goes on if it is chosen again (:mod:`bstune.search.fixed_budget`)::
 
     sampler = FrontierSampler(
         objective="loss", budget=lambda size: 300.0 / tau(size), resumable=lambda number: True
@@ -106,41 +107,45 @@ def default_policy() -> Policy:
 class FrontierSampler(BaseSampler):
     """Searches batch size and learning rate in any Optuna study, and says when a trial is to stop.
 
-    A suggestion is the best one for its cost in one draw of a posterior over the steps to the target. The module's
-    docstring has a study of one's own. The study needs an integer ``batch_size`` and either ``lr`` or, with a rule,
-    ``delta`` = log2(lr / rule(B)), in all of its trials; its values are minimized. Failed trials are passed over, and
-    so are those with neither steps nor a positive, finite value.
+    A suggestion is the best one for its cost in one draw of a posterior over the steps to the
+    target. The module's docstring has a study of one's own. The study needs an integer
+    ``batch_size`` and either ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)), in all of its
+    trials; its values are minimized. Failed trials are passed over, and so are those with neither
+    steps nor a positive, finite value.
 
     Args:
-        objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn, of a study whose two values are
-            steps and seconds), ``curve`` (B_crit), or ``loss`` (the best metric at the budget's end).
-        rule: learning rate over batch size, the prior mean of the best one; None: the square-root rule through the
-            middle of both ranges.
-        sigma: how far from the rule, in octaves: the scale of a Student's t with 3 degrees of freedom; None for
-            ``prior.level_sigma`` of ``conf/config.yaml``.
-        exponent_sigma: how far the exponent of lr*(B) may lie from the rule's: one standard deviation; None for
-            ``prior.exponent_sigma`` of ``conf/config.yaml``.
-        noise_scale: in examples, a wide prior of B_crit; None for the one that trials measured, if they did (see
-            :mod:`bstune.search.posterior`).
-        budget: steps over batch size at which a trial ends in any case; None for none, and then the first trial has no
-            limit. The objective ``loss`` needs it.
-        target: of the values that are reported; None: they are not read. The objective ``loss`` takes nothing but its
-            mode from it; without it, that is the study's direction.
+        objective: ``time`` (steps x seconds per step), ``steps``, ``both`` (in turn, of a study
+            whose two values are steps and seconds), ``curve`` (B_crit), or ``loss`` (the best
+            metric at the budget's end).
+        rule: learning rate over batch size, the prior mean of the best one; None: the square-root
+            rule through the middle of both ranges.
+        sigma: how far from the rule, in octaves: the scale of a Student's t with 3 degrees of
+            freedom; None for ``prior.level_sigma`` of ``conf/config.yaml``.
+        exponent_sigma: how far the exponent of lr*(B) may lie from the rule's: one standard
+            deviation; None for ``prior.exponent_sigma`` of ``conf/config.yaml``.
+        noise_scale: in examples, a wide prior of B_crit; None for the one that trials measured, if
+            they did (see :mod:`bstune.search.posterior`).
+        budget: steps over batch size at which a trial ends in any case; None for none, and then the
+            first trial has no limit. The objective ``loss`` needs it.
+        target: of the values that are reported; None: they are not read. The objective ``loss``
+            takes nothing but its mode from it; without it, that is the study's direction.
         ideal: the best value of the target's metric; None if unknown.
         resumable: whether a stopped trial can be continued, by number; None: none can.
         snap: returns the batch size that a trial uses; None for rounding.
-        lr_range: smallest and largest learning rate that can be had; None for what the parameters allow.
-        step_time: seconds per step over batch size, measured before the first trial; None: not measured.
-        horizon: whether a trial's schedule ends with its ``max_steps``, which are then chosen so that it just reaches
-            the target, within the budget; set the user attribute ``horizon`` to them. For ``loss``: the
-            budget's.
+        lr_range: smallest and largest learning rate that can be had; None for what the parameters
+            allow.
+        step_time: seconds per step over batch size, measured before the first trial; None: not
+            measured.
+        horizon: whether a trial's schedule ends with its ``max_steps``, which are then chosen so
+            that it just reaches the target, within the budget; set the user attribute ``horizon``
+            to them. For ``loss``: the budget's.
         search_space: of the study, if it is fixed before the first trial.
         policy: how to spend; None for that of ``conf/sampler/frontier.yaml``.
         seed: None for one that is drawn.
 
     Raises:
-        ConfigError: for an unknown objective or a number that cannot be; as trials are asked, for a study that is
-            maximized, or whose trials share parameters but not those above.
+        ConfigError: for an unknown objective or a number that cannot be; as trials are asked, for a
+            study that is maximized, or whose trials share parameters but not those above.
     """
 
     # The arguments that a study fills in. Any sampler may have it, and max_steps and resumed_from.
@@ -215,7 +220,10 @@ class FrontierSampler(BaseSampler):
         self._passed_over: set[int] = set()
 
     def max_steps(self, number: int) -> int | None:
-        """Give the steps up to which trial ``number`` is to be trained; None where there is no limit."""
+        """Give the steps up to which trial ``number`` is to be trained.
+
+        None where there is no limit.
+        """
         return self._max_steps.get(number)
 
     def resumed_from(self, number: int) -> int | None:
@@ -223,7 +231,10 @@ class FrontierSampler(BaseSampler):
         return self._resumed_from.get(number)
 
     def repeats(self, number: int) -> int | None:
-        """Name the trial that trial ``number`` runs again on a fresh seed; None if it is no such one."""
+        """Name the trial that trial ``number`` runs again on a fresh seed.
+
+        None if it is no such one.
+        """
         return self._repeats.get(number)
 
     def reseed_rng(self) -> None:
@@ -260,7 +271,10 @@ class FrontierSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose the next trial's parameters; :meth:`max_steps` and :meth:`resumed_from` go with them."""
+        """Choose the next trial's parameters.
+
+        :meth:`max_steps` and :meth:`resumed_from` go with them.
+        """
         if BATCH_SIZE not in search_space:
             return {}
         coordinates = Coordinates(search_space, self._rule, self._snap, self._lr_range)
@@ -363,19 +377,23 @@ class FrontierSampler(BaseSampler):
         rng: np.random.Generator | None = None,
         independent: bool = True,
     ) -> Posterior | None:
-        """Give the posterior of the frontier; None before the study has parameters. It changes nothing.
+        """Give the posterior of the frontier; None before the study has parameters.
+
+        It changes nothing.
 
         Args:
-            trials: a study, or records of its trials, whose ``hyperparameters`` are the further parameters; records
-                need ``search_space``.
+            trials: a study, or records of its trials, whose ``hyperparameters`` are the further
+                parameters; records need ``search_space``.
             particles: draws; None for the policy's.
-            moves: Metropolis steps at each temperature; None for the policy's. With the few of a decision, intervals
-                come out too narrow.
+            moves: Metropolis steps at each temperature; None for the policy's. With the few of a
+                decision, intervals come out too narrow.
             rng: the source of chance; None for a copy of the sampler's own.
-            independent: False where trials may repeat a recorded run: those of one history then count as one.
+            independent: False where trials may repeat a recorded run: those of one history then
+                count as one.
 
         Raises:
-            ConfigError: if the trials share parameters, but not ``batch_size`` and ``lr`` or ``delta``.
+            ConfigError: if the trials share parameters, but not ``batch_size`` and ``lr`` or
+                ``delta``.
         """
         space = self._space_of(trials)
         if not space:
@@ -401,8 +419,10 @@ class FrontierSampler(BaseSampler):
 
         Args:
             trials: a study, or records of its trials, as for :meth:`posterior`.
-            mode: whether the metric falls or rises; None for the target's, else the study's direction.
-            share: of the budget: what a shorter one would have come to is read from the same trials.
+            mode: whether the metric falls or rises; None for the target's, else the study's
+                direction.
+            share: of the budget: what a shorter one would have come to is read from the same
+                trials.
             particles: draws; None for the policy's.
             moves: Metropolis steps at each temperature; None for the policy's.
             rng: the source of chance; None for a copy of the sampler's own.
@@ -492,7 +512,9 @@ class FrontierSampler(BaseSampler):
         )
 
     def recommended(self, study: optuna.Study) -> int | None:
-        """Name the reached trial best by the posterior's mean (``both``: by time); None before one is reached.
+        """Name the reached trial best by the posterior's mean (``both``: by time).
+
+        None before one is reached.
 
         For ``loss`` it is the full trial whose fresh seed is predicted to be best.
         """
@@ -633,7 +655,10 @@ def _parsed_record(text: str) -> TrialResult:
 def trial_result(
     trial: FrozenTrial, coordinates: Coordinates, objective: str
 ) -> TrialResult | None:
-    """Read a finished trial's record, or make one of a foreign trial's attributes; None without usable numbers."""
+    """Read a finished trial's record, or make one of a foreign trial's attributes.
+
+    None without usable numbers.
+    """
     if RECORD in trial.user_attrs:
         return _parsed_record(trial.user_attrs[RECORD])
     complete = trial.state == TrialState.COMPLETE
@@ -696,8 +721,8 @@ def result_at_budget(
 ) -> TrialResult | None:
     """Make the record of a foreign trial of the objective ``loss``; None without usable numbers.
 
-    A complete trial has run to its budget's end, and its value is its metric there; another one to its attribute
-    ``steps``, else to the last step that it reported.
+    A complete trial has run to its budget's end, and its value is its metric there; another one to
+    its attribute ``steps``, else to the last step that it reported.
     """
     spec = _spec_of(trial, coordinates)
     last_step = last_whole_step(budget(float(spec.batch_size)))

@@ -230,14 +230,18 @@ class _Project:
         return self.batches.batch_size * int(accumulated)
 
     def take_length(self, batch_size: int) -> _Length:
-        """Take the length of the Trainer's arguments; without one it is so long that time ends the study."""
+        """Take the length of the Trainer's arguments.
+
+        Without one it is so long that time ends the study.
+        """
         examples = own_examples(self.trainer, batch_size, self.batches.examples)
         for length in TRAINER_LENGTHS:
             self.trainer.pop(length, None)
         epoch = f"epochs of {format_count(self.batches.examples)} examples"
         if examples is not None:
-            return _Length(examples, True, f"the Trainer's own length, in {epoch}")
-        return _Length(MOST_EPOCHS * self.batches.examples, False, f"{MOST_EPOCHS} {epoch}")
+            return _Length(examples, is_own=True, why=f"the Trainer's own length, in {epoch}")
+        longest = MOST_EPOCHS * self.batches.examples
+        return _Length(longest, is_own=False, why=f"{MOST_EPOCHS} {epoch}")
 
 
 def _line_on(metric: OwnMetric, objective: str | None) -> str:

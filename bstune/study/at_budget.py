@@ -133,6 +133,17 @@ def due_run(
     return _due_of_baseline(original, runs, baseline)
 
 
+def first_beside(
+    trials: Sequence[TrialResult], best: TrialResult, baseline: BaselineRuns | None
+) -> FreshRun | None:
+    """Give the baseline's first run on a fresh seed of the best point; None where it has one, or none is due."""
+    original = _original(trials, best)
+    runs = fresh_runs_of(trials, original.number)
+    if baseline is None or {run.seed for run in baseline.again} & {run.seed for run in runs}:
+        return None
+    return _due_of_baseline(original, runs, baseline)
+
+
 def runs_to_come(
     trials: Sequence[TrialResult],
     winner: TrialResult | None,

@@ -153,7 +153,7 @@ def run_branches(
     os.close(open_regular(path, "the checkpoint"))
 
     quieten()
-    # torch and Lightning: seconds, which a mistake need not wait for.
+    # torch and Lightning take seconds to import, which a mistake need not wait for.
     from bstune.trial.branch import branch, examples_seen, read_checkpoint
     from bstune.trial.workload import load_workload
 

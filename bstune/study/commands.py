@@ -72,8 +72,8 @@ def _trial_arguments(winner: Winner, prepared: PreparedStudy) -> list[str]:
         f"trial.lr={trial.lr!r}",
         f"trial.seed={trial.seed}",
     ]
-    # Where trials stop early, what was evaluated depends on their limits; elsewhere the schedule
-    # does.
+    # Where trials stop early, the limit decides when they were evaluated. Elsewhere it is where
+    # their schedule ends.
     limit = winner.advised_horizon
     if prepared.backend.stops:
         limit = trial.steps

@@ -1,17 +1,20 @@
-"""``bstune extrapolate``: what studies of small scales say of a larger one, and the card for a trainer of one's own.
+r"""``bstune extrapolate``: what studies of small scales say of a larger one, and the card for a trainer of one's own.
 
-    bstune extrapolate outputs/n300 outputs/n600 outputs/n1200 --at examples=10000 --card card.yaml --figure laws.png
+    bstune extrapolate outputs/n300 outputs/n600 outputs/n1200 --at examples=10000 \
+        --card card.yaml --figure laws.png
 
-The law is that of :mod:`bstune.core.scale_law`, over three scales at least. ``--at`` names the scale
-(:mod:`bstune.study.scales`): ``examples=N`` or ``tokens=N``, ``parameters=N`` that are trained, ``seconds=N`` of the
-budget, ``width=N`` or another option by the end of its name. Recorded runs tell no scale: ``--values
-n6000=6000,n18000=18000`` gives it.
+The law is that of :mod:`bstune.core.scale_law`, over three scales at least. ``--at`` names the
+scale (:mod:`bstune.study.scales`): ``examples=N`` or ``tokens=N``, ``parameters=N`` that are
+trained, ``seconds=N`` of the budget, ``width=N`` or another option by the end of its name. Recorded
+runs tell no scale: ``--values n6000=6000,n18000=18000`` gives it.
 
-The batch size to use is the critical one, and of a budget the best one; the rate is that at this batch size. Beyond 30
-times the largest scale there is a caution. The card is YAML: batch size, rate, their intervals, half-lives with the
-beta2 and the weight decay they come to. Where B_crit surely grows within a training, it has a schedule that doubles the
-batch size whenever B_crit has doubled, also as Megatron-LM's ``--step-batch-size-schedule``. Easier targets of one
-study show that, or ``bstune branch ... --json`` at three checkpoints of a run, as ``--branches 1.json 2.json 3.json``.
+The batch size to use is the critical one, and of a budget the best one; the rate is that at this
+batch size. Beyond 30 times the largest scale there is a caution. The card is YAML: batch size,
+rate, their intervals, half-lives with the beta2 and the weight decay they come to. Where B_crit
+surely grows within a training, it has a schedule that doubles the batch size whenever B_crit has
+doubled, also as Megatron-LM's ``--step-batch-size-schedule``. Easier targets of one study show
+that, or ``bstune branch ... --json`` at three checkpoints of a run, as ``--branches 1.json 2.json
+3.json``.
 """
 
 import math
@@ -288,7 +291,10 @@ def _scales_with(rows: Sequence[ScaleRow], name: Quantity) -> int:
 def _laws(
     rows: Sequence[ScaleRow], keys: Sequence[str], wanted: float
 ) -> tuple[dict[Quantity, QuantityLaw], ScaleLaw | None]:
-    """Fit each quantity that enough scales tell; beside them the law of the critical batch size itself."""
+    """Fit each quantity that enough scales tell.
+
+    Beside them the law of the critical batch size itself.
+    """
     laws = dict[Quantity, QuantityLaw]()
     critical: ScaleLaw | None = None
     for quantity in HEADINGS:

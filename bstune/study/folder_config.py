@@ -1,8 +1,8 @@
 """The options that a study's folder holds, as data: what a report needs of them, and nothing that they name is called.
 
-A ``config.yaml`` says by name what is imported and called (``_target_``). Whoever runs the study has
-written it; whoever looks at a folder has not. So a report builds two things by a name of the file,
-the scaling rule and the class of the sampler, and only where bstune itself has them.
+A ``config.yaml`` says by name what is imported and called (``_target_``). Whoever runs the study
+has written it; whoever looks at a folder has not. So a report builds two things by a name of the
+file, the scaling rule and the class of the sampler, and only where bstune itself has them.
 """
 
 from collections.abc import Mapping
@@ -132,7 +132,10 @@ def _check_rule(rule: Node, file: Path) -> None:
 
 
 def _own_sampler(sampler: Node, file: Path) -> str:
-    """Give the name of the sampler's class, of which a report asks how it searched; it is never built."""
+    """Give the name of the sampler's class, of which a report asks how it searched.
+
+    It is never built.
+    """
     target = str(sampler.get("_target_"))
     if target not in _targets("sampler"):
         raise StudyError(_names_code(file, f"sampler {one_line(target)}"))

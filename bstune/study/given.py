@@ -38,7 +38,8 @@ class GivenObjects:
         trainer: further arguments of the Lightning Trainer.
         tunable: further hyper-parameters to search.
         seed: of the study.
-        overrides_lr: whether a rate is set in the module's optimizers, so that it needs not take one.
+        overrides_lr: whether a rate is set in the module's optimizers, so that it needs not take
+            one.
     """
 
     target: Target
@@ -144,7 +145,10 @@ def _middles_in(ranges: Mapping[str, Node]) -> dict[str, float]:
 def _recipe(
     given: GivenObjects, batch_size: Any, lr: Any, ranges: Mapping[str, Node]
 ) -> PythonRecipe | None:
-    """Make the recipe; one module is built, which shows its class and whether it takes its steps."""
+    """Make the recipe.
+
+    One module is built, which shows its class and whether it takes its steps.
+    """
     if given.module is None:
         return None
     values: dict[str, float] = {"batch_size": batch_size, "lr": lr, "seed": given.seed or 0}
@@ -167,7 +171,10 @@ def _recipe(
 
 
 def _trainer(given: object) -> dict[str, object]:
-    """Check the user's arguments of the Trainer; those that would change what a trial is are refused."""
+    """Check the user's arguments of the Trainer.
+
+    Those that would change what a trial is are refused.
+    """
     if given is None:
         return {}
     if not isinstance(given, Mapping):

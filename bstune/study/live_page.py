@@ -3,9 +3,9 @@
     page = LivePage(files.report, elapsed, say)
     page.show(prepared, done, to_go)
 
-The process that owns the study writes it, each time as a whole file. What cannot be written is said once, and the
-study goes on. The browser looks for a newer page every 15 s, ever more rarely once none comes, and
-after a day no more.
+The process that owns the study writes it, each time as a whole file. What cannot be written is said
+once, and the study goes on. The browser looks for a newer page every 15 s, ever more rarely once
+none comes, and after a day no more.
 """
 
 import math
@@ -157,7 +157,9 @@ def so_far(
 ) -> StudySoFar:
     """Tell what the trials of a study that has not ended have come to."""
     result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_FIT))
-    files = StudyFiles(prepared.files.root, tuple(done), None, None, None, ())
+    files = StudyFiles(
+        prepared.files.root, trials=tuple(done), hardware=None, config=None, best=None, notes=()
+    )
     # A study that was left has no end to foretell.
     if not is_running:
         to_go = None

@@ -5,16 +5,16 @@ waits for a trial. The loop's body runs there, so that nothing of it happens in 
 process: an error or Ctrl-C in the body ends the study as in any of its own parts.
 
 * **Evaluations** are the loop's: the target is met in (last report that missed it, first one that
-  met it]. A report at ``trial.max_steps`` lets a stopped trial go on; one that ends before it stands
-  at its last report. ``report(0, value)``, before the first step, lets a trial far past its start
-  count as diverged.
+  met it]. A report at ``trial.max_steps`` lets a stopped trial go on; one that ends before it
+  stands at its last report. ``report(0, value)``, before the first step, lets a trial far past its
+  start count as diverged.
 * **Seconds** are those of training alone, which ``finish(seconds=...)`` tells. Of these one law of
   tau(B) is made, as there is no survey. ``objective="steps"`` needs none.
 * **What the loop saves** at ``trial.save_to`` is its ``resume_from`` when it goes on, and
   ``first_step`` its steps so far. Where nothing is saved trials start afresh, which a line says
   once. bstune removes what nothing needs.
-* **A loop that is left**, by ``break``, an error, Ctrl-C or a kill, goes on by the same call. A body
-  that ends without ``finish`` has failed; three failures in a row end the study.
+* **A loop that is left**, by ``break``, an error, Ctrl-C or a kill, goes on by the same call. A
+  body that ends without ``finish`` has failed; three failures in a row end the study.
 * **Refused** are what only a trial of bstune's can take: ``workers``, ``devices``, ``compile``,
   ``precision``, ``threads``, ``trainer``, the survey, ``protocol`` but ``divergence``,
   ``override_lr``, half-lives, ``budget.seconds``, and something ``tunable`` by the name of what a
@@ -205,7 +205,7 @@ def _bstunes_part() -> Iterator[None]:
     Random generators, torch's settings, loggers and warnings are afterwards as the loop had them.
     """
     # Here, as it imports torch.
-    from bstune.trial.processes.process import restored
+    from bstune.trial.processes.restored import restored
 
     with restored(), filtered():
         name_user(os.environ)

@@ -1,15 +1,17 @@
 """``workload.target.value=auto``: the target is what the user's own configuration comes to, so that none need be known.
 
-Trial 0 runs the baseline alone, to the end of its budget. What its metric has come to there is the study's target, made
-easier by what chance is worth: the same quality as today, sooner. It is stored with the study before the trial's record
-is, and stays; the trial's record is that of a trial which ended where it met the target.
+Trial 0 runs the baseline alone, to the end of its budget. What its metric has come to there is the
+study's target, made easier by what chance is worth: the same quality as today, sooner. It is stored
+with the study before the trial's record is, and stays; the trial's record is that of a trial which
+ended where it met the target.
 
-What chance is worth is the largest of three: the scatter of the last evaluations; how much the metric gains while the
-steps grow by a factor of ``e^SEED_SCATTER``. By so much the steps to one value differ from seed to seed (two standard
-deviations of the prior's middle), so that a fresh seed of the same configuration comes to the target within the budget,
-too; and, where a schedule ends with the trial and the metric's ideal value is known, a share of the distance from that:
-such a metric flattens out, and seeds differ all the same. (The slope there is no worth of steps, as fewer steps are
-another schedule. It tells by how much the metric still moves.)
+What chance is worth is the largest of three: the scatter of the last evaluations; how much the
+metric gains while the steps grow by a factor of ``e^SEED_SCATTER``. By so much the steps to one
+value differ from seed to seed (two standard deviations of the prior's middle), so that a fresh seed
+of the same configuration comes to the target within the budget, too; and, where a schedule ends
+with the trial and the metric's ideal value is known, a share of the distance from that: such a
+metric flattens out, and seeds differ all the same. (The slope there is no worth of steps, as fewer
+steps are another schedule. It tells by how much the metric still moves.)
 """
 
 import math
@@ -144,7 +146,10 @@ def stored_goal(study: optuna.Study) -> float | None:
 
 
 def with_goal(prepared: PreparedStudy, value: float, first: TrialResult | None) -> PreparedStudy:
-    """Give the study with its target known; ``first``: the record of the trial that set it, if it is at hand."""
+    """Give the study with its target known.
+
+    ``first``: the record of the trial that set it, if it is at hand.
+    """
     steps = 0
     if first is not None and first.history:
         steps = first.history[-1][0]

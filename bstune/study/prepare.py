@@ -103,7 +103,10 @@ compose_checked = partial(compose, complete=complete)
 
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
-    """Compose what a process that joins a study runs; the owner alone sends it to MLflow, which takes a second."""
+    """Compose what a process that joins a study runs.
+
+    The owner alone sends it to MLflow, which takes a second.
+    """
     if not study.user_attrs[ARGUMENTS]:
         raise ConfigError(
             f"the study {study.study_name!r} trains Python objects, which no command line has: "
@@ -259,57 +262,35 @@ def prepare(
     options = _with_single_budget(options, recipe)
     if options.quick and options.search.wall_seconds is None:
         options = with_option(options, "search.wall_seconds", QUICK_SECONDS)
-    if backend is None and recipe is not None:
-        # torch and lightning take 4 s to import, and a replayed study needs neither.
-        from bstune.trial.workload import checked_protocol, resolve
-
-        options = _with_stored_threads(options)
-        options, recipe = resolve(options, recipe)
-        protocol = checked_protocol(options, recipe)
-    else:
-        if options.devices > 1:
-            raise ConfigError(
-                f"devices={options.devices} share batches that are trained, and here nothing is: "
-                "use devices=1"
-            )
-        protocol = make_protocol(options, recipe)
-        backend = backend or ReplayBackend(options, protocol)
+    asked = _resolved(options, recipe, backend)
+    options = asked.options
+    protocol = asked.protocol
     budget = search_budget(options)
     # What trains takes any learning rate; a table has its own range.
     lr_range = TrialBackend.lr_range
-    if backend is not None:
-        lr_range = backend.lr_range
+    if asked.backend is not None:
+        lr_range = asked.backend.lr_range
     space = make_space(options, lr_range)
     files = Output(Path(options.output).absolute())
-    check_writable(files.root / "trials.jsonl", f"output={options.output}")
-    # What a sampler refuses is told now, and not after a survey of minutes.
-    build_sampler(options, budget, 0)
     trial = _single_trial(options)
-    if trial is None:
-        check_owner(files, Identity.of(options.study, options.storage))
-        check_storage(options.storage)
+    _check_places(options, budget, files, trial)
     options, notes = _checked_tracking(options, trial)
     # Before what the hardware changes in the options.
     frozen = flat_settings(options)
-    survey: Survey | None = None
-    training: Training | None = None
-    open_processes: Callable[[int], Workers] | None = None
-    if backend is None:
-        assert recipe is not None  # noqa: S101 (else the backend replays)
-        prepared = _prepare_training(options, recipe, protocol, space, trial, budget, files, log)
-        training = prepared.training
-        backend = prepared.backend
-        space = prepared.space
-        survey = prepared.survey
-        open_processes = prepared.open_runner
-        notes += prepared.notes
-    backend.check(space, trial)
+    if asked.backend is None:
+        assert asked.recipe is not None  # noqa: S101 (else the backend replays)
+        runs = _prepare_training(options, asked.recipe, protocol, space, trial, budget, files, log)
+    else:
+        runs = _PreparedRuns(asked.backend, space)
+    backend = runs.backend
+    notes += runs.notes
+    backend.check(runs.space, trial)
     if backend.validates_on_test:
         notes.append(ON_TEST_NOTE)
     notes += backend.notes
     baseline: Baseline | None = None
     if trial is None:
-        baseline, why_none = baseline_of(options, space, _largest(backend, survey))
+        baseline, why_none = baseline_of(options, runs.space, _largest(backend, runs.survey))
         if why_none is not None:
             notes.append(why_none)
     is_for_target = options.search.objective != "loss"
@@ -317,17 +298,17 @@ def prepare(
         raise ConfigError(NO_OWN_RUN.format(because=_why_no_own_run(options, trial, notes)))
     prepared_study = PreparedStudy(
         options=options,
-        recipe=recipe,
+        recipe=asked.recipe,
         budget=budget,
-        space=space,
+        space=runs.space,
         protocol=protocol,
         backend=backend,
         files=files,
         trial=trial,
         frozen_settings=redact_values({**frozen, **backend.frozen_settings}),
-        survey=survey,
-        open_processes=open_processes,
-        training=training,
+        survey=runs.survey,
+        open_processes=runs.open_runner,
+        training=runs.training,
         notes=notes,
         elapsed=elapsed,
         baseline=baseline,
@@ -335,6 +316,51 @@ def prepare(
     if not is_for_target and trial is None:
         _check_budget(prepared_study)
     return prepared_study
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """What is asked for, with all that depends on this machine."""
+
+    options: StudyOptions
+    recipe: Recipe | None
+    protocol: TrialProtocol
+    # What runs the trials in place of training; None: they are trained.
+    backend: TrialBackend | None
+
+
+def _resolved(
+    options: StudyOptions, recipe: Recipe | None, backend: TrialBackend | None
+) -> _Resolved:
+    """Resolve device and precision of what is trained; else find the table that answers."""
+    if backend is None and recipe is not None:
+        # torch and lightning take 4 s to import, and a replayed study needs neither.
+        from bstune.trial.workload import checked_protocol, resolve
+
+        options = _with_stored_threads(options)
+        options, recipe = resolve(options, recipe)
+        return _Resolved(options, recipe, checked_protocol(options, recipe), None)
+    if options.devices > 1:
+        raise ConfigError(
+            f"devices={options.devices} share batches that are trained, and here nothing is: "
+            "use devices=1"
+        )
+    protocol = make_protocol(options, recipe)
+    return _Resolved(options, recipe, protocol, backend or ReplayBackend(options, protocol))
+
+
+def _check_places(
+    options: StudyOptions, budget: SearchBudget, files: Output, trial: TrialSpec | None
+) -> None:
+    """Refuse a sampler, an output folder and a storage that a study or a single trial cannot use.
+
+    That is told now, and not after a survey of minutes.
+    """
+    check_writable(files.root / "trials.jsonl", f"output={options.output}")
+    build_sampler(options, budget, 0)
+    if trial is None:
+        check_owner(files, Identity.of(options.study, options.storage))
+        check_storage(options.storage)
 
 
 def _steps_at_budget(
@@ -418,7 +444,10 @@ def _check_budget(prepared: PreparedStudy) -> None:
 
 
 def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Sequence[str]) -> str:
-    """Say why a study does not run the configuration of its user; the last note is on its batch size."""
+    """Say why a study does not run the configuration of its user.
+
+    The last note is on its batch size.
+    """
     if trial is not None:
         return "a single trial has none beside it"
     if not options.search.baseline:
@@ -463,15 +492,15 @@ def _checked_tracking(
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """What trains a study's trials on this machine, and what it was seen to allow."""
+class _PreparedRuns:
+    """What runs a study's trials on this machine, and what it was seen to allow."""
 
-    training: Training
-    backend: TriedBackend
+    backend: TrialBackend
     space: Space
-    survey: "Survey | None"
-    open_runner: Callable[[int], Workers] | None
-    notes: list[str]
+    training: Training | None = None
+    survey: "Survey | None" = None
+    open_runner: Callable[[int], Workers] | None = None
+    notes: Sequence[str] = ()
 
 
 def _prepare_training(
@@ -483,10 +512,10 @@ def _prepare_training(
     budget: SearchBudget,
     files: Output,
     log: Callable[[str], None],
-) -> _Prepared:
+) -> _PreparedRuns:
     """Try a few steps, survey the hardware, and say which processes train."""
     # torch takes seconds to import.
-    from bstune.trial.checks.preflight import check_takes_rate
+    from bstune.trial.checks.learning_rate import check_takes_rate
 
     if not options.scaling.override_lr:
         check_takes_rate(recipe)
@@ -497,21 +526,23 @@ def _prepare_training(
     if not is_study:
         training = TrainingHere(options, recipe, protocol, trials_log)
     with watching(log, None, silence=OWN_SILENCE) as say, waiting_for("the process that trains"):
-        backend, space, survey, notes = _try_and_survey(
-            options, recipe, protocol, space, trial, budget, training, say
-        )
+        allowed = _try_and_survey(options, recipe, protocol, space, trial, budget, training, say)
+    notes = list(allowed.notes)
     if options.devices > 1:
         with printed_once(trials_log), watching(own_lines(log), options.protocol.trial_seconds):
-            notes += _several(options, recipe, backend, space, survey, trial)
+            notes += _several(options, recipe, allowed, trial)
     open_runner: Callable[[int], Workers] | None = None
     if options.devices > 1 or is_study:
-        open_runner, more = _runner_of(processes, options, survey)
+        open_runner, more = _runner_of(processes, options, allowed.survey)
         notes += more
-    return _Prepared(training, backend, space, survey, open_runner, notes)
+    return replace(allowed, open_runner=open_runner, notes=notes)
 
 
 def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
-    """Give the largest batch size that the data and the memory allow; None where neither is known."""
+    """Give the largest batch size that the data and the memory allow.
+
+    None where neither is known.
+    """
     limits = list[int]()
     if backend.train_examples is not None:
         limits.append(backend.train_examples)
@@ -548,8 +579,8 @@ def _try_and_survey(
     budget: SearchBudget,
     training: Training,
     say: Callable[[str], None],
-) -> "tuple[TriedBackend, Space, Survey | None, list[str]]":
-    """Take a few steps and survey the hardware: the backend, the space that fits, the survey and notes."""
+) -> _PreparedRuns:
+    """Take a few steps and survey the hardware; the space is what fits it."""
     # torch takes seconds to import.
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached, measure_with
@@ -575,7 +606,7 @@ def _try_and_survey(
     key = tried.survey_key
     how = tried.how_timed
     if key is None or how is None:
-        return backend, space, None, []
+        return _PreparedRuns(backend, space, training)
     timed = options
     if wall_seconds is not None:
         limit = min(options.hardware.seconds, SURVEY_SHARE * wall_seconds)
@@ -606,23 +637,20 @@ def _try_and_survey(
         backend.timed = Timed(survey.seconds_of, survey.measured.waited, threads)
     if survey.threads is not None:
         backend.rename(training.use_threads(survey.threads.threads))
-    return backend, space, survey, [*headline(survey, was_cached)]
+    return _PreparedRuns(
+        backend, space, training, survey, notes=tuple(headline(survey, was_cached))
+    )
 
 
 def _several(
-    options: StudyOptions,
-    recipe: Recipe,
-    backend: TrialBackend,
-    space: Space,
-    survey: "Survey | None",
-    trial: TrialSpec | None,
+    options: StudyOptions, recipe: Recipe, allowed: _PreparedRuns, trial: TrialSpec | None
 ) -> list[str]:
     """Time steps on several devices where no survey and no single trial does, and give the plan's note."""
     # torch takes seconds to import.
-    from bstune.hardware.several import shared_step_time
+    from bstune.hardware.several_devices import shared_step_time
 
-    if survey is None and trial is None:
-        backend.step_time = shared_step_time(options, recipe, space)
+    if allowed.survey is None and trial is None:
+        allowed.backend.step_time = shared_step_time(options, recipe, allowed.space)
     return [
         f"{options.devices} devices share each batch, a process each; all evaluate all validation "
         "data; the noise scale is not measured"

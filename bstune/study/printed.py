@@ -44,16 +44,19 @@ def show_places(places: Sequence[Line], missing: Sequence[str], console: Console
     console.print(Text("\n").join(rows), soft_wrap=True)
 
 
-def places(files: Output, mlflow: Sequence[str]) -> list[Line]:
-    """Give where the results are: the page, or the folder; the comparison; MLflow's view."""
+def places(files: Output, tracked: Line | None) -> list[Line]:
+    """Give where the results are: the page, or the folder; the comparison; the tracker's view.
+
+    ``tracked``: the tracker's name and what opens its page, which may be nothing; None without one.
+    """
     page = files.report if files.report.exists() else files.root
     lines: list[Line] = [("page", (short_path(page),))]
     # With no other study beside this one there is nothing to compare.
     studies = files.root.parent.glob("*/curve.json")
     if any(path != files.curve for path in studies):
         lines.append(("compare", (f"bstune compare {short_path(files.root.parent)}/*",)))
-    if mlflow:
-        lines.append(("MLflow", tuple(mlflow)))
+    if tracked is not None and tracked[1]:
+        lines.append(tracked)
     return lines
 
 

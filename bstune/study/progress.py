@@ -64,7 +64,7 @@ class Progress:
                 transient=True,
                 expand=True,
             )
-            self._task = self.live.add_task("trials", total=total)
+            self._task = self.live.add_task("configurations", total=total)
 
     def show(self, done: Sequence[TrialResult], to_go: float | None = None) -> None:
         """Show the finished trials; those of an earlier run are not repeated as lines.

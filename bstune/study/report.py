@@ -1,4 +1,4 @@
-"""The report of a study: its files, its answer, the winners on the test set, its curve in MLflow."""
+"""The report of a study: its files, its answer, the winners on the test set, its curve in a tracker."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import optuna
 from rich.console import Console
 
 from bstune.core.records import TrialResult
+from bstune.options import GivenOptions
 from bstune.report.answer import Line, answer
 from bstune.report.budget_figure import draw_budget
 from bstune.report.figure import draw_curve
@@ -74,7 +75,7 @@ def report_study(
     Args:
         prepared: the study.
         study: with its trials.
-        tracking: of MLflow; None where it is off.
+        tracking: what the study is logged to, such as MLflow; None where it is off.
         end: what ended the search.
         arguments: of the command line, which run the winners again; None for Python objects.
         console: where the answer is printed.
@@ -110,7 +111,7 @@ def report_study(
     )
     write_text(files.curve, result.to_json())
     write_text(files.best, best_yaml(analysis.best, arguments, prepared))
-    # What follows takes seconds, and MLflow's server may take longer: the answer comes before it.
+    # What follows takes seconds, and a tracker's server may take longer: the answer comes first.
     show(answer(result), console, _next_in_python(prepared, result, arguments))
     missing_before_figures = len(missing)
     _draw(prepared, done, result, missing)
@@ -121,13 +122,13 @@ def report_study(
         result = result.with_notes([*notes, *missing])
         write_text(files.curve, result.to_json())
     _write_page(prepared, missing)
-    mlflow: Sequence[str] = ()
+    tracked: Line | None = None
     if tracking is not None:
-        with optional("MLflow lacks the results", missing):
-            mlflow = _track(prepared, tracking, result)
-    # Page and MLflow may have failed since curve.json was written.
+        with optional(f"{tracking.name} lacks the results", missing):
+            tracked = tracking.name, _track(prepared, tracking, result)
+    # Page and tracker may have failed since curve.json was written.
     result = result.with_notes([*notes, *missing])
-    show_places(places(files, mlflow), [*elsewhere, *missing], console)
+    show_places(places(files, tracked), [*elsewhere, *missing], console)
     return Findings(prepared, recorded, result)
 
 
@@ -171,14 +172,21 @@ def _analysis_of(
     sampled: tuple[Sequence[TrialResult], Posterior] | None,
     missing: list[str],
 ) -> Analysis:
-    """Tell what the trials say; ``sampled``: the posterior of some trials, which may be these."""
+    """Tell what the trials say.
+
+    Args:
+        prepared: the study.
+        done: its trials.
+        sampled: the posterior that the search asked last, with the trials that it is of; None:
+            there is none.
+        missing: gets a line for each part that fails.
+    """
     if prepared.budget.objective == "loss":
         at_budget: AtBudget | None = None
         with optional("no answer for the budget's end", missing):
             at_budget = analyse_at_budget(prepared, done)
         return Analysis(fit=NO_TARGET, at_budget=at_budget)
-    # Without runs on fresh seeds there is none yet, and another process may have ended a trial
-    # since.
+    # Another process may have ended a trial since it was sampled.
     if sampled is None or sampled[0] != done:
         posterior = study_posterior(prepared, done, REPORT_PARTICLES)
     else:
@@ -212,6 +220,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
         question=question,
         size=_size_of(prepared.backend),
         overrides_lr=options.scaling.override_lr,
+        in_python=isinstance(options, GivenOptions),
     )
 
 
@@ -253,7 +262,7 @@ def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
 
 
 def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -> tuple[str, ...]:
-    """Send the results and files to MLflow; give what opens its page of the studies."""
+    """Send the results and files to the tracker; give what opens its page of the studies."""
     files = prepared.files
     artifacts = [files.figure, files.trials, files.curve, files.best, files.config]
     artifacts += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]

@@ -24,6 +24,7 @@ from bstune.report.figure import curve_figure
 from bstune.report.lines.unreached import unreached_advice
 from bstune.report.notebook import answer_html
 from bstune.report.page import write_page
+from bstune.report.spelling import spelled
 from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
 from bstune.study.folder_config import options_of_folder
@@ -72,9 +73,10 @@ class Result:
     """What a study came to, as far as it has gone: the winner, the gain, the curve, the trials.
 
     Args:
-        folder: the study's own, which holds trials.jsonl, curve.json, curve.png, best.yaml and checkpoints.
-        summary: the answer, a :class:`bstune.result.StudyResult`, whose fields say their units; ``curve.json`` is its
-            dump.
+        folder: the study's own, which holds trials.jsonl, curve.json, curve.png, best.yaml and
+            checkpoints.
+        summary: the answer, a :class:`bstune.result.StudyResult`, whose fields say their units;
+            ``curve.json`` is its dump.
         records: of the trials, in order of their numbers.
         options: the study's, typed and frozen; None where its folder does not tell them.
         recipe: of what it trains; None where it was read of its folder, or trains nothing.
@@ -114,7 +116,7 @@ class Result:
         merits = SOUGHT[self.summary.objective].merits or ("time",)
         best = self.summary.best_by(merits[0])
         if best is None:
-            raise StudyError(unreached_advice(self.summary))
+            raise StudyError(spelled(self.summary, unreached_advice(self.summary)))
         return best
 
     @property
@@ -161,7 +163,7 @@ class Result:
         Raises:
             ConfigError: of other columns.
         """
-        # as above
+        # pandas takes long to import, and only a frame needs it.
         import pandas
 
         if columns not in ("needed", "all"):
@@ -221,12 +223,12 @@ class Result:
             ConfigError: where nothing says what to train.
             StudyError: where no trial has a value of the metric.
         """
-        # torch and lightning, 4 s
+        # torch and Lightning take 4 s to import.
         import torch
 
         from bstune.study.given import recipe_of
         from bstune.trial.plain import fit
-        from bstune.trial.processes.process import restored
+        from bstune.trial.processes.restored import restored
         from bstune.trial.workload import load_workload
 
         best = self.best

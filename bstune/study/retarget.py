@@ -1,7 +1,8 @@
 """``bstune report``: a finished study's page, and what its trials' histories answer for another target, untrained.
 
-A trial that passed an easier target on its way is a trial of that target, ended there. One that reached the study's
-own target bounds the steps to a harder one, and its history is extrapolated as a stopped trial's is.
+A trial that passed an easier target on its way is a trial of that target, ended there. One that
+reached the study's own target bounds the steps to a harder one, and its history is extrapolated as
+a stopped trial's is.
 """
 
 import math
@@ -321,7 +322,8 @@ def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
 def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]:
     """Give the records as they would stand had each trial ended where it first met ``target``.
 
-    What continues a trial that met it is left out; one that met an easier target only is a stopped one.
+    What continues a trial that met it is left out; one that met an easier target only is a stopped
+    one.
     """
     ended = list[TrialResult]()
     beyond = set[int]()
@@ -353,7 +355,10 @@ def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
 def _prepared(
     files: Output, content: StudyFiles, goal: float | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
-    """Prepare the study as its files describe it, to be asked and not to be run; give its own target, too."""
+    """Prepare the study as its files describe it, to be asked and not to be run.
+
+    Give its own target, too.
+    """
     assert content.config is not None  # noqa: S101 (the caller has looked)
     options = options_of_folder(content.config, files.config, trust)
     own_target = options.workload.target.target

@@ -16,8 +16,9 @@ from rich.status import Status
 from rich.text import Text
 
 from bstune.core.errors import StudyError, UserCodeError
+from bstune.core.option_names import in_python
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.options import StudyOptions
+from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.study.analysis.critical import passing
 from bstune.study.folder_config import text_of_options
@@ -121,16 +122,26 @@ def run(
     # A dumb terminal shows no live line, and gets plain ones.
     if console.is_interactive:
         with console.status("preparing") as status:
-            say = partial(_update, status)
-            prepared = prepare(options, recipe, say, elapsed=elapsed)
+            prepared = prepare(options, recipe, partial(_update, status), elapsed=elapsed)
     else:
-        prepared = prepare(options, recipe, partial(print_line, console), elapsed=elapsed)
+        prepared = prepare(options, recipe, _sayer(options, console), elapsed=elapsed)
     try:
         if prepared.trial is None:
             return run_study(prepared, arguments, console)
         return run_single(prepared, prepared.trial, console)
     finally:
         prepared.close()
+
+
+def _sayer(options: StudyOptions, console: Console) -> Callable[[str], None]:
+    """Give what prints a line, with options as the user's own language writes them."""
+    if not isinstance(options, GivenOptions):
+        return partial(print_line, console)
+
+    def say(line: str) -> None:
+        print_line(console, in_python(line))
+
+    return say
 
 
 def _update(status: Status, line: str) -> None:
@@ -171,7 +182,7 @@ def paused_study(
     )
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", options.search.lease_seconds)
-    say = partial(print_line, console)
+    say = _sayer(options, console)
     missing = list[str]()
     with leases.acquired(say), owned(files, identity):
         _take_over(prepared, study, leases, again)

@@ -151,9 +151,10 @@ def _of_examples(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
 
 
 def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
-    """Say whether the studies differ in their training data, as far as they tell.
+    """Say whether what differs from study to study is the amount of training data.
 
-    Several to one and the same target can differ in nothing else: each was trained until it met it.
+    It is where the studies say so. It also is where several have one and the same target: each
+    trained until it met that, so that none was given a budget or a target of its own to compare.
     """
     sizes = [study.result.size for study in studies]
     different_sizes = {size.examples for size in sizes if size is not None}
@@ -385,7 +386,10 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
 
 
 def rate_at(result: StudyResult, name: Quantity, reading: Reading | None) -> Reading | None:
-    """Give the best learning rate at a study's own batch size of that kind; None where it is not known."""
+    """Give the best learning rate at a study's own batch size of that kind.
+
+    None where it is not known.
+    """
     if reading is None:
         return None
     if result.at_budget is not None:
@@ -426,7 +430,10 @@ def log_error(reading: Reading, quantile: float) -> float | None:
 
 
 def defining_settings(study: StudyFolder) -> dict[str, object]:
-    """Collect what of a study's config defines what was trained, by dotted key; StudyError without one."""
+    """Collect what of a study's config defines what was trained, by dotted key.
+
+    StudyError without one.
+    """
     config = study.files.config
     if config is None:
         raise StudyError(

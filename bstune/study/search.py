@@ -30,17 +30,11 @@ from bstune.study.analysis.model import (
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import is_full
 from bstune.study.planning.plan import SearchEnd, points_of, searched
-from bstune.study.planning.replicates import next_replicate
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.early_end import early_end, first_trials, has_goal
 from bstune.study.searching.finished_trial import check_failures, is_out_of_time, record_to_store
-from bstune.study.searching.fresh_seeds import (
-    DueReplicate,
-    due_at_budget,
-    due_of_baseline,
-    has_time_for,
-)
+from bstune.study.searching.fresh_seeds import DueReplicate, due_at_budget, due_to_target
 from bstune.study.searching.means import is_for_loss, limit_reached, limited_baseline, within_time
 from bstune.study.searching.rescue import choose_rescue, needs_rescue
 from bstune.study.searching.time_to_go import PointEnds, study_seconds_to_go
@@ -103,7 +97,7 @@ class Search:
             prepared: the study.
             study: with its trials.
             leases: of this process, and of those beside it.
-            tracking: of MLflow; None where it is off.
+            tracking: what trials are logged to, such as MLflow; None where it is off.
             show: gets the finished trials, and the seconds to go as far as they are known.
             before_trial: called before each trial begins; None: nothing is.
         """
@@ -293,32 +287,25 @@ class Search:
 
     def _run_again_to_target(self, runner: Runner) -> Paused[None]:
         """Run the winners again, and the baseline on the seeds of the first merit's."""
-        budget = self._budget
         while self._is_owner:
             done = with_common_step_time(self._prepared, self._write(self._read()))
-            if not budget.replicates or not any(trial.reached for trial in done):
+            if not self._budget.replicates or not any(trial.reached for trial in done):
                 return
             with self._wall.fine_look():
                 posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
                 self.sampled = done, posterior
                 predicted = fresh_steps(posterior)
-                next_due = next_replicate(
-                    done, predicted, budget.objective, budget.replicates, budget.candidates
-                )
-            if next_due is None:
-                due = due_of_baseline(self._prepared, self._wall, done, predicted)
-                asked = None if due is None else self._ask_again(due)
-                if asked is None:
-                    return
-            else:
-                winner, replicate = next_due
-                if not has_time_for(self._prepared, self._wall, done, winner, replicate):
-                    return
-                horizon = fresh_horizons(posterior).get(winner.trial.number)
-                asked = self._ask_again(DueReplicate(winner, replicate, horizon))
+                horizons = fresh_horizons(posterior)
+            due = due_to_target(self._prepared, self._wall, done, predicted, horizons)
+            if due is None:
+                return
+            asked = self._ask_again(due)
             if asked is not None:
                 self._start(runner, asked)
                 self._store((yield from _ended(runner)))
+            elif due.seed_of is not None:
+                # Another process has begun the last of them.
+                return
 
     def _run_again_at_budget(self, runner: Runner) -> Paused[None]:
         """Run the point whose fresh seed is predicted to be best again, and the baseline beside it."""

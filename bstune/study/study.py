@@ -17,6 +17,7 @@ from rich.console import Console
 
 from bstune.config import Composed, compose_given
 from bstune.core.errors import BstuneError, ConfigError
+from bstune.core.option_names import ARGUMENT_OPTIONS
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.search_space import OVERRIDE_LR
 from bstune.hydra_recipe import instantiate
@@ -41,24 +42,6 @@ if TYPE_CHECKING:
     from bstune.study.result import Result
     from bstune.trial.own_loop import LoopTrial
     from bstune.trial.own_project.python_recipe import PythonRecipe
-
-# The options that arguments of Study set, by the argument's name.
-ARGUMENT_OPTIONS = {
-    "name": "study",
-    "objective": "search.objective",
-    "trials": "search.trials",
-    "seconds": "search.seconds",
-    "wall_seconds": "search.wall_seconds",
-    "workers": "search.workers",
-    "precision": "precision",
-    "device": "device",
-    "seed": "seed",
-    "output": "output",
-    "storage": "storage",
-    "survey": "hardware.enabled",
-    "override_lr": OVERRIDE_LR,
-    "mlflow": "mlflow.enabled",
-}
 
 
 class Study:
@@ -145,10 +128,10 @@ class Study:
         options: Sequence[str] = (),
     ) -> None:
         arguments = dict(locals())
-        # torch and lightning, which a study of the command line that replays needs not
+        # torch and Lightning take seconds to import, and a study that replays needs neither.
         from bstune.study.assumed import Stated, complete
         from bstune.trial.own_project.own_values import are_timed
-        from bstune.trial.processes.process import restored
+        from bstune.trial.processes.restored import restored
 
         chosen = {
             option: arguments[argument]
@@ -242,7 +225,7 @@ class Study:
         """
         # 4 s, as above
         from bstune.study.result import Result
-        from bstune.trial.processes.process import restored
+        from bstune.trial.processes.restored import restored
 
         with restored(), filtered():
             name_user(os.environ)

@@ -149,8 +149,10 @@ class TrainingService:
     def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey import survey_key
-        from bstune.trial.checks.preflight import check_loaders, check_tunables, preflight
+        from bstune.trial.checks.loaders import check_loaders
+        from bstune.trial.checks.preflight import preflight
         from bstune.trial.checks.start import check_hooks
+        from bstune.trial.checks.tunables import check_tunables
         from bstune.trial.workload import (
             LightningBackend,
             build_workload,
@@ -325,7 +327,10 @@ class TrainingHere:
 
 @contextmanager
 def _users_errors() -> Iterator[None]:
-    """Turn what the user's code raises into a UserCodeError that says where; what folder it leaves is come back to."""
+    """Turn what the user's code raises into a UserCodeError that says where.
+
+    What folder it leaves is come back to.
+    """
     try:
         with chdir("."):
             yield

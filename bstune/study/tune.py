@@ -12,7 +12,7 @@ from bstune.study.result import Result
 from bstune.study.study import Study, compose_objects, users_errors
 from bstune.system.exits import os_exit_answered
 from bstune.system.terminal import filtered
-from bstune.trial.processes.process import restored
+from bstune.trial.processes.restored import restored
 from bstune.trial.processes.workers import PICKLE_ERRORS
 
 # A goal that no metric meets.
@@ -30,8 +30,8 @@ def _running(make_study: Callable[Arguments, Study]) -> Callable[Arguments, Resu
     def tune(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         """Search the batch size and learning rate of a Lightning module, and give the :class:`Result`.
 
-        It is ``bstune.Study(...).run()``: the arguments and what is raised are those of :class:`bstune.Study`
-        and its ``run``. The same call continues the study.
+        It is ``bstune.Study(...).run()``: the arguments and what is raised are those of
+        :class:`bstune.Study` and its ``run``. The same call continues the study.
         """
         return make_study(*arguments, **options).run()
 
@@ -53,8 +53,8 @@ def survey(
 ) -> Survey:
     """Measure what this machine allows for a workload: which batch sizes fit, seconds of a step, the roofline.
 
-    Nothing is written but its cache. The workload is one that a config names, ``survey("workload=digits")``, or a
-    module and data:
+    Nothing is written but its cache. The workload is one that a config names,
+    ``survey("workload=digits")``, or a module and data:
 
     >>> found = bstune.survey(  # doctest: +SKIP
     ...     "hardware.seconds=5",
@@ -68,9 +68,9 @@ def survey(
     >>> print([(row.batch_size, row.seconds) for row in found.measured.timings])  # doctest: +SKIP
 
     Args:
-        arguments: as on the command line: ``workload=NAME`` first, unless objects are given, then ``OPTION=VALUE``,
-            such as ``device=cuda``, ``precision=bf16-mixed``, ``hardware.seconds=20`` or ``hardware.refresh=true``
-            (measures again).
+        arguments: as on the command line: ``workload=NAME`` first, unless objects are given, then
+            ``OPTION=VALUE``, such as ``device=cuda``, ``precision=bf16-mixed``,
+            ``hardware.seconds=20`` or ``hardware.refresh=true`` (measures again).
         module: a function of a trial, or a class, as :func:`tune` takes it.
         data: as :func:`tune` takes it.
         metric: that the module logs in validation, which is evaluated too.
@@ -78,12 +78,12 @@ def survey(
         trainer: further arguments of the Lightning Trainer.
 
     Returns:
-        The survey: ``ceiling.batch_size`` in examples, ``step_time(B)`` in seconds, ``limits`` and ``cost`` of the
-        roofline, ``notes`` with what could not be measured.
+        The survey: ``ceiling.batch_size`` in examples, ``step_time(B)`` in seconds, ``limits`` and
+        ``cost`` of the roofline, ``notes`` with what could not be measured.
 
     Raises:
-        ConfigError: for an argument that cannot be used, a workload that is answered from a table, or one that cannot
-            be built.
+        ConfigError: for an argument that cannot be used, a workload that is answered from a table,
+            or one that cannot be built.
         DataError: if the data cannot be read.
         HardwareError: if no batch size fits or runs, or the device is lost.
     """

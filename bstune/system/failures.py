@@ -1,4 +1,7 @@
-"""What the user's code raises, as lines: the error and where it was. What a study can do without ends in one line."""
+"""What the user's code raises, as lines: the error and where it was.
+
+What a study can do without ends in one line.
+"""
 
 import inspect
 import sysconfig

@@ -159,7 +159,10 @@ def _checksum(name: str, token: str) -> str:
 
 
 def final_name(path: Path) -> str | None:
-    """Give the end of the name that a file of :func:`partial_of` was to get; None for any other file."""
+    """Give the end of the name that a file of :func:`partial_of` was to get.
+
+    None for any other file.
+    """
     match = PARTIAL.fullmatch(path.name)
     if match is None:
         return None
@@ -325,11 +328,12 @@ def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collec
         return
     number_of: dict[Path, int] = {}
     for path in folder.iterdir():
-        partial = final_name(path)
-        match = re.fullmatch(r"trial-([0-9]{1,18})\.ckpt", partial or path.name)
+        # A file that a writer left behind half-written counts by the name that it was to get.
+        intended_name = final_name(path)
+        match = re.fullmatch(r"trial-([0-9]{1,18})\.ckpt", intended_name or path.name)
         if match is None or int(match[1]) not in trials:
             continue
-        if partial is not None:
+        if intended_name is not None:
             _remove_partial(path)
         elif is_own(path):
             number_of[path] = int(match[1])
@@ -538,7 +542,10 @@ def _not_inside(path: Path, kind: str) -> StudyError:
 
 @contextmanager
 def owned(output: Output, identity: Identity) -> Iterator[None]:
-    """Make the output folder this study's, or check that it is. A body that leaves nothing in it takes it away."""
+    """Make the output folder this study's, or check that it is.
+
+    A body that leaves nothing in it takes it away.
+    """
     owner = check_owner(output, identity)
     created = [path for path in (output.root, *output.root.parents) if not path.exists()]
     try:

@@ -19,9 +19,9 @@ A secret is known by its place, or by its value:
   where it stands by itself, never as a key of JSON or YAML.
 
 A secret on the command line is refused, as everyone on the machine can read it there (``ps``). The
-whole value goes into an environment variable that an option refers to: ``'storage=${oc.env:STUDIES}'``.
-The commands in ``best.yaml`` refer to it, too. What the user's own code prints or saves by itself is
-not filtered; what it logs, warns of and raises is.
+whole value goes into an environment variable that an option refers to:
+``'storage=${oc.env:STUDIES}'``. The commands in ``best.yaml`` refer to it, too. What the user's own
+code prints or saves by itself is not filtered; what it logs, warns of and raises is.
 
 Values are filtered before they are dumped, not in the document: a secret may hold a quote or a
 backslash, and a document that has lost one cannot be read again.

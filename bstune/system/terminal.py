@@ -75,7 +75,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 def safe_console(**options: Any) -> "Console":
     """Make rich's console with ``options``, all text of which is filtered."""
-    # rich: a tenth of a second, which --help need not wait for.
+    # Rich takes a tenth of a second to import, which --help need not wait for.
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 

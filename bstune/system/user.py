@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import platform
 from collections.abc import MutableMapping
 
 
@@ -12,6 +13,11 @@ def user_name() -> str:
     # OSError from Python 3.13 on.
     except (KeyError, OSError, ImportError):
         return f"uid-{os.getuid()}"
+
+
+def process_name() -> str:
+    """Name this process for people: user, machine and process, ``me@host (process 123)``."""
+    return f"{user_name()}@{platform.node()} (process {os.getpid()})"
 
 
 def name_user(environment: MutableMapping[str, str]) -> None:

@@ -120,7 +120,10 @@ class Watch:
         self._stands_at: tuple[tuple[CodeType, int], ...] | None = None
 
     def say(self, line: str) -> None:
-        """Print a line; the next one on what is waited for comes ten seconds later at the earliest."""
+        """Print a line.
+
+        The next one on what is waited for comes ten seconds later at the earliest.
+        """
         self._printed = self._now()
         self._say(line)
 

@@ -73,6 +73,8 @@ class Tracking:
     Nothing here raises because of MLflow: after a failure, nothing more is sent.
     """
 
+    name = "MLflow"
+    """What lines call it, as where it lacks the results."""
     _client: MlflowClient
     _experiments: Mapping[str, str]
     """Their ids, by kind of run."""
@@ -346,7 +348,10 @@ class Tracking:
         self._parent = client.get_run(run_id)
 
     def _write_checkpoint(self, found: StudyResult) -> None:
-        """Send the winner's checkpoint, if it is here: what trains it again stands in best.yaml."""
+        """Send the winner's checkpoint, where this machine has it.
+
+        Without it best.yaml, which is sent in any case, tells how to train the winner again.
+        """
         winner = found.winner
         if winner is None:
             return

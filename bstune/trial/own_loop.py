@@ -291,7 +291,8 @@ class LoopTrial:
                 steps are the trial's, as of ``LoopNoiseScale(first_step=trial.first_step)``.
 
         Raises:
-            ConfigError: where it was told before, nothing was reported, or the seconds are none.
+            ConfigError: where it was told before, nothing was reported, or the seconds are none or missing,
+                which an objective of time needs of what has not diverged.
         """
         if self._finished is not None:
             raise ConfigError(
@@ -305,7 +306,8 @@ class LoopTrial:
                 f"trial {self.number} ended without an evaluation, and a trial ends by its metric: "
                 f"call trial.report(step, value) with {self.metric} before trial.finish()"
             )
-        if taken is None and self._needs_seconds:
+        # What has diverged has no time to the target.
+        if taken is None and self._needs_seconds and not self.has_diverged:
             raise ConfigError(
                 "an objective of time needs the seconds of training: call "
                 "trial.finish(seconds=...), or give objective='steps'"
@@ -379,6 +381,11 @@ class LoopTrial:
             message=message,
         )
         self._finished = Finished(self._spec, record, frames=frames, cause=cause)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether what was reported has ended it as diverged."""
+        return self._state.status == "diverged"
 
     @property
     def worth_saving(self) -> bool:

@@ -16,7 +16,6 @@ schedule ends with the trial.
 import hashlib
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +29,7 @@ import yaml
 
 import bstune
 from bstune.core.errors import ConfigError, TableError
+from bstune.core.numbers import is_finite_number
 from bstune.core.records import Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space
 from bstune.core.trial_end import status_at, steps_low_of
@@ -106,10 +106,11 @@ class Table:
                 steps_of_runs.append(steps_of_run)
         # Steps to target cannot be read between a corner that reached it and one that did not.
         if len(steps_of_runs) < len(runs):
-            return Outcome(hit, hit, nearest_tau, nearest.history_to(hit), False)
+            return Outcome(hit, hit, nearest_tau, nearest.history_to(hit), diverged=False)
         steps = round(_geometric_mean(steps_of_runs, weights))
         tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
-        return Outcome(steps, steps, tau, nearest.history_to(hit, steps / hit), False)
+        history = nearest.history_to(hit, steps / hit)
+        return Outcome(steps, steps, tau, history, diverged=False)
 
     @cached_property
     def has_horizons(self) -> bool:
@@ -192,8 +193,8 @@ def replay(
 def held_to(record: TrialResult, last_step: int) -> TrialResult:
     """Let a record that ended before ``last_step`` stay at its last value until then.
 
-    It may have met a target. That is the least that a longer run would have come to, as the best
-    value so far counts.
+    The recorded run may have ended early because it met a target of its own. A longer one would
+    have come at least as far, as the best value so far counts.
     """
     if record.status != "stopped" or record.steps >= last_step or not record.history:
         return record
@@ -206,19 +207,12 @@ def held_to(record: TrialResult, last_step: int) -> TrialResult:
     )
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    # NaN compares false; an integer may be too large for a float.
-    return abs(value) <= sys.float_info.max
-
-
 def _is_positive(value: object) -> bool:
-    return _is_number(value) and value > 0
+    return is_finite_number(value) and value > 0
 
 
 def _is_integer(value: object) -> TypeGuard[float]:
-    return _is_number(value) and value == int(value)
+    return is_finite_number(value) and value == int(value)
 
 
 def _is_positive_integer(value: object) -> bool:
@@ -226,7 +220,7 @@ def _is_positive_integer(value: object) -> bool:
 
 
 def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_number, value))
+    return isinstance(value, list) and all(map(is_finite_number, value))
 
 
 def _are_steps(value: object) -> bool:
@@ -306,7 +300,7 @@ def _run(line: str, place: str) -> Run:
         if not is_valid(values[name]):
             raise TableError(f"{place}: {name} must be {what}, but got {values[name]!r:.60}")
     searched = values.get("hyperparameters", {})
-    if not isinstance(searched, dict) or not all(map(_is_number, searched.values())):
+    if not isinstance(searched, dict) or not all(map(is_finite_number, searched.values())):
         raise TableError(
             f"{place}: hyperparameters must be numbers by name, but got {searched!r:.60}"
         )

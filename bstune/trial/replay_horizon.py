@@ -182,14 +182,22 @@ def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
     end = min(run.end, horizon)
     met = run.steps_to(target)
     if met is not None and met <= end:
-        return Outcome(met, met, run.seconds_per_step, run.history_to(met), False)
-    return Outcome(None, end, run.seconds_per_step, run.history_to(end), True)
+        return Outcome(met, met, run.seconds_per_step, run.history_to(met), diverged=False)
+    return Outcome(None, end, run.seconds_per_step, run.history_to(end), diverged=True)
 
 
 def _outcome(
     target: Target, horizon: int, log_shares: Array, log_best: Array, seconds_per_step: float
 ) -> Outcome:
-    """Give the outcome of a course over a horizon: its history ends where the target is met."""
+    """Give the outcome of a course over a horizon: its history ends where the target is met.
+
+    Args:
+        target: its goal counts, on a metric over 0.
+        horizon: in steps.
+        log_shares: of the horizon, at each evaluation, rising (n,).
+        log_best: of the best metric until then, (n,).
+        seconds_per_step: of the run.
+    """
     sign = target.sign
     # A goal that is not known yet is met by nothing.
     goal = -sign * math.inf if target.is_open else math.log(target.value)
@@ -209,9 +217,9 @@ def _outcome(
         missed[step] = value
     history = [(step, math.exp(value)) for step, value in missed.items()]
     if met is None:
-        return Outcome(None, horizon, seconds_per_step, tuple(history), False)
+        return Outcome(None, horizon, seconds_per_step, tuple(history), diverged=False)
     history.append((met, target.value))
-    return Outcome(met, met, seconds_per_step, tuple(history), False)
+    return Outcome(met, met, seconds_per_step, tuple(history), diverged=False)
 
 
 def _crossing(before: int, value_before: float, step: int, value: float, goal: float) -> int:

@@ -53,8 +53,6 @@ class StopAtTarget(Callback):
 
     It works with both of Lightning's packages.
 
-    It works with both of Lightning's packages.
-
     Evaluations are the fit's own (``val_check_interval``, ``check_val_every_n_epoch``), its sanity
     check left out. On several devices the fit ends once the target is met on any of them; log the
     metric with ``sync_dist=True``.

@@ -43,6 +43,7 @@ from torch.utils.data import DataLoader
 from bstune.core.errors import ConfigError, StateError, UserCodeError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
 from bstune.options import StudyOptions, flatten, option_at, with_option, with_tuned
+from bstune.options.workload import NO_DATA_MODULE
 from bstune.recipe import Recipe, TrialValues
 from bstune.system.console import quieten_lightning
 from bstune.system.failures import cause, described, in_users_code, optional
@@ -236,9 +237,8 @@ def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
             data = recipe.data()
         quieten_lightning()
         if not is_lightning(data, "LightningDataModule"):
-            raise ConfigError(
-                f"workload.data must build a LightningDataModule, but got {type(data).__name__}"
-            )
+            built = type(data).__name__
+            raise ConfigError(f"workload.data: {NO_DATA_MODULE.format(got=built)}")
         with waiting_for(f"{type(data).__name__}.prepare_data()"):
             data.prepare_data()
     if not draws_batches(data):
@@ -363,7 +363,14 @@ def _loaded_batches(
 
 
 def _read_batches(training: object, data_at: OpenData | None, options: StudyOptions) -> Draw:
-    """Read a loader in other batches: the one, or that of the trial's own batch size."""
+    """Read a loader in batches of the trial's size.
+
+    Args:
+        training: the loader.
+        data_at: opens data anew at each trial's batch size, whose loader is read instead; None: the
+            one loader serves all trials.
+        options: of the study.
+    """
     size = options.protocol.micro_batch_size
 
     def draw(spec: TrialSpec) -> Iterable[Any]:

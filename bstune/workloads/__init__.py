@@ -1,1 +1,4 @@
-"""The workloads that ship: models and the Lightning module that trains them. Each is named in ``conf/workload/``."""
+"""The workloads that ship: models and the Lightning module that trains them.
+
+Each is named in ``conf/workload/``.
+"""

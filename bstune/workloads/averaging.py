@@ -8,7 +8,7 @@ A value out of the range that a class gives is a ConfigError.
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -132,7 +132,10 @@ class _DeviceAverage(WeightAveraging):
 
 
 def _slots(module: nn.Module) -> list[Slot]:
-    """Find where a module has its parameters and buffers, in the order of :func:`_tensors`; walking takes long."""
+    """Find where a module has its parameters and buffers, in the order of :func:`_tensors`.
+
+    Walking takes long, so that the places are kept.
+    """
     slots: dict[int, Slot] = {}
     for kind in ("_parameters", "_buffers"):
         for part in module.modules():
@@ -207,6 +210,37 @@ class ExponentialMovingAverage(_DeviceAverage):
     def decay(self, step: int) -> float:
         """Give decay^every."""
         return self._decay
+
+
+class OptimizersAverage(Callback):
+    """Evaluates the average that the optimizer keeps by itself, as a schedule-free one does.
+
+    (Defazio et al. 2024, arXiv 2405.15682.) Such an optimizer trains at other weights than those
+    that it gives. Its methods ``eval`` and ``train`` put the one in the place of the other.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights to train at in place."""
+        self._switch(trainer, "train")
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the average in place."""
+        self._switch(trainer, "eval")
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights to train at back."""
+        # What is evaluated after a fit keeps its average.
+        if trainer.state.fn == "fit":
+            self._switch(trainer, "train")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the average in the module."""
+        self._switch(trainer, "eval")
+
+    @staticmethod
+    def _switch(trainer: Trainer, mode: Literal["train", "eval"]) -> None:
+        for optimizer in trainer.optimizers:
+            getattr(optimizer, mode)()
 
 
 class Lookahead(Callback):

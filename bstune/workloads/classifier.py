@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bstune.core.errors import ConfigError
 from bstune.trial.lightning.installed import Callback, LightningModule
+from bstune.workloads.averaging import OptimizersAverage
 from bstune.workloads.schedules import constant
 
 
@@ -36,7 +37,9 @@ class Classifier(LightningModule):
 
     Raises:
         ConfigError: for ``channels_last`` and a model without convolutions; from
-            ``configure_optimizers``, for an option of a group that the optimizer does not read.
+            ``configure_optimizers``, for an option of a group that the optimizer does not read, and
+            for an optimizer that keeps an average of its own without
+            :class:`~bstune.workloads.averaging.OptimizersAverage`, or the reverse.
     """
 
     def __init__(
@@ -82,7 +85,10 @@ class Classifier(LightningModule):
 
     @property
     def initial_images(self) -> int:
-        """How many images :meth:`initialise_from` needs; 0 where no part of the model starts from images."""
+        """How many images :meth:`initialise_from` needs.
+
+        0 where no part of the model starts from images.
+        """
         return max((part.images for part in self._initialised()), default=0)
 
     def initialise_from(self, images: Tensor) -> None:
@@ -129,6 +135,7 @@ class Classifier(LightningModule):
         else:
             optimizer = self.make_optimizer(self.make_groups(self, lr=self.lr), lr=self.lr)
             _check_groups(optimizer)
+        _check_average(optimizer, self.average)
         schedule = self.make_schedule
         if schedule is None and self.make_groups is None:
             return optimizer
@@ -152,6 +159,23 @@ class Classifier(LightningModule):
         wrong, loss, examples = torch.stack(self._sums).sum(dim=0)
         self._sums.clear()
         self.log_dict({f"{stage}/error": wrong / examples, f"{stage}/loss": loss / examples})
+
+
+def _check_average(optimizer: Optimizer, average: Callback | None) -> None:
+    """Refuse an optimizer whose own average is not evaluated, and another as if it kept one."""
+    keeps_average = callable(getattr(optimizer, "eval", None))
+    if keeps_average is isinstance(average, OptimizersAverage):
+        return
+    name = type(optimizer).__name__
+    if keeps_average:
+        raise ConfigError(
+            f"{name} keeps an average of its weights, which is to be evaluated: set "
+            "schedule=schedule_free"
+        )
+    raise ConfigError(
+        f"schedule=schedule_free evaluates the optimizer's own average, but {name} keeps none: "
+        "set algorithm=schedule_free_adamw, or choose another schedule"
+    )
 
 
 def _check_groups(optimizer: Optimizer) -> None:

@@ -60,9 +60,10 @@ def load_tiny_shakespeare(root: str | Path) -> Text:
 
 
 def load_text(path: str | Path) -> Text:
-    """Read a text file of one's own as characters, numbered in the order of their code points, in the same parts.
+    """Read a text file of one's own as characters, numbered in the order of their code points.
 
-    The vocabulary is that of the part to train on.
+    It is cut into parts as that of :func:`load_tiny_shakespeare`. The vocabulary is that of the
+    part to train on.
 
     Raises:
         DataError: if the file cannot be read, is not UTF-8, or holds at its end a character that is

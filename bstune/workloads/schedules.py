@@ -78,9 +78,9 @@ def decay_then_constant(
 ) -> LambdaLR:
     """Make a schedule that falls from 1 to ``end`` by a straight line, and stays there (Shallue et al. 2018, 4.2).
 
-    Step t (from 0) uses 1 - (1 - end) min(1, t/n), with n = length x max(budget_steps,
-    budget_examples/batch_size), a share ``length`` over 0 of the steps of a trial that never
-    reaches its target.
+    Step t (from 0) uses 1 - (1 - end) min(1, t/n). The decay takes n = length x max(budget_steps,
+    budget_examples/batch_size) steps: ``length``, over 0, times those of a trial that never reaches
+    its target.
     """
     if not 0.0 < length < math.inf:
         raise ConfigError(

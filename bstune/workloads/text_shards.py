@@ -120,7 +120,7 @@ def _key(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> str:
 def _matching(root: Path, part: str, pattern: str) -> list[Path]:
     try:
         paths = sorted(path for path in root.glob(pattern) if path.is_file())
-    # An absolute path, or none.
+    # The pattern is an absolute path, or empty.
     except (NotImplementedError, ValueError) as error:
         raise ConfigError(
             f"workload.data.load.{part} must be a pattern of names below {root}, but got "

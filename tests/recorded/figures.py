@@ -14,10 +14,12 @@ sys.path.append(str(Path(__file__).parents[1]))
 from recorded import of_benchmarks, of_readmes, of_sweeps
 from recorded.accounts import HELD, not_recorded
 from recorded.figure import TOP, Figure, RecordFormatError, units_in
+from recorded.panel import panel_curves
 from rich.console import Console
 
-from bstune.report.drawing import save_figure
+from bstune.report.drawing import PAGE_DPI, save_figure
 from bstune.sweeps import rule_cost, search_benchmark
+from bstune.sweeps.shallue_panel import paint_panel, panel_inches
 from bstune.sweeps.unit_log import UnitLog
 
 FIGURES: list[Figure] = [*of_readmes.FIGURES, *of_sweeps.FIGURES, *of_benchmarks.FIGURES]
@@ -30,6 +32,13 @@ def topics() -> list[str]:
 def draw_all() -> None:
     """Draw each picture anew, in this folder."""
     folder = Path(__file__).parent
+    curves = panel_curves()
+    save_figure(
+        lambda figure: paint_panel(figure, curves),
+        panel_inches(len(curves)),
+        folder / "shallue_panel.png",
+        dots_per_inch=PAGE_DPI,
+    )
     settings = of_sweeps.settings_of("rule_cost")
     found = rule_cost.run(
         tables=[], target=None, rules=settings["rules"], tuned_at=settings["tuned_at"]

@@ -583,7 +583,6 @@ HORIZON_SEARCHES = {
     "bstune": "bstune",
     "bstune, reference first": "bstune, a user's own pair first",
     "TPE": "TPE over batch size, learning rate and horizon",
-    "TPE, fixed horizon": "TPE, fixed horizon",
 }
 # The commits of the rows that count; "now" stands for the one that the record entered with.
 NOW = ("now", "1407b8e")

@@ -16,6 +16,7 @@ from recorded.of_benchmarks import (
 )
 from recorded.of_sweeps import (
     ALL_TABLES,
+    CURVE,
     MNIST,
     RUNS,
     SAMPLED,
@@ -98,7 +99,6 @@ def runs_that_ship(*paths: Path) -> Values:
     return {"runs": sum(len(rows_of(path)) for path in paths)}
 
 
-CURVE = "search.objective=curve"
 LSTM_SIZES = ("search.batch_size.low=4", "search.batch_size.high=1024")
 TRANSFORMER_SIZES = ("search.batch_size.low=8", "search.batch_size.high=512")
 LINEAR = (f"{TABLES}/digits_linear.jsonl", f"{TABLES}/mnist_mlp_linear.jsonl")

@@ -10,23 +10,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import yaml
 from recorded.figure import TOP, Figure, Values, rounded_text, row_text, rows_of
-from recorded.studies import Arguments, asked, found
+from recorded.panel import panel_curves, panel_records
+from recorded.studies import Arguments, asked, crossing, found, steps_at
 
 from bstune.core.curve import CurveError
 from bstune.core.records import Target
+from bstune.hardware.known_devices import predictions
+from bstune.hardware.roofline import step_cost, training_loss
+from bstune.recipe import TrialValues
 from bstune.report.compare import pairs
+from bstune.study.prepare import compose_checked
 from bstune.sweeps.critical_batch import growth_of, too_coarse
 from bstune.sweeps.critical_batch import row as critical_row
 from bstune.sweeps.rule_cost import FAR_BATCH_SIZE, RuleCost, table_costs
 from bstune.sweeps.search_problem import percentile, ratio_after, spending_within
+from bstune.sweeps.shallue_panel import distance_from_law
 from bstune.sweeps.unit_log import UnitRecord
 from bstune.trial.replay import read_index, read_table
 
 README = "sweeps/README.md"
 RECORDED = "tests/recorded"
 TABLES = "bstune/trial/tables"
+CURVE = "search.objective=curve"
 # Of a posterior that is sampled: another processor may round its draws otherwise.
 SAMPLED = 0.1
 
@@ -57,6 +65,109 @@ def interval_text(
         ends.append("open" if end is None else f"{float(f'{end:.{digits}g}'):,.0f}")
     return f"{ends[0]} ({ends[1]} to {ends[2]})"
 
+
+# The orders in which a vector is gathered.
+
+
+def gathered(path: Path) -> Values:
+    """Give the median seconds of each order over those in order."""
+    seconds = {row["way"]: statistics.median(row["seconds"]) for row in rows_of(path)}
+    return {
+        "strided": seconds["in strides of 16"] / seconds["in order"],
+        "random": seconds["at random"] / seconds["in order"],
+    }
+
+
+VECTORIZATION = [
+    figure(
+        "vectorization",
+        "A vector of 64 MiB takes {strided:.1f} times as long to gather in strides of 64 bytes as "
+        "in order, and {random:.1f} times at random",
+        gathered,
+        f"{RECORDED}/vectorization.jsonl",
+    )
+]
+
+# A step on another device.
+
+
+def least_step() -> Values:
+    """Give the least ms of a step of airbench_cifar at B = 2,048 on an H100, from its shapes."""
+    composed = compose_checked(["workload=airbench_cifar"])
+    assert composed.trained is not None
+    module: Any = composed.trained.module(TrialValues(2048, lr=1.0, seed=0, total_steps=100))
+    # Of the shapes alone: any images do.
+    module.initialise_from(torch.randn(module.initial_images, 3, 32, 32))
+
+    def batch_of(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(size, 3, 32, 32), torch.zeros(size, dtype=torch.long)
+
+    cost = step_cost(module, batch_of, training_loss, "bf16")
+    by_device = {(row.device, row.dtype): row for row in predictions(cost, "bf16", 2048)}
+    return {"least": 1000.0 * by_device["H100", "bf16"].least_seconds}
+
+
+ROOFLINE = [
+    figure("roofline", "{least:.1f} ms for `airbench_cifar` at B = 2,048", least_step),
+]
+
+# Three regimes, workload by workload.
+
+
+@cache
+def regimes(*paths: Path) -> Values:
+    curves = panel_curves()
+    sizes = [curve.b_crit for curve in curves if curve.b_crit is not None]
+    # Largest batch sizes over B_crit, of those that do not show the flat end.
+    farthest = list[float]()
+    for curve in curves:
+        if curve.b_crit is not None and not curve.shows_maximal_data_parallelism:
+            farthest.append(float(curve.point_sizes[-1]) / curve.b_crit)
+    return {
+        "workloads": len(curves),
+        "distance": distance_from_law(curves),
+        "least": rounded_text(min(sizes), 2),
+        "most": rounded_text(max(sizes), 2),
+        "perfect": sum(curve.shows_perfect_scaling for curve in curves),
+        "flat": sum(curve.shows_maximal_data_parallelism for curve in curves),
+        "nearest": min(farthest),
+        "farthest": max(farthest),
+    }
+
+
+def b_crit_of(arguments: Arguments, path: Path) -> Values:
+    critical = found(path, arguments).critical
+    return {"b_crit": interval_text(critical.value, critical.low, critical.high)}
+
+
+def regimes_figure(sentence: str) -> Figure:
+    return figure("three regimes", sentence, regimes, *panel_records(), tolerance=SAMPLED)
+
+
+WORKLOADS = f"{RECORDED}/workloads"
+REGIMES = [
+    regimes_figure("{workloads} recorded workloads lie on one curve"),
+    regimes_figure(
+        "within {distance:.0%} (root mean square), though B_crit runs from {least} to {most}."
+    ),
+    regimes_figure("shows on {perfect} of them."),
+    regimes_figure("shows on {flat}; the others"),
+    regimes_figure("largest batch sizes were {nearest:.1f} to {farthest:.1f} times B_crit."),
+    figure(
+        "three regimes",
+        "`mnist_mlp` has {b_crit} (",
+        partial(b_crit_of, ("workload=mnist_mlp", CURVE, "search.batch_size.high=8192")),
+        f"{WORKLOADS}/mnist_mlp.jsonl",
+        tolerance=SAMPLED,
+    ),
+    figure(
+        "three regimes",
+        "`fashion_cnn` of 16 channels {b_crit} (",
+        partial(b_crit_of, ("workload=fashion_cnn", CURVE)),
+        f"{WORKLOADS}/fashion_cnn.jsonl",
+        tolerance=SAMPLED,
+    ),
+]
 
 # B_crit over the target, from tables.
 
@@ -186,7 +297,7 @@ RULE_COST = [
 # What moves the critical batch size.
 
 
-MNIST = ("workload=mnist_mlp", "search.objective=curve")
+MNIST = ("workload=mnist_mlp", CURVE)
 LOSS_ARGUMENTS = ("workload=fashion_mlp", "search.batch_size.high=2048")
 # The studies of each factor: the record of each, and the arguments that tell the posterior what it
 # looks for.
@@ -307,6 +418,80 @@ MOVES = [
     ),
 ]
 
+# Optimizers over batch size.
+
+OPTIMIZERS: dict[str, Arguments] = {
+    name: (*MNIST, "search.batch_size.high=8192", f"algorithm={algorithm}", f"schedule={schedule}")
+    for name, algorithm, schedule in (
+        ("adamw", "adamw", "constant"),
+        ("schedule_free", "schedule_free_adamw", "schedule_free"),
+        ("soap", "soap", "constant"),
+        ("muon", "muon", "constant"),
+    )
+}
+OPTIMIZER_NAMES = {
+    "adamw": "AdamW",
+    "schedule_free": "schedule-free AdamW",
+    "soap": "SOAP",
+    "muon": "Muon",
+}
+# Within what each study reached the target at.
+SHOWN_SIZES = (64, 256, 1024, 3072)
+
+
+def optimizer_row(name: str, path: Path) -> Values:
+    study = found(path, OPTIMIZERS[name])
+    critical = study.critical
+    values: dict[str, object] = {
+        "b_crit": interval_text(critical.value, critical.low, critical.high),
+        "reached": study.reached,
+        "trials": study.trials,
+    }
+    for size in SHOWN_SIZES:
+        values[f"at_{size}"] = steps_at(study, size)
+    return values
+
+
+def optimizer_crossing(first: str, second: str, *paths: Path) -> Values:
+    low, middle, high = crossing(
+        found(paths[0], OPTIMIZERS[first]), found(paths[1], OPTIMIZERS[second])
+    )
+    return {"size": interval_text(middle, low, high)}
+
+
+def crossing_figure(sentence: str, first: str, second: str) -> Figure:
+    return figure(
+        "optimizers",
+        sentence,
+        partial(optimizer_crossing, first, second),
+        record_of(f"optimizers/{first}"),
+        record_of(f"optimizers/{second}"),
+        tolerance=SAMPLED,
+    )
+
+
+OPTIMIZERS_COMPARED = [
+    *[
+        figure(
+            "optimizers",
+            row_text(
+                [
+                    shown,
+                    "{b_crit}",
+                    *(f"{{at_{size}:,.0f}}" for size in SHOWN_SIZES),
+                    "{reached} of {trials}",
+                ]
+            ),
+            partial(optimizer_row, name),
+            record_of(f"optimizers/{name}"),
+            tolerance=SAMPLED,
+        )
+        for name, shown in OPTIMIZER_NAMES.items()
+    ],
+    crossing_figure("than AdamW up to B = {size},", "schedule_free", "adamw"),
+    crossing_figure("than Muon up to B = {size}.", "soap", "muon"),
+]
+
 # Three losses.
 
 
@@ -413,11 +598,13 @@ def recorded_searches(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def search_runs(path: Path) -> dict[tuple[str, str], list[Any]]:
+def search_runs(path: Path, objective: str = "time") -> dict[tuple[str, str], list[Any]]:
     """Give the paths of each search, with axis and form, on each table: one a seed."""
     runs = defaultdict[tuple[str, str], list[Any]](list)
     for row in recorded_searches(path):
-        runs[row["key"]["search"], row["key"]["table"]].append(row["run"]["path"])
+        key = row["key"]
+        if key["objective"] == objective:
+            runs[key["search"], key["table"]].append(row["run"]["path"])
     return dict(runs)
 
 
@@ -452,14 +639,17 @@ def ratio_text(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else PATH_OF_NOTHING
 
 
+def spread_text(paths: Sequence[Any], spending: float) -> str:
+    """Write median and 90th percentile of the ratio after some spending."""
+    ratios = [ratio_after(one, spending) for one in paths]
+    return f"{ratio_text(statistics.median(ratios))}/{ratio_text(percentile(ratios, 0.9))}"
+
+
 def search_row(name: str, path: Path) -> Values:
     values = dict[str, object]()
     for table in SEARCH_TABLES:
         paths = best_form(name, table, path)
-        ratios = [ratio_after(one, SHOWN_SPENDING) for one in paths]
-        values[f"{table}_ratio"] = (
-            f"{ratio_text(statistics.median(ratios))} / {ratio_text(percentile(ratios, 0.9))}"
-        )
+        values[f"{table}_ratio"] = spread_text(paths, SHOWN_SPENDING)
         within = statistics.median(spending_within(one) for one in paths)
         values[f"{table}_within"] = (
             f"{within:.1f}" if math.isfinite(within) else f"> {MOST_SPENT:.0f}"
@@ -494,29 +684,55 @@ RIVALS = {
 }
 
 
-def rival_row(name: str, path: Path) -> Values:
-    """Give what a search came to over all tables and seeds of the record."""
+RIVAL_OBJECTIVES = ("time", "steps")
+RIVAL_SPENDINGS = (10.0, 40.0)
+
+
+def rival_paths(name: str, objective: str, path: Path) -> list[Any]:
+    """Give the paths of a search over all tables and seeds of the record."""
     paths = list[Any]()
-    for (search, _), of_table in search_runs(path).items():
+    for (search, _), of_table in search_runs(path, objective).items():
         if search == name:
             paths += of_table
+    return paths
+
+
+def rival_row(name: str, path: Path) -> Values:
+    """Give what a search came to by each objective over all tables and seeds of the record."""
     values = dict[str, object]()
-    for spending in SPENDINGS:
-        ratios = [ratio_after(one, spending) for one in paths]
-        median = ratio_text(statistics.median(ratios))
-        values[f"after_{spending:.0f}"] = f"{median} / {ratio_text(percentile(ratios, 0.9))}"
-    within = statistics.median(spending_within(one) for one in paths)
-    values["within"] = f"> {MOST_SPENT:.0f}"
-    if math.isfinite(within):
-        values["within"] = f"{within:.1f}"
+    for objective in RIVAL_OBJECTIVES:
+        paths = rival_paths(name, objective, path)
+        for spending in RIVAL_SPENDINGS:
+            values[f"{objective}_{spending:.0f}"] = spread_text(paths, spending)
+        within = statistics.median(spending_within(one) for one in paths)
+        values[f"{objective}_within"] = f"> {MOST_SPENT:.0f}"
+        if math.isfinite(within):
+            values[f"{objective}_within"] = f"{within:.1f}"
     return values
+
+
+def rivals_compared(path: Path) -> Values:
+    """Give how many searches a cell of the table of rivals has, and how many bstune's were late."""
+    numbers = set[int]()
+    for name in RIVALS:
+        for objective in RIVAL_OBJECTIVES:
+            numbers.add(len(rival_paths(name, objective, path)))
+    (n,) = numbers
+    early, _ = RIVAL_SPENDINGS
+    late = [
+        one for one in rival_paths("bstune", "time", path) if ratio_after(one, early) == math.inf
+    ]
+    return {"n": n, "late": len(late)}
 
 
 def rival_figures() -> list[Figure]:
     """Give the rows of the table of rivals."""
     figures = list[Figure]()
     for name, shown in RIVALS.items():
-        cells = [shown, "{after_10}", "{after_20}", "{after_40}", "{within}"]
+        cells = [shown]
+        for objective in RIVAL_OBJECTIVES:
+            cells += [f"{{{objective}_{spending:.0f}}}" for spending in RIVAL_SPENDINGS]
+            cells.append(f"{{{objective}_within}}")
         figures.append(
             figure("searches compared", row_text(cells), partial(rival_row, name), RIVAL_RUNS)
         )
@@ -563,6 +779,18 @@ COMPARED = [
     *rival_figures(),
     figure(
         "searches compared",
+        "on the five tables that ship without horizons (n = {n};",
+        rivals_compared,
+        RIVAL_RUNS,
+    ),
+    figure(
+        "searches compared",
+        "By time, {late} of bstune's {n} searches had reached nothing after 10 times.",
+        rivals_compared,
+        RIVAL_RUNS,
+    ),
+    figure(
+        "searches compared",
         "Over bstune's {n} searches the geometric mean after 20 times is {mean:.2f}, the 90th "
         "percentile "
         "{high:.2f}; the first trial reaches the target after {first:.1f} times the best trial's "
@@ -581,9 +809,13 @@ COMPARED = [
 ]
 
 GROUPS = {
+    "VECTORIZATION": VECTORIZATION,
+    "ROOFLINE": ROOFLINE,
+    "REGIMES": REGIMES,
     "CRITICAL": CRITICAL,
     "RULE_COST": RULE_COST,
     "MOVES": MOVES,
+    "OPTIMIZERS_COMPARED": OPTIMIZERS_COMPARED,
     "LOSSES": LOSSES,
     "COMPARED": COMPARED,
 }

@@ -14,20 +14,23 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from recorded.figure import rows_of
 
 from bstune.config import compose
+from bstune.core.curve import CurveBand, FrontierPoint, frontier_points
 from bstune.core.objectives import Objective
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import sqrt
 from bstune.result import CriticalBatchSize, LearningRateLaw
-from bstune.search.acquisition import steps_band
+from bstune.search.acquisition import frontier, steps_band
 from bstune.search.observations import Posterior
 from bstune.search.sampler import FrontierSampler
-from bstune.study.analysis.critical import critical_batch
+from bstune.study.analysis.critical import INTERVAL, critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, fit_lr_exponent
 
 Arguments = tuple[str, ...]
 LR_RANGE = (1e-4, 10.0)
 # Of batch sizes, at each end of the curve: the slope of log S* there.
 END_SPAN = 4.0
+# At which a curve is drawn.
+CURVE_SIZES = 49
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Found:
     slopes: tuple[float, float]
     exponent: LearningRateLaw | None
     fewest_steps: int
+    band: CurveBand
+    """S*(B) over the batch sizes that reached the target, with its interval."""
+    points: tuple[FrontierPoint, ...]
+    """The frontier's trials that reached the target."""
+    posterior: Posterior
 
 
 def asked(arguments: Arguments) -> Asked:
@@ -141,6 +149,8 @@ def found(path: Path, arguments: Arguments) -> Found:
     critical = critical_batch(posterior)
     assert critical is not None
     reached = [trial for trial in trials if trial.reached]
+    ladder = np.geomspace(critical.smallest, critical.largest, CURVE_SIZES)
+    points = [point for point in frontier_points(trials) if not point.stopped]
     return Found(
         trials=len(trials),
         reached=len(reached),
@@ -148,6 +158,9 @@ def found(path: Path, arguments: Arguments) -> Found:
         slopes=end_slopes(posterior, critical),
         exponent=fit_lr_exponent(posterior, *of.batch_sizes, critical.value),
         fewest_steps=min(trial.steps for trial in reached),
+        band=steps_band(posterior, ladder.tolist(), INTERVAL),
+        points=tuple(points),
+        posterior=posterior,
     )
 
 
@@ -160,3 +173,31 @@ def end_slopes(posterior: Posterior, critical: CriticalBatchSize) -> tuple[float
         steps = np.log(band.steps)
         slopes.append(float((steps[1] - steps[0]) / np.log(END_SPAN)))
     return slopes[0], slopes[1]
+
+
+def steps_at(study: Found, batch_size: float) -> float:
+    """Give the posterior's median of S*(B)."""
+    return float(steps_band(study.posterior, [batch_size], INTERVAL).steps[0])
+
+
+def crossing(first: Found, second: Found) -> tuple[float, float, float]:
+    """Give the batch size up to which ``first`` takes fewer steps: its 5%, 50% and 95% quantiles.
+
+    Of batch sizes at which both reached the target. The studies are independent, so that each draw
+    of one posterior stands beside any of the other; one that does not cross counts as an end.
+    """
+    smallest = max(first.critical.smallest, second.critical.smallest)
+    largest = min(first.critical.largest, second.critical.largest)
+    ladder = np.geomspace(smallest, largest, CURVE_SIZES)
+    drawn = list[np.ndarray]()
+    for study in (first, second):
+        posterior = study.posterior
+        at = posterior.prior.at(np.log2(ladder))
+        drawn.append(frontier(posterior.theta, at, posterior.prior))
+    count = min(map(len, drawn))
+    is_fewer = drawn[0][:count] < drawn[1][:count]
+    # The last batch size at which it takes fewer; the smallest where it never does.
+    last = CURVE_SIZES - 1 - np.argmax(is_fewer[:, ::-1], axis=1)
+    last[~is_fewer.any(axis=1)] = 0
+    low, middle, high = np.quantile(ladder[last], (0.05, 0.5, 0.95)).tolist()
+    return low, middle, high

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
 from bstune.report.lines.use import overridden_text
 from bstune.report.words import PREDICTED, beyond_text, point_text
 from bstune.result import (
@@ -95,9 +96,11 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     if difference.low is not None and difference.high is not None:
         span = f"{format_number(difference.low, 2)} to {format_number(difference.high, 2)}"
         interval = f" ({INTERVAL_TEXT}: {span}, {plural(difference.seeds, 'fresh seed')})"
-    elif difference.difference > 0.0:
-        # Without a second seed nothing is known of the scatter.
-        interval = ", one run of each"
+    elif difference.seeds:
+        # Without a second seed, or of recorded runs, nothing is known of the scatter.
+        interval = f", on {plural(difference.seeds, 'fresh seed')} of both"
+    else:
+        interval = f"; {_runs_words('yours', baseline)}, {_runs_words('USE', at_budget.winner)}"
     compared = f"{yours}, which comes to {reached}{interval}"
     if not _is_better(difference):
         yield f"not shown to be better than {compared}: keep what you have"
@@ -109,6 +112,13 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     yield f"{result.metric} {amount} {better} than {compared}"
     if difference.share is not None and difference.share < 1.0:
         yield f"has that {reached} after {difference.share:.0%} of the budget"
+
+
+def _runs_words(name: str, point: PointAtBudget) -> str:
+    """Say on which runs what is expected of a point stands."""
+    if point.fresh is None:
+        return f"{name} predicted from its single search trial"
+    return f"{name} on {plural(len(point.fresh.values), 'fresh seed')}"
 
 
 def _is_better(difference: GainAtBudget) -> bool:
@@ -212,7 +222,10 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         broken = plural(at_budget.winner.fresh.broken, "fresh seed")
         yield f"{broken} of USE diverged, or ended before the budget did"
     if at_budget.winner.fresh is None:
-        yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
+        yield from not_on_fresh_seeds(result)
+    compared = at_budget.baseline if at_budget.gain is not None else None
+    if compared is not None and compared.fresh is None:
+        yield from gain_of_single_run(result)
     # A search that ended by least_gain at_budget what it looked for: that is no caution.
     if result.search.limit not in (None, LEAST_GAIN) and result.stop_reason is not None:
         yield result.stop_reason

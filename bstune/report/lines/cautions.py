@@ -12,6 +12,8 @@ from bstune.system.console import format_count, format_number, plural
 # Chance of reaching the target from which on a winner is called no risk: nine of ten, and some
 # room.
 SURE_CHANCE = 0.8
+# The option that bounds a study's time, which fresh seeds are out of where the search was not.
+WALL_SECONDS = "search.wall_seconds"
 
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
@@ -21,36 +23,34 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         return
     yield from _missed(result)
     yield from _may_miss(result)
+    yield from _once(result)
+    yield from _gain_of_one_run(result)
     # Only where a limit ended the search would more of it change the answer.
     if result.search.limit is not None and result.stop_reason is not None:
         yield result.stop_reason
     yield from _not_run_again(result)
     yield from _too_easy(result)
     yield from _untold(result)
-    noise = trust_in_timing(result)
-    if noise is not None and not noise.good:
-        yield noise.text
+    yield from _noisy_timing(result)
     yield from _open_interval(result)
 
 
 def warnings(result: StudyResult) -> tuple[str, ...]:
     """Tell what stands beside a study wherever it is compared.
 
-    That is, that nothing, or not all, reached the target, or that it was too easy.
+    That is, that nothing, or not all, reached the target, that USE ran once, or that it was too easy.
     """
     if result.winner is None:
         return tuple(closest_texts(result))
-    return (*_missed(result), *_too_easy(result))
+    return (*_missed(result), *_once(result), *_too_easy(result))
 
 
 def _missed(result: StudyResult) -> Iterator[str]:
-    """Winners that some fresh seeds missed, or that had none."""
+    """Winners that some fresh seeds missed."""
     for winner in (result.winner, result.other_winner):
         if winner is None or winner.confirmed is None or winner.confirmed.all_reached:
             continue
         yield f"only {fresh_text(winner.confirmed)} reached the target at {winner_text(winner)}"
-    if result.search.replicates == 0:
-        yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
 
 
 def _may_miss(result: StudyResult) -> Iterator[str]:
@@ -72,6 +72,50 @@ def _may_miss(result: StudyResult) -> Iterator[str]:
     yield text
 
 
+def _once(result: StudyResult) -> Iterator[str]:
+    """Tell of a winner that had no fresh seeds."""
+    if result.winner is not None and result.winner.confirmed is None:
+        yield from not_on_fresh_seeds(result)
+
+
+def not_on_fresh_seeds(result: StudyResult) -> Iterator[str]:
+    """Say that USE had one run, where it was to have fresh seeds, and what gives it some."""
+    if not result.search.replicates:
+        yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
+        return
+    text = "USE ran once, and what it takes is predicted"
+    if result.stop_reason is None:
+        yield f"{text}: its fresh seeds are still to come, and the same command runs them"
+    else:
+        yield f"{text}: no time was left for its fresh seeds, and {_more_time(result)} runs them"
+
+
+def _gain_of_one_run(result: StudyResult) -> Iterator[str]:
+    """Say that the gain compares with a single run of the user's own configuration."""
+    gain = result.gain
+    has_fresh_seeds = result.baseline is not None and result.baseline.runs > 0
+    # Of one that was stopped the gain is a bound.
+    if gain is None or gain.at_least or has_fresh_seeds:
+        return
+    if gain.baseline_seeds == 0:
+        yield from gain_of_single_run(result)
+
+
+def gain_of_single_run(result: StudyResult) -> Iterator[str]:
+    """Say why the user's own configuration had no fresh seeds, and what gives it some."""
+    # As long as the study runs they are still to come.
+    if result.search.replicates and result.stop_reason is not None:
+        yield (
+            "GAIN stands on a single run of your configuration, with one seed's luck in it: no "
+            f"time was left for its fresh seeds, and {_more_time(result)} runs them"
+        )
+
+
+def _more_time(result: StudyResult) -> str:
+    """Name the option that gives fresh seeds their time."""
+    return f"a larger {result.search.limit or WALL_SECONDS}"
+
+
 def _not_run_again(result: StudyResult) -> Iterator[str]:
     """Give a point that is predicted to be better and got no fresh seeds."""
     left_out = result.not_run_again
@@ -79,7 +123,7 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
         return
     size = format_count(left_out.batch_size)
     point = f"batch size {size}, learning rate {format_number(left_out.lr)}"
-    how = "the study ended before, and a longer one does it"
+    how = f"no time was left, and {_more_time(result)} does it"
     if left_out.candidates is not None:
         how = f"search.candidates={left_out.candidates + 1} does it"
     yield f"{point} may be better, and did not run on fresh seeds: {how}"
@@ -109,6 +153,17 @@ def _untold(result: StudyResult) -> Iterator[str]:
             f"{fresh.untold} of {plural(fresh.runs, 'fresh seed')} met the target at their first "
             "evaluation: when, could not be told"
         )
+
+
+def _noisy_timing(result: StudyResult) -> Iterator[str]:
+    """Tell of seconds that are known too badly, and what times them anew: a survey is kept."""
+    noise = trust_in_timing(result)
+    if noise is None or noise.good:
+        return
+    if result.timing is not None and result.timing.surveyed:
+        yield f"{noise.text}: on a quiet machine, hardware.refresh=true times them anew"
+    else:
+        yield noise.text
 
 
 def _open_interval(result: StudyResult) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bstune.report.lines.unreached import NOTHING_REACHED
 from bstune.report.words import baseline_text
-from bstune.result import AtEqualSeconds, BaselineResult, StudyResult, WinnerResult
+from bstune.result import AtEqualSeconds, BaselineResult, Gain, StudyResult, WinnerResult
 from bstune.system.console import format_number, format_seconds, plural
 
 
@@ -28,18 +28,51 @@ def gain(result: StudyResult) -> Iterator[str | None]:
         better = "as fast as"
     ratio = _ratio_text(compared.ratio)
     # What was stopped takes longer than that: the ratio is a bound, without an interval.
+    basis = _basis_text(compared, baseline, result.search.replicates)
     if compared.at_least or compared.low is None:
-        yield f"at least {ratio} times {better} {yours}, stopped before the target"
+        yield f"at least {ratio} times {better} {yours}, stopped before the target{basis}"
         return
     interval = (
         f"{compared.level:.0%} interval: {_ratio_text(compared.low)} to "
-        f"{_ratio_text(compared.high)}"
+        f"{_ratio_text(compared.high)}{basis}"
     )
     # Where its interval holds 1 the winner may be no faster at all.
     if compared.low <= 1.0:
         yield f"not shown to be faster than {yours}: keep what you have ({ratio} times, {interval})"
     else:
         yield f"{ratio} times {better} {yours} ({interval})"
+
+
+def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> str:
+    """Say, as the end of a sentence, on which runs a gain stands; empty where both had all their seeds.
+
+    ``replicates``: the fresh seeds that were planned.
+    """
+    if compared.seeds >= replicates and compared.seeds and baseline.status == "reached":
+        return ""
+    text = f"; {_runs_text(compared)}"
+    # Such a run has no ratio, and would have made the gain larger.
+    missed = baseline.runs - baseline.reached
+    if baseline.status != "reached" and baseline.reached:
+        missed += 1
+    if missed:
+        text += f"; yours was stopped before the target in {plural(missed, 'more run')}"
+    return text
+
+
+def _runs_text(compared: Gain) -> str:
+    """Write ``on 1 fresh seed of both``, or of each on which runs it stands."""
+    if compared.seeds:
+        return f"on {plural(compared.seeds, 'fresh seed')} of both"
+    if compared.baseline_seeds is None or compared.winner_seeds is None:
+        return "on no common seed"
+    of_winner = "USE's is predicted"
+    if compared.winner_seeds:
+        of_winner = f"USE on {plural(compared.winner_seeds, 'fresh seed')}"
+    of_baseline = "yours in its single search trial"
+    if compared.baseline_seeds:
+        of_baseline = f"yours on {plural(compared.baseline_seeds, 'other fresh seed')}"
+    return f"{of_baseline}, {of_winner}"
 
 
 def _ratio_text(ratio: float | None) -> str:

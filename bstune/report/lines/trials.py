@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bstune.report.words import trials_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count
 
@@ -22,7 +23,10 @@ def counts_text(result: StudyResult) -> str:
 
 def trials(result: StudyResult) -> Iterator[str | None]:
     """Tell what became of the trials, and what ended the search."""
-    texts = (counts_text(result), result.stop_reason)
+    counts = counts_text(result)
+    if counts:
+        counts = f"{trials_text(result)}: {counts}"
+    texts = (counts, result.stop_reason)
     yield "; ".join(text for text in texts if text)
 
 

@@ -14,7 +14,7 @@ from bstune.core.curve import CurveFit, FrontierPoint, frontier_points, log_slop
 from bstune.core.noise_scale import MIN_BLOCKS
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import STATUSES, Budget, Merit, Target, TrialResult
-from bstune.report.rows import curve_point
+from bstune.report.rows import curve_point, last_parts
 from bstune.result import (
     DIMINISHING_RETURNS,
     MAXIMAL_DATA_PARALLELISM,
@@ -85,6 +85,8 @@ class Asked:
     """Of the data and of the module; None where nothing is trained."""
     overrides_lr: bool = False
     """Whether the rate was set in the optimizer that the module had built."""
+    in_python: bool = False
+    """Whether Python objects gave it, whose options are arguments of ``bstune.Study``."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def summarize(
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     # A trial that was stopped and continued is one configuration: its last part has all of it.
-    last_parts = _last_parts(trials)
+    whole_trials = last_parts(trials)
     fit, fit_note = _fit_and_note(analysis.fit)
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
     again: tuple[str, ...] | None = None
@@ -164,6 +166,7 @@ def summarize(
         workload=asked.workload,
         tokens=asked.tokens,
         overrides_lr=asked.overrides_lr,
+        in_python=asked.in_python,
         size=asked.size,
         objective=asked.objective,
         target=asked.question or str(asked.target),
@@ -173,11 +176,12 @@ def summarize(
         devices=_devices(trials),
         training_loops=_training_loops(trials),
         stop_reason=stop_reason,
-        trials=len(last_parts),
-        continued=len(trials) - len(last_parts),
-        spend=_spend(trials, last_parts),
-        statuses=_statuses(last_parts),
-        unreached=_unreached(trials, last_parts, asked, sought),
+        trials=len(whole_trials),
+        configurations=_configurations(whole_trials),
+        continued=len(trials) - len(whole_trials),
+        spend=_spend(trials, whole_trials),
+        statuses=_statuses(whole_trials),
+        unreached=_unreached(trials, whole_trials, asked, sought),
         points=tuple(_curve_point(point, trials) for point in points),
         critical_batch_size=analysis.critical,
         regimes=regimes(analysis.critical),
@@ -220,6 +224,12 @@ def _target_value(target: Target) -> float | None:
     return target.value
 
 
+def _configurations(whole_trials: Sequence[TrialResult]) -> int:
+    """Count the points that were tried: neither runs on fresh seeds nor what failed is one."""
+    searched = [trial for trial in whole_trials if trial.replicate_of is None]
+    return sum(trial.status != "failed" for trial in searched)
+
+
 def _devices(trials: Sequence[TrialResult]) -> tuple[str, ...]:
     # A trial that failed before it trained has none.
     names = {trial.device for trial in trials if trial.device}
@@ -227,12 +237,15 @@ def _devices(trials: Sequence[TrialResult]) -> tuple[str, ...]:
 
 
 def _unreached(
-    trials: Sequence[TrialResult], last_parts: Sequence[TrialResult], asked: Asked, sought: bool
+    trials: Sequence[TrialResult],
+    whole_trials: Sequence[TrialResult],
+    asked: Asked,
+    sought: bool,
 ) -> Unreached | None:
     # The objective loss has no target to miss.
     if asked.objective == "loss":
         return None
-    return unreached_because(trials, last_parts, asked.target, asked.budget, sought)
+    return unreached_because(trials, whole_trials, asked.target, asked.budget, sought)
 
 
 def _noise_scale(
@@ -413,32 +426,22 @@ def _ratio(value: float | None, b_crit: float | None) -> float | None:
     return value / b_crit
 
 
-def _last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Give the trials, those that continue each other as the last one of them.
-
-    A failed one continues none.
-    """
-    # What the failed one was to continue still stands.
-    continued = {trial.resumed_from for trial in trials if trial.status != "failed"}
-    return [trial for trial in trials if trial.number not in continued]
-
-
 def _training_loops(trials: Sequence[TrialResult]) -> dict[str, int]:
     counts = Counter(trial.training_loop for trial in trials if trial.training_loop)
     return dict(sorted(counts.items()))
 
 
-def _spend(trials: Sequence[TrialResult], last_parts: Sequence[TrialResult]) -> Spend:
+def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -> Spend:
     """Add up what the trials took: a last part counts the examples of those before it, too."""
     seconds = sum(
         trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
     )
-    examples = sum(trial.examples for trial in last_parts)
-    return Spend(trials=len(last_parts), seconds=seconds, examples=examples)
+    examples = sum(trial.examples for trial in whole_trials)
+    return Spend(trials=len(whole_trials), seconds=seconds, examples=examples)
 
 
-def _statuses(last_parts: Sequence[TrialResult]) -> dict[str, int]:
-    counts = Counter[str](trial.status for trial in last_parts)
+def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
+    counts = Counter[str](trial.status for trial in whole_trials)
     # All of them, in one order: those without a trial are 0.
     return {status: counts[status] for status in STATUSES}
 
@@ -447,7 +450,7 @@ def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
     winner = analysis.best.get(merit)
     if winner is None:
         return None
-    # Where they are not known, the fresh seeds' own scatter is all that the interval has.
+    # Where neither is known, the interval has the fresh seeds' own scatter alone.
     scatter = 0.0
     if analysis.seed_scatter is not None:
         scatter = analysis.seed_scatter.scatter

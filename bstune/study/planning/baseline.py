@@ -134,19 +134,49 @@ def first_steps(
     return max(1, math.floor(min(last_step, affordable)))
 
 
+def may_run_again(first: TrialResult, last_step: int) -> bool:
+    """Say whether the baseline's first run is worth fresh seeds.
+
+    It is where it met the target, and where it missed it in all of its budget: that may have been
+    an unlucky seed. One that the study's means cut short would be cut short again.
+    """
+    return first.reached or (first.status == "stopped" and first.steps >= last_step)
+
+
+def fresh_seeds_of(runs: BaselineRuns, last_step: int, replicates: int) -> int:
+    """Count the fresh seeds that the baseline is to have in all, by the rule of :func:`due_seed`."""
+    if not may_run_again(runs.first, last_step):
+        return 0
+    if runs.first.reached:
+        return replicates
+    if all(run.reached for run in runs.again):
+        # What the next one comes to is not known.
+        return min(len(runs.again) + 1, replicates)
+    return len(runs.again)
+
+
 def due_seed(
-    runs: BaselineRuns | None, winner: Winner | None, seconds_left: float
+    runs: BaselineRuns | None, winner: Winner | None, last_step: int, seconds_left: float
 ) -> TrialResult | None:
     """Find the winner's run on whose fresh seed the baseline is due; None if there is none.
 
-    ``seconds_left`` are those of training that are left for it.
+    A first run that missed the target is repeated until a second one misses it.
+
+    Args:
+        runs: the baseline's, if any.
+        winner: of the study, if any.
+        last_step: of a run of the baseline's budget.
+        seconds_left: of training, that are left for it.
     """
-    if runs is None or winner is None or not runs.first.reached:
+    if runs is None or winner is None or not may_run_again(runs.first, last_step):
         return None
     # At one point both would be the same run.
     if same_point(runs.first, winner.trial):
         return None
-    seconds = runs.first.time_to_target
+    # Each costs as much as the first: two that missed the target bound the gain well enough.
+    if not runs.first.reached and not all(run.reached for run in runs.again):
+        return None
+    seconds = training_seconds(runs.first)
     if seconds is not None and seconds > seconds_left:
         return None
     taken = {run.seed for run in runs.again}
@@ -156,13 +186,30 @@ def due_seed(
     return None
 
 
+def training_seconds(run: TrialResult) -> float | None:
+    """Give the seconds of training to where a run ended, at its target or before; None: not known."""
+    if run.seconds_per_step is None:
+        return None
+    return run.steps * run.seconds_per_step
+
+
+def runs_beside(runs: BaselineRuns | None, winner: Winner | None) -> int:
+    """Count the winner's fresh seeds on which the baseline ran, too."""
+    if runs is None or winner is None:
+        return 0
+    return len({run.seed for run in runs.again} & {run.seed for run in winner.runs})
+
+
 def gain_of(
     runs: BaselineRuns | None, winner: Winner | None, merit: Merit, scatter: float
 ) -> Gain | None:
     """How many times as fast the winner is as the baseline, with its interval.
 
-    ``at_least``: the baseline was stopped before the target, so that the gain is no less than the ratio. None where
-    the two cannot be compared: one of them has no run that tells, or they are the same point.
+    ``at_least``: all of the baseline's runs were stopped before the target, so that the gain is no
+    less than the ratio. Without a common seed that reached the target each stands on the fresh
+    seeds it has; without any the baseline stands on its single search trial, the winner on what is
+    predicted of a fresh seed. None where the two cannot be compared: one of them has no run that
+    tells, or they are the same point.
     """
     if runs is None or winner is None or same_point(runs.first, winner.trial):
         return None
@@ -171,17 +218,20 @@ def gain_of(
     if 2 * len(reached) < len(winner.runs):
         return None
     differences = _paired_differences(runs, reached, merit)
-    if runs.first.reached and differences:
-        return _interval(differences, scatter, merit, len(differences))
-    of_baseline = _log_merit(runs.first, merit)
+    if differences:
+        count = len(differences)
+        return _interval(differences, scatter, merit, _GainRuns(count, count, count))
+    again = [run for run in runs.again if run.reached]
+    of_baseline = _mean_log_merit(again or [runs.first], merit)
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
         return None
+    if runs.first.reached or again:
+        stands_on = _GainRuns(0, len(again), len(reached))
+        return _interval([of_baseline - of_winner], scatter, merit, stands_on)
     # The steps of such a run bound nothing.
     if runs.first.status in ("diverged", "out of memory"):
         return None
-    if runs.first.reached:
-        return _interval([of_baseline - of_winner], scatter, merit, 0)
     # What has missed the target after so much takes longer than that.
     ratio = math.exp(of_baseline - of_winner)
     if ratio <= 1.0:
@@ -193,6 +243,8 @@ def gain_of(
         level=INTERVAL_LEVEL,
         merit=merit,
         seeds=0,
+        baseline_seeds=0,
+        winner_seeds=len(reached),
         at_least=True,
     )
 
@@ -276,14 +328,22 @@ def _log_merit(run: TrialResult, merit: Merit) -> float | None:
     return log_steps + math.log(run.seconds_per_step)
 
 
+def _mean_log_merit(runs: Sequence[TrialResult], merit: Merit) -> float | None:
+    """Take the mean over the runs that have the merit; None where none has."""
+    logs = [_log_merit(run, merit) for run in runs]
+    known = [log for log in logs if log is not None]
+    if not known:
+        return None
+    return fmean(known)
+
+
 def _expected_log_merit(
     winner: Winner, reached: Sequence[TrialResult], merit: Merit
 ) -> float | None:
     """Take the mean over the winner's fresh seeds that reached the target; without any what is predicted of one."""
-    logs = [_log_merit(run, merit) for run in reached]
-    known = [log for log in logs if log is not None]
-    if known:
-        return fmean(known)
+    known = _mean_log_merit(reached, merit)
+    if known is not None:
+        return known
     if merit == "steps":
         return math.log(winner.steps)
     seconds = winner.trial.seconds_per_step
@@ -292,10 +352,21 @@ def _expected_log_merit(
     return math.log(winner.steps * seconds)
 
 
-def _interval(differences: Sequence[float], scatter: float, merit: Merit, seeds: int) -> Gain:
+@dataclass(frozen=True)
+class _GainRuns:
+    """On how many fresh seeds a gain stands: of both, of the baseline, of the winner."""
+
+    of_both: int
+    of_baseline: int
+    of_winner: int
+
+
+def _interval(
+    differences: Sequence[float], scatter: float, merit: Merit, stands_on: _GainRuns
+) -> Gain:
     """Give the gain of these differences of log merits, as the module's docstring has it.
 
-    ``scatter``: of log S from seed to seed; ``seeds``: on which both ran.
+    ``scatter``: of log S from seed to seed.
     """
     count = len(differences)
     squares = 0.0
@@ -313,7 +384,9 @@ def _interval(differences: Sequence[float], scatter: float, merit: Merit, seeds:
         high=math.exp(middle + half),
         level=INTERVAL_LEVEL,
         merit=merit,
-        seeds=seeds,
+        seeds=stands_on.of_both,
+        baseline_seeds=stands_on.of_baseline,
+        winner_seeds=stands_on.of_winner,
         at_least=False,
     )
 

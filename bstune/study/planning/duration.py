@@ -37,10 +37,12 @@ class Runs:
 
 
 def pace_of(ends: Sequence[float], points_before: int) -> Pace | None:
-    """Measure the pace of the later half of the points that this command has ended; None before the first.
+    """Measure the pace of the later half of the points that this command has ended.
 
-    The first ones, the baseline among them, are unlike those that follow: libraries warm up, and the
-    baseline goes to its budget.
+    None before the first.
+
+    The first ones, the baseline among them, are unlike those that follow: libraries warm up, and
+    the baseline goes to its budget.
 
     Args:
         ends: the seconds at which the command began its search, and at which each point ended.
@@ -124,12 +126,13 @@ def advice_on_time(seconds: float, trials: int, device: str, limited: bool) -> s
     ways = list[str]()
     fitting = trials_that_fit(seconds, trials)
     if fitting is not None:
-        ways.append(f"fewer trials (search.trials={fitting})")
+        ways.append(f"fewer configurations (search.trials={fitting})")
     ways.append("search.wall_seconds=3600, which ends it after an hour with what it knows")
     if device.startswith("cpu"):
         ways.append("a GPU")
     each = format_seconds(seconds / trials)
+    tried = plural(trials, "configuration")
     return (
-        f"a study takes up to {format_seconds(seconds)} here: {plural(trials, 'trial')} of up to "
-        f"{each}, if each runs to its budget; to make it fit: {', or '.join(ways)}. It goes on"
+        f"a study takes up to {format_seconds(seconds)} here: {tried} of up to {each}, if each "
+        f"runs to its budget; to make it fit: {', or '.join(ways)}. It goes on"
     )

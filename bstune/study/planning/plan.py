@@ -104,7 +104,8 @@ class SearchBudget:
     def spent(self, results: Iterable[TrialResult], continues: bool = False) -> SearchEnd | None:
         """Say that the seconds of training are spent; None if they are not.
 
-        ``continues``: whether a stopped trial can go on, for which a share is kept while none has reached the target.
+        ``continues``: whether a stopped trial can go on, for which a share is kept while none has
+        reached the target.
         """
         if self.seconds is None:
             return None
@@ -157,7 +158,10 @@ def max_seconds(
 
 
 def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> float | None:
-    """Predict the seconds of the rest of a search, if it goes on as it did; None before its first trial."""
+    """Predict the seconds of the rest of a search, if it goes on as it did.
+
+    None before its first trial.
+    """
     trials = searched(results)
     points = points_of(trials)
     if not points:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bstune.core.records import Budget, TrialResult
 from bstune.search.each_batch_size import batch_sizes
 from bstune.study.at_budget import question_of
-from bstune.study.planning.plan import max_seconds, remaining_seconds
+from bstune.study.planning.plan import max_seconds, points_of, remaining_seconds
 from bstune.study.prepare import PreparedStudy
 from bstune.system.console import format_count, format_number, format_seconds, plural
 from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_trials
@@ -63,7 +63,7 @@ def _space_text(prepared: PreparedStudy) -> str:
 def _means_text(prepared: PreparedStudy) -> str:
     """Say what the search may spend."""
     budget = prepared.budget
-    means = [plural(budget.trials, "trial")]
+    means = [plural(budget.trials, "configuration")]
     for seconds, what in ((budget.seconds, "training"), (budget.wall_seconds, "wall time")):
         if seconds is not None:
             means.append(f"{format_seconds(seconds)} of {what}")
@@ -130,12 +130,15 @@ def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str 
     remaining = remaining_seconds(budget, done)
     if remaining is not None:
         seconds = format_seconds(remaining / max(1, options.search.workers))
-        return f"continues after {plural(len(done), 'trial')}; about {seconds} to go"
+        tried = plural(points_of(done), "configuration")
+        return f"continues after {tried}; about {seconds} to go"
     if prepared.backend.knows_step_time:
         most = max_seconds(
             budget, prepared.space, prepared.protocol, prepared.backend, options.budget.seconds
         )
-        return f"at most about {format_seconds(most)} if every trial ran to its budget"
+        # A limit of wall time that ends it before stands in the line above.
+        if budget.wall_seconds is None or most < budget.wall_seconds:
+            return f"at most about {format_seconds(most)} if every trial ran to its budget"
     return None
 
 

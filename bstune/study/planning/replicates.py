@@ -1,17 +1,18 @@
 """Winners run again on fresh seeds before they are reported: the best of many noisy runs is a lucky one.
 
-A trial is ranked by what a fresh seed is predicted to give of the merit (time or steps to target): the posterior of all
-trials says how many steps, replicates included, which are trials like any other
-(:func:`bstune.search.observations.fresh_steps`). The best point is run again on fresh seeds until it has all its
-replicates, and then ranks by these alone: by the geometric mean of their merits. It ends when no other point is
-predicted to beat the best point that has them all, and none was seen twice to. What reached the target in less than
-half of its fresh runs comes last. All of it is a function of the trials: a study that is continued asks for what is
-still due.
+A trial is ranked by what a fresh seed is predicted to give of the merit (time or steps to target):
+the posterior of all trials says how many steps, replicates included, which are trials like any
+other (:func:`bstune.search.observations.fresh_steps`). The best point is run again on fresh seeds
+until it has all its replicates, and then ranks by these alone: by the geometric mean of their
+merits. It ends when no other point is predicted to beat the best point that has them all, and none
+was seen twice to. What reached the target in less than half of its fresh runs comes last. All of it
+is a function of the trials: a study that is continued asks for what is still due.
 
-No replicates are spread over the batch sizes for the scatter over seeds alone, as they change nothing: on made laws (10
-and 30% noise, 20 studies of 40 times the best trial's cost) two of them on average, for 6% of the spending, left the
-coverage of B_crit's interval at 95%, its mean width at 2.44 (2.50 without) and the scatter at 0.131 (0.132); nine, for
-55% of the spending, gave 95%, 2.39 and 0.131.
+No replicates are spread over the batch sizes for the scatter over seeds alone, as they change
+nothing: on made laws (10 and 30% noise, 20 studies of 40 times the best trial's cost) two of them
+on average, for 6% of the spending, left the coverage of B_crit's interval at 95%, its mean width at
+2.44 (2.50 without) and the scatter at 0.131 (0.132); nine, for 55% of the spending, gave 95%, 2.39
+and 0.131.
 """
 
 import math
@@ -55,7 +56,10 @@ class Winner:
 
     @property
     def horizon(self) -> int | None:
-        """That of its runs on fresh seeds; without any the predicted one, as the trial's own may have been lucky."""
+        """That of its runs on fresh seeds.
+
+        Without any the predicted one, as the trial's own may have been lucky.
+        """
         if self.runs:
             return self.runs[0].horizon
         return self.predicted_horizon or self.trial.horizon
@@ -64,7 +68,8 @@ class Winner:
     def advised_horizon(self) -> int | None:
         """The horizon to train with: the trial's own where it is longer and most runs on fresh seeds missed the target.
 
-        Where one trial alone has reached the target, little is known of how short a schedule may be.
+        Where one trial alone has reached the target, little is known of how short a schedule may
+        be.
         """
         horizon_of_trial = self.trial.horizon
         horizon = self.horizon
@@ -80,7 +85,10 @@ def next_replicate(
     replicates: int,
     max_candidates: int,
 ) -> tuple[Winner, int] | None:
-    """Give the point to run again, and which of its ``replicates`` is due, from 0; None when all is done."""
+    """Give the point to run again, and which of its ``replicates`` is due, from 0.
+
+    None when all is done.
+    """
     for merit in SOUGHT[objective].merits:
         best = find_best(trials, predicted, merit, objective, replicates, max_candidates)
         if best is not None and len(best.runs) < replicates:
@@ -95,7 +103,10 @@ def left_out(
     replicates: int,
     max_candidates: int,
 ) -> Winner | None:
-    """Give the point that would run again next but for ``max_candidates``; None if that ended no replicates."""
+    """Give the point that would run again next but for ``max_candidates``.
+
+    None if that ended no replicates.
+    """
     if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
         return None
     # With as many candidates as trials the option leaves none out.
@@ -113,7 +124,10 @@ def find_best(
     replicates: int,
     max_candidates: int,
 ) -> Winner | None:
-    """Find the best point by a merit; no new one once ``max_candidates`` ran again since the search last went on."""
+    """Find the best point by a merit.
+
+    No new one once ``max_candidates`` ran again since the search last went on.
+    """
     runs = _replicates(trials)
     points = _points(candidates(trials, (merit,)), merit, predicted, runs)
     if merit in SOUGHT[objective].merits:
@@ -198,7 +212,9 @@ def kept_instead(
     objective: Objective,
     replicates: int,
 ) -> Kept | None:
-    """Give the best point with all its fresh seeds where the winner has none, as time ran out; None elsewhere.
+    """Give the best point with all its fresh seeds where the winner has none, as time ran out.
+
+    None elsewhere.
 
     It is kept as far as it takes ``WORTH_A_CHANGE`` more than what is predicted of the winner at
     most: what was measured is worth more than that.
@@ -260,7 +276,7 @@ def confirmed(
         return None
     steps = _median_of_runs(runs, [float(run.steps) for run in runs], scatter, 0.0)
     seconds = [run.steps * (run.seconds_per_step or math.nan) for run in runs]
-    times = _MedianOfRuns(None, None, None)
+    times = _MedianOfRuns(middle=None, low=None, high=None)
     if not any(math.isnan(value) for value in seconds):
         times = _median_of_runs(runs, seconds, scatter, time_error)
     return Confirmed(
@@ -336,7 +352,10 @@ def same_point(a: TrialResult, b: TrialResult) -> bool:
 
 
 def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
-    """Collect the finished replicates of each candidate, by its number; of one that was continued the last part."""
+    """Collect the finished replicates of each candidate, by its number.
+
+    Of one that was continued the last part.
+    """
     runs = list[TrialResult]()
     for trial in trials:
         if trial.replicate_of is not None and trial.status != "failed":
@@ -357,8 +376,8 @@ def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> 
 def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit) -> float:
     """Give the geometric mean of the merits at a trial's point, where two of the search's trials met the target there.
 
-    What was seen twice runs on fresh seeds, whatever is predicted. Infinite below two; trials of one
-    history are one recorded run.
+    What was seen twice runs on fresh seeds, whatever is predicted. Infinite below two; trials of
+    one history are one recorded run.
     """
     merits = dict[object, float]()
     for other in trials:
@@ -422,18 +441,20 @@ def _median_of_runs(
         per_step = value / run.steps if run.steps else 0.0
         missed_until.append((run.steps_low + 1.0) * per_step)
     if not missed_until:
-        return _MedianOfRuns(None, None, None)
-    of_values = INTERVAL_QUANTILE * error
+        return _MedianOfRuns(middle=None, low=None, high=None)
+    # Half widths of intervals of logs: of each value, and of a median of so many.
+    half_of_value = INTERVAL_QUANTILE * error
+    half_of_median = INTERVAL_QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
     earliest = min(missed_until)
     middle = finite(median(met_at))
     if middle is None:
-        return _MedianOfRuns(None, earliest * math.exp(-of_values), None)
-    of_median = INTERVAL_QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
-    below = max(math.log(middle / earliest), of_median)
-    low = middle * math.exp(-math.hypot(below, of_values))
+        low = earliest * math.exp(-half_of_value)
+        return _MedianOfRuns(middle=None, low=low, high=None)
+    below = max(math.log(middle / earliest), half_of_median)
+    low = middle * math.exp(-math.hypot(below, half_of_value))
     latest = finite(max(met_at))
     if latest is None:
         return _MedianOfRuns(middle, low, None)
-    above = max(math.log(latest / middle), of_median)
-    high = middle * math.exp(math.hypot(above, of_values))
+    above = max(math.log(latest / middle), half_of_median)
+    high = middle * math.exp(math.hypot(above, half_of_value))
     return _MedianOfRuns(middle, low, high)

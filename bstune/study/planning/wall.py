@@ -34,7 +34,8 @@ TAKEN = "bstune:wall_seconds"
 REPORT_DECISIONS = 3
 # Of what else comes before the answer: 0.1 to 1.4 on ten projects, on busy cores.
 REPORT_SECONDS = 0.5
-# Of the limit, at most, for fresh seeds of further candidates than the first, and of the baseline.
+# Of the limit, at most, for fresh seeds of further candidates than the first, and for the
+# baseline's beyond its first.
 OTHERS_SHARE = 0.1
 # Times its share, that the first run of the baseline may take.
 BASELINE_SLACK = 2.0
@@ -197,7 +198,7 @@ class WallTime:
         Where not even two trials had time it says how much they need; ``shortest`` are the wall seconds of the least
         trial that is worth its start.
         """
-        purpose = "to run the winner again"
+        purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):
             purpose = "to continue the most promising trial"
         left = self.left
@@ -235,8 +236,9 @@ class WallTime:
     ) -> float:
         """Give the seconds that are kept: for fresh seeds, or to continue the most promising trial.
 
-        Fresh seeds are those of the winners by the objective and, as far as a share of the limit goes, those of further
-        candidates and of the ``baseline``, if it has reached the target.
+        Fresh seeds are those of the winners by the objective, one of the ``baseline``, if it is to
+        run again, and, as far as a share of the limit goes, the baseline's others and those of
+        further candidates.
         """
         if not math.isfinite(self.limit):
             return 0.0
@@ -245,14 +247,18 @@ class WallTime:
             return RESCUE_SHARE * self.limit
         count = self._budget.replicates
 
-        def fresh_seconds(trial: TrialResult) -> float:
-            return count * self.replicate_seconds(trial.steps, step_time(trial.batch_size), cost)
+        def run_seconds(trial: TrialResult) -> float:
+            return self.replicate_seconds(trial.steps, step_time(trial.batch_size), cost)
 
-        of_winners = sum(fresh_seconds(trial) for trial in winners)
+        of_winners = sum(count * run_seconds(trial) for trial in winners)
         of_others = (self._budget.candidates - 1) * of_winners
-        if baseline is not None and baseline.reached and baseline not in winners:
-            of_others += fresh_seconds(baseline)
-        return of_winners + min(of_others, OTHERS_SHARE * self.limit)
+        of_first = 0.0
+        if baseline is not None and baseline not in winners:
+            of_baseline = count * run_seconds(baseline)
+            # Without a fresh seed of it the gain would stand on its single search trial.
+            of_first = of_baseline / max(count, 1)
+            of_others += of_baseline - of_first
+        return of_winners + of_first + min(of_others, OTHERS_SHARE * self.limit)
 
     def replicate_seconds(self, steps: float, seconds_per_step: float, cost: TrialCost) -> float:
         """Predict the seconds of one replicate of so many steps, and of the decision before it."""

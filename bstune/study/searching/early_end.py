@@ -44,14 +44,20 @@ def first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def early_end(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
-    """Say that these trials have answered the study's question well enough; None if they have not."""
+    """Say that these trials have answered the study's question well enough.
+
+    None if they have not.
+    """
     if is_for_loss(prepared):
         return _little_to_gain(prepared, trials)
     return _precise(prepared, trials)
 
 
 def _little_to_gain(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
-    """Say that no more than ``search.least_gain`` is still to gain; None if more is, or it is unset."""
+    """Say that no more than ``search.least_gain`` is still to gain.
+
+    None if more is, or it is unset.
+    """
     least_gain = prepared.budget.least_gain
     full = sum(is_full(trial, prepared.last_step) for trial in trials)
     if least_gain is None or full < FEWEST_FULL:

@@ -1,4 +1,8 @@
-"""Which run on a fresh seed is due after a search: of a winner, or of the baseline on its seeds."""
+"""Which run on a fresh seed is due after a search: of a winner, or of the baseline on its seeds.
+
+Where the wall time runs out, what the answer names comes first: one run of the winner, then one of the baseline on the
+same seed, without which the gain would stand on its single search trial. Further runs take what is left.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,10 +11,16 @@ from dataclasses import dataclass
 from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
 from bstune.search.fixed_budget import BudgetPosterior, rank_full_trials
-from bstune.study.at_budget import due_run, known_best
-from bstune.study.planning.baseline import BaselineRuns, baseline_runs, due_seed
+from bstune.study.at_budget import FreshRun, due_run, first_beside, known_best
+from bstune.study.planning.baseline import BaselineRuns, baseline_runs, due_seed, runs_beside
 from bstune.study.planning.plan import MEANS_SHARE
-from bstune.study.planning.replicates import Winner, winners
+from bstune.study.planning.replicates import (
+    Kept,
+    Winner,
+    kept_instead,
+    next_replicate,
+    winners,
+)
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import full_run_seconds, trial_cost
@@ -35,25 +45,112 @@ class DueReplicate:
     last_step: int | None = None
 
 
-def has_time_for(
+def due_to_target(
     prepared: PreparedStudy,
     wall: WallTime,
     trials: Sequence[TrialResult],
+    predicted: Mapping[int, float],
+    horizons: Mapping[int, int],
+) -> DueReplicate | None:
+    """Give the next run of a winner on a fresh seed, or else of the baseline on one of these.
+
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        trials: that have ended.
+        predicted: steps that a fresh seed takes, by a trial's number.
+        horizons: to run with, by a trial's number, where the study chooses them.
+
+    Returns:
+        None if there is none, or no time for it.
+    """
+    budget = prepared.budget
+    due = next_replicate(trials, predicted, budget.objective, budget.replicates, budget.candidates)
+    if due is not None:
+        winner, replicate = due
+        if _has_time_for(prepared, wall, trials, predicted, winner, replicate):
+            return DueReplicate(winner, replicate, horizons.get(winner.trial.number))
+    return _due_of_baseline(prepared, wall, trials, predicted)
+
+
+def _has_time_for(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    trials: Sequence[TrialResult],
+    predicted: Mapping[int, float],
     winner: Winner,
     replicate: int,
 ) -> bool:
-    """Say whether a replicate may begin; of another winner than the first, all of its replicates."""
-    is_another = replicate == 0 and any(trial.replicate_of is not None for trial in trials)
-    count = prepared.budget.replicates if is_another else 1
+    """Say whether a winner's replicate may begin.
+
+    The first run of what the answer is to name needs its own time alone. One of a point in whose
+    place another stands, with all its replicates, is of use only with all of its own.
+    """
+    budget = prepared.budget
+    count = 1
+    kept = _baseline_seconds_kept(prepared, wall, trials, predicted)
+    if replicate == 0:
+        stand_ins = list[Kept | None]()
+        for merit in SOUGHT[budget.objective].merits:
+            stand_ins.append(
+                kept_instead(winner, trials, predicted, merit, budget.objective, budget.replicates)
+            )
+        if any(stand_ins):
+            count = budget.replicates
+        else:
+            kept = 0.0
     seconds = wall.replicate_seconds(
         max(winner.steps, winner.trial.steps),
         prepared.backend.step_time(winner.trial.batch_size),
         trial_cost(prepared, trials),
     )
-    return wall.left > count * seconds
+    return wall.left > count * seconds + kept
 
 
-def due_of_baseline(
+def _baseline_seconds_kept(
+    prepared: PreparedStudy,
+    wall: WallTime,
+    trials: Sequence[TrialResult],
+    predicted: Mapping[int, float],
+) -> float:
+    """Give the wall seconds of the baseline's first run beside the winner.
+
+    They are 0 where none is to come, or where there is no time for it in any case.
+    """
+    runs = baseline_runs(trials, prepared.baseline)
+    winner = _named_winner(prepared, trials, predicted)
+    if runs is None or runs_beside(runs, winner):
+        return 0.0
+    if _due_seed(prepared, runs, winner) is None:
+        return 0.0
+    seconds = _wall_seconds_of_baseline(prepared, wall, trials, runs)
+    return seconds if seconds <= wall.left else 0.0
+
+
+def _wall_seconds_of_baseline(
+    prepared: PreparedStudy, wall: WallTime, trials: Sequence[TrialResult], runs: BaselineRuns
+) -> float:
+    """Predict the wall seconds of a run of the baseline on a fresh seed."""
+    first = runs.first
+    step_time = prepared.backend.step_time(first.batch_size)
+    return wall.replicate_seconds(first.steps, step_time, trial_cost(prepared, trials))
+
+
+def _named_winner(
+    prepared: PreparedStudy, trials: Sequence[TrialResult], predicted: Mapping[int, float]
+) -> Winner | None:
+    """Give the winner that the answer would name now."""
+    budget = prepared.budget
+    merit = SOUGHT[budget.objective].merits[0]
+    by_merit = winners(trials, predicted, budget.objective, budget.replicates, budget.candidates)
+    winner = by_merit.get(merit)
+    if winner is None:
+        return None
+    kept = kept_instead(winner, trials, predicted, merit, budget.objective, budget.replicates)
+    return winner if kept is None else kept.winner
+
+
+def _due_of_baseline(
     prepared: PreparedStudy,
     wall: WallTime,
     trials: Sequence[TrialResult],
@@ -61,31 +158,34 @@ def due_of_baseline(
 ) -> DueReplicate | None:
     """Give the baseline's run on the next of the winner's fresh seeds.
 
-    Args:
-        prepared: the study.
-        wall: what is left of its wall time.
-        trials: that have ended.
-        predicted: steps that a fresh seed takes, by a trial's number.
-
-    Returns:
-        None if there is none, or no time for it.
+    The arguments are those of :func:`due_to_target`. None if there is none, or no time for it.
     """
-    budget = prepared.budget
-    merit = SOUGHT[budget.objective].merits[0]
-    by_merit = winners(trials, predicted, budget.objective, budget.replicates, budget.candidates)
     runs = baseline_runs(trials, prepared.baseline)
-    seed_of = due_seed(runs, by_merit.get(merit), _baseline_seconds(prepared, runs))
+    winner = _named_winner(prepared, trials, predicted)
+    seed_of = _due_seed(prepared, runs, winner)
     if seed_of is None or runs is None:
         return None
-    first = runs.first
-    seconds = wall.replicate_seconds(
-        first.steps, prepared.backend.step_time(first.batch_size), trial_cost(prepared, trials)
-    )
-    if seconds > wall.left:
+    if _wall_seconds_of_baseline(prepared, wall, trials, runs) > wall.left:
         return None
+    first = runs.first
     # It may have run on an earlier winner's seeds, whose indices are taken.
     replicate = len(runs.again)
-    return DueReplicate(Winner(first, float(first.steps)), replicate, seed_of=seed_of)
+    last_step: int | None = None
+    # It gets what the first run had, which says nothing of how many steps it needs.
+    if not first.reached and prepared.backend.stops:
+        last_step = first.steps
+    winner_of_itself = Winner(first, float(first.steps))
+    return DueReplicate(winner_of_itself, replicate, seed_of=seed_of, last_step=last_step)
+
+
+def _due_seed(
+    prepared: PreparedStudy, runs: BaselineRuns | None, winner: Winner | None
+) -> TrialResult | None:
+    """Find the winner's run on whose fresh seed the baseline is due; None if there is none."""
+    if runs is None:
+        return None
+    last_step = prepared.last_step(runs.first.batch_size)
+    return due_seed(runs, winner, last_step, _baseline_seconds(prepared, runs))
 
 
 def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns | None) -> float:
@@ -116,16 +216,24 @@ def due_at_budget(
     ranked = [by_number[full_trial.run.number] for full_trial in expected]
     runs = baseline_runs(trials, prepared.baseline)
     due = due_run(trials, ranked[0], runs, budget.replicates, budget.candidates)
+    # The baseline runs on the seeds of the point that the answer names.
+    best = known_best(trials, ranked, budget.replicates)
     if due is None:
-        # The baseline runs on the seeds of the point that the answer names.
-        best = known_best(trials, ranked, budget.replicates)
         due = due_run(trials, best, runs, budget.replicates, budget.candidates)
     if due is None:
         return None
-    batch_size = due.trial.batch_size
     cost = trial_cost(prepared, trials)
-    if wall.left <= full_run_seconds(prepared, wall, batch_size, cost):
+
+    def seconds(run: FreshRun) -> float:
+        return full_run_seconds(prepared, wall, run.trial.batch_size, cost)
+
+    beside = first_beside(trials, best, runs)
+    # Where time is left for one of them, the baseline's first run tells more.
+    if beside is not None and wall.left <= seconds(due) + seconds(beside):
+        due = beside
+    if wall.left <= seconds(due):
         return None
+    batch_size = due.trial.batch_size
     last_step = prepared.last_step(batch_size)
     winner = Winner(due.trial, float(last_step))
     return DueReplicate(winner, due.replicate, seed_of=due.seed_of, last_step=last_step)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import MIN_STEPS
 from bstune.study.at_budget import is_full
-from bstune.study.planning.baseline import Baseline, baseline_runs, first_steps
+from bstune.study.planning.baseline import Baseline, baseline_runs, first_steps, may_run_again
 from bstune.study.planning.plan import RESCUE_SHARE, SearchEnd, searched
 from bstune.study.planning.wall import TrialCost, WallTime, fit_cost
 from bstune.study.prepare import PreparedStudy
@@ -67,8 +67,10 @@ def reserved_seconds(
         # The share for a stopped trial that goes on has no use.
         return 0.0
     runs = baseline_runs(trials, prepared.baseline)
-    first = None if runs is None else runs.first
-    return wall.reserve(trials, cost, prepared.backend.step_time, first)
+    repeated: TrialResult | None = None
+    if runs is not None and may_run_again(runs.first, prepared.last_step(runs.first.batch_size)):
+        repeated = runs.first
+    return wall.reserve(trials, cost, prepared.backend.step_time, repeated)
 
 
 def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from bstune.core.records import TrialResult
 from bstune.study.at_budget import best_full, runs_to_come
-from bstune.study.planning.baseline import baseline_runs
+from bstune.study.planning.baseline import baseline_runs, fresh_seeds_of
 from bstune.study.planning.duration import Pace, Runs, pace_of, replicates_to_come, seconds_to_go
 from bstune.study.planning.plan import is_baseline_replicate, points_of
 from bstune.study.planning.wall import REPORT_SECONDS, WallTime, leaders
@@ -82,8 +82,10 @@ def _fresh_runs_to_come(
     longest = max(seconds(winner) for winner in winners)
     to_come = [Runs(planned, longest)]
     runs = baseline_runs(trials, prepared.baseline)
-    if runs is not None and runs.first.reached and runs.first not in winners:
-        left = max(0, budget.replicates - of_baseline)
+    if runs is not None and runs.first not in winners:
+        last_step = prepared.last_step(runs.first.batch_size)
+        planned_of_baseline = fresh_seeds_of(runs, last_step, budget.replicates)
+        left = max(0, planned_of_baseline - of_baseline)
         to_come.append(Runs(left, seconds(runs.first)))
     return tuple(to_come)
 

@@ -103,7 +103,7 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
             fastest = min(fastest, trial.time_to_target)
 
     def can_still_win(trial: TrialResult) -> bool:
-        # Of these no trial that reached a target says how far another one may go.
+        # Neither objective has a best time or fewest steps past which a trial is abandoned.
         if objective in ("curve", "loss"):
             return True
         seconds = trial.steps * (trial.seconds_per_step or 0.0)

@@ -28,8 +28,8 @@ from bstune.study.planning.baseline import Baseline, baseline_spec
 from bstune.study.planning.plan import FIRST_REPLICATE, SearchBudget
 from bstune.study.planning.replicates import Winner
 from bstune.study.storage.attributes import LEARNING_RATE, LOST, SPEC
+from bstune.study.storage.dense_steps import dense_steps_of, first_looks
 from bstune.study.storage.draft import Draft
-from bstune.study.storage.looks import dense_steps_of, first_looks
 from bstune.study.storage.patience import patient
 from bstune.study.storage.trials import (
     AskedTrial,
@@ -55,8 +55,8 @@ def _begin(
 ) -> AskedTrial | None:
     """Store a trial that was suggested; None if another process has begun one at its index before.
 
-    All of it is stored in one transaction, and numbers count up: of two trials at one index the one with the smaller
-    number stays.
+    All of it is stored in one transaction, and numbers count up: of two trials at one index the one
+    with the smaller number stays.
     """
     if any(_has_begun(trial, turn.trial_index) for trial in turn.trials):
         return None
@@ -108,6 +108,7 @@ class Ranking:
         return [self._with_gap(trial) for trial in trials]
 
     def _with_gap(self, trial: FrozenTrial) -> FrozenTrial:
+        """Give a stopped trial as if it had reported its last gap; any other one as it is."""
         if trial.state != TrialState.PRUNED or RECORD not in trial.user_attrs:
             return trial
         result = record_of(trial.user_attrs[RECORD])
@@ -144,7 +145,8 @@ def ask(
         sampler: of this one trial.
         stops: whether a trial can be stopped early and continued; else the sampler's limits count
             only as horizons.
-        baseline: what the first index runs in place of a suggestion, and for how many steps at most.
+        baseline: what the first index runs in place of a suggestion, and for how many steps at
+            most.
         ranking: of trials without a value, where the sampler ranks them by what they reported.
         limited: the trial within the time that is left; None where that is too short, and then
             nothing is stored.
@@ -262,11 +264,13 @@ def ask_replicate(
     seed_of: TrialResult | None = None,
     last_step: int | None = None,
 ) -> AskedTrial | None:
-    """Ask a trial with all of another's hyperparameters, on a fresh seed; None if another process runs it.
+    """Ask a trial with all of another's hyperparameters, on a fresh seed.
 
-    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is predicted to take,
-    and no fewer than any trial; elsewhere it has this horizon, or that of the replicates before, where the other's was
-    chosen too.
+    None if another process runs it.
+
+    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is
+    predicted to take, and no fewer than any trial; elsewhere it has this horizon, or that of the
+    replicates before, where the other's was chosen too.
 
     Args:
         study: in its storage.
@@ -332,7 +336,9 @@ def ask_continuation(
     *,
     afresh: bool = False,
 ) -> AskedTrial | None:
-    """Ask a trial that continues a stopped one, at an index of its own; None if another process has taken that.
+    """Ask a trial that continues a stopped one, at an index of its own.
+
+    None if another process has taken that.
 
     ``afresh``: it is trained again from its first step, as nothing can be continued.
     """

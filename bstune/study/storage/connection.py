@@ -78,7 +78,10 @@ def engine_arguments(url: str) -> dict[str, Any]:
 
 
 def database_file(url: str) -> Path | None:
-    """Find the file of a SQLite database; None where a server, or this process's memory, holds it."""
+    """Find the file of a SQLite database.
+
+    None where a server, or this process's memory, holds it.
+    """
     place = make_url(url)
     if place.get_backend_name() != "sqlite" or place.database in (None, "", ":memory:"):
         return None
@@ -86,7 +89,10 @@ def database_file(url: str) -> Path | None:
 
 
 def check_storage(url: str) -> None:
-    """Connect to the storage and disconnect, writing nothing; StudyError if it is no database or does not answer."""
+    """Connect to the storage and disconnect, writing nothing.
+
+    StudyError if it is no database or does not answer.
+    """
     arguments = engine_arguments(url)
     path = database_file(url)
     if path is not None:

@@ -68,7 +68,7 @@ class Draft(BaseStorage):
             system_attrs=self._trial.system_attrs,
         )
 
-    # The trial
+    # What Optuna's storages answer about a trial.
 
     def set_trial_param(
         self,
@@ -117,7 +117,7 @@ class Draft(BaseStorage):
         if trial_id != DRAFT_ID:
             raise ValueError("a sampler may only change the trial that it suggests")
 
-    # The study
+    # What they answer about the study.
 
     def get_study_id_from_name(self, study_name: str) -> int:
         """Give the id of the study in its own storage."""

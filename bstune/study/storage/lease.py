@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from bstune.core.errors import StudyError
 from bstune.study.storage.patience import STORAGE_ERRORS, StorageGoneError, patient, reason_of
 from bstune.system.inputs import one_line
-from bstune.system.user import user_name
+from bstune.system.user import process_name
 
 logger = logging.getLogger(__name__)
 # An owner reports; workers only train.
@@ -106,10 +106,8 @@ class Leases:
         # Whether another process took this one for dead.
         self.lost = False
         pid = os.getpid()
-        name = f"{user_name()}@{platform.node()} (process {pid})"
-        self.own = Lease(
-            uuid.uuid4().hex, role, name, this_machine(), pid, process_started(pid) or ""
-        )
+        started = process_started(pid) or ""
+        self.own = Lease(uuid.uuid4().hex, role, process_name(), this_machine(), pid, started)
 
     @patient
     def _read(self) -> dict[str, Lease]:

@@ -59,8 +59,9 @@ def open_study(
 ) -> optuna.Study:
     """Create the study, or load it if its frozen settings and its output folder are the same.
 
-    ``device`` is what its seconds belong to; ``arguments`` of the command line compose its config for other machines;
-    ``maximizes``: whether more of its value is better, as of a metric that rises.
+    ``device`` is what its seconds belong to; ``arguments`` of the command line compose its config
+    for other machines; ``maximizes``: whether more of its value is better, as of a metric that
+    rises.
     """
     made = {
         FORMAT: FORMAT_VERSION,
@@ -144,7 +145,10 @@ def find_study(name: str, url: str) -> optuna.Study:
 
 
 def stored_setting(name: str, url: str, key: str) -> object:
-    """Give a frozen setting of a study; None where there is no such study yet, or none that can be read."""
+    """Give a frozen setting of a study.
+
+    None where there is no such study yet, or none that can be read.
+    """
     try:
         study = find_study(name, url)
         return _settings_of(study).get(key)
@@ -215,7 +219,10 @@ def _check_attribute(
     attributes: Mapping[str, object],
     kind: TypeAdapter[Any],
 ) -> None:
-    """Refuse an attribute that is not of its kind; ``place`` says whose it is, if it is a trial's."""
+    """Refuse an attribute that is not of its kind.
+
+    ``place`` says whose it is, if it is a trial's.
+    """
     try:
         if key in attributes:
             kind.validate_python(attributes[key], strict=True)

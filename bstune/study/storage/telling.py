@@ -124,7 +124,8 @@ def tell(
 ) -> None:
     """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED.
 
-    ``is_full``: whether a trial of the objective loss has run to its budget's end, which is COMPLETE as well.
+    ``is_full``: whether a trial of the objective loss has run to its budget's end, which is
+    COMPLETE as well.
     """
     trial_id, spec = asked
     try:

@@ -30,7 +30,10 @@ Trials = optuna.Study | Sequence[FrozenTrial]
 
 
 def read(trials: Trials) -> Sequence[FrozenTrial]:
-    """Read a study's trials in order of their numbers; each reading asks the storage for all that run."""
+    """Read a study's trials in order of their numbers.
+
+    Each reading asks the storage for all that run.
+    """
     if isinstance(trials, optuna.Study):
         return patient(trials.get_trials)(deepcopy=False)
     return trials
@@ -42,7 +45,10 @@ def running_trials(trials: Trials) -> list[FrozenTrial]:
 
 
 def results(trials: Trials) -> list[TrialResult]:
-    """Give the records of the finished trials in order of their numbers; one that was cut short is ``failed``."""
+    """Give the records of the finished trials in order of their numbers.
+
+    One that was cut short is ``failed``.
+    """
     records = []
     for trial in read(trials):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
@@ -115,7 +121,10 @@ def is_asked(trial: FrozenTrial) -> bool:
 
 
 def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
-    """List what the trials that run now were asked to do; only those of ``worker`` if it is given."""
+    """List what the trials that run now were asked to do.
+
+    Only those of ``worker`` if it is given.
+    """
     specs = list[TrialSpec]()
     for trial in running_trials(trials):
         is_wanted = worker is None or worker_of(trial) == worker

@@ -47,8 +47,9 @@ def ended_below_limit(trials: Trials) -> set[int]:
 def free_indices(trials: Trials, points: int) -> list[int]:
     """List the indices, in rising order, that no trial has finished or runs at, of a search of so many ``points``.
 
-    An index at which a stopped trial is continued does not count, up to ``MAX_CONTINUED`` of them a point: a search
-    whose target nothing reaches could else go on for ever with the points that it has.
+    An index at which a stopped trial is continued does not count, up to ``MAX_CONTINUED`` of them a
+    point: a search whose target nothing reaches could else go on for ever with the points that it
+    has.
     """
     taken = set[int | None]()
     continued: dict[int | None, bool] = {}

@@ -77,8 +77,10 @@ class Compiling:
         self._code = CompiledCode(mode, is_free=mode not in CUDA_GRAPH_MODES)
         # Whether the training step may be compiled as a whole.
         self._may_be_whole = True
+        # What was warmed up: the stage, the shapes of a batch, and which parameters are trained.
         self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
+        # Graphs that torch has compiled where it was meant to, outside of the clock.
         self._expected = compiled_graphs()
 
     def before_training_step(

@@ -5,9 +5,9 @@ trainer.fit(module, batches)
 print(steps.name)  # lean, graph, or Lightning's and why
 
 ``protocol.fast=auto`` is the lean loop, whose weights, logged values and counters are Lightning's,
-bit for bit. Lightning's own loop takes the steps where something overrides their hooks; under manual
-optimization, accumulation, a gradient scaler, several devices, LBFGS or a profiler; and with a
-version of Lightning that the loop does not know (:mod:`bstune.trial.fast.reasons`). ``graph``
+bit for bit. Lightning's own loop takes the steps where something overrides their hooks; under
+manual optimization, accumulation, a gradient scaler, several devices, LBFGS or a profiler; and with
+a version of Lightning that the loop does not know (:mod:`bstune.trial.fast.reasons`). ``graph``
 captures the steps on CUDA, too (:mod:`bstune.trial.fast.graph`). A trial's record says in
 ``training_loop`` what took its steps.
 """

@@ -55,9 +55,13 @@ class OwnBatches:
 
 @contextmanager
 def _named_failure(what: str, how: str) -> Iterator[None]:
-    """Let an error of the user's code say what is not known, and what to give.
+    """Let an error of the user's code say what is not known, and what to give instead.
 
-    A Trainer may spare the user that error.
+    The code runs here without the Trainer that it is written for; the study will run it with one.
+
+    Args:
+        what: is not known, and whose code tells it.
+        how: the user gives it.
     """
     try:
         yield

@@ -163,7 +163,7 @@ class StoppedState:
     forced: tuple[int, ...]
     # Logged last; Lightning steps schedules on them only after the evaluation.
     metrics: Mapping[str, torch.Tensor]
-    # What it has accumulated so far (bstune.trial.parts.epoch); empty where it has no end.
+    # What it has accumulated so far (bstune.trial.parts.accumulated); empty where it has no end.
     epoch: Mapping[str, Any]
     # A position of bstune.trial.batches.index_stream.IndexStream.
     stream: Position

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.lightning.internals import end_restart, go_on_amid_epoch, repeat_validation
+from bstune.trial.parts.accumulated import accumulate_on
 from bstune.trial.parts.checkpoint import StoppedState
-from bstune.trial.parts.epoch import accumulate_on
 
 
 class Resume:

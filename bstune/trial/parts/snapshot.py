@@ -8,9 +8,9 @@ from bstune.core.records import TrialProtocol, TrialSpec
 from bstune.trial.devices.device import device_name
 from bstune.trial.devices.randomness import GeneratorStates
 from bstune.trial.lightning.installed import LightningModule, Trainer
+from bstune.trial.parts.accumulated import accumulated
 from bstune.trial.parts.cadence import Cadence
 from bstune.trial.parts.checkpoint import StateWriter, StoppedState
-from bstune.trial.parts.epoch import accumulated
 from bstune.trial.parts.state import TrialState
 
 

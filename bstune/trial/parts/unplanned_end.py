@@ -14,6 +14,7 @@ def explain_end(state: TrialState, trainer: Trainer) -> None:
     if state.ended or state.status != "stopped":
         return
     has_no_step = state.steps == state.first_step
+    # A Trainer of one epoch has an endless one, which only a StopIteration ends.
     if not trainer.should_stop and (has_no_step or trainer.max_epochs == 1):
         raise RuntimeError(
             f"the training ended by itself at step {state.steps}, as a StopIteration ends it"

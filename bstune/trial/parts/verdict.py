@@ -60,14 +60,14 @@ class Verdict:
         state = self._state
         state.history.append((state.steps, value))
         has_reached = value is not None and self._target.reached(value)
-        status = self._end(has_reached, self._divergence_of(value, loss))
+        status = self._end(self._divergence_of(value, loss), has_reached=has_reached)
         state.steps_low = steps_low_of(status, state.steps, state.steps_low)
 
     def leave_out(self, loss: float) -> None:
         """Take in an evaluation that did not log the target's metric: it tells nothing."""
-        self._end(False, self._lost_loss(loss))
+        self._end(self._lost_loss(loss), has_reached=False)
 
-    def _end(self, has_reached: bool, divergence: str | None) -> Status | None:
+    def _end(self, divergence: str | None, *, has_reached: bool) -> Status | None:
         """Note how an evaluation ends the trial, if it does, and say it."""
         state = self._state
         has_diverged = divergence is not None

@@ -713,7 +713,7 @@ class _Team:
 
 def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: str) -> Train:
     """Open what trains a trial in one of the processes that share it."""
-    # torch, in the trial's process alone
+    # Only the trial's own process imports torch.
     from bstune.trial.devices.distributed import join
 
     join(rank, devices, store)

@@ -77,9 +77,13 @@ def main(config):
         return step if history[-1][1] <= config.goal else float("inf")
     if config.returns == "error":
         _raise()
-    return {"None": None, "text": "0.5", "not_finite": float("nan"), "other": {"loss": 1.0}}[
-        config.returns
-    ]
+    return {
+        "None": None,
+        "text": "0.5",
+        "not_finite": float("nan"),
+        "other": {"loss": 1.0},
+        "lost": {"history": [(10, None)], "seconds_per_step": None},
+    }[config.returns]
 
 
 if __name__ == "__main__":

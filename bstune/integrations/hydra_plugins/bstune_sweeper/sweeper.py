@@ -78,7 +78,7 @@ class BstuneSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Search, or go on with it; what the user can mend ends the process with a line."""
-        # optuna and torch, which an application that does not sweep has no use for
+        # It imports Optuna and torch: an application that does not sweep has no use for them.
         from bstune.integrations.hydra_sweep import run_sweep
 
         run_sweep(self, arguments)

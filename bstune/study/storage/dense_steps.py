@@ -17,7 +17,9 @@ DENSE_FROM_UNTOLD = 0.1
 
 
 def first_looks(trials: Sequence[FrozenTrial], batch_size: int) -> tuple[int, int] | None:
-    """Give the steps between which a trial is looked at early; None where no trial met the target at its first look.
+    """Give the steps between which a trial is looked at early.
+
+    None where no trial met the target at its first look.
 
     When such a trial met it is not known. Another one is expected to take as many steps as the
     nearest in batch size did, or as many examples.

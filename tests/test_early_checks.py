@@ -7,7 +7,7 @@ import torch
 
 from bstune.config import compose
 from bstune.core.errors import ConfigError, DataError
-from bstune.study import early
+from bstune.study import early_checks
 from bstune.workloads import datasets
 
 
@@ -22,8 +22,8 @@ from bstune.workloads import datasets
 )
 def test_a_workloads_loaders_are_found_without_torch(workload, loaders):
     options = compose([f"workload={workload}"]).options
-    found = list(early.known_loaders([options.workload.data]))
-    assert found == [(loader, early.ROOT) for loader in loaders]
+    found = list(early_checks.known_loaders([options.workload.data]))
+    assert found == [(loader, early_checks.ROOT) for loader in loaders]
     assert set(loaders) <= datasets.LOADED.keys()
 
 
@@ -48,7 +48,7 @@ def test_a_failed_download_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "_download", fail)
     options = compose(["workload=resnet_cifar", f"data.root={tmp_path}"]).options
     with pytest.raises(DataError):
-        early.check_early(options, lambda line: None)
+        early_checks.check_early(options, lambda line: None)
 
 
 @pytest.mark.parametrize(("own", "folder"), [([], "a"), (["workload.data.load.root=b"], "b")])
@@ -56,29 +56,27 @@ def test_data_are_looked_for_where_the_workload_does(own, folder, monkeypatch):
     asked = []
     monkeypatch.setattr(datasets, "fetch", lambda loader, root, say: asked.append((loader, root)))
     options = compose(["workload=mnist_cnn", "data.root=a", *own]).options
-    early.check_early(options, print)
+    early_checks.check_early(options, print)
     assert asked == [("load_mnist", folder)]
 
 
 def test_torchs_own_file_says_whether_it_has_cuda():
     has_any = torch.version.cuda is not None or torch.version.hip is not None
-    assert early.is_built_without_cuda() != has_any
+    assert early_checks.is_built_without_cuda() != has_any
 
 
 def test_a_device_that_is_not_there_is_refused_where_torch_is_not_imported(monkeypatch):
     options = compose(["workload=digits", "device=cuda"]).options
-    monkeypatch.setattr(early, "is_built_without_cuda", lambda: True)
+    monkeypatch.setattr(early_checks, "is_built_without_cuda", lambda: True)
     # With torch at hand the check knows better than the early one.
-    early.check_early(options, print)
+    early_checks.check_early(options, print)
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(ConfigError):
-        early.check_early(options, print)
+        early_checks.check_early(options, print)
 
 
 def test_it_imports_no_training_library():
-    code = (
-        "import sys, bstune.study.early, bstune.workloads.datasets; print('torch' in sys.modules)"
-    )
+    code = "import sys, bstune.study.early_checks, bstune.workloads.datasets; print('torch' in sys.modules)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent

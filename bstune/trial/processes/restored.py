@@ -1,16 +1,16 @@
-"""A process of the user's after a study: generators, flags, folder and loggers are as they were."""
+"""What a study puts back in the user's process: generators, flags, folder, loggers, environment."""
 
 import logging
 import os
-import random
 import warnings
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from copy import copy
 from typing import Any
 
-import numpy as np
 import torch
+
+from bstune.trial.devices.randomness import host_states, set_host_states
 
 # Attributes of a logger that training may change.
 LOGGER_SETTINGS = ("level", "propagate", "disabled", "handlers", "filters")
@@ -22,7 +22,8 @@ def restored() -> Iterator[None]:
     """Restore, at the end, what training changes of a process beside the objects that it trains."""
     environment = dict(os.environ)
     flags = _torch_flags()
-    generators = _generators()
+    generators = host_states()
+    cuda_generators = _cuda_generators()
     loggers = _loggers()
     with warnings.catch_warnings(), chdir("."):
         try:
@@ -31,7 +32,9 @@ def restored() -> Iterator[None]:
             os.environ.clear()
             os.environ.update(environment)
             _set_torch_flags(flags)
-            _set_generators(generators)
+            set_host_states(generators)
+            if cuda_generators is not None:
+                torch.cuda.set_rng_state_all(cuda_generators)
             for logger, settings in loggers.items():
                 vars(logger).update(settings)
             # A logger remembers what is enabled at its level.
@@ -52,23 +55,11 @@ def _loggers() -> dict[logging.Logger, dict[str, Any]]:
     return settings
 
 
-def _generators() -> dict[str, Any]:
-    state = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-    }
+def _cuda_generators() -> list[torch.Tensor] | None:
+    """Read the states of the generators of all CUDA devices; None where CUDA is not in use."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_generators(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
+        return torch.cuda.get_rng_state_all()
+    return None
 
 
 def _products_precision() -> str | None:

@@ -1,8 +1,7 @@
-"""What Lightning's checkpoints leave out of an epoch that is not at its end.
+"""Metrics that an epoch has accumulated so far, which Lightning's checkpoints leave out.
 
-That is metrics that are still being accumulated. A schedule may look at an epoch's mean of the
-training loss, so a trial that goes on in the middle of an epoch needs what its first part has
-logged.
+A schedule may look at an epoch's mean of the training loss, so a trial that goes on in the middle
+of an epoch needs what its first part has logged.
 """
 
 from collections.abc import Mapping

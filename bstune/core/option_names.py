@@ -1,0 +1,130 @@
+"""How an option is written: on the command line, and as an argument of ``bstune.Study``.
+
+Texts name options as the command line takes them. A study of Python objects shows them through :func:`in_python`:
+
+>>> in_python("search.trials=128 looks further")
+'trials=128 looks further'
+>>> in_python("measure again with hardware.refresh=true")
+"measure again with options=['hardware.refresh=true']"
+"""
+
+import re
+from dataclasses import dataclass
+
+from bstune.core.search_space import OVERRIDE_LR
+
+# The options that arguments of Study set, by the argument's name.
+ARGUMENT_OPTIONS = {
+    "name": "study",
+    "objective": "search.objective",
+    "trials": "search.trials",
+    "seconds": "search.seconds",
+    "wall_seconds": "search.wall_seconds",
+    "workers": "search.workers",
+    "precision": "precision",
+    "device": "device",
+    "seed": "seed",
+    "output": "output",
+    "storage": "storage",
+    "survey": "hardware.enabled",
+    "override_lr": OVERRIDE_LR,
+    "mlflow": "mlflow.enabled",
+}
+# Those that are a part of an argument, by their names on the command line.
+PART_ARGUMENTS = {
+    "search.batch_size.low": "batch_sizes[0]",
+    "search.batch_size.high": "batch_sizes[1]",
+    "scaling.batch_size": "reference[0]",
+    "scaling.lr": "reference[1]",
+    "workload.target.value": "target",
+    "budget.steps": "budget",
+    "budget.examples": "budget",
+}
+# What the names of further options begin with.
+SECTIONS = (
+    "budget",
+    "compile",
+    "hardware",
+    "mlflow",
+    "protocol",
+    "sampler",
+    "scaling",
+    "search",
+    "trainer",
+    "trial",
+    "workload",
+)
+# An option with its value, or alone, that stands neither in quotes nor in a path or a longer name.
+OPTION = re.compile(
+    r"(?<![\w./'\"\[])(?P<name>[a-z_]+(?:\.[a-z_]+)+)\b(?![\w/(])"
+    r"(?:=(?P<value>[^\s,;:()]*[^\s,;:().]))?"
+)
+# Both ends of a trial in a row are one argument.
+BUDGET = re.compile(r"budget\.steps=(\d+) budget\.examples=(\d+)")
+WORDS = {"true": "True", "false": "False", "null": "None"}
+
+
+@dataclass(frozen=True)
+class PythonTerms:
+    """What of a study stands in arguments that have further parts.
+
+    Args:
+        metric: of the target.
+        sign: between the metric and its value, ``<=`` or ``>=``.
+        batch_size: of the reference.
+    """
+
+    metric: str
+    sign: str
+    batch_size: int
+
+
+def in_python(text: str, terms: PythonTerms | None = None) -> str:
+    """Write a text's options as arguments of :class:`bstune.Study`; what has none goes into ``options``.
+
+    Args:
+        text: with options as the command line takes them, such as ``search.trials=128``.
+        terms: of the study; None: what needs them goes into ``options``.
+    """
+    budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", text)
+
+    def argument(match: re.Match[str]) -> str:
+        if match["value"] is None:
+            return _bare(match["name"])
+        return _with_value(match["name"], match["value"], terms) or match[0]
+
+    return OPTION.sub(argument, budgets)
+
+
+def _bare(name: str) -> str:
+    """Give the argument that an option without a value is, or the option itself."""
+    for argument, option in ARGUMENT_OPTIONS.items():
+        if option == name:
+            return argument
+    return PART_ARGUMENTS.get(name, name)
+
+
+def _with_value(name: str, value: str, terms: PythonTerms | None) -> str | None:
+    """Write an option and its value as Python takes them; None of what is no option."""
+    if terms is not None and name == "workload.target.value":
+        goal = "" if value == "auto" else f"{terms.sign}{value}"
+        return f'target="{terms.metric}{goal}"'
+    if terms is not None and name == "scaling.lr":
+        return f"reference=({terms.batch_size}, {value})"
+    if name in ("budget.steps", "budget.examples"):
+        return f"budget=bstune.Budget({name.removeprefix('budget.')}={value})"
+    for argument, option in ARGUMENT_OPTIONS.items():
+        if option == name:
+            return f"{argument}={_python_value(value)}"
+    if name.split(".")[0] in SECTIONS:
+        return f"options=['{name}={value}']"
+    return None
+
+
+def _python_value(value: str) -> str:
+    """Write a value of an option as Python has it."""
+    try:
+        float(value)
+    except ValueError:
+        return WORDS.get(value, repr(value))
+    return value

@@ -1,0 +1,26 @@
+"""``budget``: when a trial gives up."""
+
+from bstune.core.records import Budget
+from bstune.options.values import Positive, PositiveSeconds, Section
+
+
+class BudgetOptions(Section):
+    """A trial gives up once both are spent."""
+
+    steps: Positive
+    """Optimizer steps of one trial, which gives up once its examples are spent, too."""
+    examples: Positive
+    """Examples that one trial trains on."""
+
+    @property
+    def budget(self) -> Budget:
+        """The budget as trials have it."""
+        return Budget(self.steps, self.examples)
+
+
+class TrialBudgetOptions(BudgetOptions):
+    """A trial gives up once both its steps and its examples are spent."""
+
+    seconds: PositiveSeconds | None
+    """With search.objective=loss, training seconds of one trial; null: its examples, or its steps
+    where examples=1."""

@@ -1,0 +1,44 @@
+"""What checks of options need of the config that the values come from."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from pydantic import ValidationInfo
+
+
+class Lookup(Protocol):
+    """What checks need of the config that the values come from; pydantic's ``context``."""
+
+    def value_at(self, key: str) -> object:
+        """Give the value at a dotted key; the text ``nothing`` where there is none."""
+
+    def is_reference(self, section: str, name: str) -> bool:
+        """Whether a value of a section is a reference to another one, where it is checked."""
+
+
+class PlainLookup:
+    """The lookup of values without references, as a study's folder holds them."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def value_at(self, key: str) -> object:
+        """Give the value at a dotted key; the text ``nothing`` where there is none."""
+        value: object = self._values
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return "nothing"
+            value = value[part]
+        return value
+
+    def is_reference(self, section: str, name: str) -> bool:
+        """Say no: there are none."""
+        return False
+
+
+def lookup_of(info: ValidationInfo) -> Lookup:
+    """Give the lookup with which options are checked, pydantic's context."""
+    lookup: Lookup | None = info.context
+    if lookup is None:
+        raise TypeError("options are checked with a Lookup as the context")
+    return lookup

@@ -1,0 +1,32 @@
+"""A mistake in the options, as the one line that the user reads."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from bstune.options.refusal import refusal
+from bstune.options.study import StudyOptions
+
+
+def mistake(name: str, error: Mapping[str, Any]) -> str:
+    """Write one of pydantic's errors as a line: the option, what is allowed and what was received."""
+    if error["type"] == "missing":
+        allowed = _choices_of(StudyOptions, name)
+        if allowed:
+            return f"{name} is missing: give it one of {', '.join(allowed)}, as {name}={allowed[0]}"
+        return f"{name} is missing: give it a value, {name}=..."
+    return refusal(name, error)
+
+
+def _choices_of(section: type[BaseModel], name: str) -> list[str]:
+    """List what an option may be, by its dotted name, where that is one of some words; empty elsewhere."""
+    first, _, rest = name.partition(".")
+    field = section.model_fields.get(first)
+    if field is None:
+        return []
+    annotation: object = field.annotation
+    if rest:
+        is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        return _choices_of(annotation, rest) if is_section else []  # type: ignore[arg-type]
+    return [str(one) for one in get_args(annotation)] if get_origin(annotation) is Literal else []

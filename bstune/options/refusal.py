@@ -1,0 +1,31 @@
+"""How a value that is refused is told."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def refusal(name: str, error: Mapping[str, Any]) -> str:
+    """Write pydantic's error as a line: the option, what is allowed and what was received."""
+    message = re.sub(r", (unable|got) .*| after validation.*", "", error["msg"])
+    message = re.sub(r"^(Input|List|String) should", "must", message)
+    if error["type"] == "int_parsing_size":
+        message = "is too large"
+    if error["type"] == "value_error":
+        message = message.removeprefix("Value error, ")
+        return message if message.startswith(f"{name}.") else f"{name}: {message}"
+    for key, word in (
+        ("ge", "at least"),
+        ("le", "at most"),
+        ("gt", "greater than"),
+        ("lt", "less than"),
+    ):
+        if key in error.get("ctx", {}):
+            message = f"must be {word} {error['ctx'][key]:.12g}"
+    return f"{name} {message}, but got {shown(error['input'])}"
+
+
+def shown(value: object) -> str:
+    """Write a value as messages quote it, cut if it is long."""
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"

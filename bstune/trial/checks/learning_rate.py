@@ -1,0 +1,127 @@
+"""Whether a workload trains by the trial's learning rate, found by trials at two of them."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bstune.core.errors import ConfigError
+from bstune.recipe import Recipe
+from bstune.system.console import format_number, listing
+from bstune.trial.checks.proportion import are_in_proportion, schedule_out_of_proportion
+from bstune.trial.checks.short_trial import ShortTrial
+from bstune.trial.loop import Workload
+
+
+def check_takes_rate(recipe: Recipe) -> None:
+    """Refuse a recipe of which nothing takes the trial's learning rate."""
+    if not recipe.takes("lr"):
+        raise ConfigError(
+            "nothing in the workload takes ${trial.lr}, so every learning rate would train alike: "
+            f"{recipe.advice_on_rate()}; or give {recipe.override}, which sets the rate in the "
+            "optimizer"
+        )
+
+
+def check_rates(slow: ShortTrial, fast: ShortTrial, workload: Workload) -> None:
+    """Refuse a workload that does not follow its learning rate, by trials at two of them."""
+    # A range of a single rate has nothing to compare.
+    if slow.spec.lr == fast.spec.lr:
+        return
+    problem = rate_problem(slow, fast, workload.overrides_lr, workload.override)
+    if problem is None and workload.overrides_lr:
+        problem = proportion_problem(slow, fast, workload.override)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def rate_problem(
+    slow: ShortTrial, fast: ShortTrial, is_overridden: bool = False, override: str = ""
+) -> str | None:
+    """Tell why two learning rates are the same to the module.
+
+    None if they are not, or if a few steps do not show it. At a rate of zero, as a warm-up begins
+    with, nothing shows it; nor where no weight moves, if the optimizers' own rates are the trial's.
+
+    Args:
+        slow: a trial.
+        fast: one that differs by its learning rate alone.
+        is_overridden: whether the rate is set in the optimizer.
+        override: the option that sets it there.
+    """
+    slow_rates = slow.weights.rates
+    fast_rates = fast.weights.rates
+    if slow.weights.after is None or fast.weights.after is None:
+        return None
+    if not _are_equal(slow.weights.after, fast.weights.after):
+        return None
+    follows = slow_rates != fast_rates
+    has_moved = not _are_equal(slow.weights.before, slow.weights.after)
+    is_at_zero = all(rate.lr == 0.0 for rate in (*slow_rates, *fast_rates))
+    if slow_rates and (is_at_zero or (follows and not has_moved)):
+        return None
+    same = (
+        f"trial.lr has no effect: at {format_number(slow.spec.lr)} and at "
+        f"{format_number(fast.spec.lr)} the first {slow.weights.steps} steps of "
+        f"{slow.module.name} are the same"
+    )
+    if not slow_rates:
+        return (
+            f"{same}, as it has no optimizer with a learning rate: return one from "
+            "configure_optimizers"
+        )
+    if follows:
+        return (
+            f"{same}, though the rates of its optimizers are not: train the weights by these "
+            "optimizers' steps"
+        )
+    # Many groups of parameters may have one rate, which is shown once.
+    named = [f"{rate.optimizer} {format_number(rate.lr)}" for rate in slow_rates]
+    shown = ", ".join(dict.fromkeys(named))
+    same += f", with these rates of its optimizers at both: {shown}"
+    if is_overridden:
+        return (
+            f"{same}. {override} sets the rate in the optimizer, and a hook of the module or a "
+            "schedule sets one of its own after that: let it use the rate that the module is given"
+        )
+    return (
+        f"{same}. Let configure_optimizers{slow.module.place}, and any schedule that sets rates of "
+        "its own (as OneCycleLR's max_lr), use the rate that the module was given; or give "
+        f"{override}, which sets it in the optimizer"
+    )
+
+
+def _are_equal(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    """Say whether weights are the others of the same names, to the bit."""
+    return all(torch.equal(weight, others[name]) for name, weight in weights.items())
+
+
+def proportion_problem(slow: ShortTrial, fast: ShortTrial, override: str) -> str | None:
+    """Tell what does not keep its proportion to a rate that is set in the optimizer.
+
+    None if all does.
+    """
+    module = f"{slow.module.name}{slow.module.place}"
+    advice = "let the module take the rate, and use it there"
+    if slow.schedules.unknown:
+        return (
+            f"{override} sets the rate in torch's own schedules, and "
+            f"{module} has {listing(slow.schedules.unknown)}: {advice}"
+        )
+    factor = fast.spec.lr / slow.spec.lr
+    name = schedule_out_of_proportion(slow.schedules.to_compare, fast.schedules.to_compare, factor)
+    if name is not None:
+        return (
+            f"{override} moves all rates in proportion, and {name} of "
+            f"{module} has rates of its own ahead: {advice}"
+        )
+    slow_rates = [rate.lr for rate in slow.weights.rates]
+    fast_rates = [rate.lr for rate in fast.weights.rates]
+    # Other groups of parameters have no rates to compare with.
+    comparable = len(slow_rates) == len(fast_rates)
+    if comparable and not are_in_proportion(slow_rates, fast_rates, factor):
+        return (
+            f"{override} moves all rates in proportion, and after {slow.weights.steps} steps "
+            f"those of {module} are not: a hook of the module sets some; {advice}"
+        )
+    return None

@@ -1,0 +1,105 @@
+"""Runs short trials of a workload, each watched from within."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bstune.core.evaluation_schedule import AT_THE_END
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.system.watchdog import waiting_for
+from bstune.trial.batches.loader import loaders_of
+from bstune.trial.checks.recorder import SHORT_PLAN, Recorder, RecordingPlan
+from bstune.trial.checks.short_trial import ShortTrial
+from bstune.trial.checks.small_evaluations import small_evaluations
+from bstune.trial.devices.device import device_of
+from bstune.trial.lightning.installed import sized_len
+from bstune.trial.lightning.trainer import without_monitors
+from bstune.trial.loop import Workload, run_trial
+from bstune.trial.parts.checkpoint import Stopped
+from bstune.trial.parts.verdict import refuse_met_target
+
+
+class ShortRuns:
+    """Runs short trials of a workload through the same code as every other trial.
+
+    Args:
+        workload: what is trained.
+        protocol: of the study's trials; the short ones do without what only long ones show.
+    """
+
+    def __init__(self, workload: Workload, protocol: TrialProtocol) -> None:
+        self._workload = workload
+        # It is compared with untrained weights; no target ends a short trial.
+        self._target = protocol.target
+        self._protocol = replace(
+            protocol.for_steps_only(),
+            # What a metric was at earlier evaluations must not tell two trials apart.
+            evaluation_schedule=AT_THE_END,
+            noise_scale_every=None,
+            trainer=without_monitors(protocol.trainer),
+        )
+        # There equal trainings are equal to the bit; elsewhere kernels may round in another way.
+        self.on_cpu = device_of(protocol.trainer).type == "cpu"
+        loaders = loaders_of(workload.validation_batches)
+        # In which an evaluation reads all of the validation data; 0: unknown.
+        self.evaluation_batches = sum(sized_len(loader) or 0 for loader in loaders)
+        self._evaluated = small_evaluations(
+            workload.validation_batches, workload.validation_examples
+        )
+
+    def evaluation_seconds(self, trial: ShortTrial) -> float:
+        """Predict the seconds of an evaluation on all of the data from those of a short trial."""
+        evaluations = max(1, len(trial.result.history))
+        return trial.result.eval_seconds / evaluations / self._evaluated.few_share
+
+    def run_from_start(self, spec: TrialSpec) -> ShortTrial:
+        """Run a trial, and refuse a target that its untrained weights meet."""
+        trial = self._run(spec, self._protocol, self._evaluated.start)
+        is_met = trial.start_metric is not None and self._target.reached(trial.start_metric)
+        if is_met and self._evaluated.start_is_part:
+            # A part may meet it by chance: all of the data decide.
+            trial = self._run(spec, self._protocol, self._workload.validation_batches)
+        if trial.start_metric is not None:
+            refuse_met_target(self._target, trial.start_metric)
+        return trial
+
+    def run(
+        self,
+        spec: TrialSpec,
+        plan: RecordingPlan = SHORT_PLAN,
+        *,
+        state: Path | None = None,
+        resume: Stopped | None = None,
+    ) -> ShortTrial:
+        """Train, and evaluate a few batches at the end.
+
+        Args:
+            spec: of the trial.
+            plan: when it is looked at and ends.
+            state: where a trial that is stopped leaves its state; None: nowhere.
+            resume: a stopped trial from which this one goes on; None: it starts afresh.
+        """
+        limits = {"limit_val_batches": self._evaluated.few, "num_sanity_val_steps": 0}
+        protocol = replace(self._protocol, trainer={**self._protocol.trainer, **limits})
+        return self._run(spec, protocol, self._evaluated.batches, plan, state, resume)
+
+    def _run(
+        self,
+        spec: TrialSpec,
+        protocol: TrialProtocol,
+        validation_batches: Iterable[Any],
+        plan: RecordingPlan = SHORT_PLAN,
+        state: Path | None = None,
+        resume: Stopped | None = None,
+    ) -> ShortTrial:
+        build = self._workload.build_module
+        with waiting_for("the preflight", steps=True) as wait:
+            recorder = Recorder(spec, self._target.metric, plan, wait, exact=self.on_cpu)
+            workload = replace(
+                self._workload,
+                build_module=lambda trial: recorder.attach(build(trial)),
+                validation_batches=validation_batches,
+            )
+            result = run_trial(workload, spec, protocol, state=state, resume=resume)
+        return recorder.seen(result)

@@ -1,0 +1,115 @@
+"""What a short trial of the preflight shows, for the checks to read.
+
+A :class:`~bstune.trial.checks.recorder.Recorder` sees it while the trial trains.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from bstune.core.records import TrialResult, TrialSpec
+from bstune.trial.checks.continuation import Course
+from bstune.trial.checks.schedule_end import ScheduleCopy
+from bstune.trial.devices.randomness import GeneratorStates
+
+
+@dataclass(frozen=True)
+class SeenModule:
+    """The module that a short trial has trained.
+
+    Args:
+        name: of its class.
+        place: where its configure_optimizers is written.
+        automatic: whether Lightning steps its optimizers; else it does so itself.
+        parameters: how many are trained.
+        gradient_bytes: of all their gradients.
+    """
+
+    name: str
+    place: str
+    automatic: bool
+    parameters: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class GroupRate:
+    """The learning rate of one of an optimizer's groups of parameters."""
+
+    optimizer: str
+    lr: float
+    # Before any schedule, where one has noted it.
+    initial_lr: float
+
+
+@dataclass(frozen=True)
+class ComparedWeights:
+    """Weights of a short trial, to be compared with another trial's after as many steps.
+
+    Args:
+        steps: after which they are compared.
+        before: weights before the first step, by name.
+        after: weights after the last of these steps; None: the trial ended before.
+        rates: learning rates after that step, of each group of each optimizer.
+    """
+
+    steps: int
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor] | None
+    rates: tuple[GroupRate, ...]
+
+
+@dataclass(frozen=True)
+class SeenSchedules:
+    """Schedules of a short trial, as they were at its end.
+
+    A check steps its copies ahead, so that each check has copies of its own.
+
+    Args:
+        to_end: copies that are stepped to their end.
+        to_compare: copies that are stepped beside those of another trial.
+        unknown: names of schedules that cannot be copied.
+    """
+
+    to_end: tuple[ScheduleCopy, ...] = ()
+    to_compare: tuple[ScheduleCopy, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShortTrial:
+    """A trial of a few steps, and what was seen of it.
+
+    Args:
+        spec: of the trial.
+        result: its record.
+        module: that was trained.
+        step_ends: when each step ended, in seconds by one clock.
+        batches: how many were trained on, micro-batches among them.
+        optimizer_steps: of each optimizer, in their order.
+        weights: to be compared with another trial's.
+        schedules: as they were at its end.
+        generators: states of the random generators, by moment and by library.
+        start_metric: of the untrained weights; None: not evaluated, or not finite.
+        course: of its last steps; None: it was not to be recorded.
+    """
+
+    spec: TrialSpec
+    result: TrialResult
+    module: SeenModule
+    step_ends: tuple[float, ...]
+    batches: int
+    optimizer_steps: tuple[int, ...]
+    weights: ComparedWeights
+    schedules: SeenSchedules
+    generators: Mapping[str, GeneratorStates]
+    start_metric: float | None
+    course: Course | None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the fastest step, from the end of the one before it; 0: none was timed."""
+        steps = (end - start for start, end in pairwise(self.step_ends))
+        return min(steps, default=0.0)

@@ -1,0 +1,112 @@
+"""A part of the validation data, or small batches of it: no long evaluation ends a few steps."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from bstune.trial.batches.loader import KEPT_OPTIONS, loaders_of
+from bstune.trial.lightning.installed import sized_len
+
+# Validation examples on which untrained weights are first compared with the target. Where these
+# meet it, all of them decide.
+START_EXAMPLES = 128
+# Of other evaluations: some metrics are not defined on a single example.
+FEW_EXAMPLES = 64
+
+
+@dataclass(frozen=True)
+class SmallEvaluations:
+    """Which validation batches short trials evaluate.
+
+    Args:
+        batches: all of the data, in small batches where they can be cut.
+        few: of these batches, that an evaluation after training takes.
+        few_share: of all the data that these are.
+        start: batches on which untrained weights are evaluated.
+        start_is_part: whether these are not all of the data.
+    """
+
+    batches: Iterable[Any]
+    few: int
+    few_share: float
+    start: Iterable[Any]
+    start_is_part: bool
+
+
+def small_evaluations(validation_batches: Iterable[Any], examples: int) -> SmallEvaluations:
+    """Choose from the validation batches of a workload, which have so many ``examples``."""
+    examples = max(1, examples)
+    small = validation_batches
+    start = validation_batches
+    loaders = loaders_of(validation_batches)
+    # Of several loaders none can stand for all.
+    if len(loaders) == 1:
+        small = in_small_batches(loaders[0], FEW_EXAMPLES)
+        # Every n-th batch, so that a part of the data stands for all, in whatever order.
+        start = EveryNth(small, max(1, examples // START_EXAMPLES)).batches
+        loaders = [small]
+    count = sum(sized_len(loader) or 1 for loader in loaders)
+    few = max(1, round(FEW_EXAMPLES * count / examples))
+    return SmallEvaluations(
+        batches=small,
+        few=few,
+        few_share=min(1.0, few / count),
+        start=start,
+        start_is_part=start is not validation_batches,
+    )
+
+
+def in_small_batches(batches: Any, batch_size: int) -> Any:
+    """Hand out validation batches of at most ``batch_size`` examples, where they can be cut.
+
+    Of bstune's own batches and of a DataLoader that cuts them off its sampler's order, any can. A
+    few steps are not to wait for an evaluation of a thousand images by a network that takes seconds
+    for them.
+    """
+    if (sized_len(batches) or 0) == 0:
+        return batches
+    if hasattr(batches, "in_batches_of"):
+        if batches.batch_size <= batch_size:
+            return batches
+        return batches.in_batches_of(batch_size)
+    # A subclass may give batches by rules of its own.
+    if type(batches) is not DataLoader or type(batches.batch_sampler) is not BatchSampler:
+        return batches
+    if batches.batch_sampler.batch_size <= batch_size:
+        return batches
+    kept = {name: getattr(batches, name) for name in KEPT_OPTIONS}
+    return DataLoader(
+        batches.dataset,
+        batch_size=batch_size,
+        sampler=batches.batch_sampler.sampler,
+        drop_last=batches.batch_sampler.drop_last,
+        **kept,
+    )
+
+
+class EveryNth:
+    """Every n-th of the validation batches; a DataLoader reads no other."""
+
+    def __init__(self, batches: Iterable[object], n: int) -> None:
+        self._whole = batches
+        self._n = n
+        self.batches: Iterable[object] = self
+        if n == 1:
+            self.batches = batches
+        elif (
+            type(batches) is DataLoader
+            and batches.batch_sampler is not None
+            and sized_len(batches) is not None
+        ):
+            kept = {name: getattr(batches, name) for name in KEPT_OPTIONS}
+            every_nth = list(batches.batch_sampler)[::n]
+            self.batches = DataLoader(batches.dataset, batch_sampler=every_nth, **kept)
+
+    def __iter__(self) -> Iterator[object]:
+        return islice(self._whole, 0, None, self._n)
+
+    def __len__(self) -> int:
+        return len(range(0, sized_len(self._whole) or 1, self._n))

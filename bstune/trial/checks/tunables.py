@@ -1,0 +1,42 @@
+"""Whether a workload takes each end of the further hyperparameters that a study tunes."""
+
+from bstune.core.errors import ConfigError
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.core.search_space import BUDGET, Space, corners
+from bstune.options import StudyOptions, overrides
+from bstune.trial.backend import chooses_horizons
+from bstune.trial.checks.short_runs import ShortRuns
+from bstune.trial.loop import Workload
+
+
+def check_tunables(
+    options: StudyOptions, workload: Workload, protocol: TrialProtocol, space: Space, *, stops: bool
+) -> None:
+    """Train a few steps at the smallest batch size with all further hyperparameters at each end."""
+    name = options.workload.name
+    short = ShortRuns(workload, protocol)
+    for tunable in space.tunables:
+        if not tunable.key.startswith(BUDGET):
+            continue
+        if stops:
+            raise ConfigError(
+                f"workload.tunable.{tunable.name} sets {tunable.key}, but no schedule of {name} "
+                "ends with its budget: it would change nothing but when a trial gives up"
+            )
+        if chooses_horizons(options):
+            raise ConfigError(
+                f"workload.tunable.{tunable.name} sets {tunable.key}, but the search itself "
+                f"chooses how long each schedule of {name} is, within the budget: leave "
+                f"{tunable.name} out of search.tune"
+            )
+    for values in corners(space.tunables):
+        lr = space.lr(space.low, -space.delta_bound)
+        spec = TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values)
+        try:
+            short.run(spec)
+        except (TypeError, ValueError, ConfigError) as error:
+            raise ConfigError(
+                "workload.tunable: the module does not take "
+                f"{', '.join(overrides(options, values))} at batch size {space.low}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error

@@ -1,0 +1,57 @@
+"""How options are written for a study of Python objects."""
+
+import inspect
+
+import pytest
+
+import bstune
+from bstune.config import option_names
+from bstune.core.option_names import ARGUMENT_OPTIONS, PythonTerms, in_python
+
+TERMS = PythonTerms("val_loss", "<=", 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("search.trials=128 looks further", "trials=128 looks further"),
+        ("a larger search.wall_seconds runs them", "a larger wall_seconds runs them"),
+        (
+            "stopped: search.seconds=60 of training are spent",
+            "stopped: seconds=60 of training are spent",
+        ),
+        ("search.replicates=3: more", "options=['search.replicates=3']: more"),
+        ("(hardware.refresh=true)", "(options=['hardware.refresh=true'])"),
+        ("hardware.enabled=false.", "survey=False."),
+        ("search.objective=loss", "objective='loss'"),
+        ("budget.steps=80 budget.examples=9: x", "budget=bstune.Budget(steps=80, examples=9): x"),
+        ("budget.examples=9", "budget=bstune.Budget(examples=9)"),
+        ("budget.seconds=3.5", "options=['budget.seconds=3.5']"),
+        ("such as workload.target.value=0.04", 'such as target="val_loss<=0.04"'),
+        ("smaller: scaling.lr=0.01", "smaller: reference=(64, 0.01)"),
+        ("a larger search.batch_size.high", "a larger batch_sizes[1]"),
+        # An option without an argument of its own keeps its name.
+        ("more hardware.seconds", "more hardware.seconds"),
+        # Neither a path, nor a module, nor what is written for Python already.
+        ("outputs/search.trials/report.html", "outputs/search.trials/report.html"),
+        (
+            "my.search.trials and bstune.Budget(steps=3)",
+            "my.search.trials and bstune.Budget(steps=3)",
+        ),
+        ("options=['search.trials=3']", "options=['search.trials=3']"),
+        ("val/loss 0.1, 3 of 3 seeds", "val/loss 0.1, 3 of 3 seeds"),
+    ],
+)
+def test_options_become_arguments(text, expected):
+    assert in_python(text, TERMS) == expected
+
+
+def test_what_needs_the_studys_terms_is_an_option_without_them():
+    found = in_python("workload.target.value=0.04 and scaling.lr=0.01")
+    assert found == "options=['workload.target.value=0.04'] and options=['scaling.lr=0.01']"
+
+
+def test_each_argument_is_one_of_study_and_sets_an_option_that_there_is():
+    arguments = set(inspect.signature(bstune.Study).parameters)
+    assert ARGUMENT_OPTIONS.keys() <= arguments
+    assert set(ARGUMENT_OPTIONS.values()) <= set(option_names())
