@@ -373,6 +373,8 @@ def of_pair(larger: str, smaller: str, factor: str, *paths: Path) -> Values:
                 b_crit_low=critical.low,
                 b_crit_high=critical.high,
                 level=critical.level,
+                workload=factor,
+                target=asked(arguments).target,
             )
         )
     for pair in pairs(compared):
