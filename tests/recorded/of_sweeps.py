@@ -447,6 +447,9 @@ def of_pair(larger: str, smaller: str, factor: str, *paths: Path) -> Values:
                 b_crit_low=critical.low,
                 b_crit_high=critical.high,
                 level=critical.level,
+                # Studies of a factor are compared in their B_crit alone.
+                workload=None,
+                target=None,
             )
         )
     for pair in pairs(compared):
