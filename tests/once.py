@@ -21,6 +21,7 @@ import omegaconf.grammar_parser
 import sklearn.datasets
 import sqlalchemy
 from hydra._internal import config_loader_impl, defaults_list
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from optuna.storages._rdb.storage import _VersionManager
@@ -76,16 +77,21 @@ def _keep_files_of_packages() -> None:
     source_of_packages.load_config = load_once
 
 
-def _packages_of(repository: Any) -> tuple[str, ...] | None:
-    """The packages that a composition takes its files from; None where it takes some from a folder.
+def _sources_of(repository: Any) -> tuple[str, ...] | None:
+    """What a composition takes its files from; None where a test may change them.
 
-    A package's files stay as they are, and so do those of tests/projects. Into other folders a test
-    may write.
+    A package's files stay as they are, and so do those of tests/projects. What a program has stored
+    beside Hydra's own, as a study of objects stores its workload, is given with its values.
     """
-    places = tuple(source.full_path() for source in repository.get_sources())
+    places = [source.full_path() for source in repository.get_sources()]
     unchanging = ("pkg://", "structured://", f"file://{PROJECTS}")
-    are_packages = all(place.startswith(unchanging) for place in places)
-    return places if are_packages else None
+    if not all(place.startswith(unchanging) for place in places):
+        return None
+    stored = []
+    for name, node in ConfigStore.instance().repo.items():
+        if name != "hydra":
+            stored.append(f"{name}: {node!r}")
+    return (*places, *stored)
 
 
 def _keep_choices_of_files() -> None:
@@ -99,14 +105,14 @@ def _keep_choices_of_files() -> None:
         prepend_hydra: bool,
         skip_missing: bool,
     ) -> Any:
-        packages = _packages_of(repo)
-        if packages is None:
+        sources = _sources_of(repo)
+        if sources is None:
             return choose(repo, config_name, overrides_list, prepend_hydra, skip_missing)
         named = []
         for override in overrides_list:
             if repo.group_exists(override.key_or_group):
                 named.append(override.input_line)
-        key = packages, config_name, tuple(named), prepend_hydra, skip_missing
+        key = sources, config_name, tuple(named), prepend_hydra, skip_missing
         if key not in found:
             found[key] = choose(repo, config_name, overrides_list, prepend_hydra, skip_missing)
         values = defaults_list.Overrides(repo, overrides_list).config_overrides
@@ -121,10 +127,10 @@ def _keep_compositions() -> None:
     merge, found = loader._compose_config_from_defaults_list, {}
 
     def merge_once(self: Any, defaults: Sequence[Any], repo: Any) -> Any:
-        packages = _packages_of(repo)
-        if packages is None:
+        sources = _sources_of(repo)
+        if sources is None:
             return merge(self, defaults, repo)
-        key = packages, repr(defaults)
+        key = sources, repr(defaults)
         if key not in found:
             found[key] = merge(self, defaults, repo)
         return copy.deepcopy(found[key])
