@@ -18,7 +18,7 @@ from typing import Any
 import omegaconf._utils
 import omegaconf.base
 import omegaconf.grammar_parser
-import sklearn.datasets
+import sklearn.datasets._base
 import sqlalchemy
 from hydra._internal import config_loader_impl, defaults_list
 from hydra.core.config_store import ConfigStore
@@ -47,6 +47,7 @@ def keep() -> None:
     _keep_parsed_options()
     _keep_parsed_references()
     omegaconf.base.Metadata.__deepcopy__ = _copy_of_metadata
+    omegaconf.AnyNode.__deepcopy__ = _copy_of_value
     _keep_migrations()
     _keep_entry_points()
     _keep_digits()
@@ -165,6 +166,14 @@ def _copy_of_metadata(metadata: Any, memo: object) -> Any:
     return copied
 
 
+def _copy_of_value(node: Any, memo: object) -> Any:
+    """Copy a value's node without checking its value anew; half of a composition's time are copies."""
+    copied = object.__new__(omegaconf.AnyNode)
+    own = {"_metadata": _copy_of_metadata(node._metadata, memo), "_flags_cache": None}
+    vars(copied).update(vars(node) | own)
+    return copied
+
+
 def _keep_migrations() -> None:
     create, made = _VersionManager._create_alembic_script, []
 
@@ -178,15 +187,17 @@ def _keep_migrations() -> None:
 
 def _keep_digits() -> None:
     """Each trial of the digits reads a text of 1,797 images anew."""
-    load, found = sklearn.datasets.load_digits, {}
+    read, found = sklearn.datasets._base.load_gzip_compressed_csv_data, {}
 
-    def load_once(**options: Any) -> Any:
-        key = tuple(sorted(options.items()))
+    def read_once(name: str = "", **options: Any) -> Any:
+        # The name stands alone or among the options.
+        given = {"data_file_name": name, **options}
+        key = tuple(sorted(given.items()))
         if key not in found:
-            found[key] = load(**options)
+            found[key] = read(**given)
         return copy.deepcopy(found[key])
 
-    sklearn.datasets.load_digits = load_once
+    sklearn.datasets._base.load_gzip_compressed_csv_data = read_once
 
 
 def _keep_entry_points() -> None:
