@@ -254,6 +254,8 @@ class Untraceable(Classifier):
     forward = torch.compiler.disable(Classifier.forward)
 
 
+# How a training goes on eagerly is seen below, where the compiler fails.
+@pytest.mark.slow
 def test_where_torch_can_take_nothing_the_training_is_eager_and_says_so(warned):
     build = partial(network, kind=Untraceable)
     trained = train(build)
@@ -263,6 +265,7 @@ def test_where_torch_can_take_nothing_the_training_is_eager_and_says_so(warned):
     check_same(trained, train(build, compile=None))
 
 
+@pytest.mark.slow
 def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypatch, warned):
     free = []
 

@@ -248,11 +248,11 @@ TAKEN = {
 @pytest.mark.parametrize(
     "form",
     [
-        *("stream", "several"),
-        # The first two are taken as the stream is, the last as several are.
+        "stream",
+        # The first two are taken as the stream is, the others a batch of each loader at a time.
         *(
             pytest.param(form, marks=SLOW)
-            for form in ("generator", "data module", "several with a length")
+            for form in ("generator", "data module", "several", "several with a length")
         ),
     ],
 )
