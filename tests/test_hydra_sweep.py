@@ -253,9 +253,7 @@ def test_joblibs_launcher_runs_a_batch_in_processes(tmp_path):
         (["returns=not_finite"], "diverged", "not finite", 2),
         # As StopAtTarget has it; where time counts it needs no seconds.
         (["returns=lost", "hydra.sweeper.objective=time"], "diverged", "not finite", 2),
-        pytest.param(
-            ["returns=error"], "failed", "no room for this", 1, marks=pytest.mark.slow
-        ),
+        pytest.param(["returns=error"], "failed", "no room for this", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_job_that_comes_to_nothing_is_a_trial(
