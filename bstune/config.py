@@ -499,12 +499,12 @@ def check(
 ) -> Composed:
     """Check every value of a config in which all choices are made.
 
-    Nothing that the config names is imported. ConfigError as :func:`validate`.
+    Nothing that the config names is imported, and the checked values are written into it.
+    ConfigError as :func:`validate`.
     """
     options, mistakes = _parse(config, unknown, groups)
     if mistakes or options is None:
         raise ConfigError("\n".join(mistakes))
-    config = config.copy()
     with open_dict(config):
         _write_types(config, options)
     options = _with_nodes(options, config)

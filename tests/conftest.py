@@ -5,6 +5,9 @@ import os
 
 # Before torch is imported: on batches of a few examples two threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What one process has compiled the others read: each of a dozen took 8 s to compile the libraries anew,
+# where an installer had left that to the first import and the environment forbade it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before mlflow is imported: it writes to the home directory and tries the network otherwise.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from bstune.core.records import TrialResult
     from bstune.trial.replay import Table
 
+sys.dont_write_bytecode = False
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 # What the modules imported stays until the end: looking through it again and again took a tenth of

@@ -1,19 +1,28 @@
 """What is the same in all tests is computed once in a process, and nothing of theirs is waited for.
 
-It was a third of a small study's time. Nothing of bstune's own is kept from one test to the next.
+It was a third of a small study's time, and two thirds of a composition's. Nothing of bstune's own is
+kept from one test to the next.
 """
 
 import copy
+import os
 import sqlite3
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import omegaconf._utils
 import omegaconf.base
 import omegaconf.grammar_parser
+import sklearn.datasets._base
 import sqlalchemy
+from hydra._internal import config_loader_impl, defaults_list
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from optuna.storages._rdb.storage import _VersionManager
 
@@ -22,6 +31,7 @@ from bstune.trial.processes import workers
 SOURCE = (
     "hydra._internal.core_plugins.importlib_resources_config_source.ImportlibResourcesConfigSource"
 )
+PROJECTS = Path(__file__).parent / "projects"
 # What the processes of most tests import, seconds of each: toolbox.py's, and the digits'.
 PRELOAD = [
     *("pytest", "sklearn.datasets", "bstune.workloads.classifier", "bstune.hardware.survey"),
@@ -30,12 +40,19 @@ PRELOAD = [
 
 
 def keep() -> None:
-    """Keep configs of packages, parsed references, Optuna's migrations, and what packages say of themselves."""
+    """Keep configs of packages, what was parsed, Optuna's migrations, and what packages say of themselves."""
     _keep_files_of_packages()
+    _keep_choices_of_files()
+    _keep_compositions()
+    _keep_parsed_options()
     _keep_parsed_references()
     omegaconf.base.Metadata.__deepcopy__ = _copy_of_metadata
+    omegaconf.AnyNode.__deepcopy__ = _copy_of_value
     _keep_migrations()
     _keep_entry_points()
+    _keep_digits()
+    # A test's files need not outlive the machine either.
+    os.fsync = lambda descriptor: None
     sqlalchemy.event.listen(sqlalchemy.Engine, "connect", _without_waiting_for_the_disk)
     workers.PRELOAD += PRELOAD
 
@@ -61,6 +78,80 @@ def _keep_files_of_packages() -> None:
     source_of_packages.load_config = load_once
 
 
+def _sources_of(repository: Any) -> tuple[str, ...] | None:
+    """What a composition takes its files from; None where a test may change them.
+
+    A package's files stay as they are, and so do those of tests/projects. What a program has stored
+    beside Hydra's own, as a study of objects stores its workload, is given with its values.
+    """
+    places = [source.full_path() for source in repository.get_sources()]
+    unchanging = ("pkg://", "structured://", f"file://{PROJECTS}")
+    if not all(place.startswith(unchanging) for place in places):
+        return None
+    stored = []
+    for name, node in ConfigStore.instance().repo.items():
+        if name != "hydra":
+            stored.append(f"{name}: {node!r}")
+    return (*places, *stored)
+
+
+def _keep_choices_of_files() -> None:
+    """Choose the files of a composition once for the options that name one; the others are values."""
+    choose, found = config_loader_impl.create_defaults_list, {}
+
+    def choose_once(
+        repo: Any,
+        config_name: str,
+        overrides_list: Sequence[Any],
+        prepend_hydra: bool,
+        skip_missing: bool,
+    ) -> Any:
+        sources = _sources_of(repo)
+        if sources is None:
+            return choose(repo, config_name, overrides_list, prepend_hydra, skip_missing)
+        named = []
+        for override in overrides_list:
+            if repo.group_exists(override.key_or_group):
+                named.append(override.input_line)
+        key = sources, config_name, tuple(named), prepend_hydra, skip_missing
+        if key not in found:
+            found[key] = choose(repo, config_name, overrides_list, prepend_hydra, skip_missing)
+        values = defaults_list.Overrides(repo, overrides_list).config_overrides
+        return replace(found[key], config_overrides=values)
+
+    config_loader_impl.create_defaults_list = choose_once
+
+
+def _keep_compositions() -> None:
+    """Merge the same files once; the values of options are put into a copy."""
+    loader = config_loader_impl.ConfigLoaderImpl
+    merge, found = loader._compose_config_from_defaults_list, {}
+
+    def merge_once(self: Any, defaults: Sequence[Any], repo: Any) -> Any:
+        sources = _sources_of(repo)
+        if sources is None:
+            return merge(self, defaults, repo)
+        key = sources, repr(defaults)
+        if key not in found:
+            found[key] = merge(self, defaults, repo)
+        return copy.deepcopy(found[key])
+
+    loader._compose_config_from_defaults_list = merge_once
+
+
+def _keep_parsed_options() -> None:
+    parse, found = OverridesParser.parse_rule, {}
+
+    def parse_once(self: Any, text: str, rule_name: str) -> Any:
+        key = text, rule_name
+        if key not in found:
+            found[key] = parse(self, text, rule_name)
+        # What is composed of it may get a list longer.
+        return copy.deepcopy(found[key])
+
+    OverridesParser.parse_rule = parse_once
+
+
 def _keep_parsed_references() -> None:
     parse = cache(omegaconf.grammar_parser.parse)
     omegaconf._utils.parse = omegaconf.base.parse = parse
@@ -75,6 +166,14 @@ def _copy_of_metadata(metadata: Any, memo: object) -> Any:
     return copied
 
 
+def _copy_of_value(node: Any, memo: object) -> Any:
+    """Copy a value's node without checking its value anew; half of a composition's time are copies."""
+    copied = object.__new__(omegaconf.AnyNode)
+    own = {"_metadata": _copy_of_metadata(node._metadata, memo), "_flags_cache": None}
+    vars(copied).update(vars(node) | own)
+    return copied
+
+
 def _keep_migrations() -> None:
     create, made = _VersionManager._create_alembic_script, []
 
@@ -84,6 +183,21 @@ def _keep_migrations() -> None:
         return made[0]
 
     _VersionManager._create_alembic_script = create_once
+
+
+def _keep_digits() -> None:
+    """Each trial of the digits reads a text of 1,797 images anew."""
+    read, found = sklearn.datasets._base.load_gzip_compressed_csv_data, {}
+
+    def read_once(name: str = "", **options: Any) -> Any:
+        # The name stands alone or among the options.
+        given = {"data_file_name": name, **options}
+        key = tuple(sorted(given.items()))
+        if key not in found:
+            found[key] = read(**given)
+        return copy.deepcopy(found[key])
+
+    sklearn.datasets._base.load_gzip_compressed_csv_data = read_once
 
 
 def _keep_entry_points() -> None:

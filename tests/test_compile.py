@@ -112,7 +112,10 @@ def test_graphs_that_overwrite_gradients_are_not_accumulated(mode, device, micro
     assert backend.make_protocol(graph, recipe).fast == "auto"
 
 
-@pytest.mark.parametrize(("batch_size", "micro"), [(16, None), (20, 8)])
+# With micro-batches of two sizes everything of the whole batch happens, too.
+@pytest.mark.parametrize(
+    ("batch_size", "micro"), [pytest.param(16, None, marks=pytest.mark.slow), (20, 8)]
+)
 def test_the_training_is_that_of_the_same_code_and_compiled_outside_of_the_clock(
     monkeypatch, warned, batch_size, micro
 ):
@@ -174,12 +177,13 @@ class Counting(Classifier):
     ("kind", "whole"),
     [
         (Classifier, True),
-        (Direct, True),
-        (Logging, False),
         (Seldom, False),
-        (Counting, False),
-        pytest.param(Numbering, False, marks=pytest.mark.slow),
-        pytest.param(Scaling, False, marks=pytest.mark.slow),
+        # Each is compiled whole or in parts for another reason in the same step.
+        pytest.param(Direct, True, marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, False, marks=pytest.mark.slow)
+            for kind in (Logging, Counting, Numbering, Scaling)
+        ),
     ],
 )
 def test_a_step_is_compiled_whole_unless_it_goes_by_its_number(monkeypatch, warned, kind, whole):
@@ -250,6 +254,8 @@ class Untraceable(Classifier):
     forward = torch.compiler.disable(Classifier.forward)
 
 
+# How a training goes on eagerly is seen below, where the compiler fails.
+@pytest.mark.slow
 def test_where_torch_can_take_nothing_the_training_is_eager_and_says_so(warned):
     build = partial(network, kind=Untraceable)
     trained = train(build)
@@ -259,6 +265,7 @@ def test_where_torch_can_take_nothing_the_training_is_eager_and_says_so(warned):
     check_same(trained, train(build, compile=None))
 
 
+@pytest.mark.slow
 def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypatch, warned):
     free = []
 
@@ -279,7 +286,7 @@ def test_where_a_compiler_fails_with_any_number_of_examples_it_is_fixed(monkeypa
     check_same(trained, train(compile=None))
 
 
-@pytest.mark.parametrize("stage", ["training", "validation"])
+@pytest.mark.parametrize("stage", ["training", pytest.param("validation", marks=pytest.mark.slow)])
 def test_a_compiler_that_fails_leaves_the_training_eager_with_one_warning(
     monkeypatch, warned, stage
 ):

@@ -365,6 +365,8 @@ def test_the_curve_is_written_as_a_png_and_as_svg_and_nothing_else(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["curve.png", "curve.svg"]
 
 
+# In a process of its own; test_picture.py has one that draws without pyplot.
+@pytest.mark.slow
 def test_a_figure_needs_no_display_and_an_import_no_matplotlib(tmp_path):
     code = (
         "import sys, pathlib\n"

@@ -388,6 +388,7 @@ def test_any_input_ends_as_it_deserves(base, command, tmp_path, monkeypatch, cap
     assert not faults, "\n".join([f"{len(faults)} of {CASES}", *faults])
 
 
+@pytest.mark.slow
 def test_a_sample_of_inputs_ends_as_it_deserves(base, command, tmp_path, monkeypatch, capfd):
     kinds = {of_fit: 2, of_attributes: 1}
     faults = faults_of(base, command, tmp_path, monkeypatch, capfd, 20, 1, kinds)

@@ -2,6 +2,7 @@
 
 import random
 from itertools import islice
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -113,8 +114,7 @@ def test_several_loaders_give_a_batch_of_each():
     assert list(map(len, column(found, "b"))) == [4, 4, 2, 4]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("done", [0, 1, 5])
+@pytest.mark.parametrize(("done", "workers"), [(0, 0), (1, 0), (5, 0), (5, 1)])
 def test_a_stream_that_goes_on_skips_what_was_seen(done, workers):
     def noisy():
         return DataLoader(Numbers(noise=0.1), 4, num_workers=workers)
@@ -130,6 +130,17 @@ def test_a_stream_that_goes_on_skips_what_was_seen(done, workers):
     assert stream_of(again).drawn == done
     assert list(map(numbers_of, islice(again, 4))) == whole[done:]
     assert list(map(numbers_of, islice(fresh(seed=4), done + 4))) != whole
+
+
+def test_a_stream_that_is_left_ends_the_processes_of_its_loader():
+    before = set(active_children())
+    source = stream(lambda: DataLoader(Numbers(), 4, num_workers=1))
+    # One more than a pass has, so that the loader was begun anew.
+    drawn(source, 3)
+    assert len(set(active_children()) - before) == 1
+    # No cycle holds it: the garbage collector is left alone.
+    del source
+    assert set(active_children()) == before
 
 
 def test_reading_leaves_the_shared_generators_as_they_are():

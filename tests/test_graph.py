@@ -325,7 +325,7 @@ LOOPS = {
     "not call",
     "dictionaries": "lean, not graph: a batch holds more than tensors (int)",
 }
-# The others are run in the soak group.
+# Those of the quick and the slow tests; the others are soaked.
 FEW = ("mnist_cnn", "airbench_cifar")
 SMALL = {
     "fashion_mlp": ("[1,28,28]", "+workload.module.optimizer.fused=true"),
@@ -391,7 +391,11 @@ def trial(workload, fast, *overrides):
 
 @pytest.mark.parametrize(
     "workload",
-    [name if name in FEW else pytest.param(name, marks=pytest.mark.soak) for name in SMALL],
+    [
+        "mnist_cnn",
+        pytest.param("airbench_cifar", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in SMALL if name not in FEW),
+    ],
 )
 def test_a_trial_is_that_of_eager_steps_to_the_bit(workload, recorded):
     """History, noise scale and weights, with evaluations, averages and Lookahead between replays."""

@@ -321,15 +321,20 @@ def killed_after(units, folder, path, arguments):
     return process.wait()
 
 
-@pytest.mark.slow
+# Both keep what they have done by the same lines of the harness.
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        (
+        pytest.param(
             "critical_batch",
             ("tables=[fashion_mlp,mnist_mlp]", "easier=[1.0,1.1,1.2,1.3,1.4,1.5,1.6]"),
+            marks=pytest.mark.slow,
         ),
-        ("search_benchmark", ("tables=[fashion_mlp]", "searches=[random/lr,zeus]", "seeds=8")),
+        pytest.param(
+            "search_benchmark",
+            ("tables=[fashion_mlp]", "searches=[random/lr,zeus]", "seeds=8"),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, options):
@@ -423,6 +428,8 @@ def test_brackets_are_printed_as_they_are(checked, capfd):
     assert "interval" not in printed  # a list is not for the table
 
 
+# In a process of its own, whose start is all that it costs.
+@pytest.mark.slow
 def test_the_list_is_light():
     code = "import sys; from bstune.sweeps.harness import main; main([]); print({'torch', 'mlflow'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

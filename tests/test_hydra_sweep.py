@@ -79,7 +79,8 @@ def environment():
     "arguments",
     [
         ["returns=history"],
-        ["returns=steps", "hydra.sweeper.returns=steps"],
+        # What is no number of steps is refused in test_what_a_task_may_not_return.
+        pytest.param(["returns=steps", "hydra.sweeper.returns=steps"], marks=pytest.mark.slow),
         [
             "returns=metric",
             "hydra.sweeper.returns=metric",
@@ -89,10 +90,14 @@ def environment():
             "hydra.sweeper.budget.examples=4000",
         ],
         ["hydra.sweeper.sampler=random", "optimizer.name=choice(SGD,Adagrad)"],
-        [
-            "hydra.sweeper.sampler={_target_:optuna.samplers.TPESampler,seed:3,n_startup_trials:1}",
-            "hydra.sweeper.objective=time",
-        ],
+        # A sampler that is a node is refused without a _target_ in test_what_a_sweep_may_not_hold.
+        pytest.param(
+            [
+                "hydra.sweeper.sampler={_target_:optuna.samplers.TPESampler,seed:3,n_startup_trials:1}",
+                "hydra.sweeper.objective=time",
+            ],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_application_is_swept(arguments, sweep):
@@ -123,7 +128,13 @@ def test_an_application_is_swept(arguments, sweep):
 
 @pytest.mark.parametrize(
     "saved",
-    [CONTINUED[2:], ["hydra.sweeper.checkpoint=last.pt", "save_in_output=last.pt"]],
+    [
+        CONTINUED[2:],
+        # The job is told no place: its file is taken from its output once it has ended.
+        pytest.param(
+            ["hydra.sweeper.checkpoint=last.pt", "save_in_output=last.pt"], marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_jobs_are_stopped_and_continued(saved, sweep):
     records = sweep("hydra.sweeper.n_trials=6", *CONTINUED[:2], *saved, SEEDED)
@@ -187,7 +198,8 @@ def test_batches_may_go_on_too(sweep, launched):
     assert max(map(len, launched)) == 2
 
 
-@pytest.mark.parametrize("fails_by", ["error", "exit"])
+# An exit ends Hydra's launcher too, so that the others are launched one by one.
+@pytest.mark.parametrize("fails_by", ["error", pytest.param("exit", marks=pytest.mark.slow)])
 def test_a_job_that_fails_leaves_the_others_of_its_batch(fails_by, sweep, launched):
     failing = ["fails_in_job=1", f"fails_by={fails_by}"]
     records = sweep("hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=3", *failing)
@@ -201,6 +213,8 @@ def test_a_job_that_fails_leaves_the_others_of_its_batch(fails_by, sweep, launch
     assert len([record for record in records if record.status != "failed"]) == 4
 
 
+# One that raises leaves them above, and what may not be returned is refused below.
+@pytest.mark.slow
 def test_what_a_job_of_a_batch_may_not_return_leaves_the_others(sweep, capsys):
     arguments = ["hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=3"]
     with pytest.raises(SystemExit) as ended:
@@ -239,7 +253,7 @@ def test_joblibs_launcher_runs_a_batch_in_processes(tmp_path):
         (["returns=not_finite"], "diverged", "not finite", 2),
         # As StopAtTarget has it; where time counts it needs no seconds.
         (["returns=lost", "hydra.sweeper.objective=time"], "diverged", "not finite", 2),
-        (["returns=error"], "failed", "no room for this", 1),
+        pytest.param(["returns=error"], "failed", "no room for this", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_job_that_comes_to_nothing_is_a_trial(
@@ -306,8 +320,8 @@ def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
     ("arguments", "message"),
     [
         (["returns=None"], "the task returned None: return"),
-        (["returns=text"], "the task returned '0.5': return"),
-        (["returns=other"], "a dict of loss: return"),
+        pytest.param(["returns=text"], "the task returned '0.5': return", marks=pytest.mark.slow),
+        pytest.param(["returns=other"], "a dict of loss: return", marks=pytest.mark.slow),
         (["returns=steps"], "hydra.sweeper.returns must say what it is"),
         (["returns=metric", "hydra.sweeper.returns=steps"], "a whole number from 1"),
         (
@@ -345,8 +359,11 @@ def run_application(*arguments):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n_jobs", [1, 2])
+# Batches that go on are seen above without a kill.
+@pytest.mark.parametrize(
+    "n_jobs",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.soak)],
+)
 def test_a_sweep_that_is_killed_goes_on_where_it_was(n_jobs, sweep, tmp_path, monkeypatch):
     arguments = ["hydra.sweeper.n_trials=5", f"hydra.sweeper.n_jobs={n_jobs}", *CONTINUED, SEEDED]
     # Nine or more steps were taken by a job that is continued.

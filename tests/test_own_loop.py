@@ -33,7 +33,6 @@ from bstune.trial.own_loop import SHORT, LoopBackend, LoopLimits, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
-LOOPS = ("bare", "fabric", "huggingface")
 FOR_LOSS = {"objective": "loss", "target": "loss"}
 EVERY_STEP = [
     "protocol.evaluation_ratio=1.0001",
@@ -147,7 +146,10 @@ def assert_same(records, expected, exactly):
             assert np.array(history) == pytest.approx(np.array(history_of_other), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", LOOPS)
+# Fabric's loop takes from a trial what the bare one does.
+@pytest.mark.parametrize(
+    "name", ["bare", pytest.param("fabric", marks=pytest.mark.slow), "huggingface"]
+)
 @pytest.mark.filterwarnings(
     "ignore"
 )  # advice of Lightning and transformers to whoever trains a toy
@@ -180,8 +182,15 @@ run_loop({name!r}, killed)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LOOPS)
+# What is killed is the same in each: the loops differ in what they save.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("bare", marks=pytest.mark.slow),
+        pytest.param("fabric", marks=pytest.mark.soak),
+        pytest.param("huggingface", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_a_loop_that_is_killed_goes_on_where_it_was(name, tuned):
     # It skips where the package is missing, before a process is started.
@@ -610,6 +619,8 @@ def test_no_option_is_ignored_in_a_loop(name):
     assert groups & {*OWN_WORK, *OF_A_LOOP}
 
 
+# A loop that ends between its reports is below; this one does so in every trial, and is told.
+@pytest.mark.slow
 def test_a_loop_for_the_loss_that_never_reports_at_its_last_step_goes_on_afresh(capsys):
     begun = []
     for trial in quadratic(**FOR_LOSS, trials=12):

@@ -311,6 +311,8 @@ def test_a_study_that_assumes_all_is_run(tmp_path, monkeypatch):
     assert any("your own configuration came to" in note for note in result.summary.notes)
 
 
+# A study that assumes its target is above; here it is met before the first step.
+@pytest.mark.slow
 def test_untrained_weights_may_meet_what_the_first_trial_came_to(tmp_path, monkeypatch):
     """A learning rate that trains nothing sets a target that other seeds begin below."""
     monkeypatch.chdir(tmp_path)

@@ -205,6 +205,8 @@ def check_extras(requirement):
     assert set(extras.split(",")) <= offered.keys()
 
 
+# Six studies: each call and each command in it has a quick test of its own.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice to whoever trains a toy
 def test_every_block_of_the_tutorial(run_block, tmp_path):
     pytest.importorskip("jsonargparse")

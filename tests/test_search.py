@@ -258,13 +258,15 @@ def commits():
     event.remove(Engine, "connect", trace)
 
 
+# The statements of a trial, transactions among them, are counted below with bstune's own sampler.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "most"),
     [
         ("frontier", 4),
-        pytest.param("tpe", 4, marks=pytest.mark.slow),
-        pytest.param("random", 4, marks=pytest.mark.slow),
-        pytest.param("qmc", 5, marks=pytest.mark.slow),
+        ("tpe", 4),
+        ("random", 4),
+        ("qmc", 5),
     ],
 )
 def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):

@@ -331,13 +331,14 @@ EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
     ("kind", "micro"),
     [
         (OneCycle, None),
-        (EpochCosine, None),
-        (Plateau, None),
-        (TrainPlateau, None),
         (MetricPlateau, None),
-        (SteppedByHand, None),
         (TwoOptimizers, None),
         (TrainPlateau, 3),
+        # Schedules by steps, by a metric and by hand are among those above.
+        *(
+            pytest.param(kind, None, marks=pytest.mark.slow)
+            for kind in (EpochCosine, Plateau, TrainPlateau, SteppedByHand)
+        ),
     ],
 )
 def test_a_trial_that_goes_on_is_the_uninterrupted_one_through_epochs(kind, micro, tmp_path):

@@ -248,9 +248,12 @@ TAKEN = {
 @pytest.mark.parametrize(
     "form",
     [
-        *("stream", "data module", "several"),
-        # One is taken as the stream is, the other as several are.
-        *(pytest.param(form, marks=SLOW) for form in ("generator", "several with a length")),
+        "stream",
+        # The first two are taken as the stream is, the others a batch of each loader at a time.
+        *(
+            pytest.param(form, marks=SLOW)
+            for form in ("generator", "data module", "several", "several with a length")
+        ),
     ],
 )
 def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form, capsys):

@@ -297,7 +297,9 @@ def test_an_interruption_that_the_users_code_swallows_is_an_error_all_the_same()
 # In a study of one's own
 
 
-@pytest.mark.parametrize("place", ["training_step", "validation_step"])
+@pytest.mark.parametrize(
+    "place", ["training_step", pytest.param("validation_step", marks=pytest.mark.slow)]
+)
 def test_a_step_that_never_ends_is_an_error_with_the_frames(bstune, project, tmp_path, place):
     project(place, NEVER_ENDS)
     status, _, err = bstune(*OPTIONS, "protocol.trial_seconds=0.3")

@@ -50,14 +50,14 @@ class GivenStream:
         self.remembers = False
         # Batches that were handed out, from the first of the stream.
         self.drawn = 0
-        self._open = open_loaders
-        self._batch_size = batch_size
         self._random = OwnRandomNumbers(seed)
-        self._loaders = open_loaders()
+        loaders = open_loaders()
         # Batches of an epoch; None: it has none.
-        self.length = length_of(self._loaders)
+        self.length = length_of(loaders)
         self._to_skip = 0
-        self._batches = self._endless()
+        # It does not hold the stream, so that a stream that is left ends its loaders' processes at
+        # once: in a cycle they end by torch's timeout, five seconds later.
+        self._batches = _endless(open_loaders, loaders, batch_size)
 
     def draw(self) -> object:
         """Give the next batch."""
@@ -81,39 +81,6 @@ class GivenStream:
             )
         self.drawn = position["batches"]
         self._to_skip = position["batches"]
-
-    def _endless(self) -> Iterator[object]:
-        # Whether the loaders were opened since the last batch.
-        is_new = True
-        while True:
-            has_any = False
-            for batch in self._whole(_batches_of(self._loaders)):
-                has_any = True
-                yield batch
-            if has_any:
-                is_new = False
-                continue
-            if is_new:
-                break
-            # An iterator that has ended gives nothing again.
-            self._loaders = self._open()
-            is_new = True
-        raise ConfigError(
-            f"the training data give no batch at batch size {self._batch_size}: let the loader "
-            "that is made for it have one, or search smaller batch sizes"
-        )
-
-    def _whole(self, batches: Iterable[object]) -> Iterator[object]:
-        """Leave out batches of fewer examples, where it is seen how many a batch has."""
-        counts_examples = False
-        for number, batch in enumerate(batches):
-            first = first_tensor(batch)
-            is_as_asked = first is not None and first.dim() > 0 and len(first) == self._batch_size
-            if number == 0:
-                # Else it is another dimension, as the length of sequences.
-                counts_examples = is_as_asked
-            if is_as_asked or not counts_examples:
-                yield batch
 
 
 class GivenBatches:
@@ -185,6 +152,44 @@ def _tensors_in(batch: object) -> Iterator[Tensor]:
     elif isinstance(batch, list | tuple):
         for part in batch:
             yield from _tensors_in(part)
+
+
+def _endless(
+    open_loaders: Callable[[], object], loaders: object, batch_size: int
+) -> Iterator[object]:
+    """Yield the whole batches of loaders, which are opened anew where they have none any more."""
+    # Whether the loaders were opened since the last batch.
+    is_new = True
+    while True:
+        has_any = False
+        for batch in _whole(_batches_of(loaders), batch_size):
+            has_any = True
+            yield batch
+        if has_any:
+            is_new = False
+            continue
+        if is_new:
+            break
+        # An iterator that has ended gives nothing again.
+        loaders = open_loaders()
+        is_new = True
+    raise ConfigError(
+        f"the training data give no batch at batch size {batch_size}: let the loader "
+        "that is made for it have one, or search smaller batch sizes"
+    )
+
+
+def _whole(batches: Iterable[object], batch_size: int) -> Iterator[object]:
+    """Leave out batches of fewer examples, where it is seen how many a batch has."""
+    counts_examples = False
+    for number, batch in enumerate(batches):
+        first = first_tensor(batch)
+        is_as_asked = first is not None and first.dim() > 0 and len(first) == batch_size
+        if number == 0:
+            # Else it is another dimension, as the length of sequences.
+            counts_examples = is_as_asked
+        if is_as_asked or not counts_examples:
+            yield batch
 
 
 def _batches_of(loaders: Any) -> Iterator[object]:
