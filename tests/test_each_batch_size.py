@@ -121,12 +121,15 @@ def test_in_a_study_of_ones_own_it_has_no_place_for_other_parameters():
 @pytest.mark.parametrize(
     ("trials", "words"),
     [
-        (6, "6 trials, at each of 3 batch sizes in turn; each ends"),
-        (7, "7 trials, at each of 3 batch sizes in turn, one more at the 1 smallest; each ends"),
+        (6, "6 configurations, at each of 3 batch sizes in turn; each ends"),
+        (
+            7,
+            "7 configurations, at each of 3 batch sizes in turn, one more at the 1 smallest; each ends",
+        ),
         (
             2,
             (
-                "2 trials, at the 2 smallest of 3 batch sizes alone: choose search.trials as a "
+                "2 configurations, at the 2 smallest of 3 batch sizes alone: choose search.trials as a "
                 "multiple of 3; each ends"
             ),
         ),

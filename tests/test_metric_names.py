@@ -31,6 +31,8 @@ def test_the_words_of_a_name_say_which_way_is_better(metric, mode):
         (["val_acc", "val_loss"], "val_loss"),
         (["val_loss_epoch", "val_loss", "val_acc"], "val_loss"),
         (["b/loss", "a/loss"], "a/loss"),
+        (["valid_acc", "valid_bce"], "valid_bce"),
+        (["val_mae", "val_rmse"], None),
         (["val_acc", "val_f1"], None),
         ([], None),
     ],

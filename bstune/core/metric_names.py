@@ -7,7 +7,20 @@ from bstune.core.errors import ConfigError
 from bstune.core.records import Mode
 
 # Words in the name of a metric that say which way is better.
-LESS_IS_BETTER = ("loss", "error", "err", "mse", "rmse", "mae", "nll", "perplexity", "ppl")
+LESS_IS_BETTER = (
+    "loss",
+    "error",
+    "err",
+    "mse",
+    "rmse",
+    "mae",
+    "nll",
+    "bce",
+    "ce",
+    "xent",
+    "perplexity",
+    "ppl",
+)
 MORE_IS_BETTER = (
     "acc",
     "accuracy",
@@ -36,14 +49,20 @@ def mode_of(metric: str) -> Mode | None:
 
 
 def the_loss(metrics: Collection[str]) -> str | None:
-    """Choose among the metrics of a validation: the only one, or the shortest name that holds loss.
+    """Choose among the metrics of a validation.
 
-    The shortest, as Lightning logs ``val_loss`` as ``val_loss_epoch``, too. None: they do not tell.
+    The only one; else the shortest name that holds loss, as Lightning logs ``val_loss`` as
+    ``val_loss_epoch``, too; else the only one of which less is better. None: they do not tell.
     """
     if len(metrics) == 1:
         return next(iter(metrics))
     losses = [metric for metric in metrics if LOSS in metric.lower()]
-    return min(losses, key=lambda metric: (len(metric), metric), default=None)
+    if losses:
+        return min(losses, key=lambda metric: (len(metric), metric))
+    falling = [metric for metric in metrics if mode_of(metric) == "min"]
+    if len(falling) == 1:
+        return falling[0]
+    return None
 
 
 def parse_target(text: str, option: str = "--target") -> tuple[str, float, Mode]:

@@ -90,10 +90,11 @@ PROBED = 0.75
 LEAST_CONTINUED = 0.4
 # A score's worth of cost to go, in incumbent's costs, at most.
 MOST_COST_TO_GO = 10.0
-# For the objective steps, once one has reached the target: the power of the examples in what is to
-# go, beside that of the steps. The incumbent takes 1.04 and 1.03 times the fewest steps after 20 and
-# 40 times their cost (five tables, 4 seeds, geometric mean); with 1 it took 1.08 (2 seeds). With 0
-# from the first trial on, a study of a law whose frontier is flat met nothing within 40 times.
+# For the objective steps, once one has reached the target: the power of the examples in what is
+# to go, beside that of the steps. The incumbent takes 1.04 and 1.03 times the fewest steps after
+# 20 and 40 times their cost (five tables, 4 seeds, geometric mean); with 1 it took 1.08 (2 seeds).
+# With 0 from the first trial on, a study of a law whose frontier is flat met nothing within 40
+# times.
 COST_SHARE = 0.1
 # Added to the score of what its longest horizon cannot bring to the target: it comes after all
 # else.
@@ -725,9 +726,9 @@ def thompson_sample(
     drawn = candidate_log_steps(posterior, candidates, draw[None])[0]
     drawn = np.minimum(drawn, MOST_LOG_STEPS)
     score = drawn + np.log(weight(candidates.x))
-    # What is dear waits until something has reached the target. Then the cost hardly counts where it
-    # is no part of the objective: the fewest steps are at the largest batch sizes, whose trials take
-    # the most examples.
+    # What is dear waits until something has reached the target. Then the cost hardly counts where
+    # it is no part of the objective: the fewest steps are at the largest batch sizes, whose trials
+    # take the most examples.
     in_objective = weight(candidates.x)
     in_cost = posterior.tau(np.exp2(candidates.x))
     share = COST_SHARE if posterior.reached else 1.0

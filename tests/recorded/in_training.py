@@ -1,9 +1,12 @@
-"""Twenty studies of ``digits`` as a user starts them, and a dense table of the same training."""
+"""Thirty studies of ``digits`` as a user starts them, and a dense table of the same training."""
 
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from recorded.figure import Values, rows_of
 
@@ -11,6 +14,9 @@ from bstune.core.records import Target
 from bstune.sweeps.search_problem import dense_b_crit
 from bstune.trial.replay import Table, read_table
 
+Row = dict[str, Any]
+DIGITS = "tests/recorded/digits"
+RECORDS = (f"{DIGITS}/table.jsonl", f"{DIGITS}/studies.jsonl", f"{DIGITS}/curve_studies.jsonl")
 TARGET = Target("val/loss", 0.1, "min")
 RESAMPLINGS = 100
 # Of 100, each end of a 90% interval leaves out as many.
@@ -18,22 +24,37 @@ LEFT_OUT = 5
 
 
 @cache
-def b_crit_in_training(table_path: Path, studies_path: Path) -> Values:
-    """Count the studies whose interval of B_crit holds that of the table."""
+def b_crit_in_training(table_path: Path, studies_path: Path, curve_path: Path) -> Values:
+    """Count the studies whose interval of B_crit holds that of the table.
+
+    ``curve_path`` has those whose objective was ``curve``.
+    """
     table = read_table(table_path)
     truth = dense_b_crit(table, TARGET)
     assert truth is not None
     low, high = resampled_interval(table)
     studies = rows_of(studies_path)
-    held = [row for row in studies if row["low"] <= truth <= row["high"]]
+    curve_studies = rows_of(curve_path)
     return {
         "runs": len(table.runs),
         "truth": truth,
         "low": low,
         "high": high,
-        "held": len(held),
+        "held": count_held(studies, truth),
         "studies": len(studies),
+        "curve_held": count_held(curve_studies, truth),
+        "curve_studies": len(curve_studies),
     }
+
+
+def count_held(studies: Sequence[Row], truth: float) -> int:
+    """Count the intervals that hold the truth; an end that is open holds all beyond."""
+    held = 0
+    for row in studies:
+        low = row["low"] or 0.0
+        high = row["high"] or math.inf
+        held += low <= truth <= high
+    return held
 
 
 def resampled_interval(table: Table) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from recorded.figure import Figure, Values, number_or_none, row_text, rows_of
+from recorded.in_training import RECORDS, b_crit_in_training
 from scipy.stats import t as student
 
 README = "tests/benchmarks/README.md"
@@ -165,6 +166,14 @@ def u_shape(path: Path) -> Values:
 
 COVERED = [
     *coverage_rows(),
+    figure(
+        "in training",
+        "{held} of {studies} studies of `digits` held the B_crit of a table of {runs} runs, "
+        "{truth:.0f} ({low:.0f} to {high:.0f} where its seeds are drawn anew), and under `curve` "
+        "{curve_held} of {curve_studies}",
+        b_crit_in_training,
+        *RECORDS,
+    ),
     figure("coverage", "but in {share:.0%} where the law is U-shaped", u_shape, COVERAGE),
 ]
 

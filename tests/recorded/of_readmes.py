@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from recorded.figure import Figure, Values, rows_of
+from recorded.in_training import RECORDS, b_crit_in_training
 from recorded.of_benchmarks import (
     COVERAGE,
     LAWS,
@@ -67,6 +68,15 @@ TOP_FIGURES = [
     top("searches compared", "{ours}", within_a_quarter, RUNS),
     top("searches compared", "{optuna}", within_a_quarter, RUNS),
     top("first study", "{faster} of {studies} studies", other_walls, WALLS),
+    top(
+        "in training",
+        "{held} of {studies} intervals held {truth:.0f}",
+        b_crit_in_training,
+        *RECORDS,
+    ),
+    top(
+        "in training", "under `curve` {curve_held} of {curve_studies}", b_crit_in_training, *RECORDS
+    ),
     top("coverage", "{share:.0%} of {studies} intervals hold the truth", laws_in_all, COVERAGE),
 ]
 

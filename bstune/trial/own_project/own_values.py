@@ -182,8 +182,8 @@ def own_metric(
 ) -> OwnMetric:
     """Validate a module on a few batches, and choose among the metrics that it logs.
 
-    What a call-back of the Trainer monitors comes first, then the only metric, then the one whose
-    name holds loss. ConfigError where none of this tells, with the metrics.
+    What a call-back of the Trainer monitors comes first, then the only metric, then the one that
+    is a loss by its name. ConfigError where none of this tells, with the metrics.
     """
     check_hooks(module)
     logged = sorted(_logged_in_validation(module, data, trainer, accelerator))
@@ -208,7 +208,7 @@ def own_metric(
             f"{name_of_loss}, which {type(module).__name__} logs in validation, does not say by "
             f"its name which way is better: {how}"
         )
-    why = "it alone is logged in validation" if len(logged) == 1 else "its name holds loss"
+    why = "it alone is logged in validation" if len(logged) == 1 else "it is the loss by its name"
     return OwnMetric(name_of_loss, mode, _without(logged, name_of_loss), why)
 
 
