@@ -1,5 +1,6 @@
 from copy import deepcopy
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,13 @@ from bstune.core.records import Target
 from bstune.hydra_recipe import instantiate
 from bstune.trial.batches.loader import endless
 from bstune.trial.loop import run_trial
-from bstune.trial.workload import build_module, build_workload, checked_protocol, train_examples
+from bstune.trial.workload import (
+    build_module,
+    build_workload,
+    checked_protocol,
+    on_device,
+    train_examples,
+)
 from bstune.workloads.images import ImageData
 from bstune.workloads.schedules import piecewise_linear
 
@@ -511,3 +518,32 @@ def test_images_of_another_projects_data_are_not_to_be_had():
     with pytest.raises(ConfigError, match=r"workload.data is Foreign, which has no first_images"):
         workload.build_module(spec())
     assert isinstance(foreign(Foreign, module=Wantless).build_module(spec()), Wantless)
+
+
+class HookedData(LightningDataModule):
+    """Notes what its hooks on batches get; the module's stand in for the one that it lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        self.calls.append(("transfer", device, dataloader_idx))
+        return [*batch, "moved"]
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.calls.append(("after", dataloader_idx))
+        return [*batch, "after"]
+
+
+class HookedModule(LightningModule):
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return [*batch, f"before {dataloader_idx}"]
+
+
+def test_a_batch_goes_through_the_hooks_as_a_trainer_calls_them():
+    data = HookedData()
+    workload = SimpleNamespace(data_module=data)
+    device = torch.device("cpu")
+    assert on_device(workload, HookedModule(), [], device) == ["before 0", "moved", "after"]
+    assert data.calls == [("transfer", device, 0), ("after", 0)]
