@@ -203,11 +203,11 @@ def run_branches(
 
 def _check_options(options: StudyOptions) -> None:
     """Refuse options that a branch, which goes on with the checkpoint's state, cannot have."""
-    fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
-    if fixed:
+    changes_optimizer = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
+    if changes_optimizer:
         raise ConfigError(
-            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it "
-            "out"
+            f"a branch has the checkpoint's optimizer, which {changes_optimizer[0]} would not "
+            "change: leave it out"
         )
     if options.devices > 1:
         raise ConfigError(

@@ -578,7 +578,7 @@ class ReplayBackend(TrialBackend):
         last_step = spec.max_steps
         if last_step is None:
             last_step = self._protocol.budget.last_step(spec.batch_size)
-        target = self._protocol.of(spec).target
+        target = self._protocol.with_goal_of(spec).target
         record = replay(self.table, spec, target, last_step, resumed_from)
         if not self._holds:
             return record
