@@ -79,13 +79,14 @@ def run(
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
-    module, trainer = at_start(workload, TrialSpec(0, 0, batch_size, lr, None, 0), protocol)
+    first = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
+    module, trainer = at_start(workload, first, protocol)
     device = device_of(protocol.trainer)
     module = module.to(device).train()
     precision = trainer.precision_plugin
 
     def draw(size: int) -> Any:
-        spec = TrialSpec(0, 0, size, lr, None, 0)
+        spec = TrialSpec(number=0, trial_index=0, batch_size=size, lr=lr, delta=None, seed=0)
         return on_device(workload, module, next(iter(workload.train_batches(spec))), device)
 
     def loss(module: Any, batch: Any) -> Tensor:

@@ -308,7 +308,15 @@ class EveryBatchSize(Search):
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
         max_steps = stopping_step(problem, batch_size, finished)
         seed = trial_seed(self._seed, number)
-        return TrialSpec(number, number, batch_size, lr, None, seed, max_steps)
+        return TrialSpec(
+            number=number,
+            trial_index=number,
+            batch_size=batch_size,
+            lr=lr,
+            delta=None,
+            seed=seed,
+            max_steps=max_steps,
+        )
 
 
 class Zeus(Search):
@@ -356,7 +364,15 @@ class Zeus(Search):
         lr = self._problem.clip_lr(self._rule(batch_size))
         max_steps = stopping_step(self._problem, batch_size, finished)
         seed = trial_seed(self._seed, number)
-        return TrialSpec(number, number, batch_size, lr, None, seed, max_steps)
+        return TrialSpec(
+            number=number,
+            trial_index=number,
+            batch_size=batch_size,
+            lr=lr,
+            delta=None,
+            seed=seed,
+            max_steps=max_steps,
+        )
 
     def _end_round(self) -> None:
         # By cost, then by batch size, so that of two equal ones the smaller is taken.

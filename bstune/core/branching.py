@@ -147,4 +147,6 @@ def largest_batch(
             low = min(low, between[0])
         if high is not None:
             high = max(high, between[1])
-    return LargestBatch(math.exp(mean), low, high, unbounded, between)
+    return LargestBatch(
+        batch_size=math.exp(mean), low=low, high=high, unbounded=unbounded, between=between
+    )

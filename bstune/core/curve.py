@@ -524,7 +524,9 @@ def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | 
     rise = _rise(observed, terms, level)
     profile = locate(observed, terms, rise)
     low, high = _ends(profile, rise)
-    return _ChosenLaw(law, profile, rise, low, high, contradiction=contradiction)
+    return _ChosenLaw(
+        law=law, profile=profile, rise=rise, low=low, high=high, contradiction=contradiction
+    )
 
 
 def _both(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:

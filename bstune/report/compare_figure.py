@@ -266,7 +266,14 @@ def _time_row(study: Compared) -> FigureRow:
         text += " (predicted)"
     elif not use.reliable:
         text += f" ({use.reached} of {use.runs})"
-    return FigureRow(use.seconds, use.low, use.high, f"{text}: {place}", use.reliable, further)
+    return FigureRow(
+        value=use.seconds,
+        low=use.low,
+        high=use.high,
+        text=f"{text}: {place}",
+        reliable=use.reliable,
+        further=further,
+    )
 
 
 def _draw_rows(

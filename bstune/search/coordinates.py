@@ -116,7 +116,13 @@ class Coordinates:
 
     def domain(self) -> Domain:
         """Say where the search may go."""
-        return Domain(self.low, self.high, self._snapped, self._rate_bounds, self.columns)
+        return Domain(
+            low=self.low,
+            high=self.high,
+            snap=self._snapped,
+            lrs=self._rate_bounds,
+            others=self.columns,
+        )
 
     def _snapped(self, batch_size: float) -> int:
         return int(nearest_value(self._snap(batch_size), self._sizes))

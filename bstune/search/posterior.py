@@ -209,7 +209,7 @@ class Prior:
             other = np.zeros((x.size, 0))
         # Piecewise-linear interpolation of the unit vectors, constant beyond the ends.
         hats = np.stack([np.interp(x, self.knots, unit) for unit in np.eye(self.knots.size)])
-        return Points(x, z, other, self.rule(x), hats)
+        return Points(x=x, z=z, other=other, rule=self.rule(x), hats=hats)
 
 
 def _columns(chosen: NDArray[np.bool_]) -> Columns:

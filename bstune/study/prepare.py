@@ -472,7 +472,14 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
     asked = options.trial
     if asked.batch_size is None or asked.lr is None:
         return None
-    return TrialSpec(0, 0, asked.batch_size, asked.lr, None, asked.seed)
+    return TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=asked.batch_size,
+        lr=asked.lr,
+        delta=None,
+        seed=asked.seed,
+    )
 
 
 def _checked_tracking(

@@ -98,7 +98,13 @@ class Table:
         nearest_tau = nearest.seconds_per_step
         hit = nearest.steps_to(target)
         if hit is None:
-            return Outcome(None, nearest.end, nearest_tau, nearest.history_to(), nearest.diverged)
+            return Outcome(
+                steps=None,
+                end=nearest.end,
+                seconds_per_step=nearest_tau,
+                history=nearest.history_to(),
+                diverged=nearest.diverged,
+            )
         steps_of_runs = list[int]()
         for run in runs:
             steps_of_run = run.steps_to(target)
