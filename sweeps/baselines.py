@@ -81,7 +81,9 @@ def searches() -> tuple[Entry, ...]:
     """Give all searches that have a name, each Optuna sampler with each axis and form."""
     entries = [Entry(FRONTIER, axis=None, form=None, make=FrontierSearch)]
     for rule in FRONTIER_RULES:
-        entries.append(Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)))
+        entries.append(
+            Entry(name=FRONTIER, axis=rule, form=None, make=partial(FrontierSearch, rule=rule))
+        )
     for name in SAMPLERS:
         forms: tuple[Form | None, ...] = FORMS
         if name in BLIND:

@@ -103,7 +103,7 @@ def crossing(losses: Mapping[int, float], tolerance: float) -> Crossing | None:
         jumps = rise > STRAIGHT_RISE * tolerance
         share = 0.5 if jumps else (tolerance - losses[below]) / rise
         batch_size = below * (above / below) ** share
-        return Crossing(batch_size, below, above, jumps)
+        return Crossing(batch_size=batch_size, below=below, above=above, jumps=jumps)
     return None
 
 

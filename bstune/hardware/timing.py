@@ -487,7 +487,12 @@ def measure_limits(
         raise HardwareError(
             f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}"
         ) from error
-    return DeviceLimits(arithmetic, flops, bandwidth, misaligned)
+    return DeviceLimits(
+        dtype=arithmetic,
+        flops_per_second=flops,
+        bytes_per_second=bandwidth,
+        misaligned_flops_per_second=misaligned,
+    )
 
 
 def _best_rate(

@@ -244,7 +244,9 @@ def _say(axes: "Axes", text: str) -> None:
 
 
 def _critical_row(study: Compared) -> FigureRow:
-    return FigureRow(study.b_crit, study.b_crit_low, study.b_crit_high, study.critical)
+    return FigureRow(
+        value=study.b_crit, low=study.b_crit_low, high=study.b_crit_high, text=study.critical
+    )
 
 
 def _time_row(study: Compared) -> FigureRow:

@@ -230,7 +230,7 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
     if curve is None or len(curve.batch_size) < 2:
         return None
     if merit == "steps":
-        return Band(curve.batch_size, curve.low, curve.steps, curve.high)
+        return Band(batch_size=curve.batch_size, low=curve.low, middle=curve.steps, high=curve.high)
     tau = curve.seconds_per_step
     if tau is None:
         return None
@@ -246,7 +246,7 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
         middle.append(steps * seconds)
         low.append(steps * seconds * math.exp(-below))
         high.append(steps * seconds * math.exp(above))
-    return Band(curve.batch_size, tuple(low), tuple(middle), tuple(high))
+    return Band(batch_size=curve.batch_size, low=tuple(low), middle=tuple(middle), high=tuple(high))
 
 
 def _stars(result: StudyResult, merit: Merit) -> list[Star]:

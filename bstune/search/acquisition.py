@@ -999,7 +999,7 @@ def steps_band(
     sizes = np.array(batch_sizes, dtype=np.float64)
     drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
     low, middle, high = np.exp(np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0))
-    return CurveBand(sizes, middle, low, high)
+    return CurveBand(batch_size=sizes, steps=middle, low=low, high=high)
 
 
 def best_learning_rate(posterior: Posterior, batch_size: float) -> float:

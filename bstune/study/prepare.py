@@ -339,14 +339,21 @@ def _resolved(
 
         options = _with_stored_threads(options)
         options, recipe = resolve(options, recipe)
-        return _Resolved(options, recipe, checked_protocol(options, recipe), None)
+        return _Resolved(
+            options=options, recipe=recipe, protocol=checked_protocol(options, recipe), backend=None
+        )
     if options.devices > 1:
         raise ConfigError(
             f"devices={options.devices} share batches that are trained, and here nothing is: "
             "use devices=1"
         )
     protocol = make_protocol(options, recipe)
-    return _Resolved(options, recipe, protocol, backend or ReplayBackend(options, protocol))
+    return _Resolved(
+        options=options,
+        recipe=recipe,
+        protocol=protocol,
+        backend=backend or ReplayBackend(options, protocol),
+    )
 
 
 def _check_places(

@@ -112,11 +112,19 @@ class Table:
                 steps_of_runs.append(steps_of_run)
         # Steps to target cannot be read between a corner that reached it and one that did not.
         if len(steps_of_runs) < len(runs):
-            return Outcome(hit, hit, nearest_tau, nearest.history_to(hit), diverged=False)
+            return Outcome(
+                steps=hit,
+                end=hit,
+                seconds_per_step=nearest_tau,
+                history=nearest.history_to(hit),
+                diverged=False,
+            )
         steps = round(_geometric_mean(steps_of_runs, weights))
         tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
         history = nearest.history_to(hit, steps / hit)
-        return Outcome(steps, steps, tau, history, diverged=False)
+        return Outcome(
+            steps=steps, end=steps, seconds_per_step=tau, history=history, diverged=False
+        )
 
     @cached_property
     def has_horizons(self) -> bool:
