@@ -105,7 +105,7 @@ def run(
     cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # Nothing is predicted here, so that no limit of the device counts.
-    limits = roofline.DeviceLimits(arithmetic, 1.0, 1.0, None)
+    limits = roofline.DeviceLimits(dtype=arithmetic, flops_per_second=1.0, bytes_per_second=1.0)
     misaligned = dict[str, TensorCoreMisalignment]()
     for row in roofline.misalignments(cost, limits, multiple, batch_size):
         layer = module.get_submodule(row.name)

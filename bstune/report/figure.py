@@ -325,7 +325,7 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
         face = "white"
         if star.is_use:
             face = VERMILION
-            named.append(_NamedMark(USE, size, height, VERMILION))
+            named.append(_NamedMark(name=USE, batch_size=size, height=height, colour=VERMILION))
         text = f"{star.heading}: {winner_text(star.winner)}; {expected_text(star.winner)}"
         style: dict[str, Any] = {"marker": "*", "s": 150, "edgecolor": VERMILION, "zorder": 6}
         axes.scatter([size], [height], facecolor=face, label=text, **style)
@@ -338,7 +338,9 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
         style = {"marker": "s", "s": 42, "edgecolor": GREEN, "linewidths": 1.2, "zorder": 5.7}
         text = _baseline_text(result)
         axes.scatter([baseline.batch_size], [height], facecolor=face, label=text, **style)
-        named.append(_NamedMark(YOURS, baseline.batch_size, height, GREEN))
+        named.append(
+            _NamedMark(name=YOURS, batch_size=baseline.batch_size, height=height, colour=GREEN)
+        )
     _name_marks(axes, named)
 
 

@@ -652,7 +652,11 @@ def _try_and_survey(
     if survey.threads is not None:
         backend.rename(training.use_threads(survey.threads.threads))
     return _PreparedRuns(
-        backend, space, training, survey, notes=tuple(headline(survey, was_cached))
+        backend=backend,
+        space=space,
+        training=training,
+        survey=survey,
+        notes=tuple(headline(survey, was_cached)),
     )
 
 

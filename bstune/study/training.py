@@ -262,7 +262,10 @@ class TrainingService:
         backend = self.backend
         backend.name_device()
         return DeviceNames(
-            backend.device, backend.device_kind, backend.description, backend.frozen_settings
+            device=backend.device,
+            device_kind=backend.device_kind,
+            description=backend.description,
+            frozen_settings=backend.frozen_settings,
         )
 
 
