@@ -79,13 +79,14 @@ def run(
             raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
-    module, trainer = at_start(workload, TrialSpec(0, 0, batch_size, lr, None, 0), protocol)
+    first = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
+    module, trainer = at_start(workload, first, protocol)
     device = device_of(protocol.trainer)
     module = module.to(device).train()
     precision = trainer.precision_plugin
 
     def draw(size: int) -> Any:
-        spec = TrialSpec(0, 0, size, lr, None, 0)
+        spec = TrialSpec(number=0, trial_index=0, batch_size=size, lr=lr, delta=None, seed=0)
         return on_device(workload, module, next(iter(workload.train_batches(spec))), device)
 
     def loss(module: Any, batch: Any) -> Tensor:
@@ -104,7 +105,7 @@ def run(
     cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
     # Nothing is predicted here, so that no limit of the device counts.
-    limits = roofline.DeviceLimits(arithmetic, 1.0, 1.0, None)
+    limits = roofline.DeviceLimits(dtype=arithmetic, flops_per_second=1.0, bytes_per_second=1.0)
     misaligned = dict[str, TensorCoreMisalignment]()
     for row in roofline.misalignments(cost, limits, multiple, batch_size):
         layer = module.get_submodule(row.name)

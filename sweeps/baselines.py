@@ -15,7 +15,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Literal
@@ -81,7 +81,9 @@ def searches() -> tuple[Entry, ...]:
     """Give all searches that have a name, each Optuna sampler with each axis and form."""
     entries = [Entry(FRONTIER, axis=None, form=None, make=FrontierSearch)]
     for rule in FRONTIER_RULES:
-        entries.append(Entry(FRONTIER, rule, None, partial(FrontierSearch, rule=rule)))
+        entries.append(
+            Entry(name=FRONTIER, axis=rule, form=None, make=partial(FrontierSearch, rule=rule))
+        )
     for name in SAMPLERS:
         forms: tuple[Form | None, ...] = FORMS
         if name in BLIND:
@@ -232,22 +234,29 @@ class OptunaSearch(Search):
             "batch_size", problem.batch_sizes[0], problem.batch_sizes[-1], log=True
         )
         lr, delta = self._axis.rate_at(batch_size, self._axis.suggest(trial))
-        last, resumed_from = self.ending(trial, batch_size, finished)
-        self._asked = trial, last
+        last_step, resumed_from = self.ending(trial, batch_size, finished)
+        self._asked = trial, last_step
+        spec = TrialSpec(
+            number=number,
+            trial_index=number,
+            batch_size=batch_size,
+            lr=lr,
+            delta=delta,
+            seed=trial_seed(self._seed, number),
+            max_steps=last_step,
+            resumed_from=resumed_from,
+        )
         if resumed_from is None:
-            seed = trial_seed(self._seed, number)
-            return TrialSpec(number, number, batch_size, lr, delta, seed, last)
-        # Its numbers, not the suggested ones, which went through a logarithm.
+            return spec
+        # It continues a stopped trial with that trial's exact numbers: the suggested ones went
+        # through a logarithm, and may differ by rounding.
         stopped = finished[resumed_from]
-        return TrialSpec(
-            number,
-            number,
-            stopped.batch_size,
-            stopped.lr,
-            stopped.delta,
-            stopped.seed,
-            last,
-            resumed_from,
+        return replace(
+            spec,
+            batch_size=stopped.batch_size,
+            lr=stopped.lr,
+            delta=stopped.delta,
+            seed=stopped.seed,
         )
 
     def ending(
@@ -256,12 +265,12 @@ class OptunaSearch(Search):
         """Give a trial's last step and the trial that it continues; subclasses decide both."""
         return stopping_step(self._problem, batch_size, finished), None
 
-    def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
-        """Tell the study the result of a trial that was to end at step ``last``."""
+    def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:
+        """Tell the study the result of a trial that was to end at ``last_step``."""
         cost = result.time_to_target
         # A bound: it would have cost as much at least.
         if cost is None and self._form == "bound":
-            cost = last * self._problem.tau(result.batch_size)
+            cost = last_step * self._problem.tau(result.batch_size)
         if cost is not None:
             value = math.log(merit(self._problem.objective, cost, result.batch_size))
             self.study.tell(trial, value)
@@ -301,7 +310,15 @@ class EveryBatchSize(Search):
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
         max_steps = stopping_step(problem, batch_size, finished)
         seed = trial_seed(self._seed, number)
-        return TrialSpec(number, number, batch_size, lr, None, seed, max_steps)
+        return TrialSpec(
+            number=number,
+            trial_index=number,
+            batch_size=batch_size,
+            lr=lr,
+            delta=None,
+            seed=seed,
+            max_steps=max_steps,
+        )
 
 
 class Zeus(Search):
@@ -349,7 +366,15 @@ class Zeus(Search):
         lr = self._problem.clip_lr(self._rule(batch_size))
         max_steps = stopping_step(self._problem, batch_size, finished)
         seed = trial_seed(self._seed, number)
-        return TrialSpec(number, number, batch_size, lr, None, seed, max_steps)
+        return TrialSpec(
+            number=number,
+            trial_index=number,
+            batch_size=batch_size,
+            lr=lr,
+            delta=None,
+            seed=seed,
+            max_steps=max_steps,
+        )
 
     def _end_round(self) -> None:
         # By cost, then by batch size, so that of two equal ones the smaller is taken.
@@ -441,12 +466,12 @@ class FrontierSearch(OptunaSearch):
             max_steps, _ = super().ending(trial, batch_size, finished)
         return max_steps, resumed_from
 
-    def tell(self, trial: optuna.Trial, last: int, result: TrialResult) -> None:
+    def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:
         """Tell the study the trial's result, with its record."""
-        if result.status == "stopped" and result.steps < last:
+        if result.status == "stopped" and result.steps < last_step:
             self._exhausted.add(result.number)
         trial.set_user_attr(RECORD, result.to_json())
-        super().tell(trial, last, result)
+        super().tell(trial, last_step, result)
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
         """Name the trial whose point is best by the posterior's mean, not the luckiest one."""

@@ -187,7 +187,14 @@ def _train(
         place, seed = trial_keys[name]
         step = steps[place]
         number = names.index(name)
-        spec = TrialSpec(number, number, step.batch_size, step.lr, None, seed)
+        spec = TrialSpec(
+            number=number,
+            trial_index=number,
+            batch_size=step.batch_size,
+            lr=step.lr,
+            delta=None,
+            seed=seed,
+        )
         return asdict(trainer(step.workload, spec, step.protocol))
 
     plan = UnitPlan(
@@ -229,7 +236,10 @@ def data_note(
     device. Tests replace the clock.
     """
     place = device_of(step.protocol.trainer)
-    batches = iter(step.workload.train_batches(TrialSpec(0, 0, step.batch_size, step.lr, None, 0)))
+    spec = TrialSpec(
+        number=0, trial_index=0, batch_size=step.batch_size, lr=step.lr, delta=None, seed=0
+    )
+    batches = iter(step.workload.train_batches(spec))
 
     def timed(call: Callable[[], object]) -> float:
         # Libraries load in the first call.
@@ -396,8 +406,11 @@ def _build(
     )
     workload = build_workload(options, recipe, data[key])
     # What is wrong with the module is to be said before anything is trained.
-    workload.build_module(TrialSpec(0, 0, batch_size, lr, None, 0))
-    return BuiltRung(rung, workload, protocol, steps, batch_size, lr)
+    spec = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
+    workload.build_module(spec)
+    return BuiltRung(
+        rung=rung, workload=workload, protocol=protocol, steps=steps, batch_size=batch_size, lr=lr
+    )
 
 
 def _data_key(options: StudyOptions) -> str:

@@ -109,7 +109,13 @@ def rung_gain(row: RungRow) -> RungGain | None:
     p = row["p"]
     if mean is None or low is None or high is None or p is None:
         return None
-    return RungGain(row["rung"], 100.0 * mean, 100.0 * low, 100.0 * high, p < 1.0 - CONFIDENCE)
+    return RungGain(
+        rung=row["rung"],
+        mean=100.0 * mean,
+        low=100.0 * low,
+        high=100.0 * high,
+        significant=p < 1.0 - CONFIDENCE,
+    )
 
 
 def _standard_errors(n: int) -> float:

@@ -212,7 +212,14 @@ def _shuffled_trials(
             series = runs[place]
             number = len(planned)
             steps = math.ceil(series.epochs * train_examples / series.batch_size)
-            spec = TrialSpec(number, number, series.batch_size, series.lr, None, seed)
+            spec = TrialSpec(
+                number=number,
+                trial_index=number,
+                batch_size=series.batch_size,
+                lr=series.lr,
+                delta=None,
+                seed=seed,
+            )
             planned[f"{series.name}/{seed}"] = PlannedTrial(place, spec, steps)
     return planned
 

@@ -135,7 +135,15 @@ def run(
             f"left out, as they do not fit under {ceiling}: {', '.join(map(str, choice.left_out))}"
         )
     timed_steps = _TimedSteps(
-        options, recipe, workload, protocol, choice.sizes, steps, lr, timer, busy
+        options=options,
+        recipe=recipe,
+        workload=workload,
+        protocol=protocol,
+        batch_sizes=choice.sizes,
+        steps=steps,
+        lr=lr,
+        timer=timer,
+        busy=busy,
     )
     order = visits(choice.sizes, repeats, seed)
     visits_of_round = dict[str, Sequence[int]]()

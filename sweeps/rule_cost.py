@@ -106,7 +106,18 @@ def table_costs(
             ratio: float | None = None
             if steps_of_rule is not None:
                 ratio = steps_of_rule / steps[best_lr]
-            costs.append(RuleCost(name, size, start, rule, lr, best_lr, outcome, ratio))
+            costs.append(
+                RuleCost(
+                    table=name,
+                    batch_size=size,
+                    tuned_at=start,
+                    rule=rule,
+                    lr=lr,
+                    best_lr=best_lr,
+                    outcome=outcome,
+                    ratio=ratio,
+                )
+            )
     return costs
 
 

@@ -200,7 +200,7 @@ def _plan_cases(sources: Sequence[_Source], entries: Sequence[Entry], n: int) ->
                     "digest": source.origin["digest"],
                     "target": [goal.metric, goal.value],
                 }
-    return _PlannedCases(cases, inputs, compared, left_out)
+    return _PlannedCases(cases=cases, inputs=inputs, compared=compared, left_out=left_out)
 
 
 def _is_of(searches: Sequence[str], record: UnitRecord) -> bool:

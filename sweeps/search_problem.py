@@ -330,7 +330,9 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
             low = 0
         elif any(run.diverged for run in runs):
             status = "diverged"
-        spec = TrialSpec(number, number, batch_size, lr, None, 0)
+        spec = TrialSpec(
+            number=number, trial_index=number, batch_size=batch_size, lr=lr, delta=None, seed=0
+        )
         result = replay(table, spec, target, last)
         medians.append(replace(result, status=status, steps=last, steps_low=low))
     return frontier_points(medians)

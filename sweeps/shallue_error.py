@@ -111,7 +111,10 @@ def run(
     def train(name: str) -> dict[str, object]:
         size, lr, seed = grid[name]
         number = list(grid).index(name)
-        return row_of(trainer(workload, TrialSpec(number, number, size, lr, None, seed), protocol))
+        spec = TrialSpec(
+            number=number, trial_index=number, batch_size=size, lr=lr, delta=None, seed=seed
+        )
+        return row_of(trainer(workload, spec, protocol))
 
     def trained(wanted: Iterable[SeedRun]) -> dict[str, ErrorRun]:
         names = list(dict.fromkeys(map(_run_name, wanted)))

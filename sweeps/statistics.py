@@ -269,9 +269,9 @@ def compare_pairs(
         p = 1.0
         if mean:
             p = 0.0
-        return Difference(len(pairs), mean, mean, mean, p)
+        return Difference(pairs=len(pairs), mean=mean, low=mean, high=mean, p=p)
     test = stats.ttest_rel(values, values_before)
     interval = test.confidence_interval(level)
     low = float(interval.low)
     high = float(interval.high)
-    return Difference(len(pairs), mean, low, high, float(test.pvalue))
+    return Difference(pairs=len(pairs), mean=mean, low=low, high=high, p=float(test.pvalue))

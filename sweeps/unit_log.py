@@ -281,7 +281,7 @@ class UnitLog:
             # Read back, so that a result is the same whether it was measured or recorded.
             value = as_json(measured)
             inputs = as_json(plan.inputs.get(name))
-            self._append(UnitRecord(name, inputs, ended - began, value))
+            self._append(UnitRecord(unit=name, inputs=inputs, seconds=ended - began, value=value))
             values[name] = plan.read(value)
             progress.note(name, ended - began)
             if progress.deserves_line(ended - last_line):

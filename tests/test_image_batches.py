@@ -132,7 +132,7 @@ def own_crop(images, generator):
     return crop(images, generator)
 
 
-@pytest.mark.parametrize("at_once", [5, 7, 20, 1000])
+@pytest.mark.parametrize("examples_at_once", [5, 7, 20, 1000])
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "options"),
     [
@@ -145,10 +145,12 @@ def own_crop(images, generator):
     ],
 )
 def test_batches_made_together_are_those_made_one_by_one(
-    batch_size, micro_batch_size, options, at_once
+    batch_size, micro_batch_size, options, examples_at_once
 ):
-    one_by_one = train_batches(batch_size, micro_batch_size, at_once=1, **options)
-    together = train_batches(batch_size, micro_batch_size, at_once=at_once, **options)
+    one_by_one = train_batches(batch_size, micro_batch_size, examples_at_once=1, **options)
+    together = train_batches(
+        batch_size, micro_batch_size, examples_at_once=examples_at_once, **options
+    )
     assert equal(islice(together, 70), islice(one_by_one, 70))
 
 
@@ -156,7 +158,7 @@ def test_batches_made_together_are_those_made_one_by_one(
 @pytest.mark.parametrize("done", range(9))
 def test_they_are_resumed_within_a_group(done, remembers):
     # Four batches are made at a time.
-    fresh = partial(train_batches, 3, 2, augment=crop, alternating_flip=True, at_once=12)
+    fresh = partial(train_batches, 3, 2, augment=crop, alternating_flip=True, examples_at_once=12)
     whole = list(islice(fresh(), 2 * (done + 9)))
     batches = fresh()
     batches.stream.remembers = remembers
@@ -178,7 +180,7 @@ def test_they_take_the_operators_of_one():
     options = {"augment": partial(crop, cutout=3), "alternating_flip": True}
     one = taken(train_batches(2, **options), 1)
     ten = taken(train_batches(2, **options), 10)
-    together = taken(train_batches(2, at_once=20, **options), 10)
+    together = taken(train_batches(2, examples_at_once=20, **options), 10)
     assert ten > 9 * one > 270
     # Three draws a batch, and what joins the batches, come on top.
     assert together <= one + 3 * 9 + 4
@@ -186,8 +188,8 @@ def test_they_take_the_operators_of_one():
 
 def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
     half = replace(NORMALISE, dtype=torch.bfloat16, memory_format=torch.channels_last)
-    for at_once in (1, 20):
-        batches = train_batches(normalise=half, augment=crop, at_once=at_once)
+    for examples_at_once in (1, 20):
+        batches = train_batches(normalise=half, augment=crop, examples_at_once=examples_at_once)
         for (x, y), (same_x, same_y) in zip(
             islice(batches, 9), train_batches(augment=crop), strict=False
         ):

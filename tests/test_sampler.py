@@ -342,13 +342,19 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
             ),
             "use suggest_int",
         ),
-        (lambda t: size(t) + t.suggest_float("lr", 0.0, 1.0), "over positive rates"),
-        (lambda t: size(t) + t.suggest_int("lr", 1, 2), "must be a float"),
+        (lambda t: size(t) + t.suggest_float("lr", 0.0, 1.0), "lr must lie above 0"),
+        (lambda t: size(t) + t.suggest_int("lr", 1, 2), "lr must be a float"),
     ],
 )
 def test_a_space_that_it_cannot_search_is_refused(suggest, said):
     with pytest.raises(ConfigError, match=said):
         run(suggest, 3)
+
+
+def test_a_delta_that_is_no_float_is_refused():
+    space = {"batch_size": SPACE["batch_size"], "delta": IntDistribution(-2, 2)}
+    with pytest.raises(ConfigError, match="delta must be a float parameter, but got"):
+        Coordinates(space, sqrt_rule, round, None)
 
 
 def test_other_mistakes_are_refused():

@@ -103,7 +103,7 @@ def crossing(losses: Mapping[int, float], tolerance: float) -> Crossing | None:
         jumps = rise > STRAIGHT_RISE * tolerance
         share = 0.5 if jumps else (tolerance - losses[below]) / rise
         batch_size = below * (above / below) ** share
-        return Crossing(batch_size, below, above, jumps)
+        return Crossing(batch_size=batch_size, below=below, above=above, jumps=jumps)
     return None
 
 
@@ -147,4 +147,6 @@ def largest_batch(
             low = min(low, between[0])
         if high is not None:
             high = max(high, between[1])
-    return LargestBatch(math.exp(mean), low, high, unbounded, between)
+    return LargestBatch(
+        batch_size=math.exp(mean), low=low, high=high, unbounded=unbounded, between=between
+    )

@@ -211,7 +211,12 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
         trial = min(octaves[half_octave], key=rank)
         steps = trial.steps if trial.reached else trial.steps_low
         points.append(
-            FrontierPoint(trial.batch_size, steps, not trial.reached, trial.steps_low),
+            FrontierPoint(
+                batch_size=trial.batch_size,
+                steps=steps,
+                stopped=not trial.reached,
+                steps_low=trial.steps_low,
+            ),
         )
     return points
 
@@ -463,7 +468,12 @@ def _observe(points: tuple[FrontierPoint, ...]) -> Observed:
             "per B"
         )
     log_reference = float(log_batch[~stopped].mean())
-    return Observed(log_batch - log_reference, log_steps, stopped, log_reference)
+    return Observed(
+        x=log_batch - log_reference,
+        log_steps=log_steps,
+        stopped=stopped,
+        log_reference=log_reference,
+    )
 
 
 def _known(points: tuple[FrontierPoint, ...]) -> str:
@@ -524,7 +534,9 @@ def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | 
     rise = _rise(observed, terms, level)
     profile = locate(observed, terms, rise)
     low, high = _ends(profile, rise)
-    return _ChosenLaw(law, profile, rise, low, high, contradiction=contradiction)
+    return _ChosenLaw(
+        law=law, profile=profile, rise=rise, low=low, high=high, contradiction=contradiction
+    )
 
 
 def _both(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:

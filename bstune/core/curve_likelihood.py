@@ -135,11 +135,11 @@ def minimise(observed: Observed, odds: Array, small: Array | None = None) -> Pro
         deviance = _deviance(errors, observed.stopped, log_sigma)
         least = deviance.argmin(1)
         best = Profile(
-            odds[:, 0],
-            small_tried[rows, least],
-            deviance[rows, least],
-            log_height[rows, least],
-            log_sigma[rows, least],
+            odds=odds[:, 0],
+            small=small_tried[rows, least],
+            deviance=deviance[rows, least],
+            log_height=log_height[rows, least],
+            log_sigma=log_sigma[rows, least],
         )
         # A step of the height is one in sigmas: it is the points' scatter that tells heights apart.
         scale = step * np.exp(best.log_sigma)

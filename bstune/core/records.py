@@ -492,7 +492,7 @@ class TrialProtocol:
         """Give the protocol of training that no target ends, but the budget: another one, where it is given."""
         return replace(self, target=self.target.never_met, budget=budget or self.budget)
 
-    def of(self, spec: TrialSpec) -> "TrialProtocol":
+    def with_goal_of(self, spec: TrialSpec) -> "TrialProtocol":
         """Give the protocol of a trial: with the goal that its spec has, where it has one."""
         if spec.goal is None:
             return self

@@ -173,7 +173,15 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
     components = _components(points, x - centre, y - level)
     # The exponent is told by the rest of the law.
     blank = Estimate(0.0, 0.0, 0.0)
-    law = ScaleLaw(blank, scales[0], scales[-1], tuple(points), centre, level, components)
+    law = ScaleLaw(
+        exponent=blank,
+        smallest=scales[0],
+        largest=scales[-1],
+        points=tuple(points),
+        centre=centre,
+        level=level,
+        components=components,
+    )
     ends = np.log([scales[0], scales[-1]]) - centre
     factors = np.array([-1.0, 1.0]) / (ends[1] - ends[0])
     moments = [law._moments(component, ends, factors) for component in components]
@@ -208,7 +216,9 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
         log_weight += _log_prior(offset, OFFSETS, OFFSET_SIGMA)
         log_weight += _log_prior(drift, DRIFTS, DRIFT_SIGMA)
         log_weights.append(log_weight)
-        unweighted.append(Component(0.0, offset, drift, solved, inverse))
+        unweighted.append(
+            Component(weight=0.0, offset=offset, drift=drift, solved=solved, inverse=inverse)
+        )
     largest = max(log_weights)
     weights = [math.exp(log_weight - largest) for log_weight in log_weights]
     total = sum(weights)

@@ -8,8 +8,9 @@ from bstune.core.scaling import ScalingRule
 
 MODULE = "workload.module."
 BUDGET = "budget."
+# Options that set the optimizer's beta2 and weight decay by a half-life in examples.
 HALF_LIVES = ("scaling.beta2_half_life", "scaling.weight_decay_half_life")
-# Sets the rate there.
+# Sets the trial's learning rate in the optimizers of a module that has no argument for it.
 OVERRIDE_LR = "scaling.override_lr"
 
 

@@ -280,7 +280,9 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
         apart = 0.5 * QUARTILES_APART * scatter
         low = seconds * math.exp(-apart)
         high = seconds * math.exp(apart)
-        timings.append(SizeTiming(size, seconds, low, high, len(visits)))
+        timings.append(
+            SizeTiming(batch_size=size, seconds=seconds, low=low, high=high, visits=len(visits))
+        )
     return fit_step_time_law(timings)
 
 

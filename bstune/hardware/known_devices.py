@@ -44,35 +44,35 @@ def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:
 
 KNOWN_DEVICES = (
     KnownDevice(
-        "V100",
-        _teraflops(fp32=15.7, fp16=125.0),
-        900e9,
-        "NVIDIA V100 datasheet, 2020, SXM2",
+        name="V100",
+        flops_per_second=_teraflops(fp32=15.7, fp16=125.0),
+        bytes_per_second=900e9,
+        source="NVIDIA V100 datasheet, 2020, SXM2",
     ),
     KnownDevice(
-        "T4",
-        _teraflops(fp32=8.1, fp16=65.0),
-        320e9,
-        "NVIDIA T4 product brief, 2020",
+        name="T4",
+        flops_per_second=_teraflops(fp32=8.1, fp16=65.0),
+        bytes_per_second=320e9,
+        source="NVIDIA T4 product brief, 2020",
     ),
     KnownDevice(
-        "A100 40 GB",
-        _teraflops(fp32=19.5, tf32=156.0, bf16=312.0, fp16=312.0),
-        1555e9,
-        "NVIDIA A100 datasheet, 2020, SXM4",
+        name="A100 40 GB",
+        flops_per_second=_teraflops(fp32=19.5, tf32=156.0, bf16=312.0, fp16=312.0),
+        bytes_per_second=1555e9,
+        source="NVIDIA A100 datasheet, 2020, SXM4",
     ),
     KnownDevice(
-        "A100 80 GB",
-        _teraflops(fp32=19.5, tf32=156.0, bf16=312.0, fp16=312.0),
-        2039e9,
-        "NVIDIA A100 datasheet, 2021, SXM4",
+        name="A100 80 GB",
+        flops_per_second=_teraflops(fp32=19.5, tf32=156.0, bf16=312.0, fp16=312.0),
+        bytes_per_second=2039e9,
+        source="NVIDIA A100 datasheet, 2021, SXM4",
     ),
     KnownDevice(
-        "H100",
-        _teraflops(fp32=66.9, tf32=494.7, bf16=989.4, fp16=989.4),
-        3350e9,
-        "NVIDIA H100 Tensor Core GPU Architecture white paper, 2023, SXM5; the bandwidth: its "
-        "datasheet",
+        name="H100",
+        flops_per_second=_teraflops(fp32=66.9, tf32=494.7, bf16=989.4, fp16=989.4),
+        bytes_per_second=3350e9,
+        source="NVIDIA H100 Tensor Core GPU Architecture white paper, 2023, SXM5; the bandwidth: "
+        "its datasheet",
     ),
 )
 

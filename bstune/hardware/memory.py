@@ -258,7 +258,15 @@ def find_ceiling(
         is_late: whether there is no time for another probe. Then the answer is the largest one that
             has fitted, however far above it the probe that did not fit lies, and a note says so.
     """
-    bracket = _Bracket(probe, low, high, multiple, relative, report, is_late)
+    bracket = _Bracket(
+        probe=probe,
+        low=low,
+        high=high,
+        multiple=multiple,
+        relative=relative,
+        report=report,
+        is_late=is_late,
+    )
     lines = list(notes)
     all_fits = False
     if largest_first and low < high:

@@ -300,7 +300,9 @@ def _run(
             # DDP's buffers count, too.
             join(0, 1)
         workload, protocol = load_workload(options, probe.recipe)
-        spec = TrialSpec(0, 0, share, options.scaling.lr, None, 0)
+        spec = TrialSpec(
+            number=0, trial_index=0, batch_size=share, lr=options.scaling.lr, delta=None, seed=0
+        )
         horizon = max(probe.steps, protocol.last_step(batch_size))
         short = _short_protocol(protocol, probe)
         result = run_trial(workload, spec, short, clock=clock, horizon=horizon)
@@ -438,7 +440,14 @@ def measure_ceiling(
         )
     if limit is None and options.device == "cpu":
         limit = memory.memory_limit(Path("/"), memory.resident_bytes())
-    probe = TrialProbe(options, recipe, limit, steps, seconds, evaluated_batches(tried))
+    probe = TrialProbe(
+        options=options,
+        recipe=recipe,
+        limit=limit,
+        steps=steps,
+        seconds=seconds,
+        evaluation_batches=evaluated_batches(tried),
+    )
     ceiling = find_ceiling(probe, low, high, notes=notes, **search)
     if ceiling.above is not None:
         return ceiling

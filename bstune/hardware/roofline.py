@@ -549,7 +549,14 @@ def misalignments(
             if padded != size:
                 gain = _gain(layer, dimension, padded / size, limits, batch_size)
                 rows.append(
-                    TensorCoreMisalignment(layer.name, layer.kind, dimension, size, padded, gain)
+                    TensorCoreMisalignment(
+                        name=layer.name,
+                        kind=layer.kind,
+                        dimension=dimension,
+                        size=size,
+                        padded=padded,
+                        predicted_gain=gain,
+                    )
                 )
     return rows
 

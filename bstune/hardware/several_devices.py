@@ -53,7 +53,15 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
     with Workers(opens, 1, seconds, devices) as workers:
 
         def time_trial(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:
-            spec = TrialSpec(0, 0, batch_size, lr, None, 0, max_steps=warmup_steps + steps)
+            spec = TrialSpec(
+                number=0,
+                trial_index=0,
+                batch_size=batch_size,
+                lr=lr,
+                delta=None,
+                seed=0,
+                max_steps=warmup_steps + steps,
+            )
             with waiting_for(f"steps at batch size {batch_size} on {devices} devices"):
                 workers.start(spec, Output(Path()), None)
                 finished = workers.wait()

@@ -468,7 +468,14 @@ def time_workload(
                 tried,
             )
     misaligned = _misaligned(device, limits, cost, ceiling.batch_size)
-    return TimedSteps(measured, limits, cost, misaligned, (*notes, *timing_notes), threads)
+    return TimedSteps(
+        measured=measured,
+        limits=limits,
+        cost=cost,
+        misaligned=misaligned,
+        notes=(*notes, *timing_notes),
+        threads=threads,
+    )
 
 
 def _choose_threads(
@@ -675,7 +682,14 @@ def _misaligned(
 
 def _spec(batch_size: int, space: Space) -> TrialSpec:
     # The lowest learning rate: a survey trains nothing, and must not diverge.
-    return TrialSpec(0, 0, batch_size, space.lr(batch_size, -space.delta_bound), None, 0)
+    return TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=batch_size,
+        lr=space.lr(batch_size, -space.delta_bound),
+        delta=None,
+        seed=0,
+    )
 
 
 def _time_ladder(
@@ -791,7 +805,14 @@ def survey_key(
 
     A module is built for it.
     """
-    spec = TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), None, 0)
+    spec = TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=space.low,
+        lr=space.lr(space.low, 0.0),
+        delta=None,
+        seed=0,
+    )
     module = build_module(options, recipe, spec)
     return cache_key(options, space, protocol, module, examples), how_timed(options, module)
 

@@ -353,7 +353,7 @@ def time_trial(
 
         result = run_trial(
             replace(workload, train_batches=watched),
-            TrialSpec(0, 0, batch_size, lr, None, 0),
+            TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0),
             steps_only,
             clock=clock,
             # A schedule that ends with the trial has the length that it would have in a study.
@@ -410,7 +410,7 @@ def time_bare(
     step; no schedule. The device is waited for at the end alone. HardwareError where the module
     steps by itself.
     """
-    spec = TrialSpec(0, 0, batch_size, lr, None, 0)
+    spec = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
     module, trainer = at_start(workload, spec, protocol)
     precision = trainer.precision_plugin
     module.to(device).train()
@@ -487,7 +487,12 @@ def measure_limits(
         raise HardwareError(
             f"the ceilings of {device} cannot be measured in {arithmetic}: {reason}"
         ) from error
-    return DeviceLimits(arithmetic, flops, bandwidth, misaligned)
+    return DeviceLimits(
+        dtype=arithmetic,
+        flops_per_second=flops,
+        bytes_per_second=bandwidth,
+        misaligned_flops_per_second=misaligned,
+    )
 
 
 def _best_rate(

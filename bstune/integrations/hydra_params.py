@@ -189,7 +189,9 @@ def _range(override: Override) -> Range | None:
         assert start is not None  # noqa: S101 (Hydra's parser has set it)
         assert end is not None  # noqa: S101 (Hydra's parser has set it)
         is_whole = isinstance(start, int) and isinstance(end, int)
-        return Range(float(start), float(end), "log" in swept.tags, is_whole)
+        return Range(
+            low=float(start), high=float(end), is_log="log" in swept.tags, is_integer=is_whole
+        )
     encoded = override.sweep_iterator(transformer=Transformer.encode)
     values = tuple(str(value) for value in encoded)
     numbers = _numbers(values)

@@ -131,11 +131,16 @@ def _dot(trial: TrialResult, value: float, metric: str) -> Dot:
     point = f"B = {format_count(trial.batch_size)}, lr = {format_number(trial.lr)}"
     outcome = f"{metric} {format_number(value)} in {plural(trial.steps, 'step')}"
     words = f"trial {trial.number}: {point}, {outcome}"
-    return Dot(trial.batch_size, trial.lr, value, words)
+    return Dot(batch_size=trial.batch_size, lr=trial.lr, value=value, words=words)
 
 
 def _point_dot(point: PointAtBudget, name: str) -> Dot:
-    return Dot(point.batch_size, point.lr, point.expected, f"{name}: {point_words(point)}")
+    return Dot(
+        batch_size=point.batch_size,
+        lr=point.lr,
+        value=point.expected,
+        words=f"{name}: {point_words(point)}",
+    )
 
 
 def _shown(result: StudyResult, at_budget: AtBudget, dots: Sequence[Dot]) -> tuple[float, float]:

@@ -404,7 +404,7 @@ def _curve(result: StudyResult) -> _Curve:
     none = np.empty(0)
     curve = result.curve
     if curve is None:
-        return _Curve(none, none, none, none, none)
+        return _Curve(batch_size=none, steps=none, steps_low=none, steps_high=none, seconds=none)
     seconds = none
     if curve.seconds_per_step is not None:
         seconds = np.array(curve.steps) * np.array(curve.seconds_per_step)
@@ -740,7 +740,15 @@ def _pair(first: Compared, second: Compared, error: float) -> Pair:
     if rise is not None:
         high = ratio * math.exp(_deviations(error) * rise)
     differ = None if low is None else low > 1.0
-    return Pair(large.name, small.name, ratio, low, high, differ, _unlike(large, small))
+    return Pair(
+        larger=large.name,
+        smaller=small.name,
+        ratio=ratio,
+        low=low,
+        high=high,
+        differ=differ,
+        unlike=_unlike(large, small),
+    )
 
 
 def _unlike(one: Compared, other: Compared) -> tuple[str, ...]:

@@ -244,7 +244,9 @@ def _say(axes: "Axes", text: str) -> None:
 
 
 def _critical_row(study: Compared) -> FigureRow:
-    return FigureRow(study.b_crit, study.b_crit_low, study.b_crit_high, study.critical)
+    return FigureRow(
+        value=study.b_crit, low=study.b_crit_low, high=study.b_crit_high, text=study.critical
+    )
 
 
 def _time_row(study: Compared) -> FigureRow:
@@ -266,7 +268,14 @@ def _time_row(study: Compared) -> FigureRow:
         text += " (predicted)"
     elif not use.reliable:
         text += f" ({use.reached} of {use.runs})"
-    return FigureRow(use.seconds, use.low, use.high, f"{text}: {place}", use.reliable, further)
+    return FigureRow(
+        value=use.seconds,
+        low=use.low,
+        high=use.high,
+        text=f"{text}: {place}",
+        reliable=use.reliable,
+        further=further,
+    )
 
 
 def _draw_rows(

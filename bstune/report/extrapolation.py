@@ -134,7 +134,13 @@ def quantity_law(law: ScaleLaw, wanted: float) -> QuantityLaw:
         scale = math.exp(low + (high - low) * i / (LINE_POINTS - 1))
         line.append((scale, law.at(scale)))
     scales = len({point.scale for point in law.points})
-    return QuantityLaw(law.exponent, law.at(wanted), scales, law.largest, tuple(line))
+    return QuantityLaw(
+        exponent=law.exponent,
+        wanted=law.at(wanted),
+        scales=scales,
+        largest=law.largest,
+        line=tuple(line),
+    )
 
 
 def size_schedule(law: ScaleLaw, wanted: float) -> tuple[SizeStep, ...]:

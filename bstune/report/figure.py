@@ -325,7 +325,7 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
         face = "white"
         if star.is_use:
             face = VERMILION
-            named.append(_NamedMark(USE, size, height, VERMILION))
+            named.append(_NamedMark(name=USE, batch_size=size, height=height, colour=VERMILION))
         text = f"{star.heading}: {winner_text(star.winner)}; {expected_text(star.winner)}"
         style: dict[str, Any] = {"marker": "*", "s": 150, "edgecolor": VERMILION, "zorder": 6}
         axes.scatter([size], [height], facecolor=face, label=text, **style)
@@ -338,7 +338,9 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
         style = {"marker": "s", "s": 42, "edgecolor": GREEN, "linewidths": 1.2, "zorder": 5.7}
         text = _baseline_text(result)
         axes.scatter([baseline.batch_size], [height], facecolor=face, label=text, **style)
-        named.append(_NamedMark(YOURS, baseline.batch_size, height, GREEN))
+        named.append(
+            _NamedMark(name=YOURS, batch_size=baseline.batch_size, height=height, colour=GREEN)
+        )
     _name_marks(axes, named)
 
 
@@ -518,9 +520,13 @@ def _draw_rates_of_trials(
     result: StudyResult,
     limits: tuple[float, float],
 ) -> None:
-    """Draw the learning rate of each trial by what became of it; of a study that failed, of all."""
+    """Draw the learning rate of each trial by how it ended.
+
+    Trials that ended without reaching the target are drawn only where none reached it; diverged
+    ones always.
+    """
     on_frontier = {point.number for point in result.points if not point.stopped}
-    best = list[TrialResult]()
+    frontier = list[TrialResult]()
     reached = list[TrialResult]()
     diverged = list[TrialResult]()
     missed = list[TrialResult]()
@@ -532,11 +538,12 @@ def _draw_rates_of_trials(
         elif not trial.reached:
             missed.append(trial)
         elif trial.number in on_frontier:
-            best.append(trial)
+            frontier.append(trial)
         else:
             reached.append(trial)
-    # Where others reached it, trials that were stopped say nothing of the best learning rate.
-    if best or reached:
+    # Where any trial reached the target, those that missed it say nothing of the best learning
+    # rate.
+    if frontier or reached:
         missed = []
     dots: dict[str, Any] = {"s": 12, "color": GREY, "alpha": 0.75, "linewidths": 0}
     points: dict[str, Any] = {"s": 30, "facecolor": INK, "edgecolor": "white", "zorder": 5}
@@ -545,7 +552,7 @@ def _draw_rates_of_trials(
     circles["label"] = "did not reach the target"
     kinds = (
         (reached, dots),
-        (best, points | {"linewidths": 0.8}),
+        (frontier, points | {"linewidths": 0.8}),
         (diverged, crosses | {"marker": "x"}),
         (missed, circles | {"linewidths": 0.8}),
     )

@@ -207,7 +207,14 @@ def mark_of(point: CurvePoint, merit: Merit) -> Mark:
     if merit == "time":
         value = point.time_to_target
         low = point.time_low
-    return Mark(point.number, point.batch_size, point.lr, not point.stopped, value, low)
+    return Mark(
+        number=point.number,
+        batch_size=point.batch_size,
+        lr=point.lr,
+        reached=not point.stopped,
+        value=value,
+        low=low,
+    )
 
 
 def _marks_of(points: Sequence[CurvePoint], merit: Merit) -> tuple[Mark, ...]:
@@ -223,7 +230,7 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
     if curve is None or len(curve.batch_size) < 2:
         return None
     if merit == "steps":
-        return Band(curve.batch_size, curve.low, curve.steps, curve.high)
+        return Band(batch_size=curve.batch_size, low=curve.low, middle=curve.steps, high=curve.high)
     tau = curve.seconds_per_step
     if tau is None:
         return None
@@ -239,7 +246,7 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
         middle.append(steps * seconds)
         low.append(steps * seconds * math.exp(-below))
         high.append(steps * seconds * math.exp(above))
-    return Band(curve.batch_size, tuple(low), tuple(middle), tuple(high))
+    return Band(batch_size=curve.batch_size, low=tuple(low), middle=tuple(middle), high=tuple(high))
 
 
 def _stars(result: StudyResult, merit: Merit) -> list[Star]:
@@ -267,7 +274,7 @@ def _star(winner: WinnerResult, heading: str, merit: Merit, *, is_use: bool) -> 
     value = winner.expected(merit) or low or winner.of_single_run(merit)
     if not value:
         return None
-    return Star(winner, heading, is_use, value, low, high)
+    return Star(winner=winner, heading=heading, is_use=is_use, value=value, low=low, high=high)
 
 
 def _baseline_mark(points: Sequence[CurvePoint], result: StudyResult, merit: Merit) -> Mark | None:
@@ -325,7 +332,17 @@ def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
     lines = list[PowerLaw]()
     for name, rule in RULES.items():
         if rule.exponent is not None:
-            lines.append(PowerLaw(name, rule.words, rule.exponent, batch_size, lr, start, end))
+            lines.append(
+                PowerLaw(
+                    name=name,
+                    words=rule.words,
+                    exponent=rule.exponent,
+                    batch_size=batch_size,
+                    lr=lr,
+                    start=start,
+                    end=end,
+                )
+            )
     law = result.lr_exponent
     if law is not None and law.identified:
         # Where the trials are, and no further: beyond them it is a guess.
@@ -335,5 +352,15 @@ def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
             low = max(low, result.curve.batch_size[0])
             high = min(high, result.curve.batch_size[-1])
         words = f"the trials' own law, B^{law.exponent:z.2f}"
-        lines.append(PowerLaw(LAW, words, law.exponent, batch_size, lr, low, high))
+        lines.append(
+            PowerLaw(
+                name=LAW,
+                words=words,
+                exponent=law.exponent,
+                batch_size=batch_size,
+                lr=lr,
+                start=low,
+                end=high,
+            )
+        )
     return lines

@@ -193,10 +193,10 @@ def _axis(
     if kind == "category":
         names = tuple(str(value) for value in dict.fromkeys(values))
         # The first category stands at the top, where pixels begin.
-        return _Axis(kind, -0.6, len(names) - 0.4, end, start, names)
+        return _Axis(kind=kind, low=-0.6, high=len(names) - 0.4, start=end, end=start, names=names)
     if "range" in stated:
         low, high = stated["range"]
-        return _Axis(kind, low, high, start, end)
+        return _Axis(kind=kind, low=low, high=high, start=start, end=end)
     for trace in traces:
         values += _bar_ends(trace, name)
     places = list[float]()
@@ -213,8 +213,10 @@ def _axis(
     span = max(high - low, least_span)
     if stated.get("rangemode") == "tozero":
         low = min(low, 0.0)
-        return _Axis(kind, low, high + AXIS_PAD * (high - low), start, end)
-    return _Axis(kind, low - AXIS_PAD * span, high + AXIS_PAD * span, start, end)
+        return _Axis(kind=kind, low=low, high=high + AXIS_PAD * (high - low), start=start, end=end)
+    return _Axis(
+        kind=kind, low=low - AXIS_PAD * span, high=high + AXIS_PAD * span, start=start, end=end
+    )
 
 
 def _bar_ends(trace: PlotlyTrace, name: str) -> list[float]:

@@ -110,7 +110,14 @@ def read_files(files: Output) -> StudyFiles:
     config = _read_yaml(files.config, notes)
     best = _read_yaml(files.best, notes)
     trials = read_trials(files.trials, notes)
-    return StudyFiles(files.root, trials, hardware, config, best, tuple(notes))
+    return StudyFiles(
+        path=files.root,
+        trials=trials,
+        hardware=hardware,
+        config=config,
+        best=best,
+        notes=tuple(notes),
+    )
 
 
 def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:

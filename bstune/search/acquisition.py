@@ -260,7 +260,13 @@ class Candidates:
         """Give those in these rows, which rise."""
         count = len(self.stopped)
         stopped = tuple(self.stopped[row] for row in rows.tolist() if row < count)
-        return Candidates(stopped, self.x[rows], self.z[rows], self.other[rows], self.done[rows])
+        return Candidates(
+            stopped=stopped,
+            x=self.x[rows],
+            z=self.z[rows],
+            other=self.other[rows],
+            done=self.done[rows],
+        )
 
     def suggestion(self, chosen: int, max_steps: float) -> Suggestion:
         """Suggest one of them; it is given one step more than it has, at least."""
@@ -322,7 +328,15 @@ def suggest(
         least, fastest = min(ranked, key=lambda pair: pair[0])
         luckiest = min(objective_so_far(trial, weight) for _, trial in ranked)
         incumbent = min(least, MAX_LUCK * luckiest)
-    situation = Situation(pending, domain, budget, resumable, policy, weight, incumbent)
+    situation = Situation(
+        pending=pending,
+        domain=domain,
+        budget=budget,
+        resumable=resumable,
+        policy=policy,
+        weight=weight,
+        incumbent=incumbent,
+    )
     # Before one has reached the target, the objective ``curve`` too looks for what is fast.
     if fastest is not None:
         suggestion = _suggest_for_curve(posterior, situation, objective, fastest, rng)
@@ -985,7 +999,7 @@ def steps_band(
     sizes = np.array(batch_sizes, dtype=np.float64)
     drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
     low, middle, high = np.exp(np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0))
-    return CurveBand(sizes, middle, low, high)
+    return CurveBand(batch_size=sizes, steps=middle, low=low, high=high)
 
 
 def best_learning_rate(posterior: Posterior, batch_size: float) -> float:

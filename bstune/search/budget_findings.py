@@ -236,7 +236,9 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     searched = _log_sizes(posteriors[shares[0]], OPTIMA_AN_OCTAVE)
     later = log2_now + exponents * math.log2(LONGER)
     longer = _best_size(LONGER, later, searched)
-    return SizeGrowth(middle, low, high, tuple(best_sizes), longer)
+    return SizeGrowth(
+        exponent=middle, low=low, high=high, best_sizes=tuple(best_sizes), longer=longer
+    )
 
 
 def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:

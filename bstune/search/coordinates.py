@@ -18,6 +18,7 @@ from bstune.search.acquisition import Array, Domain, Suggestion
 
 BATCH_SIZE = "batch_size"
 LR = "lr"
+# log2(lr / rule(B)): octaves off a scaling rule; searched in place of LR where the study has no LR.
 DELTA = "delta"
 # The rule is tabulated over log2 batch sizes: a decision asks for hundreds. Octaves beyond the
 # batch sizes, and between two places of the table.
@@ -27,7 +28,15 @@ RULE_STEP = 0.25
 
 
 class Coordinates:
-    """The study's parameters as the model's: log2 B, log2 lr, and the others scaled to [0, 1]."""
+    """The study's parameters as the model's: log2 B, log2 lr, and the others scaled to [0, 1].
+
+    Args:
+        space: the study's parameters.
+        rule: from a batch size to a learning rate, no logarithms; None: the square-root rule
+            through the middle of both ranges.
+        snap: from a batch size to the nearest one that can be trained.
+        lr_range: lowest and highest learning rate that may be asked for; None: any.
+    """
 
     def __init__(
         self,
@@ -51,19 +60,22 @@ class Coordinates:
         self._sizes = sizes
         self.low = sizes.low
         self.high = sizes.high
-        self._axis = LR if LR in space else DELTA
-        rates = space[self._axis]
-        if not isinstance(rates, FloatDistribution) or (self._axis == LR and rates.low <= 0):
+        self._lr_parameter = LR if LR in space else DELTA
+        rates = space[self._lr_parameter]
+        if not isinstance(rates, FloatDistribution):
             raise ConfigError(
-                f"{self._axis} must be a float parameter over positive rates, but got {rates}"
+                f"{self._lr_parameter} must be a float parameter, but got {rates}: use "
+                "suggest_float"
             )
+        if self._lr_parameter == LR and rates.low <= 0:
+            raise ConfigError(f"lr must lie above 0, but got {rates}: raise its lowest value")
         self._rates = rates
         self._rule = rule or self._square_root_rule
 
     def _square_root_rule(self, batch_size: float) -> float:
         """Give the square-root rule's rate through the middle of both ranges."""
         middle_rate = 1.0
-        if self._axis == LR:
+        if self._lr_parameter == LR:
             middle_rate = math.sqrt(self._rates.low * self._rates.high)
         return middle_rate * math.sqrt(batch_size / math.sqrt(self.low * self.high))
 
@@ -91,7 +103,7 @@ class Coordinates:
     def point(self, params: Mapping[str, Any]) -> tuple[float, float]:
         """Give log2 batch size and log2 learning rate."""
         batch_size = self._snap(params[BATCH_SIZE])
-        if self._axis == LR:
+        if self._lr_parameter == LR:
             return math.log2(batch_size), math.log2(params[LR])
         return math.log2(batch_size), math.log2(self._rule(batch_size)) + params[DELTA]
 
@@ -104,14 +116,20 @@ class Coordinates:
 
     def domain(self) -> Domain:
         """Say where the search may go."""
-        return Domain(self.low, self.high, self._snapped, self._rate_bounds, self.columns)
+        return Domain(
+            low=self.low,
+            high=self.high,
+            snap=self._snapped,
+            lrs=self._rate_bounds,
+            others=self.columns,
+        )
 
     def _snapped(self, batch_size: float) -> int:
         return int(nearest_value(self._snap(batch_size), self._sizes))
 
     def _rate_bounds(self, x: Array) -> tuple[Array, Array]:
         """Give lowest and highest log2 learning rate at log2 batch sizes."""
-        if self._axis == LR:
+        if self._lr_parameter == LR:
             bottom = np.full(x.shape, math.log2(self._rates.low))
             top = np.full(x.shape, math.log2(self._rates.high))
         else:
@@ -125,11 +143,11 @@ class Coordinates:
         """Give a suggestion as parameters of the study."""
         batch_size = self._snapped(2.0**suggestion.x)
         rate = 2.0**suggestion.z
-        if self._axis == DELTA:
+        if self._lr_parameter == DELTA:
             rate = suggestion.z - math.log2(self._rule(batch_size))
         params: dict[str, Any] = {
             BATCH_SIZE: batch_size,
-            self._axis: nearest_value(rate, self._rates),
+            self._lr_parameter: nearest_value(rate, self._rates),
         }
         columns = iter(suggestion.other)
         for name in self._names:

@@ -74,4 +74,4 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
         precision = precision + np.outer(away, away) / variance
         weighed = weighed + away * (run.behind - behind_then) / variance
     covariance = np.linalg.inv(precision)
-    return Drift(best.x, best.z, covariance @ weighed, covariance)
+    return Drift(x=best.x, z=best.z, mean=covariance @ weighed, covariance=covariance)

@@ -91,7 +91,7 @@ CACHED_VALUES = 40_000
 NODES_AN_OCTAVE = 8
 # Degrees of freedom of Student's t: the reference learning rate may be wrong by ten times.
 SHIFT_FREEDOM = 3.0
-# Of the particles' weight, that a rise in temperature leaves.
+# Share of the particles that still count (effective number over m) after a step in temperature.
 KEPT_WEIGHT = 0.5
 
 
@@ -209,7 +209,7 @@ class Prior:
             other = np.zeros((x.size, 0))
         # Piecewise-linear interpolation of the unit vectors, constant beyond the ends.
         hats = np.stack([np.interp(x, self.knots, unit) for unit in np.eye(self.knots.size)])
-        return Points(x, z, other, self.rule(x), hats)
+        return Points(x=x, z=z, other=other, rule=self.rule(x), hats=hats)
 
 
 def _columns(chosen: NDArray[np.bool_]) -> Columns:
@@ -629,21 +629,25 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
 
 
 def _next_step(rise: Array, temperature: float) -> float:
-    """Find the rise in temperature that leaves half of the particles' weight, by bisection."""
+    """Find by bisection how far the temperature may go up in one step.
+
+    At least half of the particles still count after it. ``rise`` (m,) is each particle's log
+    density gained per unit of temperature.
+    """
     low = 0.0
     high = 1.0 - temperature
     excess = rise - rise.max()
 
-    def share_left(step: float) -> float:
+    def effective_share(step: float) -> float:
         # The effective number of particles, over their number.
         weight = np.exp(step * excess)
         return float(weight.sum() ** 2 / (weight @ weight) / weight.size)
 
-    if share_left(high) >= KEPT_WEIGHT:
+    if effective_share(high) >= KEPT_WEIGHT:
         return high
     for _ in range(30):
         middle = 0.5 * (low + high)
-        if share_left(middle) >= KEPT_WEIGHT:
+        if effective_share(middle) >= KEPT_WEIGHT:
             low = middle
         else:
             high = middle

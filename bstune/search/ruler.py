@@ -207,4 +207,4 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
     first_slope = slope
     if width > 0.0:
         first_slope = max(slope, float(heights[0] - heights[early][-1]) / width)
-    return Ruler(log_shares, heights, slope, first_slope)
+    return Ruler(log_shares=log_shares, heights=heights, slope=slope, first_slope=first_slope)

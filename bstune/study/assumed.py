@@ -129,7 +129,10 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     refuse_finders((stated.trainer or {}).get("callbacks"))
     is_given = is_function(data)
     project = _Project(
-        module, data_module(data, ANY_BATCH_SIZE), is_given, dict(stated.trainer or {})
+        module=module,
+        data=data_module(data, ANY_BATCH_SIZE),
+        is_given=is_given,
+        trainer=dict(stated.trainer or {}),
     )
     lines = list[str]()
     reference = stated.reference
@@ -186,7 +189,9 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
         target = Target(metric.name, 0.0, metric.mode).never_met
         lines.append(_line_on(metric, stated.objective))
     given = _given(replace(stated, trainer=project.trainer), target, sizes, reference, budget)
-    return Completed(given, wall_seconds, tuple(lines), budget_seconds)
+    return Completed(
+        given=given, wall_seconds=wall_seconds, lines=tuple(lines), budget_seconds=budget_seconds
+    )
 
 
 @dataclass(frozen=True)

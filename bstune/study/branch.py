@@ -168,7 +168,14 @@ def run_branches(
     start: float | None = None
     for seed in seeds:
         for size in sizes:
-            own = TrialSpec(0, 0, batch_size, lr_until_read, None, seed)
+            own = TrialSpec(
+                number=0,
+                trial_index=0,
+                batch_size=batch_size,
+                lr=lr_until_read,
+                delta=None,
+                seed=seed,
+            )
             record, start = branch(
                 workload, protocol, path, checkpoint, own, size, examples, lr_exponent
             )
@@ -176,7 +183,16 @@ def run_branches(
             value: float | None = None
             if record.history:
                 value = record.history[-1][1]
-            branches.append(Branch(size, seed, record.steps, record.status, value, record.message))
+            branches.append(
+                Branch(
+                    batch_size=size,
+                    seed=seed,
+                    steps=record.steps,
+                    status=record.status,
+                    value=value,
+                    message=record.message,
+                )
+            )
             log(_branch_line(branches[-1], protocol.target))
 
     # All is measured against the run's own batch size: without it there is no answer.
@@ -203,11 +219,11 @@ def run_branches(
 
 def _check_options(options: StudyOptions) -> None:
     """Refuse options that a branch, which goes on with the checkpoint's state, cannot have."""
-    fixed = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
-    if fixed:
+    changes_optimizer = [name for name in (*HALF_LIVES, OVERRIDE_LR) if option_at(options, name)]
+    if changes_optimizer:
         raise ConfigError(
-            f"a branch has the checkpoint's optimizer, which {fixed[0]} would not change: leave it "
-            "out"
+            f"a branch has the checkpoint's optimizer, which {changes_optimizer[0]} would not "
+            "change: leave it out"
         )
     if options.devices > 1:
         raise ConfigError(

@@ -84,7 +84,11 @@ def extrapolate_branches(
     scale_points = list[ScalePoint]()
     for point in points:
         error = log_error(point.reading, INTERVAL_QUANTILE)
-        scale_points.append(ScalePoint(point.scale, point.reading.value, error, point.checkpoint))
+        scale_points.append(
+            ScalePoint(
+                scale=point.scale, value=point.reading.value, error=error, study=point.checkpoint
+            )
+        )
     law = fit_scale_law(scale_points)
     schedule = size_schedule(law, wanted)
     exponent = checkpoints[0].lr_exponent

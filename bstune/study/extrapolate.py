@@ -307,7 +307,7 @@ def _laws(
             # The sizes within 10% of the best are no interval of the best one: seeds move it.
             if quantity == "batch_size" and error is not None:
                 error = max(error, UNTOLD_ERROR)
-            points.append(ScalePoint(row.scale, reading.value, error, key))
+            points.append(ScalePoint(scale=row.scale, value=reading.value, error=error, study=key))
         if len({point.scale for point in points}) < FEWEST_SCALES:
             continue
         law = fit_scale_law(points)

@@ -174,7 +174,14 @@ def so_far(
     if prepared.budget.objective == "loss":
         heads, rows = _budget_curve(prepared, done)
     study = StudyFolder(result, files)
-    return StudySoFar(study, lines, heads, rows, now, is_running)
+    return StudySoFar(
+        study=study,
+        lines=lines,
+        curve_heads=heads,
+        curve_rows=rows,
+        written=now,
+        is_running=is_running,
+    )
 
 
 def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None) -> str:

@@ -339,14 +339,21 @@ def _resolved(
 
         options = _with_stored_threads(options)
         options, recipe = resolve(options, recipe)
-        return _Resolved(options, recipe, checked_protocol(options, recipe), None)
+        return _Resolved(
+            options=options, recipe=recipe, protocol=checked_protocol(options, recipe), backend=None
+        )
     if options.devices > 1:
         raise ConfigError(
             f"devices={options.devices} share batches that are trained, and here nothing is: "
             "use devices=1"
         )
     protocol = make_protocol(options, recipe)
-    return _Resolved(options, recipe, protocol, backend or ReplayBackend(options, protocol))
+    return _Resolved(
+        options=options,
+        recipe=recipe,
+        protocol=protocol,
+        backend=backend or ReplayBackend(options, protocol),
+    )
 
 
 def _check_places(
@@ -472,7 +479,14 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
     asked = options.trial
     if asked.batch_size is None or asked.lr is None:
         return None
-    return TrialSpec(0, 0, asked.batch_size, asked.lr, None, asked.seed)
+    return TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=asked.batch_size,
+        lr=asked.lr,
+        delta=None,
+        seed=asked.seed,
+    )
 
 
 def _checked_tracking(
@@ -638,7 +652,11 @@ def _try_and_survey(
     if survey.threads is not None:
         backend.rename(training.use_threads(survey.threads.threads))
     return _PreparedRuns(
-        backend, space, training, survey, notes=tuple(headline(survey, was_cached))
+        backend=backend,
+        space=space,
+        training=training,
+        survey=survey,
+        notes=tuple(headline(survey, was_cached)),
     )
 
 

@@ -196,7 +196,10 @@ def record_grid(
         if point in done:
             continue
         batch_size, lr, seed = point
-        result = train(TrialSpec(number, number, batch_size, lr, None, seed))
+        spec = TrialSpec(
+            number=number, trial_index=number, batch_size=batch_size, lr=lr, delta=None, seed=seed
+        )
+        result = train(spec)
         rows.append(row(result))
         append_text(runs, dump_json(rows[-1]) + "\n")
         place = f"B {batch_size}  lr {lr:.4g}  seed {seed}"

@@ -286,7 +286,14 @@ def load(folder: str | Path, *, trust: bool = False) -> Result:
             options = options_of_folder(study.files.config, Output(path).config, trust)
         except StudyError as error:
             notes.append(str(error))
-    return Result(path, study.result, study.files.trials, options, None, tuple(notes))
+    return Result(
+        folder=path,
+        summary=study.result,
+        records=study.files.trials,
+        options=options,
+        recipe=None,
+        notes=tuple(notes),
+    )
 
 
 def compare(*studies: str | Path | Result) -> Comparison:

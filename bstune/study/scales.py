@@ -113,7 +113,9 @@ def _given(name: str, studies: Sequence[StudyFolder], values: Mapping[str, float
     if name == "parameters":
         set_by = (*OF_MODULE, *OF_A_TABLE)
     scales = [values[study] for study in names]
-    return CommonScale(name, f"{name} as given", set_by, _rows_at(studies, scales))
+    return CommonScale(
+        name=name, meaning=f"{name} as given", set_by=set_by, rows=_rows_at(studies, scales)
+    )
 
 
 def _rows_at(
@@ -137,17 +139,27 @@ def _of_examples(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
         for size, study in zip(sizes, studies, strict=True):
             values.append(size.examples * _tokens_of(study, name))
         rows = _rows_at(studies, values)
-        return CommonScale(name, f"{name} of the training data", OF_DATA, rows)
+        return CommonScale(
+            name=name, meaning=f"{name} of the training data", set_by=OF_DATA, rows=rows
+        )
     if is_of_loss:
         _all_are_of_budget(studies, "examples")
         budgets = list[tuple[ScaleRow, ...]]()
         for study in studies:
             whole = (_at_budget(study).examples or math.nan) * _tokens_of(study, name)
             budgets.append(_over_budgets(study, whole))
-        return CommonScale(name, f"{name} of the budget", ("budget.",), tuple(budgets))
+        return CommonScale(
+            name=name, meaning=f"{name} of the budget", set_by=("budget.",), rows=tuple(budgets)
+        )
     by_target = tuple(_over_targets(study, name) for study in studies)
     meaning = f"{name} that a training took to its target"
-    return CommonScale(name, meaning, ("workload.target.value",), by_target, grows_within=True)
+    return CommonScale(
+        name=name,
+        meaning=meaning,
+        set_by=("workload.target.value",),
+        rows=by_target,
+        grows_within=True,
+    )
 
 
 def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
@@ -167,7 +179,9 @@ def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
 def _of_parameters(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     sizes = _sizes_of(studies, "their parameters")
     values = [float(size.parameters) for size in sizes]
-    return CommonScale(name, "trained parameters", OF_MODULE, _rows_at(studies, values))
+    return CommonScale(
+        name=name, meaning="trained parameters", set_by=OF_MODULE, rows=_rows_at(studies, values)
+    )
 
 
 def _of_seconds(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
@@ -176,7 +190,9 @@ def _of_seconds(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     for study in studies:
         whole = _at_budget(study).seconds or math.nan
         rows.append(_over_budgets(study, whole))
-    return CommonScale(name, "seconds of the budget", ("budget.",), tuple(rows))
+    return CommonScale(
+        name=name, meaning="seconds of the budget", set_by=("budget.",), rows=tuple(rows)
+    )
 
 
 def _of_option(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
@@ -201,7 +217,7 @@ def _of_option(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
                 "the scale of each study, --values STUDY=N,STUDY=N,STUDY=N"
             )
         values.append(float(value))
-    return CommonScale(name, key, (key,), _rows_at(studies, values))
+    return CommonScale(name=name, meaning=key, set_by=(key,), rows=_rows_at(studies, values))
 
 
 def _all_keys(settings: Sequence[Mapping[str, object]]) -> list[str]:

@@ -174,7 +174,14 @@ class TrainingService:
             else:
                 check_largest(trial.batch_size, data, "trial.batch_size")
         workload = build_workload(options, recipe, data)
-        first = TrialSpec(0, 0, space.low, space.lr(space.low, 0.0), 0.0, 0)
+        first = TrialSpec(
+            number=0,
+            trial_index=0,
+            batch_size=space.low,
+            lr=space.lr(space.low, 0.0),
+            delta=0.0,
+            seed=0,
+        )
         module = workload.build_module(trial or first)
         check_hooks(module, protocol.target.metric)
         backend = LightningBackend(options, recipe, workload, protocol)
@@ -255,7 +262,10 @@ class TrainingService:
         backend = self.backend
         backend.name_device()
         return DeviceNames(
-            backend.device, backend.device_kind, backend.description, backend.frozen_settings
+            device=backend.device,
+            device_kind=backend.device_kind,
+            description=backend.description,
+            frozen_settings=backend.frozen_settings,
         )
 
 

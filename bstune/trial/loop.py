@@ -108,9 +108,9 @@ def run_trial(
         clock: of the trial; None: one of its own.
         state: gets the training state of a stopped trial; None: it is not kept.
         resume: a stopped trial, from which this one goes on; None: it starts afresh.
-        horizon: the steps that the Trainer names as its own, and ends after; None: the budget's,
-            whenever the trial ends, so that a trial stopped early has the schedules of one that is
-            not.
+        horizon: the Trainer's max_steps, which schedules read, and where it ends; None: the
+            budget's last step, even for a trial that is stopped before, so that its schedule is
+            that of a whole trial.
 
     Raises:
         StateError: before anything is done, where the trial cannot be resumed but can start afresh.
@@ -120,7 +120,7 @@ def run_trial(
         raise ValueError(
             f"a trial with resumed_from={spec.resumed_from} cannot go on from trial {resumed_from}"
         )
-    protocol = protocol.of(spec)
+    protocol = protocol.with_goal_of(spec)
     distributed.check_count(protocol.devices)
     device = device_of(protocol.trainer)
     clock = clock or TrialClock(

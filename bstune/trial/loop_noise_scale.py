@@ -194,5 +194,8 @@ class LoopNoiseScale:
         inverse_small = sum(weight / count for _, weight, count in parts)
         inverse_big = sum(weight**2 / count for _, weight, count in parts)
         return GradientNorms(
-            small / scale**2, 1.0 / inverse_small, big / scale**2, 1.0 / inverse_big
+            small=small / scale**2,
+            small_size=1.0 / inverse_small,
+            big=big / scale**2,
+            big_size=1.0 / inverse_big,
         )

@@ -589,7 +589,7 @@ class LoopBackend(TrialBackend):
         make_inside(folder.states)
         # Marked before anything is saved, so that it is found whatever ends this process.
         self._mark(folder.state(spec.number), None)
-        protocol = self._protocol.of(spec)
+        protocol = self._protocol.with_goal_of(spec)
         budget_end = self._budget_end(spec.batch_size)
         last_step = spec.max_steps or budget_end
         resume_from: Path | None = None

@@ -98,7 +98,13 @@ class Table:
         nearest_tau = nearest.seconds_per_step
         hit = nearest.steps_to(target)
         if hit is None:
-            return Outcome(None, nearest.end, nearest_tau, nearest.history_to(), nearest.diverged)
+            return Outcome(
+                steps=None,
+                end=nearest.end,
+                seconds_per_step=nearest_tau,
+                history=nearest.history_to(),
+                diverged=nearest.diverged,
+            )
         steps_of_runs = list[int]()
         for run in runs:
             steps_of_run = run.steps_to(target)
@@ -106,11 +112,19 @@ class Table:
                 steps_of_runs.append(steps_of_run)
         # Steps to target cannot be read between a corner that reached it and one that did not.
         if len(steps_of_runs) < len(runs):
-            return Outcome(hit, hit, nearest_tau, nearest.history_to(hit), diverged=False)
+            return Outcome(
+                steps=hit,
+                end=hit,
+                seconds_per_step=nearest_tau,
+                history=nearest.history_to(hit),
+                diverged=False,
+            )
         steps = round(_geometric_mean(steps_of_runs, weights))
         tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
         history = nearest.history_to(hit, steps / hit)
-        return Outcome(steps, steps, tau, history, diverged=False)
+        return Outcome(
+            steps=steps, end=steps, seconds_per_step=tau, history=history, diverged=False
+        )
 
     @cached_property
     def has_horizons(self) -> bool:
@@ -578,7 +592,7 @@ class ReplayBackend(TrialBackend):
         last_step = spec.max_steps
         if last_step is None:
             last_step = self._protocol.budget.last_step(spec.batch_size)
-        target = self._protocol.of(spec).target
+        target = self._protocol.with_goal_of(spec).target
         record = replay(self.table, spec, target, last_step, resumed_from)
         if not self._holds:
             return record

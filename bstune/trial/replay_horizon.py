@@ -182,8 +182,20 @@ def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
     end = min(run.end, horizon)
     met = run.steps_to(target)
     if met is not None and met <= end:
-        return Outcome(met, met, run.seconds_per_step, run.history_to(met), diverged=False)
-    return Outcome(None, end, run.seconds_per_step, run.history_to(end), diverged=True)
+        return Outcome(
+            steps=met,
+            end=met,
+            seconds_per_step=run.seconds_per_step,
+            history=run.history_to(met),
+            diverged=False,
+        )
+    return Outcome(
+        steps=None,
+        end=end,
+        seconds_per_step=run.seconds_per_step,
+        history=run.history_to(end),
+        diverged=True,
+    )
 
 
 def _outcome(
@@ -217,9 +229,21 @@ def _outcome(
         missed[step] = value
     history = [(step, math.exp(value)) for step, value in missed.items()]
     if met is None:
-        return Outcome(None, horizon, seconds_per_step, tuple(history), diverged=False)
+        return Outcome(
+            steps=None,
+            end=horizon,
+            seconds_per_step=seconds_per_step,
+            history=tuple(history),
+            diverged=False,
+        )
     history.append((met, target.value))
-    return Outcome(met, met, seconds_per_step, tuple(history), diverged=False)
+    return Outcome(
+        steps=met,
+        end=met,
+        seconds_per_step=seconds_per_step,
+        history=tuple(history),
+        diverged=False,
+    )
 
 
 def _crossing(before: int, value_before: float, step: int, value: float, goal: float) -> int:

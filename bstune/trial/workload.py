@@ -406,7 +406,13 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
     """Build a trial's Lightning module, before it sees any data."""
     options = with_tuned(options, spec.hyperparameters)
     total_steps = spec.max_steps or options.budget.budget.last_step(spec.batch_size)
-    values = TrialValues(spec.batch_size, spec.lr, spec.seed, total_steps, spec.hyperparameters)
+    values = TrialValues(
+        batch_size=spec.batch_size,
+        lr=spec.lr,
+        seed=spec.seed,
+        total_steps=total_steps,
+        hyperparameters=spec.hyperparameters,
+    )
     with waiting_for(f"{recipe.module_name}()"):
         module = recipe.module(values)
     quieten_lightning()
@@ -578,7 +584,9 @@ class LightningBackend(TrialBackend):
         if options.trial.batch_size is None and workload.train_examples:
             largest = min(largest, workload.train_examples)
         self.versions = versions()
-        sample = TrialSpec(0, 0, largest, options.scaling.lr, None, 0)
+        sample = TrialSpec(
+            number=0, trial_index=0, batch_size=largest, lr=options.scaling.lr, delta=None, seed=0
+        )
         ends_with_trial = recipe.takes("total_steps")
         self.horizon = ends_with_trial or depends_on_length(workload, sample, protocol)
         self.stops = not self.horizon

@@ -191,7 +191,9 @@ def load_digits() -> ImageDataset:
 
     digits = load()
     images = digits.images.astype(np.uint8)[:, None]
-    return ImageDataset("digits", 16, Images(images, digits.target.astype(np.int64)), None)
+    return ImageDataset(
+        name="digits", white=16, train=Images(images, digits.target.astype(np.int64)), test=None
+    )
 
 
 def load_fashion_mnist(root: str | Path) -> ImageDataset:
@@ -230,7 +232,7 @@ def load_cifar10(root: str | Path) -> ImageDataset:
         return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
 
     *train, test = sorted(CIFAR10.sha256)
-    return ImageDataset(CIFAR10.name, 255, part(*train), part(test))
+    return ImageDataset(name=CIFAR10.name, white=255, train=part(*train), test=part(test))
 
 
 def load_airfoil(root: str | Path) -> NDArray[np.float64]:
@@ -254,7 +256,7 @@ def _load_idx(source: Source, root: str | Path) -> ImageDataset:
         arrays[name] = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     train = Images(arrays[TRAIN_IMAGES][:, None], arrays[TRAIN_LABELS].astype(np.int64))
     test = Images(arrays[TEST_IMAGES][:, None], arrays[TEST_LABELS].astype(np.int64))
-    return ImageDataset(source.name, 255, train, test)
+    return ImageDataset(name=source.name, white=255, train=train, test=test)
 
 
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:

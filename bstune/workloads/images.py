@@ -134,9 +134,9 @@ class ImageData(LightningDataModule):
         """Begin a trial's endless stream of batches."""
         data = self._resident()
         images = data.train[0]
-        at_once = 1
+        examples_at_once = 1
         if images.device.type != "cpu":
-            at_once = AT_ONCE_BYTES // images[0].numel()
+            examples_at_once = AT_ONCE_BYTES // images[0].numel()
         return TrainBatches(
             *data.train,
             batch_size=batch_size,
@@ -145,7 +145,7 @@ class ImageData(LightningDataModule):
             normalise=self._normalise,
             augment=self._augment,
             alternating_flip=self._alternating_flip,
-            at_once=at_once,
+            examples_at_once=examples_at_once,
         )
 
     def first_images(self, count: int) -> Tensor:

@@ -99,7 +99,13 @@ def _train_length(characters: int) -> int:
 def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
     first = _train_length(len(tokens))
     second = first + (len(tokens) - first) // 2
-    return Text(source, vocabulary, tokens[:first], tokens[first:second], tokens[second:])
+    return Text(
+        source=source,
+        vocabulary=vocabulary,
+        train=tokens[:first],
+        validation=tokens[first:second],
+        test=tokens[second:],
+    )
 
 
 class TextData(LightningDataModule):

@@ -16,10 +16,10 @@ from torch.optim.sgd import sgd
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.workloads.layers import Whitening
 
-# Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular
-# value near 1.
 # Parameters and their options, as torch's optimizers have them.
 Group = dict[str, Any]
+# Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular
+# value near 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 

@@ -38,7 +38,7 @@ def _spent(trials: Sequence[TrialResult], in_seconds: bool) -> list[_Spent]:
         # Fresh seeds repeat a configuration, which the search had found before.
         if value is not None and trial.replicate_of is None:
             best = value if best is None else min(best, value)
-        rows.append(_Spent(trial, total, value, best))
+        rows.append(_Spent(trial=trial, seconds=total, value=value, best=best))
     return rows
 
 

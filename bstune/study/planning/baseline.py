@@ -396,13 +396,12 @@ def baseline_spec(
 ) -> TrialSpec:
     """Make the baseline a trial; its batch size need not lie within the range that is searched."""
     return TrialSpec(
-        number,
-        0,
-        baseline.batch_size,
-        baseline.lr,
-        space.delta(baseline.batch_size, baseline.lr),
-        seed,
-        max_steps,
-        None,
+        number=number,
+        trial_index=0,
+        batch_size=baseline.batch_size,
+        lr=baseline.lr,
+        delta=space.delta(baseline.batch_size, baseline.lr),
+        seed=seed,
+        max_steps=max_steps,
         hyperparameters=baseline.hyperparameters,
     )

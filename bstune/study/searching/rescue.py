@@ -102,12 +102,12 @@ def _rescue_steps(
     # Afresh it takes all of its steps once more, on from its state only the further ones.
     resumed_from = stopped.number if backend.continues else None
     spec = TrialSpec(
-        stopped.number,
-        stopped.trial_index,
-        stopped.batch_size,
-        stopped.lr,
-        stopped.delta,
-        stopped.seed,
+        number=stopped.number,
+        trial_index=stopped.trial_index,
+        batch_size=stopped.batch_size,
+        lr=stopped.lr,
+        delta=stopped.delta,
+        seed=stopped.seed,
         resumed_from=resumed_from,
     )
     cost = trial_cost(prepared, trials)

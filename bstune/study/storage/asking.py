@@ -209,14 +209,14 @@ def _draft(
     if resumed_from is None:
         dense_steps = first_looks(turn.trials, batch_size)
     return draft, TrialSpec(
-        trial.number,
-        trial_index,
-        batch_size,
-        lr,
-        delta,
-        seed,
-        max_steps,
-        resumed_from,
+        number=trial.number,
+        trial_index=trial_index,
+        batch_size=batch_size,
+        lr=lr,
+        delta=delta,
+        seed=seed,
+        max_steps=max_steps,
+        resumed_from=resumed_from,
         hyperparameters=values,
         dense_steps=dense_steps,
     )

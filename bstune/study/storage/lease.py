@@ -107,7 +107,14 @@ class Leases:
         self.lost = False
         pid = os.getpid()
         started = process_started(pid) or ""
-        self.own = Lease(uuid.uuid4().hex, role, process_name(), this_machine(), pid, started)
+        self.own = Lease(
+            id=uuid.uuid4().hex,
+            role=role,
+            name=process_name(),
+            machine=this_machine(),
+            pid=pid,
+            started=started,
+        )
 
     @patient
     def _read(self) -> dict[str, Lease]:

@@ -58,10 +58,10 @@ class TrainBatches:
     mirrored at random in its first epoch and then every other time, as in cifar10-airbench (Jordan
     2024, arXiv 2404.00498, section 3.6).
 
-    Where several batches have at most ``at_once`` examples, they are made together, by as many
-    operators as one, and are the same to the bit: on an accelerator the host's time to launch them
-    would be a large part of a short step. An augmentation without an argument ``batch_size`` is
-    called for each batch.
+    Where several batches have at most ``examples_at_once`` examples, they are made together, by as
+    many operators as one, and are the same to the bit: on an accelerator the host's time to launch
+    them would be a large part of a short step. An augmentation without an argument ``batch_size``
+    is called for each batch.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TrainBatches:
         normalise: Normalisation,
         augment: Augment | None = None,
         alternating_flip: bool = False,
-        at_once: int = 1,
+        examples_at_once: int = 1,
     ) -> None:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
@@ -85,17 +85,19 @@ class TrainBatches:
         self._images = images
         self._labels = labels
         self._normalise = normalise
+        # A stopped trial goes on with the same augmentation: the stream keeps this generator's
+        # state with its position.
         random_states: dict[str, Any] = {}
         if augment is not None:
             generator = self._augment_generator
             random_states = {"get_random": generator.get_state, "set_random": generator.set_state}
-        together = max(1, min(at_once, len(images)) // batch_size)
-        # One that draws for all images at once would draw otherwise than for each batch alone.
+        batches_together = max(1, min(examples_at_once, len(images)) // batch_size)
+        # An augmentation without batch_size would draw other numbers for a group than for its
+        # batches one by one.
         if augment is not None and "batch_size" not in inspect.signature(augment).parameters:
-            together = 1
-        check_positive_integer("batch size", batch_size)
+            batches_together = 1
         self.stream = IndexStream(
-            len(images), batch_size, order, together=together, **random_states
+            len(images), batch_size, order, batches_together=batches_together, **random_states
         )
         # Whole batches, not yet handed out.
         self._made: Iterator[tuple[Tensor, Tensor]] = iter(())
@@ -110,7 +112,7 @@ class TrainBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         split = self._split
-        are_together = self.stream.together > 1
+        are_together = self.stream.batches_together > 1
         while True:
             images, labels = self._next_made() if are_together else self._make()
             self.stream.drawn += 1
@@ -130,7 +132,7 @@ class TrainBatches:
         batch = next(self._made, None)
         if batch is None:
             # Of a group that a stopped trial began.
-            done = self.stream.drawn % self.stream.together
+            done = self.stream.drawn % self.stream.batches_together
             images, labels = self._make()
             of_images = torch.split(self._normalise(images), self.batch_size)
             of_labels = torch.split(labels, self.batch_size)
@@ -147,11 +149,11 @@ class TrainBatches:
         labels = self._labels.index_select(0, index)
         # Whole batches, so that what is drawn does not depend on micro-batches.
         options = dict[str, Any]()
-        if stream.together > 1:
+        if stream.batches_together > 1:
             options["batch_size"] = self.batch_size
         mirror = None
         if self._mirrored is not None:
-            first = (stream.drawn - stream.drawn % stream.together) * self.batch_size
+            first = (stream.drawn - stream.drawn % stream.batches_together) * self.batch_size
             places = torch.arange(first, first + len(index), device=self._images.device)
             epoch = places // len(self._images)
             mirror = self._mirrored[index] ^ (epoch % 2 == 1)

@@ -51,9 +51,10 @@ def endless_indices(
 class IndexStream:
     """Batches of :func:`endless_indices` that can be resumed at a position.
 
-    The generators of the augmentation are, too. ``together`` batches are drawn at once, and the
-    generators are kept as before each such group. Of groups of one that is done while ``remembers``
-    is set: Lightning fetches, and so augments, one batch ahead.
+    The generators of the augmentation are, too. ``batches_together`` batches, a group, are drawn at
+    once, and the generators' states before the last group are kept. Where a group is one batch,
+    that is done only while ``remembers`` is set: Lightning fetches, and so augments, one batch
+    ahead.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class IndexStream:
         order: torch.Generator,
         get_random: Callable[[], object] = lambda: None,
         set_random: Callable[[Any], object] = lambda state: None,
-        together: int = 1,
+        batches_together: int = 1,
         epoch: Epoch | None = None,
     ) -> None:
         check_positive_integer("batch size", batch_size)
@@ -72,11 +73,11 @@ class IndexStream:
                 f"batch size {batch_size} is larger than the data set ({n} examples): lower the "
                 "largest batch size"
             )
-        group_size = batch_size * together
+        group_size = batch_size * batches_together
         self.remembers = False
         # Batches that were handed out, from the first of the stream.
         self.drawn = 0
-        self.together = together
+        self.batches_together = batches_together
         self._start = functools.partial(endless_indices, n, group_size, order, epoch=epoch)
         self._get_random = get_random
         self._set_random = set_random
@@ -99,7 +100,7 @@ class IndexStream:
         if self._resumed is not None:
             self._set_random(self._resumed)
             self._resumed = None
-        if self.remembers or self.together > 1:
+        if self.remembers or self.batches_together > 1:
             self._remembered = self._first_of_group(self.drawn), self._get_random()
         return next(self._indices)
 
@@ -120,7 +121,7 @@ class IndexStream:
         return {"batches": batches, "random": state}
 
     def _first_of_group(self, batches: int) -> int:
-        return batches - batches % self.together
+        return batches - batches % self.batches_together
 
     def resume(self, position: Position) -> None:
         """Go on from a position of a stream of the same arguments, before any batch is drawn."""
@@ -130,7 +131,7 @@ class IndexStream:
             )
         self.drawn = position["batches"]
         self._resumed = position["random"]
-        self._indices = self._start(self.drawn // self.together)
+        self._indices = self._start(self.drawn // self.batches_together)
 
 
 @runtime_checkable

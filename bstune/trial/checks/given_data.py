@@ -46,7 +46,8 @@ def check_batches(workload: Workload, small: int, large: int) -> None:
         return
     shapes = list[tuple[torch.Size, ...]]()
     for batch_size in (small, large):
-        batches = workload.train_batches(TrialSpec(0, 0, batch_size, 1.0, None, 0))
+        spec = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=1.0, delta=None, seed=0)
+        batches = workload.train_batches(spec)
         if not isinstance(batches, GivenBatches):
             return
         with waiting_for(f"the first batch of data({batch_size})"):

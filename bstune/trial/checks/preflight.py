@@ -150,7 +150,14 @@ def _first_trial(
 
 def _lowest_rate_spec(space: Space, batch_size: int) -> TrialSpec:
     """Give a trial at the lowest learning rate of the search: a high one may diverge at once."""
-    return TrialSpec(0, 0, batch_size, space.lr(batch_size, -space.delta_bound), None, 0)
+    return TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=batch_size,
+        lr=space.lr(batch_size, -space.delta_bound),
+        delta=None,
+        seed=0,
+    )
 
 
 def _measured_step_time(

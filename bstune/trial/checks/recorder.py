@@ -368,7 +368,9 @@ class WeightsKeeper:
 
     def kept(self) -> ComparedWeights:
         """Give what was kept last."""
-        return ComparedWeights(self._steps, self.before, self._after, self._rates)
+        return ComparedWeights(
+            steps=self._steps, before=self.before, after=self._after, rates=self._rates
+        )
 
 
 class MetricsLogged:

@@ -95,7 +95,9 @@ def copies_of_schedules(
             copied = copy.deepcopy(schedule, dict(shared))
         except Exception:  # noqa: BLE001, S112 (a schedule of any library may refuse to be copied)
             continue
-        copies.append(ScheduleCopy(type(schedule).__name__, copied, every, done))
+        copies.append(
+            ScheduleCopy(name=type(schedule).__name__, schedule=copied, every=every, done=done)
+        )
     return tuple(copies)
 
 

@@ -31,7 +31,15 @@ def check_tunables(
             )
     for values in corners(space.tunables):
         lr = space.lr(space.low, -space.delta_bound)
-        spec = TrialSpec(0, 0, space.low, lr, None, 0, hyperparameters=values)
+        spec = TrialSpec(
+            number=0,
+            trial_index=0,
+            batch_size=space.low,
+            lr=lr,
+            delta=None,
+            seed=0,
+            hyperparameters=values,
+        )
         try:
             short.run(spec)
         except (TypeError, ValueError, ConfigError) as error:

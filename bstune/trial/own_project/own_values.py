@@ -209,7 +209,7 @@ def own_metric(
             f"its name which way is better: {how}"
         )
     why = "it alone is logged in validation" if len(logged) == 1 else "it is the loss by its name"
-    return OwnMetric(name_of_loss, mode, _without(logged, name_of_loss), why)
+    return OwnMetric(name=name_of_loss, mode=mode, others=_without(logged, name_of_loss), why=why)
 
 
 def _without(names: list[str], left_out: str) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | Non
         mode = getattr(callback, "mode", None)
         if name in logged and mode in ("min", "max"):
             why = f"{type(callback).__name__} monitors it"
-            return OwnMetric(name, mode, _without(logged, name), why)
+            return OwnMetric(name=name, mode=mode, others=_without(logged, name), why=why)
     return None
 
 

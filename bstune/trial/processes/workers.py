@@ -727,8 +727,9 @@ def _work(
     secrets: tuple[str, ...],
     printed: Connection | None = None,
 ) -> None:
-    """Train trials in this process, a worker, until the connection is closed.
+    """Train trials and answer calls, one request at a time, until the connection is closed.
 
+    ``open_train`` is called at the first request, and what it returns is kept for the later ones.
     What is printed goes to ``printed``; None: to where the fork server's goes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -738,6 +739,7 @@ def _work(
         printed.close()
     # A crash says where the user's code was.
     faulthandler.enable(file=2)
+    # So that all that the user's code starts here can be killed with it, and ends with the parent.
     lead_group()
     # The fork server's is that of its start.
     os.environ.update(environment)
@@ -752,16 +754,16 @@ def _work(
         except EOFError:
             return
         if isinstance(request, Call):
-            train, answer = _answer(request, train, open_train, connection)
+            train, answer = _answer_call(request, train, open_train, connection)
         else:
-            train, answer = _trained(request, train, open_train)
+            train, answer = _train_trial(request, train, open_train)
         # The user's code may have forked, and this be the copy.
         if os.getpid() != process:
             os._exit(0)
         _send(connection, answer)
 
 
-def _trained(
+def _train_trial(
     task: tuple[TrialSpec, Output, TrialResult | None],
     train: Train | None,
     open_train: Callable[[], Train],
@@ -781,7 +783,7 @@ def _trained(
         return train, failed(spec, error, time.monotonic() - start)
 
 
-def _answer(
+def _answer_call(
     call: Call, train: Train | None, open_train: Callable[[], Train], connection: Connection
 ) -> tuple[Train | None, CallAnswer]:
     """Answer a call in the process that it was sent to; what trains is opened by the first one."""
