@@ -358,7 +358,7 @@ def test_another_folder_and_changed_settings_are_refused(study, bstune, monkeypa
         bstune, study[0], "continue it with output=", *STUDY, f"output={tmp_path / 'elsewhere'}"
     )
     changes = {
-        "seed=1": "seed: was 5, now 1",
+        "seed=1": "seed: was 8, now 1",
         "workload.target.value=0.5": "workload.target.value: was 1.0, now 0.5",
         "search.objective=time": "search.objective: was 'steps', now 'time'",
         "search.batch_size.high=256": "search.batch_size.high: was 512, now 256",

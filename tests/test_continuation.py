@@ -472,7 +472,7 @@ def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path)
     assert "may be continued" not in out
     trials = trials_of(*(tmp_path / "outputs").iterdir())
     stopped = [trial for trial in trials if trial.status == "stopped"]
-    assert len(stopped) >= 2
+    assert stopped
     assert {trial.resumed_from for trial in trials} == {None}
     workload, _ = loaded(*arguments_of("own_warmup"))
     for trial in trials[:4]:

@@ -200,7 +200,7 @@ def test_the_page_of_a_running_study_looks_for_a_newer_one_and_stays_in_place(
     awaited(driver, "return document.querySelector('dl').textContent.includes('5 of 9')")
     assert awaited(driver, "return scrollY") == 400
     write_page(whole_study(), path)
-    awaited(driver, "return document.querySelector('h1').textContent.includes('trials')")
+    awaited(driver, "return document.querySelector('h1').textContent.includes('configurations')")
     assert not driver.find_elements("id", "age")
     assert errors(driver) == []
 
