@@ -249,7 +249,8 @@ def test_one_bad_point_moves_the_fit_little_and_bounds_only_where_they_say_somet
     assert low_bounds.critical_batch_size == pytest.approx(
         fit_curve(points).critical_batch_size, rel=1e-3
     )
-    small = true_points(NINE[:5])  # up to B_crit/2
+    # Up to B_crit/2.
+    small = true_points(NINE[:5])
     bounded = fit_curve([*small, point(16 * B_CRIT, 0.9 * S_MIN, True)])
     assert bounded.critical_batch_size_high < 0.8 * fit_curve(small).critical_batch_size_high
     assert bounded.critical_batch_size_low == pytest.approx(

@@ -475,7 +475,8 @@ def test_rows():
     after = {**trials(0.07, 0.05, 0.02), 1: trial(1, 0.9, status="diverged", message="x")}
     first, second = make_rows([built("a", 70.0, 0.941), built("b")], [before, after], 0.94)
     assert (first["accuracy"], first["accuracy_sd"]) == pytest.approx((0.94, 0.02))
-    assert (first["n"], first["at_level"]) == (3, pytest.approx(2 / 3))  # at the level counts
+    # A value at the level counts.
+    assert (first["n"], first["at_level"]) == (3, pytest.approx(2 / 3))
     assert (first["seconds"], first["seconds_sd"]) == (5.0, 0.0)
     assert (first["source_seconds"], first["source_accuracy"], first["epochs"]) == (
         70.0,
@@ -485,10 +486,8 @@ def test_rows():
     # The first rung has none before it.
     for key in ("difference", "difference_low", "difference_high", "p"):
         assert first[key] is None
-    assert (second["n"], second["at_level"]) == (
-        2,
-        pytest.approx(1 / 3),
-    )  # of all seeds: it did not get there
+    # Of all seeds, the one that diverged included: it did not get there.
+    assert (second["n"], second["at_level"]) == (2, pytest.approx(1 / 3))
     assert (second["pairs"]["n"], second["difference"]) == (2, pytest.approx(0.015))
     assert [one["status"] for one in second["trials"]] == ["stopped", "diverged", "stopped"]
     errors = [
@@ -532,7 +531,8 @@ def test_rows_as_the_table_shows_them():
     # half a point on either side, times t of 12.71
     assert (second["gain"], second["source"]) == ("+1.50 (-4.85 to +7.85)", None)
     assert second["measured"]["difference"] == pytest.approx(0.015)
-    assert (second["n"], second["seconds_(SD)"]) == (2, "5")  # the seconds of one of the two
+    # The seconds of one of the two alone are known.
+    assert (second["n"], second["seconds_(SD)"]) == (2, "5")
     assert (third["accuracy_(SD)"], third["seconds_(SD)"], third["source"], third["n"]) == (
         None,
         None,

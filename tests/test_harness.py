@@ -405,7 +405,8 @@ def test_parameters_are_of_their_annotated_types():
     for changes, message in (
         ({"pairs": [{"low": 1}]}, "no value is given for sweep.experiment.pairs[0].high"),
         ({"names": "a"}, "sweep.experiment.names: "),
-        ({"clock": 1}, "unknown option sweep.experiment.clock"),  # with a default: tests' alone
+        # A parameter with a default is the tests' alone.
+        ({"clock": 1}, "unknown option sweep.experiment.clock"),
     ):
         with pytest.raises(ConfigError) as caught:
             check_typed(**changes)
@@ -425,7 +426,8 @@ def test_brackets_are_printed_as_they_are(checked, capfd):
     printed = capfd.readouterr().out
     for text in ("Within [red] of it, [/].", "[bold]x", "- [b]"):
         assert text in printed
-    assert "interval" not in printed  # a list is not for the table
+    # A list is not for the table.
+    assert "interval" not in printed
 
 
 # In a process of its own, whose start is all that it costs.

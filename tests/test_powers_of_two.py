@@ -81,7 +81,8 @@ def test_the_finding_names_what_is_planted_and_how_large():
         "sweep.experiment.ceiling=628", "seed=3", "protocol.warmup_steps=2", machine=machine
     )
     assert [size for size, _, _ in machine.visited] == visits((*NEAR, 511, 512, 513, 628), 8, 3)
-    assert {visit[1:] for visit in machine.visited} == {(0.4, 2)}  # of digits
+    # The reference rate of digits.
+    assert {visit[1:] for visit in machine.visited} == {(0.4, 2)}
     rows = {row.get("batch_size") or row["what"]: row for row in finding.rows}
     assert list(rows) == [*NEAR, 511, 512, 513, 628, "2^k", "8 x k"]
     signs = ["", "", "8 x 15", "", "", "2^7", *[""] * 3, "2^9", "", "ceiling"]
@@ -156,7 +157,8 @@ def test_three_batch_sizes_are_stated_against_each_other_and_what_is_in_use():
         text,
     )
     assert finding.rows[0]["in_use"] == {"share": pytest.approx(0.5, abs=0.01), "visits": 3}
-    finding, _ = found("sweep.experiment.ceiling=150")  # 156 does not fit
+    # Of the three 156 does not fit.
+    finding, _ = found("sweep.experiment.ceiling=150")
     assert "Against each other" not in finding.sentence
 
 

@@ -204,7 +204,8 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     trials[1] = replace(trials[1], resumed_from=0)
     trials[3] = replace(trials[3], replicate_of=0)
     progress = Progress(5, target, Console(width=200))
-    for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
+    # The first call has a trial that was done before.
+    for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):
         progress.show([trials[number] for number in done], 60.0 * len(done))
     lines = capsys.readouterr().out.splitlines()
     expected = [
@@ -214,9 +215,9 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
         ("trial 4", "configuration 3 of 5", "4.00 min to go", True),
         ("trial 3", "repeats 0 on a fresh seed", "5.00 min to go", True),
     ]
-    for line, (name, place, end, ends_so) in zip(lines, expected, strict=True):
+    for line, (name, place, end, is_last) in zip(lines, expected, strict=True):
         assert line.split("  ")[:2] == [name, place]
-        assert line.endswith(end) == ends_so
+        assert line.endswith(end) == is_last
 
 
 def test_a_line_comes_from_time_to_time_while_a_trial_trains():
@@ -417,7 +418,8 @@ BEST = stopped(0, 100, "reached")  # 1 s
         ([BEST, stopped(1, 119), stopped(2, 121)], {1, 2}),
         ([stopped(0), stopped(1, 20, resumed_from=0)], {1}),
         ([stopped(0), stopped(1, 20, "reached", resumed_from=0)], set()),
-        ([stopped(0), stopped(1, 0, "failed", resumed_from=0)], {0}),  # is asked again
+        # The one that failed is asked again.
+        ([stopped(0), stopped(1, 0, "failed", resumed_from=0)], {0}),
         ([BEST, stopped(1, 20, replicate_of=0)], set()),
         ([BEST, stopped(1, 10, "reached", replicate_of=0), stopped(2, 50)], {2}),
     ],
@@ -523,7 +525,8 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
     assert bstune(*REPLAY, "search.trials=3")[0] == 0
     first = (outputs / "replay" / "trials.jsonl").read_text()
     moved = table.rename(table.with_name("moved.jsonl"))
-    more = ("search.trials=5", "budget.examples=100_000")  # a budget may grow
+    # A budget may grow.
+    more = ("search.trials=5", "budget.examples=100_000")
     status, out, _ = bstune(*REPLAY, "workload.table=moved.jsonl", *more)
     assert status == 0
     assert "continues after 3 configurations" in out

@@ -203,7 +203,8 @@ def test_every_search_has_a_name():
     assert groups == {"bstune", "bstune/none", "bstune/linear", *optunas, "shallue", "zeus"}
     assert ENTRIES["gp/sqrt/bound"].max_trials == MAX_GP_TRIALS
     chosen = {
-        ("bstune",): ["bstune"],  # alone: the one with its usual rule
+        # Alone it is the one with its usual rule.
+        ("bstune",): ["bstune"],
         ("bstune/none", "bstune"): ["bstune/none", "bstune"],
         ("tpe/sqrt",): ["tpe/sqrt/pruned", "tpe/sqrt/bound"],
         ("qmc",): [f"qmc/{axis}" for axis in AXES],
@@ -263,7 +264,8 @@ def test_the_incumbent_is_the_posteriors_not_the_fastest(searched, monkeypatch):
     reached = [trial for trial in trials if trial.reached]
     first, other = reached[0], max(reached, key=lambda trial: trial.time_to_target)
     monkeypatch.setattr(search.sampler, "recommended", lambda study: other.number)
-    before = search.incumbent(trials[: first.number])  # its last trial did not reach the target
+    # Its last trial did not reach the target.
+    before = search.incumbent(trials[: first.number])
     assert search.incumbent(trials[: other.number + 1]) == other != least(trials)
     assert before != other
 
@@ -289,9 +291,9 @@ def test_a_trial_whose_record_ended_is_not_continued():
     trials = first_trials(search, benchmark, 80)
     ended = set()
     for trial in trials:
-        # Others that stopped at step 40 ended where they should.
-        was_to_go_on = search.sampler.max_steps(trial.number) > 40
-        if trial.status == "stopped" and trial.steps == 40 and was_to_go_on:
+        is_at_the_end = trial.status == "stopped" and trial.steps == 40
+        # Others that stopped there ended where they should.
+        if is_at_the_end and search.sampler.max_steps(trial.number) > 40:
             ended.add(trial.number)
     assert ended
     assert ended.isdisjoint(trial.resumed_from for trial in trials)
@@ -302,7 +304,8 @@ def test_b_crit_is_what_a_study_would_report():
     one_size = posed(synthetic_table(replace(LAW, exponent=0.0), (64,), (0.05, 0.1, 0.2)))
     search = FrontierSearch(one_size.problem, 0)
     run_search(search, one_size, (10.0,))
-    assert search.b_crit([]) is None  # the posterior's median is the prior's there
+    # The posterior's median is the prior's there.
+    assert search.b_crit([]) is None
     search = FrontierSearch(CURVE_OF_LAW.problem, 0)
     assert search.b_crit([]) is None
     (ratio,) = run_search(search, CURVE_OF_LAW, (2.0,)).b_crit
@@ -337,8 +340,10 @@ def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
         seeds.append(of_path((1.0, 2.0), second, trials=k, complete=k > 0))
     one = stands("zeus", *seeds)
     assert [mark.spending for mark in one.marks] == [5, 10, 20, 40, 60]
-    assert (one.marks[1].median, one.marks[1].p90) == (2.0, 2.0)  # 7 of 20 are further after 10
-    assert one.marks[2].median == pytest.approx(1 + 9.5 / 100)  # 17 of 20 after 20
+    # After 10, 7 of 20 are further.
+    assert (one.marks[1].median, one.marks[1].p90) == (2.0, 2.0)
+    # After 20, 17 of 20.
+    assert one.marks[2].median == pytest.approx(1 + 9.5 / 100)
     assert one.marks[4].p90 == pytest.approx(1.17)
     assert (one.within, one.trials, one.cut_short) == ((4 + 9.5, 4 + 17), 9.5, 1)
     one = stands("zeus", NONE, NONE, of_path((1.0, 1.1)))
@@ -471,7 +476,8 @@ def test_all_tables_by_default_and_anyones_search(folder, tmp_path, monkeypatch)
     written = json.loads((tmp_path / "out/result.json").read_text())
     commands = {table["table"]: table["command"] for table in written["tables"]}
     assert commands == {"easy": "make easy", "other": "make other"}
-    assert len(written["results"]) == 6  # tpe in two forms, and anyone's, on two tables
+    # TPE in two forms, and anyone's, on two tables.
+    assert len(written["results"]) == 6
     assert (written["n"], written["tables"][0]["target"]) == (2, "val/error <= 0.1")
     by_name = {(result["search"], result["table"]): result for result in written["results"]}
     merits = by_name[anyones, "easy"]
@@ -479,7 +485,8 @@ def test_all_tables_by_default_and_anyones_search(folder, tmp_path, monkeypatch)
     # Its first trial, with the noise of one run.
     assert 0.7 < merits["within"]["median"] < 1.4
     monkeypatch.setitem(search_problem.MULTIPLES, "time", (1.0, 2.0))
-    finding = go(quick=True, tables=[str(folder / "easy.jsonl")])  # a shipped table by its path
+    # A shipped table may be named by its path.
+    finding = go(quick=True, tables=[str(folder / "easy.jsonl")])
     assert {row["search"] for row in finding.rows} == set(search_benchmark.QUICK_SEARCHES)
     assert (finding.n, finding.details["tables"][0]["target"]) == (3, "val/error <= 0.1")
 
@@ -517,7 +524,8 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
     again, new = runs(seeds=2)
     assert (again.details, new) == (first.details, [])
     assert runs(seeds=3)[1] == [("random/lr", 2), ("zeus", 2)]
-    assert runs(seeds=1)[1] == []  # the first ones
+    # They are the first ones.
+    assert runs(seeds=1)[1] == []
     path = tmp_path / "out/runs.jsonl"
     whole = path.read_text()
     # A killed process left the last line half written.

@@ -218,7 +218,8 @@ def test_a_trial_whose_record_was_stored_is_not_lost(study):
 @pytest.mark.parametrize(
     ("objective", "status", "state", "values"),
     [
-        ("time", "reached", "COMPLETE", [2.0]),  # of 100 steps of 32 examples, 20 ms
+        # Of 100 steps of 32 examples, 20 ms each.
+        ("time", "reached", "COMPLETE", [2.0]),
         ("steps", "reached", "COMPLETE", [100.0]),
         ("both", "reached", "COMPLETE", [100.0, 2.0]),
         ("curve", "reached", "COMPLETE", [3200.0]),
@@ -344,7 +345,8 @@ def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
     """Its limit and the trial that it continues too, which the sampler is not asked for again."""
     run(study, asked_with(study, 0, 20))
     _, spec = asked_with(study, 1, 50, resumed_from=0)
-    for number in (2, 3):  # and again
+    # It is abandoned twice.
+    for number in (2, 3):
         finish_abandoned(study, "steps", lambda worker: True)
         assert asked_with(study, 1, 999, batch_size=8, delta=-1.0)[1] == replace(
             spec, number=number
@@ -397,7 +399,8 @@ def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
 def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, steps, max_steps):
     result = run(study, asked(study, 0), lambda spec: replace(train(spec), steps=steps))
     specs = []
-    for replicate in (0, 0, 1):  # the first one is cut short
+    # The first one is cut short, and asked again.
+    for replicate in (0, 0, 1):
         _, spec = ask_replicate(
             study, Winner(result, float(steps)), replicate, BUDGET, SPACE, stops
         )
@@ -525,9 +528,11 @@ def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
     ("steps_low", "batch_size", "looks"),
     [
         (0, 64, (10, 100)),
-        (0, 256, (2, 100)),  # a quarter of the steps are as many examples
+        # A quarter of the steps are as many examples.
+        (0, 256, (2, 100)),
         (0, 16, (10, 400)),
-        (90, 64, None),  # when that one met the target is known
+        # When that one met the target is known.
+        (90, 64, None),
     ],
 )
 def test_trials_are_looked_at_early_where_another_met_the_target_at_its_first_look(
@@ -570,7 +575,8 @@ def mended(server, how):
     mends = threading.Timer(1.5, ended(server, how))
     mends.start()
     yield
-    mends.join()  # it answers before its start has ended
+    # It answers before its start has ended.
+    mends.join()
 
 
 def ended(server, how):
@@ -611,7 +617,8 @@ def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(
         # Another process made the table, or the type of one of its columns: the next look finds it.
         ("42P07", 2),
         ("42710", 2),
-        ("42P01", 1),  # no such table: no waiting ends that
+        # No such table: no waiting ends that.
+        ("42P01", 1),
     ],
 )
 def test_a_table_that_another_process_made_meanwhile_is_looked_for_again(code, tries):

@@ -86,9 +86,12 @@ class HorizonLaw:
     """A law of S(B, lr), and what happens over a horizon; see the module's docstring."""
 
     law: Law
-    power: float  # p
-    floor: float  # f
-    share: float  # k
+    # p of the module's docstring.
+    power: float
+    # f of it.
+    floor: float
+    # k of it.
+    share: float
     budget_factor: float
     # Octaves of batch size and of learning rate, that the reference lies from the best point.
     off: tuple[float, float]
