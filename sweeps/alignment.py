@@ -109,6 +109,7 @@ def run(
     misaligned = dict[str, TensorCoreMisalignment]()
     for row in roofline.misalignments(cost, limits, multiple, batch_size):
         layer = module.get_submodule(row.name)
+        # One that a pass never reaches, or that cannot be made anew alone, is not timed.
         if row.name in shapes and layer_like(layer, {}) is not None:
             misaligned[f"{row.name}/{row.dimension}"] = row
     check_only(only, list(misaligned))
@@ -156,6 +157,7 @@ def input_shapes(
 
     with ExitStack() as hooks, torch.no_grad():
         for name, layer in module.named_modules():
+            # Leaves alone: containers are not timed.
             if next(layer.children(), None) is None:
                 hooks.enter_context(layer.register_forward_pre_hook(functools.partial(note, name)))
         loss(module, batch)
@@ -187,6 +189,7 @@ def padded_shape(row: TensorCoreMisalignment, shape: tuple[int, ...]) -> tuple[i
     """Give a layer's input shape with a row's dimension padded."""
     place = {"batch": 0, "in_features": -1, "in_channels": 1}.get(row.dimension)
     padded = list(shape)
+    # Outputs are no part of the input's shape.
     if place is not None:
         padded[place] = shape[place] * row.padded // row.size
     return tuple(padded)

@@ -119,8 +119,10 @@ def run(
             easier_goal = replace(goal, value=goal.value * times)
             unit = f"{name}/{times:g}"
             cells[unit] = TableAtTarget(name, easier_goal)
+            # A table that is recorded anew, or has another target, is read again.
             inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
     check_only(only, list(cells))
+    # Recorded runs are read, which no device takes part in.
     log.begin(None, ("tables", "target", "easier"))
 
     def read_cell(unit: str) -> dict[str, object]:
@@ -179,6 +181,7 @@ def shown(row: CriticalRow) -> dict[str, str]:
     exponent = "-"
     if row["lr_low"] is not None:
         exponent = f"{row['lr_exponent']:.2f} ({row['lr_low']:.2f} to {row['lr_high']:.2f})"
+    # With z a slope that rounds to 0 has no sign.
     return {
         "table": row["table"],
         "target": f"{row['metric']} {format_number(row['target'])}",

@@ -96,6 +96,7 @@ def table_costs(
             reached[size] = best_lr, steps
     if not reached:
         raise TableError(f"{name}: no cell reaches {target} in more than half of its runs")
+    # The nearest by its ratio: recorded batch sizes go in factors.
     start = min(reached, key=lambda size: abs(math.log(size / tuned_at)))
     start_lr, _ = reached[start]
     costs = list[RuleCost]()

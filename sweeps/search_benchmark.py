@@ -99,6 +99,7 @@ def run(
     planned = _plan_cases(sources, entries, n)
     cases = planned.cases
     check_only(only, list(cases))
+    # Recorded runs are replayed, which no device takes part in.
     log.begin(None, NOT_OF_A_SEARCH)
     log.drop(functools.partial(_is_of, again))
     plan = UnitPlan(

@@ -183,6 +183,7 @@ def best_by(standings: Iterable[Standing], name: Callable[[Standing], str]) -> l
     """Give the best standing of each name, the best first."""
     best = dict[str, Standing]()
     for candidate in sorted(standings, key=lambda standing: standing.merit):
+        # In order of merit, so that the first one of a name is its best.
         best.setdefault(name(candidate), candidate)
     return list(best.values())
 

@@ -136,6 +136,7 @@ def paint_panel(figure: "Figure | SubFigure", curves: Sequence[PanelCurve]) -> N
         _draw_workload(panels[place], curve, place)
     for unused in panels[len(curves) :]:
         unused.set_axis_off()
+    # Once for all: a small panel has no room for labels of its own.
     top.supxlabel(
         "batch size B (examples per optimizer step); dashed: perfect scaling, dotted: B_crit",
         fontsize=8.5,
@@ -169,6 +170,7 @@ def _draw_workload(axes: "Axes", curve: PanelCurve, place: int) -> None:
     _shade_regimes(axes, curve.b_crit)
     axes.axvline(curve.b_crit, color=INK, linewidth=0.8, linestyle=":")
     if curve.least_examples is not None:
+        # Perfect scaling takes E_min at every batch size: S = E_min/B.
         sizes = np.array(size_limits)
         axes.plot(sizes, curve.least_examples / sizes, color=INK, linewidth=0.9, linestyle="--")
     axes.annotate(
@@ -198,6 +200,7 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     for place, curve in enumerate(curves):
         of_points = over_perfect_scaling(curve, curve.point_sizes, curve.point_steps)
         of_curve = over_perfect_scaling(curve, curve.batch_size, curve.steps)
+        # Without B_crit a workload has no place on the law.
         if of_points is None or of_curve is None:
             continue
         colour, marker = look_of(place)
@@ -213,9 +216,11 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     size_limits = log_limits(np.concatenate(all_sizes), (0.04, 0.04))
     law_sizes = np.geomspace(*size_limits, 100)
     law = 1.0 + law_sizes
+    # In front of the curves: one that obeys the law would hide it.
     axes.plot(law_sizes, law, color=INK, linewidth=1.0, linestyle="--", zorder=5)
     log_axis(axes, "x", size_limits, decimal=True)
     log_axis(axes, "y", log_limits(np.concatenate([*all_excess, law]), (0.05, 0.08)))
+    # The axis is in units of B_crit.
     _shade_regimes(axes, 1.0)
     axes.grid(**GRID)
     axes.annotate(

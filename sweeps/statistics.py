@@ -77,6 +77,7 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
             f"the ceiling is {ceiling}: below it there is no power of two with two neighbours; "
             "give the training more memory, or a smaller model"
         )
+    # Below a ceiling that is a power of two itself: a centre needs an upper neighbour that fits.
     power = 1 << (ceiling - 1).bit_length() - 1
     # The upper neighbour of a centre below the ceiling is the ceiling at most.
     fitting = {centre for centre in centres if centre < ceiling} | {power}
@@ -159,6 +160,7 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
     Returns:
         The effect, whose p is not corrected: :func:`holm` corrects those of several.
     """
+    # Student's t divides by the scatter.
     if np.ptp(values) == 0.0:
         raise HardwareError(
             f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is "

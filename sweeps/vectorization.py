@@ -185,6 +185,7 @@ def run(
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     # The device has its own place in the header, whatever it is called here.
     log.begin(device_text, ("repeats", "device"))
+    # Drawn on the CPU, so that every device multiplies the same numbers.
     generator = torch.Generator().manual_seed(seed)
     b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
     c = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
@@ -218,6 +219,7 @@ def run(
     gathers = gathering(gathered_kib, place, generator)
     order_repeats = measured(order_names, gathers)
     log.check_finished(unit_names, {*product_repeats, *reading_repeats, *order_repeats})
+    # Of a product: n^3 multiplications and as many additions.
     rows = _product_rows(by_way(product_repeats, products), 2.0 * size**3)
     read_seconds = by_way(reading_repeats, named_reads)
     levels = cache_levels(place)

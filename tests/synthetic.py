@@ -45,21 +45,33 @@ class Law:
     batch size of the first is sqrt(B_crit overhead/per_example), a stationary point of S*(B) tau(B).
     """
 
-    s_min: float = 200.0  # fewest steps, at unlimited batch size
+    # The fewest steps, at unlimited batch size.
+    s_min: float = 200.0
     b_crit: float = 400.0
-    lr: float = 0.1  # the best learning rate at batch_size
+    # The best learning rate at ``batch_size``.
+    lr: float = 0.1
     batch_size: float = 128.0
-    exponent: float = 0.5  # the best learning rate is lr (B/batch_size)^exponent
-    left: float = 0.12  # curvature of log S below the best learning rate, per squared octave
-    right: float = 0.5  # the same above it
-    edge: float = 3.0  # octaves above the best learning rate from which a run diverges
-    noise: float = 0.0  # standard deviation of log S from run to run
-    overhead: float = 1e-3  # seconds per step that do not depend on the batch size
-    per_example: float = 5e-6  # seconds per step and example
+    # The best learning rate is lr (B/batch_size)^exponent.
+    exponent: float = 0.5
+    # Curvature of log S below the best learning rate, per squared octave.
+    left: float = 0.12
+    # The same above it.
+    right: float = 0.5
+    # Octaves above the best learning rate from which a run diverges.
+    edge: float = 3.0
+    # Standard deviation of log S from run to run.
+    noise: float = 0.0
+    # Seconds per step that do not depend on the batch size.
+    overhead: float = 1e-3
+    # Seconds per step and example.
+    per_example: float = 5e-6
     kind: str = "two_terms"
-    parameter: float = 1.0  # p of another kind
-    luck: float = 0.0  # share of the runs that reach the target at half of their steps
-    cadence: float = CADENCE  # ratio of evaluated steps
+    # p of another kind.
+    parameter: float = 1.0
+    # The share of the runs that reach the target at half of their steps.
+    luck: float = 0.0
+    # The ratio of evaluated steps.
+    cadence: float = CADENCE
 
     def best_lr(self, batch_size: float) -> float:
         return self.lr * float((batch_size / self.batch_size) ** self.exponent)

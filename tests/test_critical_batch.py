@@ -92,7 +92,8 @@ def test_a_laws_numbers_are_found_at_every_target(tmp_path, power, loss):
     assert found["b_crit"] == pytest.approx(b_crit, rel=0.15)
     assert found["b_crit_low"] < b_crit < found["b_crit_high"]
     assert (found["smallest"], found["largest"]) == (2, 2048)
-    slopes = [-b_crit / (size + b_crit) for size in (4, 1024)]  # of the middle one of three
+    # At the middle one of three.
+    slopes = [-b_crit / (size + b_crit) for size in (4, 1024)]
     assert [found["slope_small"], found["slope_large"]] == pytest.approx(slopes, abs=0.05)
     assert found["lr_exponent"] == pytest.approx(EXPONENT, abs=0.02)
 

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -39,10 +40,16 @@ def true_points(batch_sizes, s_min=S_MIN, b_crit=B_CRIT, b_opt=0.0):
 
 
 def noisy_points(rng, batch_sizes, noise, b_opt=0.0):
-    return [
-        replace(p, steps=p.steps * math.exp(noise * rng.standard_normal()))
-        for p in true_points(batch_sizes, b_opt=b_opt)
-    ]
+    points = []
+    for exact in true_points(batch_sizes, b_opt=b_opt):
+        factor = math.exp(noise * rng.standard_normal())
+        points.append(replace(exact, steps=exact.steps * factor))
+    return points
+
+
+def is_within(value, low, high):
+    """Say whether an interval, whose end is None where it is open, holds a value."""
+    return (low or 0) <= value <= (high or math.inf)
 
 
 def trial(number, batch_size, steps, status="reached", low=None):
@@ -147,24 +154,20 @@ def test_noiseless_points_with_a_small_batch_term_return_the_parameters(b_crit, 
 
 @pytest.mark.slow
 def test_two_terms_raise_no_false_alarm_and_three_are_found():
-    rng, two, three = np.random.default_rng(3), [], []
+    rng = np.random.default_rng(3)
+    b_crit_held = 0
+    b_opt_held = 0
     for _ in range(6):
-        two.append(fit_curve(noisy_points(rng, NINE, 0.1)))
-        three.append(
-            fit_curve(noisy_points(rng, NINE, 0.1, b_opt=340.0))
-        )  # E(B_crit/32) is 2.8 E_min
-    assert [fit.law for fit in two] == ["two-terms"] * 6
-    assert [fit.law for fit in three] == ["three-terms"] * 6
-    assert (
-        sum(
-            (fit.critical_batch_size_low or 0)
-            <= B_CRIT
-            <= (fit.critical_batch_size_high or math.inf)
-            for fit in three
-        )
-        >= 5
-    )
-    assert sum(fit.b_opt_low <= 340.0 <= (fit.b_opt_high or math.inf) for fit in three) >= 5
+        assert fit_curve(noisy_points(rng, NINE, 0.1)).law == "two-terms"
+        # E(B_crit/32) is 2.8 E_min.
+        fit = fit_curve(noisy_points(rng, NINE, 0.1, b_opt=340.0))
+        assert fit.law == "three-terms"
+        assert fit.b_opt_low is not None
+        b_crit_held += is_within(B_CRIT, fit.critical_batch_size_low, fit.critical_batch_size_high)
+        b_opt_held += is_within(340.0, fit.b_opt_low, fit.b_opt_high)
+    # Intervals of 90% may miss one of six.
+    assert b_crit_held >= 5
+    assert b_opt_held >= 5
 
 
 def test_the_law_may_be_chosen_and_what_is_doubtful_is_said():
@@ -176,8 +179,10 @@ def test_the_law_may_be_chosen_and_what_is_doubtful_is_said():
     assert unneeded.critical_batch_size == pytest.approx(B_CRIT, rel=0.02)
     rng = np.random.default_rng(0)
     doubtful = [noisy_points(rng, NINE, 0.2, b_opt=140.0) for _ in range(8)]
-    for fit, one in ((fit_curve(one), one) for one in doubtful):
-        two, three = (fit_curve(one, law=law) for law in ("two-terms", "three-terms"))
+    for noisy in doubtful:
+        fit = fit_curve(noisy)
+        two = fit_curve(noisy, law="two-terms")
+        three = fit_curve(noisy, law="three-terms")
         if fit.note is not None and "may waste" in fit.note:
             assert fit.critical_batch_size == two.critical_batch_size
             assert fit.critical_batch_size_low == min(
@@ -235,16 +240,17 @@ def test_published_points_of_an_85m_language_model_whose_scale_scales_the_fit():
 @pytest.mark.slow
 def test_one_bad_point_moves_the_fit_little_and_bounds_only_where_they_say_something():
     points = true_points(NINE)
-    for i, factor in ((i, factor) for i in (0, 1, 4, 8) for factor in (3.0, 1 / 3.0)):
-        bad = [
-            replace(p, steps=p.steps * (factor if j == i else 1.0)) for j, p in enumerate(points)
-        ]
+    # The ends of the nine points, one beside an end, and the middle.
+    for i, factor in product((0, 1, 4, 8), (3.0, 1 / 3.0)):
+        bad = list(points)
+        bad[i] = replace(points[i], steps=points[i].steps * factor)
         assert fit_curve(bad).critical_batch_size == pytest.approx(B_CRIT, rel=0.02), (i, factor)
     low_bounds = fit_curve([*points, point(5.0, 10.0, True), point(1e5, 1.0, True)])
     assert low_bounds.critical_batch_size == pytest.approx(
         fit_curve(points).critical_batch_size, rel=1e-3
     )
-    small = true_points(NINE[:5])  # up to B_crit/2
+    # Up to B_crit/2.
+    small = true_points(NINE[:5])
     bounded = fit_curve([*small, point(16 * B_CRIT, 0.9 * S_MIN, True)])
     assert bounded.critical_batch_size_high < 0.8 * fit_curve(small).critical_batch_size_high
     assert bounded.critical_batch_size_low == pytest.approx(
@@ -344,10 +350,10 @@ CONTRADICTIONS = {
 def test_points_that_contradict_the_law_have_no_b_crit(points, laws, note):
     for law in laws:
         fit = fit_curve(points, law=law)
-        numbers = [
-            value for name, value in vars(fit).items() if "b_" in name or name in ("s_min", "e_min")
-        ]
-        assert (fit.note, set(numbers)) == (note, {None})
+        assert fit.note == note
+        for name, value in vars(fit).items():
+            if "b_" in name or name in ("s_min", "e_min"):
+                assert value is None, name
 
 
 def test_fewest_examples_are_open_where_b_opt_alone_would_decide_them():
@@ -416,18 +422,22 @@ CASES = {
     "above 50 B_crit": (50 * 2.0 ** np.arange(6), 0, 1.0, "open below"),
     "four points": (4.0 ** np.arange(-2, 2), 0, 1.0, None),
 }
-
-
 BY_HAND = {"up to B_crit/2", "one point 3 times too high", "one point 3 times too low"}
+
+
+def coverage_cases():
+    """Return the cases as pytest's parameters; those of BY_HAND run in the soak alone."""
+    params = []
+    for name, case in CASES.items():
+        marks = [pytest.mark.soak] if name in BY_HAND else []
+        params.append(pytest.param(*case, marks=marks, id=name))
+    return params
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ratios", "bounds", "factor", "ends"),
-    [
-        pytest.param(*case, marks=[pytest.mark.soak] * (name in BY_HAND), id=name)
-        for name, case in CASES.items()
-    ],
+    coverage_cases(),
 )
 def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, ends):
     rng, batch_sizes, n = np.random.default_rng(20250101), B_CRIT * ratios, len(ratios)
@@ -437,12 +447,8 @@ def test_the_interval_covers_b_crit_as_often_as_it_says(ratios, bounds, factor, 
         steps[rng.integers(n)] *= factor
         stopped = rng.choice(n, bounds, replace=False)
         steps[stopped] *= rng.uniform(0.3, 1.0, bounds)
-        fit = fit_curve(
-            [
-                point(B, S, i in stopped)
-                for i, (B, S) in enumerate(zip(batch_sizes, steps, strict=True))
-            ]
-        )
+        is_stopped = np.isin(np.arange(n), stopped).tolist()
+        fit = fit_curve(list(map(point, batch_sizes, steps, is_stopped)))
         intervals.append(
             (fit.critical_batch_size_low or 0.0, fit.critical_batch_size_high or math.inf)
         )

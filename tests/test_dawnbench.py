@@ -15,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from rich.console import Console
 from toolbox import FakeTime, make_result, make_spec
-from unit_logs import StoppedError, log_at, stopping_after, units_in, unkept
+from unit_logs import StoppedError, log_at, of_experiment, stopping_after, units_in, unkept
 
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
@@ -185,11 +185,17 @@ def test_a_ladder_goes_on_with_more_seeds_and_not_with_another_rate(checked, tmp
 def test_what_preparing_and_moving_batches_takes_of_a_step(checked, monkeypatch, device, calls):
     (first, *_), _ = climbed(checked())
     time = FakeTime()
-    drawn = (time.sleep(0.01) or (torch.ones(4, 1, 8, 8), torch.ones(4)) for _ in range(100))
+
+    def batches():
+        while True:
+            # What preparing a batch takes.
+            time.sleep(0.01)
+            yield torch.ones(4, 1, 8, 8), torch.ones(4)
+
+    drawn = batches()
     monkeypatch.setattr(dawnbench, "device_of", lambda trainer: torch.device(device))
-    monkeypatch.setattr(
-        dawnbench, "synchronize", lambda place: time.sleep(0.1)
-    )  # outside of the clock, but for one
+    # Outside of the clock, but for one.
+    monkeypatch.setattr(dawnbench, "synchronize", lambda place: time.sleep(0.1))
     note = data_note(
         replace(first, workload=replace(first.workload, train_batches=lambda spec: drawn)),
         0.05,
@@ -324,10 +330,10 @@ def test_a_rung_that_the_device_cannot_run_is_left_out_and_said(checked):
     reason = "half is left out, and the rungs after it go on without it: precision=16-mixed needs a CUDA device"
     assert reason in printed
     assert finding.sentence.endswith("; left out on this device: half.")
-    (workload, spec, _) = next(entry for entry in seen if entry[1].lr == 0.2)
-    assert (
-        workload.build_module(spec).configure_optimizers()["optimizer"].defaults["momentum"] == 0.0
-    )
+    by_lr = {spec.lr: (workload, spec) for workload, spec, _ in seen}
+    workload, spec = by_lr[0.2]
+    optimizer = workload.build_module(spec).configure_optimizers()["optimizer"]
+    assert optimizer.defaults["momentum"] == 0.0
 
 
 def test_the_reduced_setting_takes_the_place_of_the_rungs_sizes(checked):
@@ -386,11 +392,10 @@ def shipped(tmp_path, monkeypatch):
 
 @pytest.mark.soak
 def test_every_rung_of_the_reduced_ladder_trains(shipped):
-    small = [
-        f"sweep.experiment.reduced.{option}"
-        for option in ("enabled=true", "steps=2", "batch_size=64")
-    ]
-    finding, printed = run(shipped(*small, "sweep.experiment.seeds=[0]"))
+    small = of_experiment(
+        "reduced.enabled=true", "reduced.steps=2", "reduced.batch_size=64", "seeds=[0]"
+    )
+    finding, printed = run(shipped(*small))
     assert [(row["steps"], row["n"]) for row in finding.rows] == [(2, 1)] * 20, printed
     assert finding.sentence.endswith(
         "; left out on this device: half-precision weights and compiled."
@@ -421,11 +426,10 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
     # Page's has its scales frozen at 1 where the ladder has 1/4, which is 16 times the rate and a quarter of the rest.
     recipe = parts(recipe_of("resnet_cifar_fast"))
     found = parts(by_rung["flip at test time"])
-    times = {
-        k: found[k] / recipe[k]
-        for k in found
-        if isinstance(found[k], float) and found[k] != recipe[k]
-    }
+    times = {}
+    for name, value in found.items():
+        if isinstance(value, float) and value != recipe[name]:
+            times[name] = value / recipe[name]
     assert times == {
         "module.model.norm.scale": 0.25,
         "module.model.activation.alpha": 0.25,
@@ -471,20 +475,19 @@ def test_rows():
     after = {**trials(0.07, 0.05, 0.02), 1: trial(1, 0.9, status="diverged", message="x")}
     first, second = make_rows([built("a", 70.0, 0.941), built("b")], [before, after], 0.94)
     assert (first["accuracy"], first["accuracy_sd"]) == pytest.approx((0.94, 0.02))
-    assert (first["n"], first["at_level"]) == (3, pytest.approx(2 / 3))  # at the level counts
+    # A value at the level counts.
+    assert (first["n"], first["at_level"]) == (3, pytest.approx(2 / 3))
     assert (first["seconds"], first["seconds_sd"]) == (5.0, 0.0)
     assert (first["source_seconds"], first["source_accuracy"], first["epochs"]) == (
         70.0,
         0.941,
         0.5,
     )
-    assert [first[key] for key in ("difference", "difference_low", "difference_high", "p")] == [
-        None
-    ] * 4
-    assert (second["n"], second["at_level"]) == (
-        2,
-        pytest.approx(1 / 3),
-    )  # of all seeds: it did not get there
+    # The first rung has none before it.
+    for key in ("difference", "difference_low", "difference_high", "p"):
+        assert first[key] is None
+    # Of all seeds, the one that diverged included: it did not get there.
+    assert (second["n"], second["at_level"]) == (2, pytest.approx(1 / 3))
     assert (second["pairs"]["n"], second["difference"]) == (2, pytest.approx(0.015))
     assert [one["status"] for one in second["trials"]] == ["stopped", "diverged", "stopped"]
     errors = [
@@ -493,15 +496,18 @@ def test_rows():
         [0.27, 0.31, 0.28, 0.30],
         [0.20, 0.21, 0.18, 0.22],
     ]
-    rows = make_rows([built(name) for name in "abcd"], [trials(*one) for one in errors], 0.94)
+    trials_of_rungs = [trials(*of_rung) for of_rung in errors]
+    rows = make_rows(list(map(built, "abcd")), trials_of_rungs, 0.94)
     raw = [row["pairs"]["p_uncorrected"] for row in rows[1:]]
-    low, middle, high = sorted(raw)  # p is corrected for the number of rungs
+    # p is corrected for the number of rungs.
+    low, middle, high = sorted(raw)
     corrected = {
         low: 3 * low,
         middle: max(3 * low, 2 * middle),
         high: max(3 * low, 2 * middle, high),
     }
-    assert [row["p"] for row in rows[1:]] == pytest.approx([min(1.0, corrected[p]) for p in raw])
+    for row, p in zip(rows[1:], raw, strict=True):
+        assert row["p"] == pytest.approx(min(1.0, corrected[p]))
 
 
 def test_rows_as_the_table_shows_them():
@@ -509,7 +515,7 @@ def test_rows_as_the_table_shows_them():
     rungs = [trials(0.0595, 0.0625), trials(0.0495, 0.0425), dict(enumerate(lost))]
     rungs[1][0] = trial(0, 0.0495, seconds_per_step=None)
     steps = [built("a", 70.0, 0.941), built("b"), built("c", None, 0.941)]
-    first, second, third = (shown(row) for row in make_rows(steps, rungs, 0.94))
+    first, second, third = map(shown, make_rows(steps, rungs, 0.94))
     nested = ("measured", "trials")
     assert {key: value for key, value in first.items() if key not in nested} == {
         "rung": "a",
@@ -525,7 +531,8 @@ def test_rows_as_the_table_shows_them():
     # half a point on either side, times t of 12.71
     assert (second["gain"], second["source"]) == ("+1.50 (-4.85 to +7.85)", None)
     assert second["measured"]["difference"] == pytest.approx(0.015)
-    assert (second["n"], second["seconds_(SD)"]) == (2, "5")  # the seconds of one of the two
+    # The seconds of one of the two alone are known.
+    assert (second["n"], second["seconds_(SD)"]) == (2, "5")
     assert (third["accuracy_(SD)"], third["seconds_(SD)"], third["source"], third["n"]) == (
         None,
         None,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
-from unit_logs import headers_in, units_in
+from unit_logs import headers_in, of_experiment, units_in
 
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.options import TrainedOptions
@@ -167,7 +167,7 @@ def test_bad_input_is_refused_and_writes_nothing(sweep, tmp_path, arguments, mes
 def test_a_run_leaves_its_result_and_its_figure_and_prints_the_sentence(sweep, tmp_path):
     out = sweep(
         "vectorization",
-        *(f"sweep.experiment.{option}" for option in TINY),
+        *of_experiment(*TINY),
         "sweep.output=here/there",
     )
     assert files_in(tmp_path) == [
@@ -270,7 +270,7 @@ def test_an_interruption_says_that_nothing_is_written(sweep, tmp_path, monkeypat
 
 
 def test_an_interruption_after_a_unit_says_what_is_kept(sweep, tmp_path, monkeypatch):
-    options = [f"sweep.experiment.{option}" for option in TINY]
+    options = of_experiment(*TINY)
     measure = vectorization.measure
 
     def first_alone(log, plan, *rest):
@@ -296,7 +296,7 @@ def test_an_interruption_after_a_unit_says_what_is_kept(sweep, tmp_path, monkeyp
 
 
 def test_a_choice_of_units_writes_no_result(sweep, tmp_path):
-    options = [f"sweep.experiment.{option}" for option in TINY]
+    options = of_experiment(*TINY)
     out = sweep("vectorization", *options, "sweep.experiment.only=[product/2]")
     assert "1 of 6 units are measured in outputs/sweeps/vectorization/runs.jsonl" in out
     assert files_in(tmp_path / "outputs/sweeps/vectorization") == ["runs.jsonl"]
@@ -338,7 +338,7 @@ def killed_after(units, folder, path, arguments):
     ],
 )
 def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, options):
-    arguments = [name, *(f"sweep.experiment.{option}" for option in options)]
+    arguments = [name, *of_experiment(*options)]
     results = []
     for folder, kills in ((tmp_path / "whole", ()), (tmp_path / "killed", (2, 5))):
         folder.mkdir()
@@ -356,7 +356,7 @@ def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, o
 
 
 def test_a_sweep_of_other_options_ends_with_status_2(sweep, tmp_path):
-    options = [f"sweep.experiment.{option}" for option in TINY]
+    options = of_experiment(*TINY)
     sweep("vectorization", *options)
     folder = tmp_path / "outputs/sweeps/vectorization"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -405,7 +405,8 @@ def test_parameters_are_of_their_annotated_types():
     for changes, message in (
         ({"pairs": [{"low": 1}]}, "no value is given for sweep.experiment.pairs[0].high"),
         ({"names": "a"}, "sweep.experiment.names: "),
-        ({"clock": 1}, "unknown option sweep.experiment.clock"),  # with a default: tests' alone
+        # A parameter with a default is the tests' alone.
+        ({"clock": 1}, "unknown option sweep.experiment.clock"),
     ):
         with pytest.raises(ConfigError) as caught:
             check_typed(**changes)
@@ -425,7 +426,8 @@ def test_brackets_are_printed_as_they_are(checked, capfd):
     printed = capfd.readouterr().out
     for text in ("Within [red] of it, [/].", "[bold]x", "- [b]"):
         assert text in printed
-    assert "interval" not in printed  # a list is not for the table
+    # A list is not for the table.
+    assert "interval" not in printed
 
 
 # In a process of its own, whose start is all that it costs.

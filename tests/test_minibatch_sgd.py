@@ -189,11 +189,13 @@ def test_medians_over_the_seeds():
     )
     found = row_of(*histories, taus=[0.1, 0.2, 0.4])
     assert (found["ms_per_step"], found["seconds_to_level"]) == pytest.approx((200.0, 0.6))
-    assert found["steps_to_level"] == 3  # 3, 2 and never
+    # Of 3, 2 and never.
+    assert found["steps_to_level"] == 3
     assert (found["last_loss"], found["curve"]["loss"]) == (0.2, [0.5, 0.3, 0.2])
     assert found["curve"]["loss_low"] == pytest.approx([0.45, 0.25, 0.15])
     assert found["curve"]["loss_high"] == pytest.approx([0.7, 0.35, 0.25])
-    found = row_of([], taus=[None])  # a trial without a step
+    # A trial without a step has no time of one.
+    found = row_of([], taus=[None])
     assert (found["seconds_to_level"], found["last_loss"], found["curve"]["steps"]) == (
         None,
         None,
@@ -204,9 +206,11 @@ def test_medians_over_the_seeds():
 @pytest.mark.parametrize(
     ("histories", "steps"),
     [
-        ([[(1, 0.5), (4, 0.25)]], 4),  # at the level counts
+        # A value at the level counts.
+        ([[(1, 0.5), (4, 0.25)]], 4),
         ([[(1, 0.5), (4, 0.26)]], None),
-        ([[(1, 0.2), (4, 0.5)]], 1),  # the first time, whatever comes after
+        # The first time counts, whatever comes after.
+        ([[(1, 0.2), (4, 0.5)]], 1),
         ([[(1, 0.2)], [(1, 0.3)], [(1, 0.3)]], None),
         ([[(1, None), (2, 0.1)]], 2),
     ],

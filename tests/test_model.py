@@ -115,7 +115,8 @@ def test_exponent_and_interval_are_quantiles_of_the_draws():
         (15.0, (8, 9, 10, 12, 14), None),
         # B_crit lies below all batch sizes.
         (4.0, (8, 9, 10, 12, 14), None),
-        (128.0, (8, 16, 256, 512), None),  # two reached there
+        # Two reached the target there.
+        (128.0, (8, 16, 256, 512), None),
         (128.0, (8, 16, 128, 512), 3),
         (1e6, (8, 16, 512), 3),
     ],

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
-from unit_logs import StoppedError, log_at, stopping_after, units_in, unkept
+from unit_logs import StoppedError, log_at, of_experiment, stopping_after, units_in, unkept
 
 from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.records import dump_json
@@ -70,13 +70,19 @@ def found(*options, machine=None, log=None, **changes):
     return run(checked.composed, console, log or unkept(), **parameters), out.getvalue()
 
 
+def sizes_in(finding):
+    """Return the batch sizes of a finding's rows; those of several together have none."""
+    return [row["batch_size"] for row in finding.rows if "batch_size" in row]
+
+
 def test_the_finding_names_what_is_planted_and_how_large():
     machine = Machine({128: 0.95})
     finding, _ = found(
         "sweep.experiment.ceiling=628", "seed=3", "protocol.warmup_steps=2", machine=machine
     )
     assert [size for size, _, _ in machine.visited] == visits((*NEAR, 511, 512, 513, 628), 8, 3)
-    assert {visit[1:] for visit in machine.visited} == {(0.4, 2)}  # of digits
+    # The reference rate of digits.
+    assert {visit[1:] for visit in machine.visited} == {(0.4, 2)}
     rows = {row.get("batch_size") or row["what"]: row for row in finding.rows}
     assert list(rows) == [*NEAR, 511, 512, 513, 628, "2^k", "8 x k"]
     signs = ["", "", "8 x 15", "", "", "2^7", *[""] * 3, "2^9", "", "ceiling"]
@@ -99,9 +105,13 @@ def test_the_finding_names_what_is_planted_and_how_large():
 
 def test_the_finding_says_what_room_is_left_where_nothing_is():
     finding, _ = found("sweep.experiment.ceiling=628")
-    contrasts = [row["contrast"] for row in finding.rows if row["contrast"]]
-    room = max(max(abs(effect["low"]), abs(effect["high"])) for effect in contrasts)
-    least = min(effect["corrected"] for effect in contrasts)
+    room = 0.0
+    least = 1.0
+    for row in finding.rows:
+        effect = row["contrast"]
+        if effect:
+            room = max(room, abs(effect["low"]), abs(effect["high"]))
+            least = min(least, effect["corrected"])
     assert finding.sentence.startswith(
         "Over 8 rounds no power of two and no multiple of 8 differs significantly from the mean of its two neighbours"
         f" (least p = {least:.2g}, corrected for 5 tests); the 95% intervals leave room for"
@@ -133,14 +143,12 @@ def test_three_batch_sizes_are_stated_against_each_other_and_what_is_in_use():
     finding, _ = found("sweep.experiment.ceiling=628", machine=Machine({128: 1.05}))
     text = finding.sentence.partition("Against each other: ")[2]
     numbers = [float(number) for number in re.findall(r"([+-][\d.]+)% \(", text)]
-    tau = {
-        size: (9e-3 + 4.4e-4 * size) * (1.05 if size == 128 else 1.0) for size in (100, 128, 156)
-    }
-    speed = {size: size / tau[size] for size in tau}
-    expected = [
-        100 * (ratio - 1) for ratio in (speed[128] / speed[100], speed[156] / speed[128], 1.05)
-    ]
-    assert numbers == pytest.approx(expected, abs=1.5)
+    speed = {}
+    for size in (100, 128, 156):
+        planted = 1.05 if size == 128 else 1.0
+        speed[size] = size / ((9e-3 + 4.4e-4 * size) * planted)
+    ratios = np.array([speed[128] / speed[100], speed[156] / speed[128], 1.05])
+    assert numbers == pytest.approx(100 * (ratios - 1), abs=1.5)
     assert text.startswith("B = 128 gives ")
     assert " over 100, 156 " in text
     assert "against the line through 100 and 156." in text
@@ -149,7 +157,8 @@ def test_three_batch_sizes_are_stated_against_each_other_and_what_is_in_use():
         text,
     )
     assert finding.rows[0]["in_use"] == {"share": pytest.approx(0.5, abs=0.01), "visits": 3}
-    finding, _ = found("sweep.experiment.ceiling=150")  # 156 does not fit
+    # Of the three 156 does not fit.
+    finding, _ = found("sweep.experiment.ceiling=150")
     assert "Against each other" not in finding.sentence
 
 
@@ -169,13 +178,8 @@ def test_a_ceiling_that_is_not_given_is_measured():
     finding, printed = found("sweep.experiment.probe.high=700", find_ceiling=measured)
     assert asked == [4, 700, 943_718_400]
     assert "ceiling 300, under 1,024 MiB\nA note.\n" in printed
-    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [
-        *NEAR,
-        255,
-        256,
-        257,
-        300,
-    ]
+    # 256 is the largest power of two below the ceiling.
+    assert sizes_in(finding) == [*NEAR, 255, 256, 257, 300]
 
 
 def test_a_sweep_that_is_stopped_goes_on_with_the_same_ceiling_and_rounds(tmp_path):
@@ -218,13 +222,9 @@ def test_a_choice_of_units_measures_those_alone(tmp_path):
 
 
 def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
-    finding, _ = found(
-        *(
-            f"sweep.experiment.{option}"
-            for option in ("ceiling=40", "centres=[]", "against_each_other=[]")
-        )
-    )
-    assert [row["batch_size"] for row in finding.rows] == [31, 32, 33, 40]
+    finding, _ = found(*of_experiment("ceiling=40", "centres=[]", "against_each_other=[]"))
+    assert sizes_in(finding) == [31, 32, 33, 40]
+    assert len(finding.rows) == 4
     assert "from the mean of its two neighbours" in finding.sentence
 
 
@@ -268,7 +268,7 @@ def test_refuses_before_anything_is_timed(options, error, text):
     with pytest.raises(error, match=text):
         found(
             "sweep.experiment.ceiling=628",
-            *(f"sweep.experiment.{option}" for option in options),
+            *of_experiment(*options),
             machine=machine,
         )
     assert machine.visited == []
@@ -283,13 +283,14 @@ def test_real_steps():
         "steps=2",
         "level=0.9",
     )
-    checked = sweep(*(f"sweep.experiment.{option}" for option in options))
+    checked = sweep(*of_experiment(*options))
     finding = checked.find(Console(file=StringIO()), log=unkept())
-    rows = [row for row in finding.rows if "batch_size" in row]
-    assert [row["batch_size"] for row in rows] == [20, 23, 24, 25, 31, 32, 33, 40]
-    assert all(
-        len(row["seconds_of_rounds"]) == 2 and min(row["seconds_of_rounds"]) > 0 for row in rows
-    )
+    assert sizes_in(finding) == [20, 23, 24, 25, 31, 32, 33, 40]
+    for row in finding.rows:
+        # Those of several batch sizes together have no seconds.
+        if "batch_size" in row:
+            assert len(row["seconds_of_rounds"]) == 2
+            assert min(row["seconds_of_rounds"]) > 0
     assert finding.device.startswith("cpu")
 
 
@@ -297,13 +298,8 @@ def test_real_steps():
 def test_steps_that_two_processes_share():
     """Raschka's 255, 256 and 257 under DDP, here two processes of a CPU and a few steps."""
     options = ("ceiling=260", "centres=[]", "against_each_other=[]", "repeats=2", "steps=2")
-    checked = sweep("devices=2", *(f"sweep.experiment.{option}" for option in options))
+    checked = sweep("devices=2", *of_experiment(*options))
     finding = checked.find(Console(file=StringIO()), log=unkept())
-    assert [row["batch_size"] for row in finding.rows if "batch_size" in row] == [
-        255,
-        256,
-        257,
-        260,
-    ]
+    assert sizes_in(finding) == [255, 256, 257, 260]
     assert finding.device.startswith("2 x cpu")
     assert "in use" not in finding.sentence

@@ -56,7 +56,8 @@ def test_a_rule_costs_what_its_distance_from_the_best_rate_costs(best_exponent, 
     ("lr", "expected"),
     [
         (0.1, ("reached", 100.0)),
-        (0.2, ("reached", pytest.approx(200.0))),  # the geometric middle of 100 and 400
+        # The geometric middle of 100 and 400.
+        (0.2, ("reached", pytest.approx(200.0))),
         (0.4, ("reached", 400.0)),
         (0.5, ("missed", None)),
         (1.6, ("missed", None)),

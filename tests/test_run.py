@@ -5,6 +5,7 @@ import math
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -56,15 +57,23 @@ def asked_by_index(study: Path) -> dict[int, tuple]:
     """Return what came of each trial index: numbers count trials that were cut short, too."""
     trials = trials_of(study)
     indices = {trial.number: trial.trial_index for trial in trials}
-    return {
-        t.trial_index: (
-            *(t.batch_size, t.lr, t.seed),
-            *(indices.get(t.resumed_from), indices.get(t.replicate_of)),
-            *(t.status, t.steps, t.history),
-        )
-        for t in trials
-        if t.status != "failed"
-    }
+    asked = {}
+    for trial in trials:
+        if trial.status != "failed":
+            asked[trial.trial_index] = (
+                *(trial.batch_size, trial.lr, trial.seed),
+                *(indices.get(trial.resumed_from), indices.get(trial.replicate_of)),
+                *(trial.status, trial.steps, trial.history),
+            )
+    return asked
+
+
+def first_with(asked: dict[int, tuple], place: int) -> int | None:
+    """Return the position of the first trial that has an entry there; None if there is none."""
+    for position, values in enumerate(asked.values()):
+        if values[place] is not None:
+            return position
+    return None
 
 
 def end_at(monkeypatch, at, killed):
@@ -113,18 +122,16 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(
     assert bstune(*arguments, "study=whole")[0] == 0
     whole = asked_by_index(outputs / "whole")
     order = list(whole)
-    continued = next((i for i, index in enumerate(order) if whole[index][3] is not None), None)
+    continued = first_with(whole, 3)
     assert "sampler=tpe" in arguments or continued is not None, (
         "no trial was continued: the test proves little"
     )
-    replicate = next(
-        i for i, index in enumerate(order) if whole[index][4] is not None
-    )  # some trial reached it
+    # There is one, as some trial reached the target.
+    replicate = first_with(whole, 4)
+    # In the first trial, in one that continues another one, and in the second replicate.
     cuts = sorted({0, continued or 7, replicate + 1})
     done = 0
-    for (
-        at
-    ) in cuts:  # in the first trial, in one that continues another one, and in the second replicate
+    for at in cuts:
         with monkeypatch.context() as patch:
             end_at(patch, at - done, killed)
             status, _, err = bstune(*arguments, "study=pieces")
@@ -134,9 +141,8 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(
     assert asked_by_index(outputs / "pieces") == whole
     failed = [trial for trial in trials_of(outputs / "pieces") if trial.status == "failed"]
     assert [trial.trial_index for trial in failed] == [order[at] for at in cuts]
-    assert [(t.batch_size, t.lr, t.seed) for t in failed] == [
-        whole[t.trial_index][:3] for t in failed
-    ]
+    for trial in failed:
+        assert (trial.batch_size, trial.lr, trial.seed) == whole[trial.trial_index][:3]
 
 
 @pytest.mark.slow
@@ -165,11 +171,16 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
     assert ("where this schedule stops working" in notes) != chosen
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{tmp_path}/bstune.db")
     specs = [spec_of(trial) for trial in study.get_trials()]
-    assert sum(spec.replicate_of is not None for spec in specs) >= 2
     assert {spec.resumed_from for spec in specs} == {None}
     assert not (outputs / "digits" / "states").exists()
     trials = trials_of(outputs / "digits")
+    # Of each winner the horizons of its replicates.
+    replicates = 0
+    horizons_again = defaultdict(set)
     for spec, trial in zip(specs, trials, strict=True):
+        if spec.replicate_of is not None:
+            replicates += 1
+            horizons_again[spec.replicate_of].add(trial.horizon)
         longest = max(60, math.ceil(6000 / trial.batch_size))
         assert trial.horizon == (spec.max_steps or longest) <= longest
         assert trial.steps == trial.horizon or trial.status != "stopped"
@@ -179,9 +190,8 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
             or spec.replicate_of is None
             or trial.horizon == trials[spec.replicate_of].horizon
         )
-    again = {(spec.replicate_of, trial.horizon) for spec, trial in zip(specs, trials, strict=True)}
-    again = {pair for pair in again if pair[0] is not None}
-    assert len(again) == len({winner for winner, _ in again})
+    assert replicates >= 2
+    assert set(map(len, horizons_again.values())) == {1}
     assert len({trial.horizon * trial.batch_size for trial in trials}) > 3 or not chosen
     status, _, err = bstune(*arguments, "search.trials=7", "budget.examples=7000")
     assert status == (0 if chosen else 2)
@@ -194,32 +204,39 @@ def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
     trials[1] = replace(trials[1], resumed_from=0)
     trials[3] = replace(trials[3], replicate_of=0)
     progress = Progress(5, target, Console(width=200))
-    for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):  # the first was done before
+    # The first call has a trial that was done before.
+    for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):
         progress.show([trials[number] for number in done], 60.0 * len(done))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[1] for line in lines] == [
-        "configuration 2 of 5", "continues 0", "configuration 3 of 5", "repeats 0 on a fresh seed"
-    ]  # fmt: skip
-    assert [line.split("  ")[0] for line in lines] == [
-        "trial 2", "trial 1", "trial 4", "trial 3"
-    ]  # fmt: skip
-    # Of what ended together the last one says what is left.
-    ends = ["2.00 min to go", "60.0 ms", "4.00 min to go", "5.00 min to go"]
-    assert [line.endswith(end) for line, end in zip(lines, ends, strict=True)] == [
-        True, False, True, True
-    ]  # fmt: skip
+    expected = [
+        ("trial 2", "configuration 2 of 5", "2.00 min to go", True),
+        # Of what ended together the last one says what is left.
+        ("trial 1", "continues 0", "60.0 ms", False),
+        ("trial 4", "configuration 3 of 5", "4.00 min to go", True),
+        ("trial 3", "repeats 0 on a fresh seed", "5.00 min to go", True),
+    ]
+    for line, (name, place, end, is_last) in zip(lines, expected, strict=True):
+        assert line.split("  ")[:2] == [name, place]
+        assert line.endswith(end) == is_last
 
 
 def test_a_line_comes_from_time_to_time_while_a_trial_trains():
     progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
     progress.show([])
-    start = progress._spoke = 1000.0  # whole seconds have no rounding
-    said = [second for second in range(40) if progress.waiting_line(start + second) is not None]
-    assert said == [10, 20, 30]  # before the first trial has ended
+
+    def seconds_with_a_line(start, until):
+        """Return the whole seconds, which have no rounding, at which there is a line."""
+        progress._spoke = start
+        said = []
+        for second in range(until):
+            if progress.waiting_line(start + second) is not None:
+                said.append(second)
+        return said
+
+    # More often before the first trial has ended.
+    assert seconds_with_a_line(1000.0, 40) == [10, 20, 30]
     progress.show([make_trial(0)])
-    start = progress._spoke = 2000.0
-    said = [second for second in range(200) if progress.waiting_line(start + second) is not None]
-    assert said == [MINUTE, 2 * MINUTE, 3 * MINUTE]
+    assert seconds_with_a_line(2000.0, 200) == [MINUTE, 2 * MINUTE, 3 * MINUTE]
 
 
 def test_a_dumb_terminal_has_lines_in_place_of_a_live_one(monkeypatch):
@@ -316,9 +333,14 @@ def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(
     for count in range(5):
         progress.show(trials[:count])
     lines = capsys.readouterr().out.splitlines()
-    assert [without in line for line in lines] == [True, False, False, False]
-    assert [failed in line for line in lines] == [False, True, False, True]
-    assert ["val/error 0.0995" in line for line in lines] == [True, False, True, False]
+    texts = (without, failed, "val/error 0.0995")
+    found = [tuple(text in line for text in texts) for line in lines]
+    assert found == [
+        (True, False, True),
+        (False, True, False),
+        (False, False, True),
+        (False, True, False),
+    ]
 
 
 @pytest.mark.slow
@@ -351,10 +373,9 @@ def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstun
     assert sentence.startswith("stopped: B_crit lies between ")
     assert sentence.endswith(", within search.precision=1000")
     first = trials_of(study)
-    assert sum(trial.replicate_of is None for trial in first) == 8, (
-        "the first look after six trials that reached it"
-    )
-    assert sum(trial.replicate_of is not None for trial in first) >= 3
+    winners = [trial.replicate_of for trial in first]
+    assert winners.count(None) == 8, "the first look after six trials that reached it"
+    assert len(winners) - 8 >= 3
     assert bstune(*arguments)[0] == 0
     assert trials_of(study) == first, (
         "the same command goes on searching: the replicates were taken for its trials"
@@ -370,15 +391,15 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     )
     trials = trials_of(outputs / "replay")
     study = optuna.load_study(study_name="replay", storage=f"sqlite:///{tmp_path}/bstune.db")
-    limits = [spec_of(trial).max_steps for trial in study.get_trials()]
-    short = {
-        t.number
-        for t, limit in zip(trials, limits, strict=True)
-        if t.status == "stopped" and t.steps < limit
-    }
+    short = set()
+    resumed = set()
+    for trial, stored in zip(trials, study.get_trials(), strict=True):
+        if trial.status == "stopped" and trial.steps < spec_of(stored).max_steps:
+            short.add(trial.number)
+        resumed.add(trial.resumed_from)
+        assert trial.train_seconds > 0
     assert short, "no record ended ahead of its trial's limit: the test proves nothing"
-    assert not short & {trial.resumed_from for trial in trials}
-    assert all(trial.train_seconds > 0 for trial in trials)
+    assert not short & resumed
 
 
 def stopped(number, steps=10, status="stopped", **changes):
@@ -397,7 +418,8 @@ BEST = stopped(0, 100, "reached")  # 1 s
         ([BEST, stopped(1, 119), stopped(2, 121)], {1, 2}),
         ([stopped(0), stopped(1, 20, resumed_from=0)], {1}),
         ([stopped(0), stopped(1, 20, "reached", resumed_from=0)], set()),
-        ([stopped(0), stopped(1, 0, "failed", resumed_from=0)], {0}),  # is asked again
+        # The one that failed is asked again.
+        ([stopped(0), stopped(1, 0, "failed", resumed_from=0)], {0}),
         ([BEST, stopped(1, 20, replicate_of=0)], set()),
         ([BEST, stopped(1, 10, "reached", replicate_of=0), stopped(2, 50)], {2}),
     ],
@@ -503,7 +525,8 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
     assert bstune(*REPLAY, "search.trials=3")[0] == 0
     first = (outputs / "replay" / "trials.jsonl").read_text()
     moved = table.rename(table.with_name("moved.jsonl"))
-    more = ("search.trials=5", "budget.examples=100_000")  # a budget may grow
+    # A budget may grow.
+    more = ("search.trials=5", "budget.examples=100_000")
     status, out, _ = bstune(*REPLAY, "workload.table=moved.jsonl", *more)
     assert status == 0
     assert "continues after 3 configurations" in out

@@ -362,8 +362,10 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
     [
         ({}, True),
         ({"status": "reached"}, False),
-        ({"wall_seconds": 4.0}, False),  # its record ended
-        ({"message": "the training was stopped at step 9"}, False),  # by itself
+        # Its record ended.
+        ({"wall_seconds": 4.0}, False),
+        # It ended by itself.
+        ({"message": "the training was stopped at step 9"}, False),
     ],
 )
 def test_a_trial_that_ran_out_of_time_can_go_on(changes, is_out):

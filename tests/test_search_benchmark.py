@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from rich.console import Console
 from searches import TABLE, Scripted, first_trials, posed, recorded
 from synthetic import Law, synthetic_table
-from unit_logs import StoppedError, stopping_after, units_in
+from unit_logs import StoppedError, of_experiment, stopping_after, units_in
 
 from bstune.core.errors import BstuneError, ConfigError, Interrupted, StudyError
 from bstune.core.records import TrialResult, dump_json
@@ -70,9 +70,8 @@ def asked_for(benchmark, points, rule=None, form="bound"):
 def test_a_stopped_trial_is_recorded_in_either_form():
     def last_trial(form, benchmark, *points):
         """Return the Optuna trial after trials at ``points``, and its result."""
-        search = asked_for(
-            benchmark, [{"batch_size": size, "lr": lr} for size, lr in points], form=form
-        )
+        named_points = [{"batch_size": size, "lr": lr} for size, lr in points]
+        search = asked_for(benchmark, named_points, form=form)
         finished = first_trials(search, benchmark, len(points))
         search.propose(finished)
         return search.study.trials[-2], finished[-1]
@@ -134,20 +133,25 @@ def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, 
 
 def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
     finished = first_trials(EveryBatchSize(NOISY.problem, 3), NOISY, 32)
-    assert all(
-        set(Counter(t.batch_size for t in finished[: 4 * k]).values()) == {k} for k in range(1, 9)
-    )
-    assert len({tuple(t.batch_size for t in finished[k : k + 4]) for k in range(0, 32, 4)}) > 1
-    shares = {
-        B: [math.log(t.lr / 0.01) / math.log(100) for t in finished if t.batch_size == B]
-        for B in (8, 512)
-    }
-    for values in shares.values():  # quasi-random: after 8 terms no gap is wider than an eighth
-        gaps = np.diff([*sorted(values), min(values) + 1])
+    sizes = [trial.batch_size for trial in finished]
+    orders = set()
+    # The table has four batch sizes: a round is four trials.
+    for rounds in range(1, 9):
+        assert set(Counter(sizes[: 4 * rounds]).values()) == {rounds}
+        orders.add(tuple(sizes[4 * (rounds - 1) : 4 * rounds]))
+    assert len(orders) > 1
+
+    def shares_at(batch_size):
+        """Return how far up the logarithmic range of learning rates each trial of a batch size is."""
+        rates = [trial.lr for trial in finished if trial.batch_size == batch_size]
+        return np.log(np.array(rates) / 0.01) / math.log(100)
+
+    for shares in (shares_at(8), shares_at(512)):
+        # Quasi-random: after 8 terms no gap is wider than an eighth.
+        gaps = np.diff([*sorted(shares), min(shares) + 1])
         assert max(gaps) == pytest.approx(1 / 8)
-    assert (
-        min(abs(a - b) for a in shares[8] for b in shares[512]) > 1e-4
-    )  # independent of each other
+    # Independent of each other.
+    assert np.abs(np.subtract.outer(shares_at(8), shares_at(512))).min() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -166,12 +170,13 @@ def test_each_batch_size_gets_as_many_trials_spread_over_the_learning_rates():
     ],
 )
 def test_zeus_prunes_twice_then_takes_the_cheapest(steps, expected, left):
-    table = Table(tuple(recorded(size, 0.1, s, end=4000) for size, s in steps.items()))
-    benchmark = posed(table, budget_factor=1e-4 if 10 in steps else 1)
+    runs = [recorded(size, 0.1, reached, end=4000) for size, reached in steps.items()]
+    # The last case alone has a budget of a step.
+    budget_factor = 1e-4 if 10 in steps else 1
+    benchmark = posed(Table(tuple(runs)), budget_factor=budget_factor)
     search = Zeus(benchmark.problem, 0)
-    assert [
-        trial.batch_size for trial in first_trials(search, benchmark, len(expected))
-    ] == expected
+    finished = first_trials(search, benchmark, len(expected))
+    assert [trial.batch_size for trial in finished] == expected
     assert search.left == left
 
 
@@ -179,12 +184,13 @@ def test_zeus_keeps_trying_batch_sizes_that_may_be_as_good_at_the_rate_of_the_ru
     law = Law(noise=0.2, right=0, left=0)
     benchmark = posed(synthetic_table(law, seeds=range(8)))
     search = Zeus(benchmark.problem, 1)
+    # Left out are the first 20, which hold both rounds of pruning.
     tried = Counter(trial.batch_size for trial in first_trials(search, benchmark, 120)[20:])
     cheapest = sorted(
         benchmark.problem.batch_sizes, key=lambda size: law.frontier(size) * law.tau(size)
     )[:3]
     assert len(tried) > 1
-    assert sum(tried[size] for size in cheapest) > 0.6 * sum(tried.values())
+    assert sum(map(tried.__getitem__, cheapest)) > 0.6 * tried.total()
     for trial in first_trials(Zeus(NOISY.problem, 0), NOISY, 6):
         assert trial.lr == pytest.approx(
             min(max(0.1 * math.sqrt(trial.batch_size / 64), 0.01), 1.0)
@@ -192,12 +198,13 @@ def test_zeus_keeps_trying_batch_sizes_that_may_be_as_good_at_the_rate_of_the_ru
 
 
 def test_every_search_has_a_name():
-    optunas = {f"{name}/{axis}" for name in ("random", "qmc", "tpe", "gp") for axis in AXES}
+    optunas = set(map("/".join, product(("random", "qmc", "tpe", "gp"), AXES)))
     groups = {entry.group for entry in ENTRIES.values()}
     assert groups == {"bstune", "bstune/none", "bstune/linear", *optunas, "shallue", "zeus"}
     assert ENTRIES["gp/sqrt/bound"].max_trials == MAX_GP_TRIALS
     chosen = {
-        ("bstune",): ["bstune"],  # alone: the one with its usual rule
+        # Alone it is the one with its usual rule.
+        ("bstune",): ["bstune"],
         ("bstune/none", "bstune"): ["bstune/none", "bstune"],
         ("tpe/sqrt",): ["tpe/sqrt/pruned", "tpe/sqrt/bound"],
         ("qmc",): [f"qmc/{axis}" for axis in AXES],
@@ -229,7 +236,8 @@ def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(s
     assert found.trials > len(continued) > 3
     assert found.path[-1][1] < 1.5
     # The budget binds, whatever the search wishes.
-    assert all(trial.steps <= OF_LAW.problem.budget.last_step(trial.batch_size) for trial in trials)
+    for trial in trials:
+        assert trial.steps <= OF_LAW.problem.budget.last_step(trial.batch_size)
     for trial in continued:
         before = trials[trial.resumed_from]
         assert (trial.batch_size, trial.lr, trial.seed) == (
@@ -256,7 +264,8 @@ def test_the_incumbent_is_the_posteriors_not_the_fastest(searched, monkeypatch):
     reached = [trial for trial in trials if trial.reached]
     first, other = reached[0], max(reached, key=lambda trial: trial.time_to_target)
     monkeypatch.setattr(search.sampler, "recommended", lambda study: other.number)
-    before = search.incumbent(trials[: first.number])  # its last trial did not reach the target
+    # Its last trial did not reach the target.
+    before = search.incumbent(trials[: first.number])
     assert search.incumbent(trials[: other.number + 1]) == other != least(trials)
     assert before != other
 
@@ -265,17 +274,27 @@ def test_the_incumbent_is_the_posteriors_not_the_fastest(searched, monkeypatch):
 def test_a_trial_whose_record_ended_is_not_continued():
     """Only one learning rate reaches the target; the records of the others end early."""
     steps = tuple(range(5, 101, 5))
-    falls, stays = (tuple(0.9 - (0.9 - end) * step / 100 for step in steps) for end in (0.05, 0.15))
-    runs = [Run(size, 0.5, 0, steps, falls, 0.01, diverged=False) for size in (8, 16, 32)]
-    cells = product((8, 16, 32), (0.01, 0.03, 0.1, 0.25))
-    runs += [Run(size, lr, 0, steps[:8], stays[:8], 0.01, diverged=False) for size, lr in cells]
+
+    def errors_down_to(end):
+        return tuple(0.9 - (0.9 - end) * step / 100 for step in steps)
+
+    falls = errors_down_to(0.05)
+    stays = errors_down_to(0.15)
+    runs = []
+    for size in (8, 16, 32):
+        runs.append(Run(size, 0.5, 0, steps, falls, 0.01, diverged=False))
+    # Eight of the looks, up to step 40.
+    for size, lr in product((8, 16, 32), (0.01, 0.03, 0.1, 0.25)):
+        runs.append(Run(size, lr, 0, steps[:8], stays[:8], 0.01, diverged=False))
     benchmark = posed(Table(tuple(runs)))
     search = FrontierSearch(benchmark.problem, 0)
     trials = first_trials(search, benchmark, 80)
-    ended = {trial.number for trial in trials if trial.status == "stopped" and trial.steps == 40}
-    ended = {
-        number for number in ended if search.sampler.max_steps(number) > 40
-    }  # the others ended where they should
+    ended = set()
+    for trial in trials:
+        is_at_the_end = trial.status == "stopped" and trial.steps == 40
+        # Others that stopped there ended where they should.
+        if is_at_the_end and search.sampler.max_steps(trial.number) > 40:
+            ended.add(trial.number)
     assert ended
     assert ended.isdisjoint(trial.resumed_from for trial in trials)
 
@@ -285,7 +304,8 @@ def test_b_crit_is_what_a_study_would_report():
     one_size = posed(synthetic_table(replace(LAW, exponent=0.0), (64,), (0.05, 0.1, 0.2)))
     search = FrontierSearch(one_size.problem, 0)
     run_search(search, one_size, (10.0,))
-    assert search.b_crit([]) is None  # the posterior's median is the prior's there
+    # The posterior's median is the prior's there.
+    assert search.b_crit([]) is None
     search = FrontierSearch(CURVE_OF_LAW.problem, 0)
     assert search.b_crit([]) is None
     (ratio,) = run_search(search, CURVE_OF_LAW, (2.0,)).b_crit
@@ -308,38 +328,38 @@ def stands(key, *runs, benchmark=NOISY):
 def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
     path = ((2.0, 3.0), (5.0, 1.2), (9.0, 1.3), (10.0, None))
     after = {1.9: math.inf, 2.0: 3.0, 5.0: 1.2, 9.0: 1.3, 11: math.inf}
-    assert {spent: search_problem.ratio_after(path, spent) for spent in after} == after
-    assert [search_problem.spending_within(path, within) for within in (1.25, 1.1)] == [
-        5.0,
-        math.inf,
-    ]
-    assert (
-        search_problem.percentile(list(range(1, 101)), 0.07) == 7
-    )  # 0.07 x 100 is more than 7 in floats
-    seeds = [
-        of_path((1.0, 2.0), (4.0 + k, 1.0 + k / 100), trials=k, complete=k > 0) for k in range(20)
-    ]
+    for spent, ratio in after.items():
+        assert search_problem.ratio_after(path, spent) == ratio
+    assert search_problem.spending_within(path, 1.25) == 5.0
+    assert search_problem.spending_within(path, 1.1) == math.inf
+    # 0.07 x 100 is more than 7 in floats.
+    assert search_problem.percentile(list(range(1, 101)), 0.07) == 7
+    seeds = []
+    for k in range(20):
+        second = (4.0 + k, 1.0 + k / 100)
+        seeds.append(of_path((1.0, 2.0), second, trials=k, complete=k > 0))
     one = stands("zeus", *seeds)
     assert [mark.spending for mark in one.marks] == [5, 10, 20, 40, 60]
-    assert (one.marks[1].median, one.marks[1].p90) == (2.0, 2.0)  # 7 of 20 are further after 10
-    assert one.marks[2].median == pytest.approx(1 + 9.5 / 100)  # 17 of 20 after 20
+    # After 10, 7 of 20 are further.
+    assert (one.marks[1].median, one.marks[1].p90) == (2.0, 2.0)
+    # After 20, 17 of 20.
+    assert one.marks[2].median == pytest.approx(1 + 9.5 / 100)
     assert one.marks[4].p90 == pytest.approx(1.17)
     assert (one.within, one.trials, one.cut_short) == ((4 + 9.5, 4 + 17), 9.5, 1)
     one = stands("zeus", NONE, NONE, of_path((1.0, 1.1)))
-    assert (
-        {mark.median for mark in one.marks} == {*one.within} == {math.inf}
-    )  # what most seeds lack
-    values = [(None, 0.5, 1.0), (0.0, 1.5, 1.1), (1.0, 1.2, 0.9)]
-    one = stands(
-        "shallue", *(SearchRun((), v, 10, 9.0, True) for v in values), benchmark=CURVE_OF_LAW
-    )
-    assert [mark.spending for mark in one.marks] == [1, 3, 10]
-    assert [mark.median for mark in one.marks] == [
-        math.inf,
-        1.5,
-        pytest.approx(1.1),
-    ]  # off either way
-    assert [mark.p90 for mark in one.marks] == [math.inf, 2.0, pytest.approx(1 / 0.9)]
+    # What most seeds lack.
+    assert {mark.median for mark in one.marks} == {*one.within} == {math.inf}
+    runs = []
+    for estimates in ((None, 0.5, 1.0), (0.0, 1.5, 1.1), (1.0, 1.2, 0.9)):
+        runs.append(SearchRun((), estimates, 10, 9.0, True))
+    one = stands("shallue", *runs, benchmark=CURVE_OF_LAW)
+    marks = [(mark.spending, mark.median, mark.p90) for mark in one.marks]
+    # Off either way: an estimate of half is off by 2.
+    assert marks == [
+        (1, math.inf, math.inf),
+        (3, 1.5, 2.0),
+        (10, pytest.approx(1.1), pytest.approx(1 / 0.9)),
+    ]
 
 
 def test_the_better_form_is_shown_and_the_best_search_comes_first():
@@ -394,7 +414,9 @@ def test_the_sentence_compares_with_the_best_of_optuna_or_names_the_best_estimat
         assert (
             text == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
         )
-    runs = [SearchRun((), (None, 0.5, estimate), 10, 9.0, True) for estimate in (None, 0.8, 1.1)]
+    runs = []
+    for estimate in (None, 0.8, 1.1):
+        runs.append(SearchRun((), (None, 0.5, estimate), 10, 9.0, True))
     assert sentence([CURVE_OF_LAW], [stands("shallue", *runs, benchmark=CURVE_OF_LAW)]) == (
         "After 10 times the frontier's cost B_crit is off least (median factor) with t: shallue by 1.25."
     )
@@ -454,15 +476,17 @@ def test_all_tables_by_default_and_anyones_search(folder, tmp_path, monkeypatch)
     written = json.loads((tmp_path / "out/result.json").read_text())
     commands = {table["table"]: table["command"] for table in written["tables"]}
     assert commands == {"easy": "make easy", "other": "make other"}
-    assert len(written["results"]) == 6  # tpe in two forms, and anyone's, on two tables
+    # TPE in two forms, and anyone's, on two tables.
+    assert len(written["results"]) == 6
     assert (written["n"], written["tables"][0]["target"]) == (2, "val/error <= 0.1")
-    (one,) = [
-        one for one in written["results"] if (one["search"], one["table"]) == (anyones, "easy")
-    ]
-    assert one["after"][0] == {"spending": 5.0, "median": 1.0, "p90": 1.0}
-    assert 0.7 < one["within"]["median"] < 1.4  # its first trial, with the noise of one run
+    by_name = {(result["search"], result["table"]): result for result in written["results"]}
+    merits = by_name[anyones, "easy"]
+    assert merits["after"][0] == {"spending": 5.0, "median": 1.0, "p90": 1.0}
+    # Its first trial, with the noise of one run.
+    assert 0.7 < merits["within"]["median"] < 1.4
     monkeypatch.setitem(search_problem.MULTIPLES, "time", (1.0, 2.0))
-    finding = go(quick=True, tables=[str(folder / "easy.jsonl")])  # a shipped table by its path
+    # A shipped table may be named by its path.
+    finding = go(quick=True, tables=[str(folder / "easy.jsonl")])
     assert {row["search"] for row in finding.rows} == set(search_benchmark.QUICK_SEARCHES)
     assert (finding.n, finding.details["tables"][0]["target"]) == (3, "val/error <= 0.1")
 
@@ -477,6 +501,7 @@ def test_the_same_seeds_find_the_same_in_other_processes(folder, tmp_path):
     one, two = go("one", **common), go("two", **common, workers=2)
     assert (one.rows, one.details) == (two.rows, two.details)
     lines = (tmp_path / "one/runs.jsonl").read_text().splitlines()[1:]
+    # As texts, of which a set can be made.
     values = [json.dumps(json.loads(line)["value"]) for line in lines]
     # Seeds differ.
     assert len(set(values)) == len(values) == 6
@@ -499,7 +524,8 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
     again, new = runs(seeds=2)
     assert (again.details, new) == (first.details, [])
     assert runs(seeds=3)[1] == [("random/lr", 2), ("zeus", 2)]
-    assert runs(seeds=1)[1] == []  # the first ones
+    # They are the first ones.
+    assert runs(seeds=1)[1] == []
     path = tmp_path / "out/runs.jsonl"
     whole = path.read_text()
     # A killed process left the last line half written.
@@ -602,7 +628,7 @@ def test_an_interruption_names_the_file_of_kept_runs(folder, monkeypatch):
     monkeypatch.setattr(search_benchmark.Case, "run", interrupted)
     options = ("tables=[easy]", "searches=[zeus]", "seeds=2")
     with pytest.raises(Interrupted, match=r"/runs\.jsonl keeps what has ended; the same command"):
-        main(["search_benchmark", *(f"sweep.experiment.{option}" for option in options)])
+        main(["search_benchmark", *of_experiment(*options)])
 
 
 def test_every_objective_has_its_rules_in_the_report():

@@ -30,7 +30,8 @@ def test_the_benchmark_has_the_best_cell_the_frontiers_cost_and_the_budget():
     assert (t.problem.reference_batch_size, t.problem.reference_lr) == pytest.approx(
         (20.0, 0.1**0.5)
     )
-    assert t.b_crit is None  # two points
+    # Two points determine no fit.
+    assert t.b_crit is None
     tau = posed(
         Table((recorded(10, 0.1, 100, tau=1.0), recorded(40, 0.1, 50, tau=4.0)))
     ).problem.tau
@@ -45,12 +46,8 @@ def test_every_trial_is_charged_and_counts_from_when_it_has_finished():
     script = (10, 1.0), (40, 1.0), (40, 0.1)
     result = run_search(Scripted(*script), posed(), (20.0,))
     assert result == SearchRun(((17.6, 1.6), (18.6, 1.0)), (None,), 3, 18.6, True)
-    for multiple, expected in (
-        (18.6, 3),
-        (18.59, 2),
-        (15.9, 0),
-        (34.6, 4),
-    ):  # one that it cuts through is left out
+    # A trial that the multiple cuts through is left out.
+    for multiple, expected in ((18.6, 3), (18.59, 2), (15.9, 0), (34.6, 4)):
         assert run_search(Scripted(*script), posed(), (multiple,)).trials == expected
     # a multiple that is met exactly counts, whatever the rounding
     table = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 1, tau=0.7)))
@@ -64,45 +61,45 @@ def test_every_trial_is_charged_and_counts_from_when_it_has_finished():
         6.4,
     )
     finished = scripted_trials(*script, (40, 0.1))
-    assert least(finished) == finished[2]  # the first of equals
+    # The first of equals.
+    assert least(finished) == finished[2]
     assert least(finished[:1]) is None
 
 
 def test_a_continued_trial_pays_what_it_adds():
-    script = (
-        (40, 1.0, 30, None),
-        (40, 1.0, 60, 0),
-        (40, 1.0, 90, 1),
-    )  # 30 s, 30 s more, 20 s more: reached at 80
+    # 30 s, 30 s more, 20 s more: reached at 80.
+    script = ((40, 1.0, 30, None), (40, 1.0, 60, 0), (40, 1.0, 90, 1))
     result = run_search(Scripted(*script), posed(), (1.6,))
     assert (result.spent, result.path) == (1.6, ((1.6, 1.6),))
     trials = scripted_trials(*script)
     paid = [(trial.status, trial.steps, trial.train_seconds) for trial in trials]
     assert paid == [("stopped", 30, 30.0), ("stopped", 60, 30.0), ("reached", 80, 20.0)]
-    assert trials[-1].time_to_target == 80.0  # not the 20 s that it added
+    # Of the whole trial, not the 20 s that it added.
+    assert trials[-1].time_to_target == 80.0
 
 
 def test_the_ratio_is_of_the_median_over_the_tables_seeds():
     # the trial may draw 20 s or 100 s at lr 1; its point's median is 60 s, the best cell's 50 s
     table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), recorded(40, 1.0, 100, seed=1)))
-    assert {ratio for _, ratio in run_search(Scripted((40, 1.0)), posed(table), (5.0,)).path} == {
-        1.2
-    }
+    path = run_search(Scripted((40, 1.0)), posed(table), (5.0,)).path
+    assert {ratio for _, ratio in path} == {1.2}
     missed = (recorded(40, 1.0, None, seed=seed) for seed in (1, 2))
     table = Table((*TABLE.runs[:3], recorded(40, 1.0, 20), *missed))
     lucky = next(seed for seed in range(100) if np.random.default_rng(seed).random() < 1 / 3)
     search = Scripted((40, 1.0), seed=lucky)
-    assert run_search(search, posed(table), (2.0,)).path == (
-        (0.4, None),
-    )  # most seeds miss the target there
+    # Most seeds miss the target there.
+    assert run_search(search, posed(table), (2.0,)).path == ((0.4, None),)
 
 
 @pytest.mark.parametrize(
     ("batch_size", "lr", "steps"),
     [
-        (40, 0.1, 50),  # a cell
-        (20, 0.1, 71),  # halfway in log B between 100 and 50 steps
-        (30, 0.5, 80),  # beside a cell that misses the target: the nearest one's steps
+        # A cell.
+        (40, 0.1, 50),
+        # Halfway in log B between 100 and 50 steps.
+        (20, 0.1, 71),
+        # Beside a cell that misses the target the nearest one's steps count.
+        (30, 0.5, 80),
     ],
 )
 def test_a_step_costs_its_own_batch_size_in_examples(batch_size, lr, steps):
@@ -123,7 +120,8 @@ def test_a_step_costs_its_own_batch_size_in_examples(batch_size, lr, steps):
             Scripted((40, 0.1, 20, None), (40, 1.0, 40, 0)),
             "trial 1 continues trial 0, which is no stopped trial",
         ),
-        (Scripted((40, 0.1), (40, 0.1, 80, 0)), "no stopped trial"),  # it had reached the target
+        # It had reached the target.
+        (Scripted((40, 0.1), (40, 0.1, 80, 0)), "no stopped trial"),
         (Scripted((40, 0.1), number=7), "expected 0, but got 7"),
     ],
 )
@@ -142,7 +140,8 @@ def test_b_crit_is_asked_for_at_each_multiple():
     expected = [int(multiple * t.unit / finished[0].train_seconds) for multiple in (1.0, 3.0)]
     assert search.asked_for_b_crit == expected
     assert result.b_crit == pytest.approx([100 * n / t.b_crit for n in expected])
-    assert Search.b_crit(search, finished) is None  # one point determines no fit
+    # One point determines no fit.
+    assert Search.b_crit(search, finished) is None
 
 
 TAU_3 = Table((recorded(10, 0.1, 100, tau=3.0), *TABLE.runs[2:]))
@@ -153,20 +152,24 @@ FRACTIONAL = Table((recorded(10, 0.1, 100, tau=0.7), recorded(40, 0.1, 29, tau=0
     ("table", "script", "batch_size", "expected"),
     [
         (TABLE, [], 10, 800),
-        (TABLE, [(10, 1.0)], 40, 200),  # nothing has reached the target: the budget
-        (TABLE, [(40, 1.0), (40, 0.1)], 10, 100),  # twice 50 s
-        (TABLE, [(10, 0.1)], 40, 200),  # twice 100 s, no further than the budget
-        (
-            TABLE,
-            [(40, 1.0, 60, None), (40, 1.0, 90, 0)],
-            40,
-            160,
-        ),  # all that the continued trial needed
-        (FRACTIONAL, [(40, 0.1)], 40, 58),  # though 2 x (29 x 0.7 / 0.7) is under 58 in floats
-        (TAU_3, [(40, 0.1)], 10, 33),  # seconds, not steps
-        (CURVE, [(200, 0.1)], 400, 1200),  # twice the 600 steps at a smaller batch size
-        (CURVE, [(200, 0.1), (64, 0.1)], 100, 2400),  # twice the 120000 examples at a larger one
-        (CURVE, [(64, 0.1), (800, 0.1)], 200, 2400),  # 2 x 1200, of 2 x 1450
+        # Nothing has reached the target: the budget ends it.
+        (TABLE, [(10, 1.0)], 40, 200),
+        # Twice 50 s.
+        (TABLE, [(40, 1.0), (40, 0.1)], 10, 100),
+        # Twice 100 s, but no further than the budget.
+        (TABLE, [(10, 0.1)], 40, 200),
+        # Twice all that the continued trial needed.
+        (TABLE, [(40, 1.0, 60, None), (40, 1.0, 90, 0)], 40, 160),
+        # In floats 2 x (29 x 0.7 / 0.7) is under 58.
+        (FRACTIONAL, [(40, 0.1)], 40, 58),
+        # Seconds count, not steps.
+        (TAU_3, [(40, 0.1)], 10, 33),
+        # Twice the 600 steps at a smaller batch size.
+        (CURVE, [(200, 0.1)], 400, 1200),
+        # Twice the 120,000 examples at a larger one.
+        (CURVE, [(200, 0.1), (64, 0.1)], 100, 2400),
+        # Twice the larger one's examples are 2 x 1,200 steps, less than 2 x 1,450 of the smaller.
+        (CURVE, [(64, 0.1), (800, 0.1)], 200, 2400),
     ],
 )
 def test_the_common_stopping_rule(table, script, batch_size, expected):
@@ -202,7 +205,8 @@ def test_a_tables_b_crit_is_where_the_slope_is_a_half_whatever_its_law(kind, par
     table = synthetic_table(
         Law(exponent=0.0, kind=kind, parameter=parameter), [2**k for k in range(3, 14)], (0.1,)
     )
-    assert dense_b_crit(table, TARGET) == pytest.approx(400.0, rel=0.12)  # averaged over octaves
+    # It is averaged over octaves.
+    assert dense_b_crit(table, TARGET) == pytest.approx(400.0, rel=0.12)
     assert posed(table).b_crit == dense_b_crit(table, TARGET)
 
 

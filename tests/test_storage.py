@@ -171,11 +171,10 @@ def go_on(study, name, until=10):
 def test_a_study_killed_and_continued_asks_the_same_trials(opened, name):
     whole = go_on(opened("whole"), name)
     # Only the first ones: a GP, which does not see stopped trials, may come back to one of them.
-    points = [
-        (batch_size, delta)
-        for _, batch_size, delta, _, _, resumed_from in whole[:4]
-        if resumed_from is None
-    ]
+    points = []
+    for _, batch_size, delta, _, _, resumed_from in whole[:4]:
+        if resumed_from is None:
+            points.append((batch_size, delta))
     assert len(set(points)) == len(points) > 1, "a sampler that is seeded anew repeats itself"
     # bstune's own has continued trials by then, which have put indices off.
     for killed_at in (1, 6, 8) if name == "frontier" else (6,):
@@ -191,20 +190,18 @@ def test_a_study_killed_and_continued_asks_the_same_trials(opened, name):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_an_error_fails_the_trials_that_run_and_each_index_is_asked_again(study, error, caplog):
-    specs = [asked(study, trial_index)[1] for trial_index in (0, 1)]
+    _, first = asked(study, 0)
+    _, second = asked(study, 1)
     with pytest.raises(error), cut_short(study, "steps", ""):
         raise error
     assert ["was cut short" in message for message in caplog.messages] == [True, True]
     assert free_indices(study, 10)[0] == 0
     run(study, asked(study, 0, "random"))
-    records = results(study)
-    assert [(r.number, r.trial_index, r.status) for r in records] == [
-        (0, 0, "failed"),
-        (1, 1, "failed"),
-        (2, 0, "reached"),
-    ]
-    points = [(r.batch_size, r.lr, r.delta, r.seed) for r in (*specs, specs[0])]
-    assert [(r.batch_size, r.lr, r.delta, r.seed) for r in records] == points
+    expected = [(0, 0, "failed", first), (1, 1, "failed", second), (2, 0, "reached", first)]
+    for record, (number, index, status, spec) in zip(results(study), expected, strict=True):
+        assert (record.number, record.trial_index, record.status) == (number, index, status)
+        assert (record.batch_size, record.lr) == (spec.batch_size, spec.lr)
+        assert (record.delta, record.seed) == (spec.delta, spec.seed)
 
 
 def test_a_trial_whose_record_was_stored_is_not_lost(study):
@@ -221,12 +218,15 @@ def test_a_trial_whose_record_was_stored_is_not_lost(study):
 @pytest.mark.parametrize(
     ("objective", "status", "state", "values"),
     [
-        ("time", "reached", "COMPLETE", [2.0]),  # of 100 steps of 32 examples, 20 ms
+        # Of 100 steps of 32 examples, 20 ms each.
+        ("time", "reached", "COMPLETE", [2.0]),
         ("steps", "reached", "COMPLETE", [100.0]),
         ("both", "reached", "COMPLETE", [100.0, 2.0]),
         ("curve", "reached", "COMPLETE", [3200.0]),
         ("both", "stopped", "PRUNED", None),
-        *(("steps", status, "PRUNED", None) for status in ("stopped", "diverged", "out of memory")),
+        ("steps", "stopped", "PRUNED", None),
+        ("steps", "diverged", "PRUNED", None),
+        ("steps", "out of memory", "PRUNED", None),
         ("steps", "failed", "FAIL", None),
     ],
 )
@@ -244,12 +244,12 @@ def test_what_optuna_stores(opened, objective, status, state, values):
     reached = {"steps": 100, "seconds": 2.0} if status == "reached" else {"stopped at step": 100}
     assert shown == {"lr": now[1].lr, "outcome": {"status": status} | reached}
     names = {
-        "time": ["seconds"],
-        "steps": ["steps"],
-        "both": ["steps", "seconds"],
-        "curve": ["examples"],
-    }[objective]
-    assert study.metric_names == [f"{name} to target" for name in names]
+        "time": ["seconds to target"],
+        "steps": ["steps to target"],
+        "both": ["steps to target", "seconds to target"],
+        "curve": ["examples to target"],
+    }
+    assert study.metric_names == names[objective]
 
 
 def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
@@ -260,14 +260,13 @@ def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
     frame = study.trials_dataframe()
     assert frame["value_steps to target"].dropna().tolist() == [100.0, 104.0]
     outcomes = frame["user_attrs_outcome"].tolist()
-    assert [one.get("steps") for one in outcomes] == [100, None, None, None, 104]
-    assert [one.get("stopped at step") for one in outcomes] == [None, 101, 102, 103, None]
-    assert [one["status"] for one in outcomes] == [
-        "reached",
-        "stopped",
-        "diverged",
-        "failed",
-        "reached",
+    shown = [(one["status"], one.get("steps"), one.get("stopped at step")) for one in outcomes]
+    assert shown == [
+        ("reached", 100, None),
+        ("stopped", None, 101),
+        ("diverged", None, 102),
+        ("failed", None, 103),
+        ("reached", 104, None),
     ]
     assert not any(trial.intermediate_values for trial in study.get_trials())
     history = plot_optimization_history(study)
@@ -346,7 +345,8 @@ def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
     """Its limit and the trial that it continues too, which the sampler is not asked for again."""
     run(study, asked_with(study, 0, 20))
     _, spec = asked_with(study, 1, 50, resumed_from=0)
-    for number in (2, 3):  # and again
+    # It is abandoned twice.
+    for number in (2, 3):
         finish_abandoned(study, "steps", lambda worker: True)
         assert asked_with(study, 1, 999, batch_size=8, delta=-1.0)[1] == replace(
             spec, number=number
@@ -375,12 +375,10 @@ def test_a_limit_is_for_trials_that_can_be_stopped_and_their_sampler_chooses_eve
     _, unlimited = asked_with(study, 1, 30, batch_size=77, budget=some, stops=False)
     _, other = ask(study, turn_at(study, 2), some, SPACE, RandomSampler(), stops=True)
     _, horizon = asked_with(study, 3, 30, batch_size=77, budget=some, stops=False, horizon=True)
-    assert [spec.max_steps for spec in (limited, unlimited, other, horizon)] == [30, None, None, 30]
-    assert [spec.batch_size for spec in (limited, unlimited, other)] == [
-        77,
-        77,
-        some.stratum(2, SPACE),
-    ]
+    assert (limited.max_steps, limited.batch_size) == (30, 77)
+    assert (unlimited.max_steps, unlimited.batch_size) == (None, 77)
+    assert (other.max_steps, other.batch_size) == (None, some.stratum(2, SPACE))
+    assert horizon.max_steps == 30
 
 
 def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
@@ -401,16 +399,21 @@ def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
 def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, steps, max_steps):
     result = run(study, asked(study, 0), lambda spec: replace(train(spec), steps=steps))
     specs = []
-    for replicate in (0, 0, 1):  # the first one is cut short
+    # The first one is cut short, and asked again.
+    for replicate in (0, 0, 1):
         _, spec = ask_replicate(
             study, Winner(result, float(steps)), replicate, BUDGET, SPACE, stops
         )
         specs.append(spec)
         finish_abandoned(study, "steps", lambda worker: True)
-    assert {(s.batch_size, s.lr, s.delta) for s in specs} == {
-        (result.batch_size, result.lr, result.delta)
-    }
-    assert {(s.replicate_of, s.resumed_from, s.max_steps) for s in specs} == {(0, None, max_steps)}
+    assert len(specs) == 3
+    for spec in specs:
+        assert (spec.batch_size, spec.lr, spec.delta) == (
+            result.batch_size,
+            result.lr,
+            result.delta,
+        )
+        assert (spec.replicate_of, spec.resumed_from, spec.max_steps) == (0, None, max_steps)
     assert specs[1] == replace(specs[0], number=2)
     assert len({result.seed, specs[1].seed, specs[2].seed}) == 3
     assert [r.replicate_of for r in results(study)] == [None, 0, 0, 0]
@@ -497,7 +500,8 @@ def test_other_samplers_are_refused(sampler, message):
 
 @pytest.mark.parametrize("name", ["tpe", "qmc", "frontier"])
 def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
-    first, second = (asked(study, trial_index, name) for trial_index in (0, 1))
+    first = asked(study, 0, name)
+    second = asked(study, 1, name)
     assert free_indices(study, 10)[0] == 2
     assert [spec.trial_index for spec in running(study)] == [0, 1]
     run(
@@ -524,9 +528,11 @@ def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
     ("steps_low", "batch_size", "looks"),
     [
         (0, 64, (10, 100)),
-        (0, 256, (2, 100)),  # a quarter of the steps are as many examples
+        # A quarter of the steps are as many examples.
+        (0, 256, (2, 100)),
         (0, 16, (10, 400)),
-        (90, 64, None),  # when that one met the target is known
+        # When that one met the target is known.
+        (90, 64, None),
     ],
 )
 def test_trials_are_looked_at_early_where_another_met_the_target_at_its_first_look(
@@ -569,7 +575,8 @@ def mended(server, how):
     mends = threading.Timer(1.5, ended(server, how))
     mends.start()
     yield
-    mends.join()  # it answers before its start has ended
+    # It answers before its start has ended.
+    mends.join()
 
 
 def ended(server, how):
@@ -610,7 +617,8 @@ def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(
         # Another process made the table, or the type of one of its columns: the next look finds it.
         ("42P07", 2),
         ("42710", 2),
-        ("42P01", 1),  # no such table: no waiting ends that
+        # No such table: no waiting ends that.
+        ("42P01", 1),
     ],
 )
 def test_a_table_that_another_process_made_meanwhile_is_looked_for_again(code, tries):
@@ -672,8 +680,11 @@ def test_calls_that_a_server_is_killed_under_are_repeated(database_server, tmp_p
     finally:
         over.set()
         killer.join()
-    done = results(study)
-    assert [result.trial_index for result in done if result.status != "failed"] == [*range(20)]
+    done = []
+    for result in results(study):
+        if result.status != "failed":
+            done.append(result.trial_index)
+    assert done == [*range(20)]
     assert running(study) == []
 
 
@@ -796,7 +807,8 @@ def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_th
     opened, tmp_path, caplog
 ):
     study, files = opened(), Output(tmp_path)
-    (_, first), (_, second) = (asked(study, index, "random") for index in range(2))
+    _, first = asked(study, 0, "random")
+    _, second = asked(study, 1, "random")
     files.unstored.write_text(train(first).to_json() + "\n" + train(second).to_json()[:100])
     store_unstored(study, files)
     finish_abandoned(study, "steps", lambda worker: True)

@@ -13,6 +13,11 @@ class StoppedError(Exception):
     """Ends a sweep after some of its units."""
 
 
+def of_experiment(*options):
+    """Return options of a sweep's own, such as ``seeds=2``, as a command line takes them."""
+    return [f"sweep.experiment.{option}" for option in options]
+
+
 def unkept():
     """Return a log without a file."""
     return log_at(None)

@@ -85,16 +85,22 @@ class MadeCurves:
     family: str
     s_min: float
     b_crit: float
-    growth: float  # g
-    power: float  # p
+    # g of the module's docstring.
+    growth: float
+    # p of it.
+    power: float
     floor: float
-    overhead: float  # seconds of a step
+    # Seconds of a step.
+    overhead: float
     per_example: float
-    lr: float  # the best one at MIDDLE
-    exponent: float  # of the best rate over the batch size
+    # The best one at MIDDLE.
+    lr: float
+    # Of the best rate over the batch size.
+    exponent: float
     left: float
     right: float
-    edge: float  # octaves above the best rate, from which runs diverge
+    # Octaves above the best rate, from which runs diverge.
+    edge: float
     seconds: float = 1.0
     sizes: tuple[int, int] = (LOW, HIGH)
     lrs: tuple[float, float] = (LR_LOW, LR_HIGH)

@@ -187,8 +187,9 @@ class Recorded:
                 corners.append(
                     (runs[min(int(share * len(runs)), len(runs) - 1)], by_size * by_rate)
                 )
-        broken = [bool(np.isinf(values).any() or np.isnan(values[-1])) for values, _ in corners]
-        if any(broken):
+        # A corner that diverged or did not get to the end has no logarithm to weigh: then the
+        # nearest corner stands for all.
+        if any(np.isinf(values).any() or np.isnan(values[-1]) for values, _ in corners):
             return max(corners, key=lambda corner: corner[1])[0]
         total = np.zeros(SHARES.size)
         for values, weight in corners:
@@ -515,11 +516,16 @@ def _truth(problem: Problem, point: tuple[int, float] | None) -> float:
     return math.nan if point is None else problem.truth(*point)
 
 
+def per_cent_above(best: float, metrics: Sequence[float]) -> list[float]:
+    """Give how far metrics lie above the best one, in hundredths of a logarithm."""
+    return [100.0 * math.log(metric / best) for metric in metrics]
+
+
 def row_of_table(problem: Recorded, table: str, seed: int, name: str) -> dict[str, Any]:
     """Run one search on one table with one seed."""
     truths, count, _ = search(problem, name, seed)
-    above = [100.0 * math.log(truth / problem.best) for truth in truths]
-    of_scatter = [one / (100.0 * problem.scatter) for one in above]
+    above = per_cent_above(problem.best, truths)
+    of_scatter = [value / (100.0 * problem.scatter) for value in above]
     return {
         "problem": table,
         "seed": seed,
@@ -558,13 +564,19 @@ def row_of_ends(problem: Recorded, table: str, seed: int) -> dict[str, Any]:
 def show_ends(rows: Sequence[dict[str, Any]]) -> None:
     """Print what ``search.least_gain`` would have saved and lost."""
     for least_gain in LEAST_GAINS:
-        ends = [_end_of(row["looks"], least_gain) for row in rows]
-        lost = [end[4] - row["looks"][-1][4] for end, row in zip(ends, rows, strict=True)]
-        above = [end[4] for end in ends]
+        costs = list[float]()
+        above = list[float]()
+        lost = list[float]()
+        for row in rows:
+            looks = row["looks"]
+            end = _end_of(looks, least_gain)
+            costs.append(end[1])
+            above.append(end[4])
+            lost.append(end[4] - looks[-1][4])
         print(
             f"least_gain {least_gain:g}: n {len(rows)}, ends after "
-            f"{_median_p90([end[1] for end in ends])} full trials' cost, "
-            f"mean {statistics.fmean(end[1] for end in ends):.1f}; scatters above the best "
+            f"{_median_p90(costs)} full trials' cost, "
+            f"mean {statistics.fmean(costs):.1f}; scatters above the best "
             f"{_median_p90(above)}, mean {statistics.fmean(above):.2f}, "
             f"{statistics.fmean(lost):.2f} more than at the end"
         )
@@ -587,7 +599,7 @@ def row_of_law(number: int, seed: int, name: str) -> dict[str, Any]:
         "seed": seed,
         "search": name,
         "trials": count,
-        "above": [100.0 * math.log(truth / problem.best) for truth in truths],
+        "above": per_cent_above(problem.best, truths),
     }
     findings = one.findings() if isinstance(one, BudgetSearch) else None
     if findings is None or findings.growth is None:
@@ -620,21 +632,35 @@ def show(rows: Sequence[dict[str, Any]], scatters: dict[str, float]) -> None:
         print(f"{problem}{note}: % above the best, median/p90 after {SPENDINGS} full trials")
         for name in dict.fromkeys(row["search"] for row in some):
             own = [row for row in some if row["search"] == name]
-            above = np.array([row["above"] for row in own])
-            cells = [_median_p90(after) for after in above.T.tolist()]
+            cells = _cells(own, "above")
             trials = statistics.median(row["trials"] for row in own)
             print(f"   {name:15s} n {len(own):3d}, {trials:g} trials: {', '.join(cells)}")
             if problem == "all" and scatters:
-                of_scatter = np.array([row["of_scatter"] for row in own])
-                cells = [_median_p90(after) for after in of_scatter.T.tolist()]
+                cells = _cells(own, "of_scatter")
                 print(f"   {'':15s} in units of one seed's scatter: {', '.join(cells)}")
-    judged = [row for row in rows if "holds_best" in row]
-    if judged:
-        held = sum(row["holds_best"] for row in judged)
-        exponents = sum(row["holds_exponent"] for row in judged)
-        widths = [math.log2(row["as_good"][1] / row["as_good"][0]) for row in judged]
+    _show_judged(rows)
+
+
+def _cells(rows: Sequence[dict[str, Any]], key: str) -> list[str]:
+    """Give median and 90th percentile over the rows, after each spending."""
+    by_spending = np.array([row[key] for row in rows]).T
+    return list(map(_median_p90, by_spending.tolist()))
+
+
+def _show_judged(rows: Sequence[dict[str, Any]]) -> None:
+    """Print how often bstune's intervals hold the truth, where a law gives it."""
+    held = 0
+    exponents = 0
+    widths = list[float]()
+    for row in rows:
+        if "holds_best" in row:
+            low, high = row["as_good"]
+            held += row["holds_best"]
+            exponents += row["holds_exponent"]
+            widths.append(math.log2(high / low))
+    if widths:
         print(
-            f"AS GOOD holds the best batch size in {held} of {len(judged)}, its width "
+            f"AS GOOD holds the best batch size in {held} of {len(widths)}, its width "
             f"{statistics.median(widths):.1f} octaves (median); "
             f"the exponent's interval holds it in {exponents}"
         )

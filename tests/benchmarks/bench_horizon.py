@@ -86,9 +86,12 @@ class HorizonLaw:
     """A law of S(B, lr), and what happens over a horizon; see the module's docstring."""
 
     law: Law
-    power: float  # p
-    floor: float  # f
-    share: float  # k
+    # p of the module's docstring.
+    power: float
+    # f of it.
+    floor: float
+    # k of it.
+    share: float
     budget_factor: float
     # Octaves of batch size and of learning rate, that the reference lies from the best point.
     off: tuple[float, float]
@@ -289,14 +292,18 @@ class Recorded:
     def best(self) -> tuple[float, float, float, float]:
         """The least cost, and its batch size, learning rate and horizon."""
         horizons = [run.horizon for run in self.table.runs if run.horizon is not None]
+        # Between recorded cells as well: a search that tries such a point is not to beat the best.
         grid = product(
             _finer(self.table.batch_sizes),
             _finer(self.table.lrs),
             np.geomspace(min(horizons), max(horizons), HORIZONS),
         )
-        points = [(round(size), lr, round(horizon)) for size, lr, horizon in grid]
-        within = [point for point in points if point[2] <= self.budget(point[0])]
-        return min((self.cost(*point), *point) for point in within)
+        costs = list[tuple[float, float, float, float]]()
+        for size, lr, horizon in grid:
+            point = (round(size), lr, round(horizon))
+            if point[2] <= self.budget(point[0]):
+                costs.append((self.cost(*point), *point))
+        return min(costs)
 
 
 def _finer(values: Sequence[float]) -> list[float]:
@@ -451,6 +458,14 @@ def at(path: Sequence[tuple[float, Any]], spending: float) -> Any:
     return next((value for spent, value in reversed(path) if spent <= spending), None)
 
 
+def first_spending(path: Sequence[tuple[float, Any]], unit: float) -> float | None:
+    """The spending at the first incumbent of a path, in this unit; None if there is none."""
+    for spent, chosen in path:
+        if chosen is not None:
+            return spent / unit
+    return None
+
+
 def of_law(job: tuple[int, int, str], floor: float | None) -> dict[str, Any]:
     """Run one search on one law with one seed; return the judged and the own ratio after each spending."""
     number, seed, name = job
@@ -466,7 +481,7 @@ def of_law(job: tuple[int, int, str], floor: float | None) -> dict[str, Any]:
             judged = law.cost(chosen.batch_size, chosen.lr, float(chosen.horizon)) / unit
             own = chosen.time_to_target / unit
         rows.append((judged, own))
-    first = next((spent / unit for spent, chosen in path if chosen is not None), None)
+    first = first_spending(path, unit)
     size, lr = law.reference
     reference = law.cost(size, lr, law.budget(size)) / unit
     return {
@@ -490,7 +505,7 @@ def of_table(job: tuple[str, int, str]) -> dict[str, Any]:
     problem = recorded(table)
     unit = problem.best[0]
     path = list(search(problem, name, seed, SPENDINGS[-1] * unit))
-    first = next((spent / unit for spent, chosen in path if chosen is not None), None)
+    first = first_spending(path, unit)
     row = {"table": table, "seed": seed, "search": name, "trials": len(path), "first": first}
     return {**row, "ratios": [judged(problem, at(path, one * unit)) for one in SPENDINGS]}
 
@@ -508,19 +523,26 @@ def of_digits(job: tuple[int, str]) -> dict[str, Any]:
     """Run one search on the workload; return its path, each incumbent as (B, lr, horizon, own seconds)."""
     seed, name = job
     problem = digits()
-    path = [
-        (spent, None if one is None else (one.batch_size, one.lr, one.horizon, one.time_to_target))
-        for spent, one in search(problem, name, seed, DIGITS_SECONDS)
-    ]
+    path = list[tuple[float, tuple[float, ...] | None]]()
+    for spent, trial in search(problem, name, seed, DIGITS_SECONDS):
+        incumbent = None
+        if trial is not None:
+            incumbent = (trial.batch_size, trial.lr, trial.horizon, trial.time_to_target)
+        path.append((spent, incumbent))
     return {"seed": seed, "search": name, "path": path}
 
 
 def fresh_cost(job: tuple[tuple[int, float, int], int]) -> float:
     """The seconds until a run meets the target, over so many fresh seeds; infinite if none does."""
     (size, lr, horizon), fresh = job
-    runs = [digits().run(i, size, lr, horizon, 1_000_000 + i) for i in range(fresh)]
-    reached = sum(run.reached for run in runs)
-    return sum(run.train_seconds for run in runs) / reached if reached else math.inf
+    seconds = 0.0
+    reached = 0
+    for i in range(fresh):
+        # Seeds that no search of these benchmarks draws.
+        run = digits().run(i, size, lr, horizon, 1_000_000 + i)
+        seconds += run.train_seconds
+        reached += run.reached
+    return seconds / reached if reached else math.inf
 
 
 digits = cache(Digits)
@@ -552,7 +574,7 @@ def judge_digits(rows: Sequence[dict[str, Any]], fresh: int, pool: ProcessPoolEx
             else:
                 ratios.append((costs[chosen[:3]] / unit, chosen[3] / unit))
         row["ratios"] = ratios
-        row["first"] = next((spent / unit for spent, one in row["path"] if one is not None), None)
+        row["first"] = first_spending(row["path"], unit)
         row["trials"] = len(row.pop("path"))
 
 
@@ -566,13 +588,13 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         trials = statistics.median(row["trials"] for row in some)
         print(f"{name}: first hit after {first:.1f}x, {trials:g} trials (medians of {len(some)})")
         for i, spending in enumerate(SPENDINGS):
-            judged, own = (sorted(row["ratios"][i][j] for row in some) for j in (0, 1))
+            judged, own = map(sorted, zip(*(row["ratios"][i] for row in some), strict=True))
             within = sum(ratio <= 1.2 for ratio in judged) / len(judged)
-            tails = [some[int(0.9 * len(some))] for some in (judged, own)]
+            tail = int(0.9 * len(some))
             print(
                 f"   after {spending:g}x: fresh {statistics.median(judged):.2f}, p90 "
-                f"{tails[0]:.2f}, within 1.2 "
-                f"{within:.0%}; own {statistics.median(own):.2f}, p90 {tails[1]:.2f}"
+                f"{judged[tail]:.2f}, within 1.2 "
+                f"{within:.0%}; own {statistics.median(own):.2f}, p90 {own[tail]:.2f}"
             )
 
 

@@ -37,6 +37,7 @@ import numpy as np
 import optuna
 from bench_coverage import draw_law
 from bench_horizon import Frontier, HorizonLaw, draw
+from numpy.typing import NDArray
 
 from bstune.core.records import TrialResult
 from bstune.search.acquisition import b_crit_quantiles
@@ -142,9 +143,9 @@ def ended(
                     running.add(pool.submit(run, job))
 
 
-def holds(truth: float, interval: Sequence[float]) -> bool:
-    """Say whether an interval of lower end, median and upper end holds the truth."""
-    return interval[0] <= truth <= interval[2]
+def columns_of(pairs: Sequence[tuple[float, Sequence[float]]]) -> NDArray[np.float64]:
+    """Give truths, and lower ends, medians and upper ends of their intervals, (4, n)."""
+    return np.array([(truth, *interval) for truth, interval in pairs], dtype=np.float64).T
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -157,21 +158,26 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(f"{kind or 'all'}: n = {len(some)}, {trials:g} trials (median)")
         for place, multiple in enumerate(MULTIPLES):
             pairs = [(row["log_s"][place], row["log_s_intervals"][place]) for row in some]
-            covered = sum(holds(truth, interval) for truth, interval in pairs)
-            width = statistics.median(interval[2] - interval[0] for _, interval in pairs)
-            off = statistics.median(interval[1] - truth for truth, interval in pairs)
+            truths, low, middle, high = columns_of(pairs)
+            covered = ((low <= truths) & (truths <= high)).sum()
+            width = np.median(high - low)
+            off = np.median(middle - truths)
             print(
                 f"   log S* at {multiple:g} times the best B: covers {covered} of {len(pairs)}, "
                 f"width {width:.2f}, median off by {off:+.2f}"
             )
-        known = [(row["b_crit"], row["b_crit_interval"]) for row in some]
-        covered = sum(holds(truth, interval) for truth, interval in known)
-        width = statistics.median(interval[2] / interval[0] for _, interval in known)
-        off = statistics.median(interval[1] / truth for truth, interval in known)
-        print(f"   B_crit: covers {covered} of {len(known)}, width {width:.1f}, off {off:.2f}")
-        claimed = [row["b_crit_claimed"] for row in some]
-        values = [ends for ends in claimed if ends is not None and ends[1] is not None]
-        print(f"   B_crit: claimed in {len(values)} of {len(some)}")
+        truths, low, middle, high = columns_of(
+            [(row["b_crit"], row["b_crit_interval"]) for row in some]
+        )
+        covered = ((low <= truths) & (truths <= high)).sum()
+        width = np.median(high / low)
+        off = np.median(middle / truths)
+        print(f"   B_crit: covers {covered} of {len(some)}, width {width:.1f}, off {off:.2f}")
+        claimed = 0
+        for row in some:
+            ends = row["b_crit_claimed"]
+            claimed += ends is not None and ends[1] is not None
+        print(f"   B_crit: claimed in {claimed} of {len(some)}")
 
 
 def main() -> None:
@@ -193,7 +199,9 @@ def main() -> None:
         return
     before: dict[tuple[str, int], list[str]] = {}
     # Number by number, so that a command that is cut short has judged every kind as often.
-    jobs = [(kind, number) for number, kind in product(range(options.studies), options.kinds)]
+    jobs = list[tuple[str, int]]()
+    for number, kind in product(range(options.studies), options.kinds):
+        jobs.append((kind, number))
     if options.what == "again":
         if options.trials is None:
             parser.error("again needs --trials FILE")

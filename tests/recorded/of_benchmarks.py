@@ -23,6 +23,15 @@ def figure(topic: str, sentence: str, derive: Callable[..., Values], *records: s
     return Figure(topic, README, sentence, records, derive)
 
 
+def rows_with(path: Path, **values: object) -> list[Row]:
+    """Give the rows of a record whose named values are these; KeyError where a row has no such."""
+    found = list[Row]()
+    for row in rows_of(path):
+        if all(row[name] == value for name, value in values.items()):
+            found.append(row)
+    return found
+
+
 def off_by(value: float, truth: float) -> float:
     """Give the factor between two numbers, at least 1."""
     return max(value / truth, truth / value)
@@ -54,7 +63,7 @@ MEDIAN = 1
 
 
 def ratios_of(workload: str, over: str, path: Path) -> list[float]:
-    rows = [row for row in rows_of(path) if row["workload"] == workload]
+    rows = rows_with(path, workload=workload)
     rows.sort(key=lambda row: row["batch_size"])
     return [row[over][MEDIAN] for row in rows]
 
@@ -65,7 +74,7 @@ def overhead_range(path: Path) -> Values:
     for workload in OVERHEAD_WORKLOADS:
         lean += ratios_of(workload, "lean_over_loop", path)
         lightning += ratios_of(workload, "lightning_over_loop", path)
-    airfoil = next(row for row in rows_of(path) if row["workload"] == "airfoil")
+    airfoil = rows_with(path, workload="airfoil")[0]
     return {
         "workloads": listed([f"`{workload}`" for workload in OVERHEAD_WORKLOADS]),
         "least": min(lean),
@@ -122,14 +131,18 @@ def coverage_row(cells: Sequence[str], objectives: Sequence[str], path: Path) ->
     values = dict[str, object]()
     for objective in objectives:
         found = intervals(path, objective, cells)
-        held = [low <= truth <= high for truth, low, _, high in found]
-        widths = [high / low if low > 0 else math.inf for _, low, _, high in found]
-        values[f"{objective}_held"] = sum(held)
-        values[f"{objective}_studies"] = len(held)
+        held = 0
+        widths = list[float]()
+        factors_off = list[float]()
+        for truth, low, middle, high in found:
+            held += low <= truth <= high
+            # Open below is as wide as can be.
+            widths.append(high / low if low > 0 else math.inf)
+            factors_off.append(off_by(middle, truth))
+        values[f"{objective}_held"] = held
+        values[f"{objective}_studies"] = len(found)
         values[f"{objective}_width"] = statistics.median(widths)
-        values[f"{objective}_off"] = statistics.median(
-            off_by(middle, truth) for truth, _, middle, _ in found
-        )
+        values[f"{objective}_off"] = statistics.median(factors_off)
     return values
 
 
@@ -142,7 +155,10 @@ SHOWN_LAWS = {
 
 def coverage_rows() -> list[Figure]:
     figures = list[Figure]()
-    for name, cells in ({f"`{table}`": [table] for table in COVERED_TABLES} | SHOWN_LAWS).items():
+    cells_of = dict[str, list[str]]()
+    for table in COVERED_TABLES:
+        cells_of[f"`{table}`"] = [table]
+    for name, cells in (cells_of | SHOWN_LAWS).items():
         # Of laws hardly any study has the objective steps.
         objectives = ["time", "steps", "curve"] if cells[0] in COVERED_TABLES else ["time", "curve"]
         texts = [name]
@@ -190,8 +206,8 @@ def fit_coverage(path: Path) -> Values:
 
 
 def false_alarms(path: Path) -> Values:
-    found = [row["three_terms"] for row in rows_of(path) if row["waste"] == NO_TERM]
-    return {"most": max(found)}
+    claimed = [row["three_terms"] for row in rows_with(path, waste=NO_TERM)]
+    return {"most": max(claimed)}
 
 
 FITTED = [
@@ -237,11 +253,15 @@ def seconds_in_all(path: Path) -> Values:
         for cell in SECONDS_CELLS:
             if machine in cell:
                 studies += seconds_studies(path, cell)
-        values[f"{machine}_holds"] = sum(row["holds"] for row in studies)
+        held = 0
+        half_widths = list[float]()
+        for row in studies:
+            held += row["holds"]
+            if row["high"] is not None:
+                half_widths.append(math.sqrt(row["high"] / row["low"]))
+        values[f"{machine}_holds"] = held
         values[f"{machine}_n"] = len(studies)
-        closed = [row for row in studies if row["high"] is not None]
-        half_widths = [math.sqrt(row["high"] / row["low"]) for row in closed]
-        values[f"{machine}_open"] = len(studies) - len(closed)
+        values[f"{machine}_open"] = len(studies) - len(half_widths)
         values[f"{machine}_narrowest"] = min(half_widths)
         values[f"{machine}_widest"] = max(half_widths)
         middle, high = of_median_and_p90(row["over_best"] for row in studies)
@@ -292,12 +312,15 @@ def missed_runs(path: Path) -> Values:
     rows = rows_of(path)
     for pick in ("bstune", "script"):
         runs = list[float | None]()
+        without_pick = 0
         for row in rows:
-            if row["picks"][pick] is not None:
+            if row["picks"][pick] is None:
+                without_pick += 1
+            else:
                 runs += row["fresh"][pick]
-        values[f"{pick}_missed"] = sum(run is None for run in runs)
+        values[f"{pick}_missed"] = runs.count(None)
         values[f"{pick}_runs"] = len(runs)
-    values["script_none"] = sum(row["picks"]["script"] is None for row in rows)
+        values[f"{pick}_none"] = without_pick
     return values
 
 
@@ -350,13 +373,17 @@ SWEEPERS = f"{FOLDER}/hydra_sweepers.jsonl"
 
 
 def sweeper_values(sweeper: str, path: Path) -> Values:
-    runs = [row for row in rows_of(path) if row["sweeper"] == sweeper]
-    seconds = [sum(job["seconds"] for job in row["jobs"]) for row in runs]
-    bests = [min(job["val_loss"] for job in row["jobs"]) for row in runs]
+    seconds = list[float]()
+    best_losses = list[float]()
+    fresh_losses = list[float]()
+    for row in rows_with(path, sweeper=sweeper):
+        seconds.append(sum(job["seconds"] for job in row["jobs"]))
+        best_losses.append(min(job["val_loss"] for job in row["jobs"]))
+        fresh_losses += row["fresh"]
     return {
         "seconds": statistics.median(seconds),
-        "best": statistics.median(bests),
-        "fresh": statistics.fmean(value for row in runs for value in row["fresh"]),
+        "best": statistics.median(best_losses),
+        "fresh": statistics.fmean(fresh_losses),
     }
 
 
@@ -480,12 +507,18 @@ def end_of(looks: Sequence[Sequence[float]], least_gain: float) -> Sequence[floa
 
 
 def least_gain_saves(least_gain: float, path: Path) -> Values:
-    looks = [row["looks"] for row in rows_of(path)]
-    ends = [end_of(each, least_gain) for each in looks]
-    lost = [end[LOOK_ABOVE] - each[-1][LOOK_ABOVE] for end, each in zip(ends, looks, strict=True)]
+    costs = list[float]()
+    whole_costs = list[float]()
+    lost = list[float]()
+    for row in rows_of(path):
+        end = end_of(row["looks"], least_gain)
+        last = row["looks"][-1]
+        costs.append(end[LOOK_COST])
+        whole_costs.append(last[LOOK_COST])
+        lost.append(end[LOOK_ABOVE] - last[LOOK_ABOVE])
     return {
-        "ends": statistics.fmean(end[LOOK_COST] for end in ends),
-        "whole": statistics.fmean(each[-1][LOOK_COST] for each in looks),
+        "ends": statistics.fmean(costs),
+        "whole": statistics.fmean(whole_costs),
         "lost": statistics.fmean(lost),
     }
 
@@ -499,10 +532,13 @@ def holds(interval: Sequence[float], size: float) -> bool:
 
 
 def budget_intervals(path: Path) -> Values:
-    rows = [row for row in rows_of(path) if "as_good" in row and row["growth"] == 1.0]
-    rows = [row for row in rows if row["spend"] == 20.0]
-    good = [row for row in rows if holds(row["as_good"], row["best_size"])]
-    return {"n": len(rows), "good": len(good)}
+    studies = 0
+    good = 0
+    for row in rows_with(path, growth=1.0, spend=20.0):
+        if "as_good" in row:
+            studies += 1
+            good += holds(row["as_good"], row["best_size"])
+    return {"n": studies, "good": good}
 
 
 # Trained: any file of such rows takes part.
@@ -553,21 +589,20 @@ def trained_records() -> list[str]:
     return [f"{FOLDER}/{path.name}" for path in ordered]
 
 
+def budget_rows() -> list[Figure]:
+    """Give the rows of the table of searches within a budget: median and 90th percentile."""
+    figures = list[Figure]()
+    for search, shown in BUDGET_SEARCHES.items():
+        cells = [shown]
+        for spending in SHOWN_SPENDINGS:
+            cells.append(f"{{m{spending}:.1f}}, {{p{spending}:.1f}}")
+        derive = partial(budget_row, search)
+        figures.append(figure("fixed budget", row_text(cells), derive, FIXED_BUDGET))
+    return figures
+
+
 WITHIN_BUDGET = [
-    *[
-        figure(
-            "fixed budget",
-            row_text(
-                [
-                    shown,
-                    *[f"{{m{s}:.1f}}, {{p{s}:.1f}}" for s in SHOWN_SPENDINGS],
-                ]
-            ),
-            partial(budget_row, search),
-            FIXED_BUDGET,
-        )
-        for search, shown in BUDGET_SEARCHES.items()
-    ],
+    *budget_rows(),
     figure(
         "fixed budget",
         "ends a search after {ends:.1f} full trials' cost in place of {whole:.1f}, {lost:.2f} of a "
@@ -612,20 +647,32 @@ def horizon_row(search: str, path: Path) -> Values:
                 rows.append(row)
         medians = list[str]()
         for i, _ in enumerate(HORIZON_SPENDINGS):
-            ratios = [math.inf if row["fresh"][i] == "none" else row["fresh"][i] for row in rows]
+            ratios = list[float]()
+            for row in rows:
+                ratio = row["fresh"][i]
+                ratios.append(math.inf if ratio == "none" else ratio)
             medians.append(number_or_none(statistics.median(ratios), 2))
         values[name.strip("`")] = ", ".join(medians)
     return values
 
 
 def horizon_sentence(shown: str) -> str:
-    return row_text([shown, *[f"{{{name.strip('`')}}}" for name in HORIZON_TABLES.values()]])
+    cells = [shown]
+    for name in HORIZON_TABLES.values():
+        cells.append(f"{{{name.strip('`')}}}")
+    return row_text(cells)
 
 
-HORIZONS = [
-    figure("horizons", horizon_sentence(shown), partial(horizon_row, search), HORIZON)
-    for search, shown in HORIZON_SEARCHES.items()
-]
+def horizon_rows() -> list[Figure]:
+    """Give the rows of the table of searches over horizons."""
+    figures = list[Figure]()
+    for search, shown in HORIZON_SEARCHES.items():
+        derive = partial(horizon_row, search)
+        figures.append(figure("horizons", horizon_sentence(shown), derive, HORIZON))
+    return figures
+
+
+HORIZONS = horizon_rows()
 
 GROUPS = {
     "OVERHEAD": OVERHEAD,

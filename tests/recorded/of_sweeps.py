@@ -117,19 +117,26 @@ ROOFLINE = [
 @cache
 def regimes(*paths: Path) -> Values:
     curves = panel_curves()
-    sizes = [curve.b_crit for curve in curves if curve.b_crit is not None]
+    sizes = list[float]()
     # Largest batch sizes over B_crit, of those that do not show the flat end.
     farthest = list[float]()
+    perfect = 0
+    flat = 0
     for curve in curves:
-        if curve.b_crit is not None and not curve.shows_maximal_data_parallelism:
+        perfect += curve.shows_perfect_scaling
+        flat += curve.shows_maximal_data_parallelism
+        if curve.b_crit is None:
+            continue
+        sizes.append(curve.b_crit)
+        if not curve.shows_maximal_data_parallelism:
             farthest.append(float(curve.point_sizes[-1]) / curve.b_crit)
     return {
         "workloads": len(curves),
         "distance": distance_from_law(curves),
         "least": rounded_text(min(sizes), 2),
         "most": rounded_text(max(sizes), 2),
-        "perfect": sum(curve.shows_perfect_scaling for curve in curves),
-        "flat": sum(curve.shows_maximal_data_parallelism for curve in curves),
+        "perfect": perfect,
+        "flat": flat,
         "nearest": min(farthest),
         "farthest": max(farthest),
     }
@@ -249,13 +256,20 @@ def far_costs(rule: str) -> list[RuleCost]:
 
 def rule_row(rule: str, *paths: Path) -> Values:
     far = far_costs(rule)
-    known = [cost for cost in far if cost.outcome != "not recorded"]
-    middle = statistics.median(math.inf if cost.ratio is None else cost.ratio for cost in known)
+    # One that missed counts as infinitely dear, so that the median is over all that is known.
+    ratios = list[float]()
+    missed = 0
+    for cost in far:
+        if cost.outcome == "not recorded":
+            continue
+        ratios.append(math.inf if cost.ratio is None else cost.ratio)
+        missed += cost.outcome == "missed"
+    middle = statistics.median(ratios)
     return {
         "median": f"{middle:.2f} times the steps" if math.isfinite(middle) else "misses",
-        "missed": sum(cost.outcome == "missed" for cost in known),
-        "known": len(known),
-        "unknown": len(far) - len(known),
+        "missed": missed,
+        "known": len(ratios),
+        "unknown": len(far) - len(ratios),
     }
 
 
@@ -266,9 +280,10 @@ def tables_missed(*paths: Path) -> Values:
     """Count the tables on which a rule misses the target at some batch size."""
     values = dict[str, object]()
     for rule in RULES:
-        missed = {
-            cost.table for cost in rule_costs() if cost.rule == rule and cost.outcome == "missed"
-        }
+        missed = set[str]()
+        for cost in rule_costs():
+            if cost.rule == rule and cost.outcome == "missed":
+                missed.add(cost.table)
         values[rule] = NUMBERS[len(missed)]
     values["tables"] = NUMBERS[len(CRITICAL_TABLES)]
     return values
@@ -472,24 +487,23 @@ def crossing_figure(sentence: str, first: str, second: str) -> Figure:
     )
 
 
+def optimizer_rows() -> list[Figure]:
+    """Give the rows of the table of optimizers: B_crit, and the steps at some batch sizes."""
+    figures = list[Figure]()
+    for name, shown in OPTIMIZER_NAMES.items():
+        cells = [shown, "{b_crit}"]
+        for size in SHOWN_SIZES:
+            cells.append(f"{{at_{size}:,.0f}}")
+        cells.append("{reached} of {trials}")
+        derive = partial(optimizer_row, name)
+        record = record_of(f"optimizers/{name}")
+        text = row_text(cells)
+        figures.append(figure("optimizers", text, derive, record, tolerance=SAMPLED))
+    return figures
+
+
 OPTIMIZERS_COMPARED = [
-    *[
-        figure(
-            "optimizers",
-            row_text(
-                [
-                    shown,
-                    "{b_crit}",
-                    *(f"{{at_{size}:,.0f}}" for size in SHOWN_SIZES),
-                    "{reached} of {trials}",
-                ]
-            ),
-            partial(optimizer_row, name),
-            record_of(f"optimizers/{name}"),
-            tolerance=SAMPLED,
-        )
-        for name, shown in OPTIMIZER_NAMES.items()
-    ],
+    *optimizer_rows(),
     crossing_figure("than AdamW up to B = {size},", "schedule_free", "adamw"),
     crossing_figure("than Muon up to B = {size}.", "soap", "muon"),
 ]
@@ -503,7 +517,11 @@ def runs_of_winner(path: Path, target: Target) -> list[dict[str, Any]]:
     points = defaultdict[tuple[int, float], list[dict[str, Any]]](list)
     for row in rows_of(path):
         points[row["batch_size"], row["lr"]].append(row)
-    repeated = [runs for runs in points.values() if len({run["seed"] for run in runs}) > 2]
+    repeated = list[list[dict[str, Any]]]()
+    for runs in points.values():
+        seeds = {run["seed"] for run in runs}
+        if len(seeds) > 2:
+            repeated.append(runs)
 
     def seconds(runs: list[dict[str, Any]]) -> float:
         return statistics.median(steps_to(run, target) * run["seconds_per_step"] for run in runs)
@@ -624,8 +642,15 @@ def search_units(path: Path) -> list[UnitRecord]:
 def merits(paths: Sequence[Any]) -> tuple[float, ...]:
     """Order searches, less is better: spending to come within 1.25, then the ratios from the last
     spending back."""
-    marks = [statistics.median(ratio_after(path, at) for path in paths) for at in SPENDINGS[::-1]]
-    return statistics.median(spending_within(path) for path in paths), *marks
+    marks = [median_within(paths)]
+    for spending in SPENDINGS[::-1]:
+        marks.append(statistics.median(ratio_after(path, spending) for path in paths))
+    return tuple(marks)
+
+
+def median_within(paths: Sequence[Any]) -> float:
+    """Give the median spending until within 1.25 of the best."""
+    return statistics.median(map(spending_within, paths))
 
 
 def best_form(name: str, table: str, path: Path) -> list[Any]:
@@ -652,7 +677,7 @@ def search_row(name: str, path: Path) -> Values:
     for table in SEARCH_TABLES:
         paths = best_form(name, table, path)
         values[f"{table}_ratio"] = spread_text(paths, SHOWN_SPENDING)
-        within = statistics.median(spending_within(one) for one in paths)
+        within = median_within(paths)
         values[f"{table}_within"] = (
             f"{within:.1f}" if math.isfinite(within) else f"> {MOST_SPENT:.0f}"
         )
@@ -706,7 +731,7 @@ def rival_row(name: str, path: Path) -> Values:
         paths = rival_paths(name, objective, path)
         for spending in RIVAL_SPENDINGS:
             values[f"{objective}_{spending:.0f}"] = spread_text(paths, spending)
-        within = statistics.median(spending_within(one) for one in paths)
+        within = median_within(paths)
         values[f"{objective}_within"] = f"> {MOST_SPENT:.0f}"
         if math.isfinite(within):
             values[f"{objective}_within"] = f"{within:.1f}"
@@ -721,17 +746,19 @@ def rivals_compared(path: Path) -> Values:
             numbers.add(len(rival_paths(name, objective, path)))
     (n,) = numbers
     early, _ = RIVAL_SPENDINGS
-    late = [
-        one for one in rival_paths("bstune", "time", path) if ratio_after(one, early) == math.inf
-    ]
-    return {"n": n, "late": len(late)}
+    late = 0
+    for search_path in rival_paths("bstune", "time", path):
+        late += ratio_after(search_path, early) == math.inf
+    return {"n": n, "late": late}
 
 
 def dyhpo_reached(path: Path) -> Values:
     """Count DyHPO's searches by time, over either axis, and those that reached the target."""
     paths = [*rival_paths("dyhpo", "time", path), *rival_paths("dyhpo_sqrt", "time", path)]
-    reached = [one for one in paths if math.isfinite(ratio_after(one, MOST_SPENT))]
-    return {"n": len(paths), "reached": len(reached)}
+    reached = 0
+    for search_path in paths:
+        reached += math.isfinite(ratio_after(search_path, MOST_SPENT))
+    return {"n": len(paths), "reached": reached}
 
 
 def rival_figures() -> list[Figure]:
@@ -763,8 +790,10 @@ def within_a_quarter(path: Path) -> Values:
     for table in SEARCH_TABLES:
         for name in ("bstune", *OPTUNA):
             paths = best_form(name, table, path)
-            spendings[name].append(statistics.median(spending_within(one) for one in paths))
-    optuna = [spending for name in OPTUNA for spending in spendings[name]]
+            spendings[name].append(median_within(paths))
+    optuna = list[float]()
+    for name in OPTUNA:
+        optuna += spendings[name]
     return {"ours": span_text(spendings["bstune"]), "optuna": span_text(optuna)}
 
 
