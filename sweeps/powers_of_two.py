@@ -73,7 +73,7 @@ RoundsBySize = Mapping[int, Sequence[float]]
 
 @dataclass
 class CeilingProbe:
-    """How :func:`bstune.hardware.memory.measure_ceiling` finds a ceiling that is not given."""
+    """How :func:`bstune.hardware.probe.measure_ceiling` finds a ceiling that is not given."""
 
     low: int
     high: int

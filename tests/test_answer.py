@@ -578,6 +578,9 @@ def test_fresh_seeds_that_yours_missed_are_said_and_no_time_was_short(changes, b
         (OF_TIME, "stopped", "a larger search.wall_seconds"),
         # The trials were through, and the time was over then.
         (SEARCH, "the plan is done", "a larger search.wall_seconds"),
+        # What ended the search is not what the fresh seeds lacked.
+        (changed(SEARCH, limit="search.least_gain"), "stopped", "a larger search.wall_seconds"),
+        (changed(SEARCH, limit="search.seconds"), "stopped", "a larger search.wall_seconds"),
         (SEARCH, None, "still to come"),
         (changed(SEARCH, replicates=0), "the plan is done", "search.replicates=3"),
     ],

@@ -95,7 +95,7 @@ MOST_COST_TO_GO = 10.0
 # 20 and 40 times their cost (five tables, 4 seeds, geometric mean); with 1 it took 1.08 (2 seeds).
 # With 0 from the first trial on, a study of a law whose frontier is flat met nothing within 40
 # times.
-COST_SHARE = 0.1
+COST_POWER = 0.1
 # Added to the score of what its longest horizon cannot bring to the target: it comes after all
 # else.
 OUT_OF_REACH = 1e3
@@ -352,10 +352,18 @@ def suggest(
         options.x[chosen] = x
         options.z[chosen] = z
     else:
-        drawn_weight = weight if objective == "steps" else posterior.drawn_weight(row)
+        drawn_weight = posterior.drawn_weight(row)
+        cost_power = 1.0
+        if objective == "steps":
+            drawn_weight = weight
+            # What is dear waits until something has reached the target. Then the cost hardly
+            # counts, as it is no part of the objective: the fewest steps are at the largest batch
+            # sizes, whose trials take the most examples.
+            if posterior.reached:
+                cost_power = COST_POWER
         longest = _longest_horizon(posterior, budget)
         chosen, predicted = thompson_sample(
-            posterior, options, draw, drawn_weight, pending, policy, longest
+            posterior, options, draw, drawn_weight, cost_power, pending, policy, longest
         )
     if posterior.prior.horizon:
         max_steps = _horizon_of(posterior, situation, options, chosen, draw)
@@ -726,6 +734,7 @@ def thompson_sample(
     candidates: Candidates,
     draw: Array,
     weight: StepWeight,
+    cost_power: float,
     pending: Pending,
     policy: Policy,
     longest: Callable[[float], float] | None,
@@ -734,19 +743,15 @@ def thompson_sample(
 
     Give its steps there.
 
+    ``cost_power`` is that of a step's cost in what is to go: with 0 steps alone count.
+
     ``longest`` is the longest horizon at a batch size, where schedules end with it: what takes
     longer never reaches the target, so that it comes last, the least of them first.
     """
     drawn = candidate_log_steps(posterior, candidates, draw[None])[0]
     drawn = np.minimum(drawn, MOST_LOG_STEPS)
     score = drawn + np.log(weight(candidates.x))
-    # What is dear waits until something has reached the target. Then the cost hardly counts where
-    # it is no part of the objective: the fewest steps are at the largest batch sizes, whose trials
-    # take the most examples.
-    in_objective = weight(candidates.x)
-    in_cost = posterior.tau(np.exp2(candidates.x))
-    share = COST_SHARE if posterior.reached else 1.0
-    cost = np.exp(drawn) * in_objective * (in_cost / in_objective) ** share
+    cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x)) ** cost_power
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
     best_cost = cost[int(score.argmin())]
     score += policy.cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)

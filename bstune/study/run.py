@@ -122,9 +122,11 @@ def run(
     # A dumb terminal shows no live line, and gets plain ones.
     if console.is_interactive:
         with console.status("preparing") as status:
-            prepared = prepare(options, recipe, partial(_update, status), elapsed=elapsed)
+            update = partial(_update, status)
+            prepared = prepare(options, recipe, _spelled(options, update), elapsed=elapsed)
     else:
-        prepared = prepare(options, recipe, _sayer(options, console), elapsed=elapsed)
+        say = _spelled(options, partial(print_line, console))
+        prepared = prepare(options, recipe, say, elapsed=elapsed)
     try:
         if prepared.trial is None:
             return run_study(prepared, arguments, console)
@@ -133,15 +135,15 @@ def run(
         prepared.close()
 
 
-def _sayer(options: StudyOptions, console: Console) -> Callable[[str], None]:
-    """Give what prints a line, with options as the user's own language writes them."""
+def _spelled(options: StudyOptions, show: Callable[[str], None]) -> Callable[[str], None]:
+    """Give what shows a line with options as the user's own language writes them."""
     if not isinstance(options, GivenOptions):
-        return partial(print_line, console)
+        return show
 
-    def say(line: str) -> None:
-        print_line(console, in_python(line))
+    def show_in_python(line: str) -> None:
+        show(in_python(line))
 
-    return say
+    return show_in_python
 
 
 def _update(status: Status, line: str) -> None:
@@ -182,7 +184,7 @@ def paused_study(
     )
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", options.search.lease_seconds)
-    say = _sayer(options, console)
+    say = _spelled(options, partial(print_line, console))
     missing = list[str]()
     with leases.acquired(say), owned(files, identity):
         _take_over(prepared, study, leases, again)

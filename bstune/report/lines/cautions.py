@@ -14,6 +14,7 @@ from bstune.system.console import format_count, format_number, plural
 SURE_CHANCE = 0.8
 # The option that bounds a study's time, which fresh seeds are out of where the search was not.
 WALL_SECONDS = "search.wall_seconds"
+TRAINING_SECONDS = "search.seconds"
 
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
@@ -87,7 +88,7 @@ def not_on_fresh_seeds(result: StudyResult) -> Iterator[str]:
     if result.stop_reason is None:
         yield f"{text}: its fresh seeds are still to come, and the same command runs them"
     else:
-        yield f"{text}: no time was left for its fresh seeds, and {_more_time(result)} runs them"
+        yield f"{text}: no time was left for its fresh seeds, and a larger {WALL_SECONDS} runs them"
 
 
 def _gain_of_one_run(result: StudyResult) -> Iterator[str]:
@@ -105,15 +106,14 @@ def gain_of_single_run(result: StudyResult) -> Iterator[str]:
     """Say why the user's own configuration had no fresh seeds, and what gives it some."""
     # As long as the study runs they are still to come.
     if result.search.replicates and result.stop_reason is not None:
+        # Seconds of training bound these runs, too; what else ended the search does not.
+        limit = WALL_SECONDS
+        if result.search.limit == TRAINING_SECONDS:
+            limit = TRAINING_SECONDS
         yield (
             "GAIN stands on a single run of your configuration, with one seed's luck in it: no "
-            f"time was left for its fresh seeds, and {_more_time(result)} runs them"
+            f"time was left for its fresh seeds, and a larger {limit} runs them"
         )
-
-
-def _more_time(result: StudyResult) -> str:
-    """Name the option that gives fresh seeds their time."""
-    return f"a larger {result.search.limit or WALL_SECONDS}"
 
 
 def _not_run_again(result: StudyResult) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _not_run_again(result: StudyResult) -> Iterator[str]:
         return
     size = format_count(left_out.batch_size)
     point = f"batch size {size}, learning rate {format_number(left_out.lr)}"
-    how = f"no time was left, and {_more_time(result)} does it"
+    how = f"no time was left, and a larger {WALL_SECONDS} does it"
     if left_out.candidates is not None:
         how = f"search.candidates={left_out.candidates + 1} does it"
     yield f"{point} may be better, and did not run on fresh seeds: {how}"

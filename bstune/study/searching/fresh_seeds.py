@@ -17,6 +17,7 @@ from bstune.study.planning.plan import MEANS_SHARE
 from bstune.study.planning.replicates import (
     Kept,
     Winner,
+    find_best,
     kept_instead,
     next_replicate,
     winners,
@@ -92,6 +93,12 @@ def _has_time_for(
     if replicate == 0:
         stand_ins = list[Kept | None]()
         for merit in SOUGHT[budget.objective].merits:
+            best = find_best(
+                trials, predicted, merit, budget.objective, budget.replicates, budget.candidates
+            )
+            # What another merit's winner stands on says nothing of this one.
+            if best is None or best.trial.number != winner.trial.number:
+                continue
             stand_ins.append(
                 kept_instead(winner, trials, predicted, merit, budget.objective, budget.replicates)
             )

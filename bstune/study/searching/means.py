@@ -11,7 +11,7 @@ from dataclasses import replace
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import MIN_STEPS
 from bstune.study.at_budget import is_full
-from bstune.study.planning.baseline import Baseline, baseline_runs, first_steps, may_run_again
+from bstune.study.planning.baseline import Baseline, baseline_runs, first_steps, fresh_seeds_of
 from bstune.study.planning.plan import RESCUE_SHARE, SearchEnd, searched
 from bstune.study.planning.wall import TrialCost, WallTime, fit_cost
 from bstune.study.prepare import PreparedStudy
@@ -68,8 +68,11 @@ def reserved_seconds(
         return 0.0
     runs = baseline_runs(trials, prepared.baseline)
     repeated: TrialResult | None = None
-    if runs is not None and may_run_again(runs.first, prepared.last_step(runs.first.batch_size)):
-        repeated = runs.first
+    if runs is not None:
+        last_step = prepared.last_step(runs.first.batch_size)
+        planned = fresh_seeds_of(runs, last_step, prepared.budget.replicates)
+        if planned > len(runs.again):
+            repeated = runs.first
     return wall.reserve(trials, cost, prepared.backend.step_time, repeated)
 
 
