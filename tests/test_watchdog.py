@@ -1,5 +1,6 @@
 """What the preparation waits for is said, a step that never ends is ended, and no exit of the user's code is silent."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from toolbox import FakeTime
 from bstune.core.errors import UserCodeError
 from bstune.system import watchdog
 from bstune.system.exits import os_exit_answered
-from bstune.system.watchdog import STEP_SECONDS, Wait, Watch, waiting_for, watching
+from bstune.system.watchdog import STEP_SECONDS, Wait, Watch, frame_of, waiting_for, watching
 
 # A command of its own takes some 8 s; one of each kind runs with the slow tests.
 SOAK = pytest.mark.soak
@@ -177,6 +178,39 @@ def test_what_is_printed_puts_the_line_off():
     assert said == ["batch size 8 fits"]
     pass_seconds(1)
     assert len(said) == 2
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_no_garbage_is_collected_as_a_threads_frame_is_taken(monkeypatch, was_enabled):
+    """Python 3.11.0 to 3.11.8 may wait for ever where a collection falls into that call."""
+    taken = []
+    frames = sys._current_frames
+
+    def looked():
+        taken.append(gc.isenabled())
+        return frames()
+
+    monkeypatch.setattr(sys, "_current_frames", looked)
+    if not was_enabled:
+        gc.disable()
+    try:
+        frame = frame_of(threading.get_ident())
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
+    assert frame is not None
+    assert taken == [False]
+
+
+def test_frames_are_taken_only_past_the_limit(monkeypatch):
+    taken = []
+    monkeypatch.setattr(sys, "_current_frames", lambda: taken.append(1) or {})
+    watch, pass_seconds, _, over = watched(7.0)
+    watch.begin(Wait("a step", watch, steps=True))
+    pass_seconds(7)
+    assert taken == []
+    pass_seconds(1)
+    assert len(taken) == len(over) == 1
 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(None, STEP_SECONDS), (7.0, 7.0)])

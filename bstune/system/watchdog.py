@@ -12,6 +12,7 @@ command ends with status 1 and the user's frames.
 """
 
 import faulthandler
+import gc
 import signal
 import sys
 import threading
@@ -157,16 +158,20 @@ class Watch:
                 wait.seconds = 0.0
         if passed < STOPPED_SECONDS:
             wait.seconds += passed
-        frame = sys._current_frames().get(self._thread)
         if self.message is not None:
-            if self._stands_at is not None and self._stands_at == _instructions(frame):
-                self._overrun(self.message)
+            # Told to end, it may have to be told again where it still stands.
+            if self._stands_at is not None:
+                frame = frame_of(self._thread)
+                if self._stands_at == _instructions(frame):
+                    self._overrun(self.message)
             return
-        if wait.limited and wait.seconds > self.seconds and not _is_debugged(frame):
-            self.message = self._too_long(wait, frame)
-            if self._overrun(self.message):
-                self._stands_at = _instructions(frame)
-            return
+        if wait.limited and wait.seconds > self.seconds:
+            frame = frame_of(self._thread)
+            if not _is_debugged(frame):
+                self.message = self._too_long(wait, frame)
+                if self._overrun(self.message):
+                    self._stands_at = _instructions(frame)
+                return
         if now - self._printed >= self._silence:
             wait.said = True
             self.say(f"waiting for {wait.what}, {wait.seconds:.0f} s")
@@ -198,6 +203,21 @@ class Watch:
             # Where nobody reads what is printed any more.
             with suppress(OSError, ValueError):
                 self.look()
+
+
+def frame_of(thread: int) -> FrameType | None:
+    """Give the frame at which a thread stands; None where it has ended.
+
+    No garbage is collected meanwhile: below Python 3.11.9 a collection within that call may wait
+    for a lock that the call itself holds (github.com/python/cpython/issues/106883).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
