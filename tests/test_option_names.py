@@ -27,6 +27,7 @@ TERMS = PythonTerms("val_loss", "<=", 64)
         ("budget.steps=80 budget.examples=9: x", "budget=bstune.Budget(steps=80, examples=9): x"),
         ("budget.examples=9", "budget=bstune.Budget(examples=9)"),
         ("budget.seconds=3.5", "options=['budget.seconds=3.5']"),
+        ("scaling.beta2_half_life=1000", "options=['scaling.beta2_half_life=1000']"),
         ("such as workload.target.value=0.04", 'such as target="val_loss<=0.04"'),
         ("smaller: scaling.lr=0.01", "smaller: reference=(64, 0.01)"),
         ("a larger search.batch_size.high", "a larger batch_sizes[1]"),

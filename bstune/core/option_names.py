@@ -43,7 +43,6 @@ PART_ARGUMENTS = {
 # What the names of further options begin with.
 SECTIONS = (
     "budget",
-    "compile",
     "hardware",
     "mlflow",
     "protocol",
@@ -56,7 +55,7 @@ SECTIONS = (
 )
 # An option with its value, or alone, that stands neither in quotes nor in a path or a longer name.
 OPTION = re.compile(
-    r"(?<![\w./'\"\[])(?P<name>[a-z_]+(?:\.[a-z_]+)+)\b(?![\w/(])"
+    r"(?<![\w./'\"\[])(?P<name>[a-z_]+(?:\.[a-z_][a-z0-9_]*)+)\b(?![\w/(])"
     r"(?:=(?P<value>[^\s,;:()]*[^\s,;:().]))?"
 )
 # Both ends of a trial in a row are one argument.
