@@ -282,6 +282,25 @@ class OptunaSearch(Search):
         self.study.tell(trial, state=TrialState.PRUNED)
 
 
+def new_trial(
+    problem: Problem, seed: int, batch_size: int, lr: float, finished: Sequence[TrialResult]
+) -> TrialSpec:
+    """Give the next trial of a search, at a learning rate that follows no scaling rule's delta.
+
+    It ends by the rule that all general searches follow; ``seed`` is the search's.
+    """
+    number = len(finished)
+    return TrialSpec(
+        number=number,
+        trial_index=number,
+        batch_size=batch_size,
+        lr=lr,
+        delta=None,
+        seed=trial_seed(seed, number),
+        max_steps=stopping_step(problem, batch_size, finished),
+    )
+
+
 class EveryBatchSize(Search):
     """Every batch size of the table tuned by itself (Shallue et al. 2018, arXiv 1811.03600).
 
@@ -308,17 +327,7 @@ class EveryBatchSize(Search):
         share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
         batch_size = problem.batch_sizes[index]
         lr = problem.clip_lr(problem.lr_low * (problem.lr_high / problem.lr_low) ** share)
-        max_steps = stopping_step(problem, batch_size, finished)
-        seed = trial_seed(self._seed, number)
-        return TrialSpec(
-            number=number,
-            trial_index=number,
-            batch_size=batch_size,
-            lr=lr,
-            delta=None,
-            seed=seed,
-            max_steps=max_steps,
-        )
+        return new_trial(problem, self._seed, batch_size, lr, finished)
 
 
 class Zeus(Search):
@@ -364,17 +373,7 @@ class Zeus(Search):
         if batch_size is None:
             batch_size = self._thompson(finished)
         lr = self._problem.clip_lr(self._rule(batch_size))
-        max_steps = stopping_step(self._problem, batch_size, finished)
-        seed = trial_seed(self._seed, number)
-        return TrialSpec(
-            number=number,
-            trial_index=number,
-            batch_size=batch_size,
-            lr=lr,
-            delta=None,
-            seed=seed,
-            max_steps=max_steps,
-        )
+        return new_trial(self._problem, self._seed, batch_size, lr, finished)
 
     def _end_round(self) -> None:
         # By cost, then by batch size, so that of two equal ones the smaller is taken.

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bstune.core.records import TrialSpec
 from bstune.core.scaling import ScalingRule
 
 MODULE = "workload.module."
@@ -111,6 +112,17 @@ class Space:
     def lr(self, batch_size: int, delta: float) -> float:
         """Give rule(B) 2^delta, clipped to the learning rates that can be had."""
         return min(max(self.rule(batch_size) * math.exp2(delta), self.lr_low), self.lr_high)
+
+    def lowest_rate_spec(self, batch_size: int) -> TrialSpec:
+        """Give a trial at the lowest learning rate of the search: a high one may diverge at once."""
+        return TrialSpec(
+            number=0,
+            trial_index=0,
+            batch_size=batch_size,
+            lr=self.lr(batch_size, -self.delta_bound),
+            delta=None,
+            seed=0,
+        )
 
     def delta(self, batch_size: int, lr: float) -> float:
         """Give log2(lr / rule(B)); of a clipped rate it may lie beyond the bound."""

@@ -347,7 +347,7 @@ def measure(
     """
     if tried is None:
         tried = _few_steps(build(), protocol, space)
-    how = how_timed(options, build_module(options, recipe, _spec(space.low, space)))
+    how = how_timed(options, build_module(options, recipe, space.lowest_rate_spec(space.low)))
 
     def time_steps(ceiling: Ceiling, seconds: float) -> TimedSteps:
         workload = build()
@@ -504,7 +504,7 @@ def _choose_threads(
         return _steps_of_visit(step_time, tried.step_time(batch_size))
 
     def time_step(batch_size: int) -> float:
-        rate = _spec(batch_size, space).lr
+        rate = space.lowest_rate_spec(batch_size).lr
         steps = timing.time_trial(workload, short, batch_size, rate, steps_at(batch_size))
         return statistics.mean(steps)
 
@@ -623,7 +623,7 @@ def _roofline(
     # A module that cannot be built here leaves the device's own limits to be measured.
     module: LightningModule | None = None
     with optional("no roofline", notes):
-        module, trainer = at_start(workload, _spec(space.low, space), protocol)
+        module, trainer = at_start(workload, space.lowest_rate_spec(space.low), protocol)
     convolves = module is not None and roofline.is_convolutional(module)
     with optional("no roofline", notes):
         arithmetic = roofline.arithmetic_of(options.precision, device, convolves)
@@ -655,7 +655,7 @@ def _batch(
     workload: Workload, module: LightningModule, space: Space, device: torch.device, size: int
 ) -> object:
     """Draw a training batch of a size, on the device."""
-    batch = next(iter(workload.train_batches(_spec(size, space))))
+    batch = next(iter(workload.train_batches(space.lowest_rate_spec(size))))
     return on_device(workload, module, batch, device)
 
 
@@ -678,18 +678,6 @@ def _misaligned(
     if multiple is None:
         return ()
     return tuple(roofline.misalignments(cost, limits, multiple, batch_size))
-
-
-def _spec(batch_size: int, space: Space) -> TrialSpec:
-    # The lowest learning rate: a survey trains nothing, and must not diverge.
-    return TrialSpec(
-        number=0,
-        trial_index=0,
-        batch_size=batch_size,
-        lr=space.lr(batch_size, -space.delta_bound),
-        delta=None,
-        seed=0,
-    )
 
 
 def _time_ladder(
@@ -715,7 +703,7 @@ def _time_ladder(
         overhead_notes.append(f"no share of overhead: {protocol.devices} devices share the steps")
 
     def run(size: int) -> tuple[Sequence[float], Sequence[float]]:
-        lr = _spec(size, space).lr
+        lr = space.lowest_rate_spec(size).lr
         expected = step_time.visit_seconds
         if timed:
             expected = float(fit_step_times(timed, size)(np.array(float(size))))
@@ -760,7 +748,7 @@ def _time_ladder(
     with timers as time_trial:
         if is_shared:
             # The processes start with it, which is no part of a step.
-            time_trial(sizes[0], _spec(sizes[0], space).lr, 1)
+            time_trial(sizes[0], space.lowest_rate_spec(sizes[0]).lr, 1)
         measured = timing.measure_step_times(run, sizes, step_time.repeats, options.seed, seconds)
     share_waited = (waited() - waited_before) / (time.perf_counter() - start)
     return replace(measured, waited=share_waited), (*notes, *overhead_notes)

@@ -277,9 +277,6 @@ def baseline_result(
     for _, value in first.history:
         if value is not None:
             last = value
-    seconds: float | None = None
-    if first.seconds_per_step is not None:
-        seconds = first.steps * first.seconds_per_step
     return BaselineResult(
         number=first.number,
         batch_size=first.batch_size,
@@ -287,7 +284,7 @@ def baseline_result(
         hyperparameters=dict(first.hyperparameters),
         status=first.status,
         steps=first.steps,
-        seconds=seconds,
+        seconds=training_seconds(first),
         value=finite(last),
         telling_target=finite(telling_target(first, target, ideal)),
         runs=len(runs.again),

@@ -138,26 +138,14 @@ def _first_trial(
     Its untrained weights must not meet the target.
     """
     try:
-        return short.run_from_start(_lowest_rate_spec(space, small))
+        return short.run_from_start(space.lowest_rate_spec(small))
     except BstuneError:
         raise
     # Such as batch normalisation's, of a batch of one.
     except Exception:
         if not survey or small == large:
             raise
-        return short.run_from_start(_lowest_rate_spec(space, large))
-
-
-def _lowest_rate_spec(space: Space, batch_size: int) -> TrialSpec:
-    """Give a trial at the lowest learning rate of the search: a high one may diverge at once."""
-    return TrialSpec(
-        number=0,
-        trial_index=0,
-        batch_size=batch_size,
-        lr=space.lr(batch_size, -space.delta_bound),
-        delta=None,
-        seed=0,
-    )
+        return short.run_from_start(space.lowest_rate_spec(large))
 
 
 def _measured_step_time(
@@ -174,7 +162,7 @@ def _measured_step_time(
     is_slow = SLOW_STEPS * first.seconds * large / small > PATIENCE_SECONDS
     if survey and is_slow:
         return alone
-    larger = short.run(_lowest_rate_spec(space, large))
+    larger = short.run(space.lowest_rate_spec(large))
     return _line_through(first, larger)
 
 
