@@ -6,30 +6,14 @@ import pytest
 from synthetic import Law
 from toolbox import make_result, numbers, statuses
 
-from bstune.core.curve import half_slope
 from bstune.core.errors import ConfigError
-from bstune.core.step_time import StepTime
 from bstune.search import acquisition
-from bstune.search.acquisition import (
-    MIN_STEPS,
-    Candidates,
-    Domain,
-    Suggestion,
-    b_crit_quantiles,
-    candidate_log_steps,
-    choose_for_curve,
-    log_b_crit,
-    suggest,
-    unseen_regime,
-)
+from bstune.search.acquisition import MIN_STEPS, suggest
+from bstune.search.candidates import Candidates, Domain, Suggestion
+from bstune.search.frontier_findings import b_crit_quantiles, log_b_crit
 from bstune.search.observations import infer
 from bstune.search.posterior import (
-    B_CRIT,
-    B_OPT,
-    NOISE,
-    draw_prior,
     log_likelihood,
-    log_steps,
     make_prior,
 )
 from bstune.search.sampler import default_policy
@@ -302,7 +286,7 @@ def test_the_curve_is_looked_at_on_both_sides_of_b_crit():
     assert min(sizes) < 150
     assert max(sizes) > 1200
     # 90% of the draws of B_crit after 24 trials hold the truth, and they are not the prior's.
-    low, middle, high = quantiles(inferred(results_of(played[0])))
+    low, middle, high = b_crit_quantiles(inferred(results_of(played[0])), (0.05, 0.5, 0.95))
     assert 200 < middle < 800
     assert high / low < 8.0
 
@@ -400,200 +384,6 @@ def test_trials_that_repeat_a_recorded_run_count_as_one():
 def test_a_policy_that_cannot_be_is_refused(name, value, said):
     with pytest.raises(ConfigError, match=f"sampler.policy.{name} must .* {said}"):
         replace(POLICY, **{name: value})
-
-
-SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-
-
-def curve(sizes=SIZES, b_crit=300.0, s_min=200.0):
-    return {size: s_min * (1.0 + b_crit / size) for size in sizes}
-
-
-def around(points, off=0.0, **changes):
-    """Trials of (batch size, steps): at the rule's own learning rate, the best, and an octave on either side."""
-    made = {"seconds_per_step": None, "history": ()} | changes
-    trials = []
-    for size, steps in points:
-        # An octave off the best rate costs more above than below.
-        for octaves, log_cost in ((-1.0, 0.2), (0.0, 0.0), (1.0, 0.3)):
-            trial = make_result(
-                number=len(trials),
-                batch_size=size,
-                lr=LAW.best_lr(size) * 2 ** (octaves + off),
-                steps=round(steps * math.exp(log_cost)),
-                **made,
-            )
-            trials.append(trial)
-    return trials
-
-
-def learned(trials):
-    """A posterior of more particles and moves than a decision has."""
-    return inferred(
-        trials, prior=make(budget=2000.0), step_time=StepTime(1e-3, 1e-6), particles=600, moves=8
-    )
-
-
-def quantiles(posterior, shares=(0.05, 0.5, 0.95)):
-    return b_crit_quantiles(posterior, shares)
-
-
-@pytest.mark.parametrize("b_crit", [30.0, 3000.0])
-def test_trials_on_the_curve_give_its_b_crit(b_crit):
-    low, middle, high = quantiles(learned(around(curve(b_crit=b_crit).items())))
-    assert low < b_crit < high
-    assert middle == pytest.approx(b_crit, rel=0.1)
-
-
-# The frontier of the recorded table fashion_mlp, which is not quite of the model's shape.
-RECORDED = {
-    8: 5138,
-    16: 3795,
-    32: 1444,
-    64: 710,
-    128: 359,
-    256: 170,
-    512: 99,
-    1024: 93,
-    2048: 95,
-    4096: 81,
-}
-
-
-@pytest.mark.parametrize("crowd", [(512, 1024) * 6, (128, 256, 512) * 5])
-def test_where_the_shape_is_wrong_it_is_what_a_dense_sweep_would_show(crowd):
-    sizes = np.log(list(RECORDED))
-    grid = np.linspace(-2.0, 13.0, 300)
-    law = np.log1p(690.0 / np.exp(grid))
-    off = np.log(list(RECORDED.values())) - np.log1p(690.0 / np.exp(sizes))
-    dense = math.exp(half_slope(grid, (law + np.interp(grid, sizes, off))[None])[0])
-    tried_sizes = (*RECORDED, *crowd)
-    posterior = learned(around((size, RECORDED[size]) for size in tried_sizes))
-    low, middle, high = quantiles(posterior)
-    # What one octave hides from knots 1.5 octaves apart is left over.
-    assert low < dense < 1.3 * high
-    assert 1 / 1.5 < middle / dense < 1.5
-
-
-def test_without_a_discrepancy_it_is_the_models_own_and_the_small_batch_term_has_no_part_in_it():
-    prior = make()
-    theta = draw_prior(prior, 50, np.random.default_rng(0))
-    theta[:, -prior.knots.size :] = 0.0
-    theta[:, B_CRIT] = np.linspace(-4.0, 4.0, 50)
-    theta[:, B_OPT] = np.linspace(2.0, -6.0, 50)
-    expected = theta[:, B_CRIT] + prior.log_mid * math.log(2.0)
-    np.testing.assert_allclose(log_b_crit(theta, prior), expected, atol=0.02)
-
-
-def asked(posterior, x, done, pending=()):
-    """The one of the log2 batch sizes, each at the rule's rate, that is asked for, and the steps expected there."""
-    x, nothing = np.array(x), np.zeros((len(x), 0))
-    candidates = Candidates((), x, posterior.prior.rule(x), nothing, np.array(done))
-    return choose_for_curve(posterior, candidates, pending, 0.0)
-
-
-def test_what_is_asked_tells_of_b_crit_for_its_cost():
-    posterior = learned(around(curve((64, 90, 128)).items()))
-    x = [3.0, 6.0, 6.5, 7.0, 12.0]
-    place, expected = asked(posterior, x, [0.0] * 5)
-    # Nothing is known of either end, and this one is cheaper.
-    assert place == 4
-    assert 100 < expected < 1500
-    # Where it is running already, the other end tells more if it costs only what it still takes.
-    running = [(12.0, float(posterior.prior.rule(12.0)), None)]
-    assert asked(posterior, x, [8000.0, 0.0, 0.0, 0.0, 0.0], running)[0] == 0
-
-
-def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
-    stopped = []
-    for number in (30, 31, 32):
-        stopped.append(replace(tried(number, 64, 0.05), status="stopped", steps=500))
-    posterior = learned([*around(curve().items()), *stopped])
-    data = posterior.data
-    last = posterior.observations[-3:]
-    # An estimate that is sure, one that says nothing, and a bound far above what the law says.
-    data = replace(data, y=data.y.copy(), spread=data.spread.copy(), bound=data.bound.copy())
-    data.y[-3:] = (9.0, 9.0, 9.0)
-    data.spread[-3:] = (1e-3, 1e3, 0.05)
-    data.bound[-3:] = (False, False, True)
-    posterior = replace(posterior, data=data)
-    x = np.array([6.0] * 3 + [8.0])
-    z = np.array([math.log2(0.05)] * 3 + [-3.0])
-    candidates = Candidates(tuple(last), x, z, np.zeros((4, 0)), np.array([500.0] * 3 + [0.0]))
-    found = candidate_log_steps(posterior, candidates, posterior.theta)
-    law = log_steps(posterior.theta, candidates.points(posterior), posterior.prior)
-    np.testing.assert_allclose(found[:, 0], 9.0, atol=0.01)
-    np.testing.assert_allclose(found[:, [1, 3]], law[:, [1, 3]], atol=1e-4)
-    np.testing.assert_array_equal(found[:, 2], np.maximum(law[:, 2], 9.0))
-    noise = posterior.theta[:, NOISE]
-    data.spread[-3] = 0.2
-    share = 1.0 / (1.0 + 0.2**2 * np.exp(-2.0 * noise))
-    np.testing.assert_allclose(
-        candidate_log_steps(posterior, candidates, posterior.theta)[:, 0],
-        law[:, 0] + share * (9.0 - law[:, 0]),
-    )
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_a_trial_whose_metric_has_flattened_is_not_continued_for_the_curve(flat):
-    size = 20
-    stopped = replace(tried(30, size, LAW.best_lr(size)), status="stopped", steps=2800)
-    posterior = learned([*around(curve((64, 90, 128, 1024, 4096)).items()), stopped])
-    seen = (*posterior.observations[:-1], replace(posterior.observations[-1], flat=flat))
-    posterior = replace(posterior, observations=seen, spent=1e9)
-    chosen = decisions(posterior, 5, objective="curve")
-    is_continued = 30 in {suggestion.resumed_from for suggestion in chosen}
-    assert is_continued != flat
-
-
-@pytest.mark.parametrize("steps", [30_000, 3_000_000])
-def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
-    # As where a model overfits: its error rises for ever, and every continuation would be longer
-    # than all before.
-    stopped = replace(tried(30, 18, LAW.best_lr(18)), status="stopped", steps=steps)
-    posterior = learned([*around(curve().items()), stopped])
-    assert asked(posterior, [math.log2(18), 4.5, 8.0, 11.0], [float(steps), 0.0, 0.0, 0.0])[0] != 0
-
-
-@pytest.mark.parametrize(
-    ("sizes", "allowed", "place"),
-    [
-        # B_crit/9 is 33 and 9 B_crit 2700: the large end is cheaper to look at.
-        (
-            (64, 128, 256, 512, 1024),
-            1e6,
-            4,
-        ),
-        ((64, 128, 256, 512, 1024, 4096), 1e6, 1),
-        ((16, 64, 256, 1024), 1e6, 4),
-        # Both ends are seen already.
-        ((16, 64, 256, 1024, 4096), 1e6, None),
-        # A look would cost more than is allowed.
-        ((64, 128, 256, 512, 1024), 0.2, None),
-    ],
-)
-def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, allowed, place):
-    posterior = learned(around(curve(sizes).items()))
-    x = np.array([3.0, 4.5, 6.0, 8.0, 12.0])
-    candidates = Candidates((), x, posterior.prior.rule(x), np.zeros((5, 0)), np.zeros(5))
-    draws = (
-        candidate_log_steps(posterior, candidates, posterior.theta),
-        log_b_crit(posterior.theta, posterior.prior),
-    )
-    found = unseen_regime(posterior, candidates, [], *draws, allowed)
-    assert (found and found[0]) == place
-    running = [] if place is None else [(float(x[place]), 0.0, None)]
-    assert (
-        place is None
-        or (unseen_regime(posterior, candidates, running, *draws, allowed) or (None,))[0] != place
-    )
-    # A look that has cost too much already, like one at far too high a learning rate, is not
-    # followed by more.
-    dear = replace(posterior.observations[0], status="stopped", steps=10**10, x=4.0)
-    posterior = replace(posterior, observations=(*posterior.observations, dear))
-    found = unseen_regime(posterior, candidates, [], *draws, allowed)
-    # The other end may still be looked at.
-    assert found is None or found[0] == 4
 
 
 def worth(posterior, max_steps=200, continues=None, **changes):

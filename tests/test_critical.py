@@ -10,7 +10,7 @@ from bstune.core.records import Target
 from bstune.core.step_time import StepTime, StepTimes
 from bstune.report.words import critical_text
 from bstune.result import CriticalAtTarget
-from bstune.search.acquisition import most_telling
+from bstune.search.curve_decision import most_telling
 from bstune.search.observations import Observation, Posterior, likelihood_data
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
 from bstune.study.analysis.critical import (

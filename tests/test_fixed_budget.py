@@ -13,7 +13,6 @@ from toolbox import evaluated_steps, make_spec, statuses
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Target, TrialResult
-from bstune.search.acquisition import Domain
 from bstune.search.budget_decision import first_share_steps, fresh_seed_due, suggest_within_budget
 from bstune.search.budget_findings import (
     BUDGET_SHARES,
@@ -23,6 +22,7 @@ from bstune.search.budget_findings import (
     size_growth,
 )
 from bstune.search.budget_runs import last_whole_step
+from bstune.search.candidates import Domain
 from bstune.search.fixed_budget import infer_at_budget, rank_full_trials, shortened
 from bstune.search.posterior import (
     B_CRIT,

@@ -12,7 +12,9 @@ from synthetic import Law
 from toolbox import make_result, make_spec
 
 from bstune.core.records import Target
-from bstune.search.acquisition import Candidates, Domain, choose_for_curve, suggest
+from bstune.search.acquisition import suggest
+from bstune.search.candidates import Candidates, Domain
+from bstune.search.curve_decision import choose_for_curve
 from bstune.search.horizon import (
     EXCESS_RESOLUTION,
     HORIZON_NORMAL,

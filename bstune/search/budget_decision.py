@@ -22,7 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bstune.search.acquisition import (
+from bstune.search.acquisition import Policy
+from bstune.search.budget_runs import BudgetRun, last_whole_step
+from bstune.search.candidates import (
     CENTRES,
     NEAR_PENDING,
     NEAR_PENDING_PENALTY,
@@ -30,7 +32,6 @@ from bstune.search.acquisition import (
     Array,
     Domain,
     Pending,
-    Policy,
     Suggestion,
     anywhere,
     are_near,
@@ -38,7 +39,6 @@ from bstune.search.acquisition import (
     log_sizes,
     new_points,
 )
-from bstune.search.budget_runs import BudgetRun, last_whole_step
 from bstune.search.drift import stopped_spread
 from bstune.search.fixed_budget import BudgetPosterior, rank_full_trials
 from bstune.search.posterior import log_steps

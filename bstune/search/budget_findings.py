@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bstune.search.acquisition import MEMORY_ROOM
 from bstune.search.budget_runs import BudgetRun
+from bstune.search.candidates import MEMORY_ROOM
 from bstune.search.fixed_budget import BudgetPosterior, Expected, rank_full_trials
 from bstune.search.posterior import NOISE, OTHER, frontier, log_steps, optimum
 from bstune.search.ruler import Array, Ruler, RunningBest

@@ -14,7 +14,7 @@ from optuna.distributions import (
 )
 
 from bstune.core.errors import ConfigError
-from bstune.search.acquisition import Array, Domain, Suggestion
+from bstune.search.candidates import Array, Domain, Suggestion
 
 BATCH_SIZE = "batch_size"
 LR = "lr"

@@ -62,9 +62,10 @@ from optuna.trial import FrozenTrial, TrialState
 from bstune.core.errors import ConfigError
 from bstune.core.objectives import OBJECTIVES, Objective
 from bstune.core.records import Mode, Status, Target, TrialResult, TrialSpec
-from bstune.search.acquisition import Pending, Policy, Suggestion, suggest
+from bstune.search.acquisition import Policy, suggest
 from bstune.search.budget_decision import suggest_within_budget
 from bstune.search.budget_runs import last_whole_step
+from bstune.search.candidates import Pending, Suggestion
 from bstune.search.coordinates import BATCH_SIZE, DELTA, LR, Coordinates, value_at
 from bstune.search.fixed_budget import (
     LOSS,

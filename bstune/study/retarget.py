@@ -19,8 +19,8 @@ from bstune.report.answer import answer
 from bstune.report.page import write_page
 from bstune.report.study_folder import StudyFiles, StudyFolder, read_curve, read_files, read_study
 from bstune.result import CriticalAtTarget, StudyResult
-from bstune.search.acquisition import best_learning_rate, steps_band
 from bstune.search.fixed_budget import shortened
+from bstune.search.frontier_findings import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
 from bstune.study.analysis.analyse import analyse
 from bstune.study.analysis.at_budget import analyse_at_budget

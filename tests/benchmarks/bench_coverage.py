@@ -26,7 +26,7 @@ from synthetic import TARGET, Law, law_table
 from torch import device
 
 from bstune.core.records import Target, TrialResult, TrialSpec
-from bstune.search.acquisition import b_crit_quantiles
+from bstune.search.frontier_findings import b_crit_quantiles
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, slopes
 from bstune.sweeps.baselines import FrontierSearch
 from bstune.sweeps.search_problem import Benchmark, factor, make_benchmark, run_search

@@ -40,7 +40,7 @@ from bench_horizon import Frontier, HorizonLaw, draw
 from numpy.typing import NDArray
 
 from bstune.core.records import TrialResult
-from bstune.search.acquisition import b_crit_quantiles
+from bstune.search.frontier_findings import b_crit_quantiles
 from bstune.search.observations import Posterior
 from bstune.search.posterior import frontier
 from bstune.study.analysis.critical import INTERVAL, critical_batch

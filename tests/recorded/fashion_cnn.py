@@ -9,7 +9,7 @@ from bstune.core.curve import fit_curve, frontier_points
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.core.scaling import sqrt
 from bstune.result import Reference, SearchPlan, StudyResult
-from bstune.search.acquisition import steps_band
+from bstune.search.frontier_findings import steps_band
 from bstune.search.observations import Posterior, fresh_steps
 from bstune.search.sampler import FrontierSampler
 from bstune.study.analysis.analyse import curve_of

@@ -19,8 +19,9 @@ from bstune.core.objectives import Objective
 from bstune.core.records import Target, TrialResult
 from bstune.core.scaling import sqrt
 from bstune.result import CriticalBatchSize, LearningRateLaw
-from bstune.search.acquisition import frontier, steps_band
+from bstune.search.frontier_findings import steps_band
 from bstune.search.observations import Posterior
+from bstune.search.posterior import frontier
 from bstune.search.sampler import FrontierSampler
 from bstune.study.analysis.critical import INTERVAL, critical_batch
 from bstune.study.analysis.model import MOVES, REPORT_PARTICLES, fit_lr_exponent

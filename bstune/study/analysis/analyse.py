@@ -24,7 +24,7 @@ from bstune.result import (
     NotRunAgain,
     Reaching,
 )
-from bstune.search.acquisition import best_learning_rates, steps_band
+from bstune.search.frontier_findings import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, chance_of_reaching, fresh_horizons, fresh_steps
 from bstune.search.posterior import frontier
 from bstune.study.analysis.as_good import sizes_as_good

@@ -2,7 +2,7 @@
 
 There is one estimate, the same in the console, the figure, ``curve.json`` and MLflow: the median
 over the posterior of all trials, stopped ones too, of where the slope of log S* over log B is -1/2
-(:func:`bstune.search.acquisition.log_b_crit`). What lies more than an octave outside of the batch
+(:func:`bstune.search.frontier_findings.log_b_crit`). What lies more than an octave outside of the batch
 sizes that reached the target is not claimed, nor is an end of the interval that the prior sets and
 not the trials. Such an end is None, and ``next_trials`` names up to three trials that would tell
 most. An interval without an end has no estimate in it: B_crit is undetermined.
@@ -32,7 +32,8 @@ from bstune.result import (
     NextTrial,
     finite,
 )
-from bstune.search.acquisition import b_crit_quantiles, log_b_crit, most_telling
+from bstune.search.curve_decision import most_telling
+from bstune.search.frontier_findings import b_crit_quantiles, log_b_crit
 from bstune.search.observations import Posterior
 from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, NOISE, Prior, draw_prior
 from bstune.system.console import format_count, plural

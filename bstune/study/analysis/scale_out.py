@@ -36,7 +36,7 @@ from bstune.report.drawing import (
     save_figure,
 )
 from bstune.result import DevicePlan, DevicePlans
-from bstune.search.acquisition import best_learning_rate, steps_band
+from bstune.search.frontier_findings import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
 from bstune.study.analysis.critical import INTERVAL
 from bstune.study.prepare import PreparedStudy

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bstune.core.records import Budget, Target, TrialResult
 from bstune.result import MAX_TEXT, AtEqualSeconds, ClosestTrial, SoFar, Unreached, finite
-from bstune.search.acquisition import predicted_steps
+from bstune.search.candidates import predicted_steps
 from bstune.search.observations import Posterior
 
 # Of its distance to the target, over the last half of its steps: what a trial gains that still

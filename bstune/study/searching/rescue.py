@@ -10,7 +10,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.search.acquisition import GIVEN_UP_AT, LEAST_GROWTH, MIN_STEPS, most_promising
+from bstune.search.acquisition import LEAST_GROWTH, MIN_STEPS
+from bstune.search.candidates import most_promising
+from bstune.search.curve_decision import GIVEN_UP_AT
 from bstune.study.analysis.model import study_posterior
 from bstune.study.planning.plan import searched
 from bstune.study.planning.wall import WallTime
