@@ -1,14 +1,17 @@
 """A folder's lock: one process at a time, whichever way the one before has ended."""
 
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from bstune.core.errors import StudyError
 from bstune.sweeps.harness import main
+from bstune.system import folder_lock
 from bstune.system.folder_lock import LOCK_NAME, held_alone
 
 HOLD = """
@@ -71,6 +74,33 @@ def test_a_folder_that_cannot_be_made_is_a_line(tmp_path):
     with (
         pytest.raises(StudyError, match="cannot be written"),
         held_alone(tmp_path / "file" / "a", "sweep.output"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("taken", ["b", "a"])
+def test_a_folder_that_its_holder_takes_away_meanwhile_is_made_again(tmp_path, monkeypatch, taken):
+    locked = folder_lock._locked
+    taken_away = []
+
+    def after_it_is_gone(path, *arguments):
+        if len(taken_away) < 2:
+            taken_away.append(path)
+            shutil.rmtree(tmp_path / "a" / "b" if taken == "b" else tmp_path / "a")
+        return locked(path, *arguments)
+
+    monkeypatch.setattr(folder_lock, "_locked", after_it_is_gone)
+    with held_alone(tmp_path / "a" / "b", "sweep.output"):
+        assert (tmp_path / "a" / "b" / LOCK_NAME).exists()
+    assert len(taken_away) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_always_taken_away_is_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "mkdir", lambda path, **options: None)
+    with (
+        pytest.raises(StudyError, match="cannot be written: No such file"),
+        held_alone(tmp_path / "a", "sweep.output"),
     ):
         pass
 
