@@ -1,8 +1,9 @@
-"""``sampler``: the numbers of the samplers that ship, as ``conf/sampler/`` sets them."""
+"""``sampler``: what the arguments of the samplers that ship may be; their values stand in ``conf/sampler/``."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from bstune.options.lookup import Lookup
 from bstune.options.refusal import refusal
@@ -12,7 +13,6 @@ from bstune.options.values import (
     Few,
     Node,
     OneTo1000,
-    OpenSection,
     OverOne,
     PositiveFinite,
     PositiveShare,
@@ -21,54 +21,69 @@ from bstune.options.values import (
     Weight,
 )
 
-
-class PolicyNumbers(OpenSection):
-    """How bstune's sampler chooses among what its posterior says."""
-
-    particles: Annotated[int, Field(ge=10, le=10_000), NUMBER] = 10
-    moves: OneTo1000 = 1
-    candidates: Annotated[int, Field(ge=10, le=2000), NUMBER] = 10
-    initial_fraction: Factor = 1
-    max_growth: Factor = 1
-    max_first_growth: Factor = 1
-    probe_fraction: Factor = 1
-    max_predicted_fraction: Factor = 1
-    stop_factor: OverOne = 2
-    cost_weight: Weight = 0
-    random_fraction: Share = 0
-    curve_after: Weight = 0
-    curve_share: Share = 0
-    curve_cost: Factor = 1
-    curve_width: OverOne = 2
-    loss_first_share: PositiveShare = 1
-    loss_sure: Weight = 0
-    loss_early: Weight = 0
-    loss_cost_weight: Weight = 0
-    loss_fresh_after: Factor = 1
-    loss_drift: Factor = 1
-    loss_spread: Factor = 1
-    loss_least_slope: Factor = 1
-
-
-class SamplerNumbers(OpenSection):
-    """The arguments of the samplers that ship."""
-
-    sigma: Sigma | None = None
-    exponent_sigma: Sigma | None = None
-    noise_scale: PositiveFinite | None = None
-    n_startup_trials: Few = 0
-    ratio: OverOne = 2
-    policy: PolicyNumbers | None = None
+# The type of each argument of ``sampler``; other arguments are not checked.
+SAMPLER_NUMBERS: dict[str, object] = {
+    "sigma": Sigma | None,
+    "exponent_sigma": Sigma | None,
+    "noise_scale": PositiveFinite | None,
+    "n_startup_trials": Few,
+    "ratio": OverOne,
+    "policy": Node | None,
+}
+# The type of each number of ``sampler.policy``: how bstune's sampler chooses among what its
+# posterior says.
+POLICY_NUMBERS: dict[str, object] = {
+    "particles": Annotated[int, Field(ge=10, le=10_000), NUMBER],
+    "moves": OneTo1000,
+    "candidates": Annotated[int, Field(ge=10, le=2000), NUMBER],
+    "initial_fraction": Factor,
+    "max_growth": Factor,
+    "max_first_growth": Factor,
+    "probe_fraction": Factor,
+    "max_predicted_fraction": Factor,
+    "stop_factor": OverOne,
+    "cost_weight": Weight,
+    "steps_cost_power": Share,
+    "random_fraction": Share,
+    "curve_after": Weight,
+    "curve_share": Share,
+    "curve_cost": Factor,
+    "curve_width": OverOne,
+    "loss_first_share": PositiveShare,
+    "loss_sure": Weight,
+    "loss_early": Weight,
+    "loss_cost_weight": Weight,
+    "loss_fresh_after": Factor,
+    "loss_drift": Factor,
+    "loss_spread": Factor,
+    "loss_least_slope": Factor,
+}
 
 
 def check_sampler(sampler: Node, lookup: Lookup) -> None:
-    """Check the numbers of a sampler that ships; a reference is checked where it leads."""
+    """Check the numbers of a sampler that ships; a reference is checked where it leads.
+
+    Raises:
+        ValueError: for the first number of a wrong type or out of its range, which it names.
+    """
     if not str(sampler.get("_target_")).startswith(("bstune.search.", "optuna.samplers.")):
         return
-    try:
-        SamplerNumbers.model_validate(sampler)
-    except ValidationError as error:
-        for one in error.errors():
-            if not lookup.is_reference("sampler", str(one["loc"][0])):
-                option = ".".join(["sampler", *map(str, one["loc"])])
-                raise ValueError(refusal(option, one)) from error
+    given = dict[str, object]()
+    for name, value in sampler.items():
+        if not lookup.is_reference("sampler", name):
+            given[name] = value
+    _check_types(given, SAMPLER_NUMBERS, "sampler")
+    policy = given.get("policy")
+    if isinstance(policy, Mapping):
+        _check_types(policy, POLICY_NUMBERS, "sampler.policy")
+
+
+def _check_types(values: Mapping[str, object], types: Mapping[str, object], section: str) -> None:
+    """Raise ValueError for the first of a section's values that its type refuses."""
+    for name, value in values.items():
+        if name not in types:
+            continue
+        try:
+            TypeAdapter(types[name]).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(refusal(f"{section}.{name}", error.errors()[0])) from error

@@ -138,9 +138,3 @@ class Section(BaseModel):
         coerce_numbers_to_str=True,
         use_attribute_docstrings=True,
     )
-
-
-class OpenSection(Section):
-    """Arguments of a node's target: those that are named here have a type."""
-
-    model_config = ConfigDict(extra="allow")
