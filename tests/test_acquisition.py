@@ -378,6 +378,7 @@ def test_trials_that_repeat_a_recorded_run_count_as_one():
         ("stop_factor", 0.9, "above 1, but got 0.9"),
         ("max_growth", math.nan, "above 0, but got nan"),
         ("random_fraction", 1.5, "at most 1, but got 1.5"),
+        ("steps_cost_power", 1.5, "at most 1, but got 1.5"),
         ("cost_weight", -1.0, "at least 0, but got -1.0"),
     ],
 )

@@ -61,12 +61,6 @@ PROBED = 0.75
 LEAST_CONTINUED = 0.4
 # A score's worth of cost to go, in incumbent's costs, at most.
 MOST_COST_TO_GO = 10.0
-# For the objective steps, once one has reached the target: the power of the examples in what is
-# to go, beside that of the steps. The incumbent takes 1.04 and 1.03 times the fewest steps after
-# 20 and 40 times their cost (five tables, 4 seeds, geometric mean); with 1 it took 1.08 (2 seeds).
-# With 0 from the first trial on, a study of a law whose frontier is flat met nothing within 40
-# times.
-COST_POWER = 0.1
 # Added to the score of what its longest horizon cannot bring to the target: it comes after all
 # else.
 OUT_OF_REACH = 1e3
@@ -102,6 +96,9 @@ class Policy:
     stop_factor: float
     # Of the remaining cost in the score (log T per incumbent cost).
     cost_weight: float
+    # Under the objective ``steps``, once one has reached the target: the power of a step's cost in
+    # what remains of a trial.
+    steps_cost_power: float
     # Of the decisions, made at random in case the model is wrong everywhere.
     random_fraction: float
     # Once this many times the incumbent's cost has been spent, whatever the objective ...
@@ -133,12 +130,13 @@ class Policy:
     loss_least_slope: float
 
     def __post_init__(self) -> None:
+        # The least that these may be. The others are fractions and widths: above 0, or above this.
         least = {"particles": 10, "moves": 1, "candidates": 10}
-        least |= dict.fromkeys(("cost_weight", "random_fraction", "curve_after", "curve_share"), 0)
+        least |= dict.fromkeys(("cost_weight", "steps_cost_power", "random_fraction"), 0)
+        least |= dict.fromkeys(("curve_after", "curve_share"), 0)
         least |= dict.fromkeys(("loss_sure", "loss_early", "loss_cost_weight"), 0)
-        # The others are fractions and widths, above 0.
         above = {"stop_factor": 1, "curve_width": 1}
-        shares = ("random_fraction", "curve_share", "loss_first_share")
+        at_most_1 = ("steps_cost_power", "random_fraction", "curve_share", "loss_first_share")
         for name, value in vars(self).items():
             if name in least:
                 if not value >= least[name]:
@@ -150,7 +148,7 @@ class Policy:
                     f"sampler.policy.{name} must be a number above {above.get(name, 0)}, but got "
                     f"{value}"
                 )
-            if name in shares and value > 1:
+            if name in at_most_1 and value > 1:
                 raise ConfigError(f"sampler.policy.{name} must be at most 1, but got {value}")
 
 
@@ -232,7 +230,7 @@ def suggest(
             # counts, as it is no part of the objective: the fewest steps are at the largest batch
             # sizes, whose trials take the most examples.
             if posterior.reached:
-                cost_power = COST_POWER
+                cost_power = policy.steps_cost_power
         longest = _longest_horizon(posterior, budget)
         chosen, predicted = thompson_sample(
             posterior, options, draw, drawn_weight, cost_power, pending, policy, longest
