@@ -1,4 +1,4 @@
-"""The next trial: which batch size and learning rate, for how many steps, and whether it continues a stopped one.
+"""The next trial: its batch size, its learning rate, its steps, and which trial it continues.
 
 A decision is one draw of the posterior (Thompson sampling): the best candidate of this draw, for
 its cost, is run. It is first given a share of its expected cost, then continued from its checkpoint
@@ -23,13 +23,13 @@ from bstune.search.candidates import (
     Domain,
     Pending,
     Suggestion,
-    anywhere,
     are_near,
     candidate_log_steps,
     log_over_sizes,
-    log_sizes,
+    log_size_range,
     new_points,
-    to_be_continued,
+    random_point,
+    stopped_candidates,
 )
 from bstune.search.curve_decision import GIVEN_UP_AT, choose_for_curve
 from bstune.search.frontier_findings import log_b_crit, noise_variance
@@ -46,29 +46,31 @@ from bstune.search.posterior import log_steps
 
 Array = NDArray[np.float64]
 
-# Of any trial: a shorter one costs more to set up than to train.
+# Steps that every trial gets at least: a shorter one costs more to set up than to train.
 MIN_STEPS = 10.0
-# Times its parent's steps, that a trial which continues another has at least.
+# A trial that continues another has at least so many times that one's steps.
 LEAST_GROWTH = 1.3
 
-# The incumbent counts for at most so many times the least result of a single run.
+# The incumbent's objective counts as at most so many times the least one of a single run.
 MAX_LUCK = 1.5
-# Of the cost at which a trial is given up: one that comes as near to it is not continued.
+# Share of the cost at which trials are given up: one that has cost as much is not continued.
 CONTINUED_BELOW = 0.95
-# Of the first probe: a trial that has run so much of it has had it.
+# Share of its first probe from which on a trial counts as probed.
 PROBED = 0.75
-# Of its steps, that a stopped trial is continued by at least before one has reached the target.
+# Share of its own steps that a stopped trial gets at least when it is continued before any has
+# reached the target.
 LEAST_CONTINUED = 0.4
-# A score's worth of cost to go, in incumbent's costs, at most.
+# The most that a candidate's remaining cost counts in its score, in costs of the best candidate.
 MOST_COST_TO_GO = 10.0
-# Added to the score of what its longest horizon cannot bring to the target: it comes after all
-# else.
+# Added to the score of a candidate that its longest horizon cannot bring to the target: it comes
+# after all others.
 OUT_OF_REACH = 1e3
-# Of what was spent, that a look at a regime where nothing has reached the target may cost, ...
+# Share of what was spent that a look at a regime where nothing has reached the target may cost.
 LOOK_SHARE = 0.5
-# ... this many times the incumbent's cost left out where the objective is not the curve.
+# What was spent is first reduced by so many times the incumbent's cost, unless the objective is
+# the curve.
 LOOK_AFTER = 12.0
-# Standard deviations of a normal distribution that hold 90% of it.
+# Standard deviations between the ends of the interval that holds 90% of a normal distribution.
 NORMAL_WIDTH = 3.29
 
 
@@ -76,58 +78,61 @@ NORMAL_WIDTH = 3.29
 class Policy:
     """How the search spends; the defaults stand in ``conf/sampler/frontier.yaml``."""
 
-    # Draws of the posterior, at least 10.
     particles: int
-    # Metropolis steps of its sampler at each temperature.
+    """Draws of the posterior, at least 10."""
     moves: int
-    # Points that a decision chooses from, at least 10.
+    """Metropolis steps of the posterior's sampler at each temperature."""
     candidates: int
-    # Of the budget's steps, given to the first trial.
+    """New points that a decision chooses from, at least 10."""
     initial_fraction: float
-    # Before the target is reached, the most that continuing a trial adds, over what has been spent.
+    """Share of the budget's steps that the first trial gets."""
     max_growth: float
-    # The same for a new trial.
+    """The most that continuing a trial costs before the target is reached, over what was spent."""
     max_first_growth: float
-    # Of stop_factor times the incumbent's cost, given to a new trial first ...
+    """The same for a new trial."""
     probe_fraction: float
-    # ... but at most this fraction of the predicted steps to target.
+    """A new trial first gets this share of ``stop_factor`` times the incumbent's cost ..."""
     max_predicted_fraction: float
-    # A trial ends once it costs this many times the incumbent.
+    """... but at most this share of the steps to the target that are predicted of it."""
     stop_factor: float
-    # Of the remaining cost in the score (log T per incumbent cost).
+    """A trial ends for good once it costs this many times the incumbent."""
     cost_weight: float
-    # Under the objective ``steps``, once one has reached the target: the power of a step's cost in
-    # what remains of a trial.
+    """What a remaining cost of one incumbent adds to a candidate's score, in log T."""
     steps_cost_power: float
-    # Of the decisions, made at random in case the model is wrong everywhere.
+    """Power of a step's seconds in the remaining cost under the objective ``steps``, once the
+    target has been reached; with 0 a step costs the same at every batch size."""
     random_fraction: float
-    # Once this many times the incumbent's cost has been spent, whatever the objective ...
+    """Share of the decisions that are made at random, in case the model is wrong everywhere."""
     curve_after: float
-    # ... at most this fraction of the decisions is made as for the objective ``curve``, ...
+    """Once this many times the incumbent's cost has been spent, some decisions serve the curve
+    whatever the objective is ..."""
     curve_share: float
-    # ... and this fraction of what is spent goes into them, ...
+    """... at most this share of them, ..."""
     curve_cost: float
-    # ... less once the interval of B_crit is narrower: upper over lower end.
+    """... at this share of what is spent, ..."""
     curve_width: float
+    """... and fewer once B_crit's interval is narrower than this (upper end over lower end)."""
 
-    # Of the objective ``loss``, see :mod:`bstune.search.fixed_budget`; costs count in full trials.
+    # For the objective ``loss``, see :mod:`bstune.search.fixed_budget`. Its costs are counted in
+    # full trials.
 
-    # Of the budget, to which a trial runs first.
     loss_first_share: float
-    # Deviations of the law, over that of such a trial, below which it goes on.
+    """Share of its budget to which a trial runs first."""
     loss_sure: float
-    # Until so much is spent, expected improvement for its cost decides.
+    """A trial runs to the end at once where the law's deviation is below this many times that of a
+    trial which has run to its first share."""
     loss_early: float
-    # Of the cost to go in the score: log share of the budget, a full trial.
+    """Until this cost is spent, the largest expected improvement for its cost decides."""
     loss_cost_weight: float
-    # For each so much that is spent, one more fresh seed of the best.
+    """What a full trial's remaining cost adds to a candidate's score, in log share of the budget."""
     loss_fresh_after: float
-    # Of ``behind`` until the budget's end, over sqrt(-log share).
+    """Each time this cost has been spent, the best trial runs once more on a fresh seed."""
     loss_drift: float
-    # Of ``behind`` of a trial that stopped, beside the drift.
+    """Deviation of ``behind`` from a trial's stop to its budget's end, over sqrt(-log share)."""
     loss_spread: float
-    # Of the curves at the budget's end, over that of the last tenfold.
+    """Deviation of ``behind`` that a stopped trial has beside that drift."""
     loss_least_slope: float
+    """Least slope of the curves at the budget's end, over that of their last tenfold."""
 
     def __post_init__(self) -> None:
         # The least that these may be. The others are fractions and widths: above 0, or above this.
@@ -162,7 +167,7 @@ class Situation:
         budget: the steps over batch size at which a trial ends in any case.
         resumable: whether a stopped trial can be continued, by number; None: none can.
         policy: how to spend.
-        weight: what steps are multiplied with to give the objective.
+        weight: the factor that turns steps into the objective, over log2 batch size.
         incumbent: the best objective so far; None before a trial has reached the target.
     """
 
@@ -188,16 +193,18 @@ def suggest(
 ) -> Suggestion:
     """Choose the next trial for the objective ``time``, ``steps`` or ``curve``.
 
-    ``budget``: the steps over batch size at which a trial ends in any case.
+    Args:
+        posterior: of the trials so far.
+        pending: the trials that run now.
+        objective: what is to be least, or ``curve``: B_crit is to be known best.
+        domain: where the search may go.
+        budget: the steps over batch size at which a trial ends in any case.
+        resumable: whether a stopped trial can be continued, by number; None: none can.
+        policy: how to spend.
+        rng: the source of chance.
     """
     weight = objective_weight(objective, posterior.tau)
-    ranked = smoothed(posterior, objective)
-    incumbent: float | None = None
-    fastest: Observation | None = None
-    if ranked:
-        least, fastest = min(ranked, key=lambda pair: pair[0])
-        luckiest = min(objective_so_far(trial, weight) for _, trial in ranked)
-        incumbent = min(least, MAX_LUCK * luckiest)
+    fastest, incumbent = _incumbent(posterior, objective, weight)
     situation = Situation(
         pending=pending,
         domain=domain,
@@ -214,63 +221,97 @@ def suggest(
             return suggestion
     options = _candidates(posterior, situation, rng)
     row = int(rng.integers(len(posterior.theta)))
-    draw = posterior.theta[row]
     if posterior.observations and rng.random() < policy.random_fraction:
         chosen = len(options.stopped) + RANDOM_PLACE
         predicted = math.inf
-        x, z = anywhere(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
+        x, z = random_point(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
         options.x[chosen] = x
         options.z[chosen] = z
     else:
-        drawn_weight = posterior.drawn_weight(row)
-        cost_power = 1.0
-        if objective == "steps":
-            drawn_weight = weight
-            # What is dear waits until something has reached the target. Then the cost hardly
-            # counts, as it is no part of the objective: the fewest steps are at the largest batch
-            # sizes, whose trials take the most examples.
-            if posterior.reached:
-                cost_power = policy.steps_cost_power
-        longest = _longest_horizon(posterior, budget)
-        chosen, predicted = thompson_sample(
-            posterior, options, draw, drawn_weight, cost_power, pending, policy, longest
-        )
+        chosen, predicted = _best_in_draw(posterior, situation, options, objective, row)
     if posterior.prior.horizon:
-        max_steps = _horizon_of(posterior, situation, options, chosen, draw)
+        max_steps = _horizon_of(posterior, situation, options, chosen, posterior.theta[row])
     else:
         max_steps = _limit_of(posterior, situation, options, chosen, predicted)
     return options.suggestion(chosen, max_steps)
 
 
+def _incumbent(
+    posterior: Posterior, objective: str, weight: StepWeight
+) -> tuple[Observation | None, float | None]:
+    """Find the reached trial whose fresh seeds are predicted to be best, and the objective to beat.
+
+    Both are None before a trial has reached the target. A single lucky run lowers the objective to
+    beat to ``MAX_LUCK`` times its own.
+    """
+    ranked = smoothed(posterior, objective)
+    if not ranked:
+        return None, None
+    least, fastest = min(ranked, key=lambda pair: pair[0])
+    luckiest = min(objective_so_far(trial, weight) for _, trial in ranked)
+    return fastest, min(least, MAX_LUCK * luckiest)
+
+
+def _best_in_draw(
+    posterior: Posterior, situation: Situation, options: Candidates, objective: str, row: int
+) -> tuple[int, float]:
+    """Choose the candidate that is best in one draw of the posterior: its place, and its steps there.
+
+    ``row`` is the draw's place in ``posterior.theta``.
+    """
+    weight = posterior.drawn_weight(row)
+    cost_power = 1.0
+    if objective == "steps":
+        weight = situation.weight
+        # What is dear waits until something has reached the target. Then the cost hardly counts, as
+        # it is no part of the objective: the fewest steps are at the largest batch sizes, whose
+        # trials take the most examples.
+        if posterior.reached:
+            cost_power = situation.policy.steps_cost_power
+    return thompson_sample(
+        posterior,
+        options,
+        posterior.theta[row],
+        weight=weight,
+        cost_power=cost_power,
+        cost_weight=situation.policy.cost_weight,
+        pending=situation.pending,
+        longest=_longest_horizon(posterior, situation.budget),
+    )
+
+
 def _longest_horizon(
     posterior: Posterior, budget: Callable[[float], float]
 ) -> Callable[[float], float] | None:
-    """Give the longest horizon over batch size, where schedules end with the trial."""
+    """Find the longest horizon over batch size; None where no schedule ends with its trial."""
     return budget if posterior.prior.horizon else None
 
 
 def _most_before_target(
-    posterior: Posterior, situation: Situation, size: float, growth: float
+    posterior: Posterior, situation: Situation, batch_size: float, growth: float
 ) -> float:
-    """Give the steps that a trial may add before any has reached the target, by what has been spent."""
-    first = max(situation.policy.initial_fraction * situation.budget(size), MIN_STEPS)
-    by_spent = growth * posterior.spent / float(posterior.tau(np.array(size)))
+    """Limit the steps that a trial may add while none has reached the target.
+
+    They cost ``growth`` times what was spent so far, and are at least those of a first trial.
+    """
+    first = max(situation.policy.initial_fraction * situation.budget(batch_size), MIN_STEPS)
+    by_spent = growth * posterior.spent / float(posterior.tau(np.array(batch_size)))
     return max(by_spent, first)
 
 
 def _horizon_of(
     posterior: Posterior, situation: Situation, options: Candidates, chosen: int, draw: Array
 ) -> float:
-    """Give the steps after which the chosen candidate's schedule is to end."""
-    size = float(np.exp2(options.x[chosen]))
-    longest = situation.budget(size)
-    best = math.inf
+    """Choose the steps after which the schedule of the candidate at place ``chosen`` is to end."""
+    batch_size = float(np.exp2(options.x[chosen]))
+    longest = situation.budget(batch_size)
+    latest = math.inf
     if situation.incumbent is None:
         growth = situation.policy.max_growth
-        longest = min(_most_before_target(posterior, situation, size, growth), longest)
+        longest = min(_most_before_target(posterior, situation, batch_size, growth), longest)
     else:
-        best = situation.incumbent / float(situation.weight(options.x[chosen]))
-    return choose_horizon(posterior, options, chosen, draw, longest, best)
+        latest = situation.incumbent / float(situation.weight(options.x[chosen]))
+    return choose_horizon(posterior, options, chosen, draw, longest=longest, latest=latest)
 
 
 def _limit_of(
@@ -280,21 +321,22 @@ def _limit_of(
     chosen: int,
     predicted: float,
 ) -> float:
-    """Give the steps up to which the chosen candidate is trained.
+    """Choose the step up to which the candidate at place ``chosen`` is trained.
 
-    ``predicted`` are those to the target.
+    ``predicted`` are its steps to the target.
     """
     policy = situation.policy
     done = float(options.done[chosen])
-    size = float(np.exp2(options.x[chosen]))
-    last_step = situation.budget(size)
+    batch_size = float(np.exp2(options.x[chosen]))
+    last_step = situation.budget(batch_size)
     if situation.incumbent is None:
         growth = policy.max_growth if done else policy.max_first_growth
-        most = _most_before_target(posterior, situation, size, growth)
+        most = _most_before_target(posterior, situation, batch_size, growth)
         return min(done + max(most, LEAST_CONTINUED * done), last_step)
-    cap = policy.stop_factor * situation.incumbent / float(situation.weight(options.x[chosen]))
-    probe = min(policy.probe_fraction * cap, policy.max_predicted_fraction * predicted)
-    limit = cap
+    weight = float(situation.weight(options.x[chosen]))
+    given_up_at = policy.stop_factor * situation.incumbent / weight
+    probe = min(policy.probe_fraction * given_up_at, policy.max_predicted_fraction * predicted)
+    limit = given_up_at
     # A second stage: where nothing can be continued, the first probe is the last.
     if situation.resumable is not None and done < PROBED * probe:
         limit = probe
@@ -310,29 +352,30 @@ def _suggest_for_curve(
 ) -> Suggestion | None:
     """Suggest the trial that tells most of B_crit for its cost.
 
-    None where it is not the curve's turn.
+    None where this decision is not for the curve. ``fastest`` is the incumbent's trial.
     """
     policy = situation.policy
-    maps = objective == "curve"
-    cost = 0.0
-    if not maps:
-        cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
-        if posterior.spent <= policy.curve_after * cost or rng.random() >= policy.curve_share:
+    always = objective == "curve"
+    incumbent_cost = 0.0
+    if not always:
+        incumbent_cost = fastest.steps * float(posterior.tau(np.exp2(fastest.x)))
+        too_early = posterior.spent <= policy.curve_after * incumbent_cost
+        if too_early or rng.random() >= policy.curve_share:
             return None
     options = _candidates(posterior, situation, rng, for_curve=True)
-    allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * cost)
-    suggestion = _most_telling_of(posterior, situation, options, allowed)
-    if maps or rng.random() < _chance_for_curve(posterior, suggestion, options, policy):
+    allowed = LOOK_SHARE * (posterior.spent - LOOK_AFTER * incumbent_cost)
+    suggestion = _most_telling_suggestion(posterior, situation, options, allowed)
+    if always or rng.random() < _chance_for_curve(posterior, suggestion, options, policy):
         return suggestion
     return None
 
 
-def _most_telling_of(
+def _most_telling_suggestion(
     posterior: Posterior, situation: Situation, options: Candidates, allowed: float
 ) -> Suggestion:
-    """Suggest what tells most of B_crit for its cost.
+    """Suggest the candidate that tells most of B_crit for its cost, and up to which step it runs.
 
-    ``allowed`` as for :func:`choose_for_curve`.
+    ``allowed`` is the most that a look at an unseen regime may cost, in seconds.
     """
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)
@@ -340,7 +383,9 @@ def _most_telling_of(
     done = float(options.done[chosen])
     last_step = situation.budget(float(np.exp2(options.x[chosen])))
     if posterior.prior.horizon:
-        horizon = choose_horizon(posterior, options, chosen, None, last_step, math.inf)
+        horizon = choose_horizon(
+            posterior, options, chosen, draw=None, longest=last_step, latest=math.inf
+        )
         return options.suggestion(chosen, horizon)
     max_steps = policy.probe_fraction * predicted
     if done >= max_steps:
@@ -352,11 +397,11 @@ def _most_telling_of(
 def _chance_for_curve(
     posterior: Posterior, suggestion: Suggestion, options: Candidates, policy: Policy
 ) -> float:
-    """Give the chance with which a decision for the curve is run beside another objective.
+    """Compute the chance with which a suggestion for the curve is run under another objective.
 
-    It is such that these decisions cost ``curve_cost`` of what is spent, on average: a dear one is
-    run seldom. Once the interval of B_crit is narrow they cost less, in proportion to the variance
-    that is left.
+    It makes these suggestions cost ``curve_cost`` of what is spent, on average: a dear one is run
+    seldom. Once the interval of B_crit is narrow they cost less, in proportion to the variance that
+    is left.
     """
     done = 0.0
     for trial in options.stopped:
@@ -380,7 +425,11 @@ def _candidates(
     rng: np.random.Generator,
     for_curve: bool = False,
 ) -> Candidates:
-    """Give the trials to be continued, and new points along the posterior's optima and around the best trials."""
+    """List what there is to choose from: the stopped trials that may go on, then new points.
+
+    New points lie along the posterior's optima and around the best trials. ``for_curve``: the
+    decision is for B_crit rather than for the objective.
+    """
     domain = situation.domain
     stopped = _may_go_on(posterior, situation, for_curve)
     reached = sorted(posterior.reached, key=lambda trial: objective_so_far(trial, situation.weight))
@@ -388,12 +437,12 @@ def _candidates(
         posterior.theta,
         posterior.prior,
         domain,
-        log_sizes(domain, posterior.too_large),
-        [trial.point for trial in reached[:CENTRES]],
-        situation.policy.candidates,
-        rng,
+        size_range=log_size_range(domain, posterior.too_large),
+        centres=[trial.point for trial in reached[:CENTRES]],
+        count=situation.policy.candidates,
+        rng=rng,
     )
-    begun = to_be_continued(stopped, posterior.prior)
+    begun = stopped_candidates(stopped, posterior.prior)
     return Candidates(
         stopped=begun.stopped,
         x=np.concatenate([begun.x, x]),
@@ -404,7 +453,11 @@ def _candidates(
 
 
 def _may_go_on(posterior: Posterior, situation: Situation, for_curve: bool) -> list[Observation]:
-    """Give the stopped trials that more steps can bring to something."""
+    """List the stopped trials that may be continued, and whose further steps can change the answer.
+
+    One that runs now, has spent its budget, or can add no steps is left out. So is one that has
+    cost too much to beat the incumbent, but for the curve: there a flat one is left out instead.
+    """
     if situation.resumable is None:
         return []
     taken = {resumed_from for _, _, resumed_from in situation.pending}
@@ -427,20 +480,28 @@ def thompson_sample(
     posterior: Posterior,
     candidates: Candidates,
     draw: Array,
+    *,
     weight: StepWeight,
     cost_power: float,
+    cost_weight: float,
     pending: Pending,
-    policy: Policy,
     longest: Callable[[float], float] | None,
 ) -> tuple[int, float]:
-    """Choose the candidate with the least objective in one draw, in cost too if nearly equal.
+    """Choose the candidate with the least objective in one draw; of nearly equal ones, the cheapest.
 
-    Give its steps there.
+    Args:
+        posterior: of the trials so far.
+        candidates: to choose from.
+        draw: a draw of the posterior's parameters, (p,).
+        weight: the factor that turns steps into the objective, over log2 batch size.
+        cost_power: power of a step's seconds in the remaining cost; with 0 steps alone count.
+        cost_weight: what a remaining cost of one best candidate adds to the log of the objective.
+        pending: the trials that run now; candidates near them count as worse.
+        longest: the longest horizon at a batch size, where schedules end with the trial. What takes
+            longer never reaches the target: it comes last, the nearest to its horizon first.
 
-    ``cost_power`` is that of a step's cost in what is to go: with 0 steps alone count.
-
-    ``longest`` is the longest horizon at a batch size, where schedules end with it: what takes
-    longer never reaches the target, so that it comes last, the least of them first.
+    Returns:
+        The candidate's place, and its steps to the target in that draw.
     """
     drawn = candidate_log_steps(posterior, candidates, draw[None])[0]
     drawn = np.minimum(drawn, MOST_LOG_STEPS)
@@ -448,7 +509,7 @@ def thompson_sample(
     cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x)) ** cost_power
     to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
     best_cost = cost[int(score.argmin())]
-    score += policy.cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)
+    score += cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)
     for x, z, _ in pending:
         is_near = are_near(candidates.x, candidates.z, x, z, NEAR_PENDING)
         score[is_near] += NEAR_PENDING_PENALTY
@@ -464,14 +525,22 @@ def choose_horizon(
     candidates: Candidates,
     chosen: int,
     draw: Array | None,
+    *,
     longest: float,
-    best: float,
+    latest: float,
 ) -> float:
-    """Choose the steps after which a candidate's schedule is to end: those of least cost, at most ``longest``.
+    """Choose the steps after which a candidate's schedule is to end: those of least expected cost.
 
-    They are for S of a draw, or of the posterior's mean. A draw of few steps is so put to the test
-    at a horizon that few runs have shown to be too short; the target is to be met after ``best``
-    steps, the incumbent's, at most.
+    A draw of few steps is so put to the test at a horizon that few runs have shown to be too short.
+
+    Args:
+        posterior: of the trials so far.
+        candidates: which hold the candidate.
+        chosen: its place among them.
+        draw: the draw of the posterior's parameters that its S is taken from, (p,); None for the
+            posterior's mean.
+        longest: the most steps that the horizon may have.
+        latest: the step, such as the incumbent's, until which the target is to be met.
     """
     prior = posterior.prior
     row = [chosen]
@@ -482,6 +551,6 @@ def choose_horizon(
         log_s = float(log_steps(draw[None], at, prior)[0, 0])
     spread = math.sqrt(float(steps.var()) + noise_variance(posterior))
     met = log_met(posterior.theta[:, prior.horizon_law])
-    above, _ = least_cost(met, spread, math.log(longest) - log_s, math.log(best) - log_s)
+    above, _ = least_cost(met, spread, math.log(longest) - log_s, math.log(latest) - log_s)
     horizon = math.exp(min(log_s + above, MOST_LOG_STEPS))
     return min(max(horizon, MIN_STEPS), longest)

@@ -33,11 +33,11 @@ from bstune.search.candidates import (
     Domain,
     Pending,
     Suggestion,
-    anywhere,
     are_near,
     joined_with_histories,
-    log_sizes,
+    log_size_range,
     new_points,
+    random_point,
 )
 from bstune.search.drift import stopped_spread
 from bstune.search.fixed_budget import BudgetPosterior, rank_full_trials
@@ -47,15 +47,18 @@ from bstune.search.ruler import Ruler
 
 @dataclass(frozen=True)
 class BudgetCandidates:
-    """What there is to choose from; the first ``len(waiting)`` are stopped trials to go on with."""
+    """Points to choose from; the first ``len(waiting)`` of them are stopped trials that may go on."""
 
     waiting: tuple[int, ...]
-    """Places among the posterior's runs."""
+    """Places of these trials among the posterior's runs."""
     x: Array
+    """Log2 of the batch sizes, (n,)."""
     z: Array
+    """Log2 of the learning rates, (n,)."""
     other: Array
+    """The other hyper-parameters, each in [0, 1], (n, k)."""
     done: Array
-    """Share of the budget."""
+    """Share of its budget that each has run already, (n,); 0 for a new trial."""
 
 
 def suggest_within_budget(
@@ -71,7 +74,7 @@ def suggest_within_budget(
 
     Args:
         posterior: of the trials so far.
-        pending: log2 B, log2 lr and what is continued, of the trials that run now.
+        pending: the trials that run now.
         domain: where the search may go.
         resumable: whether a stopped trial can be continued, by number; None: none can.
         policy: how to spend.
@@ -93,7 +96,7 @@ def suggest_within_budget(
     options = _budget_candidates(posterior, pending, domain, resumable, policy, rng)
     if rng.random() < policy.random_fraction:
         chosen = len(options.waiting) + RANDOM_PLACE
-        x, z = anywhere(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
+        x, z = random_point(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
         options.x[chosen] = x
         options.z[chosen] = z
     else:
@@ -118,9 +121,10 @@ def suggest_within_budget(
 
 
 def first_share_steps(last_step: int, ruler: Ruler, policy: Policy) -> int:
-    """Give the steps to which a trial runs first, of a budget that ends at ``last_step``.
+    """Choose the step to which a new trial runs first, where its budget ends at ``last_step``.
 
-    It is at least where the ruler was first evaluated: a trial that stops before says nothing.
+    It is at least the share at which the ruler was first evaluated: a trial that stops before that
+    cannot be compared.
     """
     first_evaluation = math.exp(float(ruler.log_shares[0]))
     share = max(policy.loss_first_share, first_evaluation)
@@ -130,11 +134,11 @@ def first_share_steps(last_step: int, ruler: Ruler, policy: Policy) -> int:
 def _tells_something(
     posterior: BudgetPosterior, options: BudgetCandidates, chosen: int, share: float, policy: Policy
 ) -> bool:
-    """Say whether a new trial's first share may change what is expected of it.
+    """Whether a new trial that stops at ``share`` of its budget may change what is expected of it.
 
-    It does not where the law is surer than a trial is after that share, near the best ones: the
-    trial would wait for no news, so it runs to the end at once. While little is spent, many short
-    looks come first.
+    It does not where the law is surer of the trial than its own stop would be: then the trial runs
+    to the end at once. While little is spent, the answer is always yes, so that many short looks
+    come first.
     """
     if posterior.spent < policy.loss_early:
         return True
@@ -143,10 +147,10 @@ def _tells_something(
 
 
 def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | None:
-    """Name the trial that is to run again on a fresh seed now; None where none is due.
+    """Find the full trial that is to run again on a fresh seed now; None where none is due.
 
-    It is the one predicted to be best, where it has run only once, and once for each
-    ``loss_fresh_after`` full trials' cost that is spent.
+    It is the one predicted to be best, unless that has run more than once already. One is due each
+    time ``loss_fresh_after`` full trials' cost has been spent.
     """
     expected = rank_full_trials(posterior)
     ended = [run.point for run in posterior.runs if run.full or run.diverged]
@@ -160,7 +164,7 @@ def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | No
 
 
 def _runs_now(run: BudgetRun, pending: Pending) -> bool:
-    """Tell whether a run at the same point has been begun and has not ended."""
+    """Whether a run at the same point, begun afresh, is among the trials that run now."""
     # Both are logs of what was asked, and come back up to rounding.
     for x, z, resumed_from in pending:
         same_size = abs(x - run.x) < 1e-9
@@ -177,9 +181,10 @@ def _before_any_is_full(
     policy: Policy,
     rng: np.random.Generator,
 ) -> Suggestion:
-    """Run a trial to its budget's end: the middle first, then the best of a draw of the posterior.
+    """Suggest a trial that runs to its budget's end, while no full trial serves as the ruler.
 
-    Nothing can be compared before there is a ruler. What diverged has moved the posterior.
+    The first one is in the middle of the batch sizes. Later ones are the best candidates in a draw
+    of the posterior, which trials that diverged have moved.
     """
     if posterior.runs or pending:
         options = _budget_candidates(posterior, pending, domain, None, policy, rng)
@@ -191,7 +196,7 @@ def _before_any_is_full(
         other = tuple(options.other[chosen].tolist())
     else:
         # The very first trial: the geometric middle of the batch sizes, at the rule's rate.
-        low, high = log_sizes(domain, posterior.too_large)
+        low, high = log_size_range(domain, posterior.too_large)
         x = math.log2(domain.snap(2.0 ** (0.5 * (low + high))))
         at = np.array([x])
         bottom, top = domain.lrs(at)
@@ -209,17 +214,25 @@ def _budget_candidates(
     policy: Policy,
     rng: np.random.Generator,
 ) -> BudgetCandidates:
-    """Give the trials to go on with, and new points along the optima and around the best trials."""
+    """List what there is to choose from: the stopped trials that may go on, then new points.
+
+    New points lie along the posterior's optima and around the best trials.
+    """
     taken = {resumed_from for _, _, resumed_from in pending}
     waiting = list[int]()
     for place, run in enumerate(posterior.runs):
         may_go_on = run.stopped and run.number not in taken
         if may_go_on and resumable is not None and resumable(run.number):
             waiting.append(place)
-    ends = log_sizes(domain, posterior.too_large)
-    centres = [run.point for run in posterior.full[:CENTRES]]
-    count = policy.candidates
-    x, z, other = new_points(posterior.theta, posterior.prior, domain, ends, centres, count, rng)
+    x, z, other = new_points(
+        posterior.theta,
+        posterior.prior,
+        domain,
+        size_range=log_size_range(domain, posterior.too_large),
+        centres=[run.point for run in posterior.full[:CENTRES]],
+        count=policy.candidates,
+        rng=rng,
+    )
     runs = [posterior.runs[place] for place in waiting]
     others = np.array([run.other for run in runs]).reshape(len(runs), domain.others)
     return BudgetCandidates(
@@ -227,7 +240,7 @@ def _budget_candidates(
         x=np.concatenate([[run.x for run in runs], x]),
         z=np.concatenate([[run.z for run in runs], z]),
         other=np.concatenate([others, other]),
-        done=np.concatenate([[run.share for run in runs], np.zeros(count)]),
+        done=np.concatenate([[run.share for run in runs], np.zeros(len(x))]),
     )
 
 
@@ -238,7 +251,11 @@ def _choose(
     policy: Policy,
     rng: np.random.Generator,
 ) -> int:
-    """Choose by expected improvement for its cost while little is spent, then by one draw."""
+    """Choose the candidate to run next, by its place.
+
+    While little is spent it is the one of the largest expected improvement for its cost, after that
+    the best one in a draw of the posterior.
+    """
     worse = _worse_near_pending(options, pending)
     to_go = 1.0 - options.done
     if posterior.spent < policy.loss_early:
@@ -254,7 +271,10 @@ def _choose(
 
 
 def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:
-    """Draw how far behind the candidates are at their budget's end: (m, n)."""
+    """How far n candidates are behind the ruler at their budget's end, in m draws ``theta``: (m, n).
+
+    It is the log of the time that they need for the ruler's metric, over the budget.
+    """
     points = posterior.prior.at(options.x, options.z, options.other)
     by_law = log_steps(theta, points, posterior.prior)
     # A stopped trial's seed is drawn: its own history counts beside the law.
@@ -263,7 +283,7 @@ def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Ar
 
 
 def _worse_near_pending(options: BudgetCandidates, pending: Pending) -> Array:
-    """Give what candidates near a running trial are worse by, in ``behind``."""
+    """How much farther behind each of n candidates counts as it is near a running trial: (n,)."""
     worse = np.zeros(len(options.x))
     for x, z, _ in pending:
         worse[are_near(options.x, options.z, x, z, NEAR_PENDING)] += NEAR_PENDING_PENALTY

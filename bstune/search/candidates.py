@@ -1,4 +1,4 @@
-"""What a decision chooses from: stopped trials that may go on, and new points near the posterior's optima.
+"""What a decision chooses from: stopped trials that may go on, and new points near the optima.
 
 A stopped trial's steps to the target are known by its own history as well as by the law.
 """
@@ -15,66 +15,74 @@ from bstune.search.observations import Observation, Point, Posterior
 from bstune.search.posterior import NOISE, OTHER, LikelihoodData, Points, Prior, log_steps, optimum
 
 Array = NDArray[np.float64]
-# Log2 B, log2 lr and resumed_from of the trials that run now.
+# The trials that run now: log2 of the batch size, log2 of the learning rate, and the number of the
+# trial that each continues (None: it began afresh).
 Pending = Sequence[tuple[float, float, int | None]]
 
-# Log S of a draw is cut here: exp of it stays far from a float's end.
+# The largest log S of a draw: its exponential stays far from the largest float.
 MOST_LOG_STEPS = 50.0
-# Of the steps that are expected of a stopped trial, those that are left at least: they are not
-# known any better.
+# Least share of a stopped trial's expected steps that counts as still to go: they are not known any
+# better.
 LEAST_LEFT = 0.1
 
-# Octaves around the rule within which trials lie ...
+# Octaves around the scaling rule within which new trials' learning rates lie: a factor of 30.
 NEAR_RULE = math.log2(30.0)
-# ... unless this central part of the posterior of the best rate, and ...
+# The range is widened to these quantiles of the posterior's best rate ...
 CENTRAL_QUANTILES = (0.25, 0.75)
-# ... so many octaves about it, lies beyond.
+# ... and so many octaves beyond them.
 BEYOND_CENTRAL = 1.0
-# Reached trials around which a third of the candidates lie.
+# Best trials around which a third of the new points lie.
 CENTRES = 4
-# Deviation, in octaves, of a candidate from the reached trial that it lies around.
+# Deviation of these points' batch sizes and learning rates from the trial's, in octaves.
 AROUND_CENTRE = 0.5
-# Batch sizes of new candidates for which one draw of the posterior gives the best rate.
+# New points whose best learning rates come from the same draw of the posterior.
 SIZES_A_DRAW = 8
-# Deviations of a candidate's other hyper-parameters, each in [0, 1], from a draw's best ones or a
-# centre's.
+# Deviation of a new point's other hyper-parameters, each in [0, 1], from a draw's best values or
+# from the trial's that it lies around.
 AROUND_OTHER = 0.1
-# Octaves below a batch size that ran out of memory.
+# New batch sizes stay so many octaves below one that ran out of memory.
 MEMORY_ROOM = 0.1
-# Among the new candidates, the one that a random decision moves; the first two are the ends of the
-# batch sizes.
+# Place, among the new points, of the one that a random decision moves; the first two are at the ends
+# of the batch sizes.
 RANDOM_PLACE = 2
-# Octaves of batch size and of rate: a candidate as near to a running trial is that one ...
+# A candidate within so many octaves of a running trial, in batch size and in rate, would repeat it ...
 NEAR_PENDING = 0.3
-# ... and is worse by so much, in log of the objective.
+# ... and counts as worse by so much, in log of the objective.
 NEAR_PENDING_PENALTY = 0.3
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Where the search may go: batch sizes, learning rates, and columns of other hyper-parameters, each in [0, 1]."""
+    """Where the search may go."""
 
     low: int
+    """The smallest batch size."""
     high: int
-    # To the batch size that a trial uses.
+    """The largest."""
     snap: Callable[[float], int]
-    # Lowest and highest log2 learning rate over log2 batch sizes (n,).
+    """The nearest batch size that a trial may use."""
     lrs: Callable[[Array], tuple[Array, Array]]
+    """Lowest and highest log2 learning rate at log2 batch sizes (n,)."""
     others: int
+    """How many other hyper-parameters there are, each in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What to run: for steps up to ``max_steps``, from the start or on from the stopped trial ``resumed_from``."""
+    """The next trial."""
 
-    # Log2 of the batch size, log2 of the learning rate, and further hyper-parameters in [0, 1].
     x: float
+    """Log2 of the batch size."""
     z: float
+    """Log2 of the learning rate."""
     other: tuple[float, ...]
+    """The other hyper-parameters, each in [0, 1]."""
     max_steps: int
+    """The step up to which it is trained."""
     resumed_from: int | None
-    # The trial that it runs again, on a fresh seed.
+    """Number of the stopped trial that it continues; None: it begins afresh."""
     repeats: int | None = None
+    """Number of the trial that it runs again on a fresh seed; None: it repeats none."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +91,10 @@ class Candidates:
 
     Args:
         stopped: these trials.
-        x: log2 of the batch sizes, (m,).
-        z: log2 of the learning rates, (m,).
-        other: further hyper-parameters, each in [0, 1], (m, k).
-        done: steps that each has, 0 for a new trial, (m,).
+        x: log2 of the batch sizes, (n,).
+        z: log2 of the learning rates, (n,).
+        other: the other hyper-parameters, each in [0, 1], (n, k).
+        done: the steps that each has run already, (n,); 0 for a new trial.
     """
 
     stopped: tuple[Observation, ...]
@@ -96,11 +104,11 @@ class Candidates:
     done: Array
 
     def points(self, posterior: Posterior) -> Points:
-        """Give them as the model takes them."""
+        """Give the candidates as the posterior's model takes them."""
         return posterior.prior.at(self.x, self.z, self.other)
 
-    def some(self, rows: NDArray[np.intp]) -> "Candidates":
-        """Give those in these rows, which rise."""
+    def take(self, rows: NDArray[np.intp]) -> "Candidates":
+        """Keep the candidates in these rows, which must be ascending."""
         count = len(self.stopped)
         stopped = tuple(self.stopped[row] for row in rows.tolist() if row < count)
         return Candidates(
@@ -112,7 +120,10 @@ class Candidates:
         )
 
     def suggestion(self, chosen: int, max_steps: float) -> Suggestion:
-        """Suggest one of them; it is given one step more than it has, at least."""
+        """Suggest the candidate at place ``chosen``, trained up to ``max_steps``.
+
+        It gets at least one step more than it has run already.
+        """
         resumed_from: int | None = None
         if chosen < len(self.stopped):
             resumed_from = self.stopped[chosen].number
@@ -130,10 +141,19 @@ def most_promising(
     budget: Callable[[float], float],
     resumable: Callable[[int], bool],
 ) -> tuple[int, float] | None:
-    """Name the stopped trial that is predicted to reach the target soonest, and the steps predicted of it.
+    """Find the stopped trial that is predicted to reach the target soonest, in seconds still to go.
 
-    Those come first that are predicted to reach it within their budget; one whose budget is spent
-    never comes.
+    Trials that are predicted to reach it within their budget go before the others. One whose budget
+    is spent, or that cannot be continued, is never chosen.
+
+    Args:
+        posterior: of the trials so far.
+        budget: the steps over batch size at which a trial ends in any case.
+        resumable: whether a stopped trial, by its number, can be continued.
+
+    Returns:
+        The trial's number and the steps at which it is predicted to reach the target; None if no
+        stopped trial may go on.
     """
     stopped = list[Observation]()
     for trial in posterior.stopped:
@@ -142,8 +162,8 @@ def most_promising(
             stopped.append(trial)
     if not stopped:
         return None
-    options = to_be_continued(stopped, posterior.prior)
-    steps = _median_steps(posterior, options)
+    options = stopped_candidates(stopped, posterior.prior)
+    steps = _predicted_steps(posterior, options)
     steps_to_go = np.maximum(steps - options.done, LEAST_LEFT * steps)
     to_go = steps_to_go * posterior.tau(np.exp2(options.x))
     last_steps = np.array([budget(float(size)) for size in np.exp2(options.x)])
@@ -153,18 +173,20 @@ def most_promising(
 
 
 def predicted_steps(posterior: Posterior, number: int) -> float | None:
-    """Predict the steps at which a stopped trial reaches the target: the posterior's median.
+    """Predict the steps at which a stopped trial, given by its number, reaches the target.
 
-    None where its own history says nothing of that: it is too short, or has become flat.
+    They are the posterior's median. None where the trial's own history says nothing of them: it is
+    too short, or has become flat.
     """
     for trial in posterior.stopped:
         if trial.number == number and trial.log_factor is not None and not trial.flat:
-            return float(_median_steps(posterior, to_be_continued([trial], posterior.prior))[0])
+            candidates = stopped_candidates([trial], posterior.prior)
+            return float(_predicted_steps(posterior, candidates)[0])
     return None
 
 
-def to_be_continued(stopped: Sequence[Observation], prior: Prior) -> Candidates:
-    """Give stopped trials alone as what there is to choose from."""
+def stopped_candidates(stopped: Sequence[Observation], prior: Prior) -> Candidates:
+    """Candidates that are stopped trials alone."""
     return Candidates(
         stopped=tuple(stopped),
         x=np.array([trial.x for trial in stopped]),
@@ -174,13 +196,13 @@ def to_be_continued(stopped: Sequence[Observation], prior: Prior) -> Candidates:
     )
 
 
-def _median_steps(posterior: Posterior, candidates: Candidates) -> Array:
-    """Give the median over all draws of the candidates' steps to the target, (m,)."""
+def _predicted_steps(posterior: Posterior, candidates: Candidates) -> Array:
+    """Take the median over all draws of the posterior of n candidates' steps to the target: (n,)."""
     return expected_steps(candidate_log_steps(posterior, candidates, posterior.theta))
 
 
 def expected_steps(drawn_log_steps: Array) -> Array:
-    """Give the median of n log S in m draws, (m, n), as steps (n,)."""
+    """Take the median over m draws of n candidates' steps, (n,), from their log S, (m, n)."""
     return np.exp(np.minimum(np.median(drawn_log_steps, axis=0), MOST_LOG_STEPS))
 
 
@@ -188,28 +210,30 @@ def new_points(
     theta: Array,
     prior: Prior,
     domain: Domain,
-    ends: tuple[float, float],
+    *,
+    size_range: tuple[float, float],
     centres: Sequence[Point],
     count: int,
     rng: np.random.Generator,
 ) -> tuple[Array, Array, Array]:
-    """Draw points to choose from, a third of them around the best trials.
+    """Draw new points to choose from, a third of them around the best trials.
 
-    The others lie along the posterior's optima, and at both ends of the batch sizes.
+    The others lie along the posterior's best learning rates; two of them have the smallest and the
+    largest batch size.
 
     Args:
         theta: draws of the posterior.
         prior: its prior.
         domain: where the search may go.
-        ends: log2 of the least and of the largest batch size.
-        centres: log2 B, log2 lr and the other hyper-parameters of the best trials; may be none.
-        count: of the points.
+        size_range: log2 of the smallest and of the largest batch size.
+        centres: the best trials' points; there may be none.
+        count: how many points to draw.
         rng: the source of chance.
 
     Returns:
         log2 B (n,), log2 lr (n,) and the other hyper-parameters (n, k).
     """
-    low, high = ends
+    low, high = size_range
     x = rng.uniform(low, high, count)
     x[:2] = low, high
     draws = theta[rng.integers(len(theta), size=math.ceil(count / SIZES_A_DRAW))]
@@ -234,21 +258,24 @@ def new_points(
     return x, np.clip(z, bottom, top), other
 
 
-def anywhere(
+def random_point(
     theta: Array, prior: Prior, domain: Domain, too_large: float, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Draw log2 B and log2 lr of a point at random, in case the model is wrong everywhere."""
-    low, high = log_sizes(domain, too_large)
+    """Draw log2 B and log2 lr of a point uniformly, for when the model is wrong everywhere.
+
+    ``too_large`` is log2 of the smallest batch size that ran out of memory, infinite if none did.
+    """
+    low, high = log_size_range(domain, too_large)
     x = math.log2(domain.snap(2.0 ** rng.uniform(low, high)))
     bottom, top = rates_near_rule(theta, prior, domain, np.array([x]))
     return x, rng.uniform(bottom[0], top[0])
 
 
 def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tuple[Array, Array]:
-    """Give the lowest and the highest log2 rate of new trials at log2 batch sizes (n,).
+    """Bound the log2 learning rate of new trials from below and above, at log2 batch sizes ``x`` (n,).
 
-    What is tried first lies where the user's own rate and the rule say; trials that diverge or
-    crawl there move the posterior, and the range with it.
+    The first trials lie near the user's own rate, scaled by the rule. Trials that diverge or crawl
+    there move the posterior, and the range with it.
     """
     bottom, top = domain.lrs(x)
     points = prior.at(x)
@@ -259,8 +286,12 @@ def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tup
     return np.clip(lowest, bottom, top), np.clip(highest, bottom, top)
 
 
-def log_sizes(domain: Domain, too_large: float) -> tuple[float, float]:
-    """Give log2 of the least and the largest batch size to try: below one that ran out of memory, if it can be."""
+def log_size_range(domain: Domain, too_large: float) -> tuple[float, float]:
+    """Log2 of the smallest and of the largest batch size to try.
+
+    The largest one stays below ``too_large``, log2 of the smallest batch size that ran out of
+    memory, unless that leaves none.
+    """
     low = math.log2(domain.low)
     high = max(low, min(math.log2(domain.high), too_large - MEMORY_ROOM))
     # A snapped batch size may be the very one that did not fit.
@@ -270,7 +301,10 @@ def log_sizes(domain: Domain, too_large: float) -> tuple[float, float]:
 
 
 def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Array) -> Array:
-    """Give log S of n candidates in each of m draws, (m, n): of a stopped trial by its own history as well."""
+    """Log S of n candidates in each of m draws ``theta``: (m, n).
+
+    That of a stopped trial follows from its own history as well as from the law.
+    """
     by_law = log_steps(theta, candidates.points(posterior), posterior.prior)
     places = {trial.number: place for place, trial in enumerate(posterior.observations)}
     stopped = [places[trial.number] for trial in candidates.stopped]
@@ -280,13 +314,14 @@ def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Arr
 def joined_with_histories(
     by_law: Array, theta: Array, data: LikelihoodData, stopped: Sequence[int]
 ) -> Array:
-    """Give log S of candidates, (m, n), of which the first are stopped trials, with what these have shown.
+    """Log S of candidates by the law, corrected for stopped trials by what they have shown: (m, n).
 
     Args:
-        by_law: log S of n candidates by the law, in m draws.
-        theta: these draws.
-        data: of all trials.
-        stopped: places of the candidates that are stopped trials among these.
+        by_law: log S of n candidates by the law in m draws, (m, n). The first ones are the stopped
+            trials.
+        theta: these draws of the parameters, (m, p).
+        data: what all trials of the study say.
+        stopped: the place of each stopped trial in ``data``.
     """
     count = len(stopped)
     rows = np.array(stopped, dtype=np.intp)
@@ -304,10 +339,13 @@ def joined_with_histories(
 def are_near(
     x: Array, z: Array, log_size: float, log_rate: float, octaves: float
 ) -> NDArray[np.bool_]:
-    """Tell which points (n,) lie within so many octaves of a batch size and of a learning rate."""
+    """Which of n points lie within so many octaves of a batch size and of a learning rate: (n,).
+
+    All four are log2 of batch sizes (``x``, ``log_size``) and of rates (``z``, ``log_rate``).
+    """
     return np.asarray((np.abs(x - log_size) < octaves) & (np.abs(z - log_rate) < octaves))
 
 
 def log_over_sizes(steps: Callable[[float], float], x: Array) -> Array:
-    """Give the log of steps that are a function of the batch size, at log2 batch sizes (n,)."""
+    """Compute the log of ``steps``, a function of the batch size, at log2 batch sizes ``x`` (n,)."""
     return np.log([steps(float(size)) for size in np.exp2(x)])

@@ -27,22 +27,22 @@ Array = NDArray[np.float64]
 
 # What a trial costs beside its steps, over the cheapest one's cost: few trials rather than many.
 SETUP = 0.2
-# Octaves: a look lies so far within a regime, as its edge moves, or so near to the end of the
-# range.
+# A look at a regime lies so many octaves beyond its edge, which moves, or at least so near to the end
+# of the batch sizes.
 REGIME_EDGE = 0.25
-# Runs of a study whose schedules end with the trial: one spends its budget to no end.
+# Where schedules end with the trial, one run of so many may spend its budget and miss the target.
 MISSES_EVERY = 30
-# Of the budget, from which on a run has spent it.
+# Share of its budget from which on a run counts as having spent it.
 WHOLE_BUDGET = 0.95
-# Octaves, at least, between the batch sizes of trials that are named together.
+# Least octaves between the batch sizes of trials that are named together.
 APART = 1.0
-# Octaves of batch size and of rate around a running trial, and what a candidate there still tells
-# of B_crit.
+# Within so many octaves of a running trial, in batch size and in rate, a candidate tells this share
+# of what it else would of B_crit.
 ALIKE_FOR_CURVE = 0.5
 LEFT_TO_TELL = 0.3
-# Times the steps that are expected of a trial: where it ends.
+# A trial ends at so many times its expected steps.
 GIVEN_UP_AT = 1.6
-# In log S: what one more trial at a place still misses of the frontier there.
+# Deviation, in log S, by which one more trial at a place still misses the frontier there.
 FRONTIER_MISFIT = 0.14
 
 
@@ -53,12 +53,22 @@ def choose_for_curve(
     allowed: float,
     longest: Callable[[float], float] | None = None,
 ) -> tuple[int, float]:
-    """Choose the candidate that tells most of B_crit for its cost; give its expected steps, too.
+    """Choose the candidate that tells most of B_crit for its cost.
 
-    A regime where nothing has reached the target comes first, where a look at it costs at most
-    ``allowed``. ``longest`` is the longest horizon at a batch size, where schedules end with it:
-    what is expected to take longer would spend all of it and miss the target, which is left to one
-    run in ``MISSES_EVERY``.
+    A candidate in a regime where nothing has reached the target yet comes first, if it is cheap
+    enough.
+
+    Args:
+        posterior: of the trials so far.
+        candidates: to choose from.
+        pending: the trials that run now.
+        allowed: the most that a look at such a regime may cost, in seconds.
+        longest: the longest horizon at a batch size, where schedules end with the trial. What is
+            expected to take longer would spend all of it and miss the target: only one run in
+            ``MISSES_EVERY`` may.
+
+    Returns:
+        The candidate's place, and the steps to the target that are expected of it.
     """
     steps = candidate_log_steps(posterior, candidates, posterior.theta)
     if longest is not None and not _one_more_may_miss(posterior, longest):
@@ -67,7 +77,7 @@ def choose_for_curve(
         if not within.size:
             nearest = int(over.argmin())
             return nearest, float(expected_steps(steps)[nearest])
-        chosen, expected = choose_for_curve(posterior, candidates.some(within), pending, allowed)
+        chosen, expected = choose_for_curve(posterior, candidates.take(within), pending, allowed)
         return int(within[chosen]), expected
     b_crit = log_b_crit(posterior.theta, posterior.prior)
     look = unseen_regime(posterior, candidates, pending, steps, b_crit, allowed)
@@ -75,7 +85,7 @@ def choose_for_curve(
 
 
 def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) -> bool:
-    """Say whether one more run may spend its whole budget where it is expected to miss the target."""
+    """Whether the next run may be one that is expected to spend its budget and miss the target."""
     missed = 0
     for trial in posterior.stopped:
         if trial.steps >= WHOLE_BUDGET * longest(2.0**trial.x):
@@ -86,13 +96,19 @@ def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) 
 def max_variance_reduction(
     posterior: Posterior, candidates: Candidates, pending: Pending, steps: Array, b_crit: Array
 ) -> tuple[int, float]:
-    """Choose the candidate with the largest reduction of Var[log B_crit] per unit cost.
+    """Choose the candidate that reduces Var[log B_crit] most for its cost.
 
-    Give its expected steps.
+    Args:
+        posterior: of the trials so far.
+        candidates: to choose from.
+        pending: the trials that run now.
+        steps: log S of the n candidates in m draws, (m, n).
+        b_crit: log B_crit in these draws, (m,).
 
-    ``steps`` is log S of n candidates in m draws, (m, n), and ``b_crit`` log B_crit in these, (m,).
+    Returns:
+        The candidate's place, and the steps to the target that are expected of it.
     """
-    joint = _jointly(posterior, steps, b_crit)
+    joint = _joint_draws(posterior, steps, b_crit)
     gain = _variance_reduction(joint.log_steps, joint.log_b_crit, joint.noise)
     whole = joint.expected * posterior.tau(np.exp2(candidates.x))
     left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
@@ -116,11 +132,20 @@ def unseen_regime(
 ) -> tuple[int, float] | None:
     """Choose the cheapest candidate in a regime where nothing has reached the target.
 
-    Give its expected steps, too.
+    The regimes are perfect scaling below B_crit/9 and maximal data parallelism above 9 B_crit. The
+    law says what S is there, and only a trial shows whether that holds.
 
-    The law says what S is there; that it holds there is seen by looking. None where both ends are
-    seen, or where looks there would come to cost more than ``allowed``. ``steps`` and ``b_crit`` as
-    for :func:`max_variance_reduction`.
+    Args:
+        posterior: of the trials so far.
+        candidates: to choose from.
+        pending: the trials that run now: a regime that one of them is in counts as seen.
+        steps: log S of the n candidates in m draws, (m, n).
+        b_crit: log B_crit in these draws, (m,).
+        allowed: the most seconds that all looks at the regime may cost, earlier ones included.
+
+    Returns:
+        The candidate's place, and the steps to the target that are expected of it. None where both
+        regimes have been seen, or a look at them costs too much.
     """
     x = candidates.x
     middle = float(np.median(b_crit)) / math.log(2.0)
@@ -137,7 +162,7 @@ def unseen_regime(
     stopped_x = np.array([trial.x for trial in posterior.stopped])
     stopped_steps = np.array([trial.steps for trial in posterior.stopped])
     paid = stopped_steps * posterior.tau(np.exp2(stopped_x))
-    # Of looks at a regime, those before that have not reached the target among them.
+    # What looks at a regime cost with the candidate's: trials that were stopped there count, too.
     cost = np.full(x.size, np.inf)
     if min(looked) > max(low, bottom + REGIME_EDGE):
         edge = max(low - REGIME_EDGE, bottom + REGIME_EDGE)
@@ -152,13 +177,13 @@ def unseen_regime(
 
 
 class Joint(NamedTuple):
-    """Draws of the trials' log S and of log B_crit, side by side.
+    """Draws of n trials' log S and of log B_crit, side by side: how one tells of the other.
 
     Args:
-        expected: steps of n trials.
-        log_steps: log S of these in m draws, less its mean, (m, n).
-        log_b_crit: log B_crit in these, less its mean, (m,).
-        noise: variance of what a trial shows of log S around that.
+        expected: the steps expected of each trial, (n,).
+        log_steps: log S of the trials in m draws, less its mean, (m, n).
+        log_b_crit: log B_crit in these draws, less its mean, (m,).
+        noise: variance with which a trial shows its log S.
     """
 
     expected: Array
@@ -167,8 +192,8 @@ class Joint(NamedTuple):
     noise: float
 
 
-def _jointly(posterior: Posterior, steps: Array, b_crit: Array) -> Joint:
-    """Put log S of n trials, (m, n), and log B_crit, (m,), side by side."""
+def _joint_draws(posterior: Posterior, steps: Array, b_crit: Array) -> Joint:
+    """Put the draws of n trials' log S, (m, n), and of log B_crit, (m,), side by side."""
     # What lies beyond the end of a trial is not seen.
     middle = np.median(steps, axis=0)
     seen = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
@@ -181,13 +206,37 @@ def _jointly(posterior: Posterior, steps: Array, b_crit: Array) -> Joint:
 
 
 def _variance_reduction(centred: Array, b_crit: Array, noise: float) -> Array:
-    """Give by how much one log S reduces Var[log B_crit], were they jointly normal: cov^2 / (var + noise), (n,)."""
+    """How much each of n trials would reduce Var[log B_crit]: (n,).
+
+    It is cov^2 / (var + noise), which holds where log S and log B_crit are jointly normal.
+
+    Args:
+        centred: log S of the trials in m draws, less its mean, (m, n).
+        b_crit: log B_crit in these draws, less its mean, (m,).
+        noise: variance with which a trial shows its log S.
+    """
     covariance = centred.T @ b_crit / len(b_crit)
     return np.asarray(covariance**2 / (centred.var(axis=0) + noise))
 
 
+def _left_after(trial: int, centred: Array, b_crit: Array, noise: float) -> tuple[Array, Array]:
+    """Find what is unknown of log S and log B_crit after one trial has run, by regression on it.
+
+    Takes and gives draws as of :func:`_variance_reduction`; ``trial`` is a column of ``centred``.
+    """
+    seen = centred[:, trial] / (centred[:, trial].var() + noise)
+    b_crit = b_crit - seen * float(centred[:, trial] @ b_crit) / len(b_crit)
+    return centred - np.outer(seen, centred[:, trial] @ centred / len(b_crit)), b_crit
+
+
 def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, float]]:
-    """Give log2 B, log2 lr and expected steps of the trials that together tell most of B_crit for their cost."""
+    """Choose at most ``count`` trials that together tell most of B_crit for their cost.
+
+    They are at least an octave apart, at the best learning rate of their batch size.
+
+    Returns:
+        log2 B, log2 lr and the expected steps of each trial, in order of the batch size.
+    """
     prior = posterior.prior
     x = np.arange(prior.log_low, prior.log_high + 1e-9, 1.0 / FRONTIER_SIZES_AN_OCTAVE)
     x = x[np.round(np.exp2(x)) <= 2.0 ** (posterior.too_large - MEMORY_ROOM)]
@@ -196,7 +245,7 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
     middle = np.full((x.size, prior.others), 0.5)
     steps = log_steps(posterior.theta, prior.at(x, z, middle), prior)
-    joint = _jointly(posterior, steps, log_b_crit(posterior.theta, prior))
+    joint = _joint_draws(posterior, steps, log_b_crit(posterior.theta, prior))
     centred = joint.log_steps
     b_crit = joint.log_b_crit
     cost = joint.expected * posterior.tau(np.exp2(x))
@@ -210,8 +259,5 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
         if gain[best] == 0.0:
             break
         chosen.append(best)
-        # What the others still tell once this one has run, by regression on it.
-        seen = centred[:, best] / (centred[:, best].var() + joint.noise)
-        b_crit = b_crit - seen * float(centred[:, best] @ b_crit) / len(b_crit)
-        centred = centred - np.outer(seen, centred[:, best] @ centred / len(b_crit))
+        centred, b_crit = _left_after(best, centred, b_crit, joint.noise)
     return [(float(x[i]), float(z[i]), float(joint.expected[i])) for i in sorted(chosen)]

@@ -1,9 +1,8 @@
-"""What the posterior says of the frontier: S*(B), the best learning rate over batch size, and B_crit.
+"""The posterior's frontier: S*(B), the best learning rate over batch size, and B_crit.
 
-B_crit of a draw is where the slope of its frontier, log S*(B) over log B, its small-batch term left
-out, is -1/2: for S_min (1 + B_crit/B) that is B_crit itself, and where the law does not hold, it is
-what a dense sweep over batch sizes would show, while the model's own parameter leans on the batch
-sizes that were tried most.
+B_crit of a draw is where the slope of log S*(B) over log B is -1/2, the small-batch term left out.
+For S_min (1 + B_crit/B) that is B_crit itself. Where the law does not hold, it is what a dense sweep
+over batch sizes would show; the model's own parameter leans on the batch sizes that were tried most.
 """
 
 import math
@@ -18,14 +17,14 @@ from bstune.search.posterior import NOISE, Prior, frontier, log_small_batch_term
 
 Array = NDArray[np.float64]
 
-# Of a frontier's draw: batch sizes an octave, and the octaves beyond those of the study within
-# which B_crit is sought.
+# Batch sizes an octave at which a draw of the frontier is worked out.
 FRONTIER_SIZES_AN_OCTAVE = 4
+# B_crit is sought so many octaves beyond the study's batch sizes.
 B_CRIT_REACH = 7
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:
-    """Give log B_crit, B in examples, of each draw of the parameters: (m, p) gives (m,)."""
+    """Compute the log of B_crit, in examples, in m draws ``theta`` (m, p) of the parameters: (m,)."""
     low = prior.log_low - B_CRIT_REACH
     high = prior.log_high + B_CRIT_REACH
     x = np.arange(low, high, 1.0 / FRONTIER_SIZES_AN_OCTAVE)
@@ -35,7 +34,7 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
 
 
 def b_crit_quantiles(posterior: Posterior, shares: Collection[float]) -> Array:
-    """Give quantiles of B_crit over the posterior, in examples."""
+    """Quantiles of B_crit over the posterior, in examples: one for each of ``shares``."""
     drawn = log_b_crit(posterior.theta, posterior.prior)
     return np.asarray(np.exp(np.quantile(drawn, list(shares))))
 
@@ -43,7 +42,7 @@ def b_crit_quantiles(posterior: Posterior, shares: Collection[float]) -> Array:
 def steps_band(
     posterior: Posterior, batch_sizes: Sequence[int], interval: tuple[float, float]
 ) -> CurveBand:
-    """Give the median of S*(B) and two quantiles over the posterior."""
+    """Compute the posterior's median of S*(B), and the two quantiles of ``interval``."""
     sizes = np.array(batch_sizes, dtype=np.float64)
     drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
     low, middle, high = np.exp(np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0))
@@ -51,7 +50,10 @@ def steps_band(
 
 
 def best_learning_rate(posterior: Posterior, batch_size: float) -> float:
-    """Give the posterior's median of the best learning rate at a batch size, other hyper-parameters in the middle."""
+    """Compute the posterior's median of the best learning rate at a batch size.
+
+    Other hyper-parameters are in the middle of their ranges.
+    """
     at = posterior.prior.at(np.array([math.log2(batch_size)]))
     return float(np.median(np.exp2(optimum(posterior.theta, at, posterior.prior))))
 
@@ -59,7 +61,11 @@ def best_learning_rate(posterior: Posterior, batch_size: float) -> float:
 def best_learning_rates(
     posterior: Posterior, batch_sizes: Array, interval: tuple[float, float]
 ) -> tuple[Array, Array, Array]:
-    """Give the low quantile, the median and the high one of the best learning rate at each batch size (n,)."""
+    """Compute the best learning rate at n batch sizes, other hyper-parameters in the middle.
+
+    Returns:
+        The low quantile of ``interval``, the median and the high quantile, (n,) each.
+    """
     at = posterior.prior.at(np.log2(batch_sizes))
     drawn = np.exp2(optimum(posterior.theta, at, posterior.prior))
     low, middle, high = np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0)
@@ -67,5 +73,5 @@ def best_learning_rates(
 
 
 def noise_variance(posterior: Posterior) -> float:
-    """Give the mean variance of log S from seed to seed."""
+    """Compute the variance of log S from seed to seed: its mean over the posterior."""
     return float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
