@@ -37,7 +37,7 @@ from bstune.search.observations import (
     fresh_steps,
     infer,
     likelihood_data,
-    smoothed,
+    predict_objectives,
 )
 from bstune.search.posterior import (
     NOISE,
@@ -374,7 +374,7 @@ def test_a_horizon_that_was_met_by_luck_is_predicted_to_cost_more():
         trial(5, 128, 0.1, 1000), status="reached", steps=820, horizon=820, history=((820, 0.1),)
     )
     costs = {}
-    for cost, one in smoothed(inferred([*around, lucky]), "steps"):
+    for cost, one in predict_objectives(inferred([*around, lucky]), "steps"):
         costs[one.number] = cost
         assert 1000.0 < cost < 1400.0
     assert costs.keys() == {2, 3, 4, 5}

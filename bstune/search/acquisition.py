@@ -40,7 +40,7 @@ from bstune.search.observations import (
     StepWeight,
     objective_so_far,
     objective_weight,
-    smoothed,
+    predict_objectives,
 )
 from bstune.search.posterior import log_steps
 
@@ -244,7 +244,7 @@ def _incumbent(
     Both are None before a trial has reached the target. A single lucky run lowers the objective to
     beat to ``MAX_LUCK`` times its own.
     """
-    ranked = smoothed(posterior, objective)
+    ranked = predict_objectives(posterior, objective)
     if not ranked:
         return None, None
     least, fastest = min(ranked, key=lambda pair: pair[0])

@@ -1,14 +1,14 @@
 """What the trials of a fixed budget say: the point to use, how good it is, and what else would do.
 
-All that is said of the metric is read from the ruler: a point that is ``behind`` by so much has at
-its budget's end what the best trial had at the share e^-behind of its own, and one that is ahead
-what the best trial's slope leads to. Intervals hold 90% of the posterior's draws; they are of the
-metric without the luck of a seed.
+Metrics are read from the ruler. A point that is ``behind`` by so much has at its budget's end what
+the best trial had at the share e^-behind of its own; one that is ahead has what the best trial's
+slope leads to. Intervals hold 90% of the posterior's draws; they are of the metric without the luck
+of a seed.
 
 The same histories, read up to a half, a quarter and an eighth of the budget, show how the best
-batch size moves with it: the exponent of B ~ budget^exponent is a line through log B* of one draw
-at each share. The draws of two shares are independent, though the trials are the same: errors that
-they share would cancel, so that the interval is wide rather than narrow::
+batch size moves with the budget. The exponent of B ~ budget^exponent is the slope of a line through
+log B* of one draw at each share. The draws of two shares are independent, though the trials are the
+same: errors that they share would cancel, so that the interval is wide rather than narrow::
 
     posteriors = {}
     for share in BUDGET_SHARES:
@@ -28,17 +28,17 @@ from bstune.search.fixed_budget import BudgetPosterior, Expected, rank_full_tria
 from bstune.search.posterior import NOISE, OTHER, frontier, log_steps, optimum
 from bstune.search.ruler import Array, Ruler, RunningBest
 
-# Of the budget, by which the trials are read.
+# Shares of the budget up to which the trials are read.
 BUDGET_SHARES = (1.0, 0.5, 0.25, 0.125)
-# Times the budget, at which the best batch size is foretold.
+# The best batch size is foretold for so many times the budget.
 LONGER = 4.0
-# Of the curve over batch sizes.
+# Batch sizes an octave on the curve of the best metric.
 SIZES_AN_OCTAVE = 4
-# At which the best batch size of a draw is sought.
+# Batch sizes an octave among which the best one of a draw is sought.
 OPTIMA_AN_OCTAVE = 16
 # Quantiles of the draws: the ends of an interval that holds 90% of them, and the median.
 LOW_MEDIAN_HIGH = (0.05, 0.5, 0.95)
-# Of a metric's value: less is no difference.
+# Metrics whose range is within this share of the largest count as the same.
 NO_DIFFERENCE = 1e-6
 # The least chance of being as good as the best that is not yet "shown to be worse". A batch size is
 # better than the best one in each draw whose own best lies past half way to it: so these reach
@@ -48,22 +48,25 @@ LEAST_CHANCE_AS_GOOD = 0.05
 
 @dataclass(frozen=True)
 class RankedTrial:
-    """A full trial; the first of them is to be used."""
+    """A full trial, and what a fresh seed of it is predicted to be."""
 
     number: int
     batch_size: int
     lr: float
     metric: float
-    """Its own, the best within its budget."""
+    """The best that the trial itself had within its budget."""
     behind: float
-    """How far behind the ruler, predicted of a fresh seed, in log of the budget's share."""
+    """How far a fresh seed is predicted to be behind the ruler, in log of the budget's share."""
     fresh_metric: float
-    """Predicted of a fresh seed."""
+    """The metric that a fresh seed is predicted to have."""
 
 
 @dataclass(frozen=True)
 class MetricAtSize:
-    """The best that a batch size has at the budget's end, and the learning rate for it."""
+    """The best metric that a batch size has at the budget's end, and the learning rate for it.
+
+    Each with the ends of its 90% interval.
+    """
 
     batch_size: int
     metric: float
@@ -87,7 +90,7 @@ class AsGoodSizes:
 
 @dataclass(frozen=True)
 class BestSize:
-    """The best batch size for a share of the budget."""
+    """The best batch size for a share of the budget, with the ends of its 90% interval."""
 
     share: float
     batch_size: float
@@ -99,7 +102,7 @@ class BestSize:
 
 @dataclass(frozen=True)
 class SizeGrowth:
-    """How the best batch size grows with the budget: B ~ budget^exponent."""
+    """How the best batch size grows with the budget: B ~ budget^exponent, with its 90% interval."""
 
     exponent: float
     low: float
@@ -114,13 +117,13 @@ class SizeGrowth:
 class GainLeft:
     """What further points may gain over a fresh seed of the best one, in units of the metric.
 
-    In each draw of the posterior its law at the best trial's place is compared with its law
-    elsewhere: what luck the trial had is in neither.
+    In each draw of the posterior the law at the best trial's place is compared with the law
+    elsewhere: the luck that the trial had is in neither.
 
     Args:
-        next_point: expected of the best single point that could run next.
-        at_most: expected of whoever knew the law exactly: no search can expect more than this.
-        seed_scatter: what a standard deviation of the noise from seed to seed is worth.
+        next_point: the gain expected of the best single point that could run next.
+        at_most: the gain expected if the law were known exactly: no search can expect more.
+        seed_scatter: the gain that a standard deviation of the noise from seed to seed is worth.
     """
 
     next_point: float
@@ -133,9 +136,9 @@ class NoDifference:
     """Full trials whose metric is the same at the budget's end.
 
     Args:
-        metric: of all of them.
-        differs_at: the smallest share of the budget by which they differed; None: by none, so that
-            what was run does not say which budget would tell them apart.
+        metric: the one that all of them have.
+        differs_at: the smallest share of the budget at which they differed. None: they never did,
+            so that the trials do not say which budget would tell them apart.
     """
 
     metric: float
@@ -149,7 +152,7 @@ class BudgetFindings:
     ranked: tuple[RankedTrial, ...]
     """The best first."""
     curve: tuple[MetricAtSize, ...]
-    """Over rising batch sizes."""
+    """The best metric over batch sizes, in ascending order."""
     as_good: AsGoodSizes
     gain_left: GainLeft
     no_difference: NoDifference | None
@@ -159,16 +162,17 @@ class BudgetFindings:
 
 
 def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings | None:
-    """Say what the trials say; None before one is full.
+    """Collect the findings of a fixed budget; None before a trial is full.
 
-    ``posteriors``: of the whole budget, by the key 1, and of shares of it.
+    ``posteriors`` holds the posterior of the whole budget at the key 1.0, and those of shares of
+    the budget at these shares.
     """
     whole = posteriors[1.0]
     ruler = whole.ruler
     if ruler is None:
         return None
     expected = rank_full_trials(whole)
-    x = _log_sizes(whole, SIZES_AN_OCTAVE)
+    x = _log_size_grid(whole, SIZES_AN_OCTAVE)
     drawn = _best_behind(whole, x)
     return BudgetFindings(
         ranked=tuple(_ranked_trial(whole, ruler, fresh) for fresh in expected),
@@ -181,7 +185,7 @@ def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings |
 
 
 def gain_left_of(posterior: BudgetPosterior) -> GainLeft | None:
-    """Say what further points may gain; None before a trial is full."""
+    """Predict what further points may gain over the best one; None before a trial is full."""
     if posterior.ruler is None:
         return None
     return _gain_over(posterior, posterior.ruler, rank_full_trials(posterior)[0].run)
@@ -190,10 +194,11 @@ def gain_left_of(posterior: BudgetPosterior) -> GainLeft | None:
 def share_to_match(
     winners: Sequence[RunningBest], baselines: Sequence[RunningBest]
 ) -> float | None:
-    """Tell at which share of its budget the winner has what the baseline has at its end.
+    """Find the share of its budget at which the winner first has the baseline's metric at its end.
 
-    Of several seeds the mean running best counts, on the ruler's scale; between two evaluations a
-    line is drawn in log share. None where the winner does not come so far, or nothing has run.
+    Of several seeds the mean running best counts, on the ruler's scale. Between two evaluations the
+    share is interpolated in its logarithm. None where the winner never has that metric, or where
+    either has no run.
     """
     if not winners or not baselines:
         return None
@@ -217,7 +222,11 @@ def share_to_match(
 
 
 def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | None:
-    """Say how the best batch size moves with the budget; see the module's docstring."""
+    """Fit how the best batch size grows with the budget, as the module's docstring has it.
+
+    None where fewer than two of the posteriors have a full trial. ``posteriors`` are by their share
+    of the budget.
+    """
     shares = [share for share in posteriors if posteriors[share].ruler is not None]
     shares = sorted(shares, reverse=True)
     if len(shares) < 2:
@@ -225,7 +234,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     optima = list[Array]()
     best_sizes = list[BestSize]()
     for share in shares:
-        x = _log_sizes(posteriors[share], OPTIMA_AN_OCTAVE)
+        x = _log_size_grid(posteriors[share], OPTIMA_AN_OCTAVE)
         best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
         optima.append(best)
         best_sizes.append(_best_size(share, best, x))
@@ -233,7 +242,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     log2_sizes = np.stack([best[:count] for best in optima])
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
     low, middle, high = np.quantile(exponents, LOW_MEDIAN_HIGH).tolist()
-    searched = _log_sizes(posteriors[shares[0]], OPTIMA_AN_OCTAVE)
+    searched = _log_size_grid(posteriors[shares[0]], OPTIMA_AN_OCTAVE)
     later = log2_now + exponents * math.log2(LONGER)
     longer = _best_size(LONGER, later, searched)
     return SizeGrowth(
@@ -242,7 +251,10 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
 
 
 def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
-    """Give the middle of draws of the best batch size, and their interval."""
+    """Summarise draws of log2 of the best batch size by their median and 90% interval.
+
+    ``searched`` are log2 of the batch sizes that were searched, in ascending order.
+    """
     low, middle, high = np.quantile(log2_sizes, LOW_MEDIAN_HIGH).tolist()
     return BestSize(
         share=share,
@@ -254,7 +266,7 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 
 
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
-    """Say that all full trials came to the same, and since when they did not differ."""
+    """Find whether all full trials have the same metric; None where they differ, or one alone is."""
     curves = [run.curve for run in posterior.full if run.curve is not None]
     ends = posterior.scale.metric(np.array([curve.best for curve in curves]))
     if len(curves) < 2 or _differ(ends):
@@ -270,11 +282,15 @@ def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
 
 
 def _differ(metrics: Array) -> bool:
+    """Whether some of the metrics differ by more than rounding."""
     return bool(np.ptp(metrics) > NO_DIFFERENCE * np.abs(metrics).max())
 
 
-def _log_sizes(posterior: BudgetPosterior, an_octave: int) -> Array:
-    """Give log2 of batch sizes from end to end, without those that do not fit into memory."""
+def _log_size_grid(posterior: BudgetPosterior, an_octave: int) -> Array:
+    """Space log2 of batch sizes evenly over the study's range, ``an_octave`` of them an octave.
+
+    Those that do not fit into memory are left out.
+    """
     prior = posterior.prior
     high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
     count = 1 + math.ceil(an_octave * (high - prior.log_low))
@@ -282,17 +298,18 @@ def _log_sizes(posterior: BudgetPosterior, an_octave: int) -> Array:
 
 
 def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
-    """Draw how far behind the ruler each batch size is at its best rate: (m, n)."""
+    """How far behind the ruler n batch sizes ``x`` (log2) are at their best rates, in m draws: (m, n)."""
     steps = frontier(posterior.theta, posterior.prior.at(x), posterior.prior)
     return np.asarray(steps - posterior.log_budget(x))
 
 
 def _metric_when(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
-    """Give the metric at the budget's end of what is so far behind."""
+    """Convert how far points are behind the ruler into their metric at the budget's end."""
     return posterior.scale.metric(ruler.height(-behind))
 
 
 def _ranked_trial(posterior: BudgetPosterior, ruler: Ruler, expected: Expected) -> RankedTrial:
+    """Read a full trial's metrics off the ruler: its own, and the one expected of a fresh seed."""
     run = expected.run
     height = np.array([run.best_height])
     return RankedTrial(
@@ -308,7 +325,10 @@ def _ranked_trial(posterior: BudgetPosterior, ruler: Ruler, expected: Expected) 
 def _best_over_sizes(
     posterior: BudgetPosterior, ruler: Ruler, x: Array, drawn: Array
 ) -> tuple[MetricAtSize, ...]:
-    """Give the best metric over batch sizes, and the rate that it takes."""
+    """Compute the best metric at batch sizes ``x`` (log2), and the learning rate that it takes.
+
+    ``drawn`` is how far behind the ruler each is in draws of the posterior, (m, n).
+    """
     metrics = np.quantile(_metric_when(posterior, ruler, drawn), LOW_MEDIAN_HIGH, axis=0)
     log_rates = optimum(posterior.theta, posterior.prior.at(x), posterior.prior)
     rates = np.exp2(np.quantile(log_rates, LOW_MEDIAN_HIGH, axis=0))
@@ -331,7 +351,11 @@ def _best_over_sizes(
 
 
 def _sizes_as_good(x: Array, drawn: Array) -> AsGoodSizes:
-    """Give the batch sizes around the best that enough of the draws hold as good."""
+    """Find the range of batch sizes around the best one that are not shown to be worse.
+
+    In at least ``LEAST_CHANCE_AS_GOOD`` of the draws each is as good as the best one. ``drawn`` is
+    how far behind the ruler the batch sizes ``x`` (log2) are, (m, n).
+    """
     best = int(np.median(drawn, axis=0).argmin())
     chance = (drawn <= drawn[:, [best]]).mean(axis=0)
     first = best
@@ -349,8 +373,8 @@ def _sizes_as_good(x: Array, drawn: Array) -> AsGoodSizes:
 
 
 def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> GainLeft:
-    """Say what may be gained over a fresh seed of the best run."""
-    x = _log_sizes(posterior, SIZES_AN_OCTAVE)
+    """Predict what further points may gain over a fresh seed of the best run."""
+    x = _log_size_grid(posterior, SIZES_AN_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
     now = drawn[:, 0]
     noise = np.exp(posterior.theta[:, NOISE])
@@ -362,7 +386,11 @@ def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> Gai
 
 
 def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, now: Array) -> float:
-    """Give the largest expected improvement of one point: of each batch size at its likely rate."""
+    """Compute the largest gain expected of one further point, at the likely best rate of its size.
+
+    ``x`` are log2 of the batch sizes, ``now`` how far behind the best run's point is in each draw,
+    (m,).
+    """
     theta = posterior.theta
     prior = posterior.prior
     z = np.median(optimum(theta, prior.at(x), prior), axis=0)
@@ -376,14 +404,17 @@ def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, now: Array
 
 
 def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
-    """Draw how far behind the ruler points are by the law: (m, n)."""
+    """How far behind the ruler n points are by the law, in each of m draws: (m, n)."""
     points = posterior.prior.at(x, z, other.reshape(x.size, posterior.prior.others))
     steps = log_steps(posterior.theta, points, posterior.prior)
     return np.asarray(steps - posterior.log_budget(x))
 
 
 def _mean_gain(posterior: BudgetPosterior, ruler: Ruler, now: Array, then: Array) -> float:
-    """Give by how much draws (m,) of one point are better than those of another, in the mean."""
+    """Average over m draws how much better a point's metric is than another's; worse counts as 0.
+
+    ``now`` and ``then`` are how far behind the other one and the point itself are, (m,) each.
+    """
     before = _metric_when(posterior, ruler, now)
     after = _metric_when(posterior, ruler, np.minimum(then, now))
     return float(np.abs(before - after).mean())

@@ -12,7 +12,7 @@ from bstune.core.records import TrialResult
 from bstune.search.observations import Point
 from bstune.search.ruler import Ruler, RunningBest, Scale, running_best
 
-# ``behind`` or ahead, at most: 55 times the steps.
+# The farthest that a run counts as behind or ahead: e^4, or 55 times the steps.
 FARTHEST = 4.0
 
 
@@ -26,15 +26,15 @@ class BudgetRun:
     z: float
     """Log2 of the learning rate."""
     other: tuple[float, ...]
-    """Further hyper-parameters, each in [0, 1]."""
+    """The other hyper-parameters, each in [0, 1]."""
     steps: int
     share: float
     """The share of its budget that it has run."""
     diverged: bool
     curve: RunningBest | None
-    """None without a finite evaluation."""
+    """Its best metric so far at each evaluation; None without a finite evaluation."""
     behind: float | None = None
-    """How far behind the ruler; None where that cannot be said."""
+    """How far behind the ruler it was left; None without a ruler or a finite evaluation."""
 
     @property
     def full(self) -> bool:
@@ -58,12 +58,12 @@ class BudgetRun:
 
 
 def last_whole_step(budget: float) -> int:
-    """Give the last whole step of a budget: at least one, and never past it."""
+    """Round a budget of steps down to a whole step, which is at least 1."""
     return max(1, math.floor(budget * (1.0 + 1e-9)))
 
 
 def best_first(runs: Sequence[BudgetRun]) -> list[BudgetRun]:
-    """Give the full ones among the runs, the best metric first."""
+    """List the full runs, the best metric first."""
     full = [run for run in runs if run.full]
     return sorted(full, key=lambda run: run.best_height)
 
@@ -74,11 +74,11 @@ def joined_runs(
     budget: Callable[[float], float],
     scale: Scale,
 ) -> tuple[BudgetRun, ...]:
-    """Join chains: the last trial of each, with the evaluations of those that it continues.
+    """Join each chain of trials that continue each other into one run, as the last one left it.
 
     Args:
-        trials: the records so far; those that failed say nothing.
-        others: further hyper-parameters by the trial's number, each in [0, 1].
+        trials: the records so far; those that failed are left out.
+        others: the other hyper-parameters by the trial's number, each in [0, 1].
         budget: the steps over batch size at which a trial ends.
         scale: on which the metric is read.
     """
@@ -112,7 +112,10 @@ def joined_runs(
 def _whole_history(
     trial: TrialResult, by_number: Mapping[int, TrialResult]
 ) -> list[tuple[int, float | None]]:
-    """Give a trial's evaluations after those of the trials that it continues, each step once."""
+    """List the evaluations of a trial and of those that it continues, by step.
+
+    Where two of them have the same step, the later trial's counts.
+    """
     chain = [trial]
     parent = trial.resumed_from
     while parent is not None and parent in by_number:
@@ -124,10 +127,11 @@ def _whole_history(
     return sorted(values.items())
 
 
-def behind_of(run: BudgetRun, ruler: Ruler) -> float | None:
-    """Give log s - log s_ruler(m) at a run's last evaluation, or at the end of a full one.
+def measure_behind(run: BudgetRun, ruler: Ruler) -> float | None:
+    """How far a run is behind the ruler: log s - log s_ruler(m), for its best metric m so far.
 
-    None without any.
+    s is the share of the budget at its last evaluation, and 1 for a full run. None without a finite
+    evaluation.
     """
     if run.curve is None:
         return None

@@ -1,4 +1,4 @@
-"""The parameters of an Optuna study as the model's: where its points lie, and which values a point stands for."""
+"""An Optuna study's parameters as the model's coordinates, and a point's coordinates as parameters."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ BATCH_SIZE = "batch_size"
 LR = "lr"
 # log2(lr / rule(B)): octaves off a scaling rule; searched in place of LR where the study has no LR.
 DELTA = "delta"
-# The rule is tabulated over log2 batch sizes: a decision asks for hundreds. Octaves beyond the
-# batch sizes, and between two places of the table.
+# The rule is tabulated over log2 batch sizes, as a decision asks for hundreds: so many octaves below
+# and above the study's batch sizes, and between two places of the table.
 RULE_BELOW = 1.0
 RULE_ABOVE = 12.0
 RULE_STEP = 0.25
@@ -73,7 +73,7 @@ class Coordinates:
         self._rule = rule or self._square_root_rule
 
     def _square_root_rule(self, batch_size: float) -> float:
-        """Give the square-root rule's rate through the middle of both ranges."""
+        """Scale the learning rate by the square root of the batch size, from the middle of both ranges."""
         middle_rate = 1.0
         if self._lr_parameter == LR:
             middle_rate = math.sqrt(self._rates.low * self._rates.high)
@@ -81,9 +81,9 @@ class Coordinates:
 
     @cached_property
     def log_rule(self) -> Callable[[Array], Array]:
-        """Log2 of the rule's learning rate over log2 batch sizes, in their shape.
+        """Function that gives log2 of the rule's learning rate at log2 batch sizes (n,): (n,).
 
-        Constant far beyond the range.
+        It is constant far beyond the study's batch sizes.
         """
         start = math.log2(self.low) - RULE_BELOW
         stop = math.log2(self.high) + RULE_ABOVE
@@ -97,25 +97,25 @@ class Coordinates:
         return sum(_columns_of(self._space[name]) for name in self._names)
 
     def complete(self, params: Mapping[str, object]) -> bool:
-        """Tell whether a trial has all parameters."""
+        """Whether a trial's parameters include all of the study's."""
         return self._space.keys() <= params.keys()
 
     def point(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Give log2 batch size and log2 learning rate."""
+        """Convert a trial's parameters to log2 batch size and log2 learning rate."""
         batch_size = self._snap(params[BATCH_SIZE])
         if self._lr_parameter == LR:
             return math.log2(batch_size), math.log2(params[LR])
         return math.log2(batch_size), math.log2(self._rule(batch_size)) + params[DELTA]
 
     def others(self, params: Mapping[str, Any]) -> tuple[float, ...]:
-        """Give the other parameters, each column in [0, 1]."""
+        """Convert a trial's other parameters to columns, each in [0, 1]."""
         columns = list[float]()
         for name in self._names:
             columns += _scaled(params[name], self._space[name])
         return tuple(columns)
 
     def domain(self) -> Domain:
-        """Say where the search may go."""
+        """Describe where the search may go."""
         return Domain(
             low=self.low,
             high=self.high,
@@ -125,10 +125,11 @@ class Coordinates:
         )
 
     def _snapped(self, batch_size: float) -> int:
+        """Round to a batch size that can be trained and that the study's parameter can take."""
         return int(nearest_value(self._snap(batch_size), self._sizes))
 
     def _rate_bounds(self, x: Array) -> tuple[Array, Array]:
-        """Give lowest and highest log2 learning rate at log2 batch sizes."""
+        """Find the lowest and the highest log2 learning rate at log2 batch sizes ``x``: (n,) each."""
         if self._lr_parameter == LR:
             bottom = np.full(x.shape, math.log2(self._rates.low))
             top = np.full(x.shape, math.log2(self._rates.high))
@@ -136,11 +137,11 @@ class Coordinates:
             rule = self.log_rule(x)
             bottom = rule + self._rates.low
             top = rule + self._rates.high
-        can_be_had = (self._log_lr_low, self._log_lr_high)
-        return np.clip(bottom, *can_be_had), np.clip(top, *can_be_had)
+        allowed = (self._log_lr_low, self._log_lr_high)
+        return np.clip(bottom, *allowed), np.clip(top, *allowed)
 
     def parameters(self, suggestion: Suggestion) -> dict[str, Any]:
-        """Give a suggestion as parameters of the study."""
+        """Convert a suggestion to parameters of the study."""
         batch_size = self._snapped(2.0**suggestion.x)
         rate = 2.0**suggestion.z
         if self._lr_parameter == DELTA:
@@ -161,11 +162,12 @@ class Coordinates:
 
 
 def _columns_of(distribution: BaseDistribution) -> int:
+    """Count the columns that a parameter takes: one, or one for each choice of a category."""
     return len(distribution.choices) if isinstance(distribution, CategoricalDistribution) else 1
 
 
 def _scaled(value: Any, distribution: BaseDistribution) -> list[float]:
-    """Give a parameter's value as columns in [0, 1]."""
+    """Scale a parameter's value to columns in [0, 1]: one, or one for each choice of a category."""
     if isinstance(distribution, CategoricalDistribution):
         return [float(choice == value) for choice in distribution.choices]
     if not isinstance(distribution, IntDistribution | FloatDistribution):
@@ -178,7 +180,7 @@ def _scaled(value: Any, distribution: BaseDistribution) -> list[float]:
 
 
 def value_at(share: float, distribution: IntDistribution | FloatDistribution) -> int | float:
-    """Give the value at a share of a parameter's range, on its own scale."""
+    """Find the value at a share in [0, 1] of a parameter's range, on its linear or log scale."""
     low = float(distribution.low)
     high = float(distribution.high)
     if distribution.log:
@@ -187,7 +189,10 @@ def value_at(share: float, distribution: IntDistribution | FloatDistribution) ->
 
 
 def nearest_value(value: float, distribution: IntDistribution | FloatDistribution) -> int | float:
-    """Give the nearest value of the distribution: Optuna silently drops one that is not on its grid."""
+    """Round to the nearest value that a parameter can take.
+
+    Optuna silently drops a value that is not on the parameter's grid.
+    """
     if distribution.step is not None:
         steps = round((value - distribution.low) / distribution.step)
         value = distribution.low + steps * distribution.step

@@ -15,13 +15,13 @@ from bstune.search.acquisition import Policy
 from bstune.search.budget_runs import BudgetRun
 from bstune.search.ruler import Array, Ruler
 
-# Mean and standard deviation of how ``behind`` moves for an octave of batch size, and of rate, more
-# than the ruler's, over log(budget/steps). Recorded runs of the five tables have -0.02 to -0.2 an
-# octave of batch size, and -0.07 to 0.2 of rate; with them 2.0 as for bstune.search.fixed_budget's
-# PLACE_MISFIT, 2.4 without.
+# Prior mean and standard deviation of the drift's two coefficients: how ``behind`` moves, over
+# log(budget/steps), for each octave that the batch size, and the rate, lie above the ruler's.
+# Recorded runs of the five tables have -0.02 to -0.2 an octave of batch size, and -0.07 to 0.2 of
+# rate; with them 2.0 as for bstune.search.fixed_budget's PLACE_MISFIT, 2.4 without.
 SIZE_DRIFT = (-0.07, 0.07)
 RATE_DRIFT = (0.0, 0.05)
-# Of ``behind``, in what a full trial shows of that.
+# Error with which a full trial shows that, as a share of how far behind it is.
 DRIFT_MISREAD = 0.3
 
 
@@ -39,23 +39,32 @@ class Drift:
     z: float
     """Log2 of its rate."""
     mean: Array
-    """Shape (2,)."""
+    """Mean of the two coefficients, (2,)."""
     covariance: Array
-    """Shape (2, 2)."""
+    """Their covariance, (2, 2)."""
 
     def until_the_end(self, run: BudgetRun, left: float) -> tuple[float, float]:
-        """Give mean and variance of what is added to ``behind``, where ``left`` is log(1/s)."""
+        """Predict how far ``behind`` of a run moves until its budget's end: mean and variance.
+
+        ``left`` is log(1/s), with s the share of the budget that it has run.
+        """
         away = left * np.array([run.x - self.x, run.z - self.z])
         return float(away @ self.mean), float(away @ self.covariance @ away)
 
 
 def stopped_spread(left: float, policy: Policy) -> float:
-    """Give the standard deviation of ``behind`` at the end, where ``left`` is log(1/s)."""
+    """Compute the deviation of ``behind`` at the budget's end, for a trial that stopped before it.
+
+    ``left`` is log(1/s), with s the share of the budget that the trial has run.
+    """
     return math.hypot(policy.loss_spread, policy.loss_drift * math.sqrt(left))
 
 
 def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
-    """Fit the coefficients to what full trials were at the first share, the ruler's the first."""
+    """Fit the drift's coefficients by linear regression to full trials, the ruler's the first.
+
+    Each tells how far ``behind`` has moved from the first share of its budget to the end.
+    """
     best = full[0]
     precision = np.diag([SIZE_DRIFT[1] ** -2.0, RATE_DRIFT[1] ** -2.0])
     weighed = precision @ np.array([SIZE_DRIFT[0], RATE_DRIFT[0]])

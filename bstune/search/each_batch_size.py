@@ -1,4 +1,4 @@
-"""The protocol of Shallue et al. 2018 as a sampler: every batch size tuned by itself, with as many trials each."""
+"""The protocol of Shallue et al. 2018 as a sampler: each batch size is tuned alone, with as many trials."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,26 +16,27 @@ from bstune.search.coordinates import BATCH_SIZE
 
 # Bases of the sequence, one for each parameter.
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
-# Places further on in the sequence, for a point in the place of one that failed.
+# A point that takes the place of one that failed lies so many places further on in the sequence.
 AGAIN = 2**20
 
 
 class EachBatchSize(BaseSampler):
-    """Goes through the batch sizes in turn, and at each through a quasi-random sequence of the other parameters.
+    """Tries every batch size in turn, each with a quasi-random sequence of the other parameters.
 
-    (Shallue et al. 2018, arXiv 1811.03600, section 4.) The sequence is Halton's, shifted at random,
-    another shift for each batch size (Bousquet et al. 2017, arXiv 1706.03200). It looks at no
-    trial: n batch sizes with k trials each are ``search.trials`` = n k. A trial's parameters are a
-    function of the study's seed and the trial's index.
+    This is the protocol of Shallue et al. 2018 (arXiv 1811.03600, section 4). The sequence is
+    Halton's, shifted at random by another shift for each batch size (Bousquet et al. 2017, arXiv
+    1706.03200). The sampler looks at no trial: n batch sizes with k trials each are
+    ``search.trials`` = n k. A trial's parameters are a function of the study's seed and the trial's
+    index.
 
     Args:
-        ratio: of neighbouring batch sizes at most, over 1: they lie evenly in log B, both ends of
-            the range included.
+        ratio: the most between neighbouring batch sizes, over 1: they lie evenly in log B, both
+            ends of the range included.
         search_space: the study's parameters, ``batch_size`` among them.
         snap: returns the batch size that a trial uses.
         trial_index: the trial's place in the study's plan, from 0.
         attempt: how many points failed at this index.
-        study_seed: of the study.
+        study_seed: the study's seed.
 
     Raises:
         ConfigError: for a ratio that is not over 1, or more parameters than there are bases.
@@ -74,13 +75,13 @@ class EachBatchSize(BaseSampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Give the parameters that the study has."""
+        """Give the study's parameters: all of them are sampled together."""
         return self._space
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Give the parameters of the trial at this index."""
+        """Choose the parameters of the trial at this index; none where there is no batch size."""
         sizes = search_space.get(BATCH_SIZE)
         if not isinstance(sizes, IntDistribution):
             return {}
@@ -109,7 +110,11 @@ class EachBatchSize(BaseSampler):
 
 
 def batch_sizes(low: int, high: int, ratio: float, snap: Callable[[float], int]) -> list[int]:
-    """Give the batch sizes that are tuned, rising, from the smallest to the largest candidate."""
+    """List the batch sizes that are tuned, in ascending order.
+
+    They lie evenly in log B from ``low`` to ``high``, at most a factor ``ratio`` apart, and are
+    rounded by ``snap``.
+    """
     intervals = math.ceil(math.log(high / low) / math.log(ratio) - 1e-9)
     sizes = set[int]()
     for i in range(intervals + 1):
@@ -119,7 +124,10 @@ def batch_sizes(low: int, high: int, ratio: float, snap: Callable[[float], int])
 
 
 def _value_at_equal_share(share: float, distribution: BaseDistribution) -> int | float:
-    """Give the value at a share of a parameter's range, on its own scale: each whole number has as large a share."""
+    """Find the value at a share in [0, 1] of a parameter's range, on its linear or log scale.
+
+    Each whole number of an integer parameter has as large a share as any other.
+    """
     if not isinstance(distribution, IntDistribution | FloatDistribution):
         raise ConfigError(f"a parameter has a distribution of unknown kind, {distribution}")
     low = float(distribution.low)

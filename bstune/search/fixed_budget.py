@@ -38,26 +38,26 @@ from bstune.core.records import Mode, TrialResult
 from bstune.search.acquisition import Policy
 from bstune.search.budget_runs import (
     BudgetRun,
-    behind_of,
     best_first,
     joined_runs,
     last_whole_step,
+    measure_behind,
 )
 from bstune.search.drift import Drift, fit_drift, stopped_spread
 from bstune.search.observations import FAILURE_FACTOR, Point, steps_before
 from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior
-from bstune.search.ruler import Array, Ruler, Scale, make_ruler, scale_of
+from bstune.search.ruler import Array, Ruler, Scale, choose_scale, make_ruler
 
 LOSS: Objective = "loss"
 # Standard deviation of ``behind`` of a full trial: evaluations have a distance.
 FULL_SPREAD = 0.02
-# The same of a trial that is behind, over that.
+# Standard deviation that is added for a trial that is behind, over how far it is.
 BEHIND_SPREAD = 0.15
-# Standard deviation of log S of a trial that has a bound alone.
+# Standard deviation of log S of a trial of which only a bound is known.
 BOUND_SPREAD = 0.3
-# In log S: what the law misses at one place. After 5 full trials' cost what is recommended is 2.0
-# of a seed's scatter above the best with 0.5, and 2.4 with the 0.1 that is used for steps to a
-# target (tests/benchmarks/bench_fixed_budget.py, five tables, 13 seeds, means).
+# Standard deviation, in log S, of what the law misses at one place. After 5 full trials' cost the
+# recommended trial is 2.0 of a seed's scatter above the best with 0.5, and 2.4 with the 0.1 that is
+# used for steps to a target (tests/benchmarks/bench_fixed_budget.py, five tables, 13 seeds, means).
 PLACE_MISFIT = 0.5
 
 
@@ -67,20 +67,22 @@ class BudgetPosterior:
 
     runs: tuple[BudgetRun, ...]
     data: LikelihoodData
+    """The runs as the likelihood takes them, in the same order."""
     theta: Array
+    """Draws of the parameters of log S, (m, p)."""
     prior: Prior
     budget: Callable[[float], float]
-    """Steps over batch size."""
+    """The steps over batch size at which a trial ends."""
     scale: Scale
     ruler: Ruler | None
     """None before any trial is full."""
     spent: float
     """What the search has spent, in full trials."""
-    # Log2 of the smallest batch size that ran out of memory, infinite if none did.
     too_large: float
+    """Log2 of the smallest batch size that ran out of memory, infinite if none did."""
 
     def log_budget(self, x: Array) -> Array:
-        """Give the log of the budget's steps at log2 batch sizes."""
+        """Log of the budget's steps at log2 batch sizes ``x`` (n,)."""
         return np.log([self.budget(float(size)) for size in np.exp2(x)])
 
     @property
@@ -91,7 +93,7 @@ class BudgetPosterior:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a fresh seed of a full trial is predicted to be: how far behind the ruler."""
+    """A full trial, and how far behind the ruler a fresh seed of it is predicted to be."""
 
     behind: float
     run: BudgetRun
@@ -124,14 +126,14 @@ def infer_at_budget(
         particles: draws; None for the policy's.
         moves: Metropolis steps at each temperature; None for the policy's.
     """
-    scale = scale_of((trial.history for trial in trials), mode, ideal)
+    scale = choose_scale((trial.history for trial in trials), mode, ideal)
     runs = joined_runs(trials, others, budget, scale)
     curves = [run.curve for run in best_first(runs) if run.curve is not None]
     ruler: Ruler | None = None
     drift: Drift | None = None
     if curves:
         ruler = make_ruler(curves, policy.loss_least_slope)
-        runs = tuple(replace(run, behind=behind_of(run, ruler)) for run in runs)
+        runs = tuple(replace(run, behind=measure_behind(run, ruler)) for run in runs)
         drift = fit_drift(best_first(runs), ruler, policy)
     data = _data_at_budget(runs, drift, prior, budget, policy)
     theta = sample_posterior(data, prior, rng, particles or policy.particles, moves or policy.moves)
@@ -152,9 +154,9 @@ def infer_at_budget(
 def shortened(
     trials: Sequence[TrialResult], budget: Callable[[float], float], share: float
 ) -> list[TrialResult]:
-    """Give the trials as a shorter budget would have left them: what a share of ``budget`` allows.
+    """Cut the trials as a budget of ``share`` times ``budget`` would have left them.
 
-    One that diverged later has not diverged then; the order in which they were chosen stays.
+    One that diverged, or reached a target, after its cut counts as stopped there.
     """
     cut = list[TrialResult]()
     for trial in trials:
@@ -173,10 +175,11 @@ def shortened(
 def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
     """Rank the full trials by what a fresh seed of them is predicted to be, the best first.
 
-    The prediction is the posterior's mean, which leans on all trials around, drawn to the runs at
-    the very place as far as their noise from seed to seed is small beside what the law misses at
-    one place, as for a target (:func:`bstune.search.observations.fresh_steps`). A run at the place
-    that diverged counts as far behind.
+    The prediction lies between the posterior's mean, which leans on all trials around, and the runs
+    at the very place. These count the more, the smaller their noise from seed to seed is beside
+    what the law misses at one place, as for a target
+    (:func:`bstune.search.observations.fresh_steps`). A run at the place that diverged counts as far
+    behind.
     """
     data = posterior.data
     theta = posterior.theta
@@ -195,11 +198,7 @@ def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
         for row in rows:
             if posterior.runs[row].full:
                 expected.append(Expected(behind, posterior.runs[row]))
-    return sorted(expected, key=_rank)
-
-
-def _rank(expected: Expected) -> tuple[float, float]:
-    return expected.behind, expected.run.best_height
+    return sorted(expected, key=lambda trial: (trial.behind, trial.run.best_height))
 
 
 def _data_at_budget(
@@ -209,7 +208,10 @@ def _data_at_budget(
     budget: Callable[[float], float],
     policy: Policy,
 ) -> LikelihoodData:
-    """Give the runs as the posterior takes them; see the module's docstring."""
+    """Give the runs as the likelihood takes them; the module's docstring has the formulas.
+
+    ``drift`` is None before any trial is full.
+    """
     count = len(runs)
     y = np.zeros(count)
     spread = np.full(count, BOUND_SPREAD)
@@ -238,7 +240,10 @@ def _data_at_budget(
 
 
 def _until_the_end(run: BudgetRun, drift: Drift | None, policy: Policy) -> tuple[float, float]:
-    """Give how far ``behind`` of a run will have moved at its budget's end, and its deviation there."""
+    """Predict how far ``behind`` of a run moves until its budget's end, and the deviation of that.
+
+    A full run moves no more.
+    """
     if not run.stopped or run.curve is None:
         return 0.0, FULL_SPREAD
     left = -float(run.curve.log_shares[-1])
@@ -250,7 +255,7 @@ def _until_the_end(run: BudgetRun, drift: Drift | None, policy: Policy) -> tuple
 
 
 def _full_trials_paid(trials: Sequence[TrialResult], budget: Callable[[float], float]) -> float:
-    """Give what the trials have cost, in full trials: those that they continue are paid once."""
+    """Add up what the trials have cost, in full trials; steps of a continued trial count once."""
     earlier_steps = steps_before(trials)
     paid = 0.0
     for trial in trials:

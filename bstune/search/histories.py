@@ -1,11 +1,14 @@
 """A trial's history as an estimate of its steps to the target, with its error.
 
-Metrics fall about as a power of the steps, ``log excess = -rate log(step/S)``, where the excess is
-the distance from the best possible value over the target's own distance from it: 1 at the target.
-The rate over the rest is the trial's own recent one times a slowdown, shrunk towards those of the
-trials that reached the target, taken from the same excess on. The slowdown is what those trials
-show, had they been stopped on the way: it belongs to a workload. That is an estimate with a wide
-error, never a bound: a trial that flattens out above the target has a rate near 0.
+Metrics fall about as a power of the steps, ``log excess = -rate log(step/S)``. The excess is the
+metric's distance from its best possible value over the target's distance from that: 1 at the target.
+
+The rate over the rest of a trial is its own recent one times a slowdown. It is shrunk towards the
+rates of the trials that reached the target, taken from the same excess on. The slowdown belongs to
+a workload: it is what these trials would have shown, had they been stopped on the way.
+
+That is an estimate with a wide error, never a bound: a trial that flattens out above the target has
+a rate near 0.
 """
 
 import math
@@ -25,19 +28,22 @@ Evaluations = Sequence[tuple[int, float | None]]
 
 
 class History(tuple[tuple[float, float], ...]):
-    """A curve that is looked up by again and again: its hash is worked out once."""
+    """A curve, (log step, log excess) of each evaluation, whose hash is worked out once.
+
+    Caches look it up again and again.
+    """
 
     __hash = 0
 
     def __hash__(self) -> int:
-        """Give a tuple's hash."""
+        """Hash as a tuple does."""
         if self.__hash == 0:
             self.__hash = tuple.__hash__(self)
         return self.__hash
 
 
 class Slowdown(NamedTuple):
-    """Log of the rate over the rest of a trial, over its recent rate."""
+    """Log of (rate over the rest of a trial / its recent rate): mean and standard deviation."""
 
     mean: float
     spread: float
@@ -46,36 +52,38 @@ class Slowdown(NamedTuple):
 class RecentLine(NamedTuple):
     """A line through the last evaluations of a curve."""
 
-    # Fall of the log excess for each log step, and its standard deviation.
     rate: float
+    """Fall of the log excess for each log step."""
     error: float
-    # Log excess at the curve's end, by the line.
+    """Standard deviation of the rate."""
     level: float
+    """Log excess at the curve's end, by the line."""
 
 
 class LogFactor(NamedTuple):
-    """An extrapolated log(steps to target/steps)."""
+    """An extrapolated log(steps to target/steps): mean and standard deviation."""
 
     mean: float
     spread: float
 
 
-# Histories, and pairs of two: every decision reads them all, most of them once more. A study of
-# 1,000 trials that were stopped has 8,000 pairs.
+# Histories, and pairs of two, that each cache holds: every decision reads them all, most of them
+# once more. A study of 1,000 trials that were stopped has 8,000 pairs.
 CACHED = 32_768
-# Of a distance that others are divided by.
+# The least distance that gaps are divided by.
 LEAST_SCALE = 1e-300
+# The largest excess: what is farther off is not told apart.
 MOST_EXCESS = 1e30
-# Of the goal's distance from an ideal value that is not known: the first evaluation's gap has so
-# many.
+# Where the ideal value is not known, the first evaluation's gap counts as so many times the target's
+# distance from it.
 FIRST_GAP = 4.0
-# Log excess of error for each log step, where nothing has reached the target yet.
+# Fall of the log excess for each log step, before any trial has reached the target.
 USUAL_RATE = 0.4
 # Standard deviation of its logarithm.
 RATE_SPREAD = 0.6
-# Standard deviation of the logarithms of rates between trials, at least.
+# Least standard deviation of the logarithms of rates between trials.
 SIMILARITY = 0.2
-# Of trials that reached the target, at most so many say how alike rates are.
+# So many trials that reached the target have a say, at most, in how alike rates are.
 MOST_ALIKE = 6
 # A trial's own rate is taken over its last steps within this factor.
 RECENT_FACTOR = 3.0
@@ -83,27 +91,28 @@ RECENT_FACTOR = 3.0
 USUAL_SLOWDOWN = Slowdown(math.log(0.9), 0.3)
 # ... and it counts as so many trials.
 USUAL_TRIALS = 2.0
-# Of its steps to target, at which a trial that reached it is looked at.
+# Shares of its steps to the target at which a trial that reached it is read as if stopped there.
 LOOKED_AT_SHARES = (0.25, 0.5)
-# Of the log excess from one evaluation to the next.
+# Standard deviation of the log excess from one evaluation to the next.
 EVALUATION_SCATTER = 0.04
 # Rates are kept within these.
 SLOWEST_RATE = 0.02
 FASTEST_RATE = 3.0
-# Log of steps to target over steps, from which on a trial is flat.
+# Log(steps to target/steps) from which on a trial counts as flat.
 FLAT_LOG_FACTOR = 2.0
-# In the logarithm, of a trial that has not reached the target.
+# Least log excess of a trial that has not reached the target.
 LEAST_EXCESS = 0.02
-# Log steps: what is left of a trial, or lies between two evaluations, at least.
+# Least log steps that are left of a trial, or lie between two evaluations.
 LEAST_LOG_STEPS = 0.02
-# Standard deviation of any extrapolated log S, at least.
+# Least standard deviation of an extrapolated log S.
 LEAST_SPREAD = 0.15
 
 
 def ideal_value(target: Target, bounds: Sequence[float] | None) -> float | None:
-    """Give the best value that the metric can take; None where there is none, or none is known.
+    """Choose the best value that the metric can take; None where there is none, or none is known.
 
-    It is one of its bounds, or 0 for a metric that falls to a positive goal.
+    It is the better one of its ``bounds`` (lowest, highest), or 0 for a metric that falls to a
+    positive target.
     """
     if bounds is not None and len(bounds) == 2:
         best = target.best_bound(bounds)
@@ -116,9 +125,10 @@ def ideal_value(target: Target, bounds: Sequence[float] | None) -> float | None:
 def log_excess(
     history: Evaluations, target: Target, ideal: float | None
 ) -> list[tuple[float, float]]:
-    """Give (log step, log excess) of the finite evaluations; the excess is 1 at the target.
+    """Convert the finite evaluations to (log step, log excess); the excess is 1 at the target.
 
-    Without an ideal value, the distance from goal to ideal is taken as a quarter of the first gap.
+    Where the ideal value is None, the target's distance from it is taken as a quarter of the first
+    evaluation's gap to the target.
     """
     gaps = list[tuple[int, float]]()
     for step, value in history:
@@ -144,7 +154,7 @@ def log_excess(
 
 
 @lru_cache(maxsize=CACHED)
-def history_of(
+def read_history(
     evaluations: tuple[tuple[int, float | None], ...], target: Target, ideal: float | None
 ) -> History:
     """Read a trial's evaluations as :func:`log_excess` does, once for all decisions."""
@@ -153,9 +163,9 @@ def history_of(
 
 @lru_cache(maxsize=CACHED)
 def recent_line(curve: LogCurve) -> RecentLine | None:
-    """Fit a line to the curve's last steps, within ``RECENT_FACTOR``.
+    """Fit a line to the curve's last evaluations, those within a factor ``RECENT_FACTOR`` of steps.
 
-    None for fewer than three evaluations.
+    None for fewer than three of them.
     """
     if not curve:
         return None
@@ -177,26 +187,29 @@ def recent_line(curve: LogCurve) -> RecentLine | None:
 
 
 def is_flat(curve: LogCurve) -> bool:
-    """Tell whether a trial would take many times its steps even at the most that its recent rate may be."""
+    """Whether a trial has become flat: it would take many times its steps to reach the target.
+
+    That is so even at the fastest that its recent rate may be, two standard deviations above it.
+    """
     recent = recent_line(curve)
     if recent is None:
         return False
-    most = recent.rate + 2.0 * recent.error
-    return recent.level > FLAT_LOG_FACTOR * most
+    fastest = recent.rate + 2.0 * recent.error
+    return recent.level > FLAT_LOG_FACTOR * fastest
 
 
 @lru_cache(maxsize=CACHED)
 def reached_rate(curve: LogCurve, log_steps: float, excess: float) -> float | None:
-    """Give the rate of a trial that reached the target: log excess lost a log step, from an excess on.
+    """Rate of a trial that reached the target: how much log excess it lost for each log step.
 
     Args:
-        curve: (log step, log excess) of its evaluations; of these, each new least one counts.
-        log_steps: when it reached the target, where the log excess is 0.
-        excess: log excess from which on the rate is taken.
+        curve: (log step, log excess) of its evaluations; only each new least one counts.
+        log_steps: log of the step at which it reached the target, where the log excess is 0.
+        excess: the log excess from which on the rate is taken.
 
     Returns:
-        None for a trial whose first evaluation is below ``excess`` already, or whose evaluations
-        never come down to it.
+        The rate. None for a trial whose first evaluation is below ``excess`` already, or whose
+        evaluations never come down to it.
     """
     least = math.inf
     before: tuple[float, float] | None = None
@@ -219,9 +232,10 @@ def reached_rate(curve: LogCurve, log_steps: float, excess: float) -> float | No
 
 @lru_cache(maxsize=CACHED)
 def _log_slowdowns(curve: LogCurve, end: float) -> tuple[float, ...]:
-    """Give by how much a trial slowed down from each of ``LOOKED_AT_SHARES`` on, in log.
+    """Log of how much a trial slowed down after each of ``LOOKED_AT_SHARES`` of its steps.
 
-    ``end`` is the log of the steps after which it reached the target.
+    ``end`` is the log of the steps after which it reached the target. A share until which too few
+    evaluations or no progress are seen is left out.
     """
     logs = list[float]()
     for share in LOOKED_AT_SHARES:
@@ -235,9 +249,10 @@ def _log_slowdowns(curve: LogCurve, end: float) -> tuple[float, ...]:
 
 
 def fit_slowdown(reached: Sequence[tuple[LogCurve, float]]) -> Slowdown:
-    """Fit the slowdown of trials that reached the target, given as curve and log steps.
+    """Fit the slowdown of a workload to its trials that reached the target.
 
-    It is shrunk towards ``USUAL_SLOWDOWN``, and is that where no trial shows any.
+    ``reached`` are their curves and the logs of their steps to the target. The slowdown is shrunk
+    towards ``USUAL_SLOWDOWN``, which it is without any trial.
     """
     seen = list[Array]()
     for curve, end in reached:
@@ -257,19 +272,21 @@ def extrapolate_history(
     reached: Sequence[tuple[LogCurve, float]],
     slowdown: Slowdown = USUAL_SLOWDOWN,
 ) -> LogFactor:
-    """Extrapolate a trial that was stopped after ``steps``.
+    """Extrapolate the log of (steps to the target / steps) of a trial that was stopped.
 
     Args:
-        curve: of the trial; with an evaluation at least.
-        steps: that it has run.
-        reached: curve and log steps of trials that reached the target, the most similar first.
-        slowdown: of the workload.
+        curve: the trial's, with an evaluation at least.
+        steps: the steps that it has run.
+        reached: the curves of trials that reached the target, and the logs of their steps to it,
+            the most similar trial first.
+        slowdown: the workload's.
     """
     others = tuple((_hashed(other), log_steps) for other, log_steps in reached)
     return _extrapolated(_hashed(curve), steps, others, slowdown)
 
 
 def _hashed(curve: LogCurve) -> History:
+    """Make a curve a :class:`History`, by which caches look up fast."""
     return curve if isinstance(curve, History) else History(curve)
 
 
@@ -277,7 +294,7 @@ def _hashed(curve: LogCurve) -> History:
 def _extrapolated(
     curve: History, steps: int, reached: tuple[tuple[History, float], ...], slowdown: Slowdown
 ) -> LogFactor:
-    """Give the steps to the target over ``steps``, in log, with its standard deviation.
+    """Extrapolate a trial, as :func:`extrapolate_history` does.
 
     The log excess falls along a line in log steps: at a rate r, what is left of it takes level / r
     more log steps. The rate is the trial's own recent one, slowed down as trials of this workload
@@ -293,7 +310,13 @@ def _extrapolated(
         # A trial that gets worse counts as flat. Its negative rate would fit the wide spread of the
         # fast rates best, and so make it look fast.
         own_rate = max(recent.rate, 0.0) * math.exp(slowdown.mean)
-        log_rate, spread = _combine(log_rate, spread, own_rate, recent.error, slowdown.spread)
+        log_rate, spread = _updated_rate(
+            log_rate,
+            spread,
+            own_rate=own_rate,
+            error=recent.error,
+            relative_error=slowdown.spread,
+        )
     rate = min(max(math.exp(log_rate), SLOWEST_RATE), FASTEST_RATE)
     log_steps_left = level / rate
     # From the last evaluation; the steps since then count as done.
@@ -303,14 +326,14 @@ def _extrapolated(
 
 
 def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> tuple[float, float]:
-    """Give mean and deviation of the log rate from an excess on, by trials that reached the target.
+    """Estimate the log rate of a trial from others that reached the target: mean and deviation.
 
     The mean of their log rates is shrunk towards the usual rate, as by a normal prior of deviation
     ``RATE_SPREAD``: the less, the more trials there are.
 
     Args:
         reached: history and log steps to the target of each trial, the most similar first.
-        level: the log excess.
+        level: the log excess from which on their rates are taken.
     """
     rates = list[float]()
     for other, log_steps in reached:
@@ -333,20 +356,24 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
     return log_rate, math.sqrt(between + within + SIMILARITY**2)
 
 
-def _combine(
-    log_rate: float, spread: float, slope: float, error: float, relative: float
+def _updated_rate(
+    log_rate: float, spread: float, *, own_rate: float, error: float, relative_error: float
 ) -> tuple[float, float]:
-    """Give the posterior mean and deviation of the log rate.
+    """Update a normal prior of the log rate by the trial's own rate: posterior mean and deviation.
 
-    The prior is normal in the log rate; the slope is normal around the rate, with an error that has
-    a part in proportion to the rate, ``relative``.
+    Args:
+        log_rate: the prior's mean.
+        spread: the prior's standard deviation.
+        own_rate: seen of the trial, normal around the rate.
+        error: standard deviation of that.
+        relative_error: a further one, over the rate.
     """
     grid = np.linspace(math.log(SLOWEST_RATE), math.log(FASTEST_RATE), 60)
     rate = np.exp(grid)
-    sigma = np.hypot(error, relative * rate)
+    sigma = np.hypot(error, relative_error * rate)
     density = (
         -0.5 * ((grid - log_rate) / spread) ** 2
-        - 0.5 * ((slope - rate) / sigma) ** 2
+        - 0.5 * ((own_rate - rate) / sigma) ** 2
         - np.log(sigma)
     )
     weight = np.exp(density - density.max())

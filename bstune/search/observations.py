@@ -23,8 +23,8 @@ from bstune.search.histories import (
     Slowdown,
     extrapolate_history,
     fit_slowdown,
-    history_of,
     is_flat,
+    read_history,
 )
 from bstune.search.horizon import (
     OUTLIERS,
@@ -181,9 +181,9 @@ def infer(
 
     Unless trials are ``independent``, those of one history count as one: on a table they repeat a
     recorded run. ``start`` is a posterior of fewer of these trials, from which this one is sampled,
-    see :func:`start_of`.
+    see :func:`start_from_fewer`.
     """
-    last, observations = observed(trials, others, prior, target, ideal)
+    last, observations = read_observations(trials, others, prior, target, ideal)
     measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
     tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     if in_examples:
@@ -191,7 +191,7 @@ def infer(
     sizes = np.array([float(trial.batch_size) for trial in trials])
     # As a cost asks for them, and as a place in the model does.
     tau.prepare(np.concatenate([sizes, np.exp2([trial.x for trial in observations])]))
-    data = _data_of(observations, last, prior, independent)
+    data = _likelihood_of_runs(observations, last, prior, independent)
     theta = sample_posterior(data, prior, rng, particles, moves, start)
     tau_draws: StepTimeDraws | None = None
     if isinstance(step_time, StepTimeLaw) and not in_examples:
@@ -221,7 +221,7 @@ def _cost_so_far(trials: Sequence[TrialResult], tau: StepTimes) -> float:
     return sum(costs)
 
 
-def observed(
+def read_observations(
     trials: Sequence[TrialResult],
     others: Mapping[int, tuple[float, ...]],
     prior: Prior,
@@ -257,7 +257,7 @@ def _history_towards(trial: TrialResult, target: Target | None, ideal: float | N
     """Read a trial's history; without a target it says nothing."""
     if target is None:
         return History()
-    return history_of(trial.history, target, ideal)
+    return read_history(trial.history, target, ideal)
 
 
 def _until_target(trial: TrialResult, histories: Mapping[int, History]) -> tuple[History, float]:
@@ -304,7 +304,7 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
     return weight
 
 
-def _data_of(
+def _likelihood_of_runs(
     observations: Sequence[Observation],
     last: Sequence[TrialResult],
     prior: Prior,
@@ -327,7 +327,7 @@ def start_sizes(count: int) -> list[int]:
     return sizes
 
 
-def start_of(
+def start_from_fewer(
     trials: Sequence[TrialResult],
     others: Mapping[int, tuple[float, ...]],
     *,
@@ -352,12 +352,12 @@ def start_of(
         return None
     first = sorted(trials, key=lambda trial: trial.number)[: sizes[-1]]
     prior = prior_of(first)
-    facts = [_facts_of(trial, others.get(trial.number)) for trial in first]
+    facts = [_start_facts(trial, others.get(trial.number)) for trial in first]
     key = (*facts, prior.fingerprint, target, ideal, particles, moves, independent)
     if key not in _starts:
-        last, observations = observed(first, others, prior, target, ideal)
-        data = _data_of(observations, last, prior, independent)
-        smaller_start = start_of(
+        last, observations = read_observations(first, others, prior, target, ideal)
+        data = _likelihood_of_runs(observations, last, prior, independent)
+        smaller_start = start_from_fewer(
             first,
             others,
             prior_of=prior_of,
@@ -376,7 +376,7 @@ def start_of(
     return _starts[key]
 
 
-def _facts_of(trial: TrialResult, other: tuple[float, ...] | None) -> tuple[object, ...]:
+def _start_facts(trial: TrialResult, other: tuple[float, ...] | None) -> tuple[object, ...]:
     """Give all of a trial that a start depends on."""
     return (
         trial.number,
@@ -488,7 +488,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     ends: Ends | None = None
     rows = list[tuple[float, ...]]()
     if prior.horizon:
-        ends = _ends_of(observations)
+        ends = _read_ends(observations)
         for observation, spread in zip(observations, misfit(ends).tolist(), strict=True):
             rows.append((observation.x, observation.z, *_seen_at_end(observation, spread)))
     else:
@@ -538,7 +538,7 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
     return SeenLogSteps(done + log_factor, observation.spread, bound=False, least=done)
 
 
-def _ends_of(observations: Sequence[Observation]) -> Ends:
+def _read_ends(observations: Sequence[Observation]) -> Ends:
     """Read how trials ended their horizons.
 
     One that missed has an excess above 0, whatever its metric's rounding.
@@ -690,7 +690,7 @@ def _runs_at_points(observations: Sequence[Observation]) -> list[list[int]]:
     return list(places.values())
 
 
-def smoothed(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
+def predict_objectives(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
     """Give the reached observations with what fresh seeds are predicted to give of the objective."""
     steps = fresh_steps(posterior)
     weight = objective_weight(objective, posterior.tau)

@@ -32,15 +32,15 @@ from bstune.search.histories import Evaluations
 
 Array = NDArray[np.float64]
 
-# Of the budget, from which on the slope at its end is measured.
+# Share of the budget from which on the slope at its end is measured.
 LATE_SHARE = 1 / 3
-# Of the budget, from which on the least slope is.
+# Share of the budget from which on the slope is measured that the least one is a part of.
 TENFOLD_SHARE = 0.1
-# Of the first evaluation's steps, over which the slope at the start is measured.
+# The slope at the start is measured up to so many times the first evaluation's steps.
 EARLY_FACTOR = 3.0
-# Whose slopes at the end have a say.
+# How many of the best curves have a say in the slope at the end.
 BEST_CURVES = 5
-# Evaluations that a line is fitted to; fewer are joined by their ends.
+# Least evaluations that a line is fitted to; fewer are joined by their ends.
 LEAST_POINTS = 3
 # The slope of a curve that never moves.
 LEAST_SLOPE = 1e-12
@@ -48,12 +48,13 @@ LEAST_SLOPE = 1e-12
 
 @dataclass(frozen=True)
 class Scale:
-    """The metric as what falls while training goes on: its height.
+    """Converts the metric into a height, which falls while training goes on, and back.
 
     Args:
         mode: ``min`` for a metric that falls, ``max`` for one that rises.
         ideal: its best value; None where there is none, as of a log-likelihood.
-        closest: the distance from the ideal value that one of it is taken for: its log is finite.
+        closest: the least distance from the ideal value that is told apart: nearer values count as
+            this near, so that the logarithm is finite.
     """
 
     mode: Mode
@@ -65,23 +66,26 @@ class Scale:
         return sign_of(self.mode)
 
     def height(self, metric: Array) -> Array:
-        """Give the log of the distance from the ideal value, or the metric with its sign."""
+        """Convert metrics to heights: the log of the distance from the ideal value.
+
+        Without an ideal value it is the metric itself, with its sign changed where it rises.
+        """
         if self.ideal is None:
             return self._sign * metric
         return np.log(np.maximum(self._sign * (metric - self.ideal), self.closest))
 
     def metric(self, height: Array) -> Array:
-        """Give back the metric of a height."""
+        """Convert heights back to metrics."""
         if self.ideal is None:
             return self._sign * height
         return self.ideal + self._sign * np.exp(np.minimum(height, 700.0))
 
 
-def scale_of(histories: Iterable[Evaluations], mode: Mode, ideal: float | None) -> Scale:
-    """Choose the scale of a study's histories.
+def choose_scale(histories: Iterable[Evaluations], mode: Mode, ideal: float | None) -> Scale:
+    """Choose the scale on which a study's histories are read.
 
     A metric that falls and is positive throughout, as errors and most losses are, has the ideal
-    value 0 unless another one is given.
+    value 0 unless ``ideal`` gives another.
     """
     values = list[float]()
     for history in histories:
@@ -100,7 +104,7 @@ def scale_of(histories: Iterable[Evaluations], mode: Mode, ideal: float | None) 
 
 
 def _finite_evaluations(history: Evaluations) -> list[tuple[int, float]]:
-    """Give the evaluations that have a finite metric."""
+    """Keep the evaluations whose metric is finite."""
     finite = list[tuple[int, float]]()
     for step, value in history:
         if value is not None and math.isfinite(value):
@@ -113,8 +117,9 @@ class RunningBest:
     """A trial's best height so far at each of its evaluations, in order: arrays of shape (n,)."""
 
     log_shares: Array
-    """Log of the share of the budget, at most 0."""
+    """Log of the share of the budget at each evaluation, at most 0."""
     heights: Array
+    """The least height so far."""
 
     @property
     def best(self) -> float:
@@ -122,7 +127,10 @@ class RunningBest:
         return float(self.heights[-1])
 
     def slope(self, since: float) -> float | None:
-        """Give -dh/dlog s from a share of the budget on; None where nothing is seen there."""
+        """Slope of the fall, -dh/dlog s, from the share ``since`` of the budget on.
+
+        None where the curve ends before that.
+        """
         late = self.log_shares >= math.log(since) - 1e-9
         if np.count_nonzero(late) >= LEAST_POINTS:
             slope, _ = np.polyfit(self.log_shares[late], self.heights[late], 1)
@@ -137,7 +145,10 @@ class RunningBest:
 
 
 def running_best(history: Evaluations, last_step: int, scale: Scale) -> RunningBest | None:
-    """Read a history whose budget ends at ``last_step``; None without a finite evaluation in it."""
+    """Read the running best of a history up to ``last_step``, where the budget ends.
+
+    None without a finite evaluation until then.
+    """
     finite = _finite_evaluations(history)
     seen = [evaluation for evaluation in finite if 0 < evaluation[0] <= last_step]
     if not seen:
@@ -152,11 +163,12 @@ class Ruler:
     """The best full trial's curve by its first hits, and its slopes beyond both ends.
 
     Args:
-        log_shares: when each height was first had, rising; the last is 0, the budget's end, as the
-            best metric is what the trial has there, even where it had it a little earlier.
-        heights: falling.
-        slope: -dh/dlog s at the budget's end.
-        first_slope: the same before the first evaluation.
+        log_shares: log of the share of the budget at which each height was first had, ascending.
+            The last one is 0, the budget's end: there the trial has its best metric, even where it
+            had it a little earlier.
+        heights: these heights, descending.
+        slope: -dh/dlog s at the budget's end and beyond.
+        first_slope: -dh/dlog s before the first evaluation.
     """
 
     log_shares: Array
@@ -165,14 +177,14 @@ class Ruler:
     first_slope: float
 
     def log_share(self, heights: Array) -> Array:
-        """Tell when the ruler had these heights: log of the share of its budget."""
+        """Log of the share of its budget at which the ruler had, or would have, these heights."""
         inside = np.interp(-heights, -self.heights, self.log_shares)
         beyond = np.maximum(self.heights[-1] - heights, 0.0) / self.slope
         before = np.maximum(heights - self.heights[0], 0.0) / self.first_slope
         return np.asarray(inside + beyond - before)
 
     def height(self, log_shares: Array) -> Array:
-        """Tell what height the ruler had, or would have, at these shares: the inverse."""
+        """Heights that the ruler had, or would have, at these log shares of its budget."""
         inside = np.interp(log_shares, self.log_shares, self.heights)
         beyond = np.maximum(log_shares, 0.0) * self.slope
         before = np.maximum(self.log_shares[0] - log_shares, 0.0) * self.first_slope
@@ -180,9 +192,9 @@ class Ruler:
 
 
 def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
-    """Make the ruler of full trials' curves, the best first.
+    """Make the ruler from the curves of full trials, the best first.
 
-    ``least_slope``: of the slope over the last tenfold of the steps, what the end has at least.
+    Its slope at the end is at least ``least_slope`` times that over the last tenfold of the steps.
     """
     first_hit = np.append(True, np.diff(curves[0].heights) < 0.0)
     log_shares = curves[0].log_shares[first_hit]

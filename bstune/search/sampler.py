@@ -74,7 +74,7 @@ from bstune.search.fixed_budget import (
     rank_full_trials,
     shortened,
 )
-from bstune.search.observations import Posterior, infer, smoothed, start_of
+from bstune.search.observations import Posterior, infer, predict_objectives, start_from_fewer
 from bstune.search.posterior import Prior, make_prior, noise_scale_prior
 
 logger = logging.getLogger(__name__)
@@ -531,7 +531,7 @@ class FrontierSampler(BaseSampler):
         if posterior is None or not posterior.reached:
             return None
         objective = "steps" if self.objective == "steps" else "time"
-        _, best = min(smoothed(posterior, objective), key=lambda pair: pair[0])
+        _, best = min(predict_objectives(posterior, objective), key=lambda pair: pair[0])
         return best.number
 
     def _records(
@@ -584,7 +584,7 @@ class FrontierSampler(BaseSampler):
         def prior_of(trials: Sequence[TrialResult]) -> Prior:
             return self._prior(trials, coordinates)
 
-        start = start_of(
+        start = start_from_fewer(
             results,
             others,
             prior_of=prior_of,

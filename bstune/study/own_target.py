@@ -24,7 +24,7 @@ import optuna
 from bstune.core.errors import StudyError
 from bstune.core.records import Mode, Target, TrialResult, sign_of
 from bstune.options import with_option
-from bstune.search.ruler import scale_of
+from bstune.search.ruler import choose_scale
 from bstune.study.prepare import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
 
@@ -92,7 +92,7 @@ def own_result(
     scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
     # Where the metric gets worse at its end, more steps gain nothing.
     gained = max(0.0, -worse * float(slope) * SEED_SCATTER)
-    ideal = scale_of([history], mode, ideal).ideal
+    ideal = choose_scale([history], mode, ideal).ideal
     flat = 0.0
     if anneals and ideal is not None:
         flat = ANNEALED_SCATTER * abs(float(end) - ideal)
