@@ -124,7 +124,7 @@ class Policy:
     loss_early: float
     """Until this cost is spent, the largest expected improvement for its cost decides."""
     loss_cost_weight: float
-    """What a full trial's remaining cost adds to a candidate's score, in log share of the budget."""
+    """What a full trial's remaining cost adds to a candidate's score, in log of the budget."""
     loss_fresh_after: float
     """Each time this cost has been spent, the best trial runs once more on a fresh seed."""
     loss_drift: float
@@ -255,9 +255,10 @@ def _incumbent(
 def _best_in_draw(
     posterior: Posterior, situation: Situation, options: Candidates, objective: str, row: int
 ) -> tuple[int, float]:
-    """Choose the candidate that is best in one draw of the posterior: its place, and its steps there.
+    """Choose the candidate that is best in one draw of the posterior.
 
-    ``row`` is the draw's place in ``posterior.theta``.
+    Gives its place, and its steps to the target in that draw. ``row`` is the draw's place in
+    ``posterior.theta``.
     """
     weight = posterior.drawn_weight(row)
     cost_power = 1.0
@@ -487,7 +488,7 @@ def thompson_sample(
     pending: Pending,
     longest: Callable[[float], float] | None,
 ) -> tuple[int, float]:
-    """Choose the candidate with the least objective in one draw; of nearly equal ones, the cheapest.
+    """Choose the candidate of least objective in one draw; of nearly equal ones, the cheapest.
 
     Args:
         posterior: of the trials so far.

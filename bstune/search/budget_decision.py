@@ -47,7 +47,7 @@ from bstune.search.ruler import Ruler
 
 @dataclass(frozen=True)
 class BudgetCandidates:
-    """Points to choose from; the first ``len(waiting)`` of them are stopped trials that may go on."""
+    """Points to choose from; the first ``len(waiting)`` are stopped trials that may go on."""
 
     waiting: tuple[int, ...]
     """Places of these trials among the posterior's runs."""
@@ -271,7 +271,7 @@ def _choose(
 
 
 def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:
-    """How far n candidates are behind the ruler at their budget's end, in m draws ``theta``: (m, n).
+    """How far n candidates are behind the ruler at their budget's end, in m draws: (m, n).
 
     It is the log of the time that they need for the ruler's metric, over the budget.
     """

@@ -266,7 +266,7 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 
 
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
-    """Find whether all full trials have the same metric; None where they differ, or one alone is."""
+    """Whether all full trials have the same metric; None where they differ, or there is one."""
     curves = [run.curve for run in posterior.full if run.curve is not None]
     ends = posterior.scale.metric(np.array([curve.best for curve in curves]))
     if len(curves) < 2 or _differ(ends):
@@ -298,7 +298,7 @@ def _log_size_grid(posterior: BudgetPosterior, an_octave: int) -> Array:
 
 
 def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
-    """How far behind the ruler n batch sizes ``x`` (log2) are at their best rates, in m draws: (m, n)."""
+    """How far behind the ruler n batch sizes (log2) are at their best rates, by m draws: (m, n)."""
     steps = frontier(posterior.theta, posterior.prior.at(x), posterior.prior)
     return np.asarray(steps - posterior.log_budget(x))
 

@@ -42,10 +42,11 @@ SIZES_A_DRAW = 8
 AROUND_OTHER = 0.1
 # New batch sizes stay so many octaves below one that ran out of memory.
 MEMORY_ROOM = 0.1
-# Place, among the new points, of the one that a random decision moves; the first two are at the ends
-# of the batch sizes.
+# Place, among the new points, of the one that a random decision moves; the first two are at the
+# ends of the batch sizes.
 RANDOM_PLACE = 2
-# A candidate within so many octaves of a running trial, in batch size and in rate, would repeat it ...
+# A candidate within so many octaves of a running trial, in batch size and in rate, would repeat it
+# ...
 NEAR_PENDING = 0.3
 # ... and counts as worse by so much, in log of the objective.
 NEAR_PENDING_PENALTY = 0.3
@@ -197,7 +198,7 @@ def stopped_candidates(stopped: Sequence[Observation], prior: Prior) -> Candidat
 
 
 def _predicted_steps(posterior: Posterior, candidates: Candidates) -> Array:
-    """Take the median over all draws of the posterior of n candidates' steps to the target: (n,)."""
+    """Predict the steps of n candidates to the target, by the posterior's median: (n,)."""
     return expected_steps(candidate_log_steps(posterior, candidates, posterior.theta))
 
 
@@ -272,7 +273,7 @@ def random_point(
 
 
 def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tuple[Array, Array]:
-    """Bound the log2 learning rate of new trials from below and above, at log2 batch sizes ``x`` (n,).
+    """Bound the log2 learning rate of new trials from below and above, at log2 batch sizes (n,).
 
     The first trials lie near the user's own rate, scaled by the rule. Trials that diverge or crawl
     there move the posterior, and the range with it.
@@ -347,5 +348,5 @@ def are_near(
 
 
 def log_over_sizes(steps: Callable[[float], float], x: Array) -> Array:
-    """Compute the log of ``steps``, a function of the batch size, at log2 batch sizes ``x`` (n,)."""
+    """Compute the log of ``steps``, a function of the batch size, at log2 batch sizes (n,)."""
     return np.log([steps(float(size)) for size in np.exp2(x)])

@@ -1,4 +1,4 @@
-"""An Optuna study's parameters as the model's coordinates, and a point's coordinates as parameters."""
+"""Converts an Optuna study's parameters to the model's coordinates, and back."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ BATCH_SIZE = "batch_size"
 LR = "lr"
 # log2(lr / rule(B)): octaves off a scaling rule; searched in place of LR where the study has no LR.
 DELTA = "delta"
-# The rule is tabulated over log2 batch sizes, as a decision asks for hundreds: so many octaves below
-# and above the study's batch sizes, and between two places of the table.
+# The rule is tabulated over log2 batch sizes, as a decision asks for hundreds: so many octaves
+# below and above the study's batch sizes, and between two places of the table.
 RULE_BELOW = 1.0
 RULE_ABOVE = 12.0
 RULE_STEP = 0.25
@@ -73,7 +73,7 @@ class Coordinates:
         self._rule = rule or self._square_root_rule
 
     def _square_root_rule(self, batch_size: float) -> float:
-        """Scale the learning rate by the square root of the batch size, from the middle of both ranges."""
+        """Scale the learning rate by the root of the batch size, from the middle of both ranges."""
         middle_rate = 1.0
         if self._lr_parameter == LR:
             middle_rate = math.sqrt(self._rates.low * self._rates.high)
@@ -129,7 +129,7 @@ class Coordinates:
         return int(nearest_value(self._snap(batch_size), self._sizes))
 
     def _rate_bounds(self, x: Array) -> tuple[Array, Array]:
-        """Find the lowest and the highest log2 learning rate at log2 batch sizes ``x``: (n,) each."""
+        """Find the lowest and the highest log2 learning rate at n log2 batch sizes: (n,) each."""
         if self._lr_parameter == LR:
             bottom = np.full(x.shape, math.log2(self._rates.low))
             top = np.full(x.shape, math.log2(self._rates.high))

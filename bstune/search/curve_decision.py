@@ -27,8 +27,8 @@ Array = NDArray[np.float64]
 
 # What a trial costs beside its steps, over the cheapest one's cost: few trials rather than many.
 SETUP = 0.2
-# A look at a regime lies so many octaves beyond its edge, which moves, or at least so near to the end
-# of the batch sizes.
+# A look at a regime lies so many octaves beyond its edge, which moves, or at least so near to the
+# end of the batch sizes.
 REGIME_EDGE = 0.25
 # Where schedules end with the trial, one run of so many may spend its budget and miss the target.
 MISSES_EVERY = 30

@@ -1,4 +1,4 @@
-"""The protocol of Shallue et al. 2018 as a sampler: each batch size is tuned alone, with as many trials."""
+"""A sampler that tunes each batch size alone, with as many trials: as Shallue et al. 2018 did."""
 
 import math
 from collections.abc import Callable, Mapping

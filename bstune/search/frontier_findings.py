@@ -1,8 +1,9 @@
 """The posterior's frontier: S*(B), the best learning rate over batch size, and B_crit.
 
 B_crit of a draw is where the slope of log S*(B) over log B is -1/2, the small-batch term left out.
-For S_min (1 + B_crit/B) that is B_crit itself. Where the law does not hold, it is what a dense sweep
-over batch sizes would show; the model's own parameter leans on the batch sizes that were tried most.
+For S_min (1 + B_crit/B) that is B_crit itself. Where the law does not hold, it is what a dense
+sweep over batch sizes would show; the model's own parameter leans on the batch sizes that were
+tried most.
 """
 
 import math
@@ -24,7 +25,7 @@ B_CRIT_REACH = 7
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:
-    """Compute the log of B_crit, in examples, in m draws ``theta`` (m, p) of the parameters: (m,)."""
+    """Compute the log of B_crit, in examples, by m draws ``theta`` of the parameters: (m,)."""
     low = prior.log_low - B_CRIT_REACH
     high = prior.log_high + B_CRIT_REACH
     x = np.arange(low, high, 1.0 / FRONTIER_SIZES_AN_OCTAVE)

@@ -1,7 +1,8 @@
 """A trial's history as an estimate of its steps to the target, with its error.
 
 Metrics fall about as a power of the steps, ``log excess = -rate log(step/S)``. The excess is the
-metric's distance from its best possible value over the target's distance from that: 1 at the target.
+metric's distance from its best possible value over the target's distance from that: 1 at the
+target.
 
 The rate over the rest of a trial is its own recent one times a slowdown. It is shrunk towards the
 rates of the trials that reached the target, taken from the same excess on. The slowdown belongs to
@@ -74,8 +75,8 @@ CACHED = 32_768
 LEAST_SCALE = 1e-300
 # The largest excess: what is farther off is not told apart.
 MOST_EXCESS = 1e30
-# Where the ideal value is not known, the first evaluation's gap counts as so many times the target's
-# distance from it.
+# Where the ideal value is not known, the first evaluation's gap counts as so many times the
+# target's distance from it.
 FIRST_GAP = 4.0
 # Fall of the log excess for each log step, before any trial has reached the target.
 USUAL_RATE = 0.4

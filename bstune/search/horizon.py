@@ -1,7 +1,7 @@
-"""Workloads whose schedule ends with the trial: the law of the metric over horizons, and the next trial's horizon.
+"""Schedules that end with the trial: the metric's law over horizons, and the next horizon.
 
 A run whose schedule ends after h steps, its horizon, meets the target if h is at least S(B, lr) of
-its seed. Such a trial is neither stopped nor continued, and how it ended says how far S is:
+its seed. Such a trial is neither stopped nor continued. How it ended says how far S is:
 
 - One that missed: S lies above h, by ``log(S/h) = scale excess^power``, the excess being the least
   log excess of its evaluations (:func:`bstune.search.histories.log_excess`), mostly that at its
@@ -49,21 +49,21 @@ HORIZON_NORMAL = [
     (0.0, 1.8),
     (math.log(0.18), 1.2),
 ]
-# Of log(S/h): what the law misses of one trial, over what it says.
+# Deviation of log(S/h) of one trial from the law, over the law's own value.
 HORIZON_MISFIT = 0.25
 # The same of each of the two terms of log(S/s).
 EARLY_MISFIT = 0.25
-# In log S.
+# Least deviation of one trial from the law, in log S.
 LEAST_MISFIT = 0.03
-# Log excess: of 10,000 examples, 10% of them wrong, ten more or less.
+# Log excess that is told from 0: ten examples more or less, where 10% of 10,000 are wrong.
 EXCESS_RESOLUTION = 0.01
 # Log(h/S) at which a law's draws are compared.
 LOG_HORIZONS = np.linspace(0.0, 12.0, 1201)
-# Of the law, of which the median is taken.
+# Draws of the law, at most about, of which the median is taken.
 LAW_DRAWS = 32
-# Deviations of log S that a horizon lies above it, at most.
+# A horizon lies at most so many deviations of log S above it.
 MOST_DEVIATIONS = 4.0
-# The same of a winner's horizon, at least: nine of ten runs reach the target.
+# A winner's horizon lies at least so many above it: nine of ten runs reach the target.
 RELIABLE = 1.28
 # Share of the runs that miss the target whatever their horizon.
 OUTLIERS = 0.04
@@ -71,43 +71,46 @@ OUTLIERS = 0.04
 
 @dataclass(frozen=True)
 class Ends:
-    """How trials ended their horizons: arrays of shape (n,)."""
+    """How n trials ended their horizons: arrays of shape (n,)."""
 
-    # Log excess at the horizon's end, 0 of a trial that ended before: above 0 the target is missed.
     excess: Array
-    # Log(steps/horizon) of a trial that met the target before its horizon's end; else 0.
+    """Log excess at the horizon's end: above 0 the target was missed. 0 of a trial that ended
+    before."""
     early: Array
-    # Log(horizon/step) of the last step that missed the target, of a trial that met it at its
-    # horizon's end; else, and where nothing was looked at before, infinite. None: of all trials.
+    """Log(steps/horizon) of a trial that met the target before its horizon's end; else 0."""
     late: Array | None = None
+    """Log(horizon/step) of the last step that missed the target, of a trial that met it at its
+    horizon's end. Infinite for other trials, and where there was no evaluation before. None: it is
+    infinite for all trials."""
 
     def take(self, rows: NDArray[np.intp]) -> "Ends":
-        """Give some of the trials."""
+        """Keep the trials in these rows."""
         late = None if self.late is None else self.late[rows]
         return Ends(self.excess[rows], self.early[rows], late)
 
 
 def log_shortest(law: Array, ends: Ends) -> Array:
-    """Give log(S/steps) by parameters (m, 4) of n trials: (m, n)."""
+    """Compute log(S/steps) of n trials by m draws of the law's four parameters, (m, 4): (m, n)."""
     scale, power = np.exp(law.T[:2])[:, :, None]
     missed = np.sign(ends.excess) * scale * np.abs(ends.excess) ** power
     return np.asarray(missed + _log_over_met(law, -ends.early))
 
 
 def _log_over_met(law: Array, early: Array) -> Array:
-    """Give log(S/s) of n runs that met the target at step s, ``early`` = log(h/s) before their end: (m, n)."""
+    """Compute log(S/s) of n runs that met the target at step s before their horizon h: (m, n).
+
+    ``early`` is log(h/s), (n,); ``law`` as for :func:`log_shortest`.
+    """
     share, waste = np.exp(law.T[2:])[:, :, None]
     return np.asarray(waste * np.tanh(early / waste) - share * early)
 
 
 def log_jacobian(law: Array, ends: Ends) -> Array:
-    """Give the log of |d log S/d datum| by parameters (m, 4) of n trials, (m, n).
+    """Compute the log of |d log S/d datum| of n trials, by m draws of the law, (m, 4): (m, n).
 
-    See the module's docstring.
-
-    It is 0 for a trial without a datum: it diverged, or ended its horizon without a metric. No
-    excess is known finer than to ``EXCESS_RESOLUTION``: at the target itself the derivative would
-    be infinite, or 0.
+    The module's docstring derives it. It is 0 for a trial without a datum, which diverged or ended
+    its horizon without a metric. No excess is known finer than to ``EXCESS_RESOLUTION``: at the
+    target itself the derivative would be infinite, or 0.
     """
     log_scale, log_power, log_share, log_waste = law.T[:, :, None]
     excess = np.maximum(np.abs(ends.excess), EXCESS_RESOLUTION)
@@ -120,12 +123,12 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
 
 
 def log_chance_at_end(law: Array, ends: Ends) -> Array:
-    """Give the log of the chance that trials which met the target did so no earlier, by parameters (m, 4): (m, n).
+    """Compute the log of the chance that n trials met the target no earlier than they did: (m, n).
 
-    With log(h/S) = a by their excess, the step is ``a = (1 + share) early - waste
-    tanh(early/waste)`` before the end. As 0 <= tanh(x) <= min(x, 1), early is at most a/share and
-    (a + waste)/(1 + share), and near the smaller one. It is 0, a chance of 1, for trials that met
-    the target before their end or missed it.
+    By m draws of the law, (m, 4). With log(h/S) = a by their excess, the step is ``a = (1 + share)
+    early - waste tanh(early/waste)`` before the end. As 0 <= tanh(x) <= min(x, 1), early is at most
+    a/share and (a + waste)/(1 + share), and near the smaller one. It is 0, a chance of 1, for
+    trials that met the target before their end or missed it.
     """
     chances = np.zeros((len(law), ends.excess.size))
     if ends.late is None:
@@ -143,7 +146,7 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
 
 
 def misfit(ends: Ends) -> Array:
-    """Give the standard deviation of log S beside the law's of trials that ran to their horizon's end.
+    """Compute the deviation of log S from the law for n trials that ran to their end: (n,).
 
     What the law misses grows with how far it has to reach.
     """
@@ -153,11 +156,11 @@ def misfit(ends: Ends) -> Array:
 
 
 def early_misfit(law: Array, ends: Ends) -> Array:
-    """Give the variance of log S that trials which met the target before their end have beside :func:`misfit`: (m, n).
+    """Compute the variance of log S, beside :func:`misfit`, of trials that met the target early.
 
-    It is by parameters (m, 4), and 0 for other trials. With a small share a run says well how short
-    its horizon could have been, however long it was; with a large one an error of the step is one
-    of S, many times over.
+    By m draws of the law, (m, 4), for n trials: (m, n). It is 0 for trials that ran to their
+    horizon's end. With a small share a run says well how short its horizon could have been, however
+    long it was. With a large one an error of the step becomes one of S many times as large.
     """
     share, waste = np.exp(law.T[2:])[:, :, None]
     of_waste = waste * np.tanh(-ends.early / waste)
@@ -165,9 +168,10 @@ def early_misfit(law: Array, ends: Ends) -> Array:
 
 
 def log_met(law: Array) -> Array:
-    """Give log(s/S) of the step s at which runs with horizons ``LOG_HORIZONS`` above log S meet the target.
+    """Compute log(s/S) of the step s at which runs of several horizons meet the target.
 
-    It is the median over parameters (m, 4), one for each horizon.
+    One for each of the horizons, which lie ``LOG_HORIZONS`` above log S. It is the median over m
+    draws of the law, (m, 4).
     """
     law = law[:: max(1, len(law) // LAW_DRAWS)]
     # Log(h/s), which exceeds log(h/S) by the waste at most. Squares, as the curve is steepest at
@@ -183,9 +187,7 @@ def log_met(law: Array) -> Array:
 def least_cost(
     met: Array, spread: float, longest: float, latest: float = math.inf, shortest: float = -math.inf
 ) -> tuple[float, float]:
-    """Give log(h/S) of the horizon h that reaches the target at least cost, and that cost over S.
-
-    ``met`` as above.
+    """Choose the horizon h that reaches the target at least cost: log(h/S), and that cost over S.
 
     A run that misses has cost h and is run again, one that reaches the target ends where it meets
     it: so the cost until one does is ``met + h (1 - P)/P`` with P = P(S <= h), where log S has this
@@ -195,11 +197,14 @@ def least_cost(
     than one long one.
 
     Args:
-        met: of :func:`log_met`.
+        met: log(s/S) of the step at which each horizon meets the target, of :func:`log_met`.
         spread: standard deviation of log S.
-        longest: log(h/S) at most.
-        latest: log(s/S), at most, of the step at which the run may meet the target.
-        shortest: of h, in deviations of log S above S; ``longest`` goes before it.
+        longest: the largest log(h/S).
+        latest: the largest log(s/S) of the step at which the run may meet the target.
+        shortest: the least h, in deviations of log S above it; ``longest`` prevails over it.
+
+    Returns:
+        Where no horizon meets the target by ``latest``, the cost is infinite.
     """
     # Beyond that nothing is known, and exp would overflow.
     spread = min(spread, 10.0)

@@ -1,6 +1,7 @@
-"""The posterior of a study's trials: chains joined, histories extrapolated, step times fitted, parameters sampled.
+"""The posterior of a study's trials.
 
-A stopped trial counts as what its history extrapolates to (:mod:`bstune.search.histories`). Where
+Chains of trials are joined, histories extrapolated, step times fitted and parameters sampled. A
+stopped trial counts as what its history extrapolates to (:mod:`bstune.search.histories`). Where
 schedules end with the trial, the metric over horizons takes the place of that
 (:mod:`bstune.search.horizon`).
 """
@@ -46,39 +47,39 @@ from bstune.search.posterior import (
 )
 
 Array = NDArray[np.float64]
-# What steps are multiplied with to give the objective, over log2 batch sizes.
+# The factor that turns steps into the objective, at log2 batch sizes (n,): (n,).
 StepWeight = Callable[[Array], Array]
 # Log2 of batch size and of learning rate, and the other hyper-parameters.
 Point = tuple[float, float, tuple[float, ...]]
 
-# In log S: what the model misses at one point. The trial predicted to be best takes 1.075 times the
-# best cell (three shipped tables, time and steps, 8 seeds, 40 times the best trial's cost); with
-# 0.05 to 0.3 it is 1.070 to 1.081, by the posterior mean alone 1.087, and the luckiest trial takes
-# 1.103.
+# Standard deviation, in log S, of what the model misses at one point. The trial predicted to be
+# best takes 1.075 times the best cell (three shipped tables, time and steps, 8 seeds, 40 times the
+# best trial's cost); with 0.05 to 0.3 it is 1.070 to 1.081, by the posterior mean alone 1.087, and
+# the luckiest trial takes 1.103.
 POINT_MISFIT = 0.1
-# Times the steps expected: what a run counts as that diverged where others reached the target.
+# A run that diverged where others reached the target counts as so many times the expected steps.
 FAILURE_FACTOR = 4.0
-# Of the steps of a trial that reached the target at its first evaluation: those that missed it.
+# Where a trial reached the target at its first evaluation, the last step that missed it counts as
+# this share of its steps.
 FIRST_MISS_SHARE = 0.5
-# Log excess of a trial that missed the target at its horizon's end, at least.
+# Least log excess of a trial that missed the target at its horizon's end.
 LEAST_MISS = 0.003
-# Trials that reached the target, whose rates a stopped one is shrunk towards.
+# How many trials that reached the target a stopped one is compared with.
 SIMILAR = 8
-# Deviation of log S around a bound, in place of a history's.
+# Deviation of log S around a bound of which no history tells.
 BOUND_DEVIATION = 0.05
 # Five times the steps or more (e^1.6), with a deviation of half of that in log, is a guess: it says
 # that S is large, not how large.
 GUESSED_LOG_FACTOR = 1.6
 GUESSED_SPREAD = 0.5
 
-# Of many trials a posterior is sampled from that of fewer of them, at sizes that are the same for
-# every decision; this is the first of these sizes, in trials.
+# The posterior of many trials is sampled from that of fewer of them, its start. Starts have the
+# same numbers of trials at every decision; this is the first number.
 FIRST_START = 80
-# 1.25: the next posterior is near, two or three temperatures away, and a study of 1,000 trials has
-# ten of them.
+# The next start has so many times the trials: with 1.25 it is near, two or three temperatures away,
+# and a study of 1,000 trials has ten of them.
 START_GROWTH = 1.25
-# Of the trials, at most, that a start is made of: those before that were slow to end are in by
-# then.
+# A start has at most this share of the trials: slow ones among the first have ended by then.
 SETTLED_SHARE = 0.9
 START_SEED = 20120711
 STARTS_KEPT = 64
@@ -92,27 +93,27 @@ class Observation:
     number: int
     status: str
     steps: int
-    # Of a reached one: the last step that missed the target, 0 if it was not looked at before.
     steps_low: int
+    """Of a reached one: the last step that missed the target, 0 if it was not evaluated before."""
     seconds_per_step: float | None
     x: float
     """Log2 of the batch size."""
     z: float
     """Log2 of the learning rate."""
     other: tuple[float, ...]
-    """Further hyper-parameters, each in [0, 1]."""
-    # Extrapolated log(steps to target/steps), and its standard deviation; None if the history does
-    # not allow it.
+    """The other hyper-parameters, each in [0, 1]."""
     log_factor: float | None
+    """Extrapolated log(steps to target/steps); None if the history does not allow it."""
     spread: float
-    # True if resuming added no steps, as where a replayed record ended.
+    """Standard deviation of ``log_factor``."""
     stuck: bool
-    # True if it would take many times its steps even at the most that its recent rate may be.
+    """Whether resuming it added no steps, as where a replayed record ended."""
     flat: bool = False
-    # Steps after which its schedule ends, where it ends with the trial.
+    """Whether it would take many times its steps even at the fastest likely rate."""
     horizon: int | None = None
-    # Least log excess over the horizon; None if the trial ended before, or has no metric.
+    """Steps after which its schedule ends, where schedules end with the trial."""
     excess: float | None = None
+    """Least log excess over the horizon; None if the trial ended before, or has no metric."""
 
     @property
     def point(self) -> Point:
@@ -122,22 +123,26 @@ class Observation:
 
 @dataclass(frozen=True)
 class Posterior:
-    """All that a decision rests on: the observations, the draws of the parameters, the step times, the cost so far."""
+    """All that a decision rests on: observations, draws of the parameters, step times, the cost."""
 
     observations: tuple[Observation, ...]
     data: LikelihoodData
+    """The observations as the likelihood takes them, in the same order."""
     theta: Array
+    """Draws of the parameters, (m, p)."""
     tau: StepTimes
+    """The cost of a step over batch size: seconds, or examples where they are counted instead."""
     spent: float
+    """The cost of all trials so far, in units of ``tau``."""
     prior: Prior
-    # Log2 of the smallest batch size that ran out of memory, infinite if none did.
     too_large: float
-    # The longest horizon over batch size; None: any.
+    """Log2 of the smallest batch size that ran out of memory, infinite if none did."""
     budget: Callable[[float], float] | None = None
-    # That were paid for: each part of a chain counts.
+    """The longest horizon over batch size; None: any."""
     trials: int = 0
-    # A draw of tau for each draw of the parameters; None where tau has no error.
+    """How many trials were paid for: each part of a chain counts."""
     tau_draws: StepTimeDraws | None = None
+    """A draw of tau for each draw of the parameters; None where tau has no error."""
 
     @property
     def reached(self) -> list[Observation]:
@@ -150,7 +155,7 @@ class Posterior:
         return [trial for trial in self.observations if trial.status == "stopped"]
 
     def drawn_weight(self, row: int) -> StepWeight:
-        """Give what steps are multiplied with to give seconds, by one draw of tau: log2 B (n,) gives (n,)."""
+        """Take one draw of tau, by its place: the seconds of a step over log2 batch sizes (n,)."""
         tau = self.tau
         draws = self.tau_draws
         if draws is None:
@@ -177,21 +182,35 @@ def infer(
 ) -> Posterior:
     """Sample the posterior.
 
-    Histories are read with a ``target``, costs count in seconds or ``in_examples``.
-
-    Unless trials are ``independent``, those of one history count as one: on a table they repeat a
-    recorded run. ``start`` is a posterior of fewer of these trials, from which this one is sampled,
-    see :func:`start_from_fewer`.
+    Args:
+        trials: the records so far.
+        others: the other hyper-parameters by the trial's number, each in [0, 1].
+        prior: of the parameters.
+        target: with which histories are read; None: they are not.
+        ideal: the best value of the target's metric; None if unknown.
+        step_time: seconds of a step over batch size, measured before the first trial; None if not.
+        in_examples: whether a step costs its examples rather than its seconds.
+        particles: how many draws to take.
+        moves: Metropolis steps at each temperature.
+        rng: the source of chance.
+        budget: the longest horizon over batch size; None: any.
+        independent: False where trials may repeat a recorded run: those of one history then count
+            as one.
+        start: a posterior of fewer of these trials, from which this one is sampled, see
+            :func:`start_from_fewer`; None: it is sampled from the prior.
     """
-    last, observations = read_observations(trials, others, prior, target, ideal)
-    measured = [(t.batch_size, t.seconds_per_step) for t in last if t.seconds_per_step is not None]
+    chain_ends, observations = read_observations(trials, others, prior, target, ideal)
+    measured = list[tuple[int, float]]()
+    for trial in chain_ends:
+        if trial.seconds_per_step is not None:
+            measured.append((trial.batch_size, trial.seconds_per_step))
     tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     if in_examples:
         tau = StepTimes(StepTime(0.0, 1.0))
     sizes = np.array([float(trial.batch_size) for trial in trials])
-    # As a cost asks for them, and as a place in the model does.
+    # Costs ask for the one, places in the model for the other: they differ by rounding.
     tau.prepare(np.concatenate([sizes, np.exp2([trial.x for trial in observations])]))
-    data = _likelihood_of_runs(observations, last, prior, independent)
+    data = _weighed_data(observations, chain_ends, prior, independent)
     theta = sample_posterior(data, prior, rng, particles, moves, start)
     tau_draws: StepTimeDraws | None = None
     if isinstance(step_time, StepTimeLaw) and not in_examples:
@@ -212,7 +231,7 @@ def infer(
 
 
 def _cost_so_far(trials: Sequence[TrialResult], tau: StepTimes) -> float:
-    """Add up the costs of each trial's own steps: those that it continues are not paid again."""
+    """Add up what all trials have cost; the steps of a continued trial are not paid again."""
     earlier_steps = steps_before(trials)
     costs = list[float]()
     for trial in trials:
@@ -228,17 +247,21 @@ def read_observations(
     target: Target | None,
     ideal: float | None,
 ) -> tuple[list[TrialResult], tuple[Observation, ...]]:
-    """Give the last trial of each chain, and what it says once its history is extrapolated."""
+    """Read the trials: the last one of each chain, and an observation of each, in the same order.
+
+    A stopped trial's history is extrapolated to the target. Trials that failed or ran out of memory
+    are left out.
+    """
     usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
-    last = [trial for trial in usable if trial.number not in resumed]
-    histories = {trial.number: _history_towards(trial, target, ideal) for trial in last}
-    reached = [trial for trial in last if trial.reached and len(histories[trial.number]) > 2]
+    chain_ends = [trial for trial in usable if trial.number not in resumed]
+    histories = {trial.number: _history_towards(trial, target, ideal) for trial in chain_ends}
+    reached = [trial for trial in chain_ends if trial.reached and len(histories[trial.number]) > 2]
     slowdown = fit_slowdown([_until_target(trial, histories) for trial in reached])
     earlier_steps = steps_before(trials)
     reached_trials = ReachedTrials(reached)
     observations = list[Observation]()
-    for trial in last:
+    for trial in chain_ends:
         observation = _observation(
             trial,
             others.get(trial.number, ()),
@@ -250,23 +273,23 @@ def read_observations(
         if prior.horizon:
             observation = _with_end(observation, trial, histories[trial.number])
         observations.append(observation)
-    return last, tuple(observations)
+    return chain_ends, tuple(observations)
 
 
 def _history_towards(trial: TrialResult, target: Target | None, ideal: float | None) -> History:
-    """Read a trial's history; without a target it says nothing."""
+    """Read a trial's history as log excess over log steps; empty without a target."""
     if target is None:
         return History()
     return read_history(trial.history, target, ideal)
 
 
 def _until_target(trial: TrialResult, histories: Mapping[int, History]) -> tuple[History, float]:
-    """Give the history and the log steps of a trial that reached the target."""
+    """Pair the history of a trial that reached the target with the log of its steps."""
     return histories[trial.number], math.log(trial.steps)
 
 
 def steps_before(trials: Sequence[TrialResult]) -> dict[int, int]:
-    """Give the steps of what each trial continues, by its number; 0 of one that starts afresh."""
+    """Map each trial's number to the steps of the trial that it continues; 0 if it has none."""
     steps = {trial.number: trial.steps for trial in trials}
     earlier_steps = dict[int, int]()
     for trial in trials:
@@ -277,10 +300,10 @@ def steps_before(trials: Sequence[TrialResult]) -> dict[int, int]:
 
 
 def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
-    """Weigh the trials so that those that repeat one recorded run count as one.
+    """Weigh the trials so that those that repeat one recorded run count as one: (n,).
 
-    They do so where the history of one begins that of the other: a run is repeated in chains that
-    end at other steps.
+    Two trials repeat a run where the history of one begins that of the other: chains may end at
+    different steps.
     """
     # By the first evaluation: only histories that share it can be alike.
     runs_by_first = dict[tuple[int, float | None], list[list[int]]]()
@@ -304,21 +327,24 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
     return weight
 
 
-def _likelihood_of_runs(
+def _weighed_data(
     observations: Sequence[Observation],
-    last: Sequence[TrialResult],
+    chain_ends: Sequence[TrialResult],
     prior: Prior,
     independent: bool,
 ) -> LikelihoodData:
-    """Give what the likelihood takes of observations and of the trials behind them."""
+    """Give observations as the likelihood takes them, weighed unless they are independent.
+
+    ``chain_ends`` are the trials that they were read from, in the same order.
+    """
     data = likelihood_data(observations, prior)
     if independent:
         return data
-    return replace(data, weight=weight_of_histories(last))
+    return replace(data, weight=weight_of_histories(chain_ends))
 
 
 def start_sizes(count: int) -> list[int]:
-    """Tell how many trials the posteriors on the way to so many are made of; none for few."""
+    """Numbers of trials of the starts on the way to ``count`` trials; none for few trials."""
     sizes = list[int]()
     size = FIRST_START
     while size <= SETTLED_SHARE * count:
@@ -338,14 +364,14 @@ def start_from_fewer(
     moves: int,
     independent: bool,
 ) -> Start | None:
-    """Give the posterior from which that of all these trials is sampled: of the first ones.
+    """Sample the posterior of the first trials, from which that of all of them is then sampled.
 
-    None for few.
+    None for few trials. Arguments are as of :func:`infer`; ``prior_of`` makes the prior of some of
+    the trials.
 
-    It is made of the one before it in the same way, down to one that is sampled from the prior,
-    each with a seed of its own. So it is a function of the trials alone, that is remembered and not
-    a state that is carried: a study that goes on after a kill, in another process, decides as if
-    nothing had happened.
+    It is itself sampled from a start of fewer trials, down to one that is sampled from the prior,
+    each with a seed of its own. So it is a function of the trials alone, which is remembered: a
+    study that goes on after a kill, in another process, decides as if nothing had happened.
     """
     sizes = start_sizes(len(trials))
     if not sizes:
@@ -355,8 +381,8 @@ def start_from_fewer(
     facts = [_start_facts(trial, others.get(trial.number)) for trial in first]
     key = (*facts, prior.fingerprint, target, ideal, particles, moves, independent)
     if key not in _starts:
-        last, observations = read_observations(first, others, prior, target, ideal)
-        data = _likelihood_of_runs(observations, last, prior, independent)
+        chain_ends, observations = read_observations(first, others, prior, target, ideal)
+        data = _weighed_data(observations, chain_ends, prior, independent)
         smaller_start = start_from_fewer(
             first,
             others,
@@ -377,7 +403,7 @@ def start_from_fewer(
 
 
 def _start_facts(trial: TrialResult, other: tuple[float, ...] | None) -> tuple[object, ...]:
-    """Give all of a trial that a start depends on."""
+    """Collect all of a trial that a start depends on: a part of the start's key."""
     return (
         trial.number,
         trial.batch_size,
@@ -407,9 +433,9 @@ class ReachedTrials:
         return np.array([trial.lr for trial in self.trials], dtype=np.float64)
 
     def nearest(self, trial: TrialResult) -> list[TrialResult]:
-        """Give the ``SIMILAR`` nearest, in octaves of batch size and of learning rate.
+        """List the ``SIMILAR`` trials nearest to one in octaves of batch size plus learning rate.
 
-        The earlier one of a tie.
+        Of a tie the earlier one comes first.
         """
         octaves_of_size = np.abs(np.log2(self._sizes / trial.batch_size))
         octaves_of_rate = np.abs(np.log2(self._learning_rates / trial.lr))
@@ -429,11 +455,11 @@ def _observation(
 
     Args:
         trial: the last one of its chain.
-        other: further hyper-parameters, each in [0, 1].
-        continued_steps: those of the trial that it continues; 0: it continues none.
+        other: its other hyper-parameters, each in [0, 1].
+        continued_steps: the steps of the trial that it continues; 0: it continues none.
         histories: towards the target, by the trial's number.
-        reached: trials that reached it, which show how histories go on.
-        slowdown: by how much histories fall more slowly than before, over the rest of a trial.
+        reached: trials that reached the target, which show how histories go on.
+        slowdown: by how much histories fall more slowly over the rest of a trial.
     """
     history = histories[trial.number]
     log_factor: float | None = None
@@ -460,7 +486,7 @@ def _observation(
 
 
 def _with_end(observation: Observation, trial: TrialResult, history: History) -> Observation:
-    """Give the observation with how it ended its horizon, in place of what its history extrapolates to."""
+    """Add how a trial ended its horizon, which replaces the extrapolation of its history."""
     horizon = max(observation.steps, trial.horizon or 0)
     excess: float | None = None
     if history and observation.steps == horizon:
@@ -474,16 +500,20 @@ class SeenLogSteps(NamedTuple):
     """What a trial says of log S, as :class:`LikelihoodData` has it."""
 
     y: float
+    """Log S, its estimate or its lower bound."""
     spread: float
+    """Standard deviation of y beside the noise from seed to seed."""
     bound: bool
+    """Whether y is a lower bound."""
     least: float = -math.inf
+    """Of an estimate: the log of the steps at which the target was still missed."""
 
 
 def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
     """Give the observations as the likelihood takes them.
 
-    A stopped one counts as an estimate where its history allows it and as a bound elsewhere; where
-    schedules end with the trial, as how it ended its horizon.
+    A stopped trial counts as an estimate where its history allows one, else as a bound. Where
+    schedules end with the trial, each counts as how it ended its horizon.
     """
     ends: Ends | None = None
     rows = list[tuple[float, ...]]()
@@ -509,7 +539,10 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
 
 
 def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
-    """Give where a trial ended its horizon; the law of the metric over horizons says the rest."""
+    """Read what a trial says of log S by how it ended its horizon.
+
+    ``y`` is the log of its steps: the law of the metric over horizons leads from them to S.
+    """
     done = math.log(observation.steps)
     if observation.status != "stopped":
         return SeenLogSteps(done, spread, bound=False)
@@ -519,7 +552,7 @@ def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
 
 
 def _seen_by_history(observation: Observation) -> SeenLogSteps:
-    """Give what a trial says of log S where no horizon matters."""
+    """Read what a trial says of log S where no schedule ends with it."""
     done = math.log(observation.steps)
     if observation.status == "reached":
         # S lies between the last evaluation that missed the target and the first one that reached
@@ -541,7 +574,8 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
 def _read_ends(observations: Sequence[Observation]) -> Ends:
     """Read how trials ended their horizons.
 
-    One that missed has an excess above 0, whatever its metric's rounding.
+    Rounding of the metric aside, the excess of a trial that missed the target is above 0, and that
+    of one that met it is below.
     """
     excess = np.zeros(len(observations))
     early = np.zeros(len(observations))
@@ -560,25 +594,27 @@ def _read_ends(observations: Sequence[Observation]) -> Ends:
 
 
 def objective_weight(objective: str, tau: StepTimes) -> StepWeight:
-    """Give what steps are multiplied with to give the objective: seconds per step, or 1."""
+    """Choose the factor from steps to the objective: seconds per step, or 1 for ``steps``."""
     if objective == "steps":
         return np.ones_like
     return lambda x: tau(np.exp2(x))
 
 
 def objective_so_far(observation: Observation, weight: StepWeight) -> float:
-    """Give the objective of a trial as far as it has run."""
+    """Objective of a trial as far as it has run: its steps, or their seconds."""
     return observation.steps * float(weight(np.array(observation.x)))
 
 
 def fresh_steps(posterior: Posterior) -> dict[int, float]:
-    """Predict the steps that a fresh seed takes at each reached observation, by its number.
+    """Predict the steps that a fresh seed takes at each reached observation's point, by its number.
 
-    It is the posterior mean of log S, which leans on all trials around, drawn to the runs at the
-    very point as far as their noise from seed to seed is small beside what the model misses at one
-    point. Of these runs a stopped one counts as its estimate or bound, and one that diverged as far
-    slower than expected. Where schedules end with the trial, it is what runs at
-    :func:`fresh_horizons` take until one reaches the target, those that miss it included.
+    The prediction lies between the posterior mean of log S, which leans on all trials around, and
+    the runs at the very point. These count the more, the smaller their noise from seed to seed is
+    beside what the model misses at one point. A stopped run counts as its estimate or bound, one
+    that diverged as far slower than expected.
+
+    Where schedules end with the trial, the steps are those of all runs at :func:`fresh_horizons`
+    until one reaches the target, those that miss it included.
     """
     if posterior.prior.horizon:
         return {number: cost.steps for number, cost in _least_costs(posterior).items()}
@@ -589,11 +625,12 @@ def fresh_steps(posterior: Posterior) -> dict[int, float]:
 
 
 def fresh_horizons(posterior: Posterior) -> dict[int, int]:
-    """Give the horizon at which each reached observation's point costs least, by its number.
+    """Choose the horizon, in steps, at which each reached observation's point costs least.
 
-    Its own was chosen before its S was seen: a longer one may miss less often, a shorter one may
-    cost less. Of those that nine of ten runs are predicted to reach the target with: a winner that
-    needs several seeds is none. Empty where schedules do not end with the trial.
+    By the observation's number; empty where schedules do not end with the trial. The trial's own
+    horizon was chosen before its S was seen: a longer one may miss less often, a shorter one may
+    cost less. Only horizons are considered with which nine of ten runs are predicted to reach the
+    target, as a winner that needs several seeds is none.
     """
     if not posterior.prior.horizon:
         return {}
@@ -601,10 +638,10 @@ def fresh_horizons(posterior: Posterior) -> dict[int, int]:
 
 
 def chance_of_reaching(posterior: Posterior, number: int, horizon: float) -> float:
-    """Give the chance that a fresh seed at a reached observation's point meets the target with a horizon.
+    """Chance that a fresh seed at a reached observation's point meets the target with a horizon.
 
-    ``P = (1 - outliers) Phi((log h - E[log S])/sd)``, the deviation that of log S over the
-    posterior and from seed to seed.
+    It is ``(1 - outliers) Phi((log horizon - E[log S])/sd)``, with sd the deviation of log S over
+    the posterior and from seed to seed. ``number`` is the observation's.
     """
     at_reached = _fresh_at_horizons(posterior)
     numbers = [trial.number for trial in posterior.observations]
@@ -613,10 +650,12 @@ def chance_of_reaching(posterior: Posterior, number: int, horizon: float) -> flo
 
 
 class LeastCost(NamedTuple):
-    """The steps that runs take until one reaches the target, and the horizon with which they are fewest."""
+    """The horizon with which a point costs least."""
 
     steps: float
+    """The steps that its runs take until one reaches the target."""
     horizon: float
+    """Steps."""
 
 
 def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
@@ -639,12 +678,13 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
 
 
 def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
-    """Give mean and deviation of a fresh seed's log S at each reached observation, by its place.
+    """Predict a fresh seed's log S where schedules end with the trial: mean and deviation.
 
-    As in :func:`_fresh_log_steps` the runs at a point draw the model towards them, but in each draw
-    of the posterior, as the law of the metric over horizons, and with it what a run says of S, is
-    one of a draw. A run counts by its noise and by what that law misses of it: one that met the
-    target early in a long horizon says little of how short the horizon could have been.
+    By the place of each reached observation. As in :func:`_fresh_log_steps` the runs at a point
+    draw the model towards them. Here they do so in each draw of the posterior, as what a run says
+    of S depends on the law of the metric over horizons, which differs from draw to draw. A run
+    counts by its noise and by what that law misses of it: one that met the target early in a long
+    horizon says little of how short the horizon could have been.
     """
     data = posterior.data
     theta = posterior.theta
@@ -668,7 +708,11 @@ def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
 
 
 def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
-    """Give the log S of a fresh seed at each reached observation, by its place, where no horizon matters."""
+    """Predict a fresh seed's log S where no schedule ends with the trial.
+
+    By the place of each reached observation. The runs at its point draw the model's mean towards
+    them, as in :func:`fresh_steps`.
+    """
     data = posterior.data
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
     gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected)
@@ -683,7 +727,7 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
 
 
 def _runs_at_points(observations: Sequence[Observation]) -> list[list[int]]:
-    """Group the places of observations that share a point."""
+    """Group the places of the observations by their point."""
     places = dict[Point, list[int]]()
     for place, trial in enumerate(observations):
         places.setdefault(trial.point, []).append(place)
@@ -691,7 +735,7 @@ def _runs_at_points(observations: Sequence[Observation]) -> list[list[int]]:
 
 
 def predict_objectives(posterior: Posterior, objective: str) -> list[tuple[float, Observation]]:
-    """Give the reached observations with what fresh seeds are predicted to give of the objective."""
+    """Predict the objective of a fresh seed for each reached observation; pairs of the two."""
     steps = fresh_steps(posterior)
     weight = objective_weight(objective, posterior.tau)
     ranked = list[tuple[float, Observation]]()

@@ -1,8 +1,9 @@
-"""A posterior over the frontier's own shape: steps to target over (batch size, learning rate) from a few trials.
+"""A posterior of the steps to target over batch size and learning rate, from a few trials.
 
 The model of log S is
 
-    log S(B, lr) = level + log(f(B)/f(B_mid)) + g(B) + penalty(d),  f(B) = 1 + B_crit/B + (B_opt/B)^2,
+    log S(B, lr) = level + log(f(B)/f(B_mid)) + g(B) + penalty(d),
+    f(B) = 1 + B_crit/B + (B_opt/B)^2,
     d = (log2 lr - optimum(B)) exp(tilt log2(B/B_mid)),
 
 - the frontier S*(B) = S_min (1 + B_crit/B) (McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11),
@@ -68,21 +69,21 @@ Columns = slice | NDArray[np.bool_]
     B_OPT,
     ROUGHNESS,
 ) = range(12)
-# Then three for each other hyper-parameter: its best value, log curvature, shift; then horizons'
-# law; then the knots.
+# From here on: three parameters for each other hyper-parameter (its best value, log curvature,
+# shift of the best learning rate), then those of the law over horizons, then the knots.
 OTHER = 12
-# Mean and standard deviation of each of the three.
+# Prior mean and standard deviation of each of the three.
 OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]
-# From knot to knot of the discrepancy, about.
+# Octaves from knot to knot of the discrepancy, about.
 KNOT_OCTAVES = 1.5
-# Of the trials, and the standard deviation of their log S beside that of the others.
+# Share of the trials that are outliers, and the deviation of their log S beside that of the others.
 TRIAL_OUTLIER_SHARE = 0.04
 TRIAL_OUTLIER_SPREAD = 0.8
 # A trial that diverged is at least this far above the frontier, in log S ...
 DIVERGED_PENALTY = 1.5
 # ... give or take this.
 DIVERGED_SPREAD = 0.4
-# Of a particle by a step towards the fitted normal distribution, in its deviations.
+# Shares of a particle's deviation from the mean that a step towards the fitted normal keeps.
 KEPT_BY_STEP = (0.3, 0.7, 0.95)
 # Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the
 # time so.
@@ -97,7 +98,7 @@ KEPT_WEIGHT = 0.5
 
 @dataclass(frozen=True)
 class Points:
-    """Where log S is asked for: arrays of shape (n,), and what the model needs of them."""
+    """n points at which log S is asked for: arrays of shape (n,)."""
 
     x: Array
     """Log2 of the batch size."""
@@ -109,11 +110,11 @@ class Points:
     """Log2 of the rule's learning rate."""
     hats: Array
     """Weights of the discrepancy's knots, shape (knots, n)."""
-    # Where given, what depends on x alone is interpolated between them.
     nodes: "Nodes | None" = None
+    """Batch sizes between which what depends on x alone is interpolated; None: it is not."""
 
     def take(self, rows: NDArray[np.intp]) -> "Points":
-        """Give some of the points, without nodes."""
+        """Keep the points in these rows, without nodes."""
         return Points(
             x=self.x[rows],
             z=self.z[rows],
@@ -123,15 +124,15 @@ class Points:
         )
 
     def on_nodes(self, prior: "Prior") -> "Points":
-        """Give the points with nodes: many points cost less so, and log S is the same to 0.001.
+        """Add nodes to the points: many points then cost less, and log S is the same to 0.001.
 
-        The knots of the discrepancy are nodes, so that it stays exact. Beyond the batch sizes of
-        the study no line is drawn, and few points have no need of one: they stay as they are.
+        The knots of the discrepancy are nodes, so that it stays exact. Points that are few, or lie
+        beyond the study's batch sizes, get no nodes.
         """
         low = prior.knots[0]
         high = prior.knots[-1]
         pieces = prior.knots.size - 1
-        # A whole number of nodes from knot to knot.
+        # Evenly spaced nodes hit every knot if there is a whole number of them from knot to knot.
         count = pieces * math.ceil(NODES_AN_OCTAVE * (high - low) / pieces)
         if self.x.size <= count or self.x.min() < low or self.x.max() > high:
             return self
@@ -152,7 +153,7 @@ class Nodes:
     """Share of the way to the next one."""
 
     def between(self, values: Array) -> Array:
-        """Give what values at the nodes, (m, nodes), are at the points: (m, n)."""
+        """Interpolate values at the nodes, (m, nodes), to the points: (m, n)."""
         below = np.take(values, self.left, axis=1)
         rise = np.take(np.diff(values, axis=1), self.left, axis=1)
         return np.asarray(below + self.share * rise)
@@ -160,20 +161,22 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Prior:
-    """Means and standard deviations of the normal priors (the shift's is Student's t), and the scaling rule."""
+    """The prior of the p parameters, normal but for the shift's Student's t; and the rule."""
 
     log_low: float
     """Log2 of the smallest batch size."""
     log_high: float
+    """Log2 of the largest."""
     rule: Callable[[Array], Array]
     """Log2 of the rule's learning rate over log2 B."""
     mean: Array
-    """Shape (p,), in the order of the places above."""
+    """Means of the parameters, (p,), in the order of the places above."""
     spread: Array
+    """Their standard deviations, (p,)."""
     knots: Array
     """Log2 of the batch sizes at which the discrepancy is a parameter."""
-    # Whether each trial's schedule ends with it: the law of the metric over horizons is sampled.
     horizon: bool = False
+    """Whether schedules end with the trial: the law of the metric over horizons is then sampled."""
 
     @property
     def log_mid(self) -> float:
@@ -187,21 +190,21 @@ class Prior:
 
     @property
     def horizon_law(self) -> slice:
-        """Places of the law of the metric over horizons."""
+        """Places of the parameters of the metric's law over horizons."""
         place = OTHER + 3 * self.others
         return slice(place, place + len(HORIZON_NORMAL))
 
     @cached_property
     def fingerprint(self) -> tuple[bytes, ...]:
-        """What the density depends on, as what can be looked up."""
+        """All that the prior's density depends on, as a key to remember results by."""
         grid = np.linspace(self.log_low, self.log_high, 33)
         arrays = [self.mean, self.spread, self.knots, self.rule(grid), grid]
         return (*[array.tobytes() for array in arrays], bytes([self.horizon]))
 
     def at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
-        """Give points for :func:`log_steps`.
+        """Make points for :func:`log_steps` from log2 batch sizes, log2 rates and other columns.
 
-        The frontier and its optimum need no more than ``x``.
+        The frontier and the optimum need ``x`` alone.
         """
         if z is None:
             z = np.zeros(x.shape)
@@ -213,7 +216,7 @@ class Prior:
 
 
 def _columns(chosen: NDArray[np.bool_]) -> Columns:
-    """Give a slice for neighbours, which is read without a copy, else the places as they are."""
+    """Turn a mask of trials into a slice where they are neighbours: it is read without a copy."""
     places = np.flatnonzero(chosen)
     if not places.size:
         return slice(0, 0)
@@ -226,46 +229,47 @@ def _columns(chosen: NDArray[np.bool_]) -> Columns:
 
 @dataclass(frozen=True)
 class LikelihoodData:
-    """Trials as the likelihood takes them: arrays of shape (n,)."""
+    """n trials as the likelihood takes them: arrays of shape (n,)."""
 
     points: Points
     y: Array
-    """Log of steps to target where known, of the estimate or the bound elsewhere."""
+    """Log of the steps to target where they are known, else of their estimate or lower bound."""
     spread: Array
     """Standard deviation of y beside the noise from seed to seed."""
     least: Array
-    """Log of the steps at which the target was still missed, of an estimate; else -inf."""
+    """Of an estimate, the log of the steps at which the target was still missed; else -inf."""
     bound: NDArray[np.bool_]
     """Whether log S lies above y rather than around it."""
     diverged: NDArray[np.bool_]
     """Whether it diverged: ``y`` is not read then."""
     weight: Array | None = None
-    """Weight of each trial in the likelihood; None: 1."""
-    # How each trial ended its horizon: y is then where it ended, and the law says the rest.
+    """Weight of each trial in the likelihood; None: all weigh 1."""
     ends: Ends | None = None
+    """How each trial ended its horizon, where schedules end with the trial. y is then the log of
+    the step where it ended, from which the law over horizons leads to log S."""
 
     @cached_property
     def columns(self) -> tuple[Columns, Columns, Columns]:
-        """Places of the trials with a log S of their own, of bounds and of those that diverged."""
+        """Which trials have a log S of their own, which a bound alone, and which diverged."""
         exact = ~self.bound & ~self.diverged
         return _columns(exact), _columns(self.bound), _columns(self.diverged)
 
     @cached_property
     def estimated(self) -> Columns:
-        """Places of the trials whose log S is an estimate above what they have run."""
+        """Which trials have an estimate of log S, above the steps that they have run."""
         return _columns(~self.bound & ~self.diverged & np.isfinite(self.least))
 
     def many(self, prior: Prior) -> "LikelihoodData":
-        """Give the trials as the likelihood of many of them is the cheapest: in another order, and on nodes.
+        """Rearrange many trials so that their likelihood is cheap: by kind, and with nodes.
 
-        Those of a kind stand side by side: their columns are then read without a copy.
+        Columns of trials that stand side by side are read without a copy.
         """
         kind = np.isfinite(self.least) + 2 * self.bound + 4 * self.diverged
         ordered = self.take(np.argsort(kind, kind="stable"))
         return replace(ordered, points=ordered.points.on_nodes(prior))
 
     def take(self, rows: NDArray[np.intp]) -> "LikelihoodData":
-        """Give some of the trials."""
+        """Keep the trials in these rows."""
         weight = None if self.weight is None else self.weight[rows]
         ends = None if self.ends is None else self.ends.take(rows)
         return LikelihoodData(
@@ -297,15 +301,15 @@ def make_prior(
 
     Args:
         low: the smallest batch size.
-        high: the largest.
+        high: the largest batch size.
         rule: log2 of the scaling rule's learning rate over log2 B.
         log_budget: log of the steps that a trial may take.
-        sigma: how far the best rate lies from the rule's, in octaves.
-        exponent_sigma: how far its exponent does.
-        noise_scale: in examples; None: not known.
-        noise_scale_spread: of the logarithm of a measured noise scale, else 0.
-        others: columns of other hyper-parameters.
-        horizon: whether each trial's schedule ends with it.
+        sigma: deviation of the best learning rate from the rule's, in octaves.
+        exponent_sigma: deviation of its exponent over B from the rule's.
+        noise_scale: in examples, a guess of B_crit; None: not known.
+        noise_scale_spread: deviation of the logarithm of a measured noise scale, else 0.
+        others: how many columns other hyper-parameters take.
+        horizon: whether schedules end with the trial.
     """
     log_low = math.log2(low)
     log_high = math.log2(high)
@@ -359,13 +363,13 @@ def make_prior(
 
 
 def _softplus(value: Array) -> Array:
-    """Give log(1 + e^(2 value))/2, which takes numpy's logaddexp three times as long."""
+    """Compute log(1 + e^(2 value))/2; numpy's logaddexp takes three times as long."""
     exact = np.maximum(value, 0.0)
     return np.asarray(exact + 0.5 * np.log1p(np.exp(-2.0 * np.abs(value))))
 
 
 def optimum(theta: Array, points: Points, prior: Prior) -> Array:
-    """Give log2 of the best learning rate: parameters (m, p) and n points give (m, n)."""
+    """Compute log2 of the best learning rate at n points, by m draws ``theta`` (m, p): (m, n)."""
     if points.nodes is not None:
         return points.nodes.between(optimum(theta, points.nodes.points, prior))
     t = theta[:, :, None]
@@ -378,7 +382,10 @@ def optimum(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
-    """Give log((1 + B_crit/B + (B_opt/B)^2)/(1 + B_crit/B)), shape (m, n)."""
+    """Compute how much the small-batch term adds to log S* at n points, by m draws: (m, n).
+
+    That is log((1 + B_crit/B + (B_opt/B)^2)/(1 + B_crit/B)).
+    """
     t = theta[:, :, None]
     away = (points.x[None, :] - prior.log_mid) * math.log(2.0)
     two_terms = np.logaddexp(0.0, t[:, B_CRIT] - away)
@@ -386,7 +393,7 @@ def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def frontier(theta: Array, points: Points, prior: Prior) -> Array:
-    """Give log S*(B), shape (m, n)."""
+    """Compute log S*(B) at n points, by m draws ``theta`` (m, p): (m, n)."""
     if points.nodes is not None:
         return points.nodes.between(frontier(theta, points.nodes.points, prior))
     t = theta[:, :, None]
@@ -399,7 +406,7 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def penalty(theta: Array, d: Array) -> Array:
-    """Give the cost in log S of a learning rate ``d`` (m, n) octaves off the optimum."""
+    """Compute what a learning rate ``d`` octaves off the best one adds to log S; both (m, n)."""
     t = theta[:, :, None]
     width = np.exp(t[:, LOW_WIDTH])
     below = np.minimum(d, 0.0)
@@ -409,7 +416,10 @@ def penalty(theta: Array, d: Array) -> Array:
 
 
 def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
-    """Give how many octaves the learning rate lies above the best one, as the tilt counts them, shape (m, n)."""
+    """Compute how many octaves n points' learning rates lie above the best ones: (m, n).
+
+    The tilt stretches or shrinks the octaves with the batch size.
+    """
     d = points.z[None, :] - optimum(theta, points, prior)
     for j in range(prior.others):
         d = d - theta[:, OTHER + 3 * j + 2, None] * (points.other[None, :, j] - 0.5)
@@ -417,19 +427,22 @@ def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def _steepness(theta: Array, points: Points, prior: Prior) -> Array:
-    """Give what the tilt makes of an octave off the optimum, over its size at B_mid: (m, n)."""
+    """Compute the factor by which the tilt stretches an octave off the optimum: (m, n).
+
+    It is 1 at B_mid.
+    """
     if points.nodes is not None:
         return points.nodes.between(_steepness(theta, points.nodes.points, prior))
     return np.exp(theta[:, TILT, None] * (points.x - prior.log_mid))
 
 
 def log_steps(theta: Array, points: Points, prior: Prior) -> Array:
-    """Give log S, shape (m, n), for parameters (m, p) and n points."""
+    """Compute log S at n points, by m draws ``theta`` (m, p) of the parameters: (m, n)."""
     return _log_steps_off(theta, off_optimum(theta, points, prior), points, prior)
 
 
 def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Array:
-    """Give log S of learning rates that lie ``d`` (m, n) octaves off the best ones."""
+    """Compute log S at points whose learning rates lie ``d`` octaves off the best ones: (m, n)."""
     total = frontier(theta, points, prior) + penalty(theta, d)
     for j in range(prior.others):
         best = theta[:, OTHER + 3 * j, None]
@@ -439,14 +452,14 @@ def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Arra
 
 
 def log_prior(theta: Array, prior: Prior) -> Array:
-    """Give the log density of the prior up to a constant, shape (m,)."""
+    """Compute the log density of the prior at m draws, up to a constant: (m,)."""
     square = ((theta - prior.mean) / prior.spread) ** 2
     heavy = (SHIFT_FREEDOM + 1.0) * np.log1p(square[:, SHIFT] / SHIFT_FREEDOM)
     return np.asarray(-0.5 * (square.sum(axis=1) - square[:, SHIFT] + heavy))
 
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Give the log likelihood, shape (m,); zero without observations."""
+    """Compute the log likelihood of the trials by m draws: (m,); zero without trials."""
     # Some of the parameters at a time: what is worked out of them stays in the processor's cache.
     rows = max(1, CACHED_VALUES // max(data.y.size, 1))
     parts = list[Array]()
@@ -456,6 +469,7 @@ def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 
 def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
+    """Compute the log likelihood as :func:`log_likelihood` does, for all draws at a time."""
     d = off_optimum(theta, data.points, prior)
     expected = _log_steps_off(theta, d, data.points, prior)
     y = steps_seen(theta, data, prior)
@@ -482,7 +496,7 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 
 def _weighed(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
-    """Add up what each of some trials says, (m, k), by their weights: (m,)."""
+    """Add up the log likelihoods of the trials in these columns, (m, k), by their weights: (m,)."""
     if data.weight is not None:
         terms = terms * data.weight[columns]
     return np.asarray(terms.sum(axis=1))
@@ -491,10 +505,17 @@ def _weighed(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
 def _log_density(
     data: LikelihoodData, y: Array, expected: Array, variance_beside: Array, noise: Array
 ) -> Array:
-    """Give the log density of log S of trials that have one, a mixture with outliers, up to a constant: (m, k).
+    """Compute the log density of the k trials that have a log S of their own: (m, k).
 
-    ``variance_beside`` is that of these trials' log S beside the noise from seed to seed, (k,) or
-    (m, k).
+    It is a mixture with outliers, up to a constant.
+
+    Args:
+        data: all n trials.
+        y: log S as the trials have it, (n,) or (m, n).
+        expected: log S by the model, (m, n).
+        variance_beside: variance of the k trials' log S beside the noise from seed to seed, (k,) or
+            (m, k).
+        noise: standard deviation of log S from seed to seed, (m, 1).
     """
     exact, _, _ = data.columns
     square = (y[..., exact] - expected[:, exact]) ** 2
@@ -510,14 +531,21 @@ def _log_density(
 
 
 def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Give log S as the trials alone have it, by the law of the metric over horizons where there is one: (m, n)."""
+    """Compute log S as n trials themselves show it: (m, n), or (1, n) without horizons.
+
+    Where schedules end with the trial, the law of the metric over horizons leads from a trial's end
+    to it.
+    """
     if data.ends is None:
         return data.y[None]
     return data.y + log_shortest(theta[:, prior.horizon_law], data.ends)
 
 
 def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Give the variance of :func:`steps_seen` beside the noise from seed to seed: (n,), with horizons (m, n)."""
+    """Compute the variance of :func:`steps_seen` beside the noise from seed to seed.
+
+    It is (n,), or (m, n) where schedules end with the trial.
+    """
     variance = np.asarray(data.spread**2)
     if data.ends is None:
         return variance
@@ -525,7 +553,11 @@ def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 
 def _chance_above(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:
-    """Give the probability that S exceeds what an estimated trial has run, given its y: (m, estimated)."""
+    """Compute the chance that S exceeds the steps that a trial has run, given its estimate.
+
+    One column for each trial that has an estimate: (m, k). ``y``, ``expected`` and ``noise`` are as
+    for :func:`_log_density`.
+    """
     places = data.estimated
     # Log S given the model and the estimate is normal, its precision the sum of theirs.
     by_model = noise**-2.0
@@ -536,7 +568,7 @@ def _chance_above(data: LikelihoodData, y: Array, expected: Array, noise: Array)
 
 
 def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
-    """Draw parameters from the prior, shape (count, p)."""
+    """Draw parameters from the prior: (count, p)."""
     drawn = rng.standard_normal((count, prior.mean.size))
     drawn[:, SHIFT] = rng.standard_t(SHIFT_FREEDOM, count)
     return np.asarray(prior.mean + prior.spread * drawn)
@@ -561,14 +593,12 @@ def sample_posterior(
     moves: int,
     start: Start | None = None,
 ) -> Array:
-    """Draw from the posterior, shape (count, p).
+    """Draw ``count`` times from the posterior of the p parameters: (count, p).
 
-    ``moves`` are Metropolis steps at each temperature.
-
-    The particles are tempered from the prior or, with ``start``, from the posterior of fewer trials
-    (iterated batch importance sampling: Chopin 2002, Biometrika 89(3)), which is much nearer.
-    Estimates of stopped trials change as others join them, so that what the fewer trials said is
-    left behind rather than multiplied with something.
+    ``moves`` are Metropolis steps at each temperature. The particles are tempered from the prior
+    or, with ``start``, from the posterior of fewer trials, which is much nearer (iterated batch
+    importance sampling: Chopin 2002, Biometrika 89(3)). Estimates of stopped trials change as
+    others join them: so the fewer trials' likelihood is replaced, not multiplied by a further one.
     """
     if start is None:
         theta = draw_prior(prior, count, rng)
@@ -583,16 +613,17 @@ def sample_posterior(
 
 @dataclass(frozen=True)
 class _Path:
-    """From the prior, or another posterior, to the posterior: its log density is base + temperature x rise."""
+    """Log densities base + temperature x rise, from a start at 0 to the posterior at 1."""
 
     start: Start | None
+    """None: the path starts at the prior."""
     data: LikelihoodData
     prior: Prior
 
     def heights(self, theta: Array, temperature: float) -> tuple[Array, Array]:
-        """Give base and rise, (m,) each.
+        """Compute the two parts of the log density at m draws, base and rise: (m,) each.
 
-        At its end the path has no need of its start: the rise is 0 there.
+        At temperature 1 a path from a start gives the posterior as base, and 0 as rise.
         """
         if self.start is None:
             return log_prior(theta, self.prior), log_likelihood(theta, self.data, self.prior)
@@ -605,7 +636,7 @@ class _Path:
 
 
 def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> Array:
-    """Take the particles from the start of a path to its end."""
+    """Take particles ``theta`` from the start of a path to its end, the posterior: (m, p)."""
     count = len(theta)
     temperature = 0.0
     base, rise = path.heights(theta, temperature)
@@ -631,8 +662,8 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
 def _next_step(rise: Array, temperature: float) -> float:
     """Find by bisection how far the temperature may go up in one step.
 
-    At least half of the particles still count after it. ``rise`` (m,) is each particle's log
-    density gained per unit of temperature.
+    At least half of the particles must still count after it. ``rise`` (m,) is what each particle's
+    log density gains for a unit of temperature.
     """
     low = 0.0
     high = 1.0 - temperature
@@ -663,7 +694,10 @@ def _move(
     rng: np.random.Generator,
     moves: int,
 ) -> tuple[Array, Array, Array]:
-    """Take Metropolis steps; give the particles and the two parts of their log density."""
+    """Move the particles by Metropolis steps: the particles, and base and rise of their density.
+
+    Shapes (m, p), (m,) and (m,), as they are given.
+    """
     for i in range(moves):
         # Alternately towards a normal distribution fitted to the particles, which moves far in many
         # dimensions, and by the difference of two particles, which does not trust that shape.
@@ -682,9 +716,11 @@ def _move(
 
 
 def _towards_normal(theta: Array, prior: Prior, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Propose what keeps a normal distribution fitted to the particles as it is.
+    """Propose moves that leave a normal distribution fitted to the particles as it is.
 
-    Also gives the log of the ratio of that distribution's density here to that there, (m,).
+    Returns:
+        The proposed particles, (m, p), and the log of that distribution's density at the old ones
+        over that at the proposed ones, (m,).
     """
     # A little of the prior's variance keeps the covariance of few particles positive definite.
     root = np.linalg.cholesky(np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2))
@@ -697,7 +733,10 @@ def _towards_normal(theta: Array, prior: Prior, rng: np.random.Generator) -> tup
 
 
 def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Array:
-    """Propose steps along the differences of two particles (ter Braak 2006, Statistics and Computing 16)."""
+    """Propose moves along the difference of two particles, and a little jitter: (m, p).
+
+    Source: ter Braak 2006, Statistics and Computing 16.
+    """
     first = rng.permutation(len(theta))
     second = rng.permutation(len(theta))
     scale = 2.38 / math.sqrt(2.0 * theta.shape[1]) * rng.uniform(0.3, 1.0, (len(theta), 1))
@@ -719,9 +758,9 @@ def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Arra
 
 
 def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:
-    """Measure the noise scale over the trials that reached the target.
+    """Estimate the noise scale from the gradient norms of the trials that reached the target.
 
-    Also gives the steps measured. None for none.
+    Also gives the number of steps at which it was measured. None where none was.
     """
     gradients = list[float]()
     steps = 0
@@ -738,9 +777,9 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
 
 
 def noise_scale_prior(trials: Iterable[TrialResult]) -> tuple[float | None, float]:
-    """Give the measured noise scale and half the width of its interval in log.
+    """Estimate the noise scale, and its deviation in log: half the width of its interval.
 
-    None and 0 while undetermined.
+    None and 0 while an end of the interval is not known.
     """
     measured = measured_noise_scale(trials)
     if measured is None:

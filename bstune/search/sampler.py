@@ -31,7 +31,7 @@ and goes on if it is chosen again (:mod:`bstune.search.fixed_budget`)::
     resumed_from = sampler.resumed_from(trial.number)
     if resumed_from is not None:  # train on from its checkpoint
         trial.set_user_attr("bstune:resumed_from", resumed_from)
-    ...  # train up to step `max_steps`, with trial.report(value, step) at each evaluation and at the end
+    ...  # train up to step `max_steps`; trial.report(value, step) at each evaluation, and there
     trial.set_user_attr("steps", max_steps)
     study.tell(trial, value)  # at the budget's end; before it, state=TrialState.PRUNED, and
     # trial.set_user_attr("status", "diverged") with it if the training broke
@@ -78,30 +78,30 @@ from bstune.search.observations import Posterior, infer, predict_objectives, sta
 from bstune.search.posterior import Prior, make_prior, noise_scale_prior
 
 logger = logging.getLogger(__name__)
-# The trial's record, as JSON, among its user attributes.
+# User attribute of a trial: its record, as JSON.
 RECORD = "bstune:record"
-# Number of the trial that it continues.
+# User attribute of a trial: the number of the trial that it continues.
 RESUMED_FROM = "bstune:resumed_from"
-# Of a posterior that others are sampled from, over those of a decision.
+# A posterior that others are sampled from has so many times the draws of a decision's.
 START_DRAWS = 2
-# Records: every decision reads all of them, most of them once more.
+# Parsed records that are remembered: every decision reads all of them, most of them once more.
 PARSED_RECORDS = 4096
-# Steps that no trial has, where there is no budget.
+# The budget in steps where there is none: no trial has as many.
 NO_BUDGET = 1e12
-# The budget that a prior of log S is made of where there is none.
+# The budget in steps that the prior of log S is made from where there is none.
 USUAL_BUDGET = 1000.0
 
 
 @cache
 def _defaults(name: str, section: str) -> dict[str, Any]:
-    """Read a section of a file in ``conf/``: every default stands there once."""
+    """Read the values of a section of a file in ``conf/``: every default stands there once."""
     text = files("bstune.conf").joinpath(name).read_text(encoding="utf-8")
     values = yaml.safe_load(text)[section]
     return {key: value for key, value in values.items() if key != "_target_"}
 
 
 def default_policy() -> Policy:
-    """Give the policy of ``conf/sampler/frontier.yaml``."""
+    """Read the policy of ``conf/sampler/frontier.yaml``."""
     return Policy(**_defaults("sampler/frontier.yaml", "policy"))
 
 
@@ -221,21 +221,15 @@ class FrontierSampler(BaseSampler):
         self._passed_over: set[int] = set()
 
     def max_steps(self, number: int) -> int | None:
-        """Give the steps up to which trial ``number`` is to be trained.
-
-        None where there is no limit.
-        """
+        """Look up the step to which trial ``number`` is to be trained; None without a limit."""
         return self._max_steps.get(number)
 
     def resumed_from(self, number: int) -> int | None:
-        """Name the stopped trial that trial ``number`` continues; None if it starts afresh."""
+        """Look up the stopped trial that trial ``number`` continues; None if it begins afresh."""
         return self._resumed_from.get(number)
 
     def repeats(self, number: int) -> int | None:
-        """Name the trial that trial ``number`` runs again on a fresh seed.
-
-        None if it is no such one.
-        """
+        """Look up the trial that trial ``number`` runs again on a fresh seed; None if none."""
         return self._repeats.get(number)
 
     def reseed_rng(self) -> None:
@@ -245,7 +239,7 @@ class FrontierSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Give the parameters that all trials share; empty before the first one has finished."""
+        """Find the parameters that all trials share; empty before the first one has finished."""
         if StudyDirection.MAXIMIZE in study.directions and self.objective != LOSS:
             raise ConfigError(
                 f"steps and seconds are minimized, but study {study.study_name!r} maximizes"
@@ -253,6 +247,7 @@ class FrontierSampler(BaseSampler):
         return self._space(study)
 
     def _space(self, study: optuna.Study) -> dict[str, BaseDistribution]:
+        """Find the parameters that all trials of a study share, and check that they are usable."""
         space = self._search_space or self._intersection.calculate(study)
         has_rate = LR in space or (DELTA in space and self._rule is not None)
         if space and not (BATCH_SIZE in space and has_rate):
@@ -262,9 +257,10 @@ class FrontierSampler(BaseSampler):
             )
         return dict(space)
 
-    def _space_of(
+    def _space_of_trials(
         self, trials: optuna.Study | Sequence[TrialResult]
     ) -> dict[str, BaseDistribution] | None:
+        """Find the parameters of a study, or those that the sampler was made with for records."""
         if isinstance(trials, optuna.Study):
             return self._space(trials)
         return self._search_space
@@ -272,9 +268,9 @@ class FrontierSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose the next trial's parameters.
+        """Choose the next trial's parameters; :meth:`max_steps` and others then tell the rest.
 
-        :meth:`max_steps` and :meth:`resumed_from` go with them.
+        Empty before the study has a batch size.
         """
         if BATCH_SIZE not in search_space:
             return {}
@@ -306,8 +302,8 @@ class FrontierSampler(BaseSampler):
         coordinates: Coordinates,
         number: int,
     ) -> Suggestion:
-        """Choose the next trial for a target, and the limit of its steps where there is one."""
-        results, others = self._records(trials, coordinates)
+        """Choose the next trial for a target, and note the limit of its steps, if any."""
+        results, others = self._finished_records(trials, coordinates)
         posterior = self._infer(results, others, coordinates, self._rng)
         objective: str = self.objective
         if objective == "both":
@@ -337,7 +333,7 @@ class FrontierSampler(BaseSampler):
         coordinates: Coordinates,
     ) -> Suggestion:
         """Choose the next trial for the best metric at the budget's end."""
-        results, others = self._records(trials, coordinates)
+        results, others = self._finished_records(trials, coordinates)
         mode = self._mode(study)
         posterior = self._infer_at_budget(results, others, coordinates, mode, self._rng)
         # A schedule that ends with the budget cannot be stopped on the way and compared there.
@@ -358,7 +354,11 @@ class FrontierSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Give the middle of a range in the first trial, anything in it later: a first trial that fails must move."""
+        """Choose a parameter that the trials do not share.
+
+        It is the middle of its range in the first trial, and any value of the range later: after a
+        first trial that fails, the next one must be another.
+        """
         if isinstance(param_distribution, CategoricalDistribution):
             choices = param_distribution.choices
             return choices[int(self._rng.integers(len(choices)))]
@@ -378,9 +378,9 @@ class FrontierSampler(BaseSampler):
         rng: np.random.Generator | None = None,
         independent: bool = True,
     ) -> Posterior | None:
-        """Give the posterior of the frontier; None before the study has parameters.
+        """Sample the posterior of the frontier; None before the study has parameters.
 
-        It changes nothing.
+        The next decision stays the same.
 
         Args:
             trials: a study, or records of its trials, whose ``hyperparameters`` are the further
@@ -396,15 +396,23 @@ class FrontierSampler(BaseSampler):
             ConfigError: if the trials share parameters, but not ``batch_size`` and ``lr`` or
                 ``delta``.
         """
-        space = self._space_of(trials)
+        space = self._space_of_trials(trials)
         if not space:
             return None
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
-        records, others = self._records_of(trials, coordinates)
+        records, others = self._read_records(trials, coordinates)
         # Whoever looks at the posterior must not move the next decision.
         if rng is None:
             rng = deepcopy(self._rng)
-        return self._infer(records, others, coordinates, rng, particles, moves, independent)
+        return self._infer(
+            records,
+            others,
+            coordinates,
+            rng,
+            particles=particles,
+            moves=moves,
+            independent=independent,
+        )
 
     def budget_posterior(
         self,
@@ -416,14 +424,14 @@ class FrontierSampler(BaseSampler):
         moves: int | None = None,
         rng: np.random.Generator | None = None,
     ) -> BudgetPosterior | None:
-        """Give the posterior of the objective ``loss``; None before the study has parameters.
+        """Sample the posterior of the objective ``loss``; None before the study has parameters.
 
         Args:
             trials: a study, or records of its trials, as for :meth:`posterior`.
             mode: whether the metric falls or rises; None for the target's, else the study's
                 direction.
-            share: of the budget: what a shorter one would have come to is read from the same
-                trials.
+            share: of the budget, at which the trials are cut: what a shorter budget would have
+                shown.
             particles: draws; None for the policy's.
             moves: Metropolis steps at each temperature; None for the policy's.
             rng: the source of chance; None for a copy of the sampler's own.
@@ -433,27 +441,30 @@ class FrontierSampler(BaseSampler):
         """
         if self.objective != LOSS:
             raise ConfigError(f"budget_posterior is of the objective loss, not {self.objective}")
-        space = self._space_of(trials)
+        space = self._space_of_trials(trials)
         if not space:
             return None
         if mode is None:
             study = trials if isinstance(trials, optuna.Study) else None
             mode = self._mode(study)
         coordinates = Coordinates(space, self._rule, self._snap, self._lr_range)
-        records, others = self._records_of(trials, coordinates)
+        records, others = self._read_records(trials, coordinates)
         # Whoever looks at the posterior must not move the next decision.
         if rng is None:
             rng = deepcopy(self._rng)
         return self._infer_at_budget(
-            records, others, coordinates, mode, rng, share, particles, moves
+            records, others, coordinates, mode, rng, share=share, particles=particles, moves=moves
         )
 
-    def _records_of(
+    def _read_records(
         self, trials: optuna.Study | Sequence[TrialResult], coordinates: Coordinates
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
-        """Give the records of a study, or the usable ones of some, and their other hyper-parameters."""
+        """Read the usable records of a study, or choose them among some.
+
+        Their other hyper-parameters go with them, by the trial's number and in [0, 1].
+        """
         if isinstance(trials, optuna.Study):
-            return self._records(trials.get_trials(deepcopy=False), coordinates)
+            return self._finished_records(trials.get_trials(deepcopy=False), coordinates)
         records = [trial for trial in trials if trial.status != "failed"]
         others = {trial.number: coordinates.others(trial.hyperparameters) for trial in records}
         return records, others
@@ -473,10 +484,15 @@ class FrontierSampler(BaseSampler):
         coordinates: Coordinates,
         mode: Mode,
         rng: np.random.Generator,
+        *,
         share: float = 1.0,
         particles: int | None = None,
         moves: int | None = None,
     ) -> BudgetPosterior:
+        """Sample the posterior of the objective ``loss`` for a share of the budget.
+
+        Arguments are as of :meth:`budget_posterior`.
+        """
         whole = self._budget
         if whole is None:
             raise ConfigError("the objective loss needs a budget")
@@ -513,11 +529,9 @@ class FrontierSampler(BaseSampler):
         )
 
     def recommended(self, study: optuna.Study) -> int | None:
-        """Name the reached trial best by the posterior's mean (``both``: by time).
+        """Name the trial whose fresh seed is predicted to be best, by time for ``both``.
 
-        None before one is reached.
-
-        For ``loss`` it is the full trial whose fresh seed is predicted to be best.
+        It is one that reached the target, or for ``loss`` a full one; None before there is any.
         """
         if self.objective == LOSS:
             at_budget = self.budget_posterior(study)
@@ -534,17 +548,20 @@ class FrontierSampler(BaseSampler):
         _, best = min(predict_objectives(posterior, objective), key=lambda pair: pair[0])
         return best.number
 
-    def _records(
+    def _finished_records(
         self, trials: Sequence[FrozenTrial], coordinates: Coordinates
     ) -> tuple[list[TrialResult], dict[int, tuple[float, ...]]]:
-        """Give the records of the finished trials, and their other hyper-parameters."""
+        """Read the records of the finished trials, and their other hyper-parameters by number.
+
+        A trial without usable numbers is passed over, with one warning.
+        """
         results = list[TrialResult]()
         others = dict[int, tuple[float, ...]]()
         for trial in trials:
             finished = trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
             if not finished or not coordinates.complete(trial.params):
                 continue
-            result = self._result(trial, coordinates)
+            result = self._read_result(trial, coordinates)
             if result is not None:
                 results.append(result)
                 others[trial.number] = coordinates.others(trial.params)
@@ -555,7 +572,7 @@ class FrontierSampler(BaseSampler):
         return results, others
 
     def _warn_of(self, trial: FrozenTrial) -> None:
-        """Say that a trial is passed over, and what it lacks."""
+        """Warn that a trial is passed over, with what it lacks."""
         needed = "'steps' and 'seconds_per_step', or a positive value"
         if self.objective == LOSS:
             needed = "'steps', or report its metric"
@@ -566,7 +583,8 @@ class FrontierSampler(BaseSampler):
             trial.values,
         )
 
-    def _result(self, trial: FrozenTrial, coordinates: Coordinates) -> TrialResult | None:
+    def _read_result(self, trial: FrozenTrial, coordinates: Coordinates) -> TrialResult | None:
+        """Read a finished trial's record; None without usable numbers."""
         if self.objective == LOSS and self._budget is not None and RECORD not in trial.user_attrs:
             return result_at_budget(trial, coordinates, self._budget)
         return trial_result(trial, coordinates, self.objective)
@@ -577,10 +595,13 @@ class FrontierSampler(BaseSampler):
         others: Mapping[int, tuple[float, ...]],
         coordinates: Coordinates,
         rng: np.random.Generator,
+        *,
         particles: int | None = None,
         moves: int | None = None,
         independent: bool = True,
     ) -> Posterior:
+        """Sample the posterior of the frontier; arguments are as of :meth:`posterior`."""
+
         def prior_of(trials: Sequence[TrialResult]) -> Prior:
             return self._prior(trials, coordinates)
 
@@ -611,7 +632,7 @@ class FrontierSampler(BaseSampler):
         )
 
     def _prior(self, results: Sequence[TrialResult], coordinates: Coordinates) -> Prior:
-        """Give the prior that these trials' noise scale sets, where none is given."""
+        """Make the prior; B_crit's is around the given noise scale, else around the trials'."""
         budget = USUAL_BUDGET
         if self._budget is not None:
             budget = self._budget(math.sqrt(coordinates.low * coordinates.high))
@@ -634,11 +655,12 @@ class FrontierSampler(BaseSampler):
 
 
 def _no_budget(batch_size: float) -> float:
+    """Give the steps at which a trial ends where there is no budget: more than any has."""
     return NO_BUDGET
 
 
 def _pending(trials: Sequence[FrozenTrial], coordinates: Coordinates) -> Pending:
-    """Give the trials that run now."""
+    """List the trials that run now, as :data:`bstune.search.candidates.Pending` has them."""
     pending = list[tuple[float, float, int | None]]()
     for trial in trials:
         if trial.state == TrialState.RUNNING and coordinates.complete(trial.params):
@@ -650,15 +672,16 @@ def _pending(trials: Sequence[FrozenTrial], coordinates: Coordinates) -> Pending
 # All records are read for each decision, and most of them were read for the one before.
 @lru_cache(maxsize=PARSED_RECORDS)
 def _parsed_record(text: str) -> TrialResult:
+    """Parse a record's JSON, once for all decisions."""
     return TrialResult.from_json(text)
 
 
 def trial_result(
     trial: FrozenTrial, coordinates: Coordinates, objective: str
 ) -> TrialResult | None:
-    """Read a finished trial's record, or make one of a foreign trial's attributes.
+    """Read a finished trial's record, or make one from the attributes of a foreign trial.
 
-    None without usable numbers.
+    A foreign trial is one that was not written by bstune. None without usable numbers.
     """
     if RECORD in trial.user_attrs:
         return _parsed_record(trial.user_attrs[RECORD])
@@ -700,7 +723,7 @@ def trial_result(
 
 
 def _spec_of(trial: FrozenTrial, coordinates: Coordinates) -> TrialSpec:
-    """Give what a foreign trial was asked to do."""
+    """Describe what a foreign trial was asked to do."""
     x, z = coordinates.point(trial.params)
     return TrialSpec(
         number=trial.number,
@@ -714,6 +737,7 @@ def _spec_of(trial: FrozenTrial, coordinates: Coordinates) -> TrialSpec:
 
 
 def _finite_or_none(value: float) -> float | None:
+    """Replace a number that is not finite by None."""
     return value if math.isfinite(value) else None
 
 
@@ -722,8 +746,8 @@ def result_at_budget(
 ) -> TrialResult | None:
     """Make the record of a foreign trial of the objective ``loss``; None without usable numbers.
 
-    A complete trial has run to its budget's end, and its value is its metric there; another one to
-    its attribute ``steps``, else to the last step that it reported.
+    A complete trial has run to its budget's end, and its value is its metric there. Another one has
+    run to its attribute ``steps``, else to the last step that it reported.
     """
     spec = _spec_of(trial, coordinates)
     last_step = last_whole_step(budget(float(spec.batch_size)))
