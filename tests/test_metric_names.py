@@ -3,7 +3,7 @@
 import pytest
 
 from bstune.core.errors import ConfigError
-from bstune.core.metric_names import mode_of, parse_target, the_loss
+from bstune.core.metric_names import choose_loss, mode_of, parse_target
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_words_of_a_name_say_which_way_is_better(metric, mode):
     ],
 )
 def test_of_several_metrics_the_loss_is_meant(metrics, chosen):
-    assert the_loss(metrics) == chosen
+    assert choose_loss(metrics) == chosen
 
 
 def test_a_message_names_the_option_that_was_given():

@@ -1,7 +1,7 @@
-"""One global batch over devices and their micro-batches, in whole examples, with the weights that keep its gradient.
+"""One global batch over devices and micro-batches, in whole examples, with weights of their losses.
 
-Micro-batch i has n_i of the B examples. With each loss a mean over its own examples, the whole
-batch's gradient is
+The weights keep the whole batch's gradient. Micro-batch i has n_i of the B examples. With each loss
+a mean over its own examples, the whole batch's gradient is
 
     grad L = sum_i (n_i / B) grad L_i
 
@@ -12,8 +12,8 @@ large. ``bstune plan 33 --devices 2 --memory-ceiling 8 --lr 0.1`` prints a split
     accumulation      3 micro-batches a device and step
     device 0          17 examples: 2 x 6 + 1 x 5
     device 1          16 examples: 1 x 6 + 2 x 5
-    loss of 6         times 6/33 where gradients are summed, 12/11 = 1.090909091 where they are averaged
-    loss of 5         times 5/33 where gradients are summed, 10/11 = 0.9090909091 where they are averaged
+    loss of 6         times 6/33 where gradients are summed, 12/11 = 1.090909091 where they are ...
+    loss of 5         times 5/33 where gradients are summed, 10/11 = 0.9090909091 where they are ...
 
 and, with ``--reference-batch-size B0 --scaling RULE``, the learning rate of B0, scaled.
 """
@@ -24,7 +24,7 @@ from fractions import Fraction
 
 from bstune.core.errors import ConfigError
 
-# Of each number: a float holds it.
+# The largest number that a split takes: a float holds each of them exactly.
 LARGEST_WHOLE = 10**15
 
 
@@ -36,18 +36,19 @@ class BatchSplit:
     """
 
     batch_size: int
+    """Examples of the whole batch, B."""
     devices: int
     rounds: int
-    """Micro-batches of a device in one optimizer step."""
+    """Micro-batches that each device runs in one optimizer step."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All n_i: of the first round device by device, then of the next one; their sum is B."""
+        """Sizes n_i of all micro-batches, round by round, device by device; their sum is B."""
         parts = self.devices * self.rounds
         return tuple((self.batch_size + parts - 1 - part) // parts for part in range(parts))
 
     def counts(self, device: int) -> dict[int, int]:
-        """Give how many micro-batches of which size one device runs, the larger ones first."""
+        """Count the micro-batches that one device runs, by their size, the larger ones first."""
         size, rest = divmod(self.batch_size, self.devices * self.rounds)
         # The first ``rest`` micro-batches are larger by one; this device runs every devices-th one.
         larger = max(0, -(-(rest - device) // self.devices))
@@ -55,22 +56,29 @@ class BatchSplit:
         return {n: count for n, count in by_size.items() if count}
 
     def share(self, device: int) -> int:
-        """Give the examples of one device."""
+        """Count the examples of one device, by its number from 0."""
         return sum(size * count for size, count in self.counts(device).items())
 
     def weight(self, size: int) -> Fraction:
-        """Give n_i/B, of a micro-batch of ``size`` examples in the sum of gradients."""
+        """Factor of a micro-batch's loss where gradients are summed: n_i/B, with n_i = ``size``."""
         return Fraction(size, self.batch_size)
 
     def factor(self, size: int) -> Fraction:
-        """Give what to multiply its loss by where gradients are averaged, as DDP does: n_i/B x parts."""
+        """Factor of a micro-batch's loss where gradients are averaged, as DDP does.
+
+        It is n_i/B times the number of micro-batches, with n_i = ``size``.
+        """
         return self.weight(size) * self.devices * self.rounds
 
 
 def split_batch(batch_size: int, devices: int, largest: int | None = None) -> BatchSplit:
-    """Choose the fewest rounds in which no micro-batch exceeds ``largest`` examples (None: one round).
+    """Split a batch into the fewest rounds in which no micro-batch exceeds ``largest`` examples.
 
-    ConfigError if a number is not a positive integer, or if there are fewer examples than devices.
+    One round where ``largest`` is None.
+
+    Raises:
+        ConfigError: if a number is not a positive integer, or there are fewer examples than
+            devices.
     """
     _check_whole("batch size", batch_size)
     _check_whole("number of devices", devices)
@@ -137,7 +145,7 @@ def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
 
 
 def _line_of_devices(split: BatchSplit, first: int, last: int) -> str:
-    """Say what each of some devices next to each other runs: all of them run the same."""
+    """Write the line of neighbouring devices, from ``first`` to ``last``, that run the same."""
     name = f"device {first}" if first == last else f"devices {first} to {last}"
     each = " each" * (first < last)
     spelt = " + ".join(f"{count} x {size}" for size, count in split.counts(first).items())

@@ -1,10 +1,10 @@
 """The critical batch size now: how large a batch may be before a branch of a run begins to lose.
 
-From a checkpoint, training goes on at several batch sizes for the same number of examples. Batch
-size B loses ``value(B) - value(B_0)`` of the metric against the run's own B_0. The largest batch
-size that loses nothing is where the loss first exceeds a tolerance (Merrill et al. 2025, arXiv
-2505.23971: branched training, with a tolerance of the loss, the rate following B). Both have seen
-the same examples in the same order, so that losses are paired by seed.
+From a checkpoint, training goes on in branches: at several batch sizes, for the same number of
+examples. Batch size B loses ``value(B) - value(B_0)`` of the metric against the run's own B_0. The
+largest batch size that loses nothing is where the loss first exceeds a tolerance (Merrill et al.
+2025, arXiv 2505.23971: branched training, with a tolerance of the loss, the rate following B). Both
+have seen the same examples in the same order, so that losses are paired by seed.
 """
 
 import math
@@ -17,8 +17,9 @@ from scipy.stats import t
 
 # Deviations of two seeds tell no interval: Student's t with one degree of freedom is 6.3 at 90%.
 LEAST_SEEDS = 3
-# Within a rise of so many tolerances a straight line between two batch sizes tells where it
-# passes one. A loss that rises by more may have passed it anywhere between them.
+# Where the loss rises by at most so many tolerances from one batch size to the next, a straight
+# line between them tells where it passes the tolerance. One that rises by more may pass it
+# anywhere.
 STRAIGHT_RISE = 4.0
 
 
@@ -27,11 +28,11 @@ class Crossing:
     """Where the loss of one seed first exceeds the tolerance."""
 
     batch_size: float
-    """By a straight line over log B, or the geometric middle of both sizes where it jumps."""
+    """Where a straight line over log B passes it, or the middle of both sizes where it jumps."""
     below: int
-    """The largest batch size until which nothing was lost."""
+    """The largest batch size up to which no more than the tolerance was lost."""
     above: int
-    """The next one, which lost more than the tolerance."""
+    """The next one, which lost more."""
     jumps: bool
     """Whether the loss rises too much from the one to the other for a line between them."""
 
@@ -41,16 +42,16 @@ class LargestBatch:
     """The largest batch size that loses at most the tolerance, over seeds."""
 
     batch_size: float
-    """Geometric mean; of a seed that lost nothing anywhere, its largest batch size counts."""
+    """Geometric mean over seeds. A seed that lost nothing counts with its largest batch size."""
     low: float | None
-    """End of the interval over seeds; None with fewer than ``LEAST_SEEDS``."""
+    """Lower end of the interval over seeds; None with fewer than ``LEAST_SEEDS``."""
     high: float | None
-    """Likewise; None also where a seed lost nothing at its largest size: no end was seen."""
+    """Upper end; None also where a seed lost nothing at its largest size: no end was seen."""
     unbounded: int
     """How many seeds lost nothing anywhere."""
     between: tuple[int, int] | None = None
-    """Where the loss of a seed jumps: the batch sizes around all jumps; within them it is not
-    known."""
+    """Where the loss of a seed jumps: the batch sizes around all jumps, between which the answer is
+    not known. None: no loss jumps."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,9 @@ class Branch:
     steps: int
     status: str
     value: float | None
-    """Of the target's metric; None where it was not finite, or where the batch did not fit."""
+    """The target's metric; None where it was not finite, or where the batch did not fit."""
     message: str | None
+    """Why the branch failed, if it did."""
 
 
 @dataclass(frozen=True)
@@ -77,23 +79,25 @@ class Branches:
     batch_size: int
     """The run's own."""
     examples: int
-    """That each branch trained on."""
+    """The examples that each branch trained on."""
     tolerance: float
+    """The loss of the metric up to which a batch size counts as losing nothing."""
     lr_exponent: float
+    """The learning rate followed this power of the batch size."""
     branches: tuple[Branch, ...]
     largest: LargestBatch
     examples_seen: float | None = None
-    """That the run had trained on at the checkpoint; None where its steps do not tell."""
+    """The examples that the run had trained on at the checkpoint; None where that is not known."""
     tokens: int | None = None
-    """Of an example; None where it has none."""
+    """Tokens of an example; None where it has none."""
 
 
 def crossing(losses: Mapping[int, float], tolerance: float) -> Crossing | None:
     """Find where the loss first exceeds the tolerance; None where it never does.
 
     Args:
-        losses: by batch size, the run's own with 0 the smallest; a branch that diverged lost
-            infinity.
+        losses: the loss of each batch size. The smallest is the run's own, whose loss is 0. A
+            branch that diverged lost infinity.
         tolerance: of the loss, in units of the metric.
     """
     for below, above in pairwise(sorted(losses)):
@@ -113,9 +117,9 @@ def largest_batch(
     """Find the largest batch size that loses nothing, with Student's interval of the mean of log B.
 
     Args:
-        losses_by_seed: of each seed its losses by batch size, as :func:`crossing` takes them.
-        tolerance: of the loss.
-        level: of the interval.
+        losses_by_seed: the losses of each seed by batch size, as :func:`crossing` takes them.
+        tolerance: of the loss, in units of the metric.
+        level: nominal coverage of the interval.
     """
     logs = list[float]()
     jumps = list[Crossing]()

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 IMPORTED = time.monotonic()
-# Of a segment's seconds, that it ran at least: no step takes no time.
+# Least share of a segment's seconds that counts as running: no step takes no time.
 LEAST_RUNNING = 0.01
 
 
@@ -36,7 +36,7 @@ class TrialClock:
     Args:
         now: a monotonic clock, in seconds; tests give their own.
         synchronize: waits for the device.
-        waited: tells the seconds, so far, that the training waited for a processor.
+        waited: tells for how many seconds the training has waited for a processor so far.
     """
 
     def __init__(
@@ -52,15 +52,16 @@ class TrialClock:
         # Steps and seconds of the training between evaluations, in order.
         self.segments: list[tuple[int, float]] = []
         self._phase = Phase.STARTUP
-        # Of the running segment, before it was last interrupted.
+        # Seconds of the running segment before it was last interrupted.
         self._segment_seconds = 0.0
         self._since = now()
         self._waited_since = waited()
 
     def enter(self, phase: Phase) -> float:
-        """Leave the present phase for ``phase``; return the seconds that it has just run.
+        """Leave the present phase for ``phase``, and give the seconds that the old one has run.
 
-        They are the wall's, less what it waited for a processor.
+        These are the wall's seconds since it was entered, less those that it waited for a
+        processor.
         """
         self._synchronize()
         now = self._now()
@@ -75,7 +76,7 @@ class TrialClock:
         return max(running, LEAST_RUNNING * elapsed)
 
     def train(self) -> None:
-        """Enter ``TRAINING`` unless that is the phase."""
+        """Enter ``TRAINING`` unless it is the present phase."""
         if self._phase is not Phase.TRAINING:
             self.enter(Phase.TRAINING)
 
@@ -89,10 +90,7 @@ class TrialClock:
 
     @contextmanager
     def interrupt_segment(self, phase: Phase) -> Iterator[None]:
-        """Count what happens inside to ``phase``.
-
-        The training segment goes on afterwards, as if nothing had been.
-        """
+        """Count the seconds of the body to ``phase``; the training segment goes on afterwards."""
         self._segment_seconds += self.enter(phase)
         try:
             yield
@@ -100,20 +98,24 @@ class TrialClock:
             self.enter(Phase.TRAINING)
 
     def seconds(self, phase: Phase) -> float:
-        """Give the seconds spent in ``phase`` so far, the running one left out."""
+        """Add up the seconds spent in ``phase`` so far, without the present stretch of a phase."""
         return self._seconds[phase]
 
     @property
     def total_seconds(self) -> float:
-        """Seconds in all phases, the running one left out."""
+        """Seconds spent in all phases so far, without the present stretch of a phase."""
         return sum(self._seconds.values())
 
 
 def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -> float | None:
-    """Give tau(B): the median over segments of seconds per step, None without any.
+    """Compute tau(B), the median over segments of the seconds per step; None without segments.
 
-    The first segment and all that begin before ``warmup_steps`` are left out, but for the last
-    where none would remain.
+    The first segment and all that begin before step ``warmup_steps`` are left out. Where none would
+    remain, the last one counts.
+
+    Args:
+        segments: steps and seconds of each, in order.
+        warmup_steps: that are not timed.
     """
     warm = list[tuple[int, float]]()
     start = 0
@@ -128,13 +130,16 @@ def seconds_per_step(segments: Sequence[tuple[int, float]], warmup_steps: int) -
 
 
 def stopwatch(now: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Start a stopwatch: what is given back tells the seconds since this call."""
+    """Start a stopwatch: a function that tells the seconds since this call."""
     start = now()
     return lambda: now() - start
 
 
 def process_seconds() -> float:
-    """Give the seconds since this process began, or imported this module where the system does not say."""
+    """Tell the seconds since this process began.
+
+    Where the system does not say, they are those since it imported this module.
+    """
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

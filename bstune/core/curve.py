@@ -1,4 +1,4 @@
-"""Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to a few noisy points, some of them bounds, with intervals.
+"""Fits S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to a few noisy points and bounds, with intervals.
 
 The curve's first two terms are McCandlish et al. 2018, arXiv 1812.06162, eq. 2.11. The third, for
 small batches that waste examples, and the error model are ours:
@@ -57,13 +57,15 @@ USABLE_VALUE = "a positive, finite number (below 1e100)"
 SLOPE_RATIO = 9.0
 # Octaves over which a slope is averaged.
 SLOPE_WIDTH = 1.0
-# Two-sided. As only v > 0 counts, a false alarm in 1% of the curves that two terms made.
+# Two-sided level of the test for a third term. As only v > 0 counts, it is a false alarm in 1% of
+# the curves that two terms made.
 EVIDENCE = 0.98
-# Of the deviance: where the information criterion of Akaike 1974 prefers one more parameter.
+# Fall of the deviance from which on the information criterion of Akaike 1974 prefers one more
+# parameter.
 GAIN_OF_DOUBT = 2.0
-# Of the deviance: the 68% quantile of chi-square with one degree of freedom.
+# Rise of the deviance: the 68% quantile of chi-square with one degree of freedom.
 NEARLY_AS_LIKELY = 1.0
-# Noise from which on it is said: three times what single, tuned runs have.
+# Noise from which on a note says so: three times what single, tuned runs have.
 LARGE_SCATTER = 0.4
 # The fit's arrays grow with the points; a frontier has one per half octave.
 MAX_POINTS = 1000
@@ -82,11 +84,11 @@ class FrontierPoint:
 
     Args:
         batch_size: in examples.
-        steps: to the target, which the fit takes S to be.
-        stopped: whether the target was still missed after ``steps``, which are then a bound: S >
+        steps: the steps to the target, which the fit takes S to be.
+        stopped: whether the target was still missed after ``steps``: they are then a bound, S >
             steps.
-        steps_low: the last step known to miss the target: S lies in (steps_low, steps]; None if
-            unknown.
+        steps_low: the last step known to miss the target, so that S lies in (steps_low, steps];
+            None if unknown.
     """
 
     batch_size: int | float
@@ -97,7 +99,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class CurveFit:
-    """S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) as far as the points determine it, else None."""
+    """A fitted S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2); None for what the points do not tell."""
 
     law: str
     """``two-terms`` or ``three-terms``."""
@@ -110,13 +112,13 @@ class CurveFit:
     interval is open), and, as its ends, where the points contradict the law.
     """
     critical_batch_size_low: float | None
-    """End of its interval; None where every smaller value fits the points."""
+    """Lower end of its interval; None where every smaller value fits the points."""
     critical_batch_size_high: float | None
-    """End of its interval; None where every larger value fits the points."""
+    """Upper end of its interval; None where every larger value fits the points."""
     b_opt: float | None
-    """The batch size with the fewest examples, of three terms only.
+    """The batch size with the fewest examples.
 
-    Of two terms, the smaller the batch size, the fewer the examples.
+    None of two terms: by them, the smaller the batch size, the fewer the examples.
     """
     b_opt_low: float | None
     b_opt_high: float | None
@@ -137,14 +139,14 @@ class CurveFit:
     note: str | None
     """What is not known, and what to run for it."""
     points: tuple[FrontierPoint, ...]
-    """Those that were fitted."""
+    """The points that were fitted."""
 
 
 @dataclass(frozen=True)
 class CurveBand:
-    """The most likely S*(B) and its pointwise interval, arrays of one shape.
+    """The most likely S*(B) and its pointwise interval, at n batch sizes: arrays of shape (n,).
 
-    Further trials scatter around it.
+    The interval is of the curve: further trials scatter around it.
     """
 
     batch_size: Array
@@ -154,46 +156,55 @@ class CurveBand:
 
 
 class _Likely(NamedTuple):
-    """Where in a profile B_crit is most likely, and whether 0 or infinity is nearly as likely."""
+    """Where in a profile B_crit is most likely, and whether a limit is nearly as likely."""
 
     most: int
+    """Place of the most likely B_crit in the profile."""
     zero: bool
+    """Whether B_crit = 0 is nearly as likely."""
     infinite: bool
+    """Whether an infinite B_crit is nearly as likely."""
 
 
 class _BOpt(NamedTuple):
-    """B_opt, the batch size with the fewest examples.
-
-    ``low`` and ``high`` are the ends of its interval, None where they are open.
-    """
+    """B_opt, the batch size with the fewest examples."""
 
     most_likely: float
-    # None where the points hardly ask for it.
+    """0 of two terms."""
     shown: float | None
+    """The value that is reported: None where the points hardly ask for a third term."""
     low: float | None
+    """Lower end of its interval; None where it is open."""
     high: float | None
+    """Upper end; None where it is open."""
 
 
 @dataclass(frozen=True)
 class _ChosenLaw:
-    """The law that is fitted, and the ends of log(B_crit/B_ref), None where they are open."""
+    """A law as it is fitted to the points."""
 
     law: str
+    """``two-terms`` or ``three-terms``."""
     profile: Profile
     rise: float
-    """Of the deviance, to an end of an interval."""
+    """Rise of the deviance from its minimum to an end of an interval."""
     low: float | None
+    """Lower end of log(B_crit/B_ref); None where it is open."""
     high: float | None
+    """Upper end; None where it is open."""
     gain: float = 0.0
-    """By how much the third term lowers the deviance."""
+    """How much the third term lowers the deviance."""
     doubt: str | None = None
+    """Why another law may hold as well; None: no doubt."""
     contradiction: str | None = None
+    """Why the points contradict the law; None: they do not."""
 
 
 def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
-    """Choose a trial of each half octave floor(2 log2 B): the reached one of least S x B, else the largest bound.
+    """Choose the trial of each half octave of B, floor(2 log2 B), as a point of the curve.
 
-    That a stopped trial bounds S* too, not only S at its own learning rate, is an assumption.
+    It is the reached trial of least S x B, else the stopped one with the largest bound. That a
+    stopped trial bounds S* too, not only S at its own learning rate, is an assumption.
     """
 
     def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
@@ -224,7 +235,7 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
 def fit_curve(
     points: Iterable[FrontierPoint], level: float = INTERVAL_LEVEL, law: str = "auto"
 ) -> CurveFit:
-    """Fit the critical batch size to points of batch size and steps: S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2).
+    """Fit S*(B) = S_min (1 + B_crit/B + (B_opt/B)^2) to points of batch size and steps.
 
     The fit is to log S, by the likelihood of this module's docstring, and the intervals are
     profiles of it.
@@ -297,7 +308,7 @@ def _likely(chosen: _ChosenLaw) -> _Likely:
 
 
 def _nearly_as_likely(chosen: _ChosenLaw) -> float:
-    """Give the rise of the deviance up to which a value is nearly as likely as the best one.
+    """Limit the rise of the deviance up to which a value is nearly as likely as the best one.
 
     At a level below 68%, what counts as nearly as likely is the interval itself.
     """
@@ -305,7 +316,7 @@ def _nearly_as_likely(chosen: _ChosenLaw) -> float:
 
 
 def _b_opt(observed: Observed, chosen: _ChosenLaw, likely: _Likely) -> _BOpt:
-    """Give B_opt as far as the points ask for a third term; of two terms it is 0."""
+    """Find B_opt and its interval, as far as the points ask for a third term."""
     if chosen.law != "three-terms":
         return _BOpt(most_likely=0.0, shown=None, low=None, high=None)
     value, low, high = _b_opt_range(observed, chosen.profile, chosen.rise)
@@ -323,7 +334,11 @@ def _b_opt(observed: Observed, chosen: _ChosenLaw, likely: _Likely) -> _BOpt:
 def _log_fewest(
     observed: Observed, chosen: _ChosenLaw, likely: _Likely, b_opt: _BOpt
 ) -> tuple[float, float]:
-    """Give log S_min and log E_min, at the limit p = 0 or 1 where the points allow it."""
+    """Find the logs of the fewest steps S_min and the fewest examples E_min.
+
+    They are taken at the limit B_crit = 0 or infinity where that is nearly as likely. log E_min is
+    -inf where E_min may be 0.
+    """
     place = likely.most
     if likely.infinite:
         place = -1
@@ -338,7 +353,7 @@ def _log_fewest(
 
 
 def _log_fewest_at(profile: Profile, place: int, log_reference: float) -> tuple[float, float]:
-    """Give log S_min and log E_min at a place in the profile."""
+    """Compute log S_min and log E_min at a place in the profile."""
     # S_min = h (1 - p).
     log_s_min = profile.log_height[place] + log_expit(-profile.odds[place])
     # E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v.
@@ -351,7 +366,7 @@ def _log_fewest_at(profile: Profile, place: int, log_reference: float) -> tuple[
 
 
 def _contradicted(chosen: _ChosenLaw, level: float, points: tuple[FrontierPoint, ...]) -> CurveFit:
-    """Give the fit to points that contradict the law: their noise alone."""
+    """Make the fit to points that contradict the law: it has their noise and a note alone."""
     profile = chosen.profile
     return CurveFit(
         law=chosen.law,
@@ -373,16 +388,16 @@ def _contradicted(chosen: _ChosenLaw, level: float, points: tuple[FrontierPoint,
 
 
 def _batch_size(odds: float | None, log_reference: float) -> float | None:
-    """Give B_crit in examples of log(B_crit/B_ref), None where that is open."""
+    """Convert log(B_crit/B_ref) to B_crit in examples; None stays None."""
     if odds is None:
         return None
     return math.exp(odds + log_reference)
 
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:
-    """Give the slope of log S over log B by ordinary least squares, bounds left out.
+    """Fit the slope of log S over log B by ordinary least squares, without the stopped points.
 
-    -1 is perfect scaling.
+    A slope of -1 is perfect scaling.
 
     Raises:
         CurveError: for reached points at fewer than two batch sizes.
@@ -400,19 +415,16 @@ def log_slope(points: Iterable[FrontierPoint]) -> float:
 
 
 def half_slope(log_batch: Array, log_steps: Array) -> Array:
-    """Give log B where the slope of log S over log B is -1/2: B_crit of S_min (1 + B_crit/B).
+    """Find the log B at which m curves' slope of log S over log B is -1/2: (m,).
 
-    The slope is that of a least-squares line with normal weights, ``SLOPE_WIDTH`` octaves wide, so
-    that one batch size does not decide; where it crosses -1/2 more than once, the answer is the
-    mean of where it falls and where it rises.
+    That is B_crit of S_min (1 + B_crit/B). The slope is that of a least-squares line with normal
+    weights, ``SLOPE_WIDTH`` octaves wide, so that one batch size does not decide. Where it crosses
+    -1/2 more than once, the answer is the mean of where it falls and where it rises. Where it never
+    does, the answer is an end of ``log_batch``.
 
     Args:
-        log_batch: rising at even distances, shape (n,), well beyond the batch sizes that are asked
-            about.
-        log_steps: curves, shape (m, n).
-
-    Returns:
-        Shape (m,); an end of ``log_batch`` where the slope does not cross.
+        log_batch: ascending at even distances, (n,), well beyond the batch sizes of interest.
+        log_steps: the curves, (m, n).
     """
     away = log_batch[None, :] - log_batch[:, None]
     weight = np.exp(-0.5 * (away / (SLOPE_WIDTH * math.log(2.0))) ** 2)
@@ -428,16 +440,19 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
 
 
 def batch_at(b_crit: float, b_opt: float, factor: float) -> float:
-    """Give the batch size at which the slope of log S* is -1/(1 + factor): factor B_crit without a B_opt."""
+    """Compute the batch size at which the slope of log S* over log B is -1/(1 + factor).
+
+    Without a small-batch term (``b_opt`` 0) it is ``factor`` times B_crit.
+    """
     small_batch = 2.0 * b_opt * math.sqrt(1.0 + 2.0 * factor) / factor
     return 0.5 * factor * (b_crit + math.hypot(b_crit, small_batch))
 
 
 def usable(value: float, name: str) -> float:
-    """Give back a batch size or a number of steps that can be fitted.
+    """Check a batch size or a number of steps, which messages call ``name``, and give it back.
 
     Raises:
-        CurveError: for one that is not positive and finite.
+        CurveError: if it is not positive and finite.
     """
     # NaN fails this too. The width keeps every exp of a sum of logs finite.
     if not 1e-100 < value < 1e100:
@@ -446,11 +461,12 @@ def usable(value: float, name: str) -> float:
 
 
 def _log(values: Iterable[float], name: str) -> Array:
+    """Check values, as :func:`usable` does, and take their logs: (n,)."""
     return np.log(np.array([usable(value, name) for value in values], dtype=np.float64))
 
 
 def _observe(points: tuple[FrontierPoint, ...]) -> Observed:
-    """Check the points, and give their logarithms."""
+    """Check that the points suffice for a fit, and convert them for the likelihood."""
     log_batch = _log((point.batch_size for point in points), "batch_size")
     log_steps = _log((point.steps for point in points), "steps")
     stopped = np.array([point.stopped for point in points], dtype=np.bool_)
@@ -477,7 +493,7 @@ def _observe(points: tuple[FrontierPoint, ...]) -> Observed:
 
 
 def _known(points: tuple[FrontierPoint, ...]) -> str:
-    """Tell in words what too few points say."""
+    """Write what too few points tell, for a message."""
     phrases = list[str]()
     for stopped, over in ((False, ""), (True, "more than ")):
         alike = [point for point in points if point.stopped == stopped]
@@ -489,6 +505,7 @@ def _known(points: tuple[FrontierPoint, ...]) -> str:
 
 
 def _span(values: Iterable[float]) -> str:
+    """Write the range of values: ``8 to 64``, or ``8`` where all are the same."""
     ends = [f"{end:.6g}" for end in sorted(set(values))]
     if len(ends) == 1:
         return ends[0]
@@ -496,7 +513,7 @@ def _span(values: Iterable[float]) -> str:
 
 
 def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
-    """Fit two terms, or three where ``law`` asks for them or, if that is auto, the points do."""
+    """Fit the law that is asked for; ``auto`` takes three terms where the points ask for them."""
     reached = int((~observed.stopped).sum())
     sizes = np.unique(observed.x[~observed.stopped]).size
     testable = reached >= 4 and sizes >= 3
@@ -529,7 +546,7 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
 
 
 def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | None) -> _ChosenLaw:
-    """Fit two terms or three."""
+    """Fit a law of two terms or three, with the interval of B_crit at this level."""
     law = {2: "two-terms", 3: "three-terms"}[terms]
     rise = _rise(observed, terms, level)
     profile = locate(observed, terms, rise)
@@ -540,7 +557,7 @@ def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | 
 
 
 def _both(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
-    """Give the fit of two terms with an interval that holds that of three, too."""
+    """Widen the interval of two terms to hold that of three, as the points do not decide."""
     low = None
     high = None
     if two.low is not None and three.low is not None:
@@ -555,7 +572,11 @@ def _both(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
 
 
 def _contradiction(observed: Observed, third_term: bool) -> str | None:
-    """Tell what no curve of the law explains: a slope of log S over log B above 0 or, of two terms, below -1."""
+    """Tell why the points contradict the law, as a note; None where they do not.
+
+    They do by a slope of log S over log B above 0, and by one below -1 unless a third term is
+    allowed.
+    """
     # Their mean is 0, by the choice of B_ref.
     x = observed.x[~observed.stopped]
     log_steps = observed.log_steps[~observed.stopped]
@@ -578,7 +599,10 @@ def _contradiction(observed: Observed, third_term: bool) -> str | None:
 
 
 def _rise(observed: Observed, terms: int, level: float) -> float:
-    """Give by how much the deviance rises to an end of the interval (point 4 of the module's docstring)."""
+    """Compute how far the deviance rises from its minimum to an end of an interval.
+
+    It is point 4 of the module's docstring.
+    """
     if not 0.0 < level < 1.0:
         raise CurveError(
             f"the level of an interval must be between 0 and 1, such as 0.9, but got {level}"
@@ -589,7 +613,10 @@ def _rise(observed: Observed, terms: int, level: float) -> float:
 
 
 def _ends(profile: Profile, rise: float) -> tuple[float | None, float | None]:
-    """Give the ends of the interval of log(B_crit/B_ref), None where the limit or the grid's end lies inside."""
+    """Find the ends of the interval of log(B_crit/B_ref).
+
+    An end is None where B_crit = 0 or infinity, or the end of the grid, lies within the interval.
+    """
     excess = profile.deviance - profile.deviance.min() - rise
     # The first and the last odds are infinite.
     crossings = _crossings(profile.odds[1:-1], excess[1:-1])
@@ -603,7 +630,10 @@ def _ends(profile: Profile, rise: float) -> tuple[float | None, float | None]:
 
 
 def _crossings(x: Array, excess: Array) -> tuple[float, float]:
-    """Give the outermost x between which ``excess`` is at most 0, interpolated, or the ends of ``x``."""
+    """Find the outermost two x at which ``excess`` crosses 0, by interpolation.
+
+    Between them it is at most 0. Where it does not cross, an end of ``x`` stands in.
+    """
     inside = np.flatnonzero(excess <= 0)
     # Only rounding leaves none: the minimum touches the threshold.
     if inside.size == 0:
@@ -614,9 +644,9 @@ def _crossings(x: Array, excess: Array) -> tuple[float, float]:
 
 
 def _crossing(x: Array, excess: Array, inside: int, outside: int) -> float:
-    """Give the x between two positions at which ``excess`` is 0.
+    """Interpolate the x at which ``excess`` is 0 between two neighbouring positions.
 
-    It is that of ``inside`` where the other is none.
+    Where ``outside`` is beyond the array, it is the x of ``inside``.
     """
     if not 0 <= outside < x.size:
         return float(x[inside])
@@ -627,9 +657,10 @@ def _crossing(x: Array, excess: Array, inside: int, outside: int) -> float:
 def _b_opt_range(
     observed: Observed, profile: Profile, rise: float
 ) -> tuple[float, float, float | None]:
-    """Give B_opt and the ends of its range in the likelihood region.
+    """Find B_opt, and the range within which the deviance is ``rise`` above its minimum at most.
 
-    The upper end is None where every larger one fits.
+    Returns:
+        B_opt, the lower end and the upper one, which is None where every larger value fits.
     """
     most_likely = int(profile.deviance.argmin())
     threshold = profile.deviance[most_likely] + rise
@@ -654,7 +685,10 @@ def _b_opt_range(
 def _small_ends(
     observed: Observed, odds: Array, small: Array, threshold: float
 ) -> tuple[Array, Array]:
-    """Give the smallest and the largest small-batch term at each of odds whose deviance is below the threshold."""
+    """Find the smallest and the largest log v whose deviance is below the threshold: (m,) each.
+
+    At each of m ``odds``, at which ``small`` is the best log v.
+    """
     low = small - 8.0
     high = small + 8.0
     # The second grid is a finer one around the ends that the first one found.
@@ -669,7 +703,7 @@ def _small_ends(
 
 
 def _note(fit: CurveFit, doubt: str | None) -> str | None:
-    """Tell what is not known, and what to run for it."""
+    """Write what the fit does not tell, and what to run for it; None where nothing is missing."""
     notes = list[str]()
     if doubt is not None:
         notes.append(doubt)
@@ -688,7 +722,7 @@ def _note(fit: CurveFit, doubt: str | None) -> str | None:
 
 
 def _ends_note(fit: CurveFit) -> str | None:
-    """Tell which batch sizes would give B_crit's interval the ends that it lacks."""
+    """Name the batch sizes that would give B_crit's interval the ends that it lacks, if any."""
     sizes = [point.batch_size for point in fit.points]
     above = f"above {max(sizes):.10g}"
     below = f"below {min(sizes):.10g}"

@@ -16,21 +16,25 @@ from scipy.special import log_expit, log_ndtr
 
 Array = NDArray[np.float64]
 
-# This and the weight: so that the coverage holds at 10% noise with 6 to 9 points, see the tests.
+# Standard deviation of log S that the prior of sigma expects. It and the next number are chosen so
+# that the coverage holds at 10% noise with 6 to 9 points, see the tests.
 PRIOR_NOISE = 0.11
-# In residuals.
+# The prior counts as so many residuals.
 PRIOR_WEIGHT = 1.0
+# Share of the points that are bad.
 POINT_OUTLIER_SHARE = 0.05
-# In log S: a bad point is typically off by a factor of up to e.
+# Standard deviation of a bad point in log S: it is typically off by a factor of up to e.
 POINT_OUTLIER_SPREAD = 1.0
 # B_crit is sought within this factor of the batch sizes, and at 0 and infinity.
 LOG_REACH = math.log(1e4)
-# The starts of the search. Those of v are its term over the others' at the smallest batch size, in
-# logarithms: from a tenth of the steps there to nearly all.
+# Starts of the search in v: the log of the third term over the others at the smallest batch size,
+# from a tenth of the steps there to nearly all.
 SMALL_STARTS = (-2.0, 1.0, 4.0, 7.0)
+# How many heights the search starts from.
 HEIGHT_STARTS = 9
+# Values of sigma that the search starts from.
 SIGMA_STARTS = (0.03, 0.1, 0.3, 1.0)
-# Of the search: its first step in log sigma, each next one over it, and how many there are.
+# First step of the search in log sigma, the ratio of each next step to it, and how many there are.
 FIRST_SEARCH_STEP = 0.6
 STEP_RATIO = 0.7
 SEARCH_STEPS = 22
@@ -53,25 +57,27 @@ class Observed:
 
 @dataclass(frozen=True)
 class Profile:
-    """The deviance at each of some odds, minimised over the other parameters, arrays of shape (m,)."""
+    """The deviance at m odds, minimised over the other parameters: arrays of shape (m,)."""
 
     odds: Array
+    """log(B_crit/B_ref)."""
     small: Array
+    """log v."""
     deviance: Array
+    """-2 log likelihood, up to a constant."""
     log_height: Array
     log_sigma: Array
 
 
 def locate(observed: Observed, terms: int, rise: float) -> Profile:
-    """Give the profile on a grid that resolves its minimum and the interval, odds rising.
+    """Compute the profile on a grid of odds that resolves its minimum and the interval.
+
+    The odds are in ascending order; the first and the last are infinite.
 
     Args:
         observed: the points.
-        terms: of the law, 2 or 3.
+        terms: how many the law has, 2 or 3.
         rise: of the deviance, from its minimum to an end of the interval.
-
-    Returns:
-        The first and the last odds are infinite.
     """
 
     def profile_at(odds: Array) -> Profile:
@@ -102,7 +108,7 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
 
 
 def _joined(*profiles: Profile) -> Profile:
-    """Join profiles into one whose odds rise."""
+    """Join profiles into one, in ascending order of the odds."""
     columns = [
         np.concatenate(parts)
         for parts in zip(*(vars(profile).values() for profile in profiles), strict=True)
@@ -112,20 +118,20 @@ def _joined(*profiles: Profile) -> Profile:
 
 
 def minimise(observed: Observed, odds: Array, small: Array | None = None) -> Profile:
-    """Minimise the deviance over sigma, the height and, where it is not given, the small-batch term.
+    """Minimise the deviance at each of m odds over sigma, the height and the small-batch term.
 
     It is a pattern search of shrinking steps, from the best of a grid of starts: the outlier
     mixture has several minima.
 
     Args:
         observed: the points.
-        odds: where to, shape (m,), infinite ones too.
-        small: the small-batch term there, shape (m,); None: it is free.
+        odds: log(B_crit/B_ref), (m,); some may be infinite.
+        small: log v of the small-batch term at each of them, (m,); None: it is free.
     """
     is_small_free = small is None
     rows = np.arange(odds.size)
     odds = odds[:, None]
-    # Candidates of each odds, shapes (m, k), and of the curve (m, k, n).
+    # k candidates at each of the odds: arrays (m, k), and the curve's shape (m, k, n).
     small_tried, shape, log_height, log_sigma = _starts(observed, odds, small)
     directions = (-1.0, 0.0, 1.0)
     small_directions = directions if is_small_free else (0.0,)
@@ -158,9 +164,11 @@ def minimise(observed: Observed, odds: Array, small: Array | None = None) -> Pro
 def _starts(
     observed: Observed, odds: Array, small: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Give where the search starts: ``small``, the curve's shape, ``log_height`` and ``log_sigma``.
+    """Choose k starts of the search at each of m odds, (m, 1).
 
-    ``odds`` has shape (m, 1); the results have (m, k), and the curve's shape (m, k, n).
+    Returns:
+        ``small`` (m, k), the curve's shape (m, k, n), ``log_height`` (m, k) and ``log_sigma``
+        (m, k).
     """
     if small is None:
         smallest = observed.x.min(keepdims=True)
@@ -187,7 +195,7 @@ def _starts(
 
 
 def _search_steps(is_small_free: bool) -> list[float]:
-    """List the steps of the pattern search."""
+    """List the steps of the pattern search, in log sigma."""
     searches = [(FIRST_SEARCH_STEP, SEARCH_STEPS)]
     if is_small_free:
         searches = [
@@ -203,13 +211,16 @@ def _search_steps(is_small_free: bool) -> list[float]:
 
 
 def _shape(odds: Array, small: Array, x: Array) -> Array:
-    """Give log(1 - p + p r + v r^2), with r = B_ref/B, p = expit(odds) and v = exp(small), infinite ones too."""
+    """Compute log(1 - p + p r + v r^2), with r = B_ref/B, p = expit(odds) and v = exp(small).
+
+    ``odds`` and ``small``, log v, may be infinite; ``x`` is log(B/B_ref).
+    """
     two_terms = np.logaddexp(log_expit(-odds)[..., None], log_expit(odds)[..., None] - x)
     return np.asarray(np.logaddexp(two_terms, small[..., None] - 2.0 * x))
 
 
 def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Array:
-    """Give -2 log likelihood up to a constant, shape (m, k).
+    """Compute the deviance, -2 log likelihood, up to a constant: (m, k).
 
     Args:
         errors: of log S, shape (m, k, n).

@@ -7,10 +7,7 @@ class BstuneError(Exception):
     exit_status = 2
 
     def __str__(self) -> str:
-        """Give the message.
-
-        Of an error in a DataLoader's process, what follows the traceback before it.
-        """
+        """Give the message; of an error in a DataLoader's process, without its traceback."""
         text = super().__str__()
         if "\nOriginal Traceback" not in text:
             return text
@@ -23,7 +20,7 @@ class ConfigError(BstuneError):
 
 
 class InputError(BstuneError):
-    """A file that a user names, or that others wrote, cannot be read as the text that it should be."""
+    """A file that a user names, or others wrote, cannot be read as what it should be."""
 
 
 class DataError(BstuneError):
@@ -31,7 +28,7 @@ class DataError(BstuneError):
 
 
 class RecordError(BstuneError, ValueError):
-    """A trial's record cannot be read: it is not one."""
+    """A text that should be a trial's record is none."""
 
 
 class TableError(BstuneError):
@@ -39,11 +36,11 @@ class TableError(BstuneError):
 
 
 class StudyError(BstuneError):
-    """A study cannot be opened or continued: storage, lock, output directory or changed settings."""
+    """A study cannot be opened or continued: its storage, lock, output folder or settings."""
 
 
 class UserCodeError(BstuneError):
-    """The user's own code raised an error, in their module or data: the message has the frames of their files."""
+    """The user's own module or data raised an error: the message has the frames of their files."""
 
     exit_status = 1
 
@@ -63,6 +60,6 @@ class Interrupted(BstuneError):
 
 
 def check_positive_integer(name: str, value: object) -> None:
-    """Raise a ConfigError that says ``name`` if ``value`` is not a positive integer."""
+    """Raise a ConfigError that names the value as ``name`` unless it is a positive integer."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} must be a positive integer, but got {value!r}")

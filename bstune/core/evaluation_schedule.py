@@ -3,10 +3,10 @@
 The rule never looks at measured seconds: the history must not depend on the clock. One evaluation
 costs ``cost`` x (validation examples), in examples trained. The next one waits until both hold:
 
-* its step is ``ratio`` times the last one's (at least one step on), rounded down: steps to target
-  is known to that;
-* the cost of all evaluations with it is at most ``share`` of the examples trained near the target,
-  and half of that far from it, so that half is saved up for the dense evaluations near it.
+* Its step is ``ratio`` times the last one's (at least one step on), rounded down. Steps to target
+  are known to that ratio.
+* The cost of all evaluations, with it, is at most ``share`` of the examples trained so far. Far
+  from the target it is half of that, which saves up for the dense evaluations near it.
 
 Near means that the target is predicted within ``near`` times the steps so far, by a straight line
 in log steps through the last evaluation and the latest one at least ``LOOK_BACK`` times earlier.
@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 LOOK_BACK = 1.25
-# Of a trial that is looked at closely: of steps between evaluations, and what all of these may
-# cost, in examples, over those that it trains on.
+# Ratio and share of a trial that is evaluated densely.
 DENSE_RATIO = 1.02
 DENSE_SHARE = 1.0
 
@@ -30,23 +29,23 @@ class EvaluationSchedule:
     """When a trial is evaluated: the options of the rule in the module's docstring."""
 
     ratio: float
-    """Of steps between evaluations near the target, over 1."""
+    """The most between the steps of two evaluations near the target, over 1."""
     share: float
-    """Of evaluation in training, both counted in examples, in (0, 1]."""
+    """The cost of all evaluations over the examples trained, at most, in (0, 1]."""
     cost: float
-    """Of evaluating one example, in examples trained."""
+    """The cost of evaluating one example, in examples trained."""
     near: float
     """The target counts as near when it is predicted within this many times the steps so far."""
 
 
-# Evaluated at the last step alone.
+# The schedule of a trial that is evaluated at its last step alone.
 AT_THE_END = EvaluationSchedule(ratio=1e6, share=1e-12, cost=1.0, near=1.0)
 
 
 def is_near(
     history: Sequence[tuple[int, float | None]], gap_of: Callable[[float], float], near: float
 ) -> bool:
-    """Tell whether the target is predicted within ``near`` times the steps of the last evaluation.
+    """Whether the target is predicted within ``near`` times the steps of the last evaluation.
 
     Args:
         history: step and value of each evaluation; fewer than two finite values predict nothing.
@@ -74,17 +73,17 @@ def next_evaluation(
     near: bool,
     schedule: EvaluationSchedule,
 ) -> int:
-    """Give the step of a trial's next evaluation, by the rule in the module's docstring.
+    """Choose the step of a trial's next evaluation, by the rule in the module's docstring.
 
     Args:
-        step: of the last evaluation; 0: there was none.
+        step: the last evaluation's; 0: there was none.
         batch_size: in examples.
-        validation_examples: of one evaluation.
-        evaluations: how many there were.
+        validation_examples: the examples of one evaluation.
+        evaluations: how many evaluations there were.
         near: whether the target is near, see :func:`is_near`.
         schedule: the rule's options.
     """
-    # In examples trained, of all evaluations with the next one.
+    # The cost of all evaluations with the next one, in examples trained.
     cost = (evaluations + 1) * schedule.cost * validation_examples
     allowed = schedule.share if near else schedule.share / 2
     affordable = math.ceil(cost / (allowed * batch_size))
@@ -100,9 +99,10 @@ def next_dense_evaluation(
     schedule: EvaluationSchedule,
     dense_steps: tuple[int, int],
 ) -> int:
-    """Give the step of the next evaluation of a trial that is to be looked at closely between two steps.
+    """Choose the step of the next evaluation of a trial that has a range of dense evaluations.
 
-    Arguments as of :func:`next_evaluation`; elsewhere it is evaluated as any trial.
+    Before and after the two ``dense_steps`` it is evaluated as any other trial. Other arguments are
+    as of :func:`next_evaluation`.
     """
     usual = next_evaluation(step, batch_size, validation_examples, evaluations, near, schedule)
     first, last = dense_steps

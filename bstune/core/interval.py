@@ -1,6 +1,7 @@
-"""How sure an interval is that bstune names: its nominal coverage, and the normal quantile of that."""
+"""How sure the intervals are that bstune names."""
 
-# The share of truths that it is to hold.
+# Nominal coverage: the share of truths that an interval is to hold.
 INTERVAL_LEVEL = 0.9
-# Of the standard normal distribution: an end lies so many standard deviations from the middle.
+# The ends of that interval of a normal distribution lie so many standard deviations from its
+# middle.
 INTERVAL_QUANTILE = 1.645

@@ -1,4 +1,4 @@
-"""What the name of a metric tells: which way is better, and which of several is meant."""
+"""What the names of metrics tell: which way is better, and which of several is the loss."""
 
 import re
 from collections.abc import Collection
@@ -37,7 +37,7 @@ LOSS = "loss"
 
 
 def mode_of(metric: str) -> Mode | None:
-    """Say which way is better, by the words of a name; None where they do not tell."""
+    """Tell which way a metric is better by the words of its name; None where they do not tell."""
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
     is_less = bool(words.intersection(LESS_IS_BETTER))
     is_more = bool(words.intersection(MORE_IS_BETTER))
@@ -48,11 +48,11 @@ def mode_of(metric: str) -> Mode | None:
     return "max"
 
 
-def the_loss(metrics: Collection[str]) -> str | None:
-    """Choose among the metrics of a validation.
+def choose_loss(metrics: Collection[str]) -> str | None:
+    """Choose which of a validation's metrics is the loss; None where the names do not tell.
 
-    The only one; else the shortest name that holds loss, as Lightning logs ``val_loss`` as
-    ``val_loss_epoch``, too; else the only one of which less is better. None: they do not tell.
+    It is the only metric; else the shortest name with "loss" in it, as Lightning logs ``val_loss``
+    as ``val_loss_epoch``, too; else the only metric of which less is better.
     """
     if len(metrics) == 1:
         return next(iter(metrics))
@@ -66,10 +66,11 @@ def the_loss(metrics: Collection[str]) -> str | None:
 
 
 def parse_target(text: str, option: str = "--target") -> tuple[str, float, Mode]:
-    """Read the metric, the value and the mode of ``val_loss<=0.1``, ``val_acc>=0.9`` or ``val_loss=0.1``.
+    """Read metric, value and mode of a target, such as ``val_loss<=0.1`` or ``val_acc=0.9``.
 
-    ConfigError, which names the ``option``, for another text, and where neither the sign nor the
-    metric's name says which way is better.
+    Raises:
+        ConfigError: for another text, or if neither the sign nor the metric's name says which way
+            is better; it names the ``option``.
     """
     parts = re.fullmatch(r"\s*([^<>=\s]+)\s*(<=|>=|=)\s*(\S+)\s*", text)
     try:

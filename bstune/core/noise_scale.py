@@ -33,23 +33,30 @@ from scipy.special import stdtrit
 from bstune.core.errors import ConfigError
 from bstune.core.interval import INTERVAL_LEVEL
 
-# Enough for Student's t to be near the normal, few enough to leave long blocks.
+# Most blocks of steps: enough for Student's t to be near the normal, few enough to leave long
+# blocks.
 MAX_BLOCKS = 16
-# Below, t is so large that every interval is open.
+# Fewest blocks: with fewer, t is so large that every interval is open.
 MIN_BLOCKS = 4
-# Measured steps in a moving estimate, the latest; older ones are from when the noise was smaller.
+# A moving estimate takes so many of the latest measured steps: the noise grows during the training.
 WINDOW = 64
 
 
 @dataclass(frozen=True)
 class GradientNorms:
-    """Squared norms of one step's gradient at two batch sizes, B_small (need not be whole) and B_big."""
+    """Squared norms of one step's gradient at two batch sizes, B_small and B_big.
+
+    The sizes need not be whole numbers.
+    """
 
     small: float
     """Mean |g_small|^2 over the micro-batches."""
     small_size: float
+    """B_small, in examples."""
     big: float
+    """|g_big|^2 of the whole batch."""
     big_size: float
+    """B_big, in examples."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.small_size < self.big_size < math.inf:
@@ -61,13 +68,13 @@ class GradientNorms:
 
     @property
     def squared_gradient(self) -> float:
-        """Unbiased |G|^2 (eq. A.2); negative where the noise drowns it, NaN if a norm is."""
+        """Unbiased estimate of |G|^2 (eq. A.2): may be negative by noise, NaN if a norm is NaN."""
         difference = self.big_size * self.big - self.small_size * self.small
         return difference / (self.big_size - self.small_size)
 
     @property
     def trace(self) -> float:
-        """Unbiased tr Sigma (eq. A.3), of one example; NaN if a norm is."""
+        """Unbiased estimate of tr Sigma of one example (eq. A.3); NaN if a norm is NaN."""
         return (self.small - self.big) / (1.0 / self.small_size - 1.0 / self.big_size)
 
 
@@ -78,19 +85,19 @@ class NoiseScaleEstimate:
     noise_scale: float | None
     """None where |G|^2 does not differ significantly from 0."""
     low: float | None
-    """Lower end of the interval; None: open, at 0. It may exist without ``noise_scale``."""
+    """Lower end of the interval; None: it is open, at 0. It may exist without ``noise_scale``."""
     high: float | None
-    """Upper end; None: open, at infinity."""
+    """Upper end; None: it is open, at infinity."""
     squared_gradient: float | None
     """|G|^2 averaged over the steps, possibly negative; None without steps."""
     trace: float | None
     """tr Sigma averaged over the steps; None without steps."""
     measurements: int
-    """Steps that were averaged."""
+    """How many steps were averaged."""
     level: float
-    """Of the interval."""
+    """Nominal coverage of the interval."""
     undetermined: str | None
-    """Why there is no noise scale."""
+    """Why there is no noise scale; None where there is one."""
 
     def __str__(self) -> str:
         low = "open" if self.low is None else f"{self.low:.3g}"
@@ -103,12 +110,14 @@ class NoiseScaleEstimate:
 
 
 def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> GradientNorms:
-    """Combine the micro-batches of a step: point 2 of the module's docstring, with w_i = n_i/B.
+    """Combine the gradients of a step's micro-batches into norms at two batch sizes.
+
+    The formulas are point 2 of the module's docstring, with w_i = n_i/B.
 
     Args:
         squared_norms: |g_i|^2 of each micro-batch.
-        sizes: n_i, their examples.
-        big: |sum w_i g_i|^2.
+        sizes: n_i, the examples of each.
+        big: |sum w_i g_i|^2, of the whole batch.
 
     Raises:
         ConfigError: for fewer than two micro-batches, or one without an example.
@@ -132,9 +141,14 @@ def combine_norms(squared_norms: ArrayLike, sizes: ArrayLike, big: float) -> Gra
 def estimate_noise_scale(
     squared_gradients: ArrayLike, traces: ArrayLike, level: float = INTERVAL_LEVEL
 ) -> NoiseScaleEstimate:
-    """Estimate B_simple of consecutive steps.
+    """Estimate B_simple from measurements at consecutive steps.
 
-    It is undetermined below ``MIN_BLOCKS``, and where |G|^2 may be 0.
+    It is undetermined with fewer than ``MIN_BLOCKS`` steps, and where |G|^2 may be 0.
+
+    Args:
+        squared_gradients: |G|^2 of each step, (n,).
+        traces: tr Sigma of each step, (n,).
+        level: nominal coverage of the interval.
     """
     if not 0.0 < level < 1.0:
         raise ConfigError(
@@ -188,7 +202,10 @@ def moving_estimate(
     window: int = WINDOW,
     level: float = INTERVAL_LEVEL,
 ) -> NoiseScaleEstimate:
-    """Estimate B_simple of the latest ``window`` of (step, |G|^2, tr Sigma), which are in order."""
+    """Estimate B_simple from the latest measurements, ``window`` of them at most.
+
+    ``measurements`` are (step, |G|^2, tr Sigma), in order of the steps.
+    """
     latest = measurements[-window:]
     squared_gradients = [measurement[1] for measurement in latest]
     traces = [measurement[2] for measurement in latest]
@@ -196,13 +213,14 @@ def moving_estimate(
 
 
 def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, float | None]:
-    """Give the ends of all r >= 0 with a r^2 - 2 b r + c <= 0, None for an open one.
+    """Find the ends of Fieller's interval of tr Sigma/|G|^2; None for an end that is open.
 
-    ``high`` is open unless a and the mean of |G|^2 are positive.
+    The interval holds all r >= 0 with a r^2 - 2 b r + c <= 0. Its upper end is open unless a and
+    the mean of |G|^2 are positive.
 
     Args:
-        blocks: |G|^2 and tr Sigma of each block, shape (2, blocks).
-        level: of the interval.
+        blocks: |G|^2 and tr Sigma of each block, (2, blocks).
+        level: nominal coverage of the interval.
     """
     count = blocks.shape[1]
     # Squares of tiny gradients would underflow.

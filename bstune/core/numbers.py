@@ -1,4 +1,4 @@
-"""Numbers that somebody else's code gives, whatever holds them."""
+"""Numbers from other people's code: Python's, numpy's, or in a tensor."""
 
 import operator
 import sys
@@ -6,10 +6,10 @@ from typing import TypeGuard
 
 
 def as_float(value: object) -> float | None:
-    """Read a number, which may be a tensor or an array of one, one of numpy's, a Decimal or a Fraction.
+    """Convert a number to a float: Python's, numpy's, a Decimal, a Fraction, a tensor of one value.
 
-    None of anything else: a bool, a text, more than one value, an integer too large for a float.
-    NaN and infinity are numbers.
+    None for anything else, such as a bool, a text, several values or an integer too large for a
+    float. NaN and infinity are numbers.
     """
     try:
         number = value.item() if hasattr(value, "item") else value
@@ -21,9 +21,9 @@ def as_float(value: object) -> float | None:
 
 
 def as_int(value: object) -> int | None:
-    """Read a whole number, which may be one of numpy's or a tensor of one.
+    """Convert a whole number to an int: Python's, numpy's, or a tensor of one value.
 
-    None of anything else, 2.0 and bools too.
+    None for anything else, 2.0 and bools too.
     """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -35,10 +35,7 @@ def as_int(value: object) -> int | None:
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:
-    """Say whether a value of a parsed file is a number that a float can hold.
-
-    Bools and NaN are none.
-    """
+    """Whether a value of a parsed file is a number that a float holds; bools and NaN are none."""
     # To Python true and false are whole numbers.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -47,7 +44,7 @@ def is_finite_number(value: object) -> TypeGuard[float]:
 
 
 def shown(value: object) -> str:
-    """Show a value within a message: the first 60 characters, or its type where it cannot be written."""
+    """Write a value for a message: its first 60 characters, or its type if it has no text."""
     try:
         return f"{value!r:.60}"
     # Python writes no integer of more than 4,300 digits.

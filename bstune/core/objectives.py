@@ -1,4 +1,4 @@
-"""The objectives of a study: by what its winners are chosen, and which values Optuna gets of a trial.
+"""The objectives of a study: what winners are chosen by, and which values Optuna gets of a trial.
 
 How the search goes about one is in ``search/acquisition.py`` and ``search/sampler.py``.
 """
@@ -18,11 +18,11 @@ class Sought:
     """What a study of one objective looks for.
 
     Args:
-        merits: by which winners are chosen; the first one's is the answer's. None of the objective
-            loss, whose winner has the best metric at its budget's end.
-        values: what Optuna optimizes, by the names that its dashboard shows, of a trial whose
-            metric is to fall (``min``) or to rise; a value of None is not known, such as seconds on
-            another device than the study's.
+        merits: by which winners are chosen; the first one's winner is the answer. The objective
+            loss has none: its winner has the best metric at its budget's end.
+        values: what Optuna minimizes or maximizes, by the names that its dashboard shows. Each is a
+            function of a trial and of the metric's mode. It gives None where the value is not
+            known, such as seconds on another device than the study's.
     """
 
     merits: tuple[Merit, ...]
@@ -30,19 +30,22 @@ class Sought:
 
 
 def _seconds(trial: TrialResult, mode: Mode) -> float | None:
+    """Give a trial's seconds to the target."""
     return trial.time_to_target
 
 
 def _steps(trial: TrialResult, mode: Mode) -> float:
+    """Give a trial's steps."""
     return float(trial.steps)
 
 
 def _examples(trial: TrialResult, mode: Mode) -> float:
+    """Give the examples that a trial trained on."""
     return float(trial.steps * trial.batch_size)
 
 
 def _metric(trial: TrialResult, mode: Mode) -> float | None:
-    """Give the best value of the metric within the budget, as the answer has it."""
+    """Give the best value of a trial's metric within its budget."""
     return trial.best_value(mode)
 
 

@@ -1,6 +1,7 @@
 """How an option is written: on the command line, and as an argument of ``bstune.Study``.
 
-Texts name options as the command line takes them. A study of Python objects shows them through :func:`in_python`:
+Texts name options as the command line takes them. A study of Python objects shows them through
+:func:`in_python`:
 
 >>> in_python("search.trials=128 looks further")
 'trials=128 looks further'
@@ -30,7 +31,7 @@ ARGUMENT_OPTIONS = {
     "override_lr": OVERRIDE_LR,
     "mlflow": "mlflow.enabled",
 }
-# Those that are a part of an argument, by their names on the command line.
+# The parts of Study's arguments that options set, by the option's name on the command line.
 PART_ARGUMENTS = {
     "search.batch_size.low": "batch_sizes[0]",
     "search.batch_size.high": "batch_sizes[1]",
@@ -65,12 +66,12 @@ WORDS = {"true": "True", "false": "False", "null": "None"}
 
 @dataclass(frozen=True)
 class PythonTerms:
-    """What of a study stands in arguments that have further parts.
+    """The parts of a study's arguments that one option alone does not tell.
 
     Args:
-        metric: of the target.
+        metric: the target's metric.
         sign: between the metric and its value, ``<=`` or ``>=``.
-        batch_size: of the reference.
+        batch_size: the reference's.
     """
 
     metric: str
@@ -79,11 +80,13 @@ class PythonTerms:
 
 
 def in_python(text: str, terms: PythonTerms | None = None) -> str:
-    """Write a text's options as arguments of :class:`bstune.Study`; what has none goes into ``options``.
+    """Rewrite the options in a text as arguments of :class:`bstune.Study`.
+
+    An option for which there is no argument goes into the argument ``options``.
 
     Args:
         text: with options as the command line takes them, such as ``search.trials=128``.
-        terms: of the study; None: what needs them goes into ``options``.
+        terms: of the study; None: options that need them go into ``options``, too.
     """
     budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", text)
 
@@ -96,7 +99,7 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
 
 
 def _bare(name: str) -> str:
-    """Give the argument that an option without a value is, or the option itself."""
+    """Find the argument that sets an option named without a value; else the option itself."""
     for argument, option in ARGUMENT_OPTIONS.items():
         if option == name:
             return argument
@@ -104,7 +107,7 @@ def _bare(name: str) -> str:
 
 
 def _with_value(name: str, value: str, terms: PythonTerms | None) -> str | None:
-    """Write an option and its value as Python takes them; None of what is no option."""
+    """Write an option with its value as an argument of Study; None if it is no option."""
     if terms is not None and name == "workload.target.value":
         goal = "" if value == "auto" else f"{terms.sign}{value}"
         return f'target="{terms.metric}{goal}"'
@@ -121,7 +124,7 @@ def _with_value(name: str, value: str, terms: PythonTerms | None) -> str | None:
 
 
 def _python_value(value: str) -> str:
-    """Write a value of an option as Python has it."""
+    """Write an option's value as a Python literal."""
     try:
         float(value)
     except ValueError:

@@ -13,11 +13,12 @@ MAX_REPEATED = 80
 
 
 def parse_points(text: str, file: str) -> list[FrontierPoint]:
-    """Parse a CSV file's text: columns batch_size, steps and optionally stopped.
+    """Parse a CSV file's text with the columns batch_size, steps and optionally stopped.
 
-    Others are ignored.
+    Other columns are ignored. Messages name the file by ``file``.
 
-    ``file`` names it in messages. CurveError for text that cannot be used.
+    Raises:
+        CurveError: for text that cannot be used, with the line.
     """
     lines = io.StringIO(text, newline="")
     try:
@@ -29,6 +30,7 @@ def parse_points(text: str, file: str) -> list[FrontierPoint]:
 
 
 def _parse(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
+    """Yield the point of each line; CurveError for a header or a line that cannot be used."""
     header = [name.strip() for name in reader.fieldnames or ()]
     if header.count("batch_size") != 1 or header.count("steps") != 1 or header.count("stopped") > 1:
         needs = "needs the columns batch_size and steps, and may have stopped, each once, but got"
@@ -57,6 +59,7 @@ def _parse(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
 
 
 def _number(cell: str, name: str, place: str) -> float:
+    """Read the number of a cell; CurveError, with the column's name and the place, if unusable."""
     try:
         return usable(float(cell), name)
     except (ValueError, CurveError):

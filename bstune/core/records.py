@@ -1,7 +1,8 @@
-"""What a trial is asked for, what fixes it, and its result: frozen records that go to JSON and come back unchanged.
+"""What a trial is asked for, what fixes it, and its result.
 
-The JSON is strict: a value that does not exist is ``null``, never NaN or Infinity. This module
-needs neither torch nor numpy, so that everything that works on recorded trials starts fast.
+They are frozen records that go to JSON and come back unchanged. The JSON is strict: a value that
+does not exist is ``null``, never NaN or Infinity. This module needs neither torch nor numpy, so
+that everything that works on recorded trials starts fast.
 """
 
 import json
@@ -20,9 +21,9 @@ STATUSES: tuple[str, ...] = get_args(Status)
 Mode = Literal["min", "max"]
 # What a winner is best by.
 Merit = Literal["time", "steps"]
-# Of counts and measurements in a record.
+# The largest count or measurement in a record.
 LARGEST_RECORDED = 1e15
-# A goal is a finite number, and far from this one.
+# Stands for a goal that no value meets: goals that are known are far from it.
 NEVER = 1e300
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -32,7 +33,10 @@ StepsOf = Literal["trainer", "lean"]
 
 
 def sign_of(mode: Mode) -> float:
-    """Give 1 for a metric that is to fall, -1 for one that is to rise: times it, a lower value is a better one."""
+    """Give the factor by which a lower value of a metric is the better one.
+
+    It is 1 for a metric that is to fall, and -1 for one that is to rise.
+    """
     return 1.0 if mode == "min" else -1.0
 
 
@@ -60,22 +64,22 @@ class Target:
             raise ConfigError(f"target.value must be a finite number, but got {self.value}")
 
     def gap(self, value: float) -> float:
-        """Give how far ``value`` still is from the goal: zero or negative once it is reached."""
+        """How far ``value`` still is from the goal: zero or negative once it is reached."""
         if self.mode == "min":
             return value - self.value
         return self.value - value
 
     def reached(self, value: float) -> bool:
-        """Tell whether ``value`` meets the goal; NaN never does."""
+        """Whether ``value`` meets the goal; NaN never does."""
         return self.gap(value) <= 0.0
 
     @property
     def sign(self) -> float:
-        """That of :func:`sign_of`."""
+        """1 if the metric is to fall, -1 if it is to rise."""
         return sign_of(self.mode)
 
     def best_bound(self, bounds: Sequence[float]) -> float:
-        """Give the better one of the metric's least and greatest value."""
+        """Choose the better one of the metric's bounds (least value, greatest value)."""
         low, high = bounds
         if self.mode == "min":
             return low
@@ -83,12 +87,12 @@ class Target:
 
     @property
     def never_met(self) -> "Target":
-        """The same metric with a goal that no value meets: for training that only its budget ends."""
+        """The same metric with a goal that no value meets, so that only the budget ends a trial."""
         return replace(self, value=-self.sign * NEVER)
 
     @property
     def is_open(self) -> bool:
-        """Whether its goal is not known yet, as it is to be what a first trial comes to."""
+        """Whether its goal is not known yet: it is to be what the first trial comes to."""
         return abs(self.value) == NEVER
 
     def __str__(self) -> str:
@@ -102,7 +106,7 @@ class TrialSpec:
     """What one trial is asked to do."""
 
     number: int
-    """Optuna's."""
+    """Optuna's number of the trial."""
     trial_index: int
     """Its place in the study's plan, from 0; a trial that is asked again keeps it."""
     batch_size: int
@@ -111,27 +115,26 @@ class TrialSpec:
     delta: float | None
     """log2(lr / rule(batch_size)); None where no rule was used."""
     seed: int
-    """Of the initial weights, the order of the data and the augmentation."""
+    """Seed of the initial weights, the order of the data and the augmentation."""
     max_steps: int | None = None
-    """It stops there, steps of the trial it continues included; None: the study's budget."""
+    """The step at which it stops, those of the trial that it continues included; None: the study's
+    budget ends it."""
     resumed_from: int | None = None
     """The stopped trial that it continues, at the same batch size, rate and seed."""
     replicate_of: int | None = None
     """The trial whose hyper-parameters it runs again on a fresh seed."""
     hyperparameters: Mapping[str, int | float] = field(default_factory=dict)
-    """Further ones, by name (see bstune.config)."""
+    """Other hyper-parameters that are searched, by name (see bstune.config)."""
     max_seconds: float | None = None
-    """Of its wall time, after which its next step is its last one."""
+    """Wall time after which its next step is its last one; None: no limit."""
     dense_steps: tuple[int, int] | None = None
-    """Between these steps it is expected to meet the target; None: nowhere.
-
-    There it is evaluated as densely as evaluations of as many examples as it trains on allow.
-    """
+    """The steps between which it is expected to meet the target and is evaluated densely; None: no
+    such steps."""
     goal: float | None = None
-    """The target's, where the study has it from its first trial; None: the protocol's."""
+    """The target's goal, where the study has it from its first trial; None: the protocol's."""
 
     def trial_fields(self) -> dict[str, Any]:
-        """Give the fields that a trial's record takes over as they are: all but its limits."""
+        """Collect the fields that a trial's record takes over: all but the trial's limits."""
         # How far a trial was let run says nothing of what it is.
         limits = ("max_steps", "max_seconds", "dense_steps", "goal")
         names = [spec_field.name for spec_field in fields(self) if spec_field.name not in limits]
@@ -219,7 +222,7 @@ class TrialResult:
 
     @classmethod
     def unmeasured(cls, spec: TrialSpec, status: Status, **values: Any) -> "TrialResult":
-        """Make a record of the spec and ``values``, whose other fields are zero or empty."""
+        """Make a record from the spec and ``values``; all other fields are zero or empty."""
         empty: dict[str, Any] = {
             "steps": 0,
             "steps_low": 0,
@@ -247,7 +250,7 @@ class TrialResult:
         return self.steps * self.seconds_per_step
 
     def best_value(self, mode: Mode) -> float | None:
-        """Give the best value of the metric after training began; None where it has none."""
+        """Find the best value of the metric after training began; None where it has none."""
         # At step 0 nothing is trained yet.
         values = [value for step, value in self.history if step > 0 and value is not None]
         if not values:
@@ -257,7 +260,7 @@ class TrialResult:
         return max(values)
 
     def again(self, max_steps: int | None = None) -> TrialSpec:
-        """Give the spec of the same trial, from its start."""
+        """Make the spec of the same trial, to be trained again from its start."""
         return TrialSpec(
             number=self.number,
             trial_index=self.trial_index,
@@ -270,7 +273,7 @@ class TrialResult:
         )
 
     def after(self, steps: int) -> dict[str, Any]:
-        """Give what the record says of its first ``steps`` steps: as fields, ``steps`` among them."""
+        """Make the fields ``steps`` and ``examples`` of this record cut after so many steps."""
         return {"steps": steps, "examples": steps * self.batch_size}
 
     def to_json(self) -> str:
@@ -279,9 +282,10 @@ class TrialResult:
 
     @classmethod
     def from_json(cls, text: str) -> "TrialResult":
-        """Read the record that :meth:`to_json` wrote, which may be anybody's.
+        """Read a record that :meth:`to_json` wrote, which may be anybody's.
 
-        RecordError names what is wrong.
+        Raises:
+            RecordError: for a text that is no record; it names what is wrong.
         """
         try:
             values = json.loads(text)
@@ -302,7 +306,7 @@ class TrialResult:
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    """Refuse a record that lacks a field, or has one that there is not."""
+    """Raise RecordError if a record lacks a field, or has an unknown one."""
     known = set[str]()
     required = set[str]()
     for record_field in fields(TrialResult):
@@ -329,11 +333,13 @@ class _Field(NamedTuple):
 
     is_valid: Callable[[object], bool]
     what: str
-    """It may hold, in words."""
+    """What it may hold, in words."""
     read: Callable[[Any], Any] = lambda value: value
+    """Converts the value that JSON has."""
 
 
 def _is_number(value: object) -> bool:
+    """Whether a value is a number of at most ``LARGEST_RECORDED`` in size."""
     # To Python true and false are whole numbers.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -341,6 +347,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
+    """Whether a value is a whole number from 0 to ``LARGEST_RECORDED``."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     return 0 <= value <= LARGEST_RECORDED
@@ -363,15 +370,17 @@ def _is_text(value: object) -> bool:
 
 
 def _or_none(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Make a check that takes None, too."""
     return lambda value: value is None or is_valid(value)
 
 
 def _mapping_of(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Make a check of a mapping whose values are all valid."""
     return lambda value: isinstance(value, dict) and all(map(is_valid, value.values()))
 
 
 def _rows_of(*columns: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Tell whether a value is a list of rows, each with a valid value in each column."""
+    """Make a check of a list of rows, each with a valid value in each column."""
 
     def is_row(row: object) -> bool:
         if not isinstance(row, list) or len(row) != len(columns):
@@ -382,6 +391,7 @@ def _rows_of(*columns: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def _tuples(rows: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
+    """Convert rows from lists to tuples."""
     return tuple(tuple(row) for row in rows)
 
 
@@ -427,11 +437,12 @@ _FIELDS: Mapping[str, _Field] = {
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:
-    """Write strict JSON: floats that are not finite become ``null``, mappings and sequences are walked."""
+    """Write strict JSON: floats that are not finite become ``null``, at any depth."""
     return json.dumps(_finite(value), allow_nan=False, indent=indent)
 
 
 def _finite(value: Any) -> Any:
+    """Replace floats that are not finite by None, at any depth of mappings and sequences."""
     # JSON has no name for NaN and the infinities, and its keys are texts.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -444,35 +455,35 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Budget:
-    """When a trial gives up: once so many steps are applied and so many examples are trained on.
+    """When a trial gives up: once both its steps and its examples are spent.
 
     Args:
-        steps: of the optimizer, at any batch size.
-        examples: that a trial trains on, epochs included.
+        steps: optimizer steps, at any batch size.
+        examples: the examples that a trial trains on, those of repeated epochs included.
     """
 
     steps: int = 1
     examples: int = 1
 
     def last_step(self, batch_size: int) -> int:
-        """Give the steps after which both are spent: as the frontier, flat in steps, then in examples."""
+        """Compute the step after which both the steps and the examples are spent."""
         return max(self.steps, math.ceil(self.examples / batch_size))
 
 
 @dataclass(frozen=True)
 class TrialProtocol:
-    """What stays fixed in every trial of a study, whether it is trained or answered from a table."""
+    """What stays fixed in every trial of a study, be it trained or answered from a table."""
 
     target: Target
     budget: Budget
-    """When to give up."""
+    """When a trial gives up."""
     evaluation_schedule: EvaluationSchedule
     micro_batch_size: int | None
     """A larger batch is accumulated from micro-batches of this many examples; None: never."""
     warmup_steps: int
-    """In a segment of their own at the start, left out of tau(B)."""
+    """Steps at the start that are a segment of their own, left out of tau(B)."""
     divergence: float
-    """Diverged is a trial whose metric is this many times as far from its goal as at the start."""
+    """A trial whose metric is so many times as far from the goal as at the start has diverged."""
     noise_scale_every: int | None
     """Steps between measurements of the gradient noise scale; None: it is not measured."""
     compile: str | None
@@ -482,18 +493,18 @@ class TrialProtocol:
     fast: FastMode
     """Whether the lean loop takes the steps where it can, or Lightning's own always."""
     devices: int = 1
-    """That share each batch, a process each."""
+    """How many devices share each batch, with a process each."""
 
     def last_step(self, batch_size: int) -> int:
-        """Give the steps after which the budget of a trial at this batch size is spent."""
+        """Compute the step after which the budget of a trial at this batch size is spent."""
         return self.budget.last_step(batch_size)
 
     def for_steps_only(self, budget: Budget | None = None) -> "TrialProtocol":
-        """Give the protocol of training that no target ends, but the budget: another one, where it is given."""
+        """Make the protocol of training that only a budget ends: this protocol's, or another."""
         return replace(self, target=self.target.never_met, budget=budget or self.budget)
 
     def with_goal_of(self, spec: TrialSpec) -> "TrialProtocol":
-        """Give the protocol of a trial: with the goal that its spec has, where it has one."""
+        """Make the protocol of a trial, whose spec may have a goal of its own."""
         if spec.goal is None:
             return self
         return replace(self, target=replace(self.target, value=spec.goal))

@@ -1,4 +1,4 @@
-"""A power law of a quantity over a scale, from few measured points, and how far it may be trusted beyond them.
+"""A power law of a quantity over a scale, from few points, and how far it holds beyond them.
 
 A critical batch size, a best batch size or a best learning rate y is measured at three or more
 scales s, such as examples of the training data. The model is a straight line in logarithms whose
@@ -35,28 +35,29 @@ from bstune.core.interval import INTERVAL_LEVEL
 
 Array = NDArray[np.float64]
 
-# Different ones, for a law.
+# Fewest different scales that a law is fitted to.
 FEWEST_SCALES = 3
-# Nominal coverage of its intervals.
+# Nominal coverage of a law's intervals.
 LAW_LEVEL = INTERVAL_LEVEL
-# Prior of a, in log of the quantity: none.
+# Standard deviation of a's prior, in log of the quantity: so wide that it says nothing.
 LEVEL_SIGMA = 20.0
-# Prior of b around 0.
+# Standard deviation of b's prior around 0.
 SLOPE_SIGMA = 1.0
 # Half-normal prior of the studies' own offsets, in log of the quantity.
 OFFSET_SIGMA = 0.15
 # Half-normal prior of the slope's drift, for a scale e times as large.
 DRIFT_SIGMA = 0.1
+# The grid of offsets, drifts, and correlations of one study's errors that the law is averaged over.
 OFFSETS = (0.02, 0.06, 0.12, 0.2, 0.3, 0.45, 0.7)
 DRIFTS = (0.01, 0.04, 0.08, 0.12, 0.18, 0.25, 0.36)
-# Of the errors of one study.
 CORRELATIONS = (0.0, 0.5, 0.9)
-# Of log y, where a study tells none: a factor of 1.35.
+# Error of log y where a study tells none: a factor of 1.35.
 UNTOLD_ERROR = 0.3
-# A median over posterior draws has at least that.
+# Least error of log y, as a median over posterior draws has it.
 LEAST_LOG_ERROR = 0.02
+# Halvings with which a quantile is found.
 BISECTIONS = 60
-# Beyond it a float ends.
+# Logs beyond this have an exponential that no float holds.
 LARGEST_LOG_OF_FLOAT = 700.0
 
 
@@ -86,7 +87,9 @@ class Component:
     """The law at one choice of offset, drift and correlation."""
 
     weight: float
+    """Share of this choice in the average over all."""
     offset: float
+    """Standard deviation of a study's own offset."""
     drift: float
     solved: Array
     """K^-1 log y, shape (n,)."""
@@ -101,7 +104,9 @@ class ScaleLaw:
     exponent: Estimate
     """The mean slope between the smallest and the largest scale that was measured."""
     smallest: float
+    """The smallest scale that was measured."""
     largest: float
+    """The largest."""
     points: tuple[ScalePoint, ...]
     centre: float
     """Mean of the points' log scales."""
@@ -110,7 +115,7 @@ class ScaleLaw:
     components: tuple[Component, ...]
 
     def at(self, scale: float) -> Estimate:
-        """Give what a study of this scale would measure, without that measurement's own error."""
+        """Predict what a study at this scale would measure, without its measurement's own error."""
         log_scale = math.log(scale) - self.centre
         means = list[float]()
         sigmas = list[float]()
@@ -126,7 +131,10 @@ class ScaleLaw:
         return Estimate(value, low, high)
 
     def _moments(self, component: Component, at: Array, factors: Array) -> tuple[float, float]:
-        """Give the mean and the variance of a sum of values of f, with factors, at log scales."""
+        """Compute mean and variance of a weighted sum of f's values by one component.
+
+        ``factors`` (n,) weigh the values of f at log scales ``at`` (n,).
+        """
         x = np.log([point.scale for point in self.points]) - self.centre
         across = factors @ _covariance(at, x, component.drift)
         prior_variance = float(factors @ _covariance(at, at, component.drift) @ factors)
@@ -135,7 +143,7 @@ class ScaleLaw:
         return float(across @ component.solved), max(variance, 1e-12)
 
     def _interval(self, means: Array, sigmas: Array) -> Estimate:
-        """Give the median and the interval of a mixture of normal distributions."""
+        """Compute the median and the interval of a mixture of normals, one for each component."""
         return Estimate(
             value=self._quantile(0.5, means, sigmas),
             low=self._quantile((1.0 - LAW_LEVEL) / 2.0, means, sigmas),
@@ -143,7 +151,7 @@ class ScaleLaw:
         )
 
     def _quantile(self, share: float, means: Array, sigmas: Array) -> float:
-        """Give a quantile of a mixture of normal distributions, by bisection."""
+        """Find a quantile of a mixture of normals, one for each component, by bisection."""
         weights = np.array([component.weight for component in self.components])
         low = float((means - 10.0 * sigmas).min())
         high = float((means + 10.0 * sigmas).max())
@@ -190,7 +198,11 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
 
 
 def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Component, ...]:
-    """Give the law at each choice of what is not known, weighted by how well it explains the points."""
+    """Solve the law at each choice of offset, drift and correlation, and weigh the choices.
+
+    A choice weighs as much as its prior times the likelihood of the points. ``x`` are the points'
+    log scales and ``y`` their log values, both less their means.
+    """
     told = [UNTOLD_ERROR if point.error is None else point.error for point in points]
     errors = np.maximum(told, LEAST_LOG_ERROR)
     names = [point.study for point in points]
@@ -229,7 +241,11 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
 
 
 def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
-    """Give the log of a half-normal prior of a grid's value, times the part of the axis that it stands for."""
+    """Compute the log of a half-normal prior's weight of one value of a grid.
+
+    It is the density there times the width of the axis for which the value stands. A value that is
+    not on the grid has no alternative: its weight is 1.
+    """
     if value not in grid:
         return 0.0
     i = grid.index(value)
@@ -245,10 +261,11 @@ def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
 
 
 def _covariance(one: Array, other: Array, drift: float) -> Array:
-    """Give the covariance of f at log scales (n,) and (m,) from the middle of the points, shape (n, m).
+    """Compute the covariance of f between log scales (n,) and (m,), less their centre: (n, m).
 
-    Of the integral of a Brownian motion that starts at 0 to either side: with u the smaller
-    distance and v the larger one, u^3/3 + u^2 (v - u)/2 on one side, and 0 across.
+    It is that of the line plus that of the integral of a Brownian motion which starts at 0 to
+    either side. With u the smaller distance and v the larger one the latter is u^3/3 + u^2 (v -
+    u)/2 on one side, and 0 across.
     """
     left = one[:, None]
     right = other[None, :]

@@ -1,4 +1,4 @@
-"""Scaling rules: from a batch size to a learning rate through a reference (B0, lr0), in examples and learning rates.
+"""Scaling rules: from a batch size to a learning rate, through a reference pair (B0, lr0).
 
 A rule changes the learning rate alone. The search never trusts one: its variable is delta = log2(lr
 / rule(B)). What else may follow the batch size, if it is asked for, are decays: an average's, or a
@@ -16,26 +16,27 @@ ScalingRule = Callable[[float], float]
 
 
 def none(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
-    """Give lr0 at every batch size."""
+    """Keep the learning rate of the reference, lr0, at every batch size."""
     return reference_lr
 
 
 def sqrt(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
-    """Give lr0 (B/B0)^1/2 (Krizhevsky 2014; the usual choice for Adam, Malladi et al. 2022)."""
+    """Scale by lr0 (B/B0)^1/2 (Krizhevsky 2014; the usual choice for Adam, Malladi et al. 2022)."""
     return reference_lr * math.sqrt(batch_size / reference_batch_size)
 
 
 def linear(batch_size: float, reference_batch_size: float, reference_lr: float) -> float:
-    """Give lr0 B/B0 (Goyal et al. 2017)."""
+    """Scale by lr0 B/B0 (Goyal et al. 2017)."""
     return reference_lr * batch_size / reference_batch_size
 
 
 def saturating(
     batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None
 ) -> float:
-    """Give lr_max / (1 + B_noise/B), with lr_max such that rule(B0) = lr0 (McCandlish et al. 2018, eq. 2.6).
+    """Scale linearly below the noise scale, and hardly above it.
 
-    Linear below the noise scale, flat above it.
+    The rate is lr_max / (1 + B_noise/B), with lr_max such that rule(B0) = lr0 (McCandlish et al.
+    2018, eq. 2.6).
     """
     noise = _noise_scale(noise_scale, "saturating")
     return reference_lr * (1 + noise / reference_batch_size) / (1 + noise / batch_size)
@@ -44,10 +45,10 @@ def saturating(
 def surge(
     batch_size: float, reference_batch_size: float, reference_lr: float, noise_scale: float | None
 ) -> float:
-    """Give lr_max / (0.5 (sqrt(B_noise/B) + sqrt(B/B_noise))), with lr_max such that rule(B0) = lr0.
+    """Scale for sign-like optimizers such as Adam (Li et al. 2024, arXiv 2405.14578).
 
-    For sign-like optimizers such as Adam (Li et al. 2024, arXiv 2405.14578): it rises as the square
-    root, peaks at the noise scale and falls above it.
+    The rate is lr_max / (0.5 (sqrt(B_noise/B) + sqrt(B/B_noise))), with lr_max such that rule(B0) =
+    lr0. It rises as the square root, peaks at the noise scale and falls above it.
     """
     noise = _noise_scale(noise_scale, "surge")
 
@@ -62,10 +63,10 @@ class NamedRule:
     """A rule as a user names it.
 
     Args:
-        lr: the rule; of a batch size, the reference's batch size and rate, and its noise scale
-            where ``exponent`` is None.
+        lr: the rule, a function of a batch size, the reference's batch size and rate, and a noise
+            scale where ``exponent`` is None.
         words: what texts call it.
-        exponent: of B, where the rule is a power of it.
+        exponent: the power of B that the rule is; None: it is no power.
     """
 
     lr: Callable[..., float]
@@ -95,7 +96,7 @@ def lr_of(
     reference_lr: float,
     noise_scale: float | None = None,
 ) -> float:
-    """Give the learning rate that a scaling rule has at a batch size, through a pair that goes together.
+    """Scale a learning rate to another batch size, from a pair that goes together.
 
     >>> round(lr_of("sqrt", 512, 64, 0.1), 3)
     0.283
@@ -130,25 +131,30 @@ def lr_of(
 
 
 def beta2_of(batch_size: float, half_life: float) -> float:
-    """Give beta2 = 2^(-B/half_life), the decay of Adam's squared gradients that has one half-life in examples.
+    """Compute Adam's beta2 at a batch size that keeps a half-life, both in examples.
 
-    (Marek et al. 2025, arXiv 2507.07101, section 3: at small B a fixed beta2 forgets too
-    soon; Porian et al. 2024, arXiv 2406.19146, found it to be what fails there). Both in examples.
+    beta2 = 2^(-B/half_life) is the decay of the squared gradients. At small B a fixed beta2 forgets
+    too soon (Marek et al. 2025, arXiv 2507.07101, section 3); Porian et al. 2024, arXiv 2406.19146,
+    found that this is what fails there.
     """
     return math.exp2(-batch_size / half_life)
 
 
 def shrinkage_of(batch_size: float, half_life: float) -> float:
-    """Give 1 - 2^(-B/half_life), the share that a step takes of a weight without gradient, both in examples.
+    """Compute the share that a step takes off a weight without gradient: 1 - 2^(-B/half_life).
 
-    Divided by the learning rate it is the weight decay (Wang and Aitchison 2024, arXiv 2405.13698:
-    the time scale 1/(lr x weight_decay) is what to keep, in epochs).
+    Batch size and half-life are in examples. Divided by the learning rate it is the weight decay
+    (Wang and Aitchison 2024, arXiv 2405.13698: the time scale 1/(lr x weight_decay) is to be kept,
+    in epochs).
     """
     return -math.expm1(-batch_size / half_life * math.log(2.0))
 
 
 def effective_lr_of(lr: float, momentum: float, dampening: float = 0.0) -> float:
-    """Give lr (1 - dampening)/(1 - momentum), at which a gradient acts over all steps (Shallue et al. 2018)."""
+    """Compute the rate at which a gradient acts over all steps: lr (1 - dampening)/(1 - momentum).
+
+    Source: Shallue et al. 2018.
+    """
     # torch's SGD dampens nothing without a momentum.
     if not momentum:
         return lr
@@ -156,6 +162,7 @@ def effective_lr_of(lr: float, momentum: float, dampening: float = 0.0) -> float
 
 
 def _noise_scale(noise_scale: float | None, rule: str) -> float:
+    """Check that a rule which needs a noise scale has one, and give it back."""
     if noise_scale is None:
         raise ConfigError(
             f"the scaling rule {rule} needs a noise scale: give one in examples with "

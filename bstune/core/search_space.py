@@ -1,4 +1,4 @@
-"""The space that a study searches: integer batch sizes on a log scale, and delta = log2(lr / rule(B))."""
+"""The space that a study searches: integer batch sizes, and delta = log2(lr / rule(B))."""
 
 import math
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ OVERRIDE_LR = "scaling.override_lr"
 
 @dataclass(frozen=True)
 class Tunable:
-    """A number of the config that is searched."""
+    """A further hyper-parameter: a number of the config that is searched."""
 
     name: str
-    """In the study, the records and the report."""
+    """Its name in the study, the records and the report."""
     key: str
-    """The config key that it sets, dotted: below ``MODULE`` or ``BUDGET``, or of ``HALF_LIVES``."""
+    """The dotted config key that it sets: below ``MODULE`` or ``BUDGET``, or of ``HALF_LIVES``."""
     low: float
     high: float
     log: bool
@@ -32,7 +32,7 @@ class Tunable:
     """Whether 1 - value is searched, as on a log scale a momentum is (Shallue et al. 2018)."""
 
     def value(self, value: float) -> float:
-        """Give a value as the config takes it: an integer where it is to be one."""
+        """Convert a value to what the config takes: an integer where it is to be one."""
         return round(value) if self.integer else value
 
     @property
@@ -48,15 +48,18 @@ class Tunable:
         return self.value(self.searched(middle))
 
     def searched(self, value: float) -> float:
-        """Give what is searched in place of a value, and the value of what was searched.
+        """Convert a value to the number that is searched in its place, and back.
 
-        Each is 1 less the other.
+        For a complement it is 1 - value either way, else the value itself.
         """
         return 1.0 - value if self.complement else value
 
 
 def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
-    """Give all at their smallest values, and all at their largest; nothing without tunables."""
+    """List two settings: all tunables at their smallest values, all at their largest.
+
+    Empty without tunables.
+    """
     if not tunables:
         return []
     smallest = {tunable.name: tunable.value(tunable.low) for tunable in tunables}
@@ -66,10 +69,12 @@ def corners(tunables: tuple[Tunable, ...]) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Space:
-    """Batch sizes and learning rates; ``high`` is always a candidate."""
+    """The batch sizes and learning rates that a study searches."""
 
     low: int
+    """The smallest batch size."""
     high: int
+    """The largest; it is a candidate even if it is no multiple."""
     multiple: int
     """Batch sizes are snapped to multiples of this."""
     sigma: float
@@ -78,8 +83,9 @@ class Space:
     octaves: float | None = None
     """Delta lies within plus and minus this; None: 3 sigma."""
     lr_low: float = 0.0
-    """The range of learning rates that can be had; the rule's values are clipped to it."""
+    """The lowest learning rate that is allowed; lower ones are clipped to it."""
     lr_high: float = math.inf
+    """The highest."""
     tunables: tuple[Tunable, ...] = ()
 
     @property
@@ -88,7 +94,7 @@ class Space:
         return 3.0 * self.sigma if self.octaves is None else self.octaves
 
     def snap(self, batch_size: float) -> int:
-        """Give the nearest candidate: a multiple within the range, or the largest batch size itself."""
+        """Round to the nearest candidate: a multiple in the range, or the largest batch size."""
         first = math.ceil(self.low / self.multiple) * self.multiple
         last = math.floor(self.high / self.multiple) * self.multiple
         nearest = min(max(round(batch_size / self.multiple) * self.multiple, first), last)
@@ -98,23 +104,23 @@ class Space:
         return min(candidates, key=lambda candidate: (abs(candidate - batch_size), candidate))
 
     def stratum(self, index: int, offset: float) -> int:
-        """Give the batch size of stratified trial ``index``, spread over log B.
+        """Choose the batch size of trial ``index`` of a sequence that is spread evenly over log B.
 
-        Studies differ in their ``offset`` < 1.
+        ``offset`` in [0, 1) shifts the sequence, differently in each study.
         """
         share = (van_der_corput(index) + offset) % 1.0
         return self.snap(self.low * (self.high / self.low) ** share)
 
     def searched(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Give what is searched in place of the tunables' values, by name."""
+        """Convert the tunables' values, by name, to the numbers that are searched instead."""
         return {tunable.name: tunable.searched(values[tunable.name]) for tunable in self.tunables}
 
     def lr(self, batch_size: int, delta: float) -> float:
-        """Give rule(B) 2^delta, clipped to the learning rates that can be had."""
+        """Compute the learning rate rule(B) 2^delta, clipped to the allowed range."""
         return min(max(self.rule(batch_size) * math.exp2(delta), self.lr_low), self.lr_high)
 
     def lowest_rate_spec(self, batch_size: int) -> TrialSpec:
-        """Give a trial at the lowest learning rate of the search: a high one may diverge at once."""
+        """Describe a trial at the lowest learning rate: at a high one it might diverge at once."""
         return TrialSpec(
             number=0,
             trial_index=0,
@@ -125,12 +131,15 @@ class Space:
         )
 
     def delta(self, batch_size: int, lr: float) -> float:
-        """Give log2(lr / rule(B)); of a clipped rate it may lie beyond the bound."""
+        """Compute log2(lr / rule(B)), which lies beyond the bound for some clipped rates."""
         return math.log2(lr / self.rule(batch_size))
 
 
 def van_der_corput(index: int, base: int = 2) -> float:
-    """Give term ``index`` of a base's low-discrepancy sequence in [0, 1): of base 2, 0, 1/2, 1/4, 3/4, ..."""
+    """Compute a term of van der Corput's low-discrepancy sequence in [0, 1), by its index.
+
+    In base 2 it begins with 0, 1/2, 1/4, 3/4.
+    """
     value = 0.0
     weight = 1.0 / base
     while index:

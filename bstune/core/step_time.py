@@ -1,6 +1,6 @@
-"""tau(B), seconds per training step over batch size: a line, what corrects it, and a step on several devices.
+"""tau(B), the seconds of a training step over batch size, and of a step on several devices.
 
-With its error it is in :mod:`bstune.core.step_time_law`.
+With its error tau(B) is in :mod:`bstune.core.step_time_law`.
 """
 
 import math
@@ -18,27 +18,33 @@ from bstune.core.errors import HardwareError
 Array = NDArray[np.float64]
 # Octaves of B over which measurements are averaged: a single trial's steps may be lucky.
 BANDWIDTH = 0.35
-# How many measurements the smooth function counts for.
+# The smooth function counts as so many measurements.
 SHRINKAGE = 0.3
-# Batch sizes whose step times are worked out at a time: 4 MB of 1,000 trials.
+# Batch sizes whose step times are worked out at a time: 4 MB with 1,000 trials.
 PREPARED = 512
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """tau(B) = overhead + per_example B: alpha + beta b of Pollux, Qiao et al. 2021, arXiv 2008.12260, eq. 8."""
+    """tau(B) = overhead + per_example B, a straight line (Pollux, Qiao et al. 2021, eq. 8).
+
+    Pollux (arXiv 2008.12260) calls the two alpha and beta.
+    """
 
     overhead: float
     per_example: float
 
     def __call__(self, batch_size: float) -> float:
-        """Give tau(B) in seconds."""
+        """Compute tau(B) in seconds."""
         return self.overhead + self.per_example * batch_size
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A search's tau(B): a smooth one times a correction to measurements, averaged by a normal kernel, shrunk to 1."""
+    """A search's tau(B): a smooth function, corrected towards measurements nearby.
+
+    The correction is an average over measurements by a normal kernel, shrunk towards 1.
+    """
 
     smooth: Callable[[float], float]
     x: tuple[float, ...] = ()
@@ -47,7 +53,10 @@ class StepTimes:
     """Log of what was measured there over the smooth function."""
 
     def __call__(self, batch_size: Array) -> Array:
-        """Give tau in seconds (in an arbitrary unit where nothing was measured), in the shape of ``batch_size``."""
+        """Compute tau in seconds at each batch size, in the shape of the argument.
+
+        The unit is arbitrary where nothing was measured.
+        """
         if np.ndim(batch_size):
             return self._corrected(batch_size)
         # One at a time they are asked for again and again: each trial's at each decision.
@@ -57,9 +66,9 @@ class StepTimes:
         return self._known[size]
 
     def prepare(self, batch_sizes: Array) -> None:
-        """Work out the step times of single batch sizes (n,) that will be asked for, to the same bits, at once.
+        """Work out, all at once, step times of batch sizes (n,) that will be asked for one by one.
 
-        Most of a call's time is numpy's own, however few the numbers are.
+        They are the same to the bit. Most of a single call's time is numpy's own.
         """
         sizes = np.unique(batch_sizes)
         for start in range(0, sizes.size, PREPARED):
@@ -75,6 +84,7 @@ class StepTimes:
             self._known.update(zip(some.tolist(), map(np.asarray, corrected), strict=True))
 
     def _corrected(self, batch_size: Array) -> Array:
+        """Compute tau in seconds, in the shape of ``batch_size``."""
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)])
         smooth = smooth.reshape(np.shape(batch_size))
         x, log_ratio = self._measured
@@ -97,7 +107,7 @@ class StepTimes:
 def fit_line(pairs: Sequence[tuple[float, float]]) -> StepTime:
     """Fit a line to (batch size, seconds) by non-negative least squares of the relative error.
 
-    With one batch size, half a step is overhead.
+    With a single batch size, half of a step counts as overhead.
     """
     batch_size = np.array([pair[0] for pair in pairs], dtype=np.float64)
     tau = np.array([pair[1] for pair in pairs], dtype=np.float64)
@@ -114,9 +124,10 @@ def fit_step_times(
     middle: float,
     given: Callable[[float], float] | None = None,
 ) -> StepTimes:
-    """Fit tau(B) to (batch size, seconds) around ``given``, else around their line.
+    """Fit tau(B) to measurements (batch size, seconds) around a smooth function.
 
-    Without either, half a step at the batch size ``middle`` is overhead, in an arbitrary unit.
+    That is ``given``, else a line through the measurements. Without either it is a line in an
+    arbitrary unit, by which half of a step at the batch size ``middle`` is overhead.
     """
     pairs = list(measured)
     smooth: Callable[[float], float]
@@ -133,14 +144,23 @@ def fit_step_times(
 
 
 def sync_seconds(devices: int, alpha: float, beta: float) -> float:
-    """Give T_sync = alpha + beta (K - 2) for K >= 2 devices, 0 for one (Pollux, eq. 9), in seconds."""
+    """Compute the seconds that K devices take to exchange gradients (Pollux, eq. 9).
+
+    T_sync = alpha + beta (K - 2) for two devices or more, and 0 for one.
+    """
     if devices < 2:
         return 0.0
     return alpha + beta * (devices - 2)
 
 
 def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Fit T_sync's alpha and beta, at least 0, to (devices, all-reduce seconds) by least relative squares."""
+    """Fit alpha and beta of :func:`sync_seconds` to measurements (devices, all-reduce seconds).
+
+    By least squares of the relative error; both are at least 0.
+
+    Raises:
+        HardwareError: without positive seconds at two devices or more.
+    """
     pairs = [(devices, seconds) for devices, seconds in measured if devices > 1]
     are_positive = all(math.isfinite(seconds) and seconds > 0.0 for _, seconds in pairs)
     if not pairs or not are_positive:
@@ -155,9 +175,9 @@ def fit_sync(measured: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
-    """Give T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma) (Pollux, eq. 10).
+    """Compute the seconds of a step in which gradients and their exchange overlap (Pollux, eq. 10).
 
-    The larger gamma, the more overlap.
+    T_iter = (T_grad^gamma + T_sync^gamma)^(1/gamma): the larger gamma, the more they overlap.
     """
     longest = max(gradient, sync)
     if longest == 0.0 or math.isinf(gamma):
@@ -168,9 +188,10 @@ def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
 
 
 def seconds_between(times: Sequence[tuple[int, float]], batch_size: float) -> float:
-    """Give the seconds of a step between some batch sizes, (examples, seconds) each, rising.
+    """Interpolate the seconds of a step at a batch size between those that were timed.
 
-    It is a straight line of log seconds over log B, and beyond the ends as at them.
+    Linear in log seconds over log B; beyond the ends as at them. ``times`` are (batch size,
+    seconds), in ascending order.
     """
     sizes, seconds = zip(*times, strict=True)
     return math.exp(float(np.interp(math.log(batch_size), np.log(sizes), np.log(seconds))))

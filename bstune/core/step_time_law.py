@@ -1,4 +1,4 @@
-"""tau(B) with its error: seconds of a step as a smooth law over batch size, from timings that scatter.
+"""tau(B) with its error: the seconds of a step as a smooth law, from timings that scatter.
 
 ``log tau(B) = log line(B) + r(B)``, with the line ``overhead + per_example B`` and a smooth
 residual r, a Gaussian process over log2 B (Rasmussen and Williams 2006, eq. 2.25 and 2.26). Both
@@ -32,20 +32,21 @@ from bstune.core.step_time import StepTime, fit_line
 Array = NDArray[np.float64]
 # Octaves of batch size over which the residual stays alike.
 RESIDUAL_OCTAVES = 1.5
-# Standard deviation of the residual, at least: no step is a straight line in B.
+# Least standard deviation of the residual: no step is a straight line in B.
 LEAST_RESIDUAL = 0.05
-# Relative standard error of a batch size's timings, at least.
+# Least relative standard error of a batch size's timings.
 LEAST_ERROR = 0.01
 # Standard deviation of the logarithms of the line's two parameters, before any timing.
 LINE_SPREAD = 2.0
-# Of a step at either end, that overhead and examples take at least, on a quiet machine; and on any.
+# Least share of a step that overhead, and examples, take at the smaller and the larger end: on a
+# quiet machine, and the most that it is on any.
 LEAST_PART = 0.01
 MOST_LEAST_PART = 0.3
-# Fits around a line that is fitted to the last one.
+# Fits of the law, each around a line that is fitted to the one before.
 REFITS = 3
 # A median's standard error over a mean's, of normal values.
 MEDIAN_ERROR = 1.2533
-# Between a normal distribution's quartiles, in standard deviations.
+# Distance between a normal distribution's quartiles, in standard deviations.
 QUARTILES_APART = 1.349
 # A normal distribution's standard deviation over its median absolute deviation.
 MEDIAN_ABSOLUTE = 1.4826
@@ -53,15 +54,15 @@ MEDIAN_ABSOLUTE = 1.4826
 PLACES_PER_OCTAVE = 4
 # Of n normal values, their interpolated quartiles lie 1 - this/n as far apart.
 FEW_NEARER = 1.15
-# Timings of which the pooled scatter counts as many as a batch size's own.
+# All sizes' pooled scatter counts as so many timings of a batch size.
 POOLED_TIMINGS = 4.0
-# Combined standard errors by which a fall of tau is confirmed.
+# A fall of tau is confirmed by so many of the combined standard errors.
 CONFIRMED = 4.0
-# Trials, at least, whose own steps say how a machine's speed changes from minute to minute.
+# Fewest trials whose own steps say how a machine's speed changes from minute to minute.
 TRIALS_OF_FACTOR = 10
-# The factor of all batch sizes, relative: on a quiet machine, and on one that waits all the time.
-# Measured on digits beside two busy processes, their wait left out: steps took 1.0 to 2.2 times as
-# long.
+# Relative error of the factor of all batch sizes: on a quiet machine, and on one that waits all the
+# time. Measured on digits beside two busy processes, their wait left out: steps took 1.0 to 2.2
+# times as long.
 QUIET_FACTOR = 0.02
 BUSY_FACTOR = 0.6
 
@@ -75,19 +76,19 @@ class TimedSize(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Of a step: the median over some visits."""
+        """Seconds of a step: the median over some visits."""
 
     @property
     def low(self) -> float:
-        """Lower quartile."""
+        """Lower quartile of the seconds."""
 
     @property
     def high(self) -> float:
-        """Upper quartile."""
+        """Upper quartile of the seconds."""
 
     @property
     def visits(self) -> int:
-        """How many there were."""
+        """How many times this batch size was timed."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,13 @@ class StepTimeLaw(StepTime):
     """tau(B) with its error; called, it gives the seconds of a step at a batch size.
 
     Args:
-        sizes: batch sizes at which steps were timed, rising.
-        seconds: tau there, by the law.
+        sizes: the n batch sizes at which steps were timed, in ascending order.
+        seconds: tau at each of them, by the law.
         residual: the median relative error of the line at the timed batch sizes.
-        log_covariance: of log tau there, shape (sizes, sizes).
+        log_covariance: covariance of log tau at the timed batch sizes, (n, n).
         errors: relative standard error of each size's timings.
-        factor_error: relative standard deviation of the factor of all batch sizes.
-        falls: positions in ``sizes`` at which tau falls from the one before, confirmed.
+        factor_error: relative standard deviation of a factor that all batch sizes share.
+        falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
     """
 
     sizes: tuple[float, ...]
@@ -124,14 +125,14 @@ class StepTimeLaw(StepTime):
     falls: tuple[int, ...]
 
     def __call__(self, batch_size: float) -> float:
-        """Give tau(B) in seconds; beyond the timed sizes, the line scaled through the last one."""
+        """Compute tau(B) in seconds; beyond the timed sizes, by the line scaled to the last one."""
         within = min(max(batch_size, self.sizes[0]), self.sizes[-1])
         line = self.overhead + self.per_example * batch_size
         line_within = self.overhead + self.per_example * within
         return math.exp(float(self._joined(math.log(within)))) * line / line_within
 
     def draws(self, count: int, rng: np.random.Generator) -> "StepTimeDraws":
-        """Draw ``count`` tau(B) from what the timings leave open."""
+        """Draw ``count`` functions tau(B) from the uncertainty that the timings leave."""
         middle = np.log(self.seconds)
         covariance = np.array(self.log_covariance)
         drawn = rng.multivariate_normal(middle, covariance, size=count, method="eigh")
@@ -140,13 +141,16 @@ class StepTimeLaw(StepTime):
         return StepTimeDraws(self, rising + factor)
 
     def relative_error(self, batch_size: float) -> float:
-        """Give the standard deviation of log tau(B), the factor of all batch sizes included."""
+        """Compute the standard deviation of log tau(B), with the factor that all sizes share."""
         deviation = np.sqrt(np.diag(np.array(self.log_covariance)))
         own = float(np.interp(math.log(batch_size), np.log(self.sizes), deviation))
         return math.hypot(own, self.factor_error)
 
     def ratio_error(self, first: float, second: float) -> float:
-        """Give the standard deviation of log(tau(first)/tau(second)): the factor of all sizes is in neither."""
+        """Compute the standard deviation of log(tau(first)/tau(second)) of two batch sizes.
+
+        The factor that all sizes share has no part in it.
+        """
         weights = self._weights(first) - self._weights(second)
         variance = float(weights @ np.array(self.log_covariance) @ weights)
         return math.sqrt(max(variance, 0.0))
@@ -154,16 +158,16 @@ class StepTimeLaw(StepTime):
     def seen_by_trials(
         self, measured: Sequence[tuple[int, float]], same_loop: bool
     ) -> "StepTimeLaw":
-        """Give this law with the factor of all batch sizes as uncertain as trials' own steps were off it.
+        """Widen the error of the factor that all sizes share to what the trials' own steps show.
 
         A survey sees some seconds of a machine whose speed may change from minute to minute; the
-        trials see the minutes of a whole study. Nine of ten of them lie within 1.645 standard
-        deviations of the factor. Below ten trials the law stays as it is.
+        trials see the minutes of a whole study. The factor's error is such that nine of ten trials
+        lie within 1.645 of its standard deviations. Below ten trials the law stays as it is.
 
         Args:
             measured: batch size and own seconds of a step, of each trial.
-            same_loop: whether the loop that was timed trained them, too; of another loop only the
-                scatter counts.
+            same_loop: whether the loop that was timed trained them, too. Otherwise only their
+                scatter counts, and not how far they are off the law on average.
         """
         if len(measured) < TRIALS_OF_FACTOR:
             return self
@@ -174,26 +178,28 @@ class StepTimeLaw(StepTime):
         return replace(self, factor_error=math.hypot(self.factor_error, seen))
 
     def _weights(self, batch_size: float) -> Array:
-        """Give the timed sizes' weights in log tau(B), linear over log B."""
+        """Compute the weights of the timed sizes in log tau(B), linear over log B: (n,)."""
         at = math.log(batch_size)
         log_sizes = np.log(self.sizes)
         return np.array([float(np.interp(at, log_sizes, unit)) for unit in np.eye(log_sizes.size)])
 
     @cached_property
     def _joined(self) -> PchipInterpolator:
+        """Interpolates log tau over log B between the timed sizes."""
         # It keeps a rising sequence rising.
         return PchipInterpolator(np.log(self.sizes), np.log(self.seconds))
 
 
 @dataclass(frozen=True)
 class StepTimeDraws:
-    """Draws of tau(B): log tau at the law's batch sizes, shape (draws, sizes)."""
+    """Draws of tau(B) from a law with its error."""
 
     law: StepTimeLaw
     log_seconds: Array
+    """log tau at the law's batch sizes, (draws, sizes)."""
 
     def over_law(self, batch_size: Array) -> Array:
-        """Give each draw's tau over the law's at batch sizes (n,): shape (draws, n)."""
+        """Compute each draw's tau over the law's tau at batch sizes (n,): (draws, n)."""
         log_sizes = np.log(self.law.sizes)
         middle = np.log(self.law.seconds)
         at = np.log(batch_size)
@@ -209,7 +215,7 @@ def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> Step
         waited: the share of the wall's seconds for which the timed steps waited for a processor.
 
     Raises:
-        HardwareError: for fewer batch sizes, or seconds that are no positive numbers.
+        HardwareError: for fewer batch sizes, a repeated one, or seconds that are not positive.
     """
     ordered = sorted(timings, key=lambda timing: timing.batch_size)
     pairs = [(timing.batch_size, timing.seconds) for timing in ordered]
@@ -243,7 +249,7 @@ def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> Step
 
 
 def leave_one_out(timings: Sequence[TimedSize]) -> tuple[float, ...]:
-    """Give the relative error of tau at each timed size but the ends, predicted from all the others."""
+    """Predict tau at each timed size but the ends from all other sizes: the relative errors."""
     ordered = sorted(timings, key=lambda timing: timing.batch_size)
     errors = list[float]()
     for i in range(1, len(ordered) - 1):
@@ -255,11 +261,12 @@ def leave_one_out(timings: Sequence[TimedSize]) -> tuple[float, ...]:
 
 
 def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
-    """Fit tau(B) to trials' own seconds of a step, (batch size, seconds); None below two places.
+    """Fit tau(B) to trials' own seconds of a step, (batch size, seconds) each.
 
-    Trials within a quarter of an octave are the visits of one place: the geometric middle of their
-    batch sizes, and the median of their seconds, each scaled there by the line through all trials.
-    The scatter of one visit is the trials' about the places next to them.
+    Trials within a quarter of an octave count as visits of one place. The place is at the geometric
+    middle of their batch sizes. Its seconds are the median of theirs, each scaled there by the line
+    through all trials. The scatter of one visit is the trials' about the places next to them. None
+    where the trials have fewer than two places.
     """
     if len(measured) < 2:
         return None
@@ -289,7 +296,11 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
 def _scatter_of_trials(
     places: Sequence[Sequence[tuple[int, float]]], middles: Sequence[float]
 ) -> float:
-    """Give the standard deviation of a trial's log seconds about the places around it, by its median."""
+    """Estimate the standard deviation of a trial's log seconds about the places around it.
+
+    ``places`` hold the (batch size, log of seconds over the line) of each trial, ``middles`` the
+    median of the latter at each place. The estimate is by the median absolute deviation.
+    """
     away = list[float]()
     for i, visits in enumerate(places):
         around = statistics.median(middles[max(0, i - 1) : i + 2])
@@ -298,7 +309,10 @@ def _scatter_of_trials(
 
 
 def _errors(timings: Sequence[TimedSize]) -> Array:
-    """Give the relative standard error of each size's median, by its own and by all sizes' scatter."""
+    """Estimate the relative standard error of each size's median: (n,).
+
+    It is by the size's own scatter, drawn to the pooled scatter of all sizes.
+    """
     visits = np.array([float(timing.visits) for timing in timings])
     apart = np.log([timing.high / timing.low for timing in timings])
     # Interpolated quartiles of a few values lie nearer to each other.
@@ -311,7 +325,11 @@ def _errors(timings: Sequence[TimedSize]) -> Array:
 def _smooth(
     sizes: Array, log_seconds: Array, errors: Array, line: StepTime, falls: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Give the posterior mean and covariance of log tau at the timed sizes, around a line."""
+    """Fit the Gaussian process of the module's docstring around a line.
+
+    Returns:
+        Posterior mean (n,) and covariance (n, n) of log tau at the n timed sizes.
+    """
     # Where timings scatter, a part that the line has not may be there all the same.
     least_part = min(max(LEAST_PART, float(errors.mean())), MOST_LEAST_PART)
     overhead = max(line.overhead, least_part * line(sizes[0]))
@@ -338,7 +356,10 @@ def _smooth(
 def _confirmed_falls(
     log_seconds: Array, errors: Array, timings: Sequence[TimedSize]
 ) -> tuple[int, ...]:
-    """Give where tau falls from the size before by far more than the errors of both, repeatedly."""
+    """Find the places of the timed sizes at which tau is confirmed to fall from the size before.
+
+    It falls there by ``CONFIRMED`` times the errors of both, which were timed more than once.
+    """
     falls = list[int]()
     for i in range(1, len(timings)):
         fall = log_seconds[i - 1] - log_seconds[i]
@@ -349,7 +370,7 @@ def _confirmed_falls(
 
 
 def _rising(log_seconds: Array, variance: Array, falls: Sequence[int]) -> Array:
-    """Make log tau rise with B between confirmed falls: least squares by precision."""
+    """Make log tau rise with B between confirmed falls, by least squares weighted by precision."""
     weights = 1.0 / np.maximum(variance, 1e-12)
     parts = list[Array]()
     for part, weight in zip(np.split(log_seconds, falls), np.split(weights, falls), strict=True):

@@ -1,4 +1,4 @@
-"""How a trial ends, and between which steps it has met its target: one rule, whether it is trained or replayed."""
+"""How a trial ends, trained or replayed, and between which steps it met its target."""
 
 from bstune.core.records import Status
 
@@ -6,11 +6,11 @@ from bstune.core.records import Status
 def status_at(
     steps: int, last_step: int, has_reached: bool, has_diverged: bool = False
 ) -> Status | None:
-    """Say how a trial ends at an evaluation; None: it goes on.
+    """Decide how a trial ends at an evaluation; None: it goes on.
 
     Args:
-        steps: applied so far.
-        last_step: after which its budget is spent.
+        steps: the steps applied so far.
+        last_step: the step after which its budget is spent.
         has_reached: whether the evaluation met the target.
         has_diverged: whether the training is lost, whatever the evaluation says.
     """
@@ -24,11 +24,11 @@ def status_at(
 
 
 def steps_low_of(status: Status | None, steps: int, last_missed: int) -> int:
-    """Give the lower bound of a trial's steps to target.
+    """Bound a trial's steps to the target from below: the last step known to have missed it.
 
     Args:
         status: of the trial; None: it goes on.
-        steps: applied so far: all of them have missed the target where it is not reached.
+        steps: the steps applied so far. Where the target is not reached, all of them missed it.
         last_missed: step of the last evaluation that missed the target, 0 if none did.
     """
     if status == "reached":

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from bstune.core.errors import BstuneError, ConfigError
-from bstune.core.metric_names import mode_of, the_loss
+from bstune.core.metric_names import choose_loss, mode_of
 from bstune.core.records import Mode
 from bstune.recipe import RATES
 from bstune.system.failures import described, place_of
@@ -196,7 +196,7 @@ def own_metric(
     monitored = _monitored(trainer, logged)
     if monitored is not None:
         return monitored
-    name_of_loss = the_loss(logged)
+    name_of_loss = choose_loss(logged)
     if name_of_loss is None:
         raise ConfigError(
             f"{type(module).__name__} logs {', '.join(logged)} in validation, and none is a loss "
