@@ -1,4 +1,4 @@
-"""What is printed: numbers and durations as text, the notes of other libraries kept quiet."""
+"""Printing: numbers and durations as text, lines within a width, other libraries kept quiet."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ from bstune.system.terminal import safe_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Columns of a line, at most and at least.
+# Most and fewest columns of a line.
 WIDTH = 100
 MIN_WIDTH = 40
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -29,9 +29,9 @@ LIGHTNING_LOGGERS = (
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
-    """Write ``value`` with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05.
+    """Write a number with ``digits`` significant digits: 0.01234, 57, 4600, 12,340, 1e-05.
 
-    A dash for None.
+    None is a dash.
     """
     if value is None:
         return "-"
@@ -42,7 +42,7 @@ def format_number(value: float | None, digits: int = 4) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """Write a number of steps or examples in full: 57, 4613, 12,345; a dash for None."""
+    """Write a number of steps or examples in full: 57, 4613, 12,345. None is a dash."""
     if value is None:
         return "-"
     if abs(value) >= 1e4:
@@ -51,13 +51,10 @@ def format_count(value: float | None) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Write a duration with three significant digits and its unit, ms, s, min or h.
-
-    A dash for None.
-    """
+    """Write a duration with three significant digits, in ms, s, min or h. None is a dash."""
     if seconds is None:
         return "-"
-    # Before a unit is chosen, so that 0.9999 is 1.00 s, not 1000 ms.
+    # It is rounded before a unit is chosen, so that 0.9999 is 1.00 s, not 1000 ms.
     rounded = float(f"{seconds:.2e}")
     scale, unit = time_unit(rounded)
     value = float(f"{rounded / scale:.2e}")
@@ -68,7 +65,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Choose the unit in which a duration reads best: its length in seconds and its name."""
+    """Choose the unit in which a duration reads best: the unit's seconds and its name."""
     if 0.0 < seconds < 1.0:
         return 1e-3, "ms"
     if seconds < 120.0:
@@ -79,12 +76,12 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Write ``1 trial``, ``2 trials``, ``12,345 trials``."""
+    """Write a count with its noun: ``1 trial``, ``2 trials``, ``12,345 trials``."""
     return f"{format_count(count)} {noun}{'s' * (count != 1)}"
 
 
 def listing(names: Sequence[str]) -> str:
-    """Write ``a``, ``a and b``, ``a, b and c``; names must be one at least."""
+    """List names in words: ``a``, ``a and b``, ``a, b and c``. There must be one at least."""
     *others, last = names
     if not others:
         return last
@@ -92,20 +89,23 @@ def listing(names: Sequence[str]) -> str:
 
 
 def line_width(console: "Console") -> int:
-    """Give the columns of a line: those of a terminal, at most and elsewhere ``WIDTH``."""
+    """Choose the columns of a line: a terminal's own, from ``MIN_WIDTH`` to ``WIDTH``.
+
+    Where the console is no terminal it is ``WIDTH``.
+    """
     if not console.is_terminal:
         return WIDTH
     columns = console.width
     if console.is_dumb_terminal:
-        # rich takes 80 for each of them.
+        # rich takes every dumb terminal for one of 80 columns.
         columns = shutil.get_terminal_size().columns
     return max(MIN_WIDTH, min(WIDTH, columns))
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Break a text between words, further rows indented.
+    """Break a text between words into rows, all but the first indented.
 
-    A path, a URL, a number with its unit stay whole.
+    A path, a URL and a number with its unit stay whole, even if they are wider.
     """
     whole = WITH_UNIT.sub(f"\\1{NO_BREAK}\\2", text)
     rows = textwrap.wrap(
@@ -119,7 +119,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def print_line(console: "Console", line: str) -> None:
-    """Print a line, on a terminal broken between words, further rows of it indented."""
+    """Print a line; a terminal gets it broken between words, with its further rows indented."""
     rows = [line]
     if console.is_terminal:
         rows = list[str]()
@@ -129,20 +129,20 @@ def print_line(console: "Console", line: str) -> None:
 
 
 def plain_console() -> "Console":
-    """Make rich's console, which prints text as it is: names may have brackets and colons in them."""
+    """Make rich's console without markup: names may have brackets and colons in them."""
     return safe_console(markup=False, emoji=False, highlight=False)
 
 
 def quieten_lightning() -> None:
-    """Keep Lightning's notes out of the output, also of the package of former name that a user's module may import."""
+    """Keep the notes of both of Lightning's packages out of the output; warnings stay."""
     for name in LIGHTNING_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def quieten(training: bool = True) -> None:
-    """Keep the notes of optuna, and of lightning if it is used, out of the output.
+    """Keep the notes of optuna and lightning out of the output; warnings and errors stay.
 
-    Warnings and errors stay.
+    Without ``training``, lightning is not imported.
     """
     # Both set their loggers' levels when imported, so they come first. A command that does not
     # train must not wait for lightning and torch: 4 s (lightning 2.6, files cached, two CPU cores).
@@ -154,7 +154,7 @@ def quieten(training: bool = True) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     quieten_lightning()
-    # Lightning's own use of a deprecated pytree class, once a step.
+    # Lightning itself uses a deprecated pytree class, once a step.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    # device=cpu was asked for.
+    # Who has a GPU and sees this has asked for device=cpu.
     warnings.filterwarnings("ignore", message="GPU available but not used")

@@ -1,4 +1,4 @@
-"""What ends the process from the user's code, ``sys.exit`` or ``os._exit``, ends it with a line and never status 0."""
+"""``sys.exit`` and ``os._exit`` in the user's code end a command with a line, not with status 0."""
 
 import os
 import sys
@@ -17,7 +17,10 @@ class Terminated(SystemExit):
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Say whether a signal raised an error, and not the user's code: Lightning makes a SystemExit of Ctrl-C."""
+    """Whether a signal raised an error rather than the user's code.
+
+    Lightning makes a SystemExit of Ctrl-C, which counts as a signal's, too.
+    """
     if interruption.status() is not None or isinstance(error, KeyboardInterrupt | Terminated):
         return True
     # Lightning's SIGTERMException is imported nowhere below the layer of trials.
@@ -26,13 +29,13 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def sys_exit_error(error: SystemExit) -> RuntimeError:
-    """Make an error of the user's own ``sys.exit``, ``exit`` or ``quit``, from the same place."""
+    """Turn the user's own ``sys.exit``, ``exit`` or ``quit`` into an error with its traceback."""
     text = f"sys.exit({error.code!r}) was called"
     return RuntimeError(text).with_traceback(error.__traceback__)
 
 
 def untrainable(error: BaseException) -> UserCodeError:
-    """Make the command's error of what the user's code raised before any trial, with its frames."""
+    """Turn an error of the user's code before any trial into the command's, with its frames."""
     if isinstance(error, SystemExit):
         error = sys_exit_error(error)
     message, frames = described(error)
@@ -41,9 +44,12 @@ def untrainable(error: BaseException) -> UserCodeError:
 
 @contextmanager
 def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> Iterator[None]:
-    """Answer ``os._exit`` in this process with the frames of the user's files and status 1.
+    """Make ``os._exit`` end this process with the frames of the user's files and status 1.
 
-    Forked ones may call it.
+    That holds while the body runs. In processes that are forked from this one it does what it did.
+
+    Args:
+        end: ends the process, given the error's text and the status.
     """
     process = os.getpid()
     leave = os._exit
@@ -61,5 +67,5 @@ def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> 
         yield
     finally:
         os._exit = leave
-        # A reference that was taken meanwhile leaves as it is told to.
+        # Code that kept a reference to ``answer`` gets Python's own from here on.
         active = False

@@ -1,4 +1,4 @@
-"""What the user's code raises, as lines: the error and where it was.
+"""Errors of the user's code as lines: the error, and where it was raised.
 
 What a study can do without ends in one line.
 """
@@ -16,17 +16,18 @@ from bstune.system.secrets import redact
 
 PACKAGE = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
-# Names of folders with what is installed, of which there may be many.
+# Names of the folders that packages are installed in.
 INSTALLED = {"site-packages", "dist-packages"}
-# Frames of a thread that are shown where none is of the user's own files.
+# So many of a thread's innermost frames are shown where none is of the user's own files.
 INNERMOST = 3
+# Packages whose frames are never shown as the user's.
 FRAMEWORKS = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "hydra", "omegaconf"}
 
 
 def own_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Choose the frames of the user's own files.
 
-    Without any, the last one in an installed package of theirs.
+    Where there is none, it is the last frame in an installed package, frameworks left out.
     """
     users: list[traceback.FrameSummary] = []
     installed: list[traceback.FrameSummary] = []
@@ -43,9 +44,10 @@ def own_frames(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameS
 
 
 def standing_frames(frame: FrameType | None) -> list[traceback.FrameSummary]:
-    """Choose what shows where a running thread stands: the user's frames, else the innermost ones.
+    """Choose the frames that show where a running thread stands.
 
-    What stands around bstune's own outermost frame, such as the script that called it, is left out.
+    They are the user's frames, else the innermost ones. Frames outside of bstune's own outermost
+    frame, such as those of the script that called it, are left out.
     """
     stack = list[traceback.FrameSummary]()
     if frame is not None:
@@ -59,7 +61,7 @@ def standing_frames(frame: FrameType | None) -> list[traceback.FrameSummary]:
 
 
 def frame_lines(frames: Iterable[traceback.FrameSummary]) -> str:
-    """Write frames as lines: file, line, function and the line's text."""
+    """Write frames as lines: file, line number, function and the line's text."""
     lines = list[str]()
     for frame in frames:
         lines.append(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n")
@@ -67,12 +69,12 @@ def frame_lines(frames: Iterable[traceback.FrameSummary]) -> str:
 
 
 def note_users_code(error: BaseException) -> None:
-    """Note that an error came by the user's code in another process, which its frames no longer tell."""
+    """Mark an error as raised by the user's code in another process: its frames are lost."""
     error.__bstune_users_code__ = True  # type: ignore[attr-defined]
 
 
 def in_users_code(error: BaseException) -> bool:
-    """Tell whether an error came by the user's own files, or by what they typed."""
+    """Whether an error was raised within the user's own files, or within code that they typed."""
     if getattr(error, "__bstune_users_code__", False):
         return True
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -88,12 +90,12 @@ def in_users_code(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Tell an error of the user's code in a line, and where it was: frames as lines.
+    """Describe an error of the user's code: in one line, and the frames where it was as lines.
 
-    No secret is in either.
+    Secrets are left out of both.
     """
     text = redact(str(error).strip())
-    # Of a DataLoader's process, whose error ends the text.
+    # The text of an error in a DataLoader's process is its traceback, which ends with the error.
     if "Original Traceback" in text:
         return text.splitlines()[-1], f"{text}\n"
     line = type(error).__name__
@@ -106,9 +108,9 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 def place_of(thing: object) -> str:
-    """Say where a class or a function of the user's is written, as `` (model.py:12)``.
+    """Write where a class or a function of the user's is defined, as `` (model.py:12)``.
 
-    Empty: it is not known.
+    Empty where that is not known, or within bstune.
     """
     place = _place_of_class(thing) if isinstance(thing, type) else _place_of_function(thing)
     if place is None or Path(place[0]).is_relative_to(PACKAGE):
@@ -118,8 +120,9 @@ def place_of(thing: object) -> str:
 
 
 def _place_of_class(thing: type) -> tuple[str, int] | None:
-    # A class that was sent to this process stands in no file here, but its functions say where they
-    # are from.
+    """Find the file and the line of a class; None where they are not known."""
+    # A class that was sent to this process by pickle is in no file here, but its functions know
+    # theirs.
     functions = list[tuple[str, int]]()
     for value in vars(thing).values():
         if not getattr(value, "__qualname__", "").startswith(f"{thing.__qualname__}."):
@@ -135,12 +138,13 @@ def _place_of_class(thing: type) -> tuple[str, int] | None:
 
 
 def _place_of_function(thing: object) -> tuple[str, int] | None:
+    """Find the file and the line of a function; None for what has no code."""
     code = getattr(inspect.unwrap(thing), "__code__", None) if callable(thing) else None
     return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def cause(error: BaseException) -> str:
-    """Tell an error in a line: bstune's own says all that there is to say."""
+    """Describe an error in one line; bstune's own errors have their message alone."""
     if isinstance(error, BstuneError):
         return redact(str(error)).splitlines()[0]
     return described(error)[0]
@@ -148,7 +152,10 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def optional(what: str, lines: list[str]) -> Iterator[None]:
-    """Do what a study can do without: an error becomes one line, ``what`` and its cause."""
+    """Do in the body what a study can do without: an error only adds a line to ``lines``.
+
+    The line is ``what`` and the error's cause.
+    """
     try:
         yield
     # The user's code, and what draws and sends, may raise anything.

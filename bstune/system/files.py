@@ -2,8 +2,8 @@
 
 No file is opened through a link, and none is written in its place: each is made under a random name
 beside it, reaches the disk, and is then renamed. Only files that are provably bstune's own are
-removed: a file that is not whole has a checksum in its name (:func:`partial_of`), weights and
-states end with the study and the trial that wrote them (:func:`own_mark`).
+removed. A file that is not whole yet has a checksum in its name (:func:`partial_of`). Weights and
+states end with a mark of the study and the trial that wrote them (:func:`own_mark`).
 """
 
 import errno
@@ -26,19 +26,21 @@ from bstune.core.errors import BstuneError, InputError, StudyError
 from bstune.system.inputs import parse_json, read_text
 from bstune.system.secrets import document_without_known, redact
 
-# Of a file, a second apart, where a full disk or a mount may come back.
+# Times that a file is tried, a second apart: a full disk may get room, a mount come back.
 WRITE_TRIES = 11
-# A name too long, or links that lead to each other.
+# Error numbers of a name that is too long, or of links that lead to each other.
 UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP}
+# Error numbers of a full disk, or a full quota.
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-# After which a file is tried again.
+# Error numbers that may pass: the file is tried again.
 PASSING = (*FULL_DISK_ERRORS, errno.EIO, errno.ENOENT, errno.ESTALE)
-# File systems that cannot sync a folder by itself answer so.
+# Error numbers of file systems that cannot sync a folder by itself.
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
-# O_NONBLOCK: a FIFO would be waited for.
+# Flags with which files are opened: no link is followed, and no FIFO waited for.
 UNFOLLOWED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# A name of partial_of: the final name's end, a random token, and a checksum of both.
 PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{16})([0-9a-f]{16})\.partial", re.DOTALL)
-# Characters of the final name: at most 192 bytes of the 255 of a name.
+# Characters of the final name in it: at most 192 bytes of the 255 of a name.
 PARTIAL_NAME_LENGTH = 48
 # Characters of a name in a message.
 SHOWN_NAME_LENGTH = 200
@@ -47,7 +49,13 @@ logger = logging.getLogger(__name__)
 
 
 def expand_home(text: str) -> str:
-    """Write a path, or the URL of a SQLite database, with its leading ``~`` or ``~user`` as a home directory."""
+    """Replace a leading ``~`` or ``~user`` of a path by the home directory.
+
+    The path may be within the URL of a SQLite database.
+
+    Raises:
+        ValueError: if there is no such home directory.
+    """
     parts = SQLITE_URL.fullmatch(text)
     assert parts is not None  # noqa: S101 (any text is a path)
     path = parts["path"]
@@ -58,7 +66,7 @@ def expand_home(text: str) -> str:
 
 
 class _Inside:
-    """A path inside the output folder."""
+    """An attribute of :class:`Output` that is the path of a name inside its folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -69,26 +77,26 @@ class _Inside:
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose an output folder is."""
+    """The study that an output folder belongs to."""
 
     study: str
-    """Its name."""
+    """The study's name."""
     storage: str
-    """Without a password."""
+    """The URL of its storage, without a password."""
     id: str | None = None
-    """The study's, random; None: of the study of this name and storage, which need not be begun."""
+    """The study's random identifier; None: it may not be begun yet, so name and storage decide."""
 
     @classmethod
     def of(cls, study: str, url: str, study_id: str | None = None) -> "Identity":
-        """Give the identity of a study in the storage at ``url``."""
+        """Make the identity of a study in the storage at ``url``; SQLite paths become absolute."""
         path = url.removeprefix("sqlite:///")
         if path != url:
             url = f"sqlite:///{Path(path).absolute()}"
         return cls(study, redact(url), study_id)
 
     def of_same_study(self, other: "Identity") -> bool:
-        """Tell whether both may be the same study's."""
-        # A server has several names, and a proxy another.
+        """Whether both may be the same study's: by their identifiers, else by name and storage."""
+        # Identifiers come first: one storage may have several URLs, as through a proxy.
         if self.id is not None and other.id is not None:
             return self.id == other.id
         return (self.study, self.storage) == (other.study, other.storage)
@@ -134,35 +142,33 @@ class Output:
     """The record of a trial that is trained by itself."""
 
     def checkpoint(self, number: int) -> Path:
-        """Name the file of the weights of trial ``number`` at the target."""
+        """Make the path of the weights that trial ``number`` had at the target."""
         return self.checkpoints / f"trial-{number}.ckpt"
 
     def state(self, number: int) -> Path:
-        """Name the file of the state of stopped trial ``number``."""
+        """Make the path of the state of stopped trial ``number``."""
         return self.states / f"trial-{number}.ckpt"
 
     def single_trial(self, batch_size: int, lr: float, seed: int) -> "Output":
-        """Name the folder of a trial that is trained by itself."""
+        """Make the paths of a trial that is trained by itself."""
         return Output(self.root / f"trial-B{batch_size}-lr{lr:.6g}-seed{seed}")
 
 
 def partial_of(path: Path) -> Path:
-    """Name a file that is to be renamed to ``path``: at random, with a checksum that no other's file has."""
+    """Make a random name, with a checksum, for a file that is to be renamed to ``path``."""
     name = path.name[-PARTIAL_NAME_LENGTH:]
     token = secrets.token_hex(8)
     return path.with_name(f".{name}.{token}{_checksum(name, token)}.partial")
 
 
 def _checksum(name: str, token: str) -> str:
+    """Compute the checksum in a name of :func:`partial_of`, by which bstune knows its own files."""
     text = f"bstune {name} {token}".encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def final_name(path: Path) -> str | None:
-    """Give the end of the name that a file of :func:`partial_of` was to get.
-
-    None for any other file.
-    """
+    """Read the name that a file of :func:`partial_of` was to get, or its end; None for others."""
     match = PARTIAL.fullmatch(path.name)
     if match is None:
         return None
@@ -173,13 +179,13 @@ def final_name(path: Path) -> str | None:
 
 
 def create_partial(path: Path) -> BinaryIO:
-    """Create a new file under a name of :func:`partial_of`; an error if anything is there."""
+    """Create a new file under a name of :func:`partial_of`; FileExistsError if it is taken."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | UNFOLLOWED
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def sync_file(file: BinaryIO) -> None:
-    """Bring what was written to the disk."""
+    """Bring what was written to a file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -197,16 +203,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename a file that is on the disk; a link that has its name is replaced, and not followed."""
+    """Rename a file that is on the disk to ``path``; a link there is replaced, not followed."""
     os.replace(partial, path)
     sync_folder(path.parent)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for bytes that readers see once the body has ended: a body that fails leaves what was there.
+    """Open a file for bytes, which readers see as a whole once the body has ended.
 
-    An OSError names ``path``.
+    A body that fails leaves the file that was there before. An OSError names ``path``.
     """
     partial = partial_of(path)
     try:
@@ -224,11 +230,12 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a regular file, which is made where it is missing.
+    """Append text to a regular file, which is made if it is missing.
 
-    StudyError where it is a link or a device.
+    Remembered secrets are left out.
 
-    The secrets that are remembered are left out.
+    Raises:
+        StudyError: if it is a link or a device, or cannot be written.
     """
     text = document_without_known(text, path.suffix)
     try:
@@ -242,6 +249,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 def _open_regular(path: Path, flags: int) -> int:
+    """Open a regular file, and give its descriptor; OSError for anything else, a link too."""
     descriptor = os.open(path, flags | UNFOLLOWED, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -250,7 +258,7 @@ def _open_regular(path: Path, flags: int) -> int:
 
 
 def first_bytes(path: Path, count: int) -> bytes:
-    """Read the beginning of a regular file; nothing where there is none, or it may not be read."""
+    """Read at most ``count`` bytes from a regular file's start; empty if it cannot be read."""
     try:
         with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
             return file.read(count)
@@ -259,13 +267,17 @@ def first_bytes(path: Path, count: int) -> bytes:
 
 
 def _strerror(error: OSError) -> str:
+    """Tell why a file could not be opened, in words that a user understands."""
     if error.errno == errno.ELOOP:
         return "it is a link, and bstune follows none there"
     return error.strerror or str(error)
 
 
 def own_mark(path: Path) -> bytes:
-    """Give what the file of a trial's weights or state ends with: its study, as study.json says, and its name."""
+    """Make the mark with which a file of weights or a state ends: its study and its name.
+
+    The study is the one that the folder's study.json names.
+    """
     identity = _identity(Output(path.parent.parent))
     study = "of no study"
     if identity is not None and identity.id is not None:
@@ -274,7 +286,7 @@ def own_mark(path: Path) -> bytes:
 
 
 def is_own(path: Path) -> bool:
-    """Tell whether the study of this folder wrote this file of weights or a state, under this very name."""
+    """Whether the folder's own study wrote this file of weights or a state under this name."""
     mark = own_mark(path)
     try:
         descriptor = _open_regular(path, os.O_RDONLY)
@@ -287,9 +299,9 @@ def is_own(path: Path) -> bool:
 
 
 def may_take(path: Path) -> bool:
-    """Tell whether weights or a state may get this name.
+    """Whether weights or a state may be written at a path.
 
-    A warning says that another's file has it.
+    They may not where a file is that this study did not write; then a warning says so.
     """
     if not os.path.lexists(path) or is_own(path):
         return True
@@ -302,20 +314,26 @@ def may_take(path: Path) -> bool:
 
 
 def saved_beside(state: Path) -> Path:
-    """Name what a loop of the user's saves of a trial, a file or a folder, beside the study's own file of it."""
+    """Make the path, beside a trial's state, of what the user's own loop saves of the trial.
+
+    That may be a file or a folder.
+    """
     return state.with_suffix(".saved")
 
 
 def remove_own(path: Path) -> None:
-    """Remove the weights or the state of a trial, if this study wrote the file, and what a loop saved beside it."""
+    """Remove a trial's weights or state, and what the user's loop saved beside it.
+
+    A file that this study did not write stays, with what is beside it.
+    """
     if is_own(path):
         _remove_saved(saved_beside(path))
-        # A trial deletes the state that it could not read.
+        # The trial itself may have deleted a state that it could not read.
         path.unlink(missing_ok=True)
 
 
 def _remove_saved(saved: Path) -> None:
-    """Remove what a loop saved, a link by itself."""
+    """Remove the file or folder that a user's loop saved; of a link, the link alone."""
     if saved.is_dir() and not saved.is_symlink():
         shutil.rmtree(saved, ignore_errors=True)
     else:
@@ -323,7 +341,15 @@ def _remove_saved(saved: Path) -> None:
 
 
 def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collection[int]]) -> None:
-    """Delete the files that ``trials`` wrote, by number, from ``folder``, but for those to ``keep``; nothing else."""
+    """Delete from a folder the files of some trials, but for those to keep.
+
+    Files that this study did not write stay.
+
+    Args:
+        folder: of weights or states.
+        trials: the numbers of the trials whose files may be deleted.
+        keep: tells the numbers of those whose files stay; it is called only if there is any file.
+    """
     if folder.is_symlink() or not folder.is_dir():
         return
     number_of: dict[Path, int] = {}
@@ -347,9 +373,13 @@ def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collec
 
 
 def remove_partials(folder: Path, names: Collection[str] | None = None) -> None:
-    """Remove what killed processes left in a folder, of files with these names or of any.
+    """Remove the partial files that killed processes left in a folder.
 
-    To be called by the one process that may write them.
+    It is to be called by the one process that may write them.
+
+    Args:
+        folder: in which they are.
+        names: the final names of the files that are removed; None: any.
     """
     for path in folder.iterdir():
         name = final_name(path)
@@ -358,15 +388,13 @@ def remove_partials(folder: Path, names: Collection[str] | None = None) -> None:
 
 
 def _remove_partial(path: Path) -> None:
+    """Remove a file, but neither a link nor a folder that has its name."""
     if path.is_file() and not path.is_symlink():
         path.unlink(missing_ok=True)
 
 
 def write_text_once(path: Path, text: str) -> None:
-    """Write a file of text as a whole, without the secrets that are remembered.
-
-    An OSError is not tried again.
-    """
+    """Write a file of text as a whole, without the remembered secrets; OSError if it cannot be."""
     content = document_without_known(text, path.suffix).encode()
     with whole_file(path) as file:
         file.write(content)
@@ -375,8 +403,16 @@ def write_text_once(path: Path, text: str) -> None:
 def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.sleep) -> None:
     """Write a file of text as a whole: a reader sees the old one or the new one.
 
-    The secrets that are remembered are left out of it. A full disk or a folder that is away is
-    tried again for ten seconds; then it is a StudyError.
+    Remembered secrets are left out.
+
+    Args:
+        path: of the file.
+        text: its new content.
+        sleep: waits for some seconds; tests give their own.
+
+    Raises:
+        StudyError: if it cannot be written. A full disk or a folder that is away is tried again for
+            ten seconds.
     """
     for tries_left in reversed(range(WRITE_TRIES)):
         try:
@@ -394,10 +430,7 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
 
 
 def unusable_name(error: BaseException) -> StudyError | None:
-    """Give the plain error that a path which no system call takes ends the command with.
-
-    None for any other.
-    """
+    """Make a plain error of one for a name that is too long or a ring of links; None for others."""
     if not isinstance(error, OSError) or error.errno not in UNUSABLE:
         return None
     shown = str(error.filename)
@@ -407,10 +440,7 @@ def unusable_name(error: BaseException) -> StudyError | None:
 
 
 def full_disk(error: BaseException) -> StudyError | None:
-    """Give the plain error that a full disk, or quota, ends the command with.
-
-    None for any other error.
-    """
+    """Make a plain error of one that a full disk or quota has caused; None for others."""
     if isinstance(error, BstuneError):
         return None
     reason: BaseException | None = error
@@ -428,7 +458,13 @@ def full_disk(error: BaseException) -> StudyError | None:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Refuse a ``path`` that cannot be created or written: a file beside it is tried, and leaves nothing."""
+    """Check that a file at ``path`` could be created or written, and leave nothing there.
+
+    ``what`` names the path in messages, such as an option.
+
+    Raises:
+        StudyError: if it could not.
+    """
     try:
         taken = path.exists()
         parent = path.absolute().parent
@@ -456,10 +492,10 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def _try_file(folder: Path, name: str) -> None:
-    """Make a file in a folder and leave nothing.
+    """Try to make a file in a folder, and leave nothing; OSError if that fails.
 
-    It has no name where the file system can do that, so that a process that is killed here leaves
-    none either.
+    Where the file system can do that the file has no name, so that a process that is killed here
+    leaves none either.
     """
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -472,7 +508,7 @@ def _try_file(folder: Path, name: str) -> None:
 
 
 def _identity(output: Output) -> Identity | None:
-    """Read whose a folder says to be; None where it says nothing that can be read."""
+    """Read from its study.json which study a folder belongs to; None where it cannot be read."""
     try:
         text = read_text(output.identity, "the file")
         return Identity(**parse_json(text, output.identity.name))  # type: ignore[arg-type]
@@ -481,9 +517,13 @@ def _identity(output: Output) -> Identity | None:
 
 
 def check_owner(output: Output, identity: Identity) -> Identity | None:
-    """Tell whose the folder is, None if it is empty.
+    """Check that the folder is this study's or empty.
 
-    Refuse one with something in it that is not this study's.
+    Returns:
+        The identity that it has; None if it is missing or empty.
+
+    Raises:
+        StudyError: if it holds anything, and is not this study's.
     """
     if not output.root.is_dir():
         return None
@@ -507,9 +547,9 @@ def check_owner(output: Output, identity: Identity) -> Identity | None:
 
 
 def _check_inside(output: Output) -> None:
-    """Refuse links in the place of a folder or file that trials are to write to.
+    """Raise StudyError for a link in the place of a folder or file that trials write to.
 
-    The study's own folder may be one.
+    The study's own folder may be a link.
     """
     for folder in (output.checkpoints, output.states):
         if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir()):
@@ -520,9 +560,10 @@ def _check_inside(output: Output) -> None:
 
 
 def make_inside(folder: Path) -> None:
-    """Make a folder in a study's own, if it is missing.
+    """Make a folder inside a study's own, if it is missing.
 
-    StudyError where a link or a file has its name.
+    Raises:
+        StudyError: if a link or a file has its name.
     """
     with suppress(FileExistsError):
         folder.mkdir()
@@ -531,6 +572,7 @@ def make_inside(folder: Path) -> None:
 
 
 def _not_inside(path: Path, kind: str) -> StudyError:
+    """Make the error of a path that is a link, or not of the kind that it should be."""
     what = f"is no {kind}"
     if path.is_symlink():
         what = "is a link"
@@ -542,9 +584,12 @@ def _not_inside(path: Path, kind: str) -> StudyError:
 
 @contextmanager
 def owned(output: Output, identity: Identity) -> Iterator[None]:
-    """Make the output folder this study's, or check that it is.
+    """Make the output folder this study's while the body runs, or check that it is.
 
-    A body that leaves nothing in it takes it away.
+    If the body leaves nothing in a folder that was made for it, the folder is removed again.
+
+    Raises:
+        StudyError: if the folder is another's, or cannot be written.
     """
     owner = check_owner(output, identity)
     created = [path for path in (output.root, *output.root.parents) if not path.exists()]

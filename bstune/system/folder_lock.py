@@ -57,7 +57,7 @@ def held_alone(folder: Path, option: str) -> Iterator[None]:
 
 
 def _made_and_locked(folder: Path, option: str) -> tuple[int, list[Path]]:
-    """Make the folder and lock it; its holder before may remove it meanwhile, then that is repeated.
+    """Make the folder and lock it, again where its holder before removes it in between.
 
     Returns:
         The descriptor of the locked file, and the folders that were made, innermost first.

@@ -6,8 +6,8 @@ GIT_SECONDS = 5.0
 
 
 def git_commit() -> str | None:
-    """Ask git for the commit of the working directory; None without a repository, or git."""
-    # The git of whoever runs the study.
+    """Ask git for the commit of the working directory; None without a repository or git."""
+    # It is the git on the user's own path.
     command = ["git", "rev-parse", "HEAD"]
     try:
         commit = subprocess.check_output(  # noqa: S603

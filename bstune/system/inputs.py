@@ -1,4 +1,4 @@
-"""Reads the text files that a user names, or that others wrote: bounded, whatever they turn out to be.
+"""Reads text files that a user names, or that others wrote, within bounds whatever they hold.
 
     text = read_text(Path("points.csv"), "the CSV file")
     values = parse_json(text, "points.csv, line 3")
@@ -23,20 +23,22 @@ import yaml
 
 from bstune.core.errors import InputError
 
-# Bytes of a text file.
+# Most bytes of a text file.
 TEXT_LIMIT = 100_000_000
-# Characters of a YAML document: PyYAML may read 100,000 a second.
+# Most characters of a YAML document: PyYAML may read 100,000 a second.
 YAML_CHARACTERS = 2_000_000
-# Of lists and mappings within each other.
+# Deepest nesting of lists and mappings.
 MAX_DEPTH = 64
-# Of a YAML document, with each alias counted as what it stands for.
+# Most values of a YAML document, with each alias counted as what it stands for.
 MAX_NODES = 1_000_000
+# The path that stands for standard input.
 STANDARD_INPUT = Path("-")
 
 # Characters of a name or a reason in a message.
 _SHOWN_LENGTH = 200
 _CHUNK_BYTES = 1_000_000
 
+# What is no regular file: how it is told by its mode, and called in messages.
 _NOT_REGULAR: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "is a folder"),
     (stat.S_ISFIFO, "is a pipe"),
@@ -60,10 +62,14 @@ _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_text(path: Path, what: str, limit: int = TEXT_LIMIT) -> str:
     """Read a regular file of UTF-8 text, with or without a byte order mark.
 
-    ``-`` is standard input.
+    Args:
+        path: the file; ``-`` is standard input.
+        what: the kind of file in messages, such as "the table".
+        limit: the most bytes that it may have.
 
-    ``what`` names the kind of file in messages, such as "the table". InputError where the file is
-    missing, is not regular, has more than ``limit`` bytes, is not UTF-8 or holds NUL characters.
+    Raises:
+        InputError: if the file is missing, not regular, too large or not UTF-8, or holds NUL
+            characters.
     """
     name = f"{what} {one_line(str(path))}"
     data = read_bytes(path, what, limit)
@@ -79,9 +85,12 @@ def read_text(path: Path, what: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def read_bytes(path: Path, what: str, limit: int = TEXT_LIMIT) -> bytes:
-    """Read a regular file of at most ``limit`` bytes, or standard input for ``-``.
+    """Read the bytes of a regular file, or of standard input for ``-``.
 
-    InputError for anything else.
+    Arguments are as of :func:`read_text`.
+
+    Raises:
+        InputError: if the file is missing, not regular, or has more than ``limit`` bytes.
     """
     name = f"{what} {one_line(str(path))}"
     try:
@@ -104,12 +113,13 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_LIMIT) -> bytes:
 
 
 def open_regular(path: Path, what: str) -> int:
-    """Open a regular file for reading and give its descriptor.
+    """Open a regular file for reading, and give its descriptor.
 
-    InputError for a folder, a pipe or a device.
+    It does not wait for the other end of a pipe, and never opens a device: opening one may already
+    do something. ``what`` is the kind of file in messages.
 
-    Neither waits for the other end of a pipe nor opens a device, for which opening may already do
-    something.
+    Raises:
+        InputError: for what is no regular file, or cannot be opened.
     """
     name = f"{what} {one_line(str(path))}"
     try:
@@ -130,6 +140,7 @@ def open_regular(path: Path, what: str) -> int:
 
 
 def _check_regular(mode: int, name: str) -> None:
+    """Raise InputError unless a mode, as ``os.stat`` gives it, is a regular file's."""
     if stat.S_ISREG(mode):
         return
     kind = next((kind for is_kind, kind in _NOT_REGULAR if is_kind(mode)), "is no file")
@@ -140,6 +151,7 @@ def _check_regular(mode: int, name: str) -> None:
 
 
 def _standard_input(name: str) -> int:
+    """Find the descriptor of standard input; InputError if it is closed or a folder."""
     try:
         descriptor = sys.stdin.fileno()
         mode = os.fstat(descriptor).st_mode
@@ -152,7 +164,7 @@ def _standard_input(name: str) -> int:
 
 
 def _read_descriptor(descriptor: int, limit: int) -> bytes:
-    """Read to the end, or a byte more than ``limit``."""
+    """Read to the end, or until there is one byte more than ``limit``."""
     chunks = []
     left = limit + 1
     while left > 0:
@@ -165,14 +177,20 @@ def _read_descriptor(descriptor: int, limit: int) -> bytes:
 
 
 def _refuse_size(name: str, limit: int) -> NoReturn:
+    """Raise the InputError of a file that is too large."""
     raise InputError(f"{name} has more than {limit / 1e6:.10g} MB: give a smaller file")
 
 
 def parse_json(text: str, what: str, finite: bool = False) -> object:
-    """Parse a JSON document whose lists and mappings are at most 64 deep.
+    """Parse a JSON document whose lists and mappings are nested at most 64 deep.
 
-    ``what`` names the document in messages. With ``finite``, NaN, infinities and numbers beyond a
-    float are refused. InputError for anything that is not JSON.
+    Args:
+        text: the document.
+        what: its name in messages.
+        finite: whether NaN, infinities and numbers that no float holds are refused.
+
+    Raises:
+        InputError: for anything else.
     """
     _check_json_depth(text, what)
     try:
@@ -190,6 +208,7 @@ def parse_json(text: str, what: str, finite: bool = False) -> object:
 
 
 def _check_json_depth(text: str, what: str) -> None:
+    """Raise InputError if brackets are nested too deep, without parsing the text."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     depth = 0
@@ -200,10 +219,12 @@ def _check_json_depth(text: str, what: str) -> None:
 
 
 def _not_finite(constant: str) -> NoReturn:
+    """Refuse NaN and infinities as numbers of JSON."""
     raise ValueError(f"{constant} is no number of JSON")
 
 
 def _finite_float(digits: str) -> float:
+    """Parse a number of JSON; ValueError for one beyond a float."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"{digits[:_SHOWN_LENGTH]} is beyond a float")
@@ -211,17 +232,21 @@ def _finite_float(digits: str) -> float:
 
 
 def _finite_int(digits: str) -> int:
+    """Parse a whole number of JSON; OverflowError for one beyond a float."""
     value = int(digits)
-    # OverflowError where it is beyond a float.
     float(value)
     return value
 
 
 def parse_yaml(text: str, what: str) -> object:
-    """Parse a YAML document of plain values: strings, numbers, dates, lists and mappings, at most 64 deep.
+    """Parse a YAML document of plain values: strings, numbers, dates, lists and mappings.
 
-    ``what`` names the document in messages. InputError for more than 2 MB, for aliases that stand
-    for more than a million values or for what they are part of, and for anything that is not YAML.
+    ``what`` names the document in messages.
+
+    Raises:
+        InputError: for anything that is not YAML, is nested more than 64 deep, or has more than 2
+            MB; and for aliases that stand for what they are part of, or for more than a million
+            values in all.
     """
     try:
         check_yaml(text, what)
@@ -232,18 +257,22 @@ def parse_yaml(text: str, what: str) -> object:
 
 
 def check_yaml(text: str, what: str) -> None:
-    """Refuse YAML that is too large to be built, without building it: for what another library reads.
+    """Check that YAML is not too large to be built, without building it.
 
-    InputError as :func:`parse_yaml`; YAMLError or ValueError for what is not YAML.
+    It is for documents that another library reads.
+
+    Raises:
+        InputError: for a document that is too large, as :func:`parse_yaml` has it.
+        yaml.YAMLError, ValueError: for what is not YAML.
     """
     if len(text) > YAML_CHARACTERS:
         raise InputError(
             f"{what} has more than {YAML_CHARACTERS / 1e6:.10g} MB: give a smaller file"
         )
     nodes = 0
-    # Nodes of each finished anchor.
+    # How many nodes each finished anchor stands for.
     anchored: dict[str, int] = {}
-    # The anchor of each, and the nodes before its first.
+    # The anchor of each open list or mapping, and how many nodes came before it.
     open_collections: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, Loader=_YAML_LOADER):
         if isinstance(event, yaml.AliasEvent):
@@ -275,11 +304,12 @@ def check_yaml(text: str, what: str) -> None:
 
 
 def _refuse_depth(what: str) -> NoReturn:
+    """Raise the InputError of a document that is nested too deep."""
     raise InputError(f"{what} is nested more than {MAX_DEPTH} deep: give a flatter file")
 
 
 def one_line(text: str) -> str:
-    """Give a text as one printable line of at most 200 characters, for a message."""
+    """Write a text as one printable line of about 200 characters at most, for a message."""
     joined = " ".join(text.split())
     letters = [letter if letter.isprintable() else ascii(letter)[1:-1] for letter in joined]
     line = "".join(letters)

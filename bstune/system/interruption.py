@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end the command within seconds, whatever it is doing: one KeyboardInterrupt, then by force.
+"""SIGINT and SIGTERM end the command within seconds: by one KeyboardInterrupt, then by force.
 
 A handler in Python runs only where the main thread comes back to Python, and what it raises may be
 lost in a callback. So a thread reads the signals as the system writes them, and ends the process if
@@ -23,17 +23,18 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-# For storing what has finished and ending other processes; five are promised.
+# From a signal to the end by force: for storing what has finished and ending other processes. Five
+# are promised.
 FORCED_END_SECONDS = 4.0
-# After which whoever waits for the fork server to start a process waits no longer.
+# From a signal until nobody waits any longer for the fork server to start a process.
 SERVER_SECONDS = 1.0
-# For what is printed and not yet written: the thread that prints may stand.
+# For writing out what was printed: the thread that prints may hang.
 FLUSH_SECONDS = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stage(Enum):
-    """What a command does, with what an interruption of it leaves, in words."""
+    """What a command is doing; the values say what an interruption leaves."""
 
     PREPARATION = "nothing was trained yet; trials of an earlier run, if any, stay stored"
     SEARCH = "every finished trial is stored; the same command continues the study"
@@ -43,17 +44,17 @@ class Stage(Enum):
     )
 
 
-# Of this process's command.
+# What this process's command is doing.
 stage = Stage.PREPARATION
-# The first signal's number.
+# The first signal's number; None before any.
 received: int | None = None
-# Of a command that is through.
+# The exit status of a command that is through; None before.
 last_status: int | None = None
 _installed = False
 _raised = False
-# Temporary ones, which an end by force removes.
+# The temporary folders of this process, which an end by force removes.
 _folders: set[str] = set()
-# Kept, as it is replaced while the user's code runs.
+# Python's own, which is replaced while the user's code runs.
 _leave = os._exit
 
 
@@ -70,20 +71,20 @@ def install() -> None:
 
 
 def is_installed() -> bool:
-    """Say whether this process is a command, which may be ended; another one is the user's own."""
+    """Whether this process is a command, which may be ended; else it is the user's own."""
     return _installed
 
 
 def _own_folders(process_id: int) -> str:
-    """How the names of a process's temporary folders begin."""
+    """Make the beginning of the names of a process's temporary folders."""
     return f"bstune-{process_id}-"
 
 
 @contextmanager
 def temporary_folder() -> Iterator[str]:
-    """Make a temporary folder that is removed at the end, by force or not.
+    """Make a temporary folder for the body, which is removed at its end or at an end by force.
 
-    What a process leaves that was killed, :func:`kill` removes.
+    :func:`kill` removes those of a process that it kills.
     """
     with tempfile.TemporaryDirectory(prefix=_own_folders(os.getpid())) as folder:
         _folders.add(folder)
@@ -94,13 +95,13 @@ def temporary_folder() -> Iterator[str]:
 
 
 def enter(now: Stage) -> None:
-    """Note what the command does from here on."""
+    """Note what the command is doing from here on."""
     global stage
     stage = now
 
 
 def note(number: int) -> None:
-    """Remember the first signal; for handlers that others install for a while."""
+    """Remember the first signal, by its number; for handlers that others install for a while."""
     global received
     if _installed and received is None:
         received = number
@@ -109,14 +110,17 @@ def note(number: int) -> None:
 
 
 def status() -> int | None:
-    """Give the exit status of a command that was interrupted; None if it was not."""
+    """Compute the exit status of a command that was interrupted; None if it was not.
+
+    It is 128 plus the signal's number, as a shell has it.
+    """
     if received is None:
         return None
-    # As a shell gives that of a program which a signal has ended.
     return 128 + received
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: the first one raises KeyboardInterrupt."""
     global _raised
     note(number)
     # A second one must not cut what the first one has begun to clean up.
@@ -126,38 +130,44 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process and those it started, without what libraries do at the end, which may take long."""
+    """End this process and those that it started at once, with an exit status.
+
+    What libraries do at the end, which may take long, is left out.
+    """
     for process in multiprocessing.active_children():
         kill(process)
     _kill_server()
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    # multiprocessing's own is there only where something has asked for it.
+    # multiprocessing has a folder of its own where something has asked for it.
     for folder in {*_folders, config.get("tempdir")} - {None}:
         shutil.rmtree(folder, ignore_errors=True)
     _leave(status)
 
 
 def leave_last() -> None:
-    """End a command that is through, once all else that is to be done at its exit has been done.
+    """End a command that is through at once, after all other functions that run at its exit.
 
-    To take torch's modules apart, object by object, takes Python up to four seconds (torch 2.13,
-    two CPU cores under load). It is registered before the others, so that it is called after them.
+    It is registered before them, so that it is called last. Python would take up to four seconds to
+    take torch's modules apart (torch 2.13, two CPU cores under load).
     """
-    # An error that Python itself is to print.
+    # Without a status the command has ended with an error that Python itself is to print.
     if last_status is None:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        # Where nobody reads it any more.
+        # Nobody may read it any more.
         with suppress(OSError, ValueError):
             stream.flush()
     _leave(last_status)
 
 
 def end(text: str, status: int) -> NoReturn:
-    """Write an error and end this process by force, from any thread, whatever the others do."""
+    """Write an error and end this process by force, from any thread, whatever the others do.
+
+    ``status`` is its exit status.
+    """
     flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
-    # Where the interpreter ends already, and has flushed.
+    # No thread starts where the interpreter is ending already, and has flushed.
     with suppress(RuntimeError):
         flushing.start()
         flushing.join(FLUSH_SECONDS)
@@ -169,11 +179,14 @@ def end(text: str, status: int) -> NoReturn:
 
 
 def kill(process: BaseProcess) -> None:
-    """Kill a process and those that the user's code has started in its group, and remove its folders."""
+    """Kill a process and all in its group, and remove its temporary folders.
+
+    The group holds what the user's code has started in it.
+    """
     process.kill()
     if not process.pid:
         return
-    # None is left, or it has just been forked and leads no group yet.
+    # None of them is left, or the process has just been forked and leads no group yet.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for folder in Path(tempfile.gettempdir()).glob(f"{_own_folders(process.pid)}*"):
@@ -181,7 +194,7 @@ def kill(process: BaseProcess) -> None:
 
 
 def _kill_server() -> None:
-    """End multiprocessing's fork server, which answers to nothing before it has imported torch."""
+    """Kill multiprocessing's fork server, which answers to nothing before it has imported torch."""
     server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if server is not None:
         with suppress(ProcessLookupError):
@@ -189,8 +202,12 @@ def _kill_server() -> None:
 
 
 def _watch(reading: int) -> None:
+    """Wait in a thread for one of the two signals, and end the process if it does not end itself.
+
+    ``reading`` is the descriptor that the system writes the signals' numbers to.
+    """
     number = 0
-    # Others have handlers in Python, too.
+    # Other signals have handlers in Python, too.
     while number not in SIGNALS:
         (number,) = os.read(reading, 1)
     note(number)

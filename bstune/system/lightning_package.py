@@ -8,17 +8,20 @@ from functools import cache
 from importlib import import_module
 
 DEFAULT, OTHER = "lightning.pytorch", "pytorch_lightning"
-# What they are called where packages are installed.
+# The names of their distributions, as pip knows them.
 DISTRIBUTIONS = {DEFAULT: "lightning", OTHER: "pytorch-lightning"}
 
 
 @cache
 def installed_lightning() -> str:
-    """Import one of the packages, and name it; ModuleNotFoundError where there is neither."""
+    """Import the installed package, and give its name; ModuleNotFoundError if there is none.
+
+    ``lightning`` goes before ``pytorch_lightning``.
+    """
     try:
         import_module(DEFAULT)
     except ModuleNotFoundError as error:
-        # What is missing within the package is another matter.
+        # A module that is missing within the package is another matter.
         if error.name not in ("lightning", DEFAULT):
             raise
         import_module(OTHER)

@@ -14,6 +14,9 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 def spin_shortly(environment: MutableMapping[str, str]) -> None:
-    """Let threads wait asleep, in a process that imports torch later, unless the environment says how they wait."""
+    """Let threads of OpenMP wait asleep, in a process that imports torch later.
+
+    Where the environment says already how they wait, it stays as it is.
+    """
     if not {SPIN, WAIT_POLICY} & environment.keys():
         environment[SPIN] = "1000"

@@ -13,22 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 NANOSECOND = 1e-9
-# Longer than any of its three numbers together.
+# Bytes that are read of it: more than its three numbers can have.
 SCHEDSTAT_BYTES = 100
 
 
 def processors() -> int:
-    """Give how many processors this process may use."""
+    """Count the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def processor_wait() -> Callable[[], float]:
-    """Give what tells the seconds that the calling thread has waited for a processor, so far.
+    """Make a function that tells for how many seconds this thread has waited for a processor.
 
-    It tells those of the thread that calls this function, whichever thread reads it. Where the
-    system does not count them, it is always 0.
+    It tells those of the thread that makes it, whichever thread calls it. Where the system does not
+    count them, it is always 0.
     """
     path = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/schedstat")
     try:

@@ -44,7 +44,7 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 from bstune.core.records import STATUSES
 
 HIDDEN = "***"
-# Characters of a secret that is looked for away from its place.
+# Fewest characters of a secret that is looked for away from its place.
 SHORTEST = 8
 
 _PASSWORDS = frozenset(
@@ -55,7 +55,7 @@ _CREDENTIALS = frozenset(
     {"authorization", "auth", "bearer", "token", "signature", "sig", "sas", "dsn"}
     | {"cookie", "cookies", "credential", "credentials"}
 )
-# One segment in which two words run together: PGPASSWORD, sslpassword, clientsecret, apikey.
+# Ends of one segment in which words run together: PGPASSWORD, sslpassword, clientsecret, apikey.
 _ENDS_OF_PASSWORDS = ("password", "passwd", "passphrase", "clientsecret")
 _ENDS_OF_CREDENTIALS = tuple(
     [f"{kind}key" for kind in ("api", "access", "secret", "private", "account")]
@@ -65,10 +65,11 @@ _KINDS_OF_KEYS = frozenset(
     {"api", "access", "secret", "private", "account", "auth", "signing", "encryption"}
     | {"subscription", "shared"}
 )
-# Mappings of names to secrets.
+# Keys of mappings of names to secrets.
 _COLLECTIONS = frozenset({"secrets", "passwords", "cookies"})
 # Short words that are a password's name in one project and a result or a ratio in another.
 _AMBIGUOUS = frozenset({"pw", "pass", "passw"})
+# Last segments of a key that are left out, so that the one before decides.
 _FOLLOWERS = frozenset({"value", "header", "headers", "string", "str", "text", "plain", "base64"})
 # What stands before `token` where it is a piece of text.
 _TOKENS_OF_TEXT = frozenset(
@@ -85,7 +86,7 @@ _PASSES = frozenset(
     | {"low", "high", "band", "full", "test", "train", "eval", "val", "validation"}
 )
 
-# In small letters, what every key of a secret has in it.
+# Every key of a secret has one of these in it, in small letters.
 _HINTS = [
     "pass",
     "pw",
@@ -103,13 +104,13 @@ _HINTS = [
 ]
 
 _SEGMENT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
-# In [["Authorization", "Basic ..."]].
+# The first of a pair in a list, such as ["Authorization", "Basic ..."].
 _HEADER = re.compile(r"[A-Z][A-Za-z]*(?:-[A-Za-z]+)*")
 _REFERENCE = re.compile(r"\$\{[^{}]{0,200}\}")
 _OPEN = re.compile(r"null|none|true|false|yes|no|\*\*\*|\(hidden\)", re.I)
 _BRACKETED = re.compile(r"<.*>|\[.*\]|\{.*\}", re.S)
 _NUMBER = re.compile(r"[\d\s.,:+\-_eE]+")
-# Those of an identifier, too.
+# Letters alone, or an identifier's.
 _LETTERS = re.compile(r"[A-Za-z_]+")
 _SMALL_LETTERS = re.compile(r"[a-z_]+")
 _CODE = re.compile(r"[a-z_]+(?:\.[a-z_]+)*")
@@ -119,8 +120,8 @@ _SCHEME = re.compile(r"(Basic|Bearer|Token|Digest|ApiKey)\s+(\S.*)", re.I | re.S
 _URL = re.compile(r"(?<![\w+.\-])[a-z][\w+.\-]{0,30}://[^\s\"'<>]*", re.I)
 # A text that is one URL may have spaces and quotes in it.
 _WHOLE_URL = re.compile(r"[a-z][\w+.\-]{0,30}://[^\n]*@\S*", re.I)
-# After the scheme; up to the last @, as raw passwords hold some. What follows http://host: may be a
-# port.
+# User and password of a URL, after its scheme. They end at the last @, as raw passwords hold some.
+# What follows http://host: may be a port.
 _USER_INFO = re.compile(
     r"(?P<user>(?:\$\{[^{}]*\}|[^\s:/?#\"'])*)"
     r"(?P<colon>:(?!\d+(?:[/?#]|$)))?(?(colon)(?P<password>.*))(?=@)",
@@ -150,13 +151,13 @@ _JSON_TEXT = re.compile(r'(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")(?P<is_key>\s*:)?', 
 _SCRIPT = re.compile(r"(<script\b.*?</script>)", re.S)
 _MARKUP = re.compile(r'[<>"]')
 
-# Of secrets, each with what finds it in a text; None: as it stands.
+# The forms of remembered secrets, each with the pattern that finds it; None: it is found as it is.
 _forms: dict[str, re.Pattern[str] | None] = {}
 
 
 @lru_cache(maxsize=4096)
 def _kind(key: str) -> str | None:
-    """Say what a key holds: ``password``, ``credential``, or None for what is no secret."""
+    """Tell what a key holds: a ``password``, a ``credential``, or None for what is no secret."""
     segments = [segment.lower() for segment in _SEGMENT.findall(key)]
     while segments and segments[-1] in _FOLLOWERS:
         segments.pop()
@@ -180,6 +181,7 @@ def _kind(key: str) -> str | None:
 
 
 def _is_number(text: str) -> bool:
+    """Whether a text is a number, or digits with what separates them, as in a date."""
     if _NUMBER.fullmatch(text):
         return True
     try:
@@ -190,7 +192,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text names a file or folder that there is, as SSH_AUTH_SOCK and a secret that is mounted do."""
+    """Whether a text is the path of something that exists, as SSH_AUTH_SOCK has it."""
     if not text.startswith(("/", "~/", "./")) or len(text) > 1000:
         return False
     try:
@@ -200,7 +202,11 @@ def _is_path(text: str) -> bool:
 
 
 def holds_secret(key: str, text: str) -> bool:
-    """Whether a text under this key is a secret: the key says so, and the text is no reference, no word for nothing."""
+    """Whether a text under this key is a secret.
+
+    The key must say so, and the text must be neither a reference, nor a path, nor a word such as
+    ``null``.
+    """
     kind = _kind(key)
     if kind is None:
         return False
@@ -213,7 +219,10 @@ def holds_secret(key: str, text: str) -> bool:
 
 
 def _in_urls(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where passwords stand in a text's URLs, and where an http address has a token in place of a user."""
+    """Yield where secrets stand in a text's URLs, as (begin, end).
+
+    They are passwords, and a token in place of the user of an http address.
+    """
     whole = _WHOLE_URL.fullmatch(text)
     if whole:
         urls = [whole]
@@ -237,12 +246,15 @@ def _in_urls(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_prose(key: str, word: str) -> bool:
-    """Whether the word after a key is one of a sentence or of code: unexpected token: something, token = self.token."""
+    """Whether the word after a key is one of a sentence or of code, and no secret.
+
+    So in ``unexpected token: something`` and ``token = self.token``.
+    """
     return _kind(key) == "credential" and _CODE.fullmatch(word.rstrip(":,;.")) is not None
 
 
 def _is_result(key: str, word: str) -> bool:
-    """Whether a number is the value of something else than a password: pass: 0.95, pw=3, token: 12."""
+    """Whether a word is a number and no password, as in ``pass: 0.95`` or ``token: 12``."""
     if not _is_number(word):
         return False
     last = _SEGMENT.findall(key)[-1].lower()
@@ -250,7 +262,22 @@ def _is_result(key: str, word: str) -> bool:
 
 
 def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where secrets stand behind their keys: ``token=...``, ``"password": "..."``, a line ``cookie: ...``."""
+    """Yield where secrets stand behind their keys in a text, as (begin, end)."""
+    yield from _in_lines(text)
+    yield from _in_assignments(text)
+    for option in _OPTION.finditer(text):
+        key = option["key"]
+        rest = option["rest"]
+        is_word = _SMALL_LETTERS.fullmatch(rest) is not None
+        if holds_secret(key, rest) and not is_word and not _is_result(key, rest):
+            yield option.span("rest")
+    for pattern in (_SENT, _COOKIES, _PRIVATE_KEY):
+        for sent in pattern.finditer(text):
+            yield sent.span("rest")
+
+
+def _in_lines(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the secrets that are the rest of a line, as in ``cookie: a b c``."""
     for line in _LINE.finditer(text):
         key = line["key"]
         rest = line["rest"]
@@ -261,6 +288,10 @@ def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
         first_word = rest.split()[0]
         if not (_is_prose(key, first_word) or _is_result(key, first_word)):
             yield line.span("rest")
+
+
+def _in_assignments(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the secrets that are a key's value, as in ``token=...`` and ``"password": "..."``."""
     end = 0
     for pair in _KEY.finditer(text):
         key = pair["key"]
@@ -285,19 +316,10 @@ def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
         if not (is_called or a_number or _is_prose(key, bare)) and holds_secret(key, bare):
             yield value.span("bare")
             end = value.end()
-    for option in _OPTION.finditer(text):
-        key = option["key"]
-        rest = option["rest"]
-        is_word = _SMALL_LETTERS.fullmatch(rest) is not None
-        if holds_secret(key, rest) and not is_word and not _is_result(key, rest):
-            yield option.span("rest")
-    for pattern in (_SENT, _COOKIES, _PRIVATE_KEY):
-        for sent in pattern.finditer(text):
-            yield sent.span("rest")
 
 
 def _spans(text: str) -> list[tuple[int, int]]:
-    """Find where secrets stand by their places, in order and apart."""
+    """Find where secrets stand by their places, as (begin, end): in order, without overlaps."""
     spans: list[tuple[int, int]] = []
     if "://" in text:
         spans += _in_urls(text)
@@ -315,7 +337,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 
 def redact(text: str) -> str:
-    """Write a message without secrets: those that stand in their places, and those that are remembered."""
+    """Replace all secrets in a text by ``***``: those in their places, and the remembered ones."""
     parts: list[str] = []
     last = 0
     for begin, end in _spans(text):
@@ -325,11 +347,12 @@ def redact(text: str) -> str:
 
 
 def without_known(text: str) -> str:
-    """Write a text without the secrets that are remembered."""
+    """Replace the remembered secrets in a text by ``***``."""
     return _without(text, known())
 
 
 def _without(text: str, forms: Iterable[str]) -> str:
+    """Replace these forms of remembered secrets in a text by ``***``."""
     for form in forms:
         pattern = _forms[form]
         if pattern is None:
@@ -340,7 +363,7 @@ def _without(text: str, forms: Iterable[str]) -> str:
 
 
 def json_without_known(document: str) -> str:
-    """Write JSON, or lines of it, whose texts hold no remembered secret.
+    """Replace the remembered secrets in the texts of JSON, or of lines of JSON.
 
     Keys, numbers and layout stay.
     """
@@ -351,6 +374,7 @@ def json_without_known(document: str) -> str:
 
 
 def _json_text_without(match: re.Match[str]) -> str:
+    """Write a string of JSON without remembered secrets; a key stays as it is."""
     if match["is_key"]:
         return match[0]
     text = json.loads(match["text"])
@@ -362,7 +386,7 @@ def _json_text_without(match: re.Match[str]) -> str:
 
 
 def page_without_known(page: str) -> str:
-    """Write an HTML page whose texts hold no remembered secret.
+    """Replace the remembered secrets in the texts of an HTML page.
 
     Scripts stay as they are: what stands in them is filtered by whoever puts it there, with
     :func:`json_without_known`.
@@ -376,9 +400,10 @@ def page_without_known(page: str) -> str:
 
 
 def document_without_known(text: str, suffix: str) -> str:
-    """Write the text of a file whose name ends with ``suffix``, such that it can be parsed as before.
+    """Replace the remembered secrets in a file's text so that it can be parsed as before.
 
-    YAML stays as it is: it is dumped of values that :func:`redact_values` has filtered.
+    ``suffix`` is the end of the file's name. YAML stays as it is: it is dumped from values that
+    :func:`redact_values` has filtered.
     """
     if suffix in (".json", ".jsonl"):
         return json_without_known(text)
@@ -390,10 +415,7 @@ def document_without_known(text: str, suffix: str) -> str:
 
 
 def _replaced(match: re.Match[str]) -> str:
-    """Give what stands for a remembered word, or phrase.
-
-    A key stays, as does what trials are said to be.
-    """
+    """Replace a remembered word or phrase by ``***``, unless it is a key or a part of a word."""
     word = match[0]
     text = match.string
     end = match.end()
@@ -413,9 +435,10 @@ def _replaced(match: re.Match[str]) -> str:
 
 
 def redact_values(values: Any, name: str = "") -> Any:
-    """Give nested options without secrets, by their keys and in their texts; references stay.
+    """Copy nested options without the secrets in them; references stay.
 
-    A text that is a JSON object or list itself, as a record in a storage's attribute, stays one.
+    Secrets are found by their keys, and in texts. A text that is a JSON object or list itself stays
+    one. ``name`` is the dotted name of the options.
     """
 
     def shown(key: str, text: str) -> str:
@@ -436,7 +459,7 @@ def redact_values(values: Any, name: str = "") -> Any:
 
 
 def secret_options(values: object, name: str = "") -> list[str]:
-    """Name the options, of nested ones, in which a secret stands in clear."""
+    """Name the options among nested ones that hold a secret in clear, by dotted names."""
     names: list[str] = []
 
     def look(key: str, text: str) -> str:
@@ -449,7 +472,11 @@ def secret_options(values: object, name: str = "") -> list[str]:
 
 
 def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any:
-    """Give nested options with each text changed; ``change`` is given its dotted name besides."""
+    """Copy nested options with each text changed by ``change``, a function of its name and itself.
+
+    The name is dotted. In a mapping of secrets it is the mapping's, and of ``{name: X-Api-Key,
+    value: ...}`` it is the name that stands there.
+    """
     if isinstance(values, str):
         return change(name, values)
     if isinstance(values, Mapping):
@@ -478,7 +505,7 @@ def remember(values: object, name: str = "") -> None:
 
     def keep(key: str, text: str) -> str:
         for secret in _secrets_of(key, text):
-            _add(secret)
+            _remember_forms(secret)
         return text
 
     _each_text(values, name, keep)
@@ -486,7 +513,7 @@ def remember(values: object, name: str = "") -> None:
 
 
 def remember_environment() -> None:
-    """Remember the secrets among the environment's variables, by their names and in their values."""
+    """Remember the secrets of the environment: by variables' names, and in their values."""
     for variable, text in os.environ.items():
         # The working directories.
         if variable in ("PWD", "OLDPWD"):
@@ -494,25 +521,29 @@ def remember_environment() -> None:
         for secret in _secrets_of(variable, text):
             if _SMALL_LETTERS.fullmatch(secret) and _kind(variable) == "credential":
                 continue
-            _add(secret)
+            _remember_forms(secret)
 
 
 def known() -> tuple[str, ...]:
-    """Give what is remembered, the longest first.
+    """List all forms of the remembered secrets, the longest first.
 
-    A process that this one starts is told it by :func:`know`.
+    A process that this one starts is given them by :func:`know`.
     """
     return tuple(sorted(_forms, key=len, reverse=True))
 
 
 def know(secrets: tuple[str, ...]) -> None:
-    """Remember what another process does."""
+    """Remember the secrets that another process remembers, as :func:`known` lists them."""
     for secret in secrets:
-        _add(secret)
+        _remember_forms(secret)
 
 
 def _secrets_of(key: str, text: str) -> Iterator[str]:
-    """Yield the secrets in the text of an option or variable, each as it may stand by itself elsewhere."""
+    """Yield the secrets in the text of an option or variable.
+
+    Each comes in all parts that may stand by themselves elsewhere, such as a token without its
+    scheme.
+    """
     spans = list[tuple[int, int]]()
     if holds_secret(key, text):
         spans.append((0, len(text)))
@@ -537,7 +568,7 @@ def _secrets_of(key: str, text: str) -> Iterator[str]:
 
 
 def _basic(encoded: str) -> Iterator[str]:
-    """Yield the password of HTTP's basic authentication."""
+    """Yield the password in the value of HTTP's basic authentication, if it can be decoded."""
     try:
         decoded = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
@@ -546,8 +577,11 @@ def _basic(encoded: str) -> Iterator[str]:
         yield decoded.partition(":")[2]
 
 
-def _add(secret: str) -> None:
-    """Remember a secret in all forms in which a text may show it."""
+def _remember_forms(secret: str) -> None:
+    """Remember a secret in all forms in which a text may show it, such as quoted or encoded.
+
+    One that is short, a number or a word such as ``null`` is not remembered.
+    """
     if secret in _forms or len(secret) < SHORTEST or _is_number(secret) or _OPEN.fullmatch(secret):
         return
     plain = {secret, unquote(secret), unquote_plus(secret)}
@@ -571,9 +605,9 @@ def _add(secret: str) -> None:
 
 
 def _pattern(form: str) -> re.Pattern[str] | None:
-    """Make what finds a form that may stand within others, or be wrapped: a word, a phrase.
+    """Make the pattern that finds a form as a whole word, or as a phrase that may be wrapped.
 
-    None for the rest.
+    None for other forms, which are found as they are.
     """
     # What stands before a word is looked at once it is found: that is faster.
     if _LETTERS.fullmatch(form):

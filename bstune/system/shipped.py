@@ -6,12 +6,12 @@ CONFIG_MODULE = "bstune.conf"
 
 
 def read_shipped(name: str) -> str:
-    """Read a file of ``conf/``."""
+    """Read the text of a file of ``conf/``, by its path there."""
     return files(CONFIG_MODULE).joinpath(name).read_text(encoding="utf-8")
 
 
 def choices_in(group: str) -> list[str]:
-    """List the names of the choices of a config group that ship, sorted."""
+    """List the choices of a config group that ship, such as the samplers, by name and sorted."""
     choices = list[str]()
     for file in files(CONFIG_MODULE).joinpath(group).iterdir():
         if file.name.endswith(".yaml"):

@@ -1,11 +1,11 @@
-"""Whose a SQLite database is, found by its tables before a program that would add its own opens it."""
+"""Which program made a SQLite database, by its tables: before another one would add its own."""
 
 import sqlite3
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
-# For which a database that another process has locked is waited for.
+# Seconds for which a database that another process has locked is waited for.
 LOCKED_SECONDS = 1.0
 # The tables and views that a database's owner made.
 NAMES_QUERY = (
@@ -13,24 +13,23 @@ NAMES_QUERY = (
     "AND name NOT LIKE 'sqlite@_%' ESCAPE '@'"
 )
 
-# Columns of the primary keys, by table.
+# The columns of the primary key of each table, by the table's name.
 Keys = Mapping[str, Collection[str]]
 
 
 def foreign_tables(
     path: Path, keys: Keys, required: Collection[str], seconds: float = LOCKED_SECONDS
 ) -> list[str]:
-    """Name the tables of a database that a program did not make.
+    """List the tables of a database that is not a program's own; empty if it is, or may become so.
 
-    None where it made the database, or may make it.
-
-    A program made what has its ``required`` tables, whatever others are beside them, and what has
-    no table but some of its own, as where it was killed meanwhile. Nothing is written.
+    A database is the program's if it has the ``required`` tables, whatever others are beside them.
+    It is, too, if it has no table but some of the program's, as where that was killed. Nothing is
+    written.
 
     Args:
         path: a regular file; an empty one is a database without tables.
-        keys: of all tables that the program makes: a table of the same name with another key is
-            another's.
+        keys: the primary keys of all tables that the program makes. A table of the same name with
+            another key is not the program's.
         required: the tables that each of its databases has.
         seconds: for which a locked database is waited for.
 

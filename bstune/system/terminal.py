@@ -1,4 +1,4 @@
-r"""One filter on what is printed: no secret, and no character that a terminal obeys instead of showing it.
+r"""One filter on what is printed: no secret, and no character that a terminal obeys.
 
     write_out("trial 3: \x1b]0;owned\x07")  # its characters are visible: trial 3: \x1b]0;owned\x07
 
@@ -25,7 +25,7 @@ from bstune.system.secrets import redact
 if TYPE_CHECKING:
     from rich.console import Console
 
-# All of C0 but \n and \t, DEL, C1, and what turns the direction of the text after it.
+# Control characters: all of C0 but \n and \t, DEL, C1, and those that turn the text's direction.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -38,6 +38,7 @@ def visible(text: str) -> str:
 
 
 def _escape(match: re.Match[str]) -> str:
+    r"""Write a control character as ``\x1b`` or ``\u202e``."""
     code = ord(match[0])
     if code < 0x100:
         return f"\\x{code:02x}"
@@ -45,7 +46,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Give a text as it may be printed: without secrets, and with no character that a terminal obeys."""
+    """Filter a text for printing: secrets are hidden, and control characters made visible."""
     return visible(redact(text))
 
 
@@ -60,21 +61,22 @@ def write_error(text: str) -> None:
 
 
 def _write(stream: TextIO, text: str) -> None:
+    """Filter a text, print it at once, and end its last line."""
     end = "" if text.endswith("\n") else "\n"
     stream.write(printable(text) + end)
     stream.flush()
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Argparse's, which repeats in its errors what was typed."""
+    """argparse's parser, whose errors repeat what was typed: they are filtered."""
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2 and a line."""
+        """End with status 2 and a line, as argparse does."""
         super().error(printable(message))
 
 
 def safe_console(**options: Any) -> "Console":
-    """Make rich's console with ``options``, all text of which is filtered."""
+    """Make rich's console, with its own ``options``, so that all its text is filtered."""
     # Rich takes a tenth of a second to import, which --help need not wait for.
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -95,7 +97,10 @@ def safe_console(**options: Any) -> "Console":
 
 @contextmanager
 def filtered() -> Iterator[None]:
-    """Filter what is logged, warned of, said of threads that fail and raised as bstune's own error, meanwhile."""
+    """Filter what the body logs and warns of, and its errors.
+
+    These are bstune's own errors, which a notebook shows, and those of threads that fail.
+    """
     make_record = logging.getLogRecordFactory()
     show_warning = warnings.showwarning
     thread_hook = threading.excepthook
@@ -112,7 +117,7 @@ def filtered() -> Iterator[None]:
 
 
 def _redact_chain(error: BaseException) -> None:
-    """Leave secrets out of the texts of an error and of what caused it: a notebook shows them all."""
+    """Hide secrets in the texts of an error and of its causes: a notebook shows them all."""
     # Causes may form a ring.
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -124,7 +129,7 @@ def _redact_chain(error: BaseException) -> None:
 
 
 def install_filters() -> None:
-    """Filter what is logged, warned of and said of threads that fail, until the process ends."""
+    """Filter what is logged, warned of and said of failing threads, until the process ends."""
     logging.setLogRecordFactory(_filtering(logging.getLogRecordFactory()))
     show_warning = warnings.showwarning
 
@@ -142,13 +147,17 @@ def install_filters() -> None:
 
 
 def _filtering(make_record: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
-    """Make a factory of log records whose message and traceback are filtered, where there is a need."""
+    """Make a factory of log records whose messages and tracebacks are filtered.
+
+    ``make_record`` is the factory that makes them. A record without anything to filter stays as it
+    is.
+    """
 
     def make(*arguments: Any, **named: Any) -> logging.LogRecord:
         record = make_record(*arguments, **named)
         try:
             message = record.getMessage()
-        # Of a user's __str__; logging says itself that it cannot be formatted.
+        # A user's __str__ may raise anything; logging says itself that it cannot be formatted.
         except Exception:  # noqa: BLE001
             return record
         shown = printable(message)
@@ -167,7 +176,7 @@ def _filtering(make_record: Callable[..., logging.LogRecord]) -> Callable[..., l
 
 
 def _show_thread(error: threading.ExceptHookArgs) -> None:
-    """Print, of a thread that failed, what threading itself does."""
+    """Print the error of a thread that failed, as threading does, but filtered."""
     if error.exc_value is None or issubclass(error.exc_type, SystemExit):
         return
     name = error.thread.name if error.thread is not None else "unknown"
@@ -178,7 +187,17 @@ def _show_thread(error: threading.ExceptHookArgs) -> None:
 def listed(
     kind: Callable[[str], float], smallest: float, largest: float, text: str
 ) -> tuple[float, ...]:
-    """Parse an option's values, from the smallest to the largest, all different."""
+    """Parse an option's values, which are separated by commas.
+
+    Args:
+        kind: ``int`` or ``float``.
+        smallest: the least value that is allowed.
+        largest: the greatest value that is allowed.
+        text: as typed.
+
+    Raises:
+        argparse.ArgumentTypeError: for equal values, one out of the range, or none.
+    """
     try:
         values = tuple(kind(part) for part in text.split(","))
     except ValueError:

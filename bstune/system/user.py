@@ -1,4 +1,4 @@
-"""Whose process this is, where the system has no name for it: a container's user may be a number alone."""
+"""The name of the user whose process this is: in a container it may be a number alone."""
 
 import getpass
 import os
@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 
 
 def user_name() -> str:
-    """Tell the user's name, by the environment or the system; without one, ``uid-123456``."""
+    """Find the user's name in the environment or the system; else it is ``uid-123456``."""
     try:
         return getpass.getuser()
     # OSError from Python 3.13 on.
@@ -16,12 +16,12 @@ def user_name() -> str:
 
 
 def process_name() -> str:
-    """Name this process for people: user, machine and process, ``me@host (process 123)``."""
+    """Write this process for people: user, machine and process, ``me@host (process 123)``."""
     return f"{user_name()}@{platform.node()} (process {os.getpid()})"
 
 
 def name_user(environment: MutableMapping[str, str]) -> None:
-    """Name a user without a name in the environment, where libraries ask for it: torch._dynamo, inductor."""
+    """Give a user without a name one in the environment, where torch._dynamo and others look."""
     try:
         getpass.getuser()
     except (KeyError, OSError, ImportError):

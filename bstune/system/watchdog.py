@@ -1,7 +1,7 @@
-"""What the preparation of a study waits for: said while it lasts, and ended where a step never ends.
+"""A watch on what a study's preparation waits for: it says so, and ends a step that never ends.
 
-The code that waits names what it waits for; without a watch that costs a list's look-up and nothing
-is said::
+The code that waits names what it waits for. Without a watch that costs a list's look-up, and
+nothing is said::
 
     with watching(print, None), waiting_for("MyData.setup('fit')"):
         data.setup("fit")
@@ -28,40 +28,51 @@ from bstune.system import interruption
 from bstune.system.failures import frame_lines, standing_frames
 from bstune.system.secrets import redact
 
-# Of one training step or evaluation where protocol.trial_seconds is not set. The first step of a
-# large model that is compiled takes minutes; a search of many steps as long as this one would take
-# weeks.
+# Limit of one training step or evaluation where protocol.trial_seconds is not set. The first step
+# of a large model that is compiled takes minutes; a search of many steps as long as this one would
+# take weeks.
 STEP_SECONDS = 300.0
-# Without a printed line, after which one says what is waited for.
+# After so long without a printed line, one says what is waited for.
 LINE_SECONDS = 10.0
 # Between two looks of the thread.
 THREAD_LOOK_SECONDS = 1.0
-# At least, within the limit of a step.
+# Fewest looks within the limit of a step.
 LOOKS = 10
-# Between two looks: the whole process was stopped meanwhile, and waited for nothing.
+# After so long between two looks the whole process was stopped meanwhile, and waited for nothing.
 STOPPED_SECONDS = 5.0
-# Past the limit, after which code that lets no other thread run is ended.
+# So long past the limit, code that lets no other thread run is ended.
 BACKSTOP_SECONDS = 5.0
+# Modules of debuggers, one of which has the thread that waits for its user.
 DEBUGGERS = {"bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy"}
 
 
 class Wait:
-    """One thing that is waited for; :meth:`go_on` names the next part of it."""
+    """One thing that is waited for; :meth:`go_on` names the next part of it.
+
+    Args:
+        what: its name in lines.
+        watch: the watch that looks at it; None: nobody does.
+        steps: whether it consists of training steps or evaluations, each of which has a limit.
+    """
 
     def __init__(self, what: str, watch: "Watch | None" = None, *, steps: bool = False) -> None:
         self.what = what
         self.steps = steps
         self.limited = steps
-        # That the thread has seen it wait.
+        # Seconds for which the thread has seen it wait.
         self.seconds = 0.0
-        # Parts that have ended, and those that had at the thread's last look.
+        # Parts that have ended, now and at the thread's last look.
         self.parts = 0
         self.seen = 0
+        # Whether a line has said that it is waited for.
         self.said = False
         self._watch = watch
 
     def go_on(self, what: str, *, limited: bool) -> None:
-        """Wait for another part: from here on its own seconds count."""
+        """Wait for another part, named ``what``: from here on its own seconds count.
+
+        ``limited``: whether the limit of a step holds for it.
+        """
         if self._watch is not None:
             self._watch.end(self)
         self.what = what
@@ -70,23 +81,20 @@ class Wait:
         self.seconds = 0.0
 
     def progress(self) -> None:
-        """Note that a step has ended and the next one, which is called the same, begins.
-
-        Within timed steps.
-        """
+        """Note that a step has ended, and that the next one, of the same name, begins."""
         self.parts += 1
 
 
 class Watch:
-    """What is waited for now, what was said of it, and whether it takes too long.
+    """Looks at what is waited for, says so in lines, and tells when a step takes too long.
 
     Args:
-        say: takes a line.
-        seconds: that a training step or an evaluation may take.
+        say: prints a line.
+        seconds: the limit of a training step or an evaluation; None: ``STEP_SECONDS``.
         overrun: is called with the error's text once one has taken longer. Where it returns True,
             it is called again as long as the thread stands at the same place.
         silence: seconds without a line, after which one says what is waited for; None: ten.
-        backstop: whether code that lets no other thread run may end the process.
+        backstop: whether the process is ended where code lets no other thread run.
         now: a clock of seconds; tests move it.
     """
 
@@ -110,60 +118,49 @@ class Watch:
         self._backstop = backstop
         self._now = now
         self._silence = LINE_SECONDS if silence is None else silence
-        # Whose frames are shown.
+        # The thread that waits, whose frames are shown.
         self._thread = threading.get_ident()
         self._waits = [Wait("what trains to be loaded")]
         self._looked = now()
         self._printed = self._looked
-        # Of what took too long.
+        # The error's text, once a step has taken too long.
         self.message: str | None = None
-        # Where the thread stood as it was told to end, if it may have to be told again.
+        # Where the thread stood as it was told to end; None: it need not be told again.
         self._stands_at: tuple[tuple[CodeType, int], ...] | None = None
 
     def say(self, line: str) -> None:
-        """Print a line.
-
-        The next one on what is waited for comes ten seconds later at the earliest.
-        """
+        """Print a line; the watch says nothing for ten seconds after it."""
         self._printed = self._now()
         self._say(line)
 
     def begin(self, wait: Wait) -> None:
-        """Wait for one more thing; what was waited for before goes on afterwards."""
+        """Wait for a thing within the one that is waited for now, which goes on afterwards."""
         self._waits.append(wait)
         self._set_backstop(wait)
 
     def end(self, wait: Wait) -> None:
-        """Say how long it took, if it was said that it is waited for."""
+        """Say how long a thing took, if a line has said that it is waited for."""
         if wait.said:
             self.say(f"{wait.what}: took {wait.seconds:.0f} s")
 
     def drop(self, wait: Wait) -> None:
-        """Wait no longer for the innermost thing."""
+        """Wait no longer for ``wait``, the innermost thing."""
         self.end(wait)
         self._waits.pop()
         self._waits[-1].progress()
         self._set_backstop(self._waits[-1])
 
     def look(self) -> None:
-        """Count the seconds since the last look to what is waited for, say it, and end it if it takes too long."""
+        """Look once at what is waited for: count its seconds, and say it or end it if it is time.
+
+        Its seconds grow by those since the last look.
+        """
         now = self._now()
-        passed = now - self._looked
-        self._looked = now
         wait = self._waits[-1]
         self._set_backstop(wait)
-        if wait.parts != wait.seen:
-            wait.seen = wait.parts
-            if wait.limited:
-                wait.seconds = 0.0
-        if passed < STOPPED_SECONDS:
-            wait.seconds += passed
+        self._count_seconds(wait, now)
         if self.message is not None:
-            # Told to end, it may have to be told again where it still stands.
-            if self._stands_at is not None:
-                frame = frame_of(self._thread)
-                if self._stands_at == _instructions(frame):
-                    self._overrun(self.message)
+            self._end_again()
             return
         if wait.limited and wait.seconds > self.seconds:
             frame = frame_of(self._thread)
@@ -176,7 +173,26 @@ class Watch:
             wait.said = True
             self.say(f"waiting for {wait.what}, {wait.seconds:.0f} s")
 
+    def _count_seconds(self, wait: Wait, now: float) -> None:
+        """Add the seconds since the last look; those of a new step begin at 0."""
+        passed = now - self._looked
+        self._looked = now
+        if wait.parts != wait.seen:
+            wait.seen = wait.parts
+            if wait.limited:
+                wait.seconds = 0.0
+        if passed < STOPPED_SECONDS:
+            wait.seconds += passed
+
+    def _end_again(self) -> None:
+        """Tell a thread again to end, if it still stands where it was told so first."""
+        if self.message is None or self._stands_at is None:
+            return
+        if self._stands_at == _instructions(frame_of(self._thread)):
+            self._overrun(self.message)
+
     def _too_long(self, wait: Wait, frame: FrameType | None) -> str:
+        """Write the error of a step that has not ended in time, with the user's frames."""
         where = frame_lines(standing_frames(frame))
         return redact(
             f"{wait.what} has not ended within {self.seconds:g} s: mend what never ends there, or "
@@ -198,7 +214,7 @@ class Watch:
             faulthandler.cancel_dump_traceback_later()
 
     def keep_looking(self, ended: threading.Event) -> None:
-        """Look again and again until the event, in a thread."""
+        """Look again and again until ``ended`` is set; to be run in a thread."""
         while not ended.wait(min(THREAD_LOOK_SECONDS, self.seconds / LOOKS)):
             # Where nobody reads what is printed any more.
             with suppress(OSError, ValueError):
@@ -206,7 +222,7 @@ class Watch:
 
 
 def frame_of(thread: int) -> FrameType | None:
-    """Give the frame at which a thread stands; None where it has ended.
+    """Find the frame at which a thread stands, by its identifier; None where it has ended.
 
     No garbage is collected meanwhile: below Python 3.11.9 a collection within that call may wait
     for a lock that the call itself holds (github.com/python/cpython/issues/106883).
@@ -221,12 +237,12 @@ def frame_of(thread: int) -> FrameType | None:
 
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
-    """Tell at which instruction each of a thread's calls stands."""
+    """List the code and the instruction of each of a thread's calls, the innermost first."""
     return tuple((call.f_code, call.f_lasti) for call, _ in traceback.walk_stack(frame))
 
 
 def _is_debugged(frame: FrameType | None) -> bool:
-    """Say whether a debugger has the thread: it waits for its user, who may take hours."""
+    """Whether a debugger has the thread: it waits for its user, who may take hours."""
     # Of None, traceback would walk the stack of this thread.
     if frame is None:
         return False
@@ -237,7 +253,7 @@ def _is_debugged(frame: FrameType | None) -> bool:
     return False
 
 
-# The last one is the present one.
+# The watches that are open; the last one is the present one.
 _watches: list[Watch] = []
 
 
@@ -253,13 +269,18 @@ def watching(
     end: Callable[[str], NoReturn] | None = None,
     silence: float | None = None,
 ) -> Iterator[Callable[[str], None]]:
-    """Watch what is waited for meanwhile; the body prints its own lines by what it is given.
+    """Watch what the body waits for. The body is given a function by which it prints its own lines.
 
-    ``seconds`` limit each training step and evaluation. In a command a longer one ends the process,
-    in C code as well. In a process of the user's, such as a notebook, nothing is killed: the main
-    thread is interrupted, as by Ctrl-C, and a UserCodeError raised; what stands in C code, or in
-    another thread, is said and goes on. ``end`` ends a process that is neither, with the message.
-    ``silence`` as :class:`Watch` takes it.
+    In a command, a step past its limit ends the process, in C code as well. In a process of the
+    user's, such as a notebook, nothing is killed. The main thread is interrupted there, as by
+    Ctrl-C, and a UserCodeError raised. A step that stands in C code, or in another thread, goes on,
+    and a line says so.
+
+    Args:
+        say: prints a line.
+        seconds: the limit of each training step and evaluation; None: ``STEP_SECONDS``.
+        end: ends a process that is neither of the two, with the error's text.
+        silence: seconds without a line, after which one says what is waited for; None: ten.
     """
     if end is None and interruption.is_installed():
         end = end_command
@@ -306,9 +327,9 @@ def watching(
 
 @contextmanager
 def waiting_for(what: str, *, steps: bool = False) -> Iterator[Wait]:
-    """Name what is waited for in the body.
+    """Name what the body waits for, in lines of the watch if there is one.
 
-    ``steps``: training steps and evaluations, each of which has a limit.
+    ``steps``: whether it consists of training steps or evaluations, each of which has a limit.
     """
     watch = _watches[-1] if _watches else None
     wait = Wait(what, watch, steps=steps)
