@@ -56,6 +56,25 @@ def test_noise_is_smoothed_and_its_error_is_known(scatter):
     assert 0.82 < np.mean(hits) < 0.97
 
 
+@pytest.mark.parametrize("ends", [(2, 6256), (8, 32, 4096), (10, 1000)])
+def test_a_step_between_two_distant_timings_takes_what_the_line_says(ends):
+    # A survey whose time ran out has timed the two ends alone.
+    law = fit_step_time_law([timing(size, LINE(size)) for size in ends])
+    for batch_size in np.geomspace(ends[0], ends[-1], 23):
+        assert law(batch_size) == pytest.approx(LINE(batch_size), rel=0.04)
+    # The line through two timings is known, what departs from it is not: the error is the widest
+    # between them.
+    middle = math.sqrt(ends[-2] * ends[-1])
+    assert law.relative_error(middle) > law.relative_error(ends[-1])
+
+
+def test_a_confirmed_fall_stays_where_it_was_timed_when_a_gap_is_filled():
+    seconds = ((8, 0.9), (64, 1.0), (129, 2.2), (136, 1.6), (2048, 9.0))
+    law = fit_step_time_law([timing(size, tau, 0.005) for size, tau in seconds])
+    assert [law.sizes[place] for place in law.falls] == [136]
+    assert law(129) > 1.3 * law(136)
+
+
 def test_a_fall_counts_only_where_repeated_timings_confirm_it():
     def law(spread, visits):
         seconds = ((64, 1.0), (129, 2.2), (136, 1.6), (256, 2.5))
