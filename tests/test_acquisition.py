@@ -150,7 +150,9 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
         )
         most = max(share * before, POLICY.initial_fraction * BUDGET * step)
         assert cost <= most * 1.001 + 2 * step
-        assert cost >= min(POLICY.max_first_growth, POLICY.max_growth) * before * 0.999
+        # A trial that ends with its budget costs less.
+        if suggestion.max_steps < BUDGET:
+            assert cost >= min(POLICY.max_first_growth, POLICY.max_growth) * before * 0.999
     assert spent[-1] > 10 * spent[1]
     assert played[0][0].max_steps <= math.ceil(POLICY.initial_fraction * BUDGET)
 

@@ -496,7 +496,7 @@ def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objectiv
             least = max(POLICY.initial_fraction * 900.0, 10.0) * seconds
             assert (
                 chosen.max_steps * seconds
-                <= max(POLICY.max_growth * posterior.spent, least) + seconds
+                <= max(POLICY.max_horizon_growth * posterior.spent, least) + seconds
             )
         trials.append(trial(number, round(2**chosen.x), 2**chosen.z, chosen.max_steps))
         longest.append(chosen.max_steps)

@@ -117,7 +117,7 @@ class StepTimeLaw(StepTime):
             them, in ascending order.
         seconds: tau at each of them, by the law.
         residual: the median relative error of the line at the timed batch sizes.
-        log_covariance: covariance of log tau at the timed batch sizes, (n, n).
+        log_covariance: covariance of log tau at these, (n, n).
         errors: relative standard error of each size's timings.
         factor_error: relative standard deviation of a factor that all batch sizes share.
         falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.

@@ -39,6 +39,7 @@ POLICY_NUMBERS: dict[str, object] = {
     "initial_fraction": Factor,
     "max_growth": Factor,
     "max_first_growth": Factor,
+    "max_horizon_growth": Factor,
     "probe_fraction": Factor,
     "max_predicted_fraction": Factor,
     "stop_factor": OverOne,

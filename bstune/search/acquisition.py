@@ -89,6 +89,8 @@ class Policy:
     max_growth: float
     """The most that continuing a trial costs before the target is reached, over what was spent."""
     max_first_growth: float
+    # The same for a trial whose schedule ends with it, and which cannot be continued.
+    max_horizon_growth: float
     """The same for a new trial."""
     probe_fraction: float
     """A new trial first gets this share of ``stop_factor`` times the incumbent's cost ..."""
@@ -308,7 +310,7 @@ def _horizon_of(
     longest = situation.budget(batch_size)
     latest = math.inf
     if situation.incumbent is None:
-        growth = situation.policy.max_growth
+        growth = situation.policy.max_horizon_growth
         longest = min(_most_before_target(posterior, situation, batch_size, growth), longest)
     else:
         latest = situation.incumbent / float(situation.weight(options.x[chosen]))
