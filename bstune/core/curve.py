@@ -281,8 +281,8 @@ def fit_curve(
         law=chosen.law,
         s_min=None if likely.infinite else math.exp(log_s_min),
         critical_batch_size=b_crit,
-        critical_batch_size_low=_batch_size(chosen.low, observed.log_reference),
-        critical_batch_size_high=_batch_size(chosen.high, observed.log_reference),
+        critical_batch_size_low=_b_crit_at(chosen.low, observed.log_reference),
+        critical_batch_size_high=_b_crit_at(chosen.high, observed.log_reference),
         b_opt=b_opt.shown,
         b_opt_low=b_opt.low,
         b_opt_high=b_opt.high,
@@ -387,7 +387,7 @@ def _contradicted(chosen: _ChosenLaw, level: float, points: tuple[FrontierPoint,
     )
 
 
-def _batch_size(odds: float | None, log_reference: float) -> float | None:
+def _b_crit_at(odds: float | None, log_reference: float) -> float | None:
     """Convert log(B_crit/B_ref) to B_crit in examples; None stays None."""
     if odds is None:
         return None
@@ -426,11 +426,11 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
         log_batch: ascending at even distances, (n,), well beyond the batch sizes of interest.
         log_steps: the curves, (m, n).
     """
-    away = log_batch[None, :] - log_batch[:, None]
-    weight = np.exp(-0.5 * (away / (SLOPE_WIDTH * math.log(2.0))) ** 2)
+    distance = log_batch[None, :] - log_batch[:, None]
+    weight = np.exp(-0.5 * (distance / (SLOPE_WIDTH * math.log(2.0))) ** 2)
     weight /= weight.sum(axis=1, keepdims=True)
-    away = away - (weight * away).sum(axis=1, keepdims=True)
-    line = weight * away / (weight * away**2).sum(axis=1, keepdims=True)
+    distance = distance - (weight * distance).sum(axis=1, keepdims=True)
+    line = weight * distance / (weight * distance**2).sum(axis=1, keepdims=True)
     slope = log_steps @ line.T
     low = np.minimum(slope[:, :-1], slope[:, 1:])
     high = np.maximum(slope[:, :-1], slope[:, 1:])
@@ -696,10 +696,10 @@ def _small_ends(
         grid = np.linspace(low, high, count, axis=1)
         profile = minimise(observed, np.repeat(odds, count), grid.reshape(-1))
         excess = profile.deviance.reshape(grid.shape) - threshold
-        ends = np.array([_crossings(*row) for row in zip(grid, excess, strict=True)])
-        low = ends[:, 0] - 0.5
-        high = ends[:, 1] + 0.5
-    return ends[:, 0], ends[:, 1]
+        crossings = np.array([_crossings(*row) for row in zip(grid, excess, strict=True)])
+        low = crossings[:, 0] - 0.5
+        high = crossings[:, 1] + 0.5
+    return crossings[:, 0], crossings[:, 1]
 
 
 def _note(fit: CurveFit, doubt: str | None) -> str | None:

@@ -164,15 +164,17 @@ def minimise(observed: Observed, odds: Array, small: Array | None = None) -> Pro
 def _starts(
     observed: Observed, odds: Array, small: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Choose k starts of the search at each of m odds, (m, 1).
+    """Choose k starts of the search at each of m odds, log(B_crit/B_ref), of shape (m, 1).
+
+    ``small`` is log v of the small-batch term at each of the odds; None: it is searched, too.
 
     Returns:
-        ``small`` (m, k), the curve's shape (m, k, n), ``log_height`` (m, k) and ``log_sigma``
-        (m, k).
+        log v (m, k), the curve's log shape at the n points (m, k, n), ``log_height`` (m, k) and
+        ``log_sigma`` (m, k).
     """
     if small is None:
         smallest = observed.x.min(keepdims=True)
-        # Of two terms, against which v r^2 is weighed at the smallest batch size.
+        # The other two terms at the smallest batch size, against which v r^2 is weighed.
         two_terms = _shape(odds, np.array([-np.inf]), smallest)[..., 0]
         small_tried = two_terms + 2.0 * smallest + np.array(SMALL_STARTS)
     else:

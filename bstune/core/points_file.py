@@ -53,7 +53,7 @@ def _parse(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
         if batch_size.is_integer():
             batch_size = int(batch_size)
         stopped = FLAGS[flag]
-        # Where a trial that reached the target missed it last, a file does not say.
+        # A file does not say where a trial that reached the target missed it last.
         steps_low = steps if stopped else None
         yield FrontierPoint(batch_size, steps, stopped=stopped, steps_low=steps_low)
 

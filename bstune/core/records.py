@@ -17,7 +17,7 @@ from bstune.core.numbers import is_finite_number
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
-# Which way a metric is to go.
+# The direction in which a metric is to go.
 Mode = Literal["min", "max"]
 # What a winner is best by.
 Merit = Literal["time", "steps"]
@@ -28,7 +28,7 @@ NEVER = 1e300
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 FastMode = Literal["auto", "off", "graph"]
-# Whose seconds of a step count: Lightning's loop, or the lean one.
+# The loop whose seconds of a step count: Lightning's, or the lean one.
 StepsOf = Literal["trainer", "lean"]
 
 

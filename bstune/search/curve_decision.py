@@ -111,8 +111,8 @@ def max_variance_reduction(
     joint = _joint_draws(posterior, steps, b_crit)
     gain = _variance_reduction(joint.log_steps, joint.log_b_crit, joint.noise)
     whole = joint.expected * posterior.tau(np.exp2(candidates.x))
-    left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
-    to_go = whole * left + SETUP * whole.min()
+    share_left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
+    to_go = whole * share_left + SETUP * whole.min()
     # A stopped trial past its expected steps shows that the model is wrong there: more steps of it
     # add nothing.
     gain[candidates.done >= GIVEN_UP_AT * joint.expected] = 0.0
@@ -196,10 +196,10 @@ def _joint_draws(posterior: Posterior, steps: Array, b_crit: Array) -> Joint:
     """Put the draws of n trials' log S, (m, n), and of log B_crit, (m,), side by side."""
     # What lies beyond the end of a trial is not seen.
     middle = np.median(steps, axis=0)
-    seen = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
+    shown = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
     return Joint(
         expected=np.exp(np.minimum(middle, MOST_LOG_STEPS)),
-        log_steps=seen - seen.mean(axis=0),
+        log_steps=shown - shown.mean(axis=0),
         log_b_crit=b_crit - b_crit.mean(),
         noise=noise_variance(posterior) + FRONTIER_MISFIT**2,
     )
@@ -224,9 +224,9 @@ def _left_after(trial: int, centred: Array, b_crit: Array, noise: float) -> tupl
 
     Takes and gives draws as of :func:`_variance_reduction`; ``trial`` is a column of ``centred``.
     """
-    seen = centred[:, trial] / (centred[:, trial].var() + noise)
-    b_crit = b_crit - seen * float(centred[:, trial] @ b_crit) / len(b_crit)
-    return centred - np.outer(seen, centred[:, trial] @ centred / len(b_crit)), b_crit
+    shown = centred[:, trial] / (centred[:, trial].var() + noise)
+    b_crit = b_crit - shown * float(centred[:, trial] @ b_crit) / len(b_crit)
+    return centred - np.outer(shown, centred[:, trial] @ centred / len(b_crit)), b_crit
 
 
 def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, float]]:
@@ -242,9 +242,9 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     x = x[np.round(np.exp2(x)) <= 2.0 ** (posterior.too_large - MEMORY_ROOM)]
     if x.size == 0:
         return []
-    z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
+    z = np.median(optimum(posterior.theta, prior.points_at(x), prior), axis=0)
     middle = np.full((x.size, prior.others), 0.5)
-    steps = log_steps(posterior.theta, prior.at(x, z, middle), prior)
+    steps = log_steps(posterior.theta, prior.points_at(x, z, middle), prior)
     joint = _joint_draws(posterior, steps, log_b_crit(posterior.theta, prior))
     centred = joint.log_steps
     b_crit = joint.log_b_crit

@@ -94,7 +94,7 @@ class Observation:
     status: str
     steps: int
     steps_low: int
-    """Of a reached one: the last step that missed the target, 0 if it was not evaluated before."""
+    """The last step known to have missed the target, if that was reached; 0 if there is none."""
     seconds_per_step: float | None
     x: float
     """Log2 of the batch size."""
@@ -305,7 +305,7 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
     Two trials repeat a run where the history of one begins that of the other: chains may end at
     different steps.
     """
-    # By the first evaluation: only histories that share it can be alike.
+    # Runs are grouped by their first evaluation: only histories that share it can be alike.
     runs_by_first = dict[tuple[int, float | None], list[list[int]]]()
     longest_first = sorted(range(len(trials)), key=lambda place: -len(trials[place].history))
     weight = np.ones(len(trials))
@@ -398,7 +398,7 @@ def start_from_fewer(
         if len(_starts) >= STARTS_KEPT:
             oldest = next(iter(_starts))
             del _starts[oldest]
-        _starts[key] = Start(theta, data.many(prior), prior)
+        _starts[key] = Start(theta, data.rearranged(prior), prior)
     return _starts[key]
 
 
@@ -506,7 +506,7 @@ class SeenLogSteps(NamedTuple):
     bound: bool
     """Whether y is a lower bound."""
     least: float = -math.inf
-    """Of an estimate: the log of the steps at which the target was still missed."""
+    """Where y is an estimate, the log of the steps at which the target was still missed."""
 
 
 def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
@@ -528,7 +528,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     diverged = np.array([trial.status == "diverged" for trial in observations], dtype=np.bool_)
     others = np.array([trial.other for trial in observations], dtype=np.float64)
     return LikelihoodData(
-        points=prior.at(x, z, others.reshape(len(observations), prior.others)),
+        points=prior.points_at(x, z, others.reshape(len(observations), prior.others)),
         y=y,
         spread=spread,
         least=least,

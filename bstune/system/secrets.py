@@ -339,11 +339,11 @@ def _spans(text: str) -> list[tuple[int, int]]:
 def redact(text: str) -> str:
     """Replace all secrets in a text by ``***``: those in their places, and the remembered ones."""
     parts: list[str] = []
-    last = 0
+    end_of_last = 0
     for begin, end in _spans(text):
-        parts += [text[last:begin], HIDDEN]
-        last = end
-    return without_known("".join([*parts, text[last:]]))
+        parts += [text[end_of_last:begin], HIDDEN]
+        end_of_last = end
+    return without_known("".join([*parts, text[end_of_last:]]))
 
 
 def without_known(text: str) -> str:
@@ -379,7 +379,7 @@ def _json_text_without(match: re.Match[str]) -> str:
         return match[0]
     text = json.loads(match["text"])
     without = without_known(text)
-    # As it was written, which may be otherwise than Python's json would.
+    # It stays as it was written: Python's json may write it differently.
     if without == text:
         return match[0]
     return json.dumps(without)

@@ -119,10 +119,10 @@ def filtered() -> Iterator[None]:
 def _redact_chain(error: BaseException) -> None:
     """Hide secrets in the texts of an error and of its causes: a notebook shows them all."""
     # Causes may form a ring.
-    seen: set[int] = set()
+    visited: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    while cause is not None and id(cause) not in visited:
+        visited.add(id(cause))
         if cause.args and isinstance(cause.args[0], str):
             cause.args = (redact(cause.args[0]), *cause.args[1:])
         cause = cause.__cause__ or cause.__context__
