@@ -81,6 +81,7 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
     """
 
     def profile_at(odds: Array) -> Profile:
+        """Minimise the deviance of the law at each of the odds."""
         small = None
         if terms == 2:
             small = np.full(odds.size, -np.inf)

@@ -354,18 +354,22 @@ def _is_count(value: object) -> bool:
 
 
 def _is_batch_size(value: object) -> bool:
+    """Whether a value is a whole number of at least 1."""
     return _is_count(value) and value != 0
 
 
 def _is_seconds(value: object) -> bool:
+    """Whether a value is a number of at least 0."""
     return _is_number(value) and value >= 0  # type: ignore[operator]
 
 
 def _is_positive(value: object) -> bool:
+    """Whether a value is a number above 0."""
     return _is_number(value) and value > 0  # type: ignore[operator]
 
 
 def _is_text(value: object) -> bool:
+    """Whether a value is a text."""
     return isinstance(value, str)
 
 
@@ -383,6 +387,7 @@ def _rows_of(*columns: Callable[[object], bool]) -> Callable[[object], bool]:
     """Make a check of a list of rows, each with a valid value in each column."""
 
     def is_row(row: object) -> bool:
+        """Whether a value is a list with a valid value for each column."""
         if not isinstance(row, list) or len(row) != len(columns):
             return False
         return all(is_valid(value) for is_valid, value in zip(columns, row, strict=True))

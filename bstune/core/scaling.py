@@ -53,6 +53,7 @@ def surge(
     noise = _noise_scale(noise_scale, "surge")
 
     def hill(batch: float) -> float:
+        """Compute twice what divides the highest rate: it is least at the noise scale."""
         return math.sqrt(noise / batch) + math.sqrt(batch / noise)
 
     return reference_lr * hill(reference_batch_size) / hill(batch_size)

@@ -136,7 +136,7 @@ class StepTimeLaw(StepTime):
         middle = np.log(self.seconds)
         covariance = np.array(self.log_covariance)
         drawn = rng.multivariate_normal(middle, covariance, size=count, method="eigh")
-        rising = np.stack([_rising(row, np.diag(covariance), self.falls) for row in drawn])
+        rising = np.stack([_made_rising(row, np.diag(covariance), self.falls) for row in drawn])
         factor = rng.normal(0.0, self.factor_error, size=(count, 1))
         return StepTimeDraws(self, rising + factor)
 
@@ -230,14 +230,14 @@ def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> Step
             f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}"
         )
     line = fit_line(pairs)
-    errors = _errors(ordered)
+    errors = _timing_errors(ordered)
     log_seconds = np.log([seconds for _, seconds in pairs])
     falls = _confirmed_falls(log_seconds, errors, ordered)
     line_before = line
     for _ in range(REFITS):
-        middle, covariance = _smooth(np.array(sizes), log_seconds, errors, line_before, falls)
+        middle, covariance = _fit_process(np.array(sizes), log_seconds, errors, line_before, falls)
         line_before = fit_line(list(zip(sizes, np.exp(middle).tolist(), strict=True)))
-    smooth = _rising(middle, np.diag(covariance), falls)
+    smooth = _made_rising(middle, np.diag(covariance), falls)
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
     return StepTimeLaw(
         overhead=line.overhead,
@@ -312,7 +312,7 @@ def _scatter_of_trials(
     return max(MEDIAN_ABSOLUTE * statistics.median(deviations), LEAST_ERROR)
 
 
-def _errors(timings: Sequence[TimedSize]) -> Array:
+def _timing_errors(timings: Sequence[TimedSize]) -> Array:
     """Estimate the relative standard error of each size's median: (n,).
 
     It is by the size's own scatter, drawn to the pooled scatter of all sizes.
@@ -326,7 +326,7 @@ def _errors(timings: Sequence[TimedSize]) -> Array:
     return np.asarray(np.maximum(MEDIAN_ERROR * np.sqrt(variance / visits), LEAST_ERROR))
 
 
-def _smooth(
+def _fit_process(
     sizes: Array, log_seconds: Array, errors: Array, line: StepTime, falls: Sequence[int]
 ) -> tuple[Array, Array]:
     """Fit the Gaussian process of the module's docstring around a line.
@@ -373,7 +373,7 @@ def _confirmed_falls(
     return tuple(falls)
 
 
-def _rising(log_seconds: Array, variance: Array, falls: Sequence[int]) -> Array:
+def _made_rising(log_seconds: Array, variance: Array, falls: Sequence[int]) -> Array:
     """Make log tau rise with B between confirmed falls, by least squares weighted by precision."""
     weights = 1.0 / np.maximum(variance, 1e-12)
     parts = list[Array]()

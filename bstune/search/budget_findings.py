@@ -266,7 +266,10 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 
 
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
-    """Whether all full trials have the same metric; None where they differ, or there is one."""
+    """Find the metric that all full trials end with, and how long before they still differed.
+
+    None where their metrics differ at the budget's end, or where fewer than two are full.
+    """
     curves = [run.curve for run in posterior.full if run.curve is not None]
     final_metrics = posterior.scale.metric(np.array([curve.best for curve in curves]))
     if len(curves) < 2 or _differ(final_metrics):

@@ -165,8 +165,7 @@ def most_promising(
         return None
     options = stopped_candidates(stopped, posterior.prior)
     steps = _predicted_steps(posterior, options)
-    steps_to_go = np.maximum(steps - options.done, LEAST_LEFT * steps)
-    to_go = steps_to_go * posterior.tau(np.exp2(options.x))
+    to_go = cost_to_go(posterior, options, steps)
     last_steps = np.array([budget(float(size)) for size in np.exp2(options.x)])
     order = np.lexsort((to_go, steps > last_steps))
     chosen = int(order[0])
@@ -205,6 +204,15 @@ def _predicted_steps(posterior: Posterior, candidates: Candidates) -> Array:
 def expected_steps(drawn_log_steps: Array) -> Array:
     """Take the median over m draws of n candidates' steps, (n,), from their log S, (m, n)."""
     return np.exp(np.minimum(np.median(drawn_log_steps, axis=0), MOST_LOG_STEPS))
+
+
+def cost_to_go(posterior: Posterior, candidates: Candidates, expected: Array) -> Array:
+    """Compute what n candidates still cost until their expected steps, in units of tau: (n,).
+
+    It is at least a share ``LEAST_LEFT`` of their whole cost.
+    """
+    steps_to_go = np.maximum(expected - candidates.done, LEAST_LEFT * expected)
+    return np.asarray(steps_to_go * posterior.tau(np.exp2(candidates.x)))
 
 
 def new_points(

@@ -16,6 +16,7 @@ from bstune.search.candidates import (
     Pending,
     are_near,
     candidate_log_steps,
+    cost_to_go,
     expected_steps,
     log_over_sizes,
 )
@@ -156,8 +157,7 @@ def unseen_regime(
     looked = [trial.x for trial in posterior.reached]
     looked += [log_size for log_size, _, _ in pending]
     expected = expected_steps(steps)
-    steps_to_go = np.maximum(expected - candidates.done, LEAST_LEFT * expected)
-    to_go = steps_to_go * posterior.tau(np.exp2(x))
+    to_go = cost_to_go(posterior, candidates, expected)
     to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
     stopped_x = np.array([trial.x for trial in posterior.stopped])
     stopped_steps = np.array([trial.steps for trial in posterior.stopped])
@@ -219,7 +219,7 @@ def _variance_reduction(centred: Array, b_crit: Array, noise: float) -> Array:
     return np.asarray(covariance**2 / (centred.var(axis=0) + noise))
 
 
-def _left_after(trial: int, centred: Array, b_crit: Array, noise: float) -> tuple[Array, Array]:
+def _unknown_after(trial: int, centred: Array, b_crit: Array, noise: float) -> tuple[Array, Array]:
     """Find what is unknown of log S and log B_crit after one trial has run, by regression on it.
 
     Takes and gives draws as of :func:`_variance_reduction`; ``trial`` is a column of ``centred``.
@@ -259,5 +259,5 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
         if gain[best] == 0.0:
             break
         chosen.append(best)
-        centred, b_crit = _left_after(best, centred, b_crit, joint.noise)
+        centred, b_crit = _unknown_after(best, centred, b_crit, joint.noise)
     return [(float(x[i]), float(z[i]), float(joint.expected[i])) for i in sorted(chosen)]

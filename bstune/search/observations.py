@@ -271,7 +271,7 @@ def read_observations(
             slowdown,
         )
         if prior.horizon:
-            observation = _with_end(observation, trial, histories[trial.number])
+            observation = _add_end(observation, trial, histories[trial.number])
         observations.append(observation)
     return chain_ends, tuple(observations)
 
@@ -426,10 +426,12 @@ class ReachedTrials:
 
     @cached_property
     def _sizes(self) -> Array:
+        """Batch sizes of the trials, (n,)."""
         return np.array([trial.batch_size for trial in self.trials], dtype=np.float64)
 
     @cached_property
     def _learning_rates(self) -> Array:
+        """Learning rates of the trials, (n,)."""
         return np.array([trial.lr for trial in self.trials], dtype=np.float64)
 
     def nearest(self, trial: TrialResult) -> list[TrialResult]:
@@ -485,7 +487,7 @@ def _observation(
     )
 
 
-def _with_end(observation: Observation, trial: TrialResult, history: History) -> Observation:
+def _add_end(observation: Observation, trial: TrialResult, history: History) -> Observation:
     """Add how a trial ended its horizon, which replaces the extrapolation of its history."""
     horizon = max(observation.steps, trial.horizon or 0)
     excess: float | None = None

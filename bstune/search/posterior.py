@@ -482,20 +482,20 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
         law = theta[:, prior.horizon_law]
         of_datum = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
         terms = terms + of_datum[:, exact]
-    total = _weighed(terms, data, exact)
+    total = _weighed_sum(terms, data, exact)
 
     over = expected[:, bound] - y[..., bound]
     chance = ndtr(over / np.hypot(noise, data.spread[bound]))
-    total = total + _weighed(np.log(chance + TRIAL_OUTLIER_SHARE / 4.0), data, bound)
+    total = total + _weighed_sum(np.log(chance + TRIAL_OUTLIER_SHARE / 4.0), data, bound)
 
     # Only too high a learning rate makes a trial diverge.
     above = np.maximum(d[:, diverged], 0.0)
     chance = ndtr((penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD)
     terms = np.log(chance + TRIAL_OUTLIER_SHARE / 4.0)
-    return np.asarray(total + _weighed(terms, data, diverged))
+    return np.asarray(total + _weighed_sum(terms, data, diverged))
 
 
-def _weighed(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
+def _weighed_sum(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
     """Add up the log likelihoods of the trials in these columns, (m, k), by their weights: (m,)."""
     if data.weight is not None:
         terms = terms * data.weight[columns]
@@ -670,7 +670,7 @@ def _next_step(rise: Array, temperature: float) -> float:
     excess = rise - rise.max()
 
     def effective_share(step: float) -> float:
-        # The effective number of particles, over their number.
+        """Compute the share of the particles that still count after a step."""
         weight = np.exp(step * excess)
         return float(weight.sum() ** 2 / (weight @ weight) / weight.size)
 

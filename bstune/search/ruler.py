@@ -63,6 +63,7 @@ class Scale:
 
     @property
     def _sign(self) -> float:
+        """1 for a metric that falls, -1 for one that rises."""
         return sign_of(self.mode)
 
     def height(self, metric: Array) -> Array:

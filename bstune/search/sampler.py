@@ -501,6 +501,7 @@ class FrontierSampler(BaseSampler):
             results = shortened(results, whole, share)
 
             def budget(batch_size: float) -> float:
+                """Compute the steps of the shorter budget."""
                 return share * whole(batch_size)
 
         middle = math.sqrt(coordinates.low * coordinates.high)
@@ -603,6 +604,7 @@ class FrontierSampler(BaseSampler):
         """Sample the posterior of the frontier; arguments are as of :meth:`posterior`."""
 
         def prior_of(trials: Sequence[TrialResult]) -> Prior:
+            """Make the prior that these trials' noise scale sets."""
             return self._prior(trials, coordinates)
 
         start = start_from_fewer(

@@ -72,6 +72,7 @@ class _Inside:
         self._name = name
 
     def __get__(self, output: "Output", owner: type | None = None) -> Path:
+        """Make the path inside the folder of ``output``."""
         return output.root / self._name
 
 

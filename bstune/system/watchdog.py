@@ -286,6 +286,7 @@ def watching(
         end = end_command
 
     def overrun(message: str) -> bool:
+        """End the process, or interrupt its main thread; True: the thread may need it again."""
         if end is not None:
             end(message)
         if not main:
