@@ -33,7 +33,7 @@ StepsOf = Literal["trainer", "lean"]
 
 
 def sign_of(mode: Mode) -> float:
-    """Give the factor by which a lower value of a metric is the better one.
+    """Give the sign that makes a metric's lower values the better ones.
 
     It is 1 for a metric that is to fall, and -1 for one that is to rise.
     """

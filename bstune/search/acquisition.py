@@ -353,7 +353,8 @@ def _suggest_for_curve(
 ) -> Suggestion | None:
     """Suggest the trial that tells most of B_crit for its cost.
 
-    None where this decision is not for the curve. ``fastest`` is the incumbent's trial.
+    None where this decision is not for the curve: under another objective that is so while little
+    is spent, and later by chance. ``fastest`` is the incumbent's trial.
     """
     policy = situation.policy
     always = objective == "curve"
@@ -532,7 +533,8 @@ def choose_horizon(
 ) -> float:
     """Choose the steps after which a candidate's schedule is to end: those of least expected cost.
 
-    A draw of few steps is so put to the test at a horizon that few runs have shown to be too short.
+    A draw that predicts few steps is put to the test in this way: at a horizon that few runs have
+    shown to be too short.
 
     Args:
         posterior: of the trials so far.
