@@ -77,7 +77,7 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
     Args:
         observed: the points.
         terms: how many the law has, 2 or 3.
-        rise: of the deviance, from its minimum to an end of the interval.
+        rise: how far the deviance rises from its minimum to an end of the interval.
     """
 
     def profile_at(odds: Array) -> Profile:
@@ -226,7 +226,7 @@ def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Ar
     """Compute the deviance, -2 log likelihood, up to a constant: (m, k).
 
     Args:
-        errors: of log S, shape (m, k, n).
+        errors: log S of the points less that of the curve, (m, k, n).
         stopped: which of the points are bounds, shape (n,).
         log_sigma: shape (m, k).
     """

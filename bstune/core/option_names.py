@@ -86,7 +86,7 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
 
     Args:
         text: with options as the command line takes them, such as ``search.trials=128``.
-        terms: of the study; None: options that need them go into ``options``, too.
+        terms: the study's; None: options that need them go into ``options``, too.
     """
     budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", text)
 

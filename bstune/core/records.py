@@ -151,7 +151,7 @@ class TrialResult:
         batch_size: examples per applied optimizer step.
         lr: learning rate.
         delta: log2(lr / rule(batch_size)); None where no rule was used.
-        seed: of the initial weights, the order of the data and the augmentation.
+        seed: seed of the initial weights, the order of the data and the augmentation.
         status: ``reached``; ``stopped`` (out of steps or stopped early: a bound from below); or how
             the trial failed.
         steps: optimizer steps applied until the first evaluation that met the target, or run if
@@ -159,14 +159,14 @@ class TrialResult:
         steps_low: step of the last evaluation that missed the target (0 if none): S lies in
             (steps_low, steps] where the target was reached, above steps_low where it was not.
         examples: examples trained on, steps x batch_size.
-        train_seconds: of the training clock, with warm-up; like all seconds, without those of the
-            continued trial.
-        eval_seconds: evaluation, and the passes that measure the noise scale beside the training,
-            in seconds.
-        startup_seconds: from the trial's start to its first training step, evaluation at step 0
-            left out.
-        wall_seconds: the trial as a whole.
-        seconds_per_step: tau(B): the survey's, where there is one, so that a machine under load
+        train_seconds: seconds of the training clock, with warm-up. Like all seconds they leave out
+            those of the continued trial.
+        eval_seconds: seconds of evaluation, and of the passes that measure the noise scale beside
+            the training.
+        startup_seconds: seconds from the trial's start to its first training step, without those of
+            the evaluation at step 0.
+        wall_seconds: seconds of the trial as a whole.
+        seconds_per_step: tau(B) of the survey, where there is one, so that a machine under load
             does not decide; else the trial's own. None if no step was finished.
         device: name of the device.
         versions: versions of the packages that the result depends on; on CUDA, also its libraries

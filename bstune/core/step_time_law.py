@@ -329,12 +329,19 @@ def _timing_errors(timings: Sequence[TimedSize]) -> Array:
 def _fit_process(
     sizes: Array, log_seconds: Array, errors: Array, line: StepTime, falls: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Fit the Gaussian process of the module's docstring around a line.
+    """Fit a Gaussian process around a line to timings: the law of the module's docstring.
+
+    Args:
+        sizes: the n batch sizes that were timed, in ascending order.
+        log_seconds: log of the seconds of a step at each.
+        errors: relative standard errors of these.
+        line: the line.
+        falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
 
     Returns:
         Posterior mean (n,) and covariance (n, n) of log tau at the n timed sizes.
     """
-    # Where timings scatter, a part that the line has not may be there all the same.
+    # Timings that scatter may hide overhead, or seconds for each example, that the line lacks.
     least_part = min(max(LEAST_PART, float(errors.mean())), MOST_LEAST_PART)
     overhead = max(line.overhead, least_part * line(sizes[0]))
     per_example = max(line.per_example, least_part * line(sizes[-1]) / sizes[-1])

@@ -115,16 +115,16 @@ def infer_at_budget(
     """Read trials as how far they are behind the best one, and sample the posterior of that.
 
     Args:
-        trials: the records so far; those that failed say nothing.
-        others: further hyper-parameters by the trial's number, each in [0, 1].
-        prior: of log S.
+        trials: the records so far; those that failed are left out.
+        others: the other hyper-parameters by the trial's number, each in [0, 1].
+        prior: of the parameters of log S.
         budget: the steps over batch size at which a trial ends.
         mode: ``min`` for a metric that is to fall, ``max`` for one that is to rise.
         ideal: the metric's best value; None where there is none.
-        policy: for the errors of what is read, and the draws.
+        policy: has the deviations of ``behind``, and how many draws to take.
         rng: the source of chance.
-        particles: draws; None for the policy's.
-        moves: Metropolis steps at each temperature; None for the policy's.
+        particles: how many draws to take; None for the policy's number.
+        moves: Metropolis steps at each temperature; None for the policy's number.
     """
     scale = choose_scale((trial.history for trial in trials), mode, ideal)
     runs = joined_runs(trials, others, budget, scale)

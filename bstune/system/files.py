@@ -407,7 +407,7 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
     Remembered secrets are left out.
 
     Args:
-        path: of the file.
+        path: the file's.
         text: its new content.
         sleep: waits for some seconds; tests give their own.
 
