@@ -205,7 +205,7 @@ def test_a_law_that_maps_all_data_to_one_log_s_is_not_preferred(power):
     horizons = np.geomspace(250, 4000, 12).round().astype(int).tolist()
     seen = trials_at(horizons, power, shortest=1000.0)
     posterior = inferred(seen, particles=400)
-    at = posterior.prior.at(np.array([7.0]), np.array([math.log2(0.1)]))
+    at = posterior.prior.points_at(np.array([7.0]), np.array([math.log2(0.1)]))
     low, high = np.quantile(log_steps(posterior.theta, at, posterior.prior)[:, 0], (0.05, 0.95))
     assert low < math.log(1000.0) < high
 

@@ -57,7 +57,7 @@ def observed(*trials):
     status = np.array([trial[4] for trial in trials], dtype=str)
     least = np.array([trial[5] if len(trial) > 5 else -np.inf for trial in trials])
     return LikelihoodData(
-        make().at(x, z), y, spread, least, status == "bound", status == "diverged"
+        make().points_at(x, z), y, spread, least, status == "bound", status == "diverged"
     )
 
 
@@ -75,14 +75,14 @@ def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_op
     theta = at(
         prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE), b_opt=math.log(b_opt / 2**MIDDLE)
     )
-    steps = np.exp(model.frontier(theta, prior.at(x), prior)[0])
+    steps = np.exp(model.frontier(theta, prior.points_at(x), prior)[0])
     np.testing.assert_allclose(steps, math.exp(5.0) * law(2**x) / law(2**MIDDLE), rtol=1e-9)
-    term = model.log_small_batch_term(theta, prior.at(x), prior)[0]
+    term = model.log_small_batch_term(theta, prior.points_at(x), prior)[0]
     np.testing.assert_allclose(np.exp(term), law(2**x) / (1.0 + b_crit / 2**x), rtol=1e-9)
     # At this batch size the examples are fewest.
     if b_opt > 1.0:
         sizes = np.geomspace(10.0, 1000.0, 2000)
-        examples = sizes * np.exp(model.frontier(theta, prior.at(np.log2(sizes)), prior)[0])
+        examples = sizes * np.exp(model.frontier(theta, prior.points_at(np.log2(sizes)), prior)[0])
         assert sizes[examples.argmin()] == pytest.approx(b_opt, rel=0.01)
 
 
@@ -93,8 +93,8 @@ def test_the_discrepancy_is_linear_between_its_knots():
     theta[0, -count:] = np.arange(count) ** 2
     x = np.array([-5.0, *prior.knots, 0.5 * (prior.knots[2] + prior.knots[3]), 40.0])
     expected = 0.2 * np.array([0.0, *np.arange(count) ** 2, 0.5 * (4 + 9), (count - 1) ** 2])
-    found = model.frontier(theta, prior.at(x), prior) - model.frontier(
-        at(prior), prior.at(x), prior
+    found = model.frontier(theta, prior.points_at(x), prior) - model.frontier(
+        at(prior), prior.points_at(x), prior
     )
     np.testing.assert_allclose(found[0], expected, atol=1e-12)
     assert np.diff(prior.knots) == pytest.approx(1.5, abs=0.15)
@@ -102,7 +102,7 @@ def test_the_discrepancy_is_linear_between_its_knots():
 
 def test_the_penalty_may_be_steeper_at_large_batch_sizes():
     prior = make()
-    points = prior.at(np.array([MIDDLE - 2.0, MIDDLE, MIDDLE + 3.0]))
+    points = prior.points_at(np.array([MIDDLE - 2.0, MIDDLE, MIDDLE + 3.0]))
     plain = model.off_optimum(at(prior, tilt=0.0), points, prior)[0]
     tilted = model.off_optimum(at(prior, tilt=0.2), points, prior)[0]
     np.testing.assert_allclose(tilted, plain * np.exp(0.2 * np.array([-2.0, 0.0, 3.0])))
@@ -121,7 +121,7 @@ def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
     prior = make()
     theta = at(prior, shift=0.7, exponent=0.2, bend=-0.4, b_crit=math.log(2.0**2))
     x = np.array([MIDDLE, -20.0, -21.0, 40.0, 41.0])
-    best = model.optimum(theta, prior.at(x), prior)[0]
+    best = model.optimum(theta, prior.points_at(x), prior)[0]
     assert best[0] == pytest.approx(sqrt_rule(np.array(MIDDLE)) + 0.7)
     # This is far below B_crit.
     assert best[1] - best[2] == pytest.approx(0.5 + 0.2)
@@ -137,7 +137,7 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     prior = make(others=2)
     theta = at(prior)
     theta[0, OTHER : OTHER + 6] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
-    points = prior.at(np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]]))
+    points = prior.points_at(np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]]))
     d = -1.0 - model.optimum(theta, points, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
     assert model.off_optimum(theta, points, prior)[0, 0] == pytest.approx(d)
     expected = (
@@ -215,7 +215,7 @@ def test_the_likelihood_is_the_sum_over_trials():
         above = stats.norm.sf(8.0, bounded, math.hypot(noise, 0.05))
         expected[i] += math.log(above + TRIAL_OUTLIER_SHARE / 4.0)
         high = max(
-            1.0 - model.optimum(row[None], prior.at(np.array([5.0])), prior)[0, 0], 0.0
+            1.0 - model.optimum(row[None], prior.points_at(np.array([5.0])), prior)[0, 0], 0.0
         ) * math.exp(row[model.TILT] * (5.0 - MIDDLE))
         over = model.penalty(row[None], np.array([[high]]))[0, 0] - model.DIVERGED_PENALTY
         expected[i] += math.log(
@@ -270,7 +270,7 @@ def simulated(theta, prior, rng, trials):
     x = rng.uniform(3.0, 13.0, trials)
     other = rng.random((trials, 1))
     z = sqrt_rule(x) + rng.uniform(-2.5, 2.5, trials)
-    points = prior.at(x, z, other)
+    points = prior.points_at(x, z, other)
     mean = model.log_steps(theta[None], points, prior)[0]
     y = mean + math.exp(theta[model.NOISE]) * rng.standard_normal(trials)
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
@@ -403,7 +403,7 @@ def test_many_trials_are_read_in_another_order_and_on_nodes_to_a_thousandth():
     """Of log S; the discrepancy, whose knots are nodes, is exact between them."""
     data, prior = many_trials(400)
     theta = model.draw_prior(prior, 60, np.random.default_rng(0))
-    many = data.many(prior)
+    many = data.rearranged(prior)
     assert many.points.nodes is not None
     assert many.columns == (
         slice(0, many.bound.argmax()),
@@ -418,9 +418,11 @@ def test_many_trials_are_read_in_another_order_and_on_nodes_to_a_thousandth():
         assert np.abs(whole[:, order] - near).max() < 0.003
         assert np.abs(whole[:, order] - near).mean() < 2e-4
     few = data.take(np.arange(20))
-    assert few.many(prior).points.nodes is None
-    beyond = replace(data, points=prior.at(data.points.x + 9.0, data.points.z, data.points.other))
-    assert beyond.many(prior).points.nodes is None
+    assert few.rearranged(prior).points.nodes is None
+    beyond = replace(
+        data, points=prior.points_at(data.points.x + 9.0, data.points.z, data.points.other)
+    )
+    assert beyond.rearranged(prior).points.nodes is None
 
 
 def test_parameters_are_worked_out_some_at_a_time(monkeypatch):
@@ -446,7 +448,7 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     before = data.take(np.arange(fewer))
     before = replace(before, y=before.y + np.where(np.arange(fewer) % 5 == 0, 0.2, 0.0))
     start_theta = model.sample_posterior(before, prior, np.random.default_rng(1), 600, 8)
-    start = model.Start(start_theta, before.many(prior), prior)
+    start = model.Start(start_theta, before.rearranged(prior), prior)
     scratch = from_the_prior(90)
     found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 20, start)
     assert found.shape == (800, prior.mean.size)
@@ -463,7 +465,7 @@ def test_a_start_of_the_prior_alone_and_of_another_prior_do():
     other = make(others=1, noise_scale=1000.0)
     nothing = data.take(np.arange(0))
     drawn = model.draw_prior(other, 800, np.random.default_rng(0))
-    start = model.Start(drawn, nothing.many(other), other)
+    start = model.Start(drawn, nothing.rearranged(other), other)
     found = model.sample_posterior(data, prior, np.random.default_rng(3), 800, 30, start)
     scratch = from_the_prior(40)
     for place in (LEVEL, B_CRIT, SHIFT):

@@ -44,14 +44,15 @@ class BatchSplit:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes n_i of all micro-batches, round by round, device by device; their sum is B."""
-        parts = self.devices * self.rounds
-        return tuple((self.batch_size + parts - 1 - part) // parts for part in range(parts))
+        count = self.devices * self.rounds
+        return tuple((self.batch_size + count - 1 - part) // count for part in range(count))
 
     def counts(self, device: int) -> dict[int, int]:
         """Count the micro-batches that one device runs, by their size, the larger ones first."""
-        size, rest = divmod(self.batch_size, self.devices * self.rounds)
-        # The first ``rest`` micro-batches are larger by one; this device runs every devices-th one.
-        larger = max(0, -(-(rest - device) // self.devices))
+        size, remainder = divmod(self.batch_size, self.devices * self.rounds)
+        # The first ``remainder`` micro-batches are larger by one. This device runs every devices-th
+        # micro-batch.
+        larger = max(0, -(-(remainder - device) // self.devices))
         by_size = {size + 1: larger, size: self.rounds - larger}
         return {n: count for n, count in by_size.items() if count}
 
@@ -117,9 +118,9 @@ def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
     yield f"accumulation      {split.rounds} micro-batch{plural} a device and step"
     # The first of the devices have one example more than the others.
     with_more = total % devices
-    for first, last in ((0, with_more - 1), (with_more, devices - 1)):
-        if first <= last:
-            yield _line_of_devices(split, first, last)
+    for first_device, last_device in ((0, with_more - 1), (with_more, devices - 1)):
+        if first_device <= last_device:
+            yield _line_of_devices(split, first_device, last_device)
     # The first device has the largest micro-batch, the last one the smallest.
     sizes = split.counts(0).keys() | split.counts(devices - 1).keys()
     for size in sorted(sizes, reverse=True):
@@ -144,9 +145,13 @@ def split_lines(split: BatchSplit, largest: int) -> Iterator[str]:
         )
 
 
-def _line_of_devices(split: BatchSplit, first: int, last: int) -> str:
-    """Write the line of neighbouring devices, from ``first`` to ``last``, that run the same."""
-    name = f"device {first}" if first == last else f"devices {first} to {last}"
-    each = " each" * (first < last)
-    spelt = " + ".join(f"{count} x {size}" for size, count in split.counts(first).items())
-    return f"{name:<17} {split.share(first)} examples{each}: {spelt}"
+def _line_of_devices(split: BatchSplit, first_device: int, last_device: int) -> str:
+    """Write the line of neighbouring devices that run the same."""
+    name = (
+        f"device {first_device}"
+        if first_device == last_device
+        else f"devices {first_device} to {last_device}"
+    )
+    each = " each" * (first_device < last_device)
+    spelt = " + ".join(f"{count} x {size}" for size, count in split.counts(first_device).items())
+    return f"{name:<17} {split.share(first_device)} examples{each}: {spelt}"

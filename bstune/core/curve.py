@@ -208,6 +208,7 @@ def frontier_points(trials: Iterable[TrialResult]) -> list[FrontierPoint]:
     """
 
     def rank(trial: TrialResult) -> tuple[bool, int, int, int]:
+        """Order trials of a half octave: the one to choose comes first."""
         steps = trial.steps if trial.reached else -trial.steps_low
         return not trial.reached, trial.batch_size * steps, trial.batch_size, trial.number
 
@@ -266,7 +267,7 @@ def fit_curve(
     observed = _observe(points)
     chosen = _choose_law(observed, law, level)
     if chosen.contradiction is not None:
-        return _contradicted(chosen, level, points)
+        return _contradicted_fit(chosen, level, points)
     likely = _likely(chosen)
     b_opt = _b_opt(observed, chosen, likely)
     log_s_min, log_e_min = _log_fewest(observed, chosen, likely, b_opt)
@@ -281,8 +282,8 @@ def fit_curve(
         law=chosen.law,
         s_min=None if likely.infinite else math.exp(log_s_min),
         critical_batch_size=b_crit,
-        critical_batch_size_low=_batch_size(chosen.low, observed.log_reference),
-        critical_batch_size_high=_batch_size(chosen.high, observed.log_reference),
+        critical_batch_size_low=_b_crit_at(chosen.low, observed.log_reference),
+        critical_batch_size_high=_b_crit_at(chosen.high, observed.log_reference),
         b_opt=b_opt.shown,
         b_opt_low=b_opt.low,
         b_opt_high=b_opt.high,
@@ -365,7 +366,9 @@ def _log_fewest_at(profile: Profile, place: int, log_reference: float) -> tuple[
     return float(log_s_min), float(log_e_min)
 
 
-def _contradicted(chosen: _ChosenLaw, level: float, points: tuple[FrontierPoint, ...]) -> CurveFit:
+def _contradicted_fit(
+    chosen: _ChosenLaw, level: float, points: tuple[FrontierPoint, ...]
+) -> CurveFit:
     """Make the fit to points that contradict the law: it has their noise and a note alone."""
     profile = chosen.profile
     return CurveFit(
@@ -387,7 +390,7 @@ def _contradicted(chosen: _ChosenLaw, level: float, points: tuple[FrontierPoint,
     )
 
 
-def _batch_size(odds: float | None, log_reference: float) -> float | None:
+def _b_crit_at(odds: float | None, log_reference: float) -> float | None:
     """Convert log(B_crit/B_ref) to B_crit in examples; None stays None."""
     if odds is None:
         return None
@@ -403,8 +406,8 @@ def log_slope(points: Iterable[FrontierPoint]) -> float:
         CurveError: for reached points at fewer than two batch sizes.
     """
     reached = [point for point in points if not point.stopped]
-    log_batch = _log((point.batch_size for point in reached), "batch_size")
-    log_steps = _log((point.steps for point in reached), "steps")
+    log_batch = _checked_logs((point.batch_size for point in reached), "batch_size")
+    log_steps = _checked_logs((point.steps for point in reached), "steps")
     sizes = np.unique(log_batch).size
     if sizes < 2:
         raise CurveError(
@@ -426,11 +429,11 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
         log_batch: ascending at even distances, (n,), well beyond the batch sizes of interest.
         log_steps: the curves, (m, n).
     """
-    away = log_batch[None, :] - log_batch[:, None]
-    weight = np.exp(-0.5 * (away / (SLOPE_WIDTH * math.log(2.0))) ** 2)
+    distance = log_batch[None, :] - log_batch[:, None]
+    weight = np.exp(-0.5 * (distance / (SLOPE_WIDTH * math.log(2.0))) ** 2)
     weight /= weight.sum(axis=1, keepdims=True)
-    away = away - (weight * away).sum(axis=1, keepdims=True)
-    line = weight * away / (weight * away**2).sum(axis=1, keepdims=True)
+    distance = distance - (weight * distance).sum(axis=1, keepdims=True)
+    line = weight * distance / (weight * distance**2).sum(axis=1, keepdims=True)
     slope = log_steps @ line.T
     low = np.minimum(slope[:, :-1], slope[:, 1:])
     high = np.maximum(slope[:, :-1], slope[:, 1:])
@@ -460,20 +463,21 @@ def usable(value: float, name: str) -> float:
     return value
 
 
-def _log(values: Iterable[float], name: str) -> Array:
+def _checked_logs(values: Iterable[float], name: str) -> Array:
     """Check values, as :func:`usable` does, and take their logs: (n,)."""
     return np.log(np.array([usable(value, name) for value in values], dtype=np.float64))
 
 
 def _observe(points: tuple[FrontierPoint, ...]) -> Observed:
     """Check that the points suffice for a fit, and convert them for the likelihood."""
-    log_batch = _log((point.batch_size for point in points), "batch_size")
-    log_steps = _log((point.steps for point in points), "steps")
+    log_batch = _checked_logs((point.batch_size for point in points), "batch_size")
+    log_steps = _checked_logs((point.steps for point in points), "steps")
     stopped = np.array([point.stopped for point in points], dtype=np.bool_)
     reached = int((~stopped).sum())
     sizes = np.unique(log_batch[~stopped]).size
     if reached < 3 or sizes < 2:
-        got = f"{reached} at {sizes}: known is {_known(points)}; run more batch sizes to the target"
+        known = _known_in_words(points)
+        got = f"{reached} at {sizes}: known is {known}; run more batch sizes to the target"
         raise CurveError(
             "the curve needs at least 3 points that reached the target, at 2 batch sizes, but got "
             f"{got}"
@@ -492,7 +496,7 @@ def _observe(points: tuple[FrontierPoint, ...]) -> Observed:
     )
 
 
-def _known(points: tuple[FrontierPoint, ...]) -> str:
+def _known_in_words(points: tuple[FrontierPoint, ...]) -> str:
     """Write what too few points tell, for a message."""
     phrases = list[str]()
     for stopped, over in ((False, ""), (True, "more than ")):
@@ -532,11 +536,11 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
     three = _fit_law(observed, 3, level, contradiction)
     gain = float(two.profile.deviance.min() - three.profile.deviance.min())
     three = replace(three, gain=gain)
-    asked_for = gain > _rise(observed, 3, EVIDENCE)
+    asked_for = gain > _interval_rise(observed, 3, EVIDENCE)
     if law == "three-terms" or (law == "auto" and asked_for):
         return three
     if law == "auto" and gain > GAIN_OF_DOUBT:
-        return _both(two, three)
+        return _widened(two, three)
     if asked_for:
         wasted = (
             "small batches waste examples, so by two terms B_crit is not known: let the law be auto"
@@ -548,15 +552,15 @@ def _choose_law(observed: Observed, law: str, level: float) -> _ChosenLaw:
 def _fit_law(observed: Observed, terms: int, level: float, contradiction: str | None) -> _ChosenLaw:
     """Fit a law of two terms or three, with the interval of B_crit at this level."""
     law = {2: "two-terms", 3: "three-terms"}[terms]
-    rise = _rise(observed, terms, level)
+    rise = _interval_rise(observed, terms, level)
     profile = locate(observed, terms, rise)
-    low, high = _ends(profile, rise)
+    low, high = _interval_ends(profile, rise)
     return _ChosenLaw(
         law=law, profile=profile, rise=rise, low=low, high=high, contradiction=contradiction
     )
 
 
-def _both(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
+def _widened(two: _ChosenLaw, three: _ChosenLaw) -> _ChosenLaw:
     """Widen the interval of two terms to hold that of three, as the points do not decide."""
     low = None
     high = None
@@ -598,7 +602,7 @@ def _contradiction(observed: Observed, third_term: bool) -> str | None:
     return None
 
 
-def _rise(observed: Observed, terms: int, level: float) -> float:
+def _interval_rise(observed: Observed, terms: int, level: float) -> float:
     """Compute how far the deviance rises from its minimum to an end of an interval.
 
     It is point 4 of the module's docstring.
@@ -612,7 +616,7 @@ def _rise(observed: Observed, terms: int, level: float) -> float:
     return float(n * np.log1p(t * t / (n - terms)))
 
 
-def _ends(profile: Profile, rise: float) -> tuple[float | None, float | None]:
+def _interval_ends(profile: Profile, rise: float) -> tuple[float | None, float | None]:
     """Find the ends of the interval of log(B_crit/B_ref).
 
     An end is None where B_crit = 0 or infinity, or the end of the grid, lies within the interval.
@@ -696,10 +700,10 @@ def _small_ends(
         grid = np.linspace(low, high, count, axis=1)
         profile = minimise(observed, np.repeat(odds, count), grid.reshape(-1))
         excess = profile.deviance.reshape(grid.shape) - threshold
-        ends = np.array([_crossings(*row) for row in zip(grid, excess, strict=True)])
-        low = ends[:, 0] - 0.5
-        high = ends[:, 1] + 0.5
-    return ends[:, 0], ends[:, 1]
+        crossings = np.array([_crossings(*row) for row in zip(grid, excess, strict=True)])
+        low = crossings[:, 0] - 0.5
+        high = crossings[:, 1] + 0.5
+    return crossings[:, 0], crossings[:, 1]
 
 
 def _note(fit: CurveFit, doubt: str | None) -> str | None:

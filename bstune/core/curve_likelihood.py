@@ -77,10 +77,11 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
     Args:
         observed: the points.
         terms: how many the law has, 2 or 3.
-        rise: of the deviance, from its minimum to an end of the interval.
+        rise: how far the deviance rises from its minimum to an end of the interval.
     """
 
     def profile_at(odds: Array) -> Profile:
+        """Minimise the deviance of the law at each of the odds."""
         small = None
         if terms == 2:
             small = np.full(odds.size, -np.inf)
@@ -164,15 +165,17 @@ def minimise(observed: Observed, odds: Array, small: Array | None = None) -> Pro
 def _starts(
     observed: Observed, odds: Array, small: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Choose k starts of the search at each of m odds, (m, 1).
+    """Choose k starts of the search at each of m odds, log(B_crit/B_ref), of shape (m, 1).
+
+    ``small`` is log v of the small-batch term at each of the odds; None: it is searched, too.
 
     Returns:
-        ``small`` (m, k), the curve's shape (m, k, n), ``log_height`` (m, k) and ``log_sigma``
-        (m, k).
+        log v (m, k), the curve's log shape at the n points (m, k, n), ``log_height`` (m, k) and
+        ``log_sigma`` (m, k).
     """
     if small is None:
         smallest = observed.x.min(keepdims=True)
-        # Of two terms, against which v r^2 is weighed at the smallest batch size.
+        # The other two terms at the smallest batch size, against which v r^2 is weighed.
         two_terms = _shape(odds, np.array([-np.inf]), smallest)[..., 0]
         small_tried = two_terms + 2.0 * smallest + np.array(SMALL_STARTS)
     else:
@@ -223,7 +226,7 @@ def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Ar
     """Compute the deviance, -2 log likelihood, up to a constant: (m, k).
 
     Args:
-        errors: of log S, shape (m, k, n).
+        errors: log S of the points less that of the curve, (m, k, n).
         stopped: which of the points are bounds, shape (n,).
         log_sigma: shape (m, k).
     """

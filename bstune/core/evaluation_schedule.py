@@ -75,6 +75,9 @@ def next_evaluation(
 ) -> int:
     """Choose the step of a trial's next evaluation, by the rule in the module's docstring.
 
+    It is ``ratio`` times the last one's, at least one step on, and late enough for all evaluations
+    to cost no more than their share of the training.
+
     Args:
         step: the last evaluation's; 0: there was none.
         batch_size: in examples.

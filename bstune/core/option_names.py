@@ -86,19 +86,20 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
 
     Args:
         text: with options as the command line takes them, such as ``search.trials=128``.
-        terms: of the study; None: options that need them go into ``options``, too.
+        terms: the study's; None: options that need them go into ``options``, too.
     """
     budgets = BUDGET.sub(r"budget=bstune.Budget(steps=\1, examples=\2)", text)
 
     def argument(match: re.Match[str]) -> str:
+        """Rewrite one option, with its value if it has one."""
         if match["value"] is None:
-            return _bare(match["name"])
-        return _with_value(match["name"], match["value"], terms) or match[0]
+            return _bare_option(match["name"])
+        return _option_with_value(match["name"], match["value"], terms) or match[0]
 
     return OPTION.sub(argument, budgets)
 
 
-def _bare(name: str) -> str:
+def _bare_option(name: str) -> str:
     """Find the argument that sets an option named without a value; else the option itself."""
     for argument, option in ARGUMENT_OPTIONS.items():
         if option == name:
@@ -106,7 +107,7 @@ def _bare(name: str) -> str:
     return PART_ARGUMENTS.get(name, name)
 
 
-def _with_value(name: str, value: str, terms: PythonTerms | None) -> str | None:
+def _option_with_value(name: str, value: str, terms: PythonTerms | None) -> str | None:
     """Write an option with its value as an argument of Study; None if it is no option."""
     if terms is not None and name == "workload.target.value":
         goal = "" if value == "auto" else f"{terms.sign}{value}"

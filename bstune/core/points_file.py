@@ -22,14 +22,14 @@ def parse_points(text: str, file: str) -> list[FrontierPoint]:
     """
     lines = io.StringIO(text, newline="")
     try:
-        return list(_parse(csv.DictReader(lines, strict=True), file))
+        return list(_parse_rows(csv.DictReader(lines, strict=True), file))
     except csv.Error as error:
         raise CurveError(
             f"{file} is not a CSV file ({error}); export the points as plain CSV"
         ) from error
 
 
-def _parse(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
+def _parse_rows(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
     """Yield the point of each line; CurveError for a header or a line that cannot be used."""
     header = [name.strip() for name in reader.fieldnames or ()]
     if header.count("batch_size") != 1 or header.count("steps") != 1 or header.count("stopped") > 1:
@@ -53,7 +53,7 @@ def _parse(reader: "csv.DictReader[str]", file: str) -> Iterator[FrontierPoint]:
         if batch_size.is_integer():
             batch_size = int(batch_size)
         stopped = FLAGS[flag]
-        # Where a trial that reached the target missed it last, a file does not say.
+        # A file does not say where a trial that reached the target missed it last.
         steps_low = steps if stopped else None
         yield FrontierPoint(batch_size, steps, stopped=stopped, steps_low=steps_low)
 

@@ -17,7 +17,7 @@ from bstune.core.numbers import is_finite_number
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
-# Which way a metric is to go.
+# The direction in which a metric is to go.
 Mode = Literal["min", "max"]
 # What a winner is best by.
 Merit = Literal["time", "steps"]
@@ -28,12 +28,12 @@ NEVER = 1e300
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 FastMode = Literal["auto", "off", "graph"]
-# Whose seconds of a step count: Lightning's loop, or the lean one.
+# The loop whose seconds of a step count: Lightning's, or the lean one.
 StepsOf = Literal["trainer", "lean"]
 
 
 def sign_of(mode: Mode) -> float:
-    """Give the factor by which a lower value of a metric is the better one.
+    """Give the sign that makes a metric's lower values the better ones.
 
     It is 1 for a metric that is to fall, and -1 for one that is to rise.
     """
@@ -151,7 +151,7 @@ class TrialResult:
         batch_size: examples per applied optimizer step.
         lr: learning rate.
         delta: log2(lr / rule(batch_size)); None where no rule was used.
-        seed: of the initial weights, the order of the data and the augmentation.
+        seed: seed of the initial weights, the order of the data and the augmentation.
         status: ``reached``; ``stopped`` (out of steps or stopped early: a bound from below); or how
             the trial failed.
         steps: optimizer steps applied until the first evaluation that met the target, or run if
@@ -159,14 +159,14 @@ class TrialResult:
         steps_low: step of the last evaluation that missed the target (0 if none): S lies in
             (steps_low, steps] where the target was reached, above steps_low where it was not.
         examples: examples trained on, steps x batch_size.
-        train_seconds: of the training clock, with warm-up; like all seconds, without those of the
-            continued trial.
-        eval_seconds: evaluation, and the passes that measure the noise scale beside the training,
-            in seconds.
-        startup_seconds: from the trial's start to its first training step, evaluation at step 0
-            left out.
-        wall_seconds: the trial as a whole.
-        seconds_per_step: tau(B): the survey's, where there is one, so that a machine under load
+        train_seconds: seconds of the training clock, with warm-up. Like all seconds they leave out
+            those of the continued trial.
+        eval_seconds: seconds of evaluation, and of the passes that measure the noise scale beside
+            the training.
+        startup_seconds: seconds from the trial's start to its first training step, without those of
+            the evaluation at step 0.
+        wall_seconds: seconds of the trial as a whole.
+        seconds_per_step: tau(B) of the survey, where there is one, so that a machine under load
             does not decide; else the trial's own. None if no step was finished.
         device: name of the device.
         versions: versions of the packages that the result depends on; on CUDA, also its libraries
@@ -354,18 +354,22 @@ def _is_count(value: object) -> bool:
 
 
 def _is_batch_size(value: object) -> bool:
+    """Whether a value is a whole number of at least 1."""
     return _is_count(value) and value != 0
 
 
 def _is_seconds(value: object) -> bool:
+    """Whether a value is a number of at least 0."""
     return _is_number(value) and value >= 0  # type: ignore[operator]
 
 
 def _is_positive(value: object) -> bool:
+    """Whether a value is a number above 0."""
     return _is_number(value) and value > 0  # type: ignore[operator]
 
 
 def _is_text(value: object) -> bool:
+    """Whether a value is a text."""
     return isinstance(value, str)
 
 
@@ -383,6 +387,7 @@ def _rows_of(*columns: Callable[[object], bool]) -> Callable[[object], bool]:
     """Make a check of a list of rows, each with a valid value in each column."""
 
     def is_row(row: object) -> bool:
+        """Whether a value is a list with a valid value for each column."""
         if not isinstance(row, list) or len(row) != len(columns):
             return False
         return all(is_valid(value) for is_valid, value in zip(columns, row, strict=True))

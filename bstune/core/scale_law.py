@@ -130,14 +130,18 @@ class ScaleLaw:
         ).tolist()
         return Estimate(value, low, high)
 
-    def _moments(self, component: Component, at: Array, factors: Array) -> tuple[float, float]:
+    def _moments(
+        self, component: Component, log_scales: Array, factors: Array
+    ) -> tuple[float, float]:
         """Compute mean and variance of a weighted sum of f's values by one component.
 
-        ``factors`` (n,) weigh the values of f at log scales ``at`` (n,).
+        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,).
         """
         x = np.log([point.scale for point in self.points]) - self.centre
-        across = factors @ _covariance(at, x, component.drift)
-        prior_variance = float(factors @ _covariance(at, at, component.drift) @ factors)
+        across = factors @ _covariance(log_scales, x, component.drift)
+        prior_variance = float(
+            factors @ _covariance(log_scales, log_scales, component.drift) @ factors
+        )
         variance = prior_variance - float(across @ component.inverse @ across)
         # Rounding can leave less than nothing, near a point that has no error to speak of.
         return float(across @ component.solved), max(variance, 1e-12)
@@ -190,9 +194,9 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
         level=level,
         components=components,
     )
-    ends = np.log([scales[0], scales[-1]]) - centre
-    factors = np.array([-1.0, 1.0]) / (ends[1] - ends[0])
-    moments = [law._moments(component, ends, factors) for component in components]
+    log_ends = np.log([scales[0], scales[-1]]) - centre
+    factors = np.array([-1.0, 1.0]) / (log_ends[1] - log_ends[0])
+    moments = [law._moments(component, log_ends, factors) for component in components]
     means, variances = np.array(moments).T
     return replace(law, exponent=law._interval(means, np.sqrt(variances)))
 
@@ -203,8 +207,8 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
     A choice weighs as much as its prior times the likelihood of the points. ``x`` are the points'
     log scales and ``y`` their log values, both less their means.
     """
-    told = [UNTOLD_ERROR if point.error is None else point.error for point in points]
-    errors = np.maximum(told, LEAST_LOG_ERROR)
+    stated = [UNTOLD_ERROR if point.error is None else point.error for point in points]
+    errors = np.maximum(stated, LEAST_LOG_ERROR)
     names = [point.study for point in points]
     is_same_study = np.equal.outer(np.array(names), np.array(names)).astype(float)
     offsets: Sequence[float] = OFFSETS
@@ -260,18 +264,18 @@ def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
     return -0.5 * (value / sigma) ** 2 + math.log(above - below)
 
 
-def _covariance(one: Array, other: Array, drift: float) -> Array:
+def _covariance(first: Array, second: Array, drift: float) -> Array:
     """Compute the covariance of f between log scales (n,) and (m,), less their centre: (n, m).
 
     It is that of the line plus that of the integral of a Brownian motion which starts at 0 to
     either side. With u the smaller distance and v the larger one the latter is u^3/3 + u^2 (v -
     u)/2 on one side, and 0 across.
     """
-    left = one[:, None]
-    right = other[None, :]
-    u = np.minimum(np.abs(left), np.abs(right))
-    v = np.maximum(np.abs(left), np.abs(right))
-    bent = np.where(left * right > 0.0, u**3 / 3.0 + u**2 * (v - u) / 2.0, 0.0)
-    line = LEVEL_SIGMA**2 + SLOPE_SIGMA**2 * left * right
+    column = first[:, None]
+    row = second[None, :]
+    u = np.minimum(np.abs(column), np.abs(row))
+    v = np.maximum(np.abs(column), np.abs(row))
+    bent = np.where(column * row > 0.0, u**3 / 3.0 + u**2 * (v - u) / 2.0, 0.0)
+    line = LEVEL_SIGMA**2 + SLOPE_SIGMA**2 * column * row
     covariance: Array = line + drift**2 * bent
     return covariance

@@ -53,6 +53,7 @@ def surge(
     noise = _noise_scale(noise_scale, "surge")
 
     def hill(batch: float) -> float:
+        """Compute twice what divides the highest rate: it is least at the noise scale."""
         return math.sqrt(noise / batch) + math.sqrt(batch / noise)
 
     return reference_lr * hill(reference_batch_size) / hill(batch_size)
@@ -105,10 +106,10 @@ def lr_of(
 
     Args:
         rule: ``none``, ``sqrt``, ``linear``, ``saturating`` or ``surge``.
-        batch_size: in examples, to which the rate is scaled.
-        reference_batch_size: of the pair that the rule passes through, in examples.
-        reference_lr: of that pair.
-        noise_scale: in examples, for ``saturating`` and ``surge``.
+        batch_size: the batch size to which the rate is scaled, in examples.
+        reference_batch_size: the batch size of the pair, in examples.
+        reference_lr: the learning rate of the pair, which the rule keeps.
+        noise_scale: in examples; ``saturating`` and ``surge`` need it.
 
     Raises:
         ConfigError: for an unknown rule, a noise scale that is missing, and what is not positive.

@@ -72,24 +72,26 @@ class StepTimes:
         """
         sizes = np.unique(batch_sizes)
         for start in range(0, sizes.size, PREPARED):
-            some = sizes[start : start + PREPARED]
+            sizes_at_a_time = sizes[start : start + PREPARED]
             x, log_ratio = self._measured
-            away = (np.log2(some)[:, None] - x) / BANDWIDTH
-            weight = np.exp(-0.5 * away**2)
+            distance = (np.log2(sizes_at_a_time)[:, None] - x) / BANDWIDTH
+            weight = np.exp(-0.5 * distance**2)
             total = weight.sum(axis=-1) + SHRINKAGE
             # A product of a matrix would add up in another order.
             logs = np.array([float(row @ log_ratio) for row in weight])
-            smooth = np.array([self.smooth(size) for size in some])
+            smooth = np.array([self.smooth(size) for size in sizes_at_a_time])
             corrected = smooth * np.exp(logs / total)
-            self._known.update(zip(some.tolist(), map(np.asarray, corrected), strict=True))
+            self._known.update(
+                zip(sizes_at_a_time.tolist(), map(np.asarray, corrected), strict=True)
+            )
 
     def _corrected(self, batch_size: Array) -> Array:
         """Compute tau in seconds, in the shape of ``batch_size``."""
         smooth = np.array([self.smooth(size) for size in np.ravel(batch_size)])
         smooth = smooth.reshape(np.shape(batch_size))
         x, log_ratio = self._measured
-        away = (np.log2(batch_size)[..., None] - x) / BANDWIDTH
-        weight = np.exp(-0.5 * away**2)
+        distance = (np.log2(batch_size)[..., None] - x) / BANDWIDTH
+        weight = np.exp(-0.5 * distance**2)
         correction = weight @ log_ratio / (weight.sum(axis=-1) + SHRINKAGE)
         return np.asarray(smooth * np.exp(correction))
 

@@ -58,7 +58,7 @@ QUARTILES_APART = 1.349
 MEDIAN_ABSOLUTE = 1.4826
 # Trials so near to each other in batch size were timed at one place.
 PLACES_PER_OCTAVE = 4
-# Of n normal values, their interpolated quartiles lie 1 - this/n as far apart.
+# The interpolated quartiles of n normal values lie 1 - this/n as far apart as those of many.
 FEW_NEARER = 1.15
 # All sizes' pooled scatter counts as so many timings of a batch size.
 POOLED_TIMINGS = 4.0
@@ -143,15 +143,15 @@ class StepTimeLaw(StepTime):
         middle = np.log(self.seconds)
         covariance = np.array(self.log_covariance)
         drawn = rng.multivariate_normal(middle, covariance, size=count, method="eigh")
-        rising = np.stack([_rising(row, np.diag(covariance), self.falls) for row in drawn])
+        rising = np.stack([_made_rising(row, np.diag(covariance), self.falls) for row in drawn])
         factor = rng.normal(0.0, self.factor_error, size=(count, 1))
         return StepTimeDraws(self, rising + factor)
 
     def relative_error(self, batch_size: float) -> float:
         """Compute the standard deviation of log tau(B), with the factor that all sizes share."""
         deviation = np.sqrt(np.diag(np.array(self.log_covariance)))
-        own = float(np.interp(math.log(batch_size), np.log(self.sizes), deviation))
-        return math.hypot(own, self.factor_error)
+        deviation_here = float(np.interp(math.log(batch_size), np.log(self.sizes), deviation))
+        return math.hypot(deviation_here, self.factor_error)
 
     def ratio_error(self, first: float, second: float) -> float:
         """Compute the standard deviation of log(tau(first)/tau(second)) of two batch sizes.
@@ -178,17 +178,21 @@ class StepTimeLaw(StepTime):
         """
         if len(measured) < TRIALS_OF_FACTOR:
             return self
-        off = np.array([math.log(seconds / self(batch_size)) for batch_size, seconds in measured])
+        log_ratio = np.array(
+            [math.log(seconds / self(batch_size)) for batch_size, seconds in measured]
+        )
         if not same_loop:
-            off = off - np.median(off)
-        seen = float(np.quantile(np.abs(off), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
-        return replace(self, factor_error=math.hypot(self.factor_error, seen))
+            log_ratio = log_ratio - np.median(log_ratio)
+        deviation = float(np.quantile(np.abs(log_ratio), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
+        return replace(self, factor_error=math.hypot(self.factor_error, deviation))
 
     def _weights(self, batch_size: float) -> Array:
         """Compute the weights of the timed sizes in log tau(B), linear over log B: (n,)."""
-        at = math.log(batch_size)
+        log_size = math.log(batch_size)
         log_sizes = np.log(self.sizes)
-        return np.array([float(np.interp(at, log_sizes, unit)) for unit in np.eye(log_sizes.size)])
+        return np.array(
+            [float(np.interp(log_size, log_sizes, unit)) for unit in np.eye(log_sizes.size)]
+        )
 
     @cached_property
     def _joined(self) -> PchipInterpolator:
@@ -209,8 +213,8 @@ class StepTimeDraws:
         """Compute each draw's tau over the law's tau at batch sizes (n,): (draws, n)."""
         log_sizes = np.log(self.law.sizes)
         middle = np.log(self.law.seconds)
-        at = np.log(batch_size)
-        ratios = [np.interp(at, log_sizes, row - middle) for row in self.log_seconds]
+        log_batch_size = np.log(batch_size)
+        ratios = [np.interp(log_batch_size, log_sizes, row - middle) for row in self.log_seconds]
         return np.asarray(np.exp(np.stack(ratios)))
 
 
@@ -233,21 +237,21 @@ def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> Step
             f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}"
         )
     line = fit_line(pairs)
-    errors = _errors(ordered)
+    errors = _timing_errors(ordered)
     log_seconds = np.log([seconds for _, seconds in pairs])
     falls = _confirmed_falls(log_seconds, errors, ordered)
-    around = line
+    line_before = line
     for _ in range(REFITS):
-        middle, covariance = _smooth(np.array(sizes), log_seconds, errors, around, falls)
-        around = fit_line(list(zip(sizes, np.exp(middle).tolist(), strict=True)))
+        middle, covariance = _fit_process(np.array(sizes), log_seconds, errors, line_before, falls)
+        line_before = fit_line(list(zip(sizes, np.exp(middle).tolist(), strict=True)))
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
     filled = _filled(sizes)
     if len(filled) > len(sizes):
-        middle, covariance = _smooth(
-            np.array(sizes), log_seconds, errors, around, falls, np.array(filled)
+        middle, covariance = _fit_process(
+            np.array(sizes), log_seconds, errors, line_before, falls, np.array(filled)
         )
         falls = tuple(filled.index(sizes[place]) for place in falls)
-    smooth = _rising(middle, np.diag(covariance), falls)
+    smooth = _made_rising(middle, np.diag(covariance), falls)
     return StepTimeLaw(
         overhead=line.overhead,
         per_example=line.per_example,
@@ -291,12 +295,12 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     if len(places) < 2:
         return None
     rising = [places[place] for place in sorted(places)]
-    middles = [statistics.median(off for _, off in visits) for visits in rising]
+    middles = [statistics.median(log_ratio for _, log_ratio in visits) for visits in rising]
     scatter = _scatter_of_trials(rising, middles)
     timings = list[SizeTiming]()
-    for visits, off in zip(rising, middles, strict=True):
+    for visits, log_ratio in zip(rising, middles, strict=True):
         size = math.exp(statistics.fmean(math.log(batch_size) for batch_size, _ in visits))
-        seconds = line(size) * math.exp(off)
+        seconds = line(size) * math.exp(log_ratio)
         apart = 0.5 * QUARTILES_APART * scatter
         low = seconds * math.exp(-apart)
         high = seconds * math.exp(apart)
@@ -314,14 +318,14 @@ def _scatter_of_trials(
     ``places`` hold the (batch size, log of seconds over the line) of each trial, ``middles`` the
     median of the latter at each place. The estimate is by the median absolute deviation.
     """
-    away = list[float]()
+    deviations = list[float]()
     for i, visits in enumerate(places):
-        around = statistics.median(middles[max(0, i - 1) : i + 2])
-        away += [abs(off - around) for _, off in visits]
-    return max(MEDIAN_ABSOLUTE * statistics.median(away), LEAST_ERROR)
+        near_middle = statistics.median(middles[max(0, i - 1) : i + 2])
+        deviations += [abs(log_ratio - near_middle) for _, log_ratio in visits]
+    return max(MEDIAN_ABSOLUTE * statistics.median(deviations), LEAST_ERROR)
 
 
-def _errors(timings: Sequence[TimedSize]) -> Array:
+def _timing_errors(timings: Sequence[TimedSize]) -> Array:
     """Estimate the relative standard error of each size's median: (n,).
 
     It is by the size's own scatter, drawn to the pooled scatter of all sizes.
@@ -331,8 +335,8 @@ def _errors(timings: Sequence[TimedSize]) -> Array:
     # Interpolated quartiles of a few values lie nearer to each other.
     scatter = apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     pooled = float(np.average(scatter**2, weights=visits))
-    own = (POOLED_TIMINGS * pooled + visits * scatter**2) / (POOLED_TIMINGS + visits)
-    return np.asarray(np.maximum(MEDIAN_ERROR * np.sqrt(own / visits), LEAST_ERROR))
+    variance = (POOLED_TIMINGS * pooled + visits * scatter**2) / (POOLED_TIMINGS + visits)
+    return np.asarray(np.maximum(MEDIAN_ERROR * np.sqrt(variance / visits), LEAST_ERROR))
 
 
 def _filled(sizes: Sequence[float]) -> list[float]:
@@ -348,7 +352,7 @@ def _filled(sizes: Sequence[float]) -> list[float]:
     return filled
 
 
-def _smooth(
+def _fit_process(
     sizes: Array,
     log_seconds: Array,
     errors: Array,
@@ -356,7 +360,14 @@ def _smooth(
     falls: Sequence[int],
     places: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Fit the Gaussian process of the module's docstring around a line.
+    """Fit a Gaussian process around a line to timings: the law of the module's docstring.
+
+    Args:
+        sizes: the n batch sizes that were timed, in ascending order.
+        log_seconds: log of the seconds of a step at each.
+        errors: relative standard errors of these.
+        line: the line.
+        falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
 
     Args:
         sizes: the timed batch sizes, (n,), rising.
@@ -369,15 +380,15 @@ def _smooth(
     Returns:
         Posterior mean (m,) and covariance (m, m) of log tau at the places.
     """
-    # Where timings scatter, a part that the line has not may be there all the same.
+    # Timings that scatter may hide overhead, or seconds for each example, that the line lacks.
     least_part = min(max(LEAST_PART, float(errors.mean())), MOST_LEAST_PART)
     overhead = max(line.overhead, least_part * line(sizes[0]))
     per_example = max(line.per_example, least_part * line(sizes[-1]) / sizes[-1])
     on_line = overhead + per_example * sizes
     residual = log_seconds - np.log(on_line)
     # What the errors do not explain of the residuals is the law's own.
-    own = float(np.mean(residual**2 - errors**2))
-    amplitude = math.sqrt(max(own, LEAST_RESIDUAL**2))
+    residual_variance = float(np.mean(residual**2 - errors**2))
+    amplitude = math.sqrt(max(residual_variance, LEAST_RESIDUAL**2))
     if places is None:
         places = sizes
     line_at_places = overhead + per_example * places
@@ -413,7 +424,7 @@ def _confirmed_falls(
     return tuple(falls)
 
 
-def _rising(log_seconds: Array, variance: Array, falls: Sequence[int]) -> Array:
+def _made_rising(log_seconds: Array, variance: Array, falls: Sequence[int]) -> Array:
     """Make log tau rise with B between confirmed falls, by least squares weighted by precision."""
     weights = 1.0 / np.maximum(variance, 1e-12)
     parts = list[Array]()

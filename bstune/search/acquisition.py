@@ -249,9 +249,9 @@ def _incumbent(
     ranked = predict_objectives(posterior, objective)
     if not ranked:
         return None, None
-    least, fastest = min(ranked, key=lambda pair: pair[0])
+    least_predicted, fastest = min(ranked, key=lambda pair: pair[0])
     luckiest = min(objective_so_far(trial, weight) for _, trial in ranked)
-    return fastest, min(least, MAX_LUCK * luckiest)
+    return fastest, min(least_predicted, MAX_LUCK * luckiest)
 
 
 def _best_in_draw(
@@ -297,9 +297,9 @@ def _most_before_target(
 
     They cost ``growth`` times what was spent so far, and are at least those of a first trial.
     """
-    first = max(situation.policy.initial_fraction * situation.budget(batch_size), MIN_STEPS)
+    first_trial = max(situation.policy.initial_fraction * situation.budget(batch_size), MIN_STEPS)
     by_spent = growth * posterior.spent / float(posterior.tau(np.array(batch_size)))
-    return max(by_spent, first)
+    return max(by_spent, first_trial)
 
 
 def _horizon_of(
@@ -329,21 +329,21 @@ def _limit_of(
     ``predicted`` are its steps to the target.
     """
     policy = situation.policy
-    done = float(options.done[chosen])
+    steps_done = float(options.done[chosen])
     batch_size = float(np.exp2(options.x[chosen]))
     last_step = situation.budget(batch_size)
     if situation.incumbent is None:
-        growth = policy.max_growth if done else policy.max_first_growth
+        growth = policy.max_growth if steps_done else policy.max_first_growth
         most = _most_before_target(posterior, situation, batch_size, growth)
-        return min(done + max(most, LEAST_CONTINUED * done), last_step)
+        return min(steps_done + max(most, LEAST_CONTINUED * steps_done), last_step)
     weight = float(situation.weight(options.x[chosen]))
     given_up_at = policy.stop_factor * situation.incumbent / weight
     probe = min(policy.probe_fraction * given_up_at, policy.max_predicted_fraction * predicted)
     limit = given_up_at
     # A second stage: where nothing can be continued, the first probe is the last.
-    if situation.resumable is not None and done < PROBED * probe:
+    if situation.resumable is not None and steps_done < PROBED * probe:
         limit = probe
-    return min(max(limit, LEAST_GROWTH * done, MIN_STEPS), last_step)
+    return min(max(limit, LEAST_GROWTH * steps_done, MIN_STEPS), last_step)
 
 
 def _suggest_for_curve(
@@ -355,7 +355,8 @@ def _suggest_for_curve(
 ) -> Suggestion | None:
     """Suggest the trial that tells most of B_crit for its cost.
 
-    None where this decision is not for the curve. ``fastest`` is the incumbent's trial.
+    None where this decision is not for the curve: under another objective that is so while little
+    is spent, and later by chance. ``fastest`` is the incumbent's trial.
     """
     policy = situation.policy
     always = objective == "curve"
@@ -383,7 +384,7 @@ def _most_telling_suggestion(
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)
     chosen, predicted = choose_for_curve(posterior, options, situation.pending, allowed, longest)
-    done = float(options.done[chosen])
+    steps_done = float(options.done[chosen])
     last_step = situation.budget(float(np.exp2(options.x[chosen])))
     if posterior.prior.horizon:
         horizon = choose_horizon(
@@ -391,9 +392,9 @@ def _most_telling_suggestion(
         )
         return options.suggestion(chosen, horizon)
     max_steps = policy.probe_fraction * predicted
-    if done >= max_steps:
+    if steps_done >= max_steps:
         max_steps = GIVEN_UP_AT * predicted
-    least = max(LEAST_GROWTH * done, MIN_STEPS)
+    least = max(LEAST_GROWTH * steps_done, MIN_STEPS)
     return options.suggestion(chosen, min(max(max_steps, least), last_step))
 
 
@@ -406,12 +407,12 @@ def _chance_for_curve(
     seldom. Once the interval of B_crit is narrow they cost less, in proportion to the variance that
     is left.
     """
-    done = 0.0
+    steps_done = 0.0
     for trial in options.stopped:
         if trial.number == suggestion.resumed_from:
-            done = float(trial.steps)
+            steps_done = float(trial.steps)
     tau = float(posterior.tau(np.array(2.0**suggestion.x)))
-    cost = (suggestion.max_steps - done) * tau
+    cost = (suggestion.max_steps - steps_done) * tau
     usual_cost = posterior.spent / max(posterior.trials, 1)
     # A share ``curve_share`` of the decisions comes here: this chance lets them cost, over all
     # decisions, ``curve_cost`` times as much as a usual one.
@@ -445,13 +446,13 @@ def _candidates(
         count=situation.policy.candidates,
         rng=rng,
     )
-    begun = stopped_candidates(stopped, posterior.prior)
+    stopped_part = stopped_candidates(stopped, posterior.prior)
     return Candidates(
-        stopped=begun.stopped,
-        x=np.concatenate([begun.x, x]),
-        z=np.concatenate([begun.z, z]),
-        other=np.concatenate([begun.other, other]),
-        done=np.concatenate([begun.done, np.zeros(len(x))]),
+        stopped=stopped_part.stopped,
+        x=np.concatenate([stopped_part.x, x]),
+        z=np.concatenate([stopped_part.z, z]),
+        other=np.concatenate([stopped_part.other, other]),
+        done=np.concatenate([stopped_part.done, np.zeros(len(x))]),
     )
 
 
@@ -463,17 +464,17 @@ def _may_go_on(posterior: Posterior, situation: Situation, for_curve: bool) -> l
     """
     if situation.resumable is None:
         return []
-    taken = {resumed_from for _, _, resumed_from in situation.pending}
-    most = math.inf
+    running = {resumed_from for _, _, resumed_from in situation.pending}
+    most_cost = math.inf
     if situation.incumbent is not None and not for_curve:
-        most = CONTINUED_BELOW * situation.policy.stop_factor * situation.incumbent
+        most_cost = CONTINUED_BELOW * situation.policy.stop_factor * situation.incumbent
     stopped = list[Observation]()
     for trial in posterior.stopped:
-        if trial.stuck or trial.number in taken or (for_curve and trial.flat):
+        if trial.stuck or trial.number in running or (for_curve and trial.flat):
             continue
         if trial.steps >= situation.budget(2.0**trial.x):
             continue
-        cheap_enough = objective_so_far(trial, situation.weight) < most
+        cheap_enough = objective_so_far(trial, situation.weight) < most_cost
         if cheap_enough and situation.resumable(trial.number):
             stopped.append(trial)
     return stopped
@@ -534,7 +535,8 @@ def choose_horizon(
 ) -> float:
     """Choose the steps after which a candidate's schedule is to end: those of least expected cost.
 
-    A draw of few steps is so put to the test at a horizon that few runs have shown to be too short.
+    A draw that predicts few steps is put to the test in this way: at a horizon that few runs have
+    shown to be too short.
 
     Args:
         posterior: of the trials so far.
@@ -547,11 +549,11 @@ def choose_horizon(
     """
     prior = posterior.prior
     row = [chosen]
-    at = prior.at(candidates.x[row], candidates.z[row], candidates.other[row])
-    steps = log_steps(posterior.theta, at, prior)[:, 0]
+    point = prior.points_at(candidates.x[row], candidates.z[row], candidates.other[row])
+    steps = log_steps(posterior.theta, point, prior)[:, 0]
     log_s = float(steps.mean())
     if draw is not None:
-        log_s = float(log_steps(draw[None], at, prior)[0, 0])
+        log_s = float(log_steps(draw[None], point, prior)[0, 0])
     spread = math.sqrt(float(steps.var()) + noise_variance(posterior))
     met = log_met(posterior.theta[:, prior.horizon_law])
     above, _ = least_cost(met, spread, math.log(longest) - log_s, math.log(latest) - log_s)

@@ -81,17 +81,17 @@ def suggest_within_budget(
         rng: the source of chance.
     """
     if posterior.ruler is None:
-        return _before_any_is_full(posterior, pending, domain, policy, rng)
-    again = fresh_seed_due(posterior, policy)
-    # Of processes side by side one alone runs it again.
-    if again is not None and not _runs_now(again, pending):
+        return _suggest_before_ruler(posterior, pending, domain, policy, rng)
+    repeated = fresh_seed_due(posterior, policy)
+    # Where several processes search, only one of them runs it again.
+    if repeated is not None and not _is_running(repeated, pending):
         return Suggestion(
-            x=again.x,
-            z=again.z,
-            other=again.other,
-            max_steps=last_whole_step(posterior.budget(2.0**again.x)),
+            x=repeated.x,
+            z=repeated.z,
+            other=repeated.other,
+            max_steps=last_whole_step(posterior.budget(2.0**repeated.x)),
             resumed_from=None,
-            repeats=again.number,
+            repeats=repeated.number,
         )
     options = _budget_candidates(posterior, pending, domain, resumable, policy, rng)
     if rng.random() < policy.random_fraction:
@@ -100,14 +100,14 @@ def suggest_within_budget(
         options.x[chosen] = x
         options.z[chosen] = z
     else:
-        chosen = _choose(posterior, options, pending, policy, rng)
+        chosen = _choose_candidate(posterior, options, pending, policy, rng)
     last_step = last_whole_step(posterior.budget(float(np.exp2(options.x[chosen]))))
     max_steps = last_step
     # One that waited goes on to the end; so does one that nothing could continue.
     if options.done[chosen] == 0.0 and resumable is not None:
-        first = first_share_steps(last_step, posterior.ruler, policy)
-        if _tells_something(posterior, options, chosen, first / last_step, policy):
-            max_steps = first
+        first_stop = first_share_steps(last_step, posterior.ruler, policy)
+        if _is_first_share_useful(posterior, options, chosen, first_stop / last_step, policy):
+            max_steps = first_stop
     resumed_from: int | None = None
     if chosen < len(options.waiting):
         resumed_from = posterior.runs[options.waiting[chosen]].number
@@ -123,15 +123,15 @@ def suggest_within_budget(
 def first_share_steps(last_step: int, ruler: Ruler, policy: Policy) -> int:
     """Choose the step to which a new trial runs first, where its budget ends at ``last_step``.
 
-    It is at least the share at which the ruler was first evaluated: a trial that stops before that
-    cannot be compared.
+    It is at least the share at which the best full trial, the ruler, was first evaluated: a trial
+    that stops before that cannot be compared with it.
     """
     first_evaluation = math.exp(float(ruler.log_shares[0]))
     share = max(policy.loss_first_share, first_evaluation)
     return min(math.ceil(share * last_step - 1e-6), last_step)
 
 
-def _tells_something(
+def _is_first_share_useful(
     posterior: BudgetPosterior, options: BudgetCandidates, chosen: int, share: float, policy: Policy
 ) -> bool:
     """Whether a new trial that stops at ``share`` of its budget may change what is expected of it.
@@ -163,7 +163,7 @@ def fresh_seed_due(posterior: BudgetPosterior, policy: Policy) -> BudgetRun | No
     return best
 
 
-def _runs_now(run: BudgetRun, pending: Pending) -> bool:
+def _is_running(run: BudgetRun, pending: Pending) -> bool:
     """Whether a run at the same point, begun afresh, is among the trials that run now."""
     # Both are logs of what was asked, and come back up to rounding.
     for x, z, resumed_from in pending:
@@ -174,23 +174,25 @@ def _runs_now(run: BudgetRun, pending: Pending) -> bool:
     return False
 
 
-def _before_any_is_full(
+def _suggest_before_ruler(
     posterior: BudgetPosterior,
     pending: Pending,
     domain: Domain,
     policy: Policy,
     rng: np.random.Generator,
 ) -> Suggestion:
-    """Suggest a trial that runs to its budget's end, while no full trial serves as the ruler.
+    """Suggest a trial that runs to its budget's end, while none has run so far.
 
     The first one is in the middle of the batch sizes. Later ones are the best candidates in a draw
     of the posterior, which trials that diverged have moved.
     """
     if posterior.runs or pending:
-        options = _budget_candidates(posterior, pending, domain, None, policy, rng)
+        options = _budget_candidates(
+            posterior, pending, domain, resumable=None, policy=policy, rng=rng
+        )
         row = int(rng.integers(len(posterior.theta)))
         behind = _log_behind(posterior, options, posterior.theta[[row]])
-        chosen = int((behind[0] + _worse_near_pending(options, pending)).argmin())
+        chosen = int((behind[0] + _penalty_near_pending(options, pending)).argmin())
         x = float(options.x[chosen])
         z = float(options.z[chosen])
         other = tuple(options.other[chosen].tolist())
@@ -198,9 +200,9 @@ def _before_any_is_full(
         # The very first trial: the geometric middle of the batch sizes, at the rule's rate.
         low, high = log_size_range(domain, posterior.too_large)
         x = math.log2(domain.snap(2.0 ** (0.5 * (low + high))))
-        at = np.array([x])
-        bottom, top = domain.lrs(at)
-        z = float(np.clip(posterior.prior.rule(at), bottom, top)[0])
+        middle = np.array([x])
+        bottom, top = domain.lrs(middle)
+        z = float(np.clip(posterior.prior.rule(middle), bottom, top)[0])
         other = (0.5,) * domain.others
     last_step = last_whole_step(posterior.budget(2.0**x))
     return Suggestion(x=x, z=z, other=other, max_steps=last_step, resumed_from=None)
@@ -218,10 +220,10 @@ def _budget_candidates(
 
     New points lie along the posterior's optima and around the best trials.
     """
-    taken = {resumed_from for _, _, resumed_from in pending}
+    running = {resumed_from for _, _, resumed_from in pending}
     waiting = list[int]()
     for place, run in enumerate(posterior.runs):
-        may_go_on = run.stopped and run.number not in taken
+        may_go_on = run.stopped and run.number not in running
         if may_go_on and resumable is not None and resumable(run.number):
             waiting.append(place)
     x, z, other = new_points(
@@ -244,7 +246,7 @@ def _budget_candidates(
     )
 
 
-def _choose(
+def _choose_candidate(
     posterior: BudgetPosterior,
     options: BudgetCandidates,
     pending: Pending,
@@ -256,13 +258,13 @@ def _choose(
     While little is spent it is the one of the largest expected improvement for its cost, after that
     the best one in a draw of the posterior.
     """
-    worse = _worse_near_pending(options, pending)
+    worse = _penalty_near_pending(options, pending)
     to_go = 1.0 - options.done
     if posterior.spent < policy.loss_early:
         behind = _log_behind(posterior, options, posterior.theta) + worse
         best = rank_full_trials(posterior)[0].behind
         gain = np.maximum(best - behind, 0.0).mean(axis=0)
-        # Where no draw holds anything better, the improvement tells none from another.
+        # The improvement tells no candidates apart if none is better in any draw.
         if gain.max() > 0.0:
             return int((gain / (to_go + policy.loss_cost_weight)).argmax())
     row = int(rng.integers(len(posterior.theta)))
@@ -271,19 +273,19 @@ def _choose(
 
 
 def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:
-    """How far n candidates are behind the ruler at their budget's end, in m draws: (m, n).
+    """How far n candidates are behind the best full trial, the ruler, in m draws: (m, n).
 
-    It is the log of the time that they need for the ruler's metric, over the budget.
+    It is the log of the steps that they need for the ruler's best metric, over their budget.
     """
-    points = posterior.prior.at(options.x, options.z, options.other)
+    points = posterior.prior.points_at(options.x, options.z, options.other)
     by_law = log_steps(theta, points, posterior.prior)
     # A stopped trial's seed is drawn: its own history counts beside the law.
     steps = joined_with_histories(by_law, theta, posterior.data, options.waiting)
     return np.asarray(steps - posterior.log_budget(options.x))
 
 
-def _worse_near_pending(options: BudgetCandidates, pending: Pending) -> Array:
-    """How much farther behind each of n candidates counts as it is near a running trial: (n,)."""
+def _penalty_near_pending(options: BudgetCandidates, pending: Pending) -> Array:
+    """How much farther behind n candidates count as they are near a running trial: (n,)."""
     worse = np.zeros(len(options.x))
     for x, z, _ in pending:
         worse[are_near(options.x, options.z, x, z, NEAR_PENDING)] += NEAR_PENDING_PENALTY

@@ -56,7 +56,7 @@ class RankedTrial:
     metric: float
     """The best that the trial itself had within its budget."""
     behind: float
-    """How far a fresh seed is predicted to be behind the ruler, in log of the budget's share."""
+    """How far a fresh seed is predicted to be behind the best full trial, in log steps."""
     fresh_metric: float
     """The metric that a fresh seed is predicted to have."""
 
@@ -110,7 +110,7 @@ class SizeGrowth:
     best_sizes: tuple[BestSize, ...]
     """The longest budget first."""
     longer: BestSize
-    """At ``LONGER`` times the budget, by the same lines."""
+    """The best batch size for ``LONGER`` times the budget, by the same lines."""
 
 
 @dataclass(frozen=True)
@@ -266,19 +266,22 @@ def _best_size(share: float, log2_sizes: Array, searched: Array) -> BestSize:
 
 
 def _no_difference(posterior: BudgetPosterior) -> NoDifference | None:
-    """Whether all full trials have the same metric; None where they differ, or there is one."""
+    """Find the metric that all full trials end with, and how long before they still differed.
+
+    None where their metrics differ at the budget's end, or where fewer than two are full.
+    """
     curves = [run.curve for run in posterior.full if run.curve is not None]
-    ends = posterior.scale.metric(np.array([curve.best for curve in curves]))
-    if len(curves) < 2 or _differ(ends):
+    final_metrics = posterior.scale.metric(np.array([curve.best for curve in curves]))
+    if len(curves) < 2 or _differ(final_metrics):
         return None
     differs_at: float | None = None
     for log_share in np.unique(np.concatenate([curve.log_shares for curve in curves])).tolist():
-        begun = [curve for curve in curves if curve.log_shares[0] <= log_share]
-        heights = [curve.heights[curve.log_shares <= log_share][-1] for curve in begun]
+        evaluated = [curve for curve in curves if curve.log_shares[0] <= log_share]
+        heights = [curve.heights[curve.log_shares <= log_share][-1] for curve in evaluated]
         if _differ(posterior.scale.metric(np.array(heights))):
             differs_at = math.exp(log_share)
             break
-    return NoDifference(float(ends[0]), differs_at)
+    return NoDifference(float(final_metrics[0]), differs_at)
 
 
 def _differ(metrics: Array) -> bool:
@@ -298,18 +301,27 @@ def _log_size_grid(posterior: BudgetPosterior, an_octave: int) -> Array:
 
 
 def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
-    """How far behind the ruler n batch sizes (log2) are at their best rates, by m draws: (m, n)."""
-    steps = frontier(posterior.theta, posterior.prior.at(x), posterior.prior)
+    """How far n batch sizes at their best rates are behind the best full trial: (m, n).
+
+    In log steps, by m draws of the posterior; ``x`` are log2 of the batch sizes.
+    """
+    steps = frontier(posterior.theta, posterior.prior.points_at(x), posterior.prior)
     return np.asarray(steps - posterior.log_budget(x))
 
 
 def _metric_when(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
-    """Convert how far points are behind the ruler into their metric at the budget's end."""
+    """Convert how far points are behind the best full trial to their metric at the budget's end.
+
+    The ruler is that trial's curve.
+    """
     return posterior.scale.metric(ruler.height(-behind))
 
 
 def _ranked_trial(posterior: BudgetPosterior, ruler: Ruler, expected: Expected) -> RankedTrial:
-    """Read a full trial's metrics off the ruler: its own, and the one expected of a fresh seed."""
+    """Describe a full trial by its own metric and by that expected of a fresh seed.
+
+    The latter is read off the ruler, the best full trial's curve.
+    """
     run = expected.run
     height = np.array([run.best_height])
     return RankedTrial(
@@ -327,10 +339,11 @@ def _best_over_sizes(
 ) -> tuple[MetricAtSize, ...]:
     """Compute the best metric at batch sizes ``x`` (log2), and the learning rate that it takes.
 
-    ``drawn`` is how far behind the ruler each is in draws of the posterior, (m, n).
+    ``drawn`` is how far behind the best full trial, the ruler, each is in draws of the posterior,
+    (m, n).
     """
     metrics = np.quantile(_metric_when(posterior, ruler, drawn), LOW_MEDIAN_HIGH, axis=0)
-    log_rates = optimum(posterior.theta, posterior.prior.at(x), posterior.prior)
+    log_rates = optimum(posterior.theta, posterior.prior.points_at(x), posterior.prior)
     rates = np.exp2(np.quantile(log_rates, LOW_MEDIAN_HIGH, axis=0))
     curve = list[MetricAtSize]()
     for i, size in enumerate(np.exp2(x).tolist()):
@@ -354,7 +367,7 @@ def _sizes_as_good(x: Array, drawn: Array) -> AsGoodSizes:
     """Find the range of batch sizes around the best one that are not shown to be worse.
 
     In at least ``LEAST_CHANCE_AS_GOOD`` of the draws each is as good as the best one. ``drawn`` is
-    how far behind the ruler the batch sizes ``x`` (log2) are, (m, n).
+    how far behind the best full trial the batch sizes ``x`` (log2) are, (m, n).
     """
     best = int(np.median(drawn, axis=0).argmin())
     chance = (drawn <= drawn[:, [best]]).mean(axis=0)
@@ -376,45 +389,47 @@ def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> Gai
     """Predict what further points may gain over a fresh seed of the best run."""
     x = _log_size_grid(posterior, SIZES_AN_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
-    now = drawn[:, 0]
+    best_behind = drawn[:, 0]
     noise = np.exp(posterior.theta[:, NOISE])
     return GainLeft(
-        next_point=_gain_of_next(posterior, ruler, x, now),
-        at_most=_mean_gain(posterior, ruler, now, _best_behind(posterior, x).min(axis=1)),
-        seed_scatter=_mean_gain(posterior, ruler, now, now - noise),
+        next_point=_gain_of_next(posterior, ruler, x, best_behind),
+        at_most=_mean_gain(posterior, ruler, best_behind, _best_behind(posterior, x).min(axis=1)),
+        seed_scatter=_mean_gain(posterior, ruler, best_behind, best_behind - noise),
     )
 
 
-def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, now: Array) -> float:
+def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behind: Array) -> float:
     """Compute the largest gain expected of one further point, at the likely best rate of its size.
 
-    ``x`` are log2 of the batch sizes, ``now`` how far behind the best run's point is in each draw,
-    (m,).
+    ``x`` are log2 of the batch sizes, ``best_behind`` how far behind the best run's point is
+    in each draw, (m,).
     """
     theta = posterior.theta
     prior = posterior.prior
-    z = np.median(optimum(theta, prior.at(x), prior), axis=0)
+    z = np.median(optimum(theta, prior.points_at(x), prior), axis=0)
     other = np.zeros((x.size, prior.others))
     for j in range(prior.others):
         other[:, j] = np.clip(np.median(theta[:, OTHER + 3 * j]), 0.0, 1.0)
         # The best rate moves with the other hyper-parameters, which the optimum has in the middle.
         z = z + np.median(theta[:, OTHER + 3 * j + 2]) * (other[:, j] - 0.5)
-    then = _behind_at(posterior, x, z, other)
-    return max(_mean_gain(posterior, ruler, now, then[:, i]) for i in range(x.size))
+    behind = _behind_at(posterior, x, z, other)
+    return max(_mean_gain(posterior, ruler, best_behind, behind[:, i]) for i in range(x.size))
 
 
 def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
-    """How far behind the ruler n points are by the law, in each of m draws: (m, n)."""
-    points = posterior.prior.at(x, z, other.reshape(x.size, posterior.prior.others))
+    """How far n points are behind the best full trial by the law, in log steps: (m, n)."""
+    points = posterior.prior.points_at(x, z, other.reshape(x.size, posterior.prior.others))
     steps = log_steps(posterior.theta, points, posterior.prior)
     return np.asarray(steps - posterior.log_budget(x))
 
 
-def _mean_gain(posterior: BudgetPosterior, ruler: Ruler, now: Array, then: Array) -> float:
+def _mean_gain(
+    posterior: BudgetPosterior, ruler: Ruler, best_behind: Array, behind: Array
+) -> float:
     """Average over m draws how much better a point's metric is than another's; worse counts as 0.
 
-    ``now`` and ``then`` are how far behind the other one and the point itself are, (m,) each.
+    ``best_behind`` and ``behind`` are how far the other and the point are behind the ruler, (m,).
     """
-    before = _metric_when(posterior, ruler, now)
-    after = _metric_when(posterior, ruler, np.minimum(then, now))
-    return float(np.abs(before - after).mean())
+    best_metric = _metric_when(posterior, ruler, best_behind)
+    metric = _metric_when(posterior, ruler, np.minimum(behind, best_behind))
+    return float(np.abs(best_metric - metric).mean())

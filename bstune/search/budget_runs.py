@@ -34,7 +34,7 @@ class BudgetRun:
     curve: RunningBest | None
     """Its best metric so far at each evaluation; None without a finite evaluation."""
     behind: float | None = None
-    """How far behind the ruler it was left; None without a ruler or a finite evaluation."""
+    """How far behind the ruler (the best full trial) it was left; None where that is not known."""
 
     @property
     def full(self) -> bool:
@@ -128,9 +128,10 @@ def _whole_history(
 
 
 def measure_behind(run: BudgetRun, ruler: Ruler) -> float | None:
-    """How far a run is behind the ruler: log s - log s_ruler(m), for its best metric m so far.
+    """How far a run is behind the best full trial: log s - log s_ruler(m), for its best metric m.
 
-    s is the share of the budget at its last evaluation, and 1 for a full run. None without a finite
+    s is the share of the budget at its last evaluation, and 1 for a full run. s_ruler is the share
+    at which the best full trial, the ruler, first had that metric. None without a finite
     evaluation.
     """
     if run.curve is None:

@@ -106,7 +106,7 @@ class Candidates:
 
     def points(self, posterior: Posterior) -> Points:
         """Give the candidates as the posterior's model takes them."""
-        return posterior.prior.at(self.x, self.z, self.other)
+        return posterior.prior.points_at(self.x, self.z, self.other)
 
     def take(self, rows: NDArray[np.intp]) -> "Candidates":
         """Keep the candidates in these rows, which must be ascending."""
@@ -165,8 +165,7 @@ def most_promising(
         return None
     options = stopped_candidates(stopped, posterior.prior)
     steps = _predicted_steps(posterior, options)
-    steps_to_go = np.maximum(steps - options.done, LEAST_LEFT * steps)
-    to_go = steps_to_go * posterior.tau(np.exp2(options.x))
+    to_go = cost_to_go(posterior, options, steps)
     last_steps = np.array([budget(float(size)) for size in np.exp2(options.x)])
     order = np.lexsort((to_go, steps > last_steps))
     chosen = int(order[0])
@@ -207,6 +206,15 @@ def expected_steps(drawn_log_steps: Array) -> Array:
     return np.exp(np.minimum(np.median(drawn_log_steps, axis=0), MOST_LOG_STEPS))
 
 
+def cost_to_go(posterior: Posterior, candidates: Candidates, expected: Array) -> Array:
+    """Compute what n candidates still cost until their expected steps, in units of tau: (n,).
+
+    It is at least a share ``LEAST_LEFT`` of their whole cost.
+    """
+    steps_to_go = np.maximum(expected - candidates.done, LEAST_LEFT * expected)
+    return np.asarray(steps_to_go * posterior.tau(np.exp2(candidates.x)))
+
+
 def new_points(
     theta: Array,
     prior: Prior,
@@ -241,7 +249,7 @@ def new_points(
     best = list[Array]()
     for i, draw in enumerate(draws):
         sizes = x[SIZES_A_DRAW * i : SIZES_A_DRAW * (i + 1)]
-        best.append(optimum(draw[None], prior.at(sizes), prior)[0])
+        best.append(optimum(draw[None], prior.points_at(sizes), prior)[0])
     z = np.concatenate(best)[:count] + rng.normal(0.0, 0.5, count)
     other = rng.random((count, domain.others))
     for j in range(domain.others):
@@ -279,7 +287,7 @@ def rates_near_rule(theta: Array, prior: Prior, domain: Domain, x: Array) -> tup
     there move the posterior, and the range with it.
     """
     bottom, top = domain.lrs(x)
-    points = prior.at(x)
+    points = prior.points_at(x)
     drawn = optimum(theta, points, prior)
     low, high = np.quantile(drawn, CENTRAL_QUANTILES, axis=0)
     lowest = np.minimum(points.rule - NEAR_RULE, low - BEYOND_CENTRAL)
@@ -340,7 +348,7 @@ def joined_with_histories(
 def are_near(
     x: Array, z: Array, log_size: float, log_rate: float, octaves: float
 ) -> NDArray[np.bool_]:
-    """Which of n points lie within so many octaves of a batch size and of a learning rate: (n,).
+    """Whether each of n points lies within so many octaves of a batch size and of a rate: (n,).
 
     All four are log2 of batch sizes (``x``, ``log_size``) and of rates (``z``, ``log_rate``).
     """

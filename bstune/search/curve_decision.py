@@ -16,6 +16,7 @@ from bstune.search.candidates import (
     Pending,
     are_near,
     candidate_log_steps,
+    cost_to_go,
     expected_steps,
     log_over_sizes,
 )
@@ -111,8 +112,8 @@ def max_variance_reduction(
     joint = _joint_draws(posterior, steps, b_crit)
     gain = _variance_reduction(joint.log_steps, joint.log_b_crit, joint.noise)
     whole = joint.expected * posterior.tau(np.exp2(candidates.x))
-    left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
-    to_go = whole * left + SETUP * whole.min()
+    share_left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
+    to_go = whole * share_left + SETUP * whole.min()
     # A stopped trial past its expected steps shows that the model is wrong there: more steps of it
     # add nothing.
     gain[candidates.done >= GIVEN_UP_AT * joint.expected] = 0.0
@@ -156,8 +157,7 @@ def unseen_regime(
     looked = [trial.x for trial in posterior.reached]
     looked += [log_size for log_size, _, _ in pending]
     expected = expected_steps(steps)
-    steps_to_go = np.maximum(expected - candidates.done, LEAST_LEFT * expected)
-    to_go = steps_to_go * posterior.tau(np.exp2(x))
+    to_go = cost_to_go(posterior, candidates, expected)
     to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
     stopped_x = np.array([trial.x for trial in posterior.stopped])
     stopped_steps = np.array([trial.steps for trial in posterior.stopped])
@@ -196,10 +196,10 @@ def _joint_draws(posterior: Posterior, steps: Array, b_crit: Array) -> Joint:
     """Put the draws of n trials' log S, (m, n), and of log B_crit, (m,), side by side."""
     # What lies beyond the end of a trial is not seen.
     middle = np.median(steps, axis=0)
-    seen = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
+    shown = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
     return Joint(
         expected=np.exp(np.minimum(middle, MOST_LOG_STEPS)),
-        log_steps=seen - seen.mean(axis=0),
+        log_steps=shown - shown.mean(axis=0),
         log_b_crit=b_crit - b_crit.mean(),
         noise=noise_variance(posterior) + FRONTIER_MISFIT**2,
     )
@@ -219,14 +219,14 @@ def _variance_reduction(centred: Array, b_crit: Array, noise: float) -> Array:
     return np.asarray(covariance**2 / (centred.var(axis=0) + noise))
 
 
-def _left_after(trial: int, centred: Array, b_crit: Array, noise: float) -> tuple[Array, Array]:
+def _unknown_after(trial: int, centred: Array, b_crit: Array, noise: float) -> tuple[Array, Array]:
     """Find what is unknown of log S and log B_crit after one trial has run, by regression on it.
 
     Takes and gives draws as of :func:`_variance_reduction`; ``trial`` is a column of ``centred``.
     """
-    seen = centred[:, trial] / (centred[:, trial].var() + noise)
-    b_crit = b_crit - seen * float(centred[:, trial] @ b_crit) / len(b_crit)
-    return centred - np.outer(seen, centred[:, trial] @ centred / len(b_crit)), b_crit
+    shown = centred[:, trial] / (centred[:, trial].var() + noise)
+    b_crit = b_crit - shown * float(centred[:, trial] @ b_crit) / len(b_crit)
+    return centred - np.outer(shown, centred[:, trial] @ centred / len(b_crit)), b_crit
 
 
 def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, float]]:
@@ -242,9 +242,9 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     x = x[np.round(np.exp2(x)) <= 2.0 ** (posterior.too_large - MEMORY_ROOM)]
     if x.size == 0:
         return []
-    z = np.median(optimum(posterior.theta, prior.at(x), prior), axis=0)
+    z = np.median(optimum(posterior.theta, prior.points_at(x), prior), axis=0)
     middle = np.full((x.size, prior.others), 0.5)
-    steps = log_steps(posterior.theta, prior.at(x, z, middle), prior)
+    steps = log_steps(posterior.theta, prior.points_at(x, z, middle), prior)
     joint = _joint_draws(posterior, steps, log_b_crit(posterior.theta, prior))
     centred = joint.log_steps
     b_crit = joint.log_b_crit
@@ -259,5 +259,5 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
         if gain[best] == 0.0:
             break
         chosen.append(best)
-        centred, b_crit = _left_after(best, centred, b_crit, joint.noise)
+        centred, b_crit = _unknown_after(best, centred, b_crit, joint.noise)
     return [(float(x[i]), float(z[i]), float(joint.expected[i])) for i in sorted(chosen)]

@@ -35,7 +35,7 @@ class Drift:
     """
 
     x: float
-    """Log2 of the ruler's batch size."""
+    """Log2 of the batch size of the ruler, the best full trial."""
     z: float
     """Log2 of its rate."""
     mean: Array
@@ -43,25 +43,25 @@ class Drift:
     covariance: Array
     """Their covariance, (2, 2)."""
 
-    def until_the_end(self, run: BudgetRun, left: float) -> tuple[float, float]:
+    def until_the_end(self, run: BudgetRun, log_left: float) -> tuple[float, float]:
         """Predict how far ``behind`` of a run moves until its budget's end: mean and variance.
 
-        ``left`` is log(1/s), with s the share of the budget that it has run.
+        ``log_left`` is log(1/s), with s the share of the budget that it has run.
         """
-        away = left * np.array([run.x - self.x, run.z - self.z])
-        return float(away @ self.mean), float(away @ self.covariance @ away)
+        offset = log_left * np.array([run.x - self.x, run.z - self.z])
+        return float(offset @ self.mean), float(offset @ self.covariance @ offset)
 
 
-def stopped_spread(left: float, policy: Policy) -> float:
+def stopped_spread(log_left: float, policy: Policy) -> float:
     """Compute the deviation of ``behind`` at the budget's end, for a trial that stopped before it.
 
-    ``left`` is log(1/s), with s the share of the budget that the trial has run.
+    ``log_left`` is log(1/s), with s the share of the budget that the trial has run.
     """
-    return math.hypot(policy.loss_spread, policy.loss_drift * math.sqrt(left))
+    return math.hypot(policy.loss_spread, policy.loss_drift * math.sqrt(log_left))
 
 
 def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
-    """Fit the drift's coefficients by linear regression to full trials, the ruler's the first.
+    """Fit the drift's coefficients by linear regression to full trials, the best one first.
 
     Each tells how far ``behind`` has moved from the first share of its budget to the end.
     """
@@ -75,12 +75,12 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
         seen = curve.log_shares <= math.log(policy.loss_first_share) + 1e-9
         if not seen.any():
             continue
-        left = -float(curve.log_shares[seen][-1])
-        behind_then = -left - float(ruler.log_share(curve.heights[seen][-1:])[0])
-        away = left * np.array([run.x - best.x, run.z - best.z])
+        log_left = -float(curve.log_shares[seen][-1])
+        behind_then = -log_left - float(ruler.log_share(curve.heights[seen][-1:])[0])
+        offset = log_left * np.array([run.x - best.x, run.z - best.z])
         misread = DRIFT_MISREAD * max(behind_then, run.behind, 0.0)
-        variance = stopped_spread(left, policy) ** 2 + misread**2
-        precision = precision + np.outer(away, away) / variance
-        weighed = weighed + away * (run.behind - behind_then) / variance
+        variance = stopped_spread(log_left, policy) ** 2 + misread**2
+        precision = precision + np.outer(offset, offset) / variance
+        weighed = weighed + offset * (run.behind - behind_then) / variance
     covariance = np.linalg.inv(precision)
     return Drift(x=best.x, z=best.z, mean=covariance @ weighed, covariance=covariance)

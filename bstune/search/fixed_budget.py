@@ -93,7 +93,7 @@ class BudgetPosterior:
 
 @dataclass(frozen=True)
 class Expected:
-    """A full trial, and how far behind the ruler a fresh seed of it is predicted to be."""
+    """A full trial, and how far behind the best one a fresh seed of it is predicted to be."""
 
     behind: float
     run: BudgetRun
@@ -115,16 +115,16 @@ def infer_at_budget(
     """Read trials as how far they are behind the best one, and sample the posterior of that.
 
     Args:
-        trials: the records so far; those that failed say nothing.
-        others: further hyper-parameters by the trial's number, each in [0, 1].
-        prior: of log S.
+        trials: the records so far; those that failed are left out.
+        others: the other hyper-parameters by the trial's number, each in [0, 1].
+        prior: of the parameters of log S.
         budget: the steps over batch size at which a trial ends.
         mode: ``min`` for a metric that is to fall, ``max`` for one that is to rise.
         ideal: the metric's best value; None where there is none.
-        policy: for the errors of what is read, and the draws.
+        policy: has the deviations of ``behind``, and how many draws to take.
         rng: the source of chance.
-        particles: draws; None for the policy's.
-        moves: Metropolis steps at each temperature; None for the policy's.
+        particles: how many draws to take; None for the policy's number.
+        moves: Metropolis steps at each temperature; None for the policy's number.
     """
     scale = choose_scale((trial.history for trial in trials), mode, ideal)
     runs = joined_runs(trials, others, budget, scale)
@@ -224,13 +224,13 @@ def _data_at_budget(
         else:
             moved, deviation = _until_the_end(run, drift, policy)
             y[row] = log_budget + run.behind + moved
-            # Of a trial far behind only the order of magnitude counts.
+            # Only the order of magnitude counts of a trial that is far behind.
             spread[row] = deviation + BEHIND_SPREAD * max(run.behind, 0.0)
     x = np.array([run.x for run in runs])
     z = np.array([run.z for run in runs])
     other = np.array([run.other for run in runs], dtype=np.float64).reshape(count, prior.others)
     return LikelihoodData(
-        points=prior.at(x, z, other),
+        points=prior.points_at(x, z, other),
         y=y,
         spread=spread,
         least=np.full(count, -np.inf),
@@ -246,11 +246,11 @@ def _until_the_end(run: BudgetRun, drift: Drift | None, policy: Policy) -> tuple
     """
     if not run.stopped or run.curve is None:
         return 0.0, FULL_SPREAD
-    left = -float(run.curve.log_shares[-1])
-    wanders = stopped_spread(left, policy)
+    log_left = -float(run.curve.log_shares[-1])
+    wanders = stopped_spread(log_left, policy)
     if drift is None:
         return 0.0, wanders
-    moved, variance = drift.until_the_end(run, left)
+    moved, variance = drift.until_the_end(run, log_left)
     return moved, math.hypot(wanders, math.sqrt(variance))
 
 

@@ -29,7 +29,7 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
     low = prior.log_low - B_CRIT_REACH
     high = prior.log_high + B_CRIT_REACH
     x = np.arange(low, high, 1.0 / FRONTIER_SIZES_AN_OCTAVE)
-    points = prior.at(x)
+    points = prior.points_at(x)
     log_s = frontier(theta, points, prior) - log_small_batch_term(theta, points, prior)
     return half_slope(x * math.log(2.0), log_s)
 
@@ -45,7 +45,7 @@ def steps_band(
 ) -> CurveBand:
     """Compute the posterior's median of S*(B), and the two quantiles of ``interval``."""
     sizes = np.array(batch_sizes, dtype=np.float64)
-    drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
+    drawn = frontier(posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior)
     low, middle, high = np.exp(np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0))
     return CurveBand(batch_size=sizes, steps=middle, low=low, high=high)
 
@@ -55,8 +55,8 @@ def best_learning_rate(posterior: Posterior, batch_size: float) -> float:
 
     Other hyper-parameters are in the middle of their ranges.
     """
-    at = posterior.prior.at(np.array([math.log2(batch_size)]))
-    return float(np.median(np.exp2(optimum(posterior.theta, at, posterior.prior))))
+    point = posterior.prior.points_at(np.array([math.log2(batch_size)]))
+    return float(np.median(np.exp2(optimum(posterior.theta, point, posterior.prior))))
 
 
 def best_learning_rates(
@@ -67,8 +67,8 @@ def best_learning_rates(
     Returns:
         The low quantile of ``interval``, the median and the high quantile, (n,) each.
     """
-    at = posterior.prior.at(np.log2(batch_sizes))
-    drawn = np.exp2(optimum(posterior.theta, at, posterior.prior))
+    points = posterior.prior.points_at(np.log2(batch_sizes))
+    drawn = np.exp2(optimum(posterior.theta, points, posterior.prior))
     low, middle, high = np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0)
     return low, middle, high
 

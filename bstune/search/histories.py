@@ -177,13 +177,13 @@ def recent_line(curve: LogCurve) -> RecentLine | None:
     columns = list(zip(*recent, strict=True))
     log_steps = np.array(columns[0])
     excess = np.array(columns[1])
-    away = log_steps - log_steps.mean()
-    square = float(away @ away)
-    slope = float(away @ excess) / square
-    residual = excess - excess.mean() - slope * away
+    centred = log_steps - log_steps.mean()
+    square = float(centred @ centred)
+    slope = float(centred @ excess) / square
+    residual = excess - excess.mean() - slope * centred
     unexplained = math.sqrt(float(residual @ residual) / (len(excess) - 2))
     scatter = math.hypot(EVALUATION_SCATTER, unexplained)
-    level = max(float(excess.mean() + slope * away[-1]), LEAST_EXCESS)
+    level = max(float(excess.mean() + slope * centred[-1]), LEAST_EXCESS)
     return RecentLine(rate=-slope, error=scatter / math.sqrt(square), level=level)
 
 
@@ -213,38 +213,38 @@ def reached_rate(curve: LogCurve, log_steps: float, excess: float) -> float | No
         evaluations never come down to it.
     """
     least = math.inf
-    before: tuple[float, float] | None = None
+    above: tuple[float, float] | None = None
     for log_step, value in curve:
         if value >= least:
             continue
         least = value
         if value > excess:
-            before = log_step, value
+            above = log_step, value
             continue
-        if before is None:
+        if above is None:
             return None
         # It had this excess between two evaluations, on the line that joins them.
-        step_before, value_before = before
+        step_before, value_before = above
         share = (value_before - excess) / max(value_before - value, 1e-9)
-        start = step_before + min(max(share, 0.0), 1.0) * (log_step - step_before)
-        return excess / max(log_steps - start, LEAST_LOG_STEPS)
+        start_log_step = step_before + min(max(share, 0.0), 1.0) * (log_step - step_before)
+        return excess / max(log_steps - start_log_step, LEAST_LOG_STEPS)
     return None
 
 
 @lru_cache(maxsize=CACHED)
-def _log_slowdowns(curve: LogCurve, end: float) -> tuple[float, ...]:
+def _log_slowdowns(curve: LogCurve, log_steps: float) -> tuple[float, ...]:
     """Log of how much a trial slowed down after each of ``LOOKED_AT_SHARES`` of its steps.
 
-    ``end`` is the log of the steps after which it reached the target. A share until which too few
-    evaluations or no progress are seen is left out.
+    ``log_steps`` is the log of the steps to the target. A share of them until which too
+    few evaluations or no progress are seen is left out.
     """
     logs = list[float]()
     for share in LOOKED_AT_SHARES:
-        stop = end + math.log(share)
+        stop = log_steps + math.log(share)
         beginning = tuple(point for point in curve if point[0] <= stop)
         recent = recent_line(beginning)
         if recent is not None and recent.rate > SLOWEST_RATE:
-            rate_of_rest = recent.level / (end - beginning[-1][0])
+            rate_of_rest = recent.level / (log_steps - beginning[-1][0])
             logs.append(math.log(rate_of_rest / recent.rate))
     return tuple(logs)
 
@@ -255,15 +255,15 @@ def fit_slowdown(reached: Sequence[tuple[LogCurve, float]]) -> Slowdown:
     ``reached`` are their curves and the logs of their steps to the target. The slowdown is shrunk
     towards ``USUAL_SLOWDOWN``, which it is without any trial.
     """
-    seen = list[Array]()
-    for curve, end in reached:
-        logs = _log_slowdowns(_hashed(curve), end)
+    log_slowdowns = list[Array]()
+    for curve, log_steps in reached:
+        logs = _log_slowdowns(_hashed(curve), log_steps)
         if logs:
-            seen.append(np.array(logs))
+            log_slowdowns.append(np.array(logs))
     usual = USUAL_SLOWDOWN
-    count = USUAL_TRIALS + len(seen)
-    mean = (USUAL_TRIALS * usual.mean + sum(float(logs.mean()) for logs in seen)) / count
-    squares = sum(float(((logs - mean) ** 2).mean()) for logs in seen)
+    count = USUAL_TRIALS + len(log_slowdowns)
+    mean = (USUAL_TRIALS * usual.mean + sum(float(logs.mean()) for logs in log_slowdowns)) / count
+    squares = sum(float(((logs - mean) ** 2).mean()) for logs in log_slowdowns)
     return Slowdown(mean, math.sqrt((USUAL_TRIALS * usual.spread**2 + squares) / count))
 
 
@@ -320,7 +320,7 @@ def _extrapolated(
         )
     rate = min(max(math.exp(log_rate), SLOWEST_RATE), FASTEST_RATE)
     log_steps_left = level / rate
-    # From the last evaluation; the steps since then count as done.
+    # The line starts at the last evaluation; the steps since then count as done.
     log_factor = max(curve[-1][0] + log_steps_left - math.log(steps), LEAST_LOG_STEPS)
     error = math.hypot(EVALUATION_SCATTER / rate, log_steps_left * spread)
     return LogFactor(log_factor, math.hypot(LEAST_SPREAD, error))

@@ -189,12 +189,13 @@ def least_cost(
 ) -> tuple[float, float]:
     """Choose the horizon h that reaches the target at least cost: log(h/S), and that cost over S.
 
-    A run that misses has cost h and is run again, one that reaches the target ends where it meets
-    it: so the cost until one does is ``met + h (1 - P)/P`` with P = P(S <= h), where log S has this
-    deviation, and a share of outliers. Where all is gained at the schedule's end that is h/P, which
-    is least 17% above S if that is known to 10%; the less the end matters, the cheaper is a longer
-    horizon. Where hardly anything is known of S it is least below S: many short runs are cheaper
-    than one long one.
+    A run that misses the target costs h and is run again. One that meets it ends there. So the
+    expected cost until one does is ``met + h (1 - P)/P``, with P the chance that S <= h: log S is
+    normal with deviation ``spread``, and a share of the runs are outliers.
+
+    Where all is gained at the schedule's end the cost is h/P, which is least 17% above S if S is
+    known to 10%. The less the end matters, the cheaper is a longer horizon. Where hardly anything
+    is known of S the cost is least below S: many short runs are cheaper than one long one.
 
     Args:
         met: log(s/S) of the step at which each horizon meets the target, of :func:`log_met`.
@@ -204,7 +205,7 @@ def least_cost(
         shortest: the least h, in deviations of log S above it; ``longest`` prevails over it.
 
     Returns:
-        Where no horizon meets the target by ``latest``, the cost is infinite.
+        log(h/S), and the cost over S: infinite where no horizon meets the target by ``latest``.
     """
     # Beyond that nothing is known, and exp would overflow.
     spread = min(spread, 10.0)

@@ -94,7 +94,7 @@ class Observation:
     status: str
     steps: int
     steps_low: int
-    """Of a reached one: the last step that missed the target, 0 if it was not evaluated before."""
+    """The last step known to have missed the target, if that was reached; 0 if there is none."""
     seconds_per_step: float | None
     x: float
     """Log2 of the batch size."""
@@ -271,7 +271,7 @@ def read_observations(
             slowdown,
         )
         if prior.horizon:
-            observation = _with_end(observation, trial, histories[trial.number])
+            observation = _add_end(observation, trial, histories[trial.number])
         observations.append(observation)
     return chain_ends, tuple(observations)
 
@@ -305,7 +305,7 @@ def weight_of_histories(trials: Sequence[TrialResult]) -> Array:
     Two trials repeat a run where the history of one begins that of the other: chains may end at
     different steps.
     """
-    # By the first evaluation: only histories that share it can be alike.
+    # Runs are grouped by their first evaluation: only histories that share it can be alike.
     runs_by_first = dict[tuple[int, float | None], list[list[int]]]()
     longest_first = sorted(range(len(trials)), key=lambda place: -len(trials[place].history))
     weight = np.ones(len(trials))
@@ -398,7 +398,7 @@ def start_from_fewer(
         if len(_starts) >= STARTS_KEPT:
             oldest = next(iter(_starts))
             del _starts[oldest]
-        _starts[key] = Start(theta, data.many(prior), prior)
+        _starts[key] = Start(theta, data.rearranged(prior), prior)
     return _starts[key]
 
 
@@ -426,10 +426,12 @@ class ReachedTrials:
 
     @cached_property
     def _sizes(self) -> Array:
+        """Batch sizes of the trials, (n,)."""
         return np.array([trial.batch_size for trial in self.trials], dtype=np.float64)
 
     @cached_property
     def _learning_rates(self) -> Array:
+        """Learning rates of the trials, (n,)."""
         return np.array([trial.lr for trial in self.trials], dtype=np.float64)
 
     def nearest(self, trial: TrialResult) -> list[TrialResult]:
@@ -485,7 +487,7 @@ def _observation(
     )
 
 
-def _with_end(observation: Observation, trial: TrialResult, history: History) -> Observation:
+def _add_end(observation: Observation, trial: TrialResult, history: History) -> Observation:
     """Add how a trial ended its horizon, which replaces the extrapolation of its history."""
     horizon = max(observation.steps, trial.horizon or 0)
     excess: float | None = None
@@ -506,7 +508,7 @@ class SeenLogSteps(NamedTuple):
     bound: bool
     """Whether y is a lower bound."""
     least: float = -math.inf
-    """Of an estimate: the log of the steps at which the target was still missed."""
+    """Where y is an estimate, the log of the steps at which the target was still missed."""
 
 
 def likelihood_data(observations: Sequence[Observation], prior: Prior) -> LikelihoodData:
@@ -528,7 +530,7 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     diverged = np.array([trial.status == "diverged" for trial in observations], dtype=np.bool_)
     others = np.array([trial.other for trial in observations], dtype=np.float64)
     return LikelihoodData(
-        points=prior.at(x, z, others.reshape(len(observations), prior.others)),
+        points=prior.points_at(x, z, others.reshape(len(observations), prior.others)),
         y=y,
         spread=spread,
         least=least,

@@ -52,7 +52,7 @@ from bstune.search.horizon import (
 )
 
 Array = NDArray[np.float64]
-# Which of the trials, as an index.
+# An index that chooses some of the trials.
 Columns = slice | NDArray[np.bool_]
 # Places of the parameters, see make_prior.
 (
@@ -137,9 +137,9 @@ class Points:
         if self.x.size <= count or self.x.min() < low or self.x.max() > high:
             return self
         place = (self.x - low) / (high - low) * count
-        left = np.minimum(place.astype(np.intp), count - 1)
-        at = prior.at(np.linspace(low, high, count + 1))
-        return replace(self, nodes=Nodes(at, left, place - left))
+        below = np.minimum(place.astype(np.intp), count - 1)
+        nodes = prior.points_at(np.linspace(low, high, count + 1))
+        return replace(self, nodes=Nodes(nodes, below, place - below))
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Prior:
         arrays = [self.mean, self.spread, self.knots, self.rule(grid), grid]
         return (*[array.tobytes() for array in arrays], bytes([self.horizon]))
 
-    def at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
+    def points_at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
         """Make points for :func:`log_steps` from log2 batch sizes, log2 rates and other columns.
 
         The frontier and the optimum need ``x`` alone.
@@ -237,7 +237,7 @@ class LikelihoodData:
     spread: Array
     """Standard deviation of y beside the noise from seed to seed."""
     least: Array
-    """Of an estimate, the log of the steps at which the target was still missed; else -inf."""
+    """Where y is an estimate, the log of the steps that still missed the target; else -inf."""
     bound: NDArray[np.bool_]
     """Whether log S lies above y rather than around it."""
     diverged: NDArray[np.bool_]
@@ -259,7 +259,7 @@ class LikelihoodData:
         """Which trials have an estimate of log S, above the steps that they have run."""
         return _columns(~self.bound & ~self.diverged & np.isfinite(self.least))
 
-    def many(self, prior: Prior) -> "LikelihoodData":
+    def rearranged(self, prior: Prior) -> "LikelihoodData":
         """Rearrange many trials so that their likelihood is cheap: by kind, and with nodes.
 
         Columns of trials that stand side by side are read without a copy.
@@ -373,12 +373,12 @@ def optimum(theta: Array, points: Points, prior: Prior) -> Array:
     if points.nodes is not None:
         return points.nodes.between(optimum(theta, points.nodes.points, prior))
     t = theta[:, :, None]
-    away = points.x[None, :] - prior.log_mid
+    from_middle = points.x[None, :] - prior.log_mid
     corner = t[:, B_CRIT] / math.log(2.0)
     # A softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens.
-    bend = _softplus(away - corner) - _softplus(-corner)
+    bend = _softplus(from_middle - corner) - _softplus(-corner)
     rule = points.rule[None, :]
-    return np.asarray(rule + t[:, SHIFT] + t[:, EXPONENT] * away + t[:, BEND] * bend)
+    return np.asarray(rule + t[:, SHIFT] + t[:, EXPONENT] * from_middle + t[:, BEND] * bend)
 
 
 def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
@@ -387,9 +387,9 @@ def log_small_batch_term(theta: Array, points: Points, prior: Prior) -> Array:
     That is log((1 + B_crit/B + (B_opt/B)^2)/(1 + B_crit/B)).
     """
     t = theta[:, :, None]
-    away = (points.x[None, :] - prior.log_mid) * math.log(2.0)
-    two_terms = np.logaddexp(0.0, t[:, B_CRIT] - away)
-    return np.asarray(np.log1p(np.exp(2.0 * (t[:, B_OPT] - away) - two_terms)))
+    from_middle = (points.x[None, :] - prior.log_mid) * math.log(2.0)
+    two_terms = np.logaddexp(0.0, t[:, B_CRIT] - from_middle)
+    return np.asarray(np.log1p(np.exp(2.0 * (t[:, B_OPT] - from_middle) - two_terms)))
 
 
 def frontier(theta: Array, points: Points, prior: Prior) -> Array:
@@ -397,11 +397,11 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     if points.nodes is not None:
         return points.nodes.between(frontier(theta, points.nodes.points, prior))
     t = theta[:, :, None]
-    away = (points.x[None, :] - prior.log_mid) * math.log(2.0)
-    law = np.log1p(np.exp(t[:, B_CRIT] - away) + np.exp(2.0 * (t[:, B_OPT] - away)))
+    from_middle = (points.x[None, :] - prior.log_mid) * math.log(2.0)
+    law = np.log1p(np.exp(t[:, B_CRIT] - from_middle) + np.exp(2.0 * (t[:, B_OPT] - from_middle)))
     middle = np.log1p(np.exp(t[:, B_CRIT]) + np.exp(2.0 * t[:, B_OPT]))
     knots = np.exp(theta[:, ROUGHNESS, None]) * theta[:, theta.shape[1] - prior.knots.size :]
-    # By einsum: where BLAS has two threads on a busy machine, it takes more than ten times as long.
+    # A matrix product of BLAS with two threads on a busy machine takes over ten times as long.
     return np.asarray(t[:, LEVEL] + law - middle + np.einsum("mk,kn->mn", knots, points.hats))
 
 
@@ -482,20 +482,20 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
         law = theta[:, prior.horizon_law]
         of_datum = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
         terms = terms + of_datum[:, exact]
-    total = _weighed(terms, data, exact)
+    total = _weighed_sum(terms, data, exact)
 
     over = expected[:, bound] - y[..., bound]
     chance = ndtr(over / np.hypot(noise, data.spread[bound]))
-    total = total + _weighed(np.log(chance + TRIAL_OUTLIER_SHARE / 4.0), data, bound)
+    total = total + _weighed_sum(np.log(chance + TRIAL_OUTLIER_SHARE / 4.0), data, bound)
 
     # Only too high a learning rate makes a trial diverge.
     above = np.maximum(d[:, diverged], 0.0)
     chance = ndtr((penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD)
     terms = np.log(chance + TRIAL_OUTLIER_SHARE / 4.0)
-    return np.asarray(total + _weighed(terms, data, diverged))
+    return np.asarray(total + _weighed_sum(terms, data, diverged))
 
 
-def _weighed(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
+def _weighed_sum(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
     """Add up the log likelihoods of the trials in these columns, (m, k), by their weights: (m,)."""
     if data.weight is not None:
         terms = terms * data.weight[columns]
@@ -581,7 +581,7 @@ class Start:
     theta: Array
     """Shape (count, p)."""
     data: LikelihoodData
-    """As :meth:`LikelihoodData.many` has it."""
+    """The fewer trials, as :meth:`LikelihoodData.rearranged` has them."""
     prior: Prior
 
 
@@ -607,7 +607,7 @@ def sample_posterior(
     else:
         # Each of the particles as often as any other, or once more.
         theta = start.theta[np.arange(count) * len(start.theta) // count]
-        data = data.many(prior)
+        data = data.rearranged(prior)
     return _temper(theta, _Path(start, data, prior), rng, moves)
 
 
@@ -630,8 +630,8 @@ class _Path:
         end = log_prior(theta, self.prior) + log_likelihood(theta, self.data, self.prior)
         if temperature == 1.0:
             return end, np.zeros(len(theta))
-        before = log_likelihood(theta, self.start.data, self.start.prior)
-        base = log_prior(theta, self.start.prior) + before
+        start_likelihood = log_likelihood(theta, self.start.data, self.start.prior)
+        base = log_prior(theta, self.start.prior) + start_likelihood
         return base, end - base
 
 
@@ -670,7 +670,7 @@ def _next_step(rise: Array, temperature: float) -> float:
     excess = rise - rise.max()
 
     def effective_share(step: float) -> float:
-        # The effective number of particles, over their number.
+        """Compute the share of the particles that still count after a step."""
         weight = np.exp(step * excess)
         return float(weight.sum() ** 2 / (weight @ weight) / weight.size)
 

@@ -1,4 +1,4 @@
-"""A curve as a ruler of training: when the best trial so far had a metric that another one has now.
+"""The best full trial's curve as a ruler: when it had a metric that another trial has now.
 
 Two trials of a fixed budget are compared by time, not by metric: a trial that has a metric m at the
 share s of its budget is behind the ruler by
@@ -63,6 +63,7 @@ class Scale:
 
     @property
     def _sign(self) -> float:
+        """1 for a metric that falls, -1 for one that rises."""
         return sign_of(self.mode)
 
     def height(self, metric: Array) -> Array:
@@ -150,10 +151,10 @@ def running_best(history: Evaluations, last_step: int, scale: Scale) -> RunningB
     None without a finite evaluation until then.
     """
     finite = _finite_evaluations(history)
-    seen = [evaluation for evaluation in finite if 0 < evaluation[0] <= last_step]
-    if not seen:
+    within_budget = [evaluation for evaluation in finite if 0 < evaluation[0] <= last_step]
+    if not within_budget:
         return None
-    steps, values = np.array(seen, dtype=np.float64).T
+    steps, values = np.array(within_budget, dtype=np.float64).T
     heights = np.minimum.accumulate(scale.height(values))
     return RunningBest(np.log(steps / last_step), heights)
 
@@ -200,17 +201,17 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
     log_shares = curves[0].log_shares[first_hit]
     heights = curves[0].heights[first_hit]
     log_shares[-1] = 0.0
-    ends = list[float]()
-    tenfolds = list[float]()
+    end_slopes = list[float]()
+    tenfold_slopes = list[float]()
     for curve in curves[:BEST_CURVES]:
-        end = curve.slope(LATE_SHARE)
-        tenfold = curve.slope(TENFOLD_SHARE)
-        if end is not None and tenfold is not None:
-            ends.append(end)
-            tenfolds.append(tenfold)
-    if ends:
-        least = least_slope * float(np.median(tenfolds))
-        slope = max(float(np.median(ends)), least, LEAST_SLOPE)
+        end_slope = curve.slope(LATE_SHARE)
+        tenfold_slope = curve.slope(TENFOLD_SHARE)
+        if end_slope is not None and tenfold_slope is not None:
+            end_slopes.append(end_slope)
+            tenfold_slopes.append(tenfold_slope)
+    if end_slopes:
+        least = least_slope * float(np.median(tenfold_slopes))
+        slope = max(float(np.median(end_slopes)), least, LEAST_SLOPE)
     else:
         # One evaluation a trial: what the trials differ by stands for one in log s.
         slope = max(float(np.ptp([curve.best for curve in curves])), LEAST_SLOPE)

@@ -128,8 +128,8 @@ class FrontierSampler(BaseSampler):
             they did (see :mod:`bstune.search.posterior`).
         budget: steps over batch size at which a trial ends in any case; None for none, and then the
             first trial has no limit. The objective ``loss`` needs it.
-        target: of the values that are reported; None: they are not read. The objective ``loss``
-            takes nothing but its mode from it; without it, that is the study's direction.
+        target: the target of the values that are reported; None: they are not read. The objective
+            ``loss`` takes nothing but its mode from it, which else is the study's direction.
         ideal: the best value of the target's metric; None if unknown.
         resumable: whether a stopped trial can be continued, by number; None: none can.
         snap: returns the batch size that a trial uses; None for rounding.
@@ -140,7 +140,7 @@ class FrontierSampler(BaseSampler):
         horizon: whether a trial's schedule ends with its ``max_steps``, which are then chosen so
             that it just reaches the target, within the budget; set the user attribute ``horizon``
             to them. For ``loss``: the budget's.
-        search_space: of the study, if it is fixed before the first trial.
+        search_space: the study's parameters, if they are fixed before the first trial.
         policy: how to spend; None for that of ``conf/sampler/frontier.yaml``.
         seed: None for one that is drawn.
 
@@ -385,9 +385,9 @@ class FrontierSampler(BaseSampler):
         Args:
             trials: a study, or records of its trials, whose ``hyperparameters`` are the further
                 parameters; records need ``search_space``.
-            particles: draws; None for the policy's.
-            moves: Metropolis steps at each temperature; None for the policy's. With the few of a
-                decision, intervals come out too narrow.
+            particles: how many draws to take; None for the policy's number.
+            moves: Metropolis steps at each temperature; None for the policy's number, with which
+                intervals come out too narrow.
             rng: the source of chance; None for a copy of the sampler's own.
             independent: False where trials may repeat a recorded run: those of one history then
                 count as one.
@@ -432,8 +432,8 @@ class FrontierSampler(BaseSampler):
                 direction.
             share: of the budget, at which the trials are cut: what a shorter budget would have
                 shown.
-            particles: draws; None for the policy's.
-            moves: Metropolis steps at each temperature; None for the policy's.
+            particles: how many draws to take; None for the policy's number.
+            moves: Metropolis steps at each temperature; None for the policy's number.
             rng: the source of chance; None for a copy of the sampler's own.
 
         Raises:
@@ -501,6 +501,7 @@ class FrontierSampler(BaseSampler):
             results = shortened(results, whole, share)
 
             def budget(batch_size: float) -> float:
+                """Compute the steps of the shorter budget."""
                 return share * whole(batch_size)
 
         middle = math.sqrt(coordinates.low * coordinates.high)
@@ -603,6 +604,7 @@ class FrontierSampler(BaseSampler):
         """Sample the posterior of the frontier; arguments are as of :meth:`posterior`."""
 
         def prior_of(trials: Sequence[TrialResult]) -> Prior:
+            """Make the prior that these trials' noise scale sets."""
             return self._prior(trials, coordinates)
 
         start = start_from_fewer(

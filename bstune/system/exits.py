@@ -56,6 +56,7 @@ def os_exit_answered(end: Callable[[str, int], NoReturn] = interruption.end) -> 
     active = True
 
     def answer(status: int) -> NoReturn:
+        """Take the place of ``os._exit``."""
         if not active or os.getpid() != process:
             leave(status)
         where = frame_lines(standing_frames(sys._getframe(1)))

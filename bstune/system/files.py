@@ -72,6 +72,7 @@ class _Inside:
         self._name = name
 
     def __get__(self, output: "Output", owner: type | None = None) -> Path:
+        """Make the path inside the folder of ``output``."""
         return output.root / self._name
 
 
@@ -131,7 +132,7 @@ class Output:
     scale_out = _Inside("scale_out.png")
     """Time to target and efficiency over the number of devices."""
     identity = _Inside("study.json")
-    """Whose the folder is."""
+    """The study that the folder belongs to."""
     checkpoints = _Inside("checkpoints")
     """Weights of the trials that may win."""
     states = _Inside("states")
@@ -366,9 +367,9 @@ def keep_trials(folder: Path, trials: Collection[int], keep: Callable[[], Collec
     # What to keep takes long to tell after many trials, and replayed ones leave no files.
     if not number_of:
         return
-    kept = keep()
+    kept_numbers = keep()
     for path, number in number_of.items():
-        if number not in kept:
+        if number not in kept_numbers:
             remove_own(path)
 
 
@@ -406,7 +407,7 @@ def write_text(path: Path, text: str, sleep: Callable[[float], None] = time.slee
     Remembered secrets are left out.
 
     Args:
-        path: of the file.
+        path: the file's.
         text: its new content.
         sleep: waits for some seconds; tests give their own.
 
@@ -445,14 +446,14 @@ def full_disk(error: BaseException) -> StudyError | None:
         return None
     reason: BaseException | None = error
     # Causes may form a ring, as where an error is raised again from what it caused.
-    seen: set[int] = set()
-    while reason is not None and id(reason) not in seen:
+    visited: set[int] = set()
+    while reason is not None and id(reason) not in visited:
         if isinstance(reason, OSError) and reason.errno in FULL_DISK_ERRORS:
             return StudyError(
                 f"{reason.filename or 'a file'} cannot be written: {reason.strerror}; what has "
                 "finished is stored: make room, and run the same command again"
             )
-        seen.add(id(reason))
+        visited.add(id(reason))
         reason = reason.__cause__ or reason.__context__
     return None
 
@@ -466,16 +467,16 @@ def check_writable(path: Path, what: str) -> None:
         StudyError: if it could not.
     """
     try:
-        taken = path.exists()
+        exists = path.exists()
         parent = path.absolute().parent
         while not parent.exists():
             parent = parent.parent
     # A name that is too long, a folder that may not be read.
     except OSError as error:
         raise StudyError(f"{what}: {error.strerror}: choose another place") from error
-    if taken and not path.is_file():
+    if exists and not path.is_file():
         raise StudyError(f"{what}: {path} is there and no regular file: choose another place")
-    if taken and not os.access(path, os.W_OK):
+    if exists and not os.access(path, os.W_OK):
         raise StudyError(
             f"{what}: {path} is not writable: choose another place, or run from another folder"
         )
@@ -532,17 +533,17 @@ def check_owner(output: Output, identity: Identity) -> Identity | None:
         return None
     owner = _identity(output)
     if owner is None:
-        what = "is not empty and no study's"
+        problem = "is not empty and no study's"
     elif owner.of_same_study(identity):
         _check_inside(output)
         return owner
     else:
-        what = f"is of the study {owner.study!r} in {owner.storage}"
+        problem = f"is of the study {owner.study!r} in {owner.storage}"
         if (owner.study, owner.storage) == (identity.study, identity.storage):
-            what += ", but of an earlier one of this name"
+            problem += ", but of an earlier one of this name"
     raise StudyError(
-        f"output={output.root} {what}: choose another with output=DIR or study=NAME, or move the "
-        "folder away"
+        f"output={output.root} {problem}: choose another with output=DIR or study=NAME, or move "
+        "the folder away"
     )
 
 
@@ -573,12 +574,12 @@ def make_inside(folder: Path) -> None:
 
 def _not_inside(path: Path, kind: str) -> StudyError:
     """Make the error of a path that is a link, or not of the kind that it should be."""
-    what = f"is no {kind}"
+    problem = f"is no {kind}"
     if path.is_symlink():
-        what = "is a link"
+        problem = "is a link"
     return StudyError(
-        f"{path} {what}, and nothing in a study's folder is written through a link: move it away; "
-        "output=DIR itself may be a link"
+        f"{path} {problem}, and nothing in a study's folder is written through a link: move it "
+        "away; output=DIR itself may be a link"
     )
 
 
@@ -598,8 +599,8 @@ def owned(output: Output, identity: Identity) -> Iterator[None]:
         if owner is None or (owner.id is None and identity.id is not None):
             write_text(output.identity, json.dumps(asdict(identity)) + "\n")
     except OSError as error:
-        what = f"output={output.root} cannot be written: {error.strerror}"
-        raise StudyError(f"{what}; choose another with output=DIR") from error
+        problem = f"output={output.root} cannot be written: {error.strerror}"
+        raise StudyError(f"{problem}; choose another with output=DIR") from error
     try:
         yield
     finally:

@@ -52,8 +52,8 @@ def held_alone(folder: Path, option: str) -> Iterator[None]:
         os.close(descriptor)
         # rmdir refuses folders that are not empty: they stay.
         with suppress(OSError):
-            for made in created:
-                made.rmdir()
+            for created_folder in created:
+                created_folder.rmdir()
 
 
 def _made_and_locked(folder: Path, option: str) -> tuple[int, list[Path]]:

@@ -94,10 +94,10 @@ def temporary_folder() -> Iterator[str]:
             _folders.discard(folder)
 
 
-def enter(now: Stage) -> None:
+def enter(new_stage: Stage) -> None:
     """Note what the command is doing from here on."""
     global stage
-    stage = now
+    stage = new_stage
 
 
 def note(number: int) -> None:

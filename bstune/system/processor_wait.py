@@ -41,6 +41,7 @@ def processor_wait() -> Callable[[], float]:
         return lambda: 0.0
 
     def seconds() -> float:
+        """Read the seconds that the thread has waited so far."""
         _, waited, _ = os.pread(descriptor, SCHEDSTAT_BYTES, 0).split()
         return int(waited) * NANOSECOND
 

@@ -156,7 +156,7 @@ _forms: dict[str, re.Pattern[str] | None] = {}
 
 
 @lru_cache(maxsize=4096)
-def _kind(key: str) -> str | None:
+def _kind_of_secret(key: str) -> str | None:
     """Tell what a key holds: a ``password``, a ``credential``, or None for what is no secret."""
     segments = [segment.lower() for segment in _SEGMENT.findall(key)]
     while segments and segments[-1] in _FOLLOWERS:
@@ -207,7 +207,7 @@ def holds_secret(key: str, text: str) -> bool:
     The key must say so, and the text must be neither a reference, nor a path, nor a word such as
     ``null``.
     """
-    kind = _kind(key)
+    kind = _kind_of_secret(key)
     if kind is None:
         return False
     literal = _REFERENCE.sub("", text).strip()
@@ -218,7 +218,7 @@ def holds_secret(key: str, text: str) -> bool:
     return len(literal) >= SHORTEST and not _BRACKETED.fullmatch(literal)
 
 
-def _in_urls(text: str) -> Iterator[tuple[int, int]]:
+def _secrets_in_urls(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets stand in a text's URLs, as (begin, end).
 
     They are passwords, and a token in place of the user of an http address.
@@ -250,7 +250,7 @@ def _is_prose(key: str, word: str) -> bool:
 
     So in ``unexpected token: something`` and ``token = self.token``.
     """
-    return _kind(key) == "credential" and _CODE.fullmatch(word.rstrip(":,;.")) is not None
+    return _kind_of_secret(key) == "credential" and _CODE.fullmatch(word.rstrip(":,;.")) is not None
 
 
 def _is_result(key: str, word: str) -> bool:
@@ -258,13 +258,13 @@ def _is_result(key: str, word: str) -> bool:
     if not _is_number(word):
         return False
     last = _SEGMENT.findall(key)[-1].lower()
-    return _kind(key) == "credential" or last in _AMBIGUOUS
+    return _kind_of_secret(key) == "credential" or last in _AMBIGUOUS
 
 
-def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
+def _secrets_behind_keys(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets stand behind their keys in a text, as (begin, end)."""
-    yield from _in_lines(text)
-    yield from _in_assignments(text)
+    yield from _secrets_in_lines(text)
+    yield from _secrets_in_assignments(text)
     for option in _OPTION.finditer(text):
         key = option["key"]
         rest = option["rest"]
@@ -276,7 +276,7 @@ def _in_pairs(text: str) -> Iterator[tuple[int, int]]:
             yield sent.span("rest")
 
 
-def _in_lines(text: str) -> Iterator[tuple[int, int]]:
+def _secrets_in_lines(text: str) -> Iterator[tuple[int, int]]:
     """Yield the secrets that are the rest of a line, as in ``cookie: a b c``."""
     for line in _LINE.finditer(text):
         key = line["key"]
@@ -290,13 +290,13 @@ def _in_lines(text: str) -> Iterator[tuple[int, int]]:
             yield line.span("rest")
 
 
-def _in_assignments(text: str) -> Iterator[tuple[int, int]]:
+def _secrets_in_assignments(text: str) -> Iterator[tuple[int, int]]:
     """Yield the secrets that are a key's value, as in ``token=...`` and ``"password": "..."``."""
     end = 0
     for pair in _KEY.finditer(text):
         key = pair["key"]
         sign = pair["sign"]
-        if pair.start() < end or _kind(key) is None:
+        if pair.start() < end or _kind_of_secret(key) is None:
             continue
         value = _VALUE.match(text, pair.end())
         if value is None:
@@ -318,15 +318,15 @@ def _in_assignments(text: str) -> Iterator[tuple[int, int]]:
             end = value.end()
 
 
-def _spans(text: str) -> list[tuple[int, int]]:
+def _secret_spans(text: str) -> list[tuple[int, int]]:
     """Find where secrets stand by their places, as (begin, end): in order, without overlaps."""
     spans: list[tuple[int, int]] = []
     if "://" in text:
-        spans += _in_urls(text)
+        spans += _secrets_in_urls(text)
     # A record of many steps has none of these words: it need not be looked through key by key.
     small = text.lower()
     if any(hint in small for hint in _HINTS):
-        spans += _in_pairs(text)
+        spans += _secrets_behind_keys(text)
     apart: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if apart and begin < apart[-1][1]:
@@ -339,11 +339,11 @@ def _spans(text: str) -> list[tuple[int, int]]:
 def redact(text: str) -> str:
     """Replace all secrets in a text by ``***``: those in their places, and the remembered ones."""
     parts: list[str] = []
-    last = 0
-    for begin, end in _spans(text):
-        parts += [text[last:begin], HIDDEN]
-        last = end
-    return without_known("".join([*parts, text[last:]]))
+    end_of_last = 0
+    for begin, end in _secret_spans(text):
+        parts += [text[end_of_last:begin], HIDDEN]
+        end_of_last = end
+    return without_known("".join([*parts, text[end_of_last:]]))
 
 
 def without_known(text: str) -> str:
@@ -358,7 +358,7 @@ def _without(text: str, forms: Iterable[str]) -> str:
         if pattern is None:
             text = text.replace(form, HIDDEN)
         elif form.split()[0] in text:
-            text = pattern.sub(_replaced, text)
+            text = pattern.sub(_replacement, text)
     return text
 
 
@@ -379,7 +379,7 @@ def _json_text_without(match: re.Match[str]) -> str:
         return match[0]
     text = json.loads(match["text"])
     without = without_known(text)
-    # As it was written, which may be otherwise than Python's json would.
+    # It stays as it was written: Python's json may write it differently.
     if without == text:
         return match[0]
     return json.dumps(without)
@@ -414,7 +414,7 @@ def document_without_known(text: str, suffix: str) -> str:
     return without_known(text)
 
 
-def _replaced(match: re.Match[str]) -> str:
+def _replacement(match: re.Match[str]) -> str:
     """Replace a remembered word or phrase by ``***``, unless it is a key or a part of a word."""
     word = match[0]
     text = match.string
@@ -442,6 +442,7 @@ def redact_values(values: Any, name: str = "") -> Any:
     """
 
     def shown(key: str, text: str) -> str:
+        """Write the text of an option without the secrets in it."""
         if holds_secret(key, text):
             return HIDDEN
         if not text.startswith(("{", "[")):
@@ -463,7 +464,8 @@ def secret_options(values: object, name: str = "") -> list[str]:
     names: list[str] = []
 
     def look(key: str, text: str) -> str:
-        if holds_secret(key, text) or _spans(text):
+        """Note the option's name if its text holds a secret."""
+        if holds_secret(key, text) or _secret_spans(text):
             names.append(key)
         return text
 
@@ -488,13 +490,13 @@ def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any
             if in_collection:
                 inner = name
             # {name: X-Api-Key, value: ...}
-            elif key == "value" and isinstance(label, str) and _kind(label):
+            elif key == "value" and isinstance(label, str) and _kind_of_secret(label):
                 inner = label
             changed[key] = _each_text(value, inner, change)
         return changed
     if isinstance(values, list | tuple):
         is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
-        if is_pair and _HEADER.fullmatch(values[0]) and _kind(values[0]):
+        if is_pair and _HEADER.fullmatch(values[0]) and _kind_of_secret(values[0]):
             return [values[0], _each_text(values[1], values[0], change)]
         return [_each_text(value, name, change) for value in values]
     return values
@@ -504,6 +506,7 @@ def remember(values: object, name: str = "") -> None:
     """Remember the secrets among nested options, and those of the environment as it is now."""
 
     def keep(key: str, text: str) -> str:
+        """Remember the secrets in the text of an option."""
         for secret in _secrets_of(key, text):
             _remember_forms(secret)
         return text
@@ -519,7 +522,7 @@ def remember_environment() -> None:
         if variable in ("PWD", "OLDPWD"):
             continue
         for secret in _secrets_of(variable, text):
-            if _SMALL_LETTERS.fullmatch(secret) and _kind(variable) == "credential":
+            if _SMALL_LETTERS.fullmatch(secret) and _kind_of_secret(variable) == "credential":
                 continue
             _remember_forms(secret)
 
@@ -547,8 +550,8 @@ def _secrets_of(key: str, text: str) -> Iterator[str]:
     spans = list[tuple[int, int]]()
     if holds_secret(key, text):
         spans.append((0, len(text)))
-    spans += _in_urls(text)
-    spans += _in_pairs(text)
+    spans += _secrets_in_urls(text)
+    spans += _secrets_behind_keys(text)
     for begin, end in spans:
         secret = text[begin:end].strip()
         if _REFERENCE.search(secret):
@@ -564,10 +567,10 @@ def _secrets_of(key: str, text: str) -> Iterator[str]:
         if scheme:
             yield scheme[2]
             if scheme[1].lower() == "basic":
-                yield from _basic(scheme[2])
+                yield from _basic_password(scheme[2])
 
 
-def _basic(encoded: str) -> Iterator[str]:
+def _basic_password(encoded: str) -> Iterator[str]:
     """Yield the password in the value of HTTP's basic authentication, if it can be decoded."""
     try:
         decoded = base64.b64decode(encoded, validate=True).decode()

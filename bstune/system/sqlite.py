@@ -1,4 +1,4 @@
-"""Which program made a SQLite database, by its tables: before another one would add its own."""
+"""Whether a SQLite database is another program's, by its tables, before one adds its own."""
 
 import sqlite3
 from collections.abc import Collection, Mapping
@@ -40,12 +40,12 @@ def foreign_tables(
     uri = f"{path.absolute().as_uri()}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, timeout=seconds)) as connection:
         tables = {str(row[0]) for row in connection.execute(NAMES_QUERY)}
-        made = set[str]()
+        own_tables = set[str]()
         for table in tables:
             rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
             columns = {str(row[0]) for row in rows}
             if table in keys and columns.issuperset(keys[table]):
-                made.add(table)
-    if made.issuperset(required):
+                own_tables.add(table)
+    if own_tables.issuperset(required):
         return []
-    return sorted(tables - made)
+    return sorted(tables - own_tables)

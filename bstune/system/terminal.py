@@ -85,6 +85,7 @@ def safe_console(**options: Any) -> "Console":
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterable[Segment]:
+            """Render as rich does, with the text of every segment filtered."""
             for segment in super().render(renderable, options):
                 # rich's own: it moves the cursor of a live line.
                 if segment.control:
@@ -119,10 +120,10 @@ def filtered() -> Iterator[None]:
 def _redact_chain(error: BaseException) -> None:
     """Hide secrets in the texts of an error and of its causes: a notebook shows them all."""
     # Causes may form a ring.
-    seen: set[int] = set()
+    visited: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    while cause is not None and id(cause) not in visited:
+        visited.add(id(cause))
         if cause.args and isinstance(cause.args[0], str):
             cause.args = (redact(cause.args[0]), *cause.args[1:])
         cause = cause.__cause__ or cause.__context__
@@ -134,6 +135,7 @@ def install_filters() -> None:
     show_warning = warnings.showwarning
 
     def warn(message: Warning | str, category: type[Warning], *where: Any, **named: Any) -> None:
+        """Show a warning, filtered, as ``warnings.showwarning`` does."""
         text = str(message)
         shown = printable(text)
         # The warning itself stays where it can: the user's class may take other things than a text.
@@ -154,6 +156,7 @@ def _filtering(make_record: Callable[..., logging.LogRecord]) -> Callable[..., l
     """
 
     def make(*arguments: Any, **named: Any) -> logging.LogRecord:
+        """Make a record and filter it; arguments are those of ``make_record``."""
         record = make_record(*arguments, **named)
         try:
             message = record.getMessage()

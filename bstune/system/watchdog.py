@@ -216,7 +216,7 @@ class Watch:
     def keep_looking(self, ended: threading.Event) -> None:
         """Look again and again until ``ended`` is set; to be run in a thread."""
         while not ended.wait(min(THREAD_LOOK_SECONDS, self.seconds / LOOKS)):
-            # Where nobody reads what is printed any more.
+            # Nobody may read what is printed any more.
             with suppress(OSError, ValueError):
                 self.look()
 
@@ -243,7 +243,7 @@ def _instructions(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
 
 def _is_debugged(frame: FrameType | None) -> bool:
     """Whether a debugger has the thread: it waits for its user, who may take hours."""
-    # Of None, traceback would walk the stack of this thread.
+    # Given None, traceback would walk the stack of this thread.
     if frame is None:
         return False
     for call, _ in traceback.walk_stack(frame):
@@ -286,14 +286,15 @@ def watching(
         end = end_command
 
     def overrun(message: str) -> bool:
+        """End the process, or interrupt its main thread; True: the thread may need it again."""
         if end is not None:
             end(message)
         if not main:
             watch.say(message)
             return False
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        # To be told again: one that arrives between Python's last look for signals and a wait in C
-        # interrupts nothing.
+        # The thread may have to be told again: a signal that arrives between Python's last look for
+        # signals and a wait in C interrupts nothing.
         return True
 
     watch = Watch(say, seconds, overrun, backstop=end is not None, silence=silence)

@@ -77,7 +77,7 @@ def searched(law: HorizonLaw, number: int) -> tuple[list[TrialResult], Frontier]
 def judged(law: HorizonLaw, posterior: Posterior) -> dict[str, Any]:
     """Truths beside their intervals: lower end, median and upper end."""
     sizes = [multiple * law.best[1] for multiple in MULTIPLES]
-    drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
+    drawn = frontier(posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior)
     claimed = critical_batch(posterior)
     ends = None
     if claimed is not None:

@@ -193,7 +193,7 @@ def crossing(first: Found, second: Found) -> tuple[float, float, float]:
     drawn = list[np.ndarray]()
     for study in (first, second):
         posterior = study.posterior
-        at = posterior.prior.at(np.log2(ladder))
+        at = posterior.prior.points_at(np.log2(ladder))
         drawn.append(frontier(posterior.theta, at, posterior.prior))
     count = min(map(len, drawn))
     is_fewer = drawn[0][:count] < drawn[1][:count]

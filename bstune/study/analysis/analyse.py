@@ -216,7 +216,7 @@ def merit_draws(
 ) -> NDArray[np.float64]:
     """Draw the log of steps or seconds at each batch size of a curve: (draws, batch sizes)."""
     sizes = np.array(curve.batch_size)
-    drawn = frontier(posterior.theta, posterior.prior.at(np.log2(sizes)), posterior.prior)
+    drawn = frontier(posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
         return drawn
     drawn = drawn + np.log(curve.seconds_per_step)

@@ -240,7 +240,7 @@ def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
     Draws of shape (m, p) give (m,).
     """
     log_sizes = np.linspace(math.log2(low), math.log2(high), SLOPE_SIZES)
-    return _slope(log_sizes, optimum(theta, prior.at(log_sizes), prior))
+    return _slope(log_sizes, optimum(theta, prior.points_at(log_sizes), prior))
 
 
 def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[str, float]:
