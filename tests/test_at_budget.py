@@ -38,8 +38,8 @@ from bstune.study.analysis.at_budget import _mean_and_half
 from bstune.study.at_budget import best_full, due_run, held, is_full, known_best, runs_to_come
 from bstune.study.planning.baseline import BaselineRuns
 from bstune.study.planning.plan import FIRST_REPLICATE
-from bstune.study.retarget import main as report
 from bstune.study.storage.attributes import BUDGET_TIMES
+from bstune.study.verbs.retarget import main as report
 
 LOSS = ("workload=replay", "workload.table=t.jsonl", "workload.name=replay", "study=loss")
 LOSS += ("mlflow.enabled=false", "scaling.batch_size=32", "search.objective=loss")

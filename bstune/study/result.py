@@ -29,8 +29,8 @@ from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
 from bstune.study.folder_config import options_of_folder
 from bstune.study.report import Findings
-from bstune.study.retarget import study_so_far
 from bstune.study.storage.opening import find_study
+from bstune.study.verbs.retarget import study_so_far
 from bstune.system.files import Output
 
 if TYPE_CHECKING:

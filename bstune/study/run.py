@@ -1,6 +1,6 @@
 """Runs a prepared study: its plan is printed, the search's trials run, its report is written.
 
-The winners run again before it. Meanwhile :mod:`bstune.study.progress` shows how far it has come.
+The winners run again before it. Meanwhile :mod:`bstune.study.showing.progress` shows how far it has come.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +22,13 @@ from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
 from bstune.study.analysis.critical import passing
 from bstune.study.folder_config import text_of_options
-from bstune.study.live_page import LivePage
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan_text import plan_text
 from bstune.study.prepare import PreparedStudy, prepare
-from bstune.study.progress import Progress, heard, trial_line
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, go_through
+from bstune.study.showing.live_page import LivePage
+from bstune.study.showing.progress import Progress, heard, trial_line
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,

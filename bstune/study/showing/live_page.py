@@ -22,12 +22,12 @@ from bstune.report.study_folder import StudyFiles, StudyFolder
 from bstune.report.words import point_text
 from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.at_budget import best_full, is_full
-from bstune.study.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
 from bstune.study.planning.baseline import baseline_runs
 from bstune.study.planning.plan import points_of
 from bstune.study.prepare import PreparedStudy
-from bstune.study.printed import short_path
 from bstune.study.report import asked_of
+from bstune.study.showing.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
+from bstune.study.showing.printed import short_path
 from bstune.system.console import format_number, format_seconds, plural
 from bstune.system.failures import optional
 from bstune.system.files import write_text_once

@@ -20,7 +20,7 @@ from bstune.report.extrapolation import (
     size_schedule,
 )
 from bstune.result import INTERVAL_QUANTILE
-from bstune.study.scales import log_error
+from bstune.study.verbs.scales import log_error
 from bstune.system.console import format_number, listing
 from bstune.system.inputs import one_line, read_text
 

@@ -4,7 +4,7 @@ r"""``bstune extrapolate``: what studies of small scales say of a larger one, an
         --card card.yaml --figure laws.png
 
 The law is that of :mod:`bstune.core.scale_law`, over three scales at least. ``--at`` names the
-scale (:mod:`bstune.study.scales`): ``examples=N`` or ``tokens=N``, ``parameters=N`` that are
+scale (:mod:`bstune.study.verbs.scales`): ``examples=N`` or ``tokens=N``, ``parameters=N`` that are
 trained, ``seconds=N`` of the budget, ``width=N`` or another option by the end of its name. Recorded
 runs tell no scale: ``--values n6000=6000,n18000=18000`` gives it.
 
@@ -43,8 +43,8 @@ from bstune.report.extrapolation import (
 from bstune.report.extrapolation_figure import draw_extrapolation
 from bstune.report.study_folder import StudyFolder, each_study
 from bstune.result import INTERVAL_QUANTILE
-from bstune.study.branch_scales import extrapolate_branches, read_branches
-from bstune.study.scales import (
+from bstune.study.verbs.branch_scales import extrapolate_branches, read_branches
+from bstune.study.verbs.scales import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     check_alike,

@@ -16,8 +16,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from bstune.core.records import Target, TrialResult
-from bstune.study.live_table import live_html
 from bstune.study.planning.plan import points_of
+from bstune.study.showing.live_table import live_html
 from bstune.system.console import format_number, format_seconds, plural, print_line
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
 
