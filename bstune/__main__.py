@@ -472,7 +472,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         from bstune.study.study import Study
 
     try:
-        result = Study.of(composed, arguments).run_on(plain_console(), process_seconds)
+        result = Study.from_composed(composed, arguments).run_on(plain_console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise

@@ -43,7 +43,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
 
 
 def is_built_without_cuda() -> bool:
-    """Say whether the torch that would be imported has neither CUDA nor HIP, by its version file."""
+    """Whether the torch that would be imported has neither CUDA nor HIP, by its version file."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -56,6 +56,7 @@ def is_built_without_cuda() -> bool:
 
 
 def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    """Read the names and values, as texts, that lines such as ``cuda: str = '12.4'`` assign."""
     for line in text.splitlines():
         name, equals, value = line.partition("=")
         if equals:

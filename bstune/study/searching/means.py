@@ -154,10 +154,9 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
         chosen = backend.horizon and chooses_horizons(prepared.options)
         return baseline, last_step if chosen else None
     steps = first_steps(
-        baseline,
         prepared.budget,
         last_step,
-        backend.step_time(baseline.batch_size),
-        1.0 + backend.evaluation_share,
+        seconds_per_step=backend.step_time(baseline.batch_size),
+        wall_share=1.0 + backend.evaluation_share,
     )
     return baseline, steps
