@@ -118,6 +118,21 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     )
 
 
+def test_seconds_to_go_count_points_until_the_search_ends(study, monkeypatch):
+    """Four points are tried, and the best one runs again."""
+    seen = list[tuple[int, bool]]()
+
+    def predict(prepared, wall, done, pace, search_has_ended):
+        seen.append((len(done), search_has_ended))
+        return 1.0
+
+    monkeypatch.setattr("bstune.study.search.study_seconds_to_go", predict)
+    run(study(Answers(), "search.trials=4"))
+    assert {number for number, ended in seen if not ended} == {1, 2, 3, 4}
+    assert {number for number, ended in seen if ended} >= {4, 5}
+    assert seen == sorted(seen)
+
+
 def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
     done = run(study(Answers(failing({0, 3, 4})), "search.trials=4"))
     failed = [trial for trial in done if trial.status == "failed"]

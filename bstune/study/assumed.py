@@ -138,16 +138,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     lines = list[str]()
     reference = stated.reference
     if reference is None:
-        if is_given:
-            raise ConfigError(
-                "which batch size do you run today? data is a function of it: give "
-                "reference=(batch size, learning rate)"
-            )
-        reference = project.take_batch_size(), _own_rate(module, stated)
-        lines.append(
-            f"reference={reference}: the batch size of {project.data_name} and the learning rate "
-            "of your module, as you run it today; the gain is over these"
-        )
+        reference = _assume_reference(project, stated, lines)
     batch_size = int(reference[0])
     sizes = stated.batch_sizes
     if sizes is None:
@@ -160,40 +151,88 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     wall_seconds: float | None = None
     budget_seconds: float | None = None
     if budget is None:
-        length = project.take_length(batch_size)
-        is_timed = stated.is_timed or stated.has_budget
-        if not length.is_own and not is_timed:
-            wall_seconds = QUICK_SECONDS
-            lines.append(
-                f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, "
-                "as neither it nor trainer={'max_epochs': N} says how long"
-            )
-        budget = Budget(examples=length.examples)
-        if stated.objective == "loss" and not stated.has_budget and not length.is_own:
-            budget_seconds = BUDGET_SECONDS
-            lines.append(
-                f"budget.seconds={budget_seconds:g}: of training, after which trials are compared; "
-                "options=['budget.seconds=SECONDS'] sets others"
-            )
-        elif not stated.has_budget:
-            lines.append(
-                f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: "
-                f"{length.why}"
-            )
+        assumed = _assume_budget(project, stated, batch_size, lines)
+        budget = assumed.budget
+        wall_seconds = assumed.wall_seconds
+        budget_seconds = assumed.budget_seconds
     target = _target(stated.target)
     if target is None:
         trial = _any_trial(batch_size, reference[1], budget.last_step(batch_size), stated.tunable)
-        build = module_builder(module, list(stated.tunable or ()), overrides_lr=stated.overrides_lr)
-        built = build(trial)
-        accelerator = "cpu" if stated.device == "cpu" else "auto"
-        metric = own_metric(built, project.data, project.trainer, accelerator)
-        target = Target(metric.name, 0.0, metric.mode).never_met
-        lines.append(_line_on(metric, stated.objective))
+        target = _assume_target(project, stated, trial, lines)
     with_own_trainer = replace(stated, trainer=project.trainer)
     given = _given_objects(with_own_trainer, target, sizes, reference, budget)
     return Completed(
         given=given, wall_seconds=wall_seconds, lines=tuple(lines), budget_seconds=budget_seconds
     )
+
+
+def _assume_reference(project: "_Project", stated: Stated, lines: list[str]) -> tuple[int, float]:
+    """Take the batch size and the learning rate that the project trains with; ``lines`` gets one."""
+    if project.is_given:
+        raise ConfigError(
+            "which batch size do you run today? data is a function of it: give "
+            "reference=(batch size, learning rate)"
+        )
+    reference = project.take_batch_size(), _own_rate(project.module, stated)
+    lines.append(
+        f"reference={reference}: the batch size of {project.data_name} and the learning rate "
+        "of your module, as you run it today; the gain is over these"
+    )
+    return reference
+
+
+@dataclass(frozen=True)
+class _AssumedBudget:
+    """The budget of a trial where none is given, and the seconds that were assumed with it."""
+
+    budget: Budget
+    wall_seconds: float | None
+    """``search.wall_seconds``; None where the study's time is not assumed."""
+    budget_seconds: float | None
+    """``budget.seconds``; None where a trial's budget is not one of seconds."""
+
+
+def _assume_budget(
+    project: "_Project", stated: Stated, batch_size: int, lines: list[str]
+) -> _AssumedBudget:
+    """Take the budget of a trial from the Trainer's length, or from the time of a short study.
+
+    ``lines`` gets a line for each thing that is assumed.
+    """
+    length = project.take_length(batch_size)
+    wall_seconds: float | None = None
+    is_timed = stated.is_timed or stated.has_budget
+    if not length.is_own and not is_timed:
+        wall_seconds = QUICK_SECONDS
+        lines.append(
+            f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, "
+            "as neither it nor trainer={'max_epochs': N} says how long"
+        )
+    budget_seconds: float | None = None
+    if stated.objective == "loss" and not stated.has_budget and not length.is_own:
+        budget_seconds = BUDGET_SECONDS
+        lines.append(
+            f"budget.seconds={budget_seconds:g}: of training, after which trials are compared; "
+            "options=['budget.seconds=SECONDS'] sets others"
+        )
+    elif not stated.has_budget:
+        lines.append(
+            f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: "
+            f"{length.why}"
+        )
+    return _AssumedBudget(Budget(examples=length.examples), wall_seconds, budget_seconds)
+
+
+def _assume_target(project: "_Project", stated: Stated, trial: Trial, lines: list[str]) -> Target:
+    """Find the metric that the module of a trial logs; ``lines`` gets one. Its value stays open."""
+    build = module_builder(
+        project.module, list(stated.tunable or ()), overrides_lr=stated.overrides_lr
+    )
+    built = build(trial)
+    accelerator = "cpu" if stated.device == "cpu" else "auto"
+    metric = own_metric(built, project.data, project.trainer, accelerator)
+    lines.append(_line_on(metric, stated.objective))
+    return Target(metric.name, 0.0, metric.mode).never_met
 
 
 @dataclass(frozen=True)

@@ -633,21 +633,12 @@ def _try_and_survey(
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached, measure_with
 
-    wall_seconds = options.search.wall_seconds
-    has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
-    # Several trials side by side take their seconds from the survey, and so does a budget of
-    # seconds.
-    needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
-    has_time = has_time or needs_seconds
-    surveyed = trial is None and options.hardware.enabled and has_time
     continues = trial is None and stops_trials(options)
+    surveyed = _is_surveyed(options, trial)
     tried = training.look(trial, continues=continues, surveyed=surveyed, say=say)
     backend = TriedBackend(tried, training)
     if trial is None:
-        seconds = max_seconds(budget, space, protocol, backend, options.budget.seconds)
-        seconds /= max(1, options.search.workers)
-        limited = budget.wall_seconds is not None or budget.seconds is not None
-        advice = advice_on_time(seconds, budget.trials, options.device, limited)
+        advice = _advice_on_length(options, protocol, space, budget, backend)
         if advice is not None:
             say(advice)
             backend.notes += (advice,)
@@ -655,14 +646,11 @@ def _try_and_survey(
     how = tried.how_timed
     if key is None or how is None:
         return _PreparedRuns(backend, space, training)
-    timed = options
-    if wall_seconds is not None:
-        limit = min(options.hardware.seconds, SURVEY_SHARE * wall_seconds)
-        timed = with_option(options, "hardware.seconds", limit)
+    limited_options = _with_survey_limit(options)
 
     def measured() -> "Survey":
         return measure_with(
-            timed,
+            limited_options,
             recipe,
             space,
             protocol,
@@ -692,6 +680,41 @@ def _try_and_survey(
         survey=survey,
         notes=tuple(headline(survey, was_cached)),
     )
+
+
+def _is_surveyed(options: StudyOptions, trial: TrialSpec | None) -> bool:
+    """Whether the hardware is surveyed: for a study that allows it, and has time or need for it."""
+    if trial is not None or not options.hardware.enabled:
+        return False
+    # Several trials side by side take their seconds from the survey, and so does a budget of
+    # seconds.
+    needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
+    wall_seconds = options.search.wall_seconds
+    has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
+    return needs_seconds or has_time
+
+
+def _advice_on_length(
+    options: StudyOptions,
+    protocol: TrialProtocol,
+    space: Space,
+    budget: SearchBudget,
+    backend: TrialBackend,
+) -> str | None:
+    """Say what a long study takes, and what would make it fit; None for one that is not long."""
+    seconds = max_seconds(budget, space, protocol, backend, options.budget.seconds)
+    seconds /= max(1, options.search.workers)
+    limited = budget.wall_seconds is not None or budget.seconds is not None
+    return advice_on_time(seconds, budget.trials, options.device, limited)
+
+
+def _with_survey_limit(options: StudyOptions) -> StudyOptions:
+    """Limit the seconds of a survey to a share of the study's wall time."""
+    wall_seconds = options.search.wall_seconds
+    if wall_seconds is None:
+        return options
+    limit = min(options.hardware.seconds, SURVEY_SHARE * wall_seconds)
+    return with_option(options, "hardware.seconds", limit)
 
 
 def _time_several_devices(

@@ -164,7 +164,7 @@ def _rank(
             winner = replace(winner, reaching=reaching_of(posterior, winner))
         best[merit] = winner
     beyond_limit = left_out(done, predicted, objective, replicates, max_candidates)
-    return _Ranked(best, _not_run_again(beyond_limit, passed_over, max_candidates))
+    return _Ranked(best, point_not_run_again(beyond_limit, passed_over, max_candidates))
 
 
 def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
@@ -277,7 +277,7 @@ def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
         return str(error)
 
 
-def _not_run_again(
+def point_not_run_again(
     beyond_limit: Winner | None, passed_over: Winner | None, max_candidates: int
 ) -> NotRunAgain | None:
     """Describe the point that is predicted to be better than the winner and got no fresh seeds.

@@ -15,7 +15,7 @@ their own in ``over_target``; ``over_target_growth`` says how it rises as the ta
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,19 @@ FINE = 0.7
 MAX_COARSE = 0.2
 
 
+@dataclass(frozen=True)
+class _ClaimedInterval:
+    """B_crit with its interval, as far as they are claimed; a value is None where it is not."""
+
+    b_crit: float | None
+    low: float | None
+    high: float | None
+    is_wide: bool
+    """Whether further trials would narrow the interval."""
+    note: str | None
+    """Why an end is open that no trial of this search would show, or B_crit is undetermined."""
+
+
 def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBatchSize | None:
     """Estimate the critical batch size from all trials; None where none reached the target.
 
@@ -92,67 +105,33 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         return None
     smallest = min(reached)
     largest = max(reached)
-
-    def claimed(value: float) -> float | None:
-        """Keep a batch size that lies where the curve is claimed; None for another one."""
-        # One batch size alone says nothing of the others.
-        if smallest < largest and smallest / ROOM <= value <= largest * ROOM:
-            return value
-        return None
-
-    prior = posterior.prior
-    low, middle, high = b_crit_quantiles(posterior, QUANTILES).tolist()
-    is_low_set, is_high_set = _set_by_trials(prior, low, middle, high)
-    # The interval's end may lie farther out than is claimed: then the nearest claimed place stands.
-    claimed_low: float | None = None
-    if is_low_set:
-        claimed_low = claimed(min(low, largest * ROOM))
-    claimed_high: float | None = None
-    if is_high_set:
-        claimed_high = claimed(max(high, smallest / ROOM))
-    ends_open = (claimed_low is None) + (claimed_high is None)
-    # The middle of an interval without ends would be the prior's choice.
-    b_crit: float | None = None
-    if ends_open < 2:
-        b_crit = claimed(middle)
-    below, above = _ends_beyond_search(prior, low, high, smallest, largest)
-    is_wide = ends_open > below + above
-    if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
-        is_wide = True
-    note = _beyond_search(below > 0, above > 0)
-    reason = _undetermined(posterior)
-    if reason is not None:
-        b_crit = None
-        claimed_low = None
-        claimed_high = None
-        is_wide = True
-        note = reason
+    interval = _claimed_interval(posterior, smallest, largest)
     term = _b_opt(posterior, smallest)
     s_min, e_min = _least_steps_and_examples(posterior, has_term=term is not None)
     b_opt_low: float | None = None
     b_opt: float | None = None
     b_opt_high: float | None = None
     if term is not None:
-        b_opt_low, b_opt, b_opt_high = (claimed(size) for size in term)
+        b_opt_low, b_opt, b_opt_high = (_claimed(size, smallest, largest) for size in term)
     perfect_scaling_below: float | None = None
     maximal_data_parallelism_above: float | None = None
-    if b_crit is not None:
+    if interval.b_crit is not None:
         # The regimes take the posterior's B_opt, even where that itself is not claimed.
         small_batch = 0.0 if term is None else term[1]
-        perfect_scaling_below = batch_at(b_crit, small_batch, 1.0 / SLOPE_RATIO)
-        maximal_data_parallelism_above = batch_at(b_crit, small_batch, SLOPE_RATIO)
+        perfect_scaling_below = batch_at(interval.b_crit, small_batch, 1.0 / SLOPE_RATIO)
+        maximal_data_parallelism_above = batch_at(interval.b_crit, small_batch, SLOPE_RATIO)
     next_trials: tuple[NextTrial, ...] = ()
-    if is_wide:
+    if interval.is_wide:
         next_trials = _next_trials(posterior, in_seconds)
     return CriticalBatchSize(
-        value=b_crit,
-        low=claimed_low,
-        high=claimed_high,
+        value=interval.b_crit,
+        low=interval.low,
+        high=interval.high,
         level=INTERVAL_LEVEL,
         # Fewer steps than at the largest batch size, and fewer examples than at the smallest, are
         # known only with the end of the interval there.
-        s_min=None if claimed_high is None else s_min,
-        e_min=None if claimed_low is None else e_min,
+        s_min=None if interval.high is None else s_min,
+        e_min=None if interval.low is None else e_min,
         b_opt=b_opt,
         b_opt_low=b_opt_low,
         b_opt_high=b_opt_high,
@@ -161,7 +140,54 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         smallest=smallest,
         largest=largest,
         next_trials=next_trials,
-        note=note,
+        note=interval.note,
+    )
+
+
+def _claimed(size: float, smallest: int, largest: int) -> float | None:
+    """Keep a batch size that lies where the curve is claimed; None for another one.
+
+    ``smallest`` and ``largest`` are the batch sizes that reached the target.
+    """
+    # One batch size alone says nothing of the others.
+    if smallest < largest and smallest / ROOM <= size <= largest * ROOM:
+        return size
+    return None
+
+
+def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _ClaimedInterval:
+    """Estimate B_crit with its interval, as far as the trials determine them.
+
+    ``smallest`` and ``largest`` are the batch sizes that reached the target.
+    """
+    prior = posterior.prior
+    low, middle, high = b_crit_quantiles(posterior, QUANTILES).tolist()
+    is_low_set, is_high_set = _set_by_trials(prior, low, middle, high)
+    # The interval's end may lie farther out than is claimed: then the nearest claimed place stands.
+    claimed_low: float | None = None
+    if is_low_set:
+        claimed_low = _claimed(min(low, largest * ROOM), smallest, largest)
+    claimed_high: float | None = None
+    if is_high_set:
+        claimed_high = _claimed(max(high, smallest / ROOM), smallest, largest)
+    ends_open = (claimed_low is None) + (claimed_high is None)
+    # The middle of an interval without ends would be the prior's choice.
+    b_crit: float | None = None
+    if ends_open < 2:
+        b_crit = _claimed(middle, smallest, largest)
+    below, above = _ends_beyond_search(prior, low, high, smallest, largest)
+    is_wide = ends_open > below + above
+    if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
+        is_wide = True
+    reason = _undetermined(posterior)
+    if reason is not None:
+        return _ClaimedInterval(b_crit=None, low=None, high=None, is_wide=True, note=reason)
+    return _ClaimedInterval(
+        b_crit=b_crit,
+        low=claimed_low,
+        high=claimed_high,
+        is_wide=is_wide,
+        note=_beyond_search(below > 0, above > 0),
     )
 
 

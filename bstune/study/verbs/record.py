@@ -31,13 +31,13 @@ from bstune.trial.replay import COLUMNS
 
 # Ratio of recorded steps to the ones before, but for those that brought a new best value.
 THINNING_RATIO = 1.12
-# Of a metric: so many that rounding takes no value past a target.
+# Digits of a metric: so many that rounding takes no value past a target.
 METRIC_DIGITS = 6
-# Of seconds per step: the error is far below the noise from run to run.
+# Digits of seconds per step: rounding is far below the noise from run to run.
 SECONDS_DIGITS = 4
 # Statuses of rows: an out-of-memory or failed trial bounds no steps.
 RECORDED_STATUSES = ("reached", "stopped", "diverged")
-# What settings begin with that must be the same when a table is continued.
+# Settings that begin so must be the same when a table is continued.
 FROZEN = (
     "workload.",
     "protocol.",
@@ -57,32 +57,7 @@ TableRow = dict[str, Any]
 
 def main(arguments: list[str]) -> None:
     """Run ``bstune record`` with the arguments after it."""
-    parser = ArgumentParser(
-        prog="bstune record",
-        usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] "
-        "workload=NAME [OPTION=VALUE ...]\n"
-        "       %(prog)s FILE --trials TRIALS_JSONL",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
-    parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
-    parser.add_argument(
-        "--batch-sizes",
-        type=partial(listed, int, 1, 10**15),
-        help="positive integers such as 8,16,32",
-    )
-    parser.add_argument(
-        "--lrs", type=partial(listed, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=partial(listed, int, 0, 2**32 - 1),
-        default=(0,),
-        help="such as 0,1 (default: 0)",
-    )
-    options, overrides = parser.parse_known_args(arguments)
+    options, overrides = _parser().parse_known_args(arguments)
     if os.path.lexists(options.file):
         raise TableError(f"{options.file} is there already: choose another name, or delete it")
     check_writable(options.file, "FILE")
@@ -114,7 +89,43 @@ def main(arguments: list[str]) -> None:
     write_out(f"wrote {options.file}: bstune workload=replay workload.table={options.file} ...")
 
 
+def _parser() -> ArgumentParser:
+    """Make the parser of the verb's arguments."""
+    parser = ArgumentParser(
+        prog="bstune record",
+        usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] "
+        "workload=NAME [OPTION=VALUE ...]\n"
+        "       %(prog)s FILE --trials TRIALS_JSONL",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
+    parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
+    parser.add_argument(
+        "--batch-sizes",
+        type=partial(listed, int, 1, 10**15),
+        help="positive integers such as 8,16,32",
+    )
+    parser.add_argument(
+        "--lrs", type=partial(listed, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=partial(listed, int, 0, 2**32 - 1),
+        default=(0,),
+        help="such as 0,1 (default: 0)",
+    )
+    return parser
+
+
 def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str]) -> None:
+    """Train the points of a grid and write their table, going on where an earlier command stopped.
+
+    Raises:
+        ConfigError: for a workload or options that cannot be recorded.
+        TableError: where the earlier command's runs had other settings.
+    """
     sizes = sorted({size for size, _, _ in points})
     if len(sizes) < 2:
         raise ConfigError(
@@ -164,7 +175,7 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
 
 
 def _recorded_settings(prepared: PreparedStudy) -> dict[str, object]:
-    """Collect what a run depends on, which must be the same where a table is continued."""
+    """Collect the settings on which a run depends: a table is continued with the same ones alone."""
     settings: dict[str, object] = {
         name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)
     }
@@ -173,7 +184,7 @@ def _recorded_settings(prepared: PreparedStudy) -> dict[str, object]:
 
 
 def _read_settings(path: Path) -> dict[str, object]:
-    """Read the settings of an earlier run; TableError for another file."""
+    """Read the settings of an earlier command; TableError where the file holds none."""
     try:
         settings = parse_json(read_text(path, "the settings"), str(path))
     except InputError:
@@ -188,7 +199,10 @@ def _read_settings(path: Path) -> dict[str, object]:
 def record_grid(
     points: Sequence[GridPoint], train: Callable[[TrialSpec], TrialResult], path: Path
 ) -> None:
-    """Train every point that ``path.runs`` lacks, print a line for each, then write ``path``."""
+    """Train every point that the file of runs beside ``path`` lacks, then write the table to ``path``.
+
+    Each run is appended to that file as it ends, and a line is printed for it.
+    """
     runs = _runs_file(path)
     rows = _read_runs(runs)
     done = {_point(recorded) for recorded in rows}
@@ -211,7 +225,7 @@ def record_grid(
 
 
 def row(result: TrialResult) -> TableRow:
-    """Make a trial a row of a table; evaluations that were not finite are left out."""
+    """Make the row of a trial; evaluations that were not finite are left out."""
     history = [(step, value) for step, value in result.history if value is not None]
     searched: dict[str, object] = {}
     if result.hyperparameters:
@@ -229,7 +243,11 @@ def row(result: TrialResult) -> TableRow:
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table of the usable rows, in order; TableError if they are at fewer than two batch sizes."""
+    """Write a table of the usable rows, sorted by batch size, learning rate and seed.
+
+    Raises:
+        TableError: where they are at fewer than two batch sizes.
+    """
     ordered = list[TableRow]()
     for recorded in sorted(rows, key=_point):
         if recorded["status"] in RECORDED_STATUSES:
@@ -251,10 +269,10 @@ def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _median_step_times(rows: Iterable[TableRow]) -> dict[int, float]:
-    """Give the seconds of a step at each batch size, over all of its rows that have them.
+    """Give the median seconds of a step at each batch size, over its rows that have them.
 
-    A step takes the same time at every learning rate; what else ran on the machine shows in single
-    rows alone.
+    A step takes the same time at every learning rate. What else ran on the machine shows in single
+    rows alone, which the median leaves out.
     """
     times: dict[int, list[float]] = {}
     for recorded in rows:
@@ -267,7 +285,11 @@ def _median_step_times(rows: Iterable[TableRow]) -> dict[int, float]:
 
 
 def _thinned(recorded: Mapping[str, Any]) -> TableRow:
-    """Thin the evaluations, but for new lowest and highest values: steps to any target stay the same."""
+    """Thin the evaluations of a row so that the steps to any target stay the same.
+
+    Kept are new lowest and highest values, the last evaluation, and others ``THINNING_RATIO`` apart
+    in steps.
+    """
     steps: list[int] = []
     metric: list[float] = []
     lowest = math.inf
@@ -286,19 +308,26 @@ def _thinned(recorded: Mapping[str, Any]) -> TableRow:
 
 
 def _rounded(value: float, digits: int) -> float:
+    """Round to so many significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 def _point(recorded: Mapping[str, Any]) -> GridPoint:
+    """Read the point of the grid that a row is of."""
     return recorded["batch_size"], recorded["lr"], recorded["seed"]
 
 
 def _runs_file(path: Path) -> Path:
+    """Name the file that keeps the runs until the table ``path`` is written."""
     return path.with_name(path.name + ".runs")
 
 
 def _read_runs(path: Path) -> list[TableRow]:
-    """Read the rows of an earlier run; a last line that was cut short is dropped."""
+    """Read the rows that an earlier command has recorded; a last line that was cut short is dropped.
+
+    Raises:
+        TableError: where the file holds other lines.
+    """
     if not os.path.lexists(path):
         return []
     if path.is_symlink() or not path.is_file():
@@ -316,13 +345,16 @@ def _read_runs(path: Path) -> list[TableRow]:
             f"{path} holds other lines than those of an earlier run ({error}): "
             "delete it to begin anew"
         ) from error
-    # Appended to the part of a line, the next row would be no JSON.
+    # Without the cut line, after which the next row would be no JSON.
     write_text(path, f"{whole}\n" if whole else "")
     return rows
 
 
 def _is_row(recorded: Mapping[str, Any]) -> bool:
-    """Tell whether :func:`row` may have made a row; a trial that did not run has no seconds per step."""
+    """Whether a row has the fields and the values that :func:`row` writes.
+
+    A trial that did not run has no seconds per step.
+    """
     if not {*COLUMNS, "status"} <= recorded.keys():
         return False
     fits = {name: is_valid(recorded[name]) for name, (_, is_valid) in COLUMNS.items()}
@@ -346,10 +378,14 @@ def recorded_trials(path: Path) -> list[TrialResult]:
 
 
 def rows_of_study(trials: Iterable[TrialResult]) -> list[TableRow]:
-    """Make the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
+    """Make the rows of a study's trials.
 
-    TableError where schedules end with the trial, as a history then says nothing of a run with another horizon.
-    What was searched besides batch size and learning rate stands in ``hyperparameters`` of a row.
+    Of several trials at one point and seed, such as one and those that continue it, the row is that
+    with the most steps. Further hyper-parameters stand in its ``hyperparameters``.
+
+    Raises:
+        TableError: where schedules end with the trial: a history then says nothing of a run with
+            another horizon.
     """
     longest: dict[GridPoint, TrialResult] = {}
     for trial in trials:
