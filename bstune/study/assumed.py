@@ -1,4 +1,6 @@
-"""What :class:`bstune.Study` takes for granted where an argument is left out: the project's own values, each said.
+"""What :class:`bstune.Study` assumes for arguments that are left out: the project's own values.
+
+Each assumption is printed.
 
 >>> bstune.tune(MyModule, MyData())  # doctest: +SKIP
 assumed: reference=(64, 0.001): MyData's own batch size, and lr of MyModule; the gain is over these
@@ -167,7 +169,10 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
 
 
 def _assume_reference(project: "_Project", stated: Stated, lines: list[str]) -> tuple[int, float]:
-    """Take the batch size and the learning rate that the project trains with; ``lines`` gets one."""
+    """Take the batch size and the learning rate that the project trains with.
+
+    ``lines`` gets a line that says so.
+    """
     if project.is_given:
         raise ConfigError(
             "which batch size do you run today? data is a function of it: give "
@@ -274,7 +279,7 @@ class _Project:
         return own_batches(self.data, self.data_name, is_given=self.is_given)
 
     def take_batch_size(self) -> int:
-        """Give the project's batch size: that of the data, times the batches that the Trainer accumulates."""
+        """Give the project's batch size: that of the data, times the batches accumulated."""
         accumulated = self.trainer.pop(ACCUMULATED, None) or 1
         return self.batches.batch_size * int(accumulated)
 

@@ -1,8 +1,10 @@
-"""The objective loss in a study: which trials ran to their budget's end, and which of them run again on fresh seeds.
+"""The objective loss: which trials ran to their budget's end, and which run on fresh seeds.
 
-The search itself is :mod:`bstune.search.fixed_budget`. Once it has ended, the point whose fresh seed is predicted to be
-best runs again on ``search.replicates`` fresh seeds, and then the baseline on the same ones. Each run moves what is
-predicted: where another point is best then, it runs again as well, up to ``search.candidates`` of them.
+The search itself is :mod:`bstune.search.fixed_budget`. Once it has ended, the point whose fresh
+seed is predicted to be best runs again on ``search.replicates`` fresh seeds, and then the baseline
+on the same ones. Each run moves what is
+predicted: where another point is best then, it runs again as well, up to ``search.candidates`` of
+    them.
 """
 
 import math
@@ -49,7 +51,10 @@ def is_full(trial: TrialResult, last_step: Callable[[float], int]) -> bool:
 def best_full(
     trials: Sequence[TrialResult], last_step: Callable[[float], int], target: Target
 ) -> TrialResult | None:
-    """Find the search's trial with the best metric at its budget's end; None before one got there."""
+    """Find the search's trial with the best metric at its budget's end.
+
+    It is None before one got there.
+    """
     best: TrialResult | None = None
     least = math.inf
     for trial in trials:
@@ -64,7 +69,7 @@ def best_full(
 
 
 def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResult, ...]:
-    """Select the runs on fresh seeds of the trial ``number``, but for failed ones, in their order."""
+    """Select the runs on fresh seeds of the trial ``number``; failed ones are left out."""
     return tuple(
         trial for trial in trials if trial.replicate_of == number and trial.status != "failed"
     )
@@ -145,7 +150,7 @@ def first_beside(
 ) -> FreshRun | None:
     """Give the baseline's first run on a fresh seed of the best point.
 
-    None where it has had one, or none is due.
+    It is None where it has had one, or none is due.
     """
     original = _original(trials, best)
     runs = fresh_runs_of(trials, original.number)
@@ -195,7 +200,7 @@ def _baseline_run_beside(
 ) -> FreshRun | None:
     """Give the baseline's run on the next of the winner's seeds.
 
-    None where it has run on all of them, is the winner itself, or broke in its first run.
+    It is None where it has run on all of them, is the winner itself, or broke in its first run.
 
     ``runs``: the winner's on fresh seeds.
     """
@@ -210,7 +215,10 @@ def _baseline_run_beside(
 
 
 def _original(trials: Sequence[TrialResult], run: TrialResult) -> TrialResult:
-    """Find the search's own trial that a run on a fresh seed repeats; a trial of the search is it itself."""
+    """Find the search's own trial that a run on a fresh seed repeats.
+
+    For a trial of the search it is that trial itself.
+    """
     by_number = {trial.number: trial for trial in trials}
     # A trial that ran again may itself repeat one: the first of them is the search's.
     original = run

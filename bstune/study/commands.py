@@ -129,7 +129,7 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
 def _threads_option(prepared: PreparedStudy) -> list[str]:
     """Give the option ``threads=N`` that sets the number of threads a survey chose.
 
-    Empty where a single trial has as many by itself, and where no survey chose them.
+    It is empty where a single trial has as many by itself, and where no survey chose them.
     """
     timed = prepared.backend.timed
     if timed is None or timed.threads is None or prepared.options.threads != "auto":
@@ -155,7 +155,7 @@ def study_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _with_known_target(arguments: Sequence[str], prepared: PreparedStudy) -> list[str]:
-    """Give the arguments, with the target's value in place of theirs if the first trial has set it."""
+    """Give the arguments, with the target's value in them if the first trial has set it."""
     if prepared.goal is None:
         return list(arguments)
     named = ("target=", "workload.target.value=")

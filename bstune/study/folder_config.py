@@ -1,4 +1,4 @@
-"""The options that a study's folder holds, as data: what a report needs of them, and nothing that they name is called.
+"""The options that a study's folder holds, read as data: nothing that they name is called.
 
 A ``config.yaml`` says by name what is imported and called (``_target_``). Whoever runs the study
 has written it; whoever looks at a folder has not. So a report builds two things by a name of the
@@ -74,7 +74,10 @@ def with_new_options(values: Mapping[str, object]) -> dict[str, object]:
 
 @cache
 def _usual_options() -> dict[str, object]:
-    """Read the defaults that ship with bstune, once for all folders. Callers must not change them."""
+    """Read the defaults that ship with bstune, once for all folders.
+
+    Callers must not change them.
+    """
     return _options_among(read_yaml("config.yaml"))
 
 

@@ -78,7 +78,9 @@ HARMLESS = {"protocol.noise_scale_every": None}
 def trials_of(
     options: StudyOptions, assumptions: tuple[str, ...] = (), limits: LoopLimits = ANY_LOOP
 ) -> Iterator[LoopTrial]:
-    """Search, or go on with it: yield each trial for the loop to train; write the report at the end.
+    """Search, or go on with it: yield each trial for the loop to train.
+
+    Write the report at the end.
 
     While the loop's body runs, generators, flags, loggers and the working directory are the loop's.
 
@@ -98,7 +100,9 @@ def trials_of(
 def batches_of(
     options: StudyOptions, assumptions: tuple[str, ...] = (), limits: LoopLimits = ANY_LOOP
 ) -> Generator[list[LoopTrial], None, None]:
-    """Do what :func:`trials_of` does for a loop that trains up to ``limits.jobs`` trials side by side.
+    """Do what :func:`trials_of` does for a loop that trains several trials side by side.
+
+    ``limits.jobs`` says how many.
 
     It yields lists of trials. Each trial of a list was asked while those before it counted as
     running. The next list is asked once all trials of this one have ended. Runs on fresh seeds
@@ -168,7 +172,7 @@ def _check_training(options: StudyOptions) -> None:
 
 
 def _flat(name: str, value: object) -> dict[str, object]:
-    """Give the options of the section ``name`` by their dotted names, or the one option ``name``."""
+    """Give the options of a section by their dotted names, or the one option ``name``."""
     if isinstance(value, BaseModel):
         value = value.model_dump()
     return flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}

@@ -1,4 +1,4 @@
-"""``workload.target.value=auto``: the target is what the user's own configuration comes to, so that none need be known.
+"""``workload.target.value=auto``: the target is what the user's own configuration comes to.
 
 Trial 0 runs the baseline alone, to the end of its budget. What its metric has come to there is the
 study's target, made easier by what chance is worth: the same quality as today, sooner. It is stored

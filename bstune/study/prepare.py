@@ -196,7 +196,7 @@ class PreparedStudy:
         return seconds_between(self.budget_times, batch_size)
 
     def measured_budget_times(self) -> tuple[tuple[int, float], ...]:
-        """Give batch sizes over the range, the reference's among them, each with the seconds of a step."""
+        """Give the seconds of a step at batch sizes over the range and at the reference's."""
         low = self.space.low
         high = self.space.high
         shares = np.linspace(0.0, 1.0, BUDGET_SIZES)
@@ -228,7 +228,7 @@ class PreparedStudy:
 
     @property
     def caveats(self) -> list[str]:
-        """Sentences that the report prints: how to read it, given the schedule, devices and target."""
+        """Sentences of the report on how the schedule, devices and target were treated."""
         caveats = list[str]()
         if self.backend.horizon and chooses_horizons(self.options):
             caveats.append(HORIZON_CAVEAT)
@@ -587,7 +587,10 @@ def _prepare_training(
 
 
 def _largest_size(backend: TrialBackend, survey: "Survey | None") -> int | None:
-    """Give the largest batch size that the data and the memory allow; None where neither is known."""
+    """Give the largest batch size that the data and the memory allow.
+
+    It is None where neither is known.
+    """
     limits = list[int]()
     if backend.train_examples is not None:
         limits.append(backend.train_examples)

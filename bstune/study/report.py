@@ -1,4 +1,4 @@
-"""The report of a study: its files, its answer, the winners on the test set, its curve in a tracker."""
+"""The report of a study: its files, its answer, the winners on the test set, the tracker."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -138,7 +138,7 @@ def _next_in_python(
 ) -> list[Line]:
     """Give the line NEXT of a study of Python objects: the call that trains its winner.
 
-    Empty without a winner, and for a study of the command line, whose answer has a command.
+    It is empty without a winner, and for a study of the command line, whose answer has a command.
     """
     has_winner = result.winner is not None or result.at_budget is not None
     if arguments is not None or not has_winner or prepared.recipe is None:
@@ -285,7 +285,7 @@ def _command_to_train(
 ) -> str | None:
     """Give the command that trains the winner to use.
 
-    None without a winner, and for a study of Python objects (``arguments`` None).
+    It is None without a winner, and for a study of Python objects (``arguments`` None).
     """
     best = analysis.best
     if arguments is None:

@@ -113,7 +113,10 @@ class Result:
 
     @property
     def best(self) -> Best:
-        """The winner, or the best point so far; StudyError where no trial has a value of the metric."""
+        """The winner, or the best point so far.
+
+        StudyError where no trial has a value of the metric.
+        """
         merits = SOUGHT[self.summary.objective].merits or ("time",)
         best = self.summary.best_by(merits[0])
         if best is None:
@@ -138,7 +141,10 @@ class Result:
 
     @cached_property
     def curve(self) -> "pandas.DataFrame":
-        """S*(B) with its band: batch_size, steps, low, high; empty where no trial reached the target."""
+        """S*(B) with its band: batch_size, steps, low, high.
+
+        It is empty where no trial reached the target.
+        """
         # pandas takes half a second to import, and the command never needs it.
         import pandas
 
@@ -206,9 +212,10 @@ class Result:
         fast: bool = False,
         **trainer: Any,
     ) -> "tuple[LightningModule, Trainer]":
-        """Train the winner again, with its seed and for its steps or its horizon, as a plain ``Trainer.fit``.
+        """Train the winner again by a plain ``Trainer.fit``, with its seed, for its steps.
 
-        It trains with as many threads of torch as the study.
+        Where its schedule ends with the trial it is for its horizon. It trains with as many threads
+        of torch as the study.
 
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read of a folder.

@@ -1,6 +1,7 @@
 """Runs a prepared study: its plan is printed, the search's trials run, its report is written.
 
-The winners run again before it. Meanwhile :mod:`bstune.study.showing.progress` shows how far it has come.
+The winners run again before it. Meanwhile :mod:`bstune.study.showing.progress` shows how far it has
+come.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -139,7 +140,7 @@ def run(
 
 
 def _in_users_language(options: StudyOptions, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Wrap ``show``, which prints a line, so that a Python study's lines have options as Python has.
+    """Wrap ``show``, which prints a line: in a Python study options are spelled as in Python.
 
     For a study of the command line it is ``show`` itself.
     """

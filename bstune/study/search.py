@@ -1,9 +1,10 @@
-"""The trials of one study: claimed, run, stored, written and shown, until the search and its replicates end.
+"""The trials of one study: asked, run, stored and shown until search and fresh seeds are through.
 
-Any number of processes may do this on one study at once. One of them owns it and reports; the others only run trials.
+Any number of processes may do this on one study at once. One of them owns it and reports; the
+others only run trials.
 
-A search is a generator that pauses where it waits for a trial: a loop of the user's trains it there.
-What it decides are functions of the trials, in :mod:`bstune.study.searching`.
+A search is a generator that pauses where it waits for a trial: a loop of the user's trains it
+there. What it decides are functions of the trials, in :mod:`bstune.study.searching`.
 """
 
 import math
@@ -203,7 +204,7 @@ class Search:
                 self._store(finished, read)
 
     def _leave(self) -> None:
-        """Store what the study has taken, and write its trials, for the command that continues it."""
+        """Store the wall time that the study took, and write its trials, for the next command."""
         self._wall.keep()
         if self._files is not None:
             self._files.write(results(self._study))
@@ -277,7 +278,7 @@ class Search:
     def _ask_rescue(self, done: Sequence[TrialResult]) -> AskedTrial | None:
         """Ask the most promising stopped trial to go on, where none has reached the target.
 
-        None where one has, where another process decides it, or where none can go on.
+        It is None where one has, where another process decides it, or where none can go on.
         """
         prepared = self._prepared
         # Of several processes one decides what goes on.
@@ -326,7 +327,7 @@ class Search:
                 return
 
     def _run_again_at_budget(self, runner: Runner) -> Paused[None]:
-        """Run the point that is predicted to be best on fresh seeds, and the baseline on the same ones."""
+        """Run the point with the best prediction on fresh seeds, and the baseline beside it."""
         prepared = self._prepared
         while self._is_owner:
             done = with_common_step_time(prepared, self._write(self._read()))
@@ -412,7 +413,7 @@ class Search:
     def _ask(self, done: Sequence[TrialResult], trials: Trials) -> AskedTrial | None:
         """Ask the next trial of the search.
 
-        None where no index is free any more, or no time is left; ``_no_time`` then says so.
+        It is None where no index is free any more, or no time is left; ``_no_time`` then says so.
         """
         prepared = self._prepared
         budget = self._budget
@@ -452,7 +453,7 @@ class Search:
     def _limited(self, done: Sequence[TrialResult], spec: TrialSpec) -> TrialSpec | None:
         """Limit a suggested trial so that time is left for what follows the search.
 
-        None where that leaves it too short; ``_no_time`` then says so.
+        It is None where that leaves it too short; ``_no_time`` then says so.
         """
         limited = within_time(self._prepared, self._wall, self._stops, done, spec)
         if isinstance(limited, SearchEnd):

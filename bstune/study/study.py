@@ -1,4 +1,4 @@
-"""``bstune.Study``: typed options and a recipe, which the command line and Python build alike, and which run.
+"""``bstune.Study``: typed options and a recipe, which the command line and Python build alike.
 
 >>> study = bstune.Study(module=LitModel, data=MyDataModule(), target=..., ...)  # doctest: +SKIP
 >>> study.run().best.batch_size  # doctest: +SKIP
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Study:
-    """A search of batch size and learning rate: :meth:`run` trains its trials, or a loop of yours does.
+    """A search of batch size and learning rate; :meth:`run` or your own loop trains its trials.
 
     What an argument leaves at None is as ``conf/`` has it. The same arguments continue the study;
     other settings than those it began with are refused, and a change in the module's code is not
@@ -53,24 +53,26 @@ class Study:
     bstune.Study(...):`` (:mod:`bstune.study.own_loop`).
 
     Args:
-        module: a function of a trial (``trial.lr``, ``.batch_size``, ``.seed``, ``.total_steps`` and what
-            is ``tunable``) that returns a new LightningModule; or a class with an argument ``lr`` or ``learning_rate``,
-            and, if it likes, others of these names.
-        data: a LightningDataModule; DataLoaders ``(train, val)`` or ``(train, val, test)``, or a dict of these names;
-            or a function of a batch size that returns one of them. Trials train on batches of exactly B examples;
-            iterable data sets and several training loaders need such a function, whose batches are taken as they come.
+        module: a function of a trial (``trial.lr``, ``.batch_size``, ``.seed``, ``.total_steps``
+            and what is ``tunable``) that returns a new LightningModule; or a class with an argument
+            ``lr`` or ``learning_rate``, and, if it likes, others of these names.
+        data: a LightningDataModule; DataLoaders ``(train, val)`` or ``(train, val, test)``, or a
+            dict of these names; or a function of a batch size that returns one of them. Trials
+            train on batches of exactly B examples; iterable data sets and several training loaders
+            need such a function, whose batches are taken as they come.
         target: the validation metric to reach, such as ``Target("val_loss", 0.1, mode="min")`` or
-            ``"val_loss<=0.1"``; a metric alone, such as ``"val_loss"``, or None, is to become what the
-            reference comes to.
-        batch_sizes: the smallest and the largest one to search; None: from 1/16 of the reference's on.
+            ``"val_loss<=0.1"``; a metric alone, such as ``"val_loss"``, or None, is to become what
+            the reference comes to.
+        batch_sizes: the smallest and the largest one to search; None: from 1/16 of the reference's
+            on.
         reference: a batch size and a learning rate that go together: where the search begins; None:
             the batch size of the data and the rate that the module's class has as a default.
         budget: after which a trial gives up; None: the Trainer's own length, or two minutes of the
             whole study. What is taken for granted is printed, a line each.
         trainer: further arguments of the Lightning Trainer; ``max_epochs`` and ``max_steps`` in
             place of ``budget``.
-        tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``, ``high``, ``log``,
-            ``integer`` and ``complement`` (1 - value is searched).
+        tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``,
+            ``high``, ``log``, ``integer`` and ``complement`` (1 - value is searched).
         name: of the study: one of the same name is continued; None: the module's class.
         objective: ``time``, ``steps``, ``both`` or ``curve``; or ``loss``, the best metric within a
             budget, such as ``options=["budget.seconds=300"]``, without a target's value.
@@ -85,9 +87,11 @@ class Study:
         storage: URL of Optuna's storage.
         survey: whether to measure first what the hardware allows.
         mlflow: whether to log to MLflow.
-        override_lr: whether to set a trial's learning rate in the optimizers that the module has built, in place of
-            the rates that stand in its ``configure_optimizers``, all groups and schedules in proportion.
-        options: further ones, as on the command line: ``["search.replicates=1", "scaling=linear"]``.
+        override_lr: whether to set a trial's learning rate in the optimizers that the module has
+            built, in place of the rates that stand in its ``configure_optimizers``, all groups and
+            schedules in proportion.
+        options: further ones, as on the command line: ``["search.replicates=1",
+            "scaling=linear"]``.
 
     Raises:
         ConfigError: for an argument that cannot be used.
@@ -425,6 +429,9 @@ def users_errors() -> Iterator[None]:
 
 
 def _is_users_error(error: BaseException) -> bool:
-    """Whether an error was raised in the user's code. SystemExit and KeyboardInterrupt do not count."""
+    """Whether an error was raised in the user's code.
+
+    SystemExit and KeyboardInterrupt do not count.
+    """
     is_error = isinstance(error, Exception) and not isinstance(error, BstuneError)
     return is_error and in_users_code(error)

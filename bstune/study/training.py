@@ -1,4 +1,4 @@
-"""What needs the data and the modules of a study, in one process: first steps, timed steps, trials, tests.
+"""All that needs a study's data and modules, in one process: first steps, timings, trials, tests.
 
 The command keeps none of them: it asks :class:`TrainingProcess`, which has loaded them in a process
 of its own. Whatever the user's code does there, ``sys.exit`` or a crash, ends that process and is
@@ -302,7 +302,7 @@ class Training(Protocol):
 
 
 class TrainingHere:
-    """Trains in the command's own process: for debuggers, and for what cannot be sent to another one."""
+    """Trains in the command's own process: for debuggers, and for what cannot be pickled."""
 
     def __init__(
         self, options: StudyOptions, recipe: Recipe, protocol: TrialProtocol, log: TrialsLog
@@ -490,7 +490,7 @@ def open_service(
 
 
 class TriedBackend(TrialBackend):
-    """The backend of a study that trains, as the command has it: a :class:`Training` runs its trials."""
+    """The command's backend of a study that trains: a :class:`Training` runs its trials."""
 
     def __init__(self, tried: Tried, training: Training) -> None:
         self.step_time = tried.findings.step_time

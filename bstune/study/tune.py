@@ -27,7 +27,7 @@ def _make_and_run(make_study: Callable[Arguments, Study]) -> Callable[Arguments,
     """Make the function that takes the arguments of ``make_study`` and runs the study it makes."""
 
     def tune(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        """Search the batch size and learning rate of a Lightning module, and give the :class:`Result`.
+        """Search batch size and learning rate of a Lightning module; give the :class:`Result`.
 
         It is ``bstune.Study(...).run()``: the arguments and what is raised are those of
         :class:`bstune.Study` and its ``run``. The same call continues the study.
@@ -50,7 +50,7 @@ def survey(
     batch_sizes: tuple[int, int] | None = None,
     trainer: Mapping[str, Any] | None = None,
 ) -> Survey:
-    """Measure what this machine allows for a workload: which batch sizes fit, seconds of a step, the roofline.
+    """Measure what this machine allows for a workload: batch sizes that fit, seconds, roofline.
 
     Nothing is written but its cache. The workload is one that a config names,
     ``survey("workload=digits")``, or a module and data:

@@ -1,4 +1,4 @@
-"""What becomes of a study's winners at its end: they are tested, marked, their checkpoints looked for."""
+"""What becomes of a study's winners at its end: tests, marks, and a look for checkpoints."""
 
 from collections.abc import Mapping
 from contextlib import chdir

@@ -170,7 +170,7 @@ def _rank(
 def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
     """Tell how likely further seeds reach the target, at the winner's horizon and at the longest.
 
-    None where schedules do not end with the trial.
+    It is None where schedules do not end with the trial.
     """
     horizon = winner.advised_horizon
     if horizon is None:
@@ -282,7 +282,7 @@ def point_not_run_again(
 ) -> NotRunAgain | None:
     """Describe the point that is predicted to be better than the winner and got no fresh seeds.
 
-    None where there is no such point.
+    It is None where there is no such point.
 
     Args:
         beyond_limit: the point that got none because of ``search.candidates``, if any.
@@ -299,7 +299,7 @@ def point_not_run_again(
 
 
 def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
-    """Give S*(B) with its interval between the batch sizes that reached the target, even in log B."""
+    """Give S*(B) with its interval, even in log B between the sizes that reached the target."""
     ratio = critical.largest / critical.smallest
     # Near small batch sizes several of them round to the same one.
     ladder = set[int]()

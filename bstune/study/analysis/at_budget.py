@@ -46,7 +46,10 @@ from bstune.study.prepare import PreparedStudy
 
 
 def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> AtBudget | None:
-    """Analyse the trials of a study for the objective loss; None before one ran to its budget's end."""
+    """Analyse the trials of a study for the objective loss.
+
+    It is None before one ran to its budget's end.
+    """
     shares: Sequence[float] = BUDGET_SHARES
     if prepared.backend.horizon:
         # A schedule that ends with its trial would have ended earlier under a shorter budget: what
@@ -99,7 +102,10 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
 
 
 def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
-    """Give the seconds of a step that turn a budget of seconds into steps; empty for another budget."""
+    """Give the seconds of a step that turn a budget of seconds into steps.
+
+    It is empty for another budget.
+    """
     if prepared.options.budget.seconds is None:
         return ()
     # Those that the study itself counted by, where it has run.
@@ -147,7 +153,10 @@ def _point(
 
 
 def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues | None:
-    """Give what runs on fresh seeds came to, with mean and interval; None where none ran to its end."""
+    """Give what runs on fresh seeds came to, with mean and interval.
+
+    It is None where none ran to its end.
+    """
     mode = prepared.protocol.target.mode
     # Those that diverged, or ended before, are counted and have no metric to compare.
     full = [run for run in runs if is_full(run, prepared.last_step)]

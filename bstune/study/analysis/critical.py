@@ -68,7 +68,8 @@ HORIZON_SPAN = 10.0
 UNTOLD_SHARE = 0.1
 # The ratio of B_crit without that term to B_crit with it, from which on that matters.
 UNTOLD_FACTOR = 1.5
-# Two batch sizes contradict each other beyond so many standard deviations of the scatter over seeds.
+# Two batch sizes contradict each other beyond so many standard deviations of the scatter from seed
+# to seed.
 CONTRADICTION = 2.0
 # Targets with B_crit and both ends of its interval, for the exponent of its growth.
 MIN_GROWTH = 3
@@ -76,7 +77,8 @@ MIN_GROWTH = 3
 MIN_PASSED = 8
 # The largest of their batch sizes over the smallest.
 MIN_PASSED_SPAN = 8.0
-# In a closely evaluated trial the step of the last miss over that of the first hit is at least this.
+# In a closely evaluated trial the step of the last miss is at least this share of that of the first
+# hit.
 FINE = 0.7
 # The share of trials that may be evaluated less closely.
 MAX_COARSE = 0.2
@@ -277,7 +279,9 @@ def _undetermined(posterior: Posterior) -> str | None:
 
 
 def _contradiction(posterior: Posterior) -> str | None:
-    """Say how the only two batch sizes that reached the target contradict the law; None if they do not.
+    """Say how the only two batch sizes that reached the target contradict the law.
+
+    It is None if they do not.
 
     They do where the larger one takes more steps, or fewer examples, by more than seeds explain.
     Without a small-batch term the law allows neither. With one, two points determine no B_crit.
@@ -325,7 +329,7 @@ def _next_trials(posterior: Posterior, in_seconds: bool) -> tuple[NextTrial, ...
 def _beyond_search(below: bool, above: bool) -> str | None:
     """Say which options would show the ends of the interval that lie beyond the search.
 
-    None where no end lies beyond.
+    It is None where no end lies beyond.
     """
     options = list[str]()
     if below:
@@ -370,8 +374,8 @@ def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -
 def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     """Give the lower end of B_opt's interval, its median and the upper end, in examples.
 
-    None unless the trials say that B_opt lies above ``smallest``, the smallest batch size that
-    reached the target.
+    It is None unless the trials say that B_opt lies above ``smallest``, the smallest batch size
+    that reached the target.
     """
     prior = posterior.prior
     edge = math.log(smallest / 2.0**prior.log_mid)

@@ -146,7 +146,7 @@ def study_posterior(
 def budget_posteriors(
     prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, shares: Sequence[float]
 ) -> dict[float, BudgetPosterior]:
-    """Sample the posterior of the objective loss at each of these shares of the budget, by share."""
+    """Sample the posterior of the objective loss at shares of the budget; give it by share."""
     sampler = _sampler_of(prepared)
     searched = _as_searched(prepared, done)
     by_share = dict[float, BudgetPosterior]()
@@ -179,7 +179,7 @@ def fit_lr_exponent(
 ) -> LearningRateLaw | None:
     """Estimate the exponent of lr*(B) from ``low`` to ``high``, and the one below B_crit.
 
-    None where the batch sizes span less than an octave. The rules that take a noise scale get
+    It is None where the batch sizes span less than an octave. The rules that take a noise scale get
     ``b_crit`` in its place where it is None (McCandlish et al. 2018, section 2). Without either
     they are left out.
     """
@@ -212,7 +212,7 @@ def fit_lr_exponent(
 def _exponent(
     posterior: Posterior, start: float, end: float, noise_scale: float | None
 ) -> Exponent:
-    """Estimate the exponent of lr*(B) from ``start`` to ``end``, and whether the trials identify it."""
+    """Estimate the exponent of lr*(B) over a range, and tell whether the trials identify it."""
     prior = posterior.prior
     drawn = slopes(posterior.theta, prior, start, end)
     low, middle, high = np.quantile(drawn, QUANTILES).tolist()

@@ -102,7 +102,7 @@ def step_times(
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]] | None:
     """Fit tau(B) in seconds: the survey's, corrected by the trials' own seconds.
 
-    None where nothing was timed.
+    It is None where nothing was timed.
 
     Args:
         posterior: has the trials.

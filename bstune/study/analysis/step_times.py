@@ -23,8 +23,8 @@ BLURRED = 0.1
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
     """Fit tau(B) to the trials' own seconds of a step.
 
-    None where the trials are answered from a table, where a survey has timed the steps, or where
-    too few trials have.
+    It is None where the trials are answered from a table, where a survey has timed the steps, or
+    where too few trials have.
     """
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
@@ -60,7 +60,7 @@ def with_common_step_time(
 def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
     """Give tau(B) with its error: the survey's, checked by the trials, else that of all trials.
 
-    None where a table answers the trials, or too few were timed.
+    It is None where a table answers the trials, or too few were timed.
     """
     surveyed = prepared.backend.step_time
     if not isinstance(surveyed, StepTimeLaw):

@@ -285,7 +285,10 @@ def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
 
 
 def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:
-    """Name the winner to use: by the study's objective, else by the other merit; None without one."""
+    """Name the winner to use: by the study's objective, else by the other merit.
+
+    It is None without one.
+    """
     sought = SOUGHT[objective].merits
     # Sorting is stable: those that are sought come first.
     for name in sorted(WINNERS, key=lambda name: WINNERS[name].merit not in sought):
@@ -371,8 +374,8 @@ def noise_scale(
 ) -> MeasuredNoiseScale | None:
     """Give the noise scale that trials measured, and its ratios to B_crit.
 
-    None where none was measured. The noise scale is the prior of the posterior's B_crit, so that
-    only the ratio to the fit compares two independent measurements.
+    It is None where none was measured. The noise scale is the prior of the posterior's B_crit, so
+    that only the ratio to the fit compares two independent measurements.
 
     Args:
         trials: of the study.
@@ -405,7 +408,7 @@ def noise_scale(
 def regimes(critical: CriticalBatchSize | None) -> tuple[Regime, ...]:
     """Divide the batch sizes that reached the target into regimes, from the smallest on.
 
-    Empty where the critical batch size does not bound the regimes.
+    It is empty where the critical batch size does not bound the regimes.
     """
     if critical is None:
         return ()
@@ -507,7 +510,7 @@ def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePo
 def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
     """Fit the slope of log S over log B at the smallest batch sizes that reached the target.
 
-    None where fewer than two batch sizes reached it.
+    It is None where fewer than two batch sizes reached it.
     """
     reached = [point for point in points if not point.stopped and point.steps > 0]
     if len(reached) < 2:

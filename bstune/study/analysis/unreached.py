@@ -99,9 +99,9 @@ def best_so_far(
 ) -> SoFar | None:
     """Describe the trial that came closest to a target that no trial has reached.
 
-    None where a trial reached it, or none has a metric. ``steps`` and ``seconds`` are those at
-    which the trial came to ``value``. What it is predicted to take to the target is None where its
-    history does not tell.
+    It is None where a trial reached it, or none has a metric. ``steps`` and ``seconds`` are those
+    at which the trial came to ``value``. What it is predicted to take to the target is None where
+    its history does not tell.
 
     ``baseline``: its first run, with which the trial is compared; None without it.
     """
@@ -144,9 +144,9 @@ def _seconds(steps: float | None, trial: TrialResult) -> float | None:
 def _closest(
     trials: Sequence[TrialResult], target: Target
 ) -> tuple[TrialResult, int, float] | None:
-    """Find the trial that came closest to the target, the step at which it did, and its metric there.
+    """Find the trial that came closest to the target, the step at which it did, and its metric.
 
-    None where no trial has a metric.
+    It is None where no trial has a metric.
     """
     seen = list[tuple[TrialResult, int, float]]()
     for trial in trials:
@@ -181,7 +181,7 @@ def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEq
 def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | None:
     """Give the value closest to the target that a trial had within so many seconds of training.
 
-    None where it has no seconds, or no value by then.
+    It is None where it has no seconds, or no value by then.
     """
     if trial.seconds_per_step is None:
         return None

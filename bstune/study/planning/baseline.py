@@ -1,14 +1,14 @@
-"""The baseline: the configuration that the user runs today, which is a study's trial 0, and the gain over it.
+"""The baseline is the configuration that the user runs today, a study's trial 0; and the gain.
 
-The gain is the ratio of what the baseline takes to the target to what the winner takes, in the merit of the study's
-objective. Both run on the same fresh seeds where the study's means allow it. With d_i the difference of the log merits
-at seed i, the gain is exp(mean of d) and its interval
+The gain is the ratio of what the baseline takes to the target to what the winner takes, in the
+merit of the study's objective. Both run on the same fresh seeds where the study's means allow it.
+With d_i the difference of the log merits at seed i, the gain is exp(mean of d) and its interval
 
     exp(mean of d -+ t s / sqrt(n)),  s^2 = ((n - 1) s_d^2 + n_0 2 s_0^2) / (n - 1 + n_0),
 
-with s_d the standard deviation of the d_i, s_0 the scatter of log S from seed to seed that the posterior of all trials
-has, which counts for ``n_0`` degrees of freedom, and t Student's quantile at n - 1 + n_0 of them. Three seeds alone
-would give an interval of chance's width.
+with s_d the standard deviation of the d_i, s_0 the scatter of log S from seed to seed that the
+posterior of all trials has, which counts for ``n_0`` degrees of freedom, and t Student's quantile
+at n - 1 + n_0 of them. Three seeds alone would give an interval of chance's width.
 """
 
 import math
@@ -74,7 +74,10 @@ def baseline_of(
 
 
 def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
-    """Give the value that the config itself has of a tunable; the range's middle where it has none."""
+    """Give the value that the config itself has of a tunable.
+
+    It is the range's middle where the config has none.
+    """
     stated = option_at(options, tunable.key)
     if isinstance(stated, int | float) and not isinstance(stated, bool):
         return tunable.value(stated)
@@ -96,7 +99,10 @@ def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:
 
 
 def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> BaselineRuns | None:
-    """Find the baseline's runs among a study's trials; None before its first run, or if that failed."""
+    """Find the baseline's runs among a study's trials.
+
+    It is None before its first run, or if that failed.
+    """
     usable = [trial for trial in trials if trial.status != "failed"]
     first = next((trial for trial in usable if is_baseline(trial, baseline)), None)
     if first is None:
@@ -152,7 +158,7 @@ def may_run_again(first: TrialResult, last_step: int) -> bool:
 
 
 def fresh_seeds_of(runs: BaselineRuns, last_step: int, replicates: int) -> int:
-    """Count the fresh seeds on which the baseline is to run in all, by the rule of :func:`due_seed`."""
+    """Count the fresh seeds on which the baseline is to run in all, as :func:`due_seed` has it."""
     if not may_run_again(runs.first, last_step):
         return 0
     if runs.first.reached:
@@ -191,7 +197,10 @@ def due_seed(
 
 
 def training_seconds(run: TrialResult) -> float | None:
-    """Give the seconds of training that a run took until it ended; None where they are not known."""
+    """Give the seconds of training that a run took until it ended.
+
+    It is None where they are not known.
+    """
     if run.seconds_per_step is None:
         return None
     return run.steps * run.seconds_per_step
@@ -203,7 +212,10 @@ def has_run_beside(runs: BaselineRuns, winners_runs: Sequence[TrialResult]) -> b
 
 
 def next_run_beside(runs: BaselineRuns, winners_runs: Sequence[TrialResult]) -> TrialResult | None:
-    """Find the first of the winner's runs on whose seed the baseline has not run; None: it has on all."""
+    """Find the first of the winner's runs on whose seed the baseline has not run.
+
+    It is None where the baseline has run on all of them.
+    """
     taken = {run.seed for run in runs.again}
     for run in winners_runs:
         if run.seed not in taken:
@@ -318,7 +330,8 @@ def _paired_differences(
 ) -> list[float]:
     """Compare both at each fresh seed on which both reached the target.
 
-    Each difference is the log of the baseline's merit, steps or seconds, minus that of the winner's.
+    Each difference is the log of the baseline's merit, steps or seconds, minus that of the
+    winner's.
 
     ``reached``: the winner's runs that reached it.
     """
@@ -422,7 +435,9 @@ def _interval(
 def baseline_spec(
     baseline: Baseline, number: int, space: Space, seed: int, max_steps: int | None
 ) -> TrialSpec:
-    """Make the baseline's first trial; its batch size may lie outside of the range that is searched.
+    """Make the baseline's first trial.
+
+    Its batch size may lie outside of the range that is searched.
 
     ``max_steps``: None where its budget alone ends it.
     """

@@ -1,4 +1,4 @@
-"""How long a study takes on this machine: what would make it fit, and after each trial what is left."""
+"""How long a study takes on this machine, what would make it fit, and what is left of it."""
 
 import math
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ class Runs:
 def pace_of(ends: Sequence[float], points_before: int) -> Pace | None:
     """Measure the pace over the later half of the points that ended in this command.
 
-    None before one has. The earlier half is left out, as it is unlike what follows: libraries warm
-    up, and the baseline goes to its budget.
+    It is None before one has. The earlier half is left out, as it is unlike what follows: libraries
+    warm up, and the baseline goes to its budget.
 
     Args:
         ends: the seconds at which the command began its search, then those at which each point
@@ -106,7 +106,7 @@ def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
 def trials_that_fit(seconds: float, trials: int) -> int | None:
     """Count the trials that end within an hour, if all ``trials`` take ``seconds`` together.
 
-    None where all do, or so few that fewer trials are no advice.
+    It is None where all do, or so few that fewer trials are no advice.
     """
     fitting = int(trials * LONG_SECONDS / seconds)
     if not FEWEST_TRIALS <= fitting < trials:

@@ -1,4 +1,4 @@
-"""The budget of a study's search, its seeds and batch sizes as functions of its seed, and how long it takes."""
+"""The budget of a study's search, its seeds, and how long it takes at most."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -98,7 +98,7 @@ class SearchBudget:
     def stratum(self, trial_index: int, space: Space) -> int | None:
         """Give the batch size of a trial, if it is one of those spread evenly over log B.
 
-        None where the sampler chooses it.
+        It is None where the sampler chooses it.
         """
         strata_before = math.floor(trial_index * self.stratified)
         strata_after = math.floor((trial_index + 1) * self.stratified)
@@ -174,7 +174,7 @@ def max_seconds(
 def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> float | None:
     """Predict the seconds of the rest of a search from the mean of its points so far.
 
-    None before its first trial has ended.
+    It is None before its first trial has ended.
     """
     trials = searched(results)
     points = points_of(trials)

@@ -103,7 +103,7 @@ def _ends_text(prepared: PreparedStudy) -> str:
 def _turns_text(prepared: PreparedStudy) -> str | None:
     """Say how a sampler that tunes each batch size by itself goes through the batch sizes.
 
-    None for another sampler.
+    It is None for another sampler.
     """
     space = prepared.space
     trials = prepared.budget.trials
@@ -124,7 +124,10 @@ def _turns_text(prepared: PreparedStudy) -> str | None:
 
 
 def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
-    """Say how long the study takes; None where that is not known, or a limit in the plan says it."""
+    """Say how long the study takes.
+
+    It is None where that is not known, or a limit of time in the plan says it.
+    """
     options = prepared.options
     budget = prepared.budget
     # The study's own trials tell it; before the first one timed steps give a bound.

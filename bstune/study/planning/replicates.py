@@ -1,4 +1,4 @@
-"""Winners run again on fresh seeds before they are reported: the best of many noisy runs is a lucky one.
+"""Winners run on fresh seeds before they are reported: the best of many noisy runs was lucky.
 
 A trial is ranked by what a fresh seed is predicted to give of the merit (time or steps to target):
 the posterior of all trials says how many steps, replicates included, which are trials like any
@@ -49,9 +49,15 @@ class Winner:
     steps: float
     """Steps to the target that a fresh seed is predicted to take."""
     runs: tuple[TrialResult, ...] = ()
-    """Its runs on fresh seeds in order of their numbers; of one that was continued the last part."""
+    """Its runs on fresh seeds in order of their numbers.
+
+    Of a run that was continued only the last part is there.
+    """
     predicted_horizon: int | None = None
-    """The horizon for which ``steps`` are predicted; None where schedules do not end with the trial."""
+    """The horizon for which ``steps`` are predicted.
+
+    None where schedules do not end with the trial.
+    """
     reaching: Reaching | None = None
     """How likely further seeds reach the target, where schedules end with the trial."""
 
@@ -88,7 +94,7 @@ def next_replicate(
 ) -> tuple[Winner, int] | None:
     """Give the point that runs again next, and how many runs on fresh seeds it has had.
 
-    None when no point is to run again any more. The arguments are those of :func:`find_best`.
+    It is None when no point is to run again any more. The arguments are those of :func:`find_best`.
     """
     for merit in SOUGHT[objective].merits:
         best = find_best(trials, predicted, merit, objective, replicates, max_candidates)
@@ -106,7 +112,7 @@ def left_out(
 ) -> Winner | None:
     """Give the point that would run again next, were it not for ``max_candidates``.
 
-    None where that limit keeps no point from its fresh seeds. The arguments are those of
+    It is None where that limit keeps no point from its fresh seeds. The arguments are those of
     :func:`find_best`.
     """
     if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
@@ -149,7 +155,7 @@ def find_best(
             points = [trial for trial in points if trial.number in runs]
 
     def rank(trial: TrialResult) -> tuple[bool, float]:
-        """Sort points that mostly missed the target on fresh seeds last, then by the log of the merit."""
+        """Sort by the log of the merit; points that mostly missed the target come last."""
         fresh = runs.get(trial.number, ())
         if len(fresh) < max(replicates, 1):
             expected = _predicted_merit(trial, merit, predicted)
@@ -265,7 +271,7 @@ def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Win
 def candidates(
     trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time", "steps")
 ) -> list[TrialResult]:
-    """Select the trials that may win: the best ``CANDIDATES`` by each merit, and those that ran again."""
+    """Select the trials that may win: the best by each merit, and those that ran again."""
     runs = _replicates(trials)
     by_number: dict[int, TrialResult] = {}
     for merit in merits:
@@ -280,8 +286,8 @@ def confirmed(
 ) -> Confirmed | None:
     """Summarize a point's runs on fresh seeds: how many reached the target, median and interval.
 
-    None without runs. A run that missed the target counts as longer than any that reached it: then
-    the upper end is None, and the median, too, where half of the runs missed it.
+    It is None without runs. A run that missed the target counts as longer than any that reached it:
+    then the upper end is None, and the median, too, where half of the runs missed it.
 
     Args:
         runs: the point's runs on fresh seeds.
@@ -446,7 +452,10 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
 
 @dataclass(frozen=True)
 class _MedianOfRuns:
-    """A median over runs and its interval. A part is None where runs that missed the target decide it."""
+    """A median over runs and its interval.
+
+    A part is None where runs that missed the target decide it.
+    """
 
     middle: float | None
     low: float | None

@@ -1,10 +1,12 @@
-"""The wall time of a study: what its commands have taken, and what is kept for what has to come after the search.
+"""The wall time of a study: what its commands took, and what is kept for after the search.
 
-It is counted from the start of the owner's process, so that imports, survey and preflight are part of it, over all
-commands that have owned the study. The others that run its trials count by the owner's clock.
+It is counted from the start of the owner's process, so that imports, survey and preflight are part
+of it, over all commands that have owned the study. The others that run its trials count by the
+owner's clock.
 
-The study plans backwards. The report takes its time at the end, before it the winner's fresh seeds. Where nothing has
-reached the target yet, a share is kept to continue the most promising trial until it does.
+The study plans backwards. The report takes its time at the end, before it the winner's fresh seeds.
+Where nothing has reached the target yet, a share is kept to continue the most promising trial until
+it does.
 """
 
 import math
@@ -161,7 +163,7 @@ class WallTime:
 
     @property
     def fine_decision(self) -> float:
-        """Mean seconds of a look at the finely drawn posterior, as before each run on a fresh seed."""
+        """Mean seconds of a look at the finely drawn posterior."""
         if self._looks:
             return statistics.fmean(self._looks)
         return REPORT_DECISIONS * self.decision
@@ -223,7 +225,10 @@ class WallTime:
         )
 
     def _advice(self, trials: Sequence[TrialResult], shortest: float) -> str:
-        """Say how much wall time two trials need, as the end of a sentence; empty once two have run."""
+        """Say how much wall time two trials need, as the end of a sentence.
+
+        It is empty once two have run.
+        """
         if len(searched(trials)) >= 2:
             return ""
         seconds = math.ceil(self.seconds_of_two(trials, shortest))
@@ -233,7 +238,7 @@ class WallTime:
         )
 
     def seconds_of_two(self, trials: Sequence[TrialResult], shortest: float) -> float:
-        """Give the least ``search.wall_seconds`` for two trials, with what comes before and after."""
+        """Give the least ``search.wall_seconds`` that two trials and all around them need."""
         walls = [trial.wall_seconds for trial in trials]
         preparation = self._taken() - sum(walls)
         longest = max([shortest, *walls])
@@ -292,10 +297,10 @@ class WallTime:
         step_time: Callable[[float], float],
         reserve: float,
     ) -> int | None:
-        """Give the step up to which a trial can train so that ``reserve`` seconds are left after it.
+        """Give the step up to which a trial may train, so that ``reserve`` seconds are left.
 
-        None if the trial would not be worth its start. It is not with fewer than ``MIN_STEPS``, or
-        less than ``LEAST_GROWTH`` times the steps of the trial that it continues.
+        It is None if the trial would not be worth its start. It is not with fewer than
+        ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times the steps of the trial that it continues.
         """
         if not math.isfinite(self.limit):
             return round(UNLIMITED_STEPS)
@@ -309,7 +314,7 @@ class WallTime:
 
 
 def leaders(trials: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
-    """List the trial that ranks first by each merit of the objective, of those that reached the target."""
+    """List the trial that ranks first by each merit of the objective, if any reached the target."""
     first = list[TrialResult]()
     for merit in SOUGHT[budget.objective].merits:
         first += ranked(trials, merit)[:1]

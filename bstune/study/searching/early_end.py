@@ -1,4 +1,4 @@
-"""The end of a search before its means are spent: by ``search.precision`` or ``search.least_gain``."""
+"""Ends a search before its means are spent, by ``search.precision`` or ``search.least_gain``."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,10 @@ def first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def early_end(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
-    """Give the end of the search, if these trials have answered its question well enough; else None."""
+    """Give the end of the search, if these trials have answered its question well enough.
+
+    It is None otherwise.
+    """
     if is_for_loss(prepared):
         return _little_to_gain(prepared, trials)
     return _precise(prepared, trials)
@@ -56,7 +59,7 @@ def early_end(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchE
 def _little_to_gain(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
     """Give the end of a search in which at most ``search.least_gain`` is still to gain.
 
-    None if more is to gain, or the option is unset.
+    It is None if more is to gain, or the option is unset.
     """
     least_gain = prepared.budget.least_gain
     full = sum(is_full(trial, prepared.last_step) for trial in trials)
@@ -78,7 +81,7 @@ def _little_to_gain(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> S
 def _precise(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
     """Give the end of a search whose B_crit has an interval within ``search.precision``.
 
-    None if the interval is wider, or the option is unset.
+    It is None if the interval is wider, or the option is unset.
     """
     precision = prepared.budget.precision
     reached = sum(trial.reached for trial in trials)

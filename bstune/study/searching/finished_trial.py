@@ -49,7 +49,7 @@ def record_to_store(
 
 
 def _ended_by_itself(finished: Finished, result: TrialResult) -> bool:
-    """Whether a trial stopped by itself, as by EarlyStopping, before the study would have ended it."""
+    """Whether a trial stopped by itself, as by EarlyStopping, before the study would end it."""
     spec = finished.spec
     return (
         result.status == "stopped"

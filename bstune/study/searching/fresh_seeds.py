@@ -1,7 +1,8 @@
 """Which run on a fresh seed is due after a search: of a winner, or of the baseline on its seeds.
 
-Where the wall time runs out, what the answer names comes first: one run of the winner, then one of the baseline on the
-same seed, without which the gain would stand on its single search trial. Further runs take what is left.
+Where the wall time runs out, what the answer names comes first: one run of the winner, then one of
+the baseline on the same seed, without which the gain would stand on its single search trial.
+Further runs take what is left.
 """
 
 import math
@@ -29,7 +30,7 @@ from bstune.study.searching.means import full_run_seconds, trial_cost
 
 @dataclass(frozen=True)
 class DueReplicate:
-    """A run on a fresh seed that is due, as :func:`bstune.study.storage.asking.ask_replicate` takes it.
+    """A run on a fresh seed that is due, as ``storage.asking.ask_replicate`` takes it.
 
     Args:
         winner: the point that runs again; the baseline may be one.
@@ -191,7 +192,10 @@ def _due_baseline_to_target(
 def _due_seed(
     prepared: PreparedStudy, runs: BaselineRuns | None, winner: Winner | None
 ) -> TrialResult | None:
-    """Find the winner's run on whose fresh seed the baseline is to run next; None if it is on none."""
+    """Find the winner's run on whose fresh seed the baseline is to run next.
+
+    It is None if it is on none.
+    """
     if runs is None:
         return None
     last_step = prepared.last_step(runs.first.batch_size)
@@ -199,7 +203,7 @@ def _due_seed(
 
 
 def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns | None) -> float:
-    """Give the seconds that the baseline's runs on fresh seeds may still take: their share, less those spent."""
+    """Give the seconds that the baseline's runs on fresh seeds may still take of their share."""
     budget = prepared.budget
     limits = [limit for limit in (budget.seconds, budget.wall_seconds) if limit is not None]
     if runs is None or not limits:

@@ -77,7 +77,7 @@ def reserved_seconds(
 
 
 def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:
-    """Give the wall seconds of the winner's and the baseline's fresh seeds, at most a share of all."""
+    """Give the wall seconds of winner's and baseline's fresh seeds, at most a share of all."""
     reference = prepared.options.scaling.batch_size
     points = 1 if prepared.baseline is None else 2
     runs = prepared.budget.replicates * points
@@ -147,8 +147,8 @@ def within_time(
 def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, int | None] | None:
     """Give the baseline that trial 0 runs, and the step at which it ends.
 
-    None where the search itself chooses trial 0. The step is None where the trial's budget alone
-    ends it.
+    It is None where the search itself chooses trial 0. The step is None where the trial's budget
+    alone ends it.
     """
     baseline = prepared.baseline
     if baseline is None:

@@ -57,7 +57,7 @@ def choose_rescue(
 ) -> Rescue | None:
     """Choose the stopped trial that is predicted to reach the target soonest.
 
-    None where no trial can go on, or too few seconds are left.
+    It is None where no trial can go on, or too few seconds are left.
 
     Args:
         prepared: the study.
@@ -96,7 +96,7 @@ def _rescue_steps(
 ) -> int | None:
     """Give the step up to which a stopped trial goes on.
 
-    None if too few seconds are left for any further step.
+    It is None if too few seconds are left for any further step.
 
     ``predicted``: the step at which it is predicted to reach the target.
     """

@@ -1,4 +1,4 @@
-"""How long the rest of a running study is predicted to take: its points, its fresh seeds, its report."""
+"""How long the rest of a running study is predicted to take: points, fresh seeds and report."""
 
 from collections.abc import Sequence
 
@@ -63,7 +63,7 @@ def study_seconds_to_go(
 def _fresh_runs_to_come(
     prepared: PreparedStudy, wall: WallTime, trials: Sequence[TrialResult]
 ) -> tuple[Runs, ...]:
-    """Count the runs on fresh seeds that are still to come, if the winners stay what they are now."""
+    """Count the runs on fresh seeds that are still to come, if the winners stay the same."""
     if is_for_loss(prepared):
         return _fresh_runs_at_budget(prepared, wall, trials)
     budget = prepared.budget

@@ -1,4 +1,4 @@
-"""The files of a study's trials: their records in ``trials.jsonl``, and the checkpoints that are kept."""
+"""The files of a study's trials: records in ``trials.jsonl``, and the checkpoints kept."""
 
 import math
 from collections.abc import Callable, Collection, Sequence

@@ -239,7 +239,10 @@ def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
 
 
 def _yours(prepared: PreparedStudy, first: TrialResult) -> str:
-    """Say what the user's own configuration took; for the objective loss, which metric it reached."""
+    """Say what the user's own configuration took.
+
+    For the objective loss: which metric it came to.
+    """
     target = prepared.protocol.target
     if prepared.budget.objective != "loss":
         return _run_text(first)

@@ -16,7 +16,7 @@ ONE_RUN_UNTIL_THE_ANSWER = (
 
 
 def live_html(done: Sequence[TrialResult], line: str) -> str:
-    """Make the HTML of a line, the last finished trials, newest first, and the best of each octave."""
+    """Make the HTML of a line, of the last trials, newest first, and of each octave's best."""
     if not done:
         return f"<p>{escaped(line)}</p>"
     newest = sorted(done, key=lambda trial: trial.number, reverse=True)[:LAST_TRIALS]

@@ -68,7 +68,7 @@ def places(files: Output, tracked: Line | None) -> list[Line]:
 
 
 def short_path(path: Path) -> str:
-    """Write a path as it can be typed in the working directory, in quotes where the shell needs them."""
+    """Write a path as it can be typed in a shell in the working directory."""
     here = Path.cwd()
     if path.is_relative_to(here):
         path = path.relative_to(here)

@@ -68,7 +68,9 @@ class Progress:
             self._task = self.live.add_task("configurations", total=total)
 
     def show(self, done: Sequence[TrialResult], to_go: float | None = None) -> None:
-        """Show the finished trials. Lines are printed only for those that ended since the first look.
+        """Show the finished trials.
+
+        Lines are printed only for those that ended since the first look.
 
         ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
         """
@@ -173,7 +175,7 @@ def heard(progress: Progress) -> Iterator[None]:
 
 
 def live_text(done: Sequence[TrialResult], target: Target) -> str:
-    """Write in one line what the trials have come to: the best one, and the last with its metric."""
+    """Write in one line the best trial so far, and the last one with its metric."""
     if not done:
         return "no trial yet"
     last = done[-1]

@@ -1,4 +1,4 @@
-"""Asks for a trial: suggested by the sampler, the baseline, a replicate, or one that continues a stopped one.
+"""Asks for a trial: a suggestion, the baseline, a run on a fresh seed, or a continuation.
 
 Four transactions write a trial. One makes it, with its parameters and all that is known before it
 runs; then come its record, from which on a killed process loses nothing of it, what Optuna's
@@ -102,12 +102,12 @@ def _drop(study: optuna.Study, trial_id: int) -> None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Shows stopped trials to a sampler that ranks them by a value that they reported, as TPE does."""
+    """Shows stopped trials to a sampler that ranks them by a reported value, as TPE does."""
 
     target: Target
 
     def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Give the trials as the sampler is to see them: stopped ones report their gap to the target.
+        """Give the trials as the sampler is to see them: stopped ones with their gap.
 
         TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
         different things at different batch sizes, so that all trials get the same one. The gap
@@ -144,7 +144,7 @@ def ask(
     ranking: Ranking | None = None,
     limited: Callable[[TrialSpec], TrialSpec | None] = _unlimited,
 ) -> AskedTrial | None:
-    """Ask a trial at an index, as the sampler suggests it or as it was asked before it was cut short.
+    """Ask a trial at an index: the sampler's suggestion, or again one that was cut short.
 
     Args:
         study: in its storage.
@@ -285,7 +285,7 @@ def ask_replicate(
 ) -> AskedTrial | None:
     """Ask a trial with the hyper-parameters of a point, on a fresh seed.
 
-    None if another process runs it.
+    It is None if another process runs it.
 
     Args:
         study: in its storage.
@@ -357,7 +357,7 @@ def ask_continuation(
 ) -> AskedTrial | None:
     """Ask a trial that continues a stopped one, at an index of its own.
 
-    None if another process has taken that index.
+    It is None if another process has taken that index.
 
     Args:
         study: in its storage.
@@ -388,7 +388,7 @@ def _ask_again(
 ) -> AskedTrial | None:
     """Store a trial with the parameters of an earlier one, and ``spec`` as what it is asked to do.
 
-    None if another process has begun one at its index before.
+    It is None if another process has begun one at its index before.
     """
     draft, _ = _suggested(study, turn, space, RandomSampler(seed=0), dict(earlier.params))
     return _begin(study, turn, _template(draft, turn, spec), spec)

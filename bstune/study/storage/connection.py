@@ -81,7 +81,10 @@ def engine_arguments(url: str) -> dict[str, Any]:
 
 
 def database_file(url: str) -> Path | None:
-    """Find the file of a SQLite database; None where a server, or this process's memory, holds it."""
+    """Find the file of a SQLite database.
+
+    It is None where a server, or this process's memory, holds it.
+    """
     place = make_url(url)
     if place.get_backend_name() != "sqlite" or place.database in (None, "", ":memory:"):
         return None
@@ -212,7 +215,10 @@ def connect(url: str) -> BaseStorage:
 
 
 def _open_database(url: str) -> BaseStorage:
-    """Open a database and make its tables; StudyError where they are of another version of Optuna."""
+    """Open a database and make its tables.
+
+    StudyError where they are of another version of Optuna.
+    """
     try:
         # Another process may be making the tables of the same new database: then it fails once.
         storage = patient(_Database)(url, engine_kwargs=engine_arguments(url))

@@ -20,9 +20,9 @@ DENSE_FROM_UNTOLD = 0.1
 def first_looks(trials: Sequence[FrozenTrial], batch_size: int) -> tuple[int, int] | None:
     """Give the steps between which a trial of the search is evaluated densely.
 
-    None unless some trial met the target at its first evaluation, so that it is not known when it
-    did. Of those trials the one nearest in batch size counts: the new one is expected to take as
-    many steps as it, or as many examples.
+    It is None unless some trial met the target at its first evaluation, so that it is not known
+    when it did. Of those trials the one nearest in batch size counts: the new one is expected to
+    take as many steps as it, or as many examples.
     """
     untold = [trial for trial in results(trials) if trial.reached and trial.steps_low == 0]
     if not untold:

@@ -1,8 +1,9 @@
 """Who works on a study: every process leaves a lease in its storage and renews it while it lives.
 
-A lease is an attribute of the study. The clocks of machines differ, so none is compared: a lease has run out when an
-observer has seen no new beat of it for ``seconds`` by the observer's own clock. One of a process on this machine runs
-out with the process. Leases say who is there; that no trial runs twice is up to :func:`bstune.study.storage.asking`.
+A lease is an attribute of the study. The clocks of machines differ, so none is compared: a lease
+has run out when an observer has seen no new beat of it for ``seconds`` by the observer's own clock.
+One of a process on this machine runs out with the process. Leases say who is there; that no trial
+runs twice is up to :func:`bstune.study.storage.asking`.
 """
 
 import json
@@ -72,7 +73,8 @@ def this_machine() -> str:
 def process_started(pid: int) -> str | None:
     """Say when a process of this machine started, in clock ticks since the boot.
 
-    None if there is no such process; an empty text where there is one and its start is not known.
+    It is None if there is no such process; an empty text where there is one and its start is not
+    known.
     """
     try:
         if not Path("/proc").exists():
@@ -185,11 +187,14 @@ class Leases:
         return [lease for lease in self.others() if lease.role == "owner"]
 
     def living(self) -> set[str]:
-        """Collect the ids of the leases of all processes that work on the study, this one included."""
+        """Collect the ids of all living leases of the study, this process's included."""
         return {self.own.id, *(lease.id for lease in self.others())}
 
     def beat(self) -> None:
-        """Renew this process's lease. Where another process has ended it, ``lost`` is set instead."""
+        """Renew this process's lease.
+
+        Where another process has ended it, ``lost`` is set instead.
+        """
         stored = self._read().get(self.own.id)
         if stored is not None and stored.ended:
             self.lost = True
@@ -198,7 +203,7 @@ class Leases:
         self._write(self.own)
 
     def check(self) -> None:
-        """Raise StudyError if another process took this one for dead, as it had been stopped for long."""
+        """Raise StudyError if another process took this one, stopped for long, for dead."""
         if self.lost:
             raise StudyError(
                 f"this process gave no sign for {self._seconds:g} s (search.lease_seconds), so "

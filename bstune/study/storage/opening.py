@@ -1,4 +1,4 @@
-"""Begins a study in Optuna's storage, finds one there, and refuses one that is not bstune's or has other settings."""
+"""Begins or finds a study in Optuna's storage, and refuses one of others or other settings."""
 
 import json
 import time
@@ -166,7 +166,10 @@ def stored_setting(name: str, url: str, key: str) -> object:
 
 
 def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | None:
-    """Read :func:`budget_times_of` a study by its name; None where there is no study that can be read."""
+    """Read :func:`budget_times_of` a study by its name.
+
+    It is None where there is no study that can be read.
+    """
     try:
         return budget_times_of(find_study(name, url))
     except StudyError:
@@ -176,7 +179,7 @@ def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | 
 def budget_times_of(study: optuna.Study) -> tuple[tuple[int, float], ...] | None:
     """Read the seconds of a step, by batch size, that turn a study's budget of seconds into steps.
 
-    None where its budget is another one.
+    It is None where its budget is another one.
     """
     pairs = study.user_attrs.get(BUDGET_TIMES)
     if pairs is None:
@@ -201,7 +204,7 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
 
 
 def _check_attributes(study: optuna.Study) -> None:
-    """Refuse a study with attributes that bstune does not write so, as another program wrote them."""
+    """Refuse a study with attributes that bstune does not write so."""
     for key, kind in STUDY_ATTRIBUTES.items():
         if key not in study.user_attrs and key not in OPTIONAL_ATTRIBUTES:
             raise StudyError(

@@ -1,4 +1,4 @@
-"""A study's trials as Optuna's storage has them: their records, what each was asked to do, and who runs it."""
+"""A study's trials in Optuna's storage: what each was asked to do, who runs it, its record."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,9 @@ Trials = optuna.Study | Sequence[FrozenTrial]
 
 
 def read(trials: Trials) -> Sequence[FrozenTrial]:
-    """Read a study's trials in order of their numbers; give trials that were read before as they are.
+    """Read a study's trials in order of their numbers.
+
+    Give trials that were read before as they are.
 
     Each reading asks the storage for all trials that run.
     """
@@ -94,7 +96,10 @@ def spec_of(trial: FrozenTrial) -> TrialSpec:
 
 
 def trial_index_of(trial: FrozenTrial) -> int | None:
-    """Read a trial's index, its place in the study's plan; None for one that bstune has not asked."""
+    """Read a trial's index, its place in the study's plan.
+
+    It is None for one that bstune has not asked.
+    """
     if SPEC not in trial.user_attrs:
         return None
     return spec_of(trial).trial_index

@@ -124,5 +124,5 @@ def count_failures(failed: Sequence[FrozenTrial]) -> int:
 
 
 def attempt(turn: Turn) -> int:
-    """Count the points that were given up at a turn's index, because their trials failed by themselves."""
+    """Count the points that were given up at a turn's index, as their trials failed."""
     return count_failures(failed_at(turn.trials, turn.trial_index)) // TRIES

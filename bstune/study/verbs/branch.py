@@ -1,16 +1,17 @@
-"""The critical batch size of a run, now: ``bstune branch`` goes on from its checkpoint at several batch sizes.
+r"""The critical batch size of a run, now: ``bstune branch`` goes on from its checkpoint.
 
-The weights, the optimizer's state and the call-backs' are the checkpoint's, and so is the learning rate, which from
-there on stays, times (B/B0)^lr-exponent. Each branch trains on the same examples in the same order. Reported is the
-largest batch size that loses nothing, up to a tolerance, against the run's own (Merrill et al. 2025, arXiv
-2505.23971)::
+The weights, the optimizer's state and the call-backs' are the checkpoint's, and so is the learning
+rate, which from there on stays, times (B/B0)^lr-exponent. Each branch trains on the same examples
+in the same order. Reported is the largest batch size that loses nothing, up to a tolerance, against
+the run's own (Merrill et al. 2025, arXiv 2505.23971)::
 
-    bstune branch run.ckpt --batch-size 32 --examples 6400 --batch-sizes 64,128,256 workload=shakespeare_lstm
+    bstune branch run.ckpt --batch-size 32 --examples 6400 --batch-sizes 64,128,256 \
+        workload=shakespeare_lstm
 
-The answer is where the loss of the metric first exceeds ``--tolerance``, on straight lines over log B, with Student's
-interval over three ``--seeds`` or more. Where the loss jumps, it says between which batch sizes. A file of another
-workload is refused by the first weight that differs. One that holds more than plain data needs ``--trusted``, which
-runs what is in it.
+The answer is where the loss of the metric first exceeds ``--tolerance``, on straight lines over log
+B, with Student's interval over three ``--seeds`` or more. Where the loss jumps, it says between
+which batch sizes. A file of another workload is refused by the first weight that differs. One that
+holds more than plain data needs ``--trusted``, which runs what is in it.
 """
 
 import argparse
@@ -138,7 +139,7 @@ def run_branches(
     trusted: bool,
     log: Callable[[str], None],
 ) -> Branches:
-    """Go on from a checkpoint at several batch sizes, and say which is the largest that loses nothing.
+    """Go on from a checkpoint at several batch sizes; find the largest that loses nothing.
 
     Args:
         path: of the checkpoint.

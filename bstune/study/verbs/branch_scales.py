@@ -1,4 +1,4 @@
-"""How the critical batch size grows within one run, from ``bstune branch`` at several of its checkpoints.
+"""How the critical batch size grows within a run, from branches at several checkpoints.
 
 A file is what ``bstune branch ... --json`` printed, and is data.
 """

@@ -1,4 +1,4 @@
-r"""``bstune extrapolate``: what studies of small scales say of a larger one, and the card for a trainer of one's own.
+r"""``bstune extrapolate``: what studies of small scales say of a larger one; a card for trainers.
 
     bstune extrapolate outputs/n300 outputs/n600 outputs/n1200 --at examples=10000 \
         --card card.yaml --figure laws.png

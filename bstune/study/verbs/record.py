@@ -1,8 +1,9 @@
 """Writes a replay table: ``bstune record``, from a dense grid of real training or from a study.
 
-A grid is trained one run after another, each appended to ``FILE.runs`` as it ends: the same command continues where an
-earlier one stopped. The file itself is written once all runs are there. The metric is recorded as the workload logs it:
-the target of the replay sets whether it has to fall or to rise.
+A grid is trained one run after another, each appended to ``FILE.runs`` as it ends: the same command
+continues where an earlier one stopped. The file itself is written once all runs are there. The
+metric is recorded as the workload logs it: the target of the replay sets whether it has to fall or
+to rise.
 """
 
 import argparse
@@ -175,7 +176,7 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
 
 
 def _recorded_settings(prepared: PreparedStudy) -> dict[str, object]:
-    """Collect the settings on which a run depends: a table is continued with the same ones alone."""
+    """Collect the settings on which a run depends. Only with the same is a table continued."""
     settings: dict[str, object] = {
         name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)
     }
@@ -199,7 +200,7 @@ def _read_settings(path: Path) -> dict[str, object]:
 def record_grid(
     points: Sequence[GridPoint], train: Callable[[TrialSpec], TrialResult], path: Path
 ) -> None:
-    """Train every point that the file of runs beside ``path`` lacks, then write the table to ``path``.
+    """Train every point that the file of runs beside ``path`` lacks, then write the table.
 
     Each run is appended to that file as it ends, and a line is printed for it.
     """
@@ -323,7 +324,9 @@ def _runs_file(path: Path) -> Path:
 
 
 def _read_runs(path: Path) -> list[TableRow]:
-    """Read the rows that an earlier command has recorded; a last line that was cut short is dropped.
+    """Read the rows that an earlier command has recorded.
+
+    A last line that was cut short is dropped.
 
     Raises:
         TableError: where the file holds other lines.
@@ -364,7 +367,10 @@ def _is_row(recorded: Mapping[str, Any]) -> bool:
 
 
 def recorded_trials(path: Path) -> list[TrialResult]:
-    """Read the records of a study's ``trials.jsonl``; one that cannot be read ends in a ConfigError."""
+    """Read the records of a study's ``trials.jsonl``.
+
+    One that cannot be read ends in a ConfigError.
+    """
     trials = list[TrialResult]()
     for number, line in enumerate(read_text(path, "--trials").splitlines(), start=1):
         try:

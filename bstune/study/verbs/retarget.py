@@ -1,4 +1,4 @@
-"""``bstune report``: a finished study's page, and what its trials' histories answer for another target, untrained.
+"""``bstune report``: a study's page, and what its histories answer for another target.
 
 A trial that passed an easier target on its way is a trial of that target, ended there. One that
 reached the study's own target bounds the steps to a harder one, and its history is extrapolated as
@@ -223,7 +223,9 @@ def _goal(argument: str) -> float:
 
 
 def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Path]:
-    """Read the study at a path as if its target had been ``goal``; give it with the path of its page.
+    """Read the study at a path as if its target had been ``goal``.
+
+    It comes back with the path of its page.
 
     ``goal``: None: its own target, or what it has found so far.
     """
@@ -336,7 +338,10 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
 
 
 def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
-    """Describe what a study was asked for; the size of its workload is that of its earlier result."""
+    """Describe what a study was asked for.
+
+    The size of its workload is that of its earlier result.
+    """
     asked = asked_of(prepared, None)
     # Here neither data nor module are at hand.
     if earlier is None:
@@ -367,7 +372,7 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
 
 
 def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
-    """Collect the critical batch sizes that the study has found, at its own target and at easier ones."""
+    """Collect the critical batch sizes that a study has found, at its own and easier targets."""
     if earlier is None:
         return OverTarget()
     rows = list[CriticalAtTarget](earlier.over_target)
@@ -381,7 +386,9 @@ def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
 def _prepared(
     files: Output, content: StudyFiles, goal: float | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
-    """Prepare the study that its files describe, for an analysis alone; give it with its own target.
+    """Prepare the study that its files describe, for an analysis alone.
+
+    It comes back with its own target.
 
     ``goal``: value of the target in place of its own; None: its own.
     """
@@ -421,7 +428,7 @@ def _prepared(
 
 
 def _surveyed(content: StudyFiles) -> TrialBackend:
-    """Make a backend that knows the seconds of a step by the study's survey, or else by its trials."""
+    """Make a backend that knows the seconds of a step by the study's survey, else its trials."""
     backend = TrialBackend()
     hardware = content.hardware
     law: StepTimeLaw | None = None

@@ -136,7 +136,7 @@ def _rows_at(
 
 
 def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
-    """Make the scale ``examples`` or ``tokens``: those of the data, of the budget, or to the target."""
+    """Make the scale ``examples`` or ``tokens``: of the data, the budget, or to the target."""
     if name == "tokens" and any(study.result.tokens is None for study in studies):
         raise StudyError(f"examples of {_names(studies)} have no tokens: give --at examples=N")
     is_of_loss = all(study.result.at_budget is not None for study in studies)
@@ -247,7 +247,9 @@ def number_of(value: object) -> int | float | None:
 
 
 def _sizes_of(studies: Sequence[StudyFolder], meaning: str) -> list[WorkloadSize]:
-    """Read how large each study's data and module are; StudyError names the folders that do not tell.
+    """Read how large each study's data and module are.
+
+    StudyError names the folders that do not tell.
 
     ``meaning``: what they do not tell, in words.
     """
@@ -324,7 +326,10 @@ def _over_targets(study: StudyFolder, name: str) -> tuple[ScaleRow, ...]:
 def _fewest_examples(
     trials: Sequence[TrialResult], result: StudyResult, goal: float
 ) -> float | None:
-    """Give the fewest examples after which a trial met the target's value ``goal``; None if none did."""
+    """Give the fewest examples after which a trial met the target's value ``goal``.
+
+    It is None if none did.
+    """
     target = Target(result.metric, goal, result.mode)
     passed = [passing(trial, target) for trial in trials]
     examples = [trial.examples for trial in passed if trial.reached]
@@ -354,14 +359,20 @@ def _whole(study: StudyFolder, scale: float) -> ScaleRow:
 
 
 def _critical(value: float | None, low: float | None, high: float | None) -> Reading | None:
-    """Make the reading of a critical batch size; None without a value or any end of its interval."""
+    """Make the reading of a critical batch size.
+
+    It is None without a value or any end of its interval.
+    """
     if value is None or (low is None and high is None):
         return None
     return Reading(value, low, high)
 
 
 def _best_size(result: StudyResult) -> Reading | None:
-    """Read a study's best batch size; None where it lies at an open end of those that are as good."""
+    """Read a study's best batch size.
+
+    It is None where it lies at an open end of those that are as good.
+    """
     if result.at_budget is not None:
         return _best_size_at(result.at_budget)
     winner = result.winner
