@@ -26,7 +26,7 @@ from bstune.study.storage.connection import connect
 from bstune.study.storage.lease import Leases
 from bstune.study.storage.opening import find_study, open_study
 from bstune.study.storage.telling import tell
-from bstune.study.storage.trials import CUT_SHORT, running, trial_index_of
+from bstune.study.storage.trials import CUT_SHORT, running_specs, trial_index_of
 from bstune.study.storage.turns import free_indices, free_turn, turn_at
 from bstune.trial.backend import TrialBackend
 from bstune.trial.processes.workers import InProcess, failed
@@ -335,7 +335,7 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
         if spec.number == 2:
             thread.start()
             mine = find_study("replay", "sqlite:///bstune.db")
-            while free_indices(mine, 6) or len(running(mine)) > 1:
+            while free_indices(mine, 6) or len(running_specs(mine)) > 1:
                 threading.Event().wait(0.01)
 
     done = run(study(Answers(last), "search.trials=6"))

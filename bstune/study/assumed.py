@@ -229,7 +229,10 @@ def _assume_budget(
 
 
 def _assume_target(project: "_Project", stated: Stated, trial: Trial, lines: list[str]) -> Target:
-    """Find the metric that the module of a trial logs; ``lines`` gets one. Its value stays open."""
+    """Find the metric that the module of a trial logs, and make it a target without a value.
+
+    ``lines`` gets a line that says so.
+    """
     build = module_builder(
         project.module, list(stated.tunable or ()), overrides_lr=stated.overrides_lr
     )
@@ -279,7 +282,7 @@ class _Project:
         return own_batches(self.data, self.data_name, is_given=self.is_given)
 
     def take_batch_size(self) -> int:
-        """Give the project's batch size: that of the data, times the batches accumulated."""
+        """Give the project's batch size: the data's, times the Trainer's accumulated batches."""
         accumulated = self.trainer.pop(ACCUMULATED, None) or 1
         return self.batches.batch_size * int(accumulated)
 

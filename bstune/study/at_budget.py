@@ -97,7 +97,7 @@ def known_best(
     return _original(trials, ranked[0])
 
 
-def held(trial: TrialResult, last_step: int) -> TrialResult:
+def held_to_end(trial: TrialResult, last_step: int) -> TrialResult:
     """Extend the record of a trial that ended by itself, as by EarlyStopping, to its budget's end.
 
     Its last value is held until ``last_step``. The best value within the budget is what counts, so

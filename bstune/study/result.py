@@ -212,10 +212,10 @@ class Result:
         fast: bool = False,
         **trainer: Any,
     ) -> "tuple[LightningModule, Trainer]":
-        """Train the winner again by a plain ``Trainer.fit``, with its seed, for its steps.
+        """Train the winner again with its seed, as a plain ``Trainer.fit``.
 
-        Where its schedule ends with the trial it is for its horizon. It trains with as many threads
-        of torch as the study.
+        It trains for as many steps as the winner did, or for the winner's horizon where schedules
+        end with the trial; and with as many threads of torch as the study.
 
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read of a folder.

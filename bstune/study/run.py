@@ -21,7 +21,7 @@ from bstune.core.option_names import in_python
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
-from bstune.study.analysis.critical import passing
+from bstune.study.analysis.critical import ended_where_met
 from bstune.study.folder_config import text_of_options
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan_text import plan_text
@@ -29,7 +29,7 @@ from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
 from bstune.study.showing.live_page import LivePage
-from bstune.study.showing.progress import Progress, heard, trial_line
+from bstune.study.showing.progress import Progress, lines_while_waiting, trial_line
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
@@ -216,7 +216,7 @@ def paused_study(
         interruption.enter(Stage.SEARCH)
         with left_unless_ended(page):
             show = make_show(progress, page, prepared)
-            with progress.live or nullcontext(), heard(progress):
+            with progress.live or nullcontext(), lines_while_waiting(progress):
                 search = Search(prepared, study, leases, tracking, show, page.catch_up)
                 end = yield from search.paused()
             interruption.enter(Stage.REPORT)
@@ -296,12 +296,12 @@ def _with_own_target(
         """
         goal = goal_of(record, metric, bounds)
         patient(study.set_user_attr)(GOAL, goal)
-        return passing(record, replace(metric, value=goal))
+        return ended_where_met(record, replace(metric, value=goal))
 
     if stored_goal(study) is None:
         interruption.enter(Stage.SEARCH)
         progress = Progress(prepared.budget.trials, metric, console)
-        with progress.live or nullcontext(), heard(progress), left_unless_ended(page):
+        with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
             show = make_show(progress, page, prepared)
             search = Search(prepared, study, leases, None, show, page.catch_up)
             yield from search.paused_baseline(set_target)
@@ -353,7 +353,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         make_inside(prepared.files.checkpoints)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         interruption.enter(Stage.SEARCH)
-        with progress.live or nullcontext(), heard(progress):
+        with progress.live or nullcontext(), lines_while_waiting(progress):
             search = Search(prepared, study, leases, None, progress.show)
             end = search.run()
     console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here")

@@ -49,13 +49,18 @@ from bstune.study.storage.telling import cut_short, finish_abandoned, shorten, t
 from bstune.study.storage.trials import (
     AskedTrial,
     Trials,
-    finished,
-    read,
+    busy_workers,
+    finished_record,
+    read_trials,
     results,
-    running,
-    working,
+    running_specs,
 )
-from bstune.study.storage.turns import attempt, ended_below_limit, free_indices, free_turn
+from bstune.study.storage.turns import (
+    ended_below_limit,
+    free_indices,
+    free_turn,
+    points_given_up,
+)
 from bstune.system.files import append_text
 from bstune.trial.backend import sampler_factory, stops_trials
 from bstune.trial.processes.workers import Finished, Runner
@@ -161,13 +166,13 @@ class Search:
         self._leave()
         return end
 
-    def paused_baseline(self, read: Callable[[TrialResult], TrialResult]) -> Paused[None]:
-        """Run the baseline alone, as trial 0, and store what ``read`` makes of its record.
+    def paused_baseline(self, revise: Callable[[TrialResult], TrialResult]) -> Paused[None]:
+        """Run the baseline alone, as trial 0, and store what ``revise`` makes of its record.
 
         As any trial, it is asked again after it failed. A trial that failed sets no target.
         """
         try:
-            yield from self._run_baseline(read)
+            yield from self._run_baseline(revise)
         except StorageGoneError:
             # Asking it again would wait again.
             raise
@@ -176,7 +181,7 @@ class Search:
             self._leave()
             raise
 
-    def _run_baseline(self, read: Callable[[TrialResult], TrialResult]) -> Paused[None]:
+    def _run_baseline(self, revise: Callable[[TrialResult], TrialResult]) -> Paused[None]:
         """Ask trial 0 and run it until the study has a record of it.
 
         Raises:
@@ -201,7 +206,7 @@ class Search:
                 self._start(runner, asked)
                 with self._wall.trial():
                     finished = yield from _wait_for_trial(runner)
-                self._store(finished, read)
+                self._store(finished, revise)
 
     def _leave(self) -> None:
         """Store the wall time that the study took, and write its trials, for the next command."""
@@ -263,7 +268,7 @@ class Search:
                 with self._wall.trial():
                     finished = yield from _wait_for_trial(runner)
                 self._store(finished)
-            elif working(self._study) - {self._worker}:
+            elif busy_workers(self._study) - {self._worker}:
                 time.sleep(OTHERS_SECONDS)
             elif not has_free_index or end is not None:
                 rescue = self._ask_rescue(done)
@@ -284,7 +289,7 @@ class Search:
         # Of several processes one decides what goes on.
         if not self._stops or not self._is_owner or not needs_rescue(prepared, done):
             return None
-        cut = ended_below_limit(read(self._study))
+        cut = ended_below_limit(read_trials(self._study))
         rescue = choose_rescue(prepared, self._wall, done, cut)
         if rescue is None:
             return None
@@ -363,7 +368,7 @@ class Search:
         self._asked[spec.number] = asked
         resumed_from = None
         if spec.resumed_from is not None:
-            resumed_from = finished(self._study, spec.resumed_from)
+            resumed_from = finished_record(self._study, spec.resumed_from)
         has_baseline = self._prepared.baseline is not None
         is_baseline = self._stops and has_baseline and spec.trial_index == 0
         # A baseline that has taken too long may be cut short, so that the search has time left. For
@@ -379,16 +384,16 @@ class Search:
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(
-        self, finished: Finished, read: Callable[[TrialResult], TrialResult] | None = None
+        self, finished: Finished, revise: Callable[[TrialResult], TrialResult] | None = None
     ) -> None:
-        """Store a trial's record, or what ``read`` makes of it.
+        """Store a trial's record, or what ``revise`` makes of it.
 
         Raises:
             BstuneError: the one with which the trial ends the study, or for too many failed trials
                 in a row.
         """
         spec = finished.spec
-        result = record_to_store(self._prepared, finished, self._counts_seconds, read)
+        result = record_to_store(self._prepared, finished, self._counts_seconds, revise)
         self.ran += 1
         if self._storage_is_gone:
             self._keep(result)
@@ -429,7 +434,7 @@ class Search:
                 budget,
                 turn.trial_index,
                 sampler_context(prepared, cut),
-                attempt(turn),
+                points_given_up(turn),
                 self._sampler_factory,
             )
             asked = ask(
@@ -467,12 +472,12 @@ class Search:
         Those of processes that are gone are ended first, so that they are asked again.
         """
         self._leases.check()
-        trials = read(self._study)
-        others = working(trials) - {self._worker}
+        trials = read_trials(self._study)
+        others = busy_workers(trials) - {self._worker}
         gone = others - self._leases.living() if others else set()
         if gone:
             finish_abandoned(self._study, self._budget.objective, gone.__contains__)
-            trials = read(self._study)
+            trials = read_trials(self._study)
         return trials
 
     def _write(self, trials: Sequence[FrozenTrial]) -> list[TrialResult]:
@@ -482,7 +487,7 @@ class Search:
             self._files.update(
                 done,
                 winning=partial(may_win, self._prepared, done),
-                continued=lambda: may_go_on(self._prepared, done, running(trials)),
+                continued=lambda: may_go_on(self._prepared, done, running_specs(trials)),
             )
         if self._tracking is not None:
             for result in done:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from bstune.core.errors import BstuneError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.search_space import Space
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import quieten
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from bstune.hardware.memory import Ceiling
     from bstune.hardware.survey import HowTimed, TimedSteps
     from bstune.trial.checks.preflight import PreflightFindings
+    from bstune.trial.lightning.installed import LightningDataModule
     from bstune.trial.workload import LightningBackend
 
 Say = Callable[[str], None]
@@ -157,40 +159,18 @@ class TrainingService:
         """Do what :meth:`look` does, without a watch over steps that never end."""
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey import survey_key
-        from bstune.trial.checks.loaders import check_loaders
         from bstune.trial.checks.preflight import preflight
         from bstune.trial.checks.start import check_hooks
         from bstune.trial.checks.tunables import check_tunables
-        from bstune.trial.workload import (
-            LightningBackend,
-            build_workload,
-            check_largest,
-            load_data,
-            seeded,
-        )
+        from bstune.trial.workload import LightningBackend, build_workload
 
         options = self._options
         recipe = self._recipe
         protocol = self._protocol
         space = make_space(options)
-        say(f"reading the data of {options.workload.name}")
-        data = load_data(options, recipe)
-        with seeded(options.seed), waiting_for(f"the loaders of {type(data).__name__}"):
-            check_loaders(data, is_given=recipe.data_at is not None)
-            if trial is None:
-                check_largest(space.high, data)
-            else:
-                check_largest(trial.batch_size, data, "trial.batch_size")
+        data = self._load_checked_data(space, trial, say)
         workload = build_workload(options, recipe, data)
-        first = TrialSpec(
-            number=0,
-            trial_index=0,
-            batch_size=space.low,
-            lr=space.lr(space.low, 0.0),
-            delta=0.0,
-            seed=0,
-        )
-        module = workload.build_module(trial or first)
+        module = workload.build_module(trial or _smallest_trial(space))
         check_hooks(module, protocol.target.metric)
         backend = LightningBackend(options, recipe, workload, protocol)
         # The devices of a batch have processes of their own; the first steps are taken in this one.
@@ -224,6 +204,28 @@ class TrainingService:
             survey_key=key,
             how_timed=how,
         )
+
+    def _load_checked_data(
+        self, space: Space, trial: TrialSpec | None, say: Say
+    ) -> "LightningDataModule":
+        """Load the data module, and refuse loaders and batch sizes that cannot be trained with.
+
+        ``trial``: the one to run instead of a study; None for a study.
+        """
+        # torch takes seconds to import: the process that trains needs it.
+        from bstune.trial.checks.loaders import check_loaders
+        from bstune.trial.workload import check_largest, load_data, seeded
+
+        options = self._options
+        say(f"reading the data of {options.workload.name}")
+        data = load_data(options, self._recipe)
+        with seeded(options.seed), waiting_for(f"the loaders of {type(data).__name__}"):
+            check_loaders(data, is_given=self._recipe.data_at is not None)
+            if trial is None:
+                check_largest(space.high, data)
+            else:
+                check_largest(trial.batch_size, data, "trial.batch_size")
+        return data
 
     def time_steps(
         self,
@@ -275,6 +277,18 @@ class TrainingService:
             description=backend.description,
             frozen_settings=backend.frozen_settings,
         )
+
+
+def _smallest_trial(space: Space) -> TrialSpec:
+    """Make a trial at the smallest batch size, with the rate that the scaling rule gives."""
+    return TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=space.low,
+        lr=space.lr(space.low, 0.0),
+        delta=0.0,
+        seed=0,
+    )
 
 
 class Training(Protocol):

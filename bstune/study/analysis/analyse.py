@@ -52,8 +52,8 @@ from bstune.study.planning.baseline import baseline_result, baseline_runs, gain_
 from bstune.study.planning.replicates import (
     Winner,
     confirmed_points,
-    kept_instead,
     left_out,
+    stand_in_for,
     winners,
 )
 from bstune.study.prepare import PreparedStudy
@@ -152,11 +152,11 @@ def _rank(
     passed_over: Winner | None = None
     for merit, first in winners(done, predicted, objective, replicates, max_candidates).items():
         winner = first
-        kept = kept_instead(first, done, predicted, merit, objective, replicates)
-        if kept is not None:
-            winner = kept.winner
+        stand_in = stand_in_for(first, done, predicted, merit, objective, replicates)
+        if stand_in is not None:
+            winner = stand_in.winner
             if merit == use:
-                passed_over = kept.passed_over
+                passed_over = stand_in.passed_over
         # Where schedules end with the trial, a further seed needs a horizon, and may miss.
         number = winner.trial.number
         winner = replace(winner, predicted_horizon=horizons.get(number))

@@ -155,7 +155,7 @@ def _point(
 def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues | None:
     """Give what runs on fresh seeds came to, with mean and interval.
 
-    It is None where none ran to its end.
+    It is None where none ran to its budget's end.
     """
     mode = prepared.protocol.target.mode
     # Those that diverged, or ended before, are counted and have no metric to compare.

@@ -438,7 +438,7 @@ def _passed(done: Sequence[TrialResult], easier: Target) -> list[TrialResult]:
     for trial in done:
         if trial.number in continued:
             continue
-        record = passing(trial, easier)
+        record = ended_where_met(trial, easier)
         if record.reached:
             records.append(record)
     return records
@@ -463,7 +463,7 @@ def no_easier_target(target: Target, ideal: float | None, horizon: bool = False)
     )
 
 
-def passing(trial: TrialResult, target: Target) -> TrialResult:
+def ended_where_met(trial: TrialResult, target: Target) -> TrialResult:
     """Give the record as if the trial had ended where it first met a target.
 
     A trial that never met it keeps its record.
@@ -495,7 +495,7 @@ def over_targets(
     """
     rows = list[CriticalAtTarget]()
     for easier in easier_targets(done, target, ideal):
-        records = [passing(trial, easier) for trial in done]
+        records = [ended_where_met(trial, easier) for trial in done]
         critical = critical_batch(infer(records, easier))
         if critical is not None:
             rows.append(at_target_value(critical, easier.value, len(_passed(done, easier))))

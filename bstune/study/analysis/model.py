@@ -248,7 +248,7 @@ def _exponent(
 def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
     """Give the least-squares slope of log2 lr*(B) over log2 B from ``low`` to ``high``.
 
-    Draws of shape (m, p) give (m,).
+    ``theta`` has m draws of the posterior's p parameters, shape (m, p). The slopes have shape (m,).
     """
     log_sizes = np.linspace(math.log2(low), math.log2(high), SLOPE_SIZES)
     return _slope(log_sizes, optimum(theta, prior.at(log_sizes), prior))

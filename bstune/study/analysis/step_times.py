@@ -78,9 +78,13 @@ def timing_of(
 ) -> StepTiming | None:
     """Tell where the seconds of a step come from, and how well they are known at the winner.
 
-    Without a winner it is at the reference. None without ``law``, tau(B) with its error.
+    Without a winner it is at the reference.
 
-    ``confirmed_winners``: the points that ran on fresh seeds.
+    Args:
+        prepared: the study.
+        law: tau(B) with its error; None: not known, and then nothing is told.
+        winner: of the study, if any.
+        confirmed_winners: the points that ran on fresh seeds.
     """
     if law is None:
         return None

@@ -457,7 +457,7 @@ def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -
 
 
 def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
-    """Count the trials by status; one that no trial has is 0."""
+    """Count the trials by status; a status that no trial has counts 0."""
     counts = Counter[str](trial.status for trial in whole_trials)
     # All of them, in one order.
     return {status: counts[status] for status in STATUSES}

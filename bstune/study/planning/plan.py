@@ -112,7 +112,9 @@ class SearchBudget:
         """Draw 32 bits that are independent of those of other trials and purposes."""
         return int(np.random.SeedSequence([self.seed, trial_index, *purpose]).generate_state(1)[0])
 
-    def spent(self, results: Iterable[TrialResult], continues: bool = False) -> SearchEnd | None:
+    def end_if_spent(
+        self, results: Iterable[TrialResult], continues: bool = False
+    ) -> SearchEnd | None:
         """Give the end of a search whose seconds of training are spent; None if they are not.
 
         ``continues``: whether a stopped trial can go on. Until a trial has reached the target, a

@@ -214,7 +214,7 @@ def winners(
 
 
 @dataclass(frozen=True)
-class Kept:
+class StandIn:
     """A winner with all its fresh seeds, in place of one that got none.
 
     Args:
@@ -226,14 +226,14 @@ class Kept:
     passed_over: Winner
 
 
-def kept_instead(
+def stand_in_for(
     winner: Winner,
     trials: Sequence[TrialResult],
     predicted: Predicted,
     merit: Merit,
     objective: Objective,
     replicates: int,
-) -> Kept | None:
+) -> StandIn | None:
     """Name a point with all its fresh seeds in place of a winner that has none, as time ran out.
 
     It is the best one with all of them, if what it took is at most ``WORTH_A_CHANGE`` more than
@@ -253,7 +253,7 @@ def kept_instead(
     expected = math.log(_predicted_merit(winner.trial, merit, predicted))
     if measured > expected + math.log1p(WORTH_A_CHANGE):
         return None
-    return Kept(known, winner)
+    return StandIn(known, winner)
 
 
 def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Winner]:
@@ -410,8 +410,9 @@ def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> 
 def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit) -> float:
     """Give the geometric mean of what the search's own trials took at a trial's point.
 
-    Infinite where fewer than two reached the target there: what was seen twice to be good runs on
-    fresh seeds, whatever is predicted of it. Trials with one history are one recorded run.
+    It is infinite where fewer than two reached the target there. A point that two trials have shown
+    to be good runs on fresh seeds, whatever is predicted of it. Trials with one history are one
+    recorded run.
     """
     merits = dict[object, float]()
     for other in trials:

@@ -169,7 +169,7 @@ class WallTime:
         return REPORT_DECISIONS * self.decision
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the report has to begin."""
         return self.limit - REPORT_SECONDS - self.fine_decision - self._taken()
 
@@ -179,12 +179,12 @@ class WallTime:
         A trial's steps are chosen so that it ends long before. This limit is for a machine that has
         become slower. The baseline has at most ``BASELINE_SLACK`` times its share of the limit.
         """
-        limit = max(self.left, 0.0)
+        limit = max(self.seconds_left, 0.0)
         if is_baseline:
             limit = min(limit, BASELINE_SLACK * MEANS_SHARE * self.limit)
         return limit
 
-    def spent(
+    def end_if_spent(
         self, trials: Sequence[TrialResult], cost: TrialCost, reserve: float, shortest: float
     ) -> SearchEnd | None:
         """Give the end of a search that has no time for another point; None if it has.
@@ -193,16 +193,18 @@ class WallTime:
             trials: that have ended.
             cost: of a trial.
             reserve: seconds that are kept for what follows the search.
-            shortest: as in :meth:`end`.
+            shortest: as in :meth:`search_end`.
         """
         walls = [trial.wall_seconds for trial in searched(trials)]
         usual = statistics.fmean(walls) if walls else cost.fixed
         one_more = self.decision + usual
-        if self.left > reserve + one_more:
+        if self.seconds_left > reserve + one_more:
             return None
-        return self.end(trials, reserve, shortest)
+        return self.search_end(trials, reserve, shortest)
 
-    def end(self, trials: Sequence[TrialResult], reserve: float, shortest: float) -> SearchEnd:
+    def search_end(
+        self, trials: Sequence[TrialResult], reserve: float, shortest: float
+    ) -> SearchEnd:
         """Make the end of a search that has no time for another point.
 
         Its sentence says for what the rest of the time is kept. Where fewer than two trials had
@@ -216,7 +218,7 @@ class WallTime:
         purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):
             purpose = "to continue the most promising trial"
-        left = self.left
+        left = self.seconds_left
         kept = f", {min(reserve, left):.1f} s kept {purpose}" if left > 0.0 else ""
         return SearchEnd(
             f"stopped: search.wall_seconds={self.limit:g} leaves no time for another point "
@@ -306,7 +308,7 @@ class WallTime:
             return round(UNLIMITED_STEPS)
         parent = next((trial for trial in trials if trial.number == spec.resumed_from), None)
         steps_before = 0 if parent is None else parent.steps
-        steps_now = cost.steps(self.left - reserve, step_time(spec.batch_size))
+        steps_now = cost.steps(self.seconds_left - reserve, step_time(spec.batch_size))
         last_step = steps_before + steps_now
         if last_step < max(MIN_STEPS, LEAST_GROWTH * steps_before):
             return None

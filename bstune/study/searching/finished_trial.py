@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.study.at_budget import held
+from bstune.study.at_budget import held_to_end
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import is_for_loss
 from bstune.study.storage.trials import CUT_SHORT
@@ -19,7 +19,7 @@ def record_to_store(
     prepared: PreparedStudy,
     finished: Finished,
     counts_seconds: bool,
-    read: Callable[[TrialResult], TrialResult] | None,
+    revise: Callable[[TrialResult], TrialResult] | None,
 ) -> TrialResult:
     """Make the record that the study stores of a finished trial.
 
@@ -30,7 +30,7 @@ def record_to_store(
         finished: the trial.
         counts_seconds: whether it ran on the kind of device whose seconds count. If not the record
             has no seconds of its own.
-        read: makes another record of it, unless it has failed; None: it stays as it is.
+        revise: makes another record of it, unless it has failed; None: it stays as it is.
 
     Raises:
         BstuneError: the one with which the trial ended the study.
@@ -41,10 +41,10 @@ def record_to_store(
     survey = prepared.survey
     if survey is not None and survey.step_time is not None:
         result = with_step_time(result, survey.step_time)
-    if read is not None and result.status != "failed":
-        result = read(result)
+    if revise is not None and result.status != "failed":
+        result = revise(result)
     if is_for_loss(prepared) and _ended_by_itself(finished, result):
-        result = held(result, prepared.last_step(result.batch_size))
+        result = held_to_end(result, prepared.last_step(result.batch_size))
     return result
 
 

@@ -16,11 +16,11 @@ from bstune.study.at_budget import FreshRun, due_run, first_beside, known_best
 from bstune.study.planning.baseline import BaselineRuns, baseline_runs, due_seed, has_run_beside
 from bstune.study.planning.plan import MEANS_SHARE
 from bstune.study.planning.replicates import (
-    Kept,
+    StandIn,
     Winner,
     find_best,
-    kept_instead,
     next_replicate,
+    stand_in_for,
     winners,
 )
 from bstune.study.planning.wall import WallTime
@@ -95,7 +95,7 @@ def _has_time_for(
     count = 1
     kept = _baseline_seconds_kept(prepared, wall, trials, predicted)
     if replicate == 0:
-        stand_ins = list[Kept | None]()
+        stand_ins = list[StandIn | None]()
         for merit in SOUGHT[budget.objective].merits:
             best = find_best(
                 trials, predicted, merit, budget.objective, budget.replicates, budget.candidates
@@ -104,7 +104,7 @@ def _has_time_for(
             if best is None or best.trial.number != winner.trial.number:
                 continue
             stand_ins.append(
-                kept_instead(winner, trials, predicted, merit, budget.objective, budget.replicates)
+                stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
             )
         if any(stand_ins):
             count = budget.replicates
@@ -115,7 +115,7 @@ def _has_time_for(
         prepared.backend.step_time(winner.trial.batch_size),
         trial_cost(prepared, trials),
     )
-    return wall.left > count * seconds + kept
+    return wall.seconds_left > count * seconds + kept
 
 
 def _baseline_seconds_kept(
@@ -135,7 +135,7 @@ def _baseline_seconds_kept(
     if _due_seed(prepared, runs, winner) is None:
         return 0.0
     seconds = _wall_seconds_of_baseline(prepared, wall, trials, runs)
-    return seconds if seconds <= wall.left else 0.0
+    return seconds if seconds <= wall.seconds_left else 0.0
 
 
 def _wall_seconds_of_baseline(
@@ -157,7 +157,7 @@ def _named_winner(
     winner = by_merit.get(merit)
     if winner is None:
         return None
-    kept = kept_instead(winner, trials, predicted, merit, budget.objective, budget.replicates)
+    kept = stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
     return winner if kept is None else kept.winner
 
 
@@ -176,7 +176,7 @@ def _due_baseline_to_target(
     seed_of = _due_seed(prepared, runs, winner)
     if seed_of is None or runs is None:
         return None
-    if _wall_seconds_of_baseline(prepared, wall, trials, runs) > wall.left:
+    if _wall_seconds_of_baseline(prepared, wall, trials, runs) > wall.seconds_left:
         return None
     first = runs.first
     # It may have run on an earlier winner's seeds, whose indices are taken.
@@ -244,9 +244,9 @@ def due_at_budget(
 
     beside = first_beside(trials, best, runs)
     # Where time is left for one of them, the baseline's first run tells more.
-    if beside is not None and wall.left <= seconds(due) + seconds(beside):
+    if beside is not None and wall.seconds_left <= seconds(due) + seconds(beside):
         due = beside
-    if wall.left <= seconds(due):
+    if wall.seconds_left <= seconds(due):
         return None
     batch_size = due.trial.batch_size
     last_step = prepared.last_step(batch_size)

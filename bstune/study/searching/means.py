@@ -100,12 +100,12 @@ def limit_reached(
     """
     # With the objective loss no trial goes on to reach a target, so that no share is kept for it.
     keeps_share = stops and not is_for_loss(prepared)
-    spent = prepared.budget.spent(trials, continues=keeps_share)
+    spent = prepared.budget.end_if_spent(trials, continues=keeps_share)
     if spent is not None or not math.isfinite(wall.limit):
         return spent
     cost = trial_cost(prepared, trials)
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
-    return wall.spent(trials, cost, reserve, shortest_seconds(prepared, cost))
+    return wall.end_if_spent(trials, cost, reserve, shortest_seconds(prepared, cost))
 
 
 def within_time(
@@ -140,7 +140,7 @@ def within_time(
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
     max_steps = wall.max_steps(trials, spec, cost, backend.step_time, reserve)
     if max_steps is None:
-        return wall.end(trials, reserve, shortest_seconds(prepared, cost))
+        return wall.search_end(trials, reserve, shortest_seconds(prepared, cost))
     return within_steps(spec, max_steps)
 
 

@@ -152,7 +152,7 @@ class Progress:
 
 
 @contextmanager
-def heard(progress: Progress) -> Iterator[None]:
+def lines_while_waiting(progress: Progress) -> Iterator[None]:
     """Let a thread print a line from time to time while the body trains trials."""
     ended = threading.Event()
 
@@ -197,7 +197,10 @@ def _place(trial: TrialResult) -> str:
 
 
 def _metric_text(trial: TrialResult, target: Target) -> str:
-    """Write the metric's last finite value, such as `` at val_loss 0.3``; empty without one."""
+    """Write the metric's last finite value, such as `` at val_loss 0.3``; empty without one.
+
+    Where the target has no value yet, the best value is named, too.
+    """
     values = [value for _, value in trial.history if value is not None]
     if not values:
         return ""

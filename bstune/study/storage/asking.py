@@ -34,7 +34,7 @@ from bstune.study.storage.patience import patient
 from bstune.study.storage.trials import (
     AskedTrial,
     end_trial,
-    read,
+    read_trials,
     record_of,
     spec_of,
     text_of,
@@ -75,7 +75,7 @@ def _begin(
     if id_at_number(study_id, expected) == trial_id:
         # No trial was begun since the index was found free.
         return trial_id, replace(spec, number=expected)
-    trials = read(study)
+    trials = read_trials(study)
     number = next(trial.number for trial in trials if trial._trial_id == trial_id)
     for earlier in trials:
         if earlier.number >= number or not _has_begun(earlier, turn.trial_index):
@@ -367,7 +367,7 @@ def ask_continuation(
         worker: the id of this process's lease.
         afresh: whether it is trained again from its first step, as nothing can be continued.
     """
-    trials = read(study)
+    trials = read_trials(study)
     indices = [trial_index_of(trial) or 0 for trial in trials]
     # The indices of runs on fresh seeds are far above those of the search.
     last = max(index for index in indices if index < FIRST_REPLICATE)

@@ -203,7 +203,10 @@ class Leases:
         self._write(self.own)
 
     def check(self) -> None:
-        """Raise StudyError if another process took this one, stopped for long, for dead."""
+        """Raise StudyError if another process has ended this one's lease.
+
+        It does so if this process was stopped for so long that it seemed dead.
+        """
         if self.lost:
             raise StudyError(
                 f"this process gave no sign for {self._seconds:g} s (search.lease_seconds), so "

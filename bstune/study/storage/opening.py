@@ -39,7 +39,7 @@ from bstune.study.storage.connection import (
     database_file,
 )
 from bstune.study.storage.patience import patient
-from bstune.study.storage.trials import is_asked, read, record_of, spec_of
+from bstune.study.storage.trials import is_asked, read_trials, record_of, spec_of
 from bstune.system.inputs import one_line, parse_json
 from bstune.system.secrets import redact_values
 
@@ -194,7 +194,7 @@ def check_joined(study: optuna.Study, frozen_settings: Mapping[str, object]) -> 
     _check_continued(study, {**frozen_settings, "device": began.get("device")})
 
 
-def changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+def changed_settings(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """List the settings that differ, a line each; empty where none does."""
     lines = list[str]()
     for key in sorted(before.keys() | now.keys()):
@@ -214,7 +214,7 @@ def _check_attributes(study: optuna.Study) -> None:
         _check_attribute(study, "", key, study.user_attrs, kind)
     # The settings are JSON, which anybody may have written.
     _settings_of(study)
-    for trial in read(study):
+    for trial in read_trials(study):
         place = f"trial {trial.number} of "
         for key, kind in TRIAL_ATTRIBUTES.items():
             _check_attribute(study, place, key, trial.user_attrs, kind)
@@ -283,7 +283,7 @@ def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, object])
     _check_format(study)
     # In the form that the storage keeps.
     now = json.loads(dump_json(redact_values(frozen_settings)))
-    lines = changes(_settings_of(study), now)
+    lines = changed_settings(_settings_of(study), now)
     if lines:
         raise StudyError(
             f"the study {study.study_name!r} began with other settings:\n{lines}\n"

@@ -19,7 +19,7 @@ from bstune.study.storage.patience import StorageGoneError, patient
 from bstune.study.storage.trials import (
     AskedTrial,
     end_trial,
-    running,
+    running_specs,
     running_trials,
     text_of,
     worker_of,
@@ -58,7 +58,7 @@ def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterato
         raise
     except BaseException:
         # This includes Ctrl-C.
-        for spec in running(study, worker):
+        for spec in running_specs(study, worker):
             _warn(
                 spec, " was cut short; the finished ones are stored, the same command asks it again"
             )

@@ -29,7 +29,7 @@ Trials = optuna.Study | Sequence[FrozenTrial]
 """A study, whose trials are read when they are needed; or its trials as they were read before."""
 
 
-def read(trials: Trials) -> Sequence[FrozenTrial]:
+def read_trials(trials: Trials) -> Sequence[FrozenTrial]:
     """Read a study's trials in order of their numbers.
 
     Give trials that were read before as they are.
@@ -43,7 +43,7 @@ def read(trials: Trials) -> Sequence[FrozenTrial]:
 
 def running_trials(trials: Trials) -> list[FrozenTrial]:
     """Select the trials that run."""
-    return [trial for trial in read(trials) if trial.state == TrialState.RUNNING]
+    return [trial for trial in read_trials(trials) if trial.state == TrialState.RUNNING]
 
 
 def results(trials: Trials) -> list[TrialResult]:
@@ -52,7 +52,7 @@ def results(trials: Trials) -> list[TrialResult]:
     A trial that was cut short has none, and gets one with the status ``failed``.
     """
     records = []
-    for trial in read(trials):
+    for trial in read_trials(trials):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             records.append(record_of(trial.user_attrs[RECORD]))
         elif trial.state == TrialState.FAIL and is_asked(trial):
@@ -60,9 +60,9 @@ def results(trials: Trials) -> list[TrialResult]:
     return records
 
 
-def finished(study: optuna.Study, number: int) -> TrialResult:
+def finished_record(study: optuna.Study, number: int) -> TrialResult:
     """Read the record of a finished trial, which another process may have stored a moment ago."""
-    return record_of(read(study)[number].user_attrs[RECORD])
+    return record_of(read_trials(study)[number].user_attrs[RECORD])
 
 
 # All trials are read at each step of a search.
@@ -127,7 +127,7 @@ def is_asked(trial: FrozenTrial) -> bool:
     return SPEC in trial.user_attrs and LOST not in trial.user_attrs
 
 
-def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
+def running_specs(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
     """List what the running trials were asked to do.
 
     ``worker``: id of a lease, of whose process only the trials count; None: all count.
@@ -149,7 +149,7 @@ def trained_by(study: optuna.Study, number: int) -> str:
     return str(json.loads(lease)["name"])
 
 
-def working(trials: Trials) -> set[str]:
+def busy_workers(trials: Trials) -> set[str]:
     """Collect the ids of the leases of the processes whose trials run."""
     return {worker_of(trial) for trial in running_trials(trials)}
 

@@ -14,12 +14,12 @@ from optuna.trial import FrozenTrial, TrialState
 from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.storage.trials import (
     Trials,
+    busy_workers,
     is_asked,
-    read,
+    read_trials,
     record_of,
     spec_of,
     trial_index_of,
-    working,
 )
 
 # States of the trials that hold an index; one that failed leaves it free.
@@ -36,7 +36,7 @@ def ended_below_limit(trials: Trials) -> set[int]:
     They go no further. The set has their numbers.
     """
     numbers = set[int]()
-    for trial in read(trials):
+    for trial in read_trials(trials):
         is_pruned = trial.state == TrialState.PRUNED and RECORD in trial.user_attrs
         if not is_pruned or not is_asked(trial):
             continue
@@ -57,7 +57,7 @@ def free_indices(trials: Trials, points: int) -> list[int]:
     taken = set[int | None]()
     # Whether the last trial that was asked at an index continues another one.
     continues: dict[int | None, bool] = {}
-    for trial in read(trials):
+    for trial in read_trials(trials):
         trial_index = trial_index_of(trial)
         if trial.state in HOLDS_INDEX:
             taken.add(trial_index)
@@ -80,7 +80,7 @@ class Turn:
 
 def turn_at(study: optuna.Study, trial_index: int, worker: str = "") -> Turn:
     """Make the turn of this process at a given index, which may not be free."""
-    return Turn(trial_index, worker, read(study))
+    return Turn(trial_index, worker, read_trials(study))
 
 
 def free_turn(
@@ -97,11 +97,11 @@ def free_turn(
         worker: the id of this process's lease.
         other_processes: how many are known to work on the study; those that run trials count, too.
     """
-    latest = read(trials)
+    latest = read_trials(trials)
     free = free_indices(latest, points)
     if not free:
         return None
-    others = max(other_processes, len(working(latest) - {worker}))
+    others = max(other_processes, len(busy_workers(latest) - {worker}))
     # Not drawn from the study's seed: each process has to choose differently.
     place = randbelow(min(others + 1, len(free)))
     return Turn(free[place], worker, latest)
@@ -111,7 +111,7 @@ def failed_at(trials: Trials, trial_index: int) -> list[FrozenTrial]:
     """Select the failed trials of an index, without those that were dropped."""
     return [
         trial
-        for trial in read(trials)
+        for trial in read_trials(trials)
         if trial.state == TrialState.FAIL
         and is_asked(trial)
         and trial_index_of(trial) == trial_index
@@ -123,6 +123,6 @@ def count_failures(failed: Sequence[FrozenTrial]) -> int:
     return sum(RECORD in trial.user_attrs for trial in failed)
 
 
-def attempt(turn: Turn) -> int:
+def points_given_up(turn: Turn) -> int:
     """Count the points that were given up at a turn's index, as their trials failed."""
     return count_failures(failed_at(turn.trials, turn.trial_index)) // TRIES

@@ -63,7 +63,10 @@ SIZES: tuple[Quantity, ...] = ("batch_size", "critical_batch_size")
 
 
 def main(arguments: list[str]) -> str:
-    """Print what studies say of another scale, write its card, and give all as JSON."""
+    """Run ``bstune extrapolate``: print the prediction at another scale, and give it as JSON.
+
+    It writes the card and the figure, too, if they are asked for.
+    """
     options = _parser().parse_args(arguments)
     name, wanted = _scale("--at", options.at)
     values: dict[str, float] | None = None

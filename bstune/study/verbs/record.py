@@ -22,7 +22,7 @@ from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
 from bstune.options import with_option
 from bstune.study.prepare import PreparedStudy, compose_checked, prepare
-from bstune.study.storage.opening import changes
+from bstune.study.storage.opening import changed_settings
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption
 from bstune.system.files import append_text, check_writable, write_text
@@ -161,7 +161,7 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
     text = dump_json(settings, indent=1)
     runs = _runs_file(path)
     if settings_file.exists():
-        lines = changes(_read_settings(settings_file), json.loads(text))
+        lines = changed_settings(_read_settings(settings_file), json.loads(text))
         if lines and runs.exists():
             raise TableError(
                 f"the runs in {runs} were recorded with other settings:\n{lines}\ncontinue with "

@@ -24,7 +24,12 @@ from bstune.search.fixed_budget import shortened
 from bstune.search.observations import Posterior
 from bstune.study.analysis.analyse import analyse
 from bstune.study.analysis.at_budget import analyse_at_budget
-from bstune.study.analysis.critical import INTERVAL, at_target_value, passing, too_few_passed
+from bstune.study.analysis.critical import (
+    INTERVAL,
+    at_target_value,
+    ended_where_met,
+    too_few_passed,
+)
 from bstune.study.analysis.model import REPORT_PARTICLES, study_posterior
 from bstune.study.analysis.summary import Analysis, Asked, OverTarget, summarize
 from bstune.study.folder_config import options_of_folder
@@ -362,7 +367,7 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
         if trial.resumed_from in beyond:
             beyond.add(trial.number)
             continue
-        record = passing(trial, target)
+        record = ended_where_met(trial, target)
         if record is not trial:
             beyond.add(trial.number)
         elif trial.reached:

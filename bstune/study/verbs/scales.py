@@ -21,7 +21,7 @@ from bstune.options import flatten
 from bstune.report.extrapolation import HALF_LIFE_QUANTITIES, Quantity, Reading, ScaleRow
 from bstune.report.study_folder import StudyFolder
 from bstune.result import AtBudget, StudyResult, WorkloadSize
-from bstune.study.analysis.critical import passing
+from bstune.study.analysis.critical import ended_where_met
 from bstune.study.folder_config import with_new_options
 from bstune.system.console import format_number, listing
 from bstune.system.inputs import one_line
@@ -331,7 +331,7 @@ def _fewest_examples(
     It is None if none did.
     """
     target = Target(result.metric, goal, result.mode)
-    passed = [passing(trial, target) for trial in trials]
+    passed = [ended_where_met(trial, target) for trial in trials]
     examples = [trial.examples for trial in passed if trial.reached]
     if not examples:
         return None
