@@ -128,7 +128,8 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
             "trainer must be a dict of the Trainer's arguments, but got "
             f"{type(stated.trainer).__name__}"
         )
-    # The metric that is logged is looked for with these call-backs.
+    # The look for the logged metric runs the user's call-backs. Those that set the batch size or
+    # the rate are refused before.
     refuse_finders((stated.trainer or {}).get("callbacks"))
     is_given = is_function(data)
     project = _Project(

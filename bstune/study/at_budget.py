@@ -78,10 +78,10 @@ def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResu
 def known_best(
     trials: Sequence[TrialResult], ranked: Sequence[TrialResult], replicates: int
 ) -> TrialResult:
-    """Choose the point to use, as the search's own trial of it.
+    """Choose the point to use; what comes back is the search's own trial of it.
 
-    It is the first in rank that ran on all its fresh seeds: what was measured counts for more than
-    a prediction. Where none did, it is the first in rank.
+    It is the highest in rank that ran on all its fresh seeds: what was measured counts for more
+    than a prediction. Where none did, it is the highest of all.
 
     Args:
         trials: all that ended.

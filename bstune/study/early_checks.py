@@ -38,7 +38,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
     for loader, root in known_loaders(options.workload.data):
         fetch = importlib.import_module(DATASETS).fetch
         folder = options.data.root if root == ROOT else root
-        with watching(say, None), waiting_for("the download"):
+        with watching(say, seconds=None), waiting_for("the download"):
             fetch(loader, folder, say)
 
 

@@ -196,15 +196,15 @@ def _paused_study(
 
     for line in assumptions:
         say(f"assumed: {line}")
-    backend = LoopBackend(options, make_protocol(options, None), say, limits=limits)
+    backend = LoopBackend(options, make_protocol(options, recipe=None), say, limits=limits)
 
     def open_runner(count: int) -> LoopRunner:
         runners.append(LoopRunner(backend, count))
         return runners[-1]
 
-    prepared = prepare(options, None, backend=backend)
+    prepared = prepare(options, recipe=None, backend=backend)
     prepared = replace(prepared, open_processes=open_runner)
-    yield from paused_study(prepared, None, console)
+    yield from paused_study(prepared, arguments=None, console=console)
 
 
 @contextmanager

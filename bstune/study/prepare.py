@@ -573,7 +573,10 @@ def _prepare_training(
     training: Training = processes
     if not is_study:
         training = TrainingHere(options, recipe, protocol, trials_log)
-    with watching(log, None, silence=OWN_SILENCE) as say, waiting_for("the process that trains"):
+    with (
+        watching(log, seconds=None, silence=OWN_SILENCE) as say,
+        waiting_for("the process that trains"),
+    ):
         runs = _try_and_survey(options, recipe, protocol, space, trial, budget, training, say)
     notes = list(runs.notes)
     if options.devices > 1:

@@ -303,7 +303,9 @@ def _with_own_target(
         progress = Progress(prepared.budget.trials, metric, console)
         with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
             show = make_show(progress, page, prepared)
-            search = Search(prepared, study, leases, None, show, page.catch_up)
+            search = Search(
+                prepared, study, leases, tracking=None, show=show, before_trial=page.catch_up
+            )
             yield from search.paused_baseline(set_target)
     goal = stored_goal(study)
     assert goal is not None  # noqa: S101 (the first trial has set it)
@@ -338,7 +340,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
                 f"the study {study.study_name!r} has its target from its first trial, which has "
                 "not ended yet: join it then"
             )
-        prepared = with_goal(prepared, goal, None)
+        prepared = with_goal(prepared, goal, first=None)
     prepared = replace(prepared, budget_times=budget_times_of(study))
     leases = Leases(study, "worker", prepared.options.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):
@@ -354,7 +356,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         interruption.enter(Stage.SEARCH)
         with progress.live or nullcontext(), lines_while_waiting(progress):
-            search = Search(prepared, study, leases, None, progress.show)
+            search = Search(prepared, study, leases, tracking=None, show=progress.show)
             end = search.run()
     console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here")
     return search.ran
@@ -376,7 +378,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
             remove_partials(folder)
         with prepared.open_runner(1) as runner:
             interruption.enter(Stage.SINGLE)
-            runner.start(spec, files, None)
+            runner.start(spec, files, resumed_from=None)
             finished = runner.wait()
         result = finished.result()
         write_text(files.record, result.to_json() + "\n")

@@ -220,20 +220,21 @@ class Study:
         Generators, torch's flags, the working directory, loggers, warnings, environment variables
         and the objects that were given are afterwards as they were.
 
-        The first steps, the survey's steps and the trials run in a process of their own: what ends
-        it, such as ``os._exit``, a crash, or a step that takes longer than
-        ``protocol.trial_seconds`` (300 s where none is set), is a UserCodeError here. With
-        ``workers=0``, and for what cannot be pickled, they run in this process. There a step that
-        takes too long is interrupted as by Ctrl-C; what stands in C code, or is called from
-        another than the main thread, goes on, and lines say what is waited for; ``os._exit`` ends
-        the process, with a line and status 1.
+        The first steps, the survey's steps and the trials run in a process of their own. Whatever
+        ends that process is a UserCodeError here: ``os._exit``, a crash, or a step that takes
+        longer than ``protocol.trial_seconds`` (300 s where none is set).
+
+        With ``workers=0``, and where module or data cannot be pickled, they run in this process.
+        There a step that takes too long is interrupted as by Ctrl-C. One that hangs in C code, or
+        that is not called from the main thread, cannot be interrupted: lines say what is waited
+        for. ``os._exit`` ends this process, with a line and status 1.
 
         Raises:
             BstuneError: of the classes for what a user can mend.
             Exception: what the user's own code raised before any trial, or in this process, with a
                 note.
         """
-        # 4 s, as above
+        # torch and lightning take 4 s to import.
         from bstune.study.result import Result
         from bstune.trial.processes.restored import restored
 
@@ -353,7 +354,7 @@ def compose_objects(
         arguments: options as on the command line.
         chosen: values by option, which override those of ``arguments``.
     """
-    # 4 s, as above
+    # torch and lightning take 4 s to import.
     from bstune.study.given import given_study
 
     if isinstance(arguments, str) or not all(isinstance(text, str) for text in arguments):

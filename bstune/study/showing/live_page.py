@@ -171,7 +171,7 @@ def so_far(
         now: the time that the page states.
         is_running: whether the study runs; else it was left.
     """
-    result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_FIT))
+    result = summarize(done, asked_of(prepared, end=None), Analysis(fit=NO_FIT))
     files = StudyFiles(
         prepared.files.root, trials=tuple(done), hardware=None, config=None, best=None, notes=()
     )

@@ -40,7 +40,7 @@ def show_places(places: Sequence[Line], missing: Sequence[str], console: Console
         lines.append(("NOTE", (note,)))
     rows = list[Text]()
     for label, texts in lines:
-        for line in labelled_rows(label, texts, None):
+        for line in labelled_rows(label, texts, width=None):
             row = Text(line)
             row.stylize("bold", 0, INDENT)
             rows.append(row)

@@ -171,8 +171,13 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
     _read_runs(runs)
     settings_file.parent.mkdir(parents=True, exist_ok=True)
     write_text(settings_file, text + "\n")
-    record_grid(points, lambda spec: prepared.backend.run(spec, None, None), path)
+    record_grid(points, partial(_run_once, prepared), path)
     settings_file.unlink()
+
+
+def _run_once(prepared: PreparedStudy, spec: TrialSpec) -> TrialResult:
+    """Train a trial that continues none and leaves no files."""
+    return prepared.backend.run(spec, folder=None, resumed_from=None)
 
 
 def _recorded_settings(prepared: PreparedStudy) -> dict[str, object]:

@@ -127,7 +127,7 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
         StudyError: where its objective is another one, its budget is not of seconds, or is shorter.
     """
     content = _files_that_tell(files)
-    prepared, _ = _prepared(files, content, None, trust)
+    prepared, _ = _prepared(files, content, goal=None, trust=trust)
     if prepared.budget.objective != "loss":
         raise StudyError(
             f"{files.root} is a study of search.objective={prepared.budget.objective}, which has "
@@ -188,7 +188,7 @@ def _at_budget(
 
     ``earlier``: the result in the folder; None before there is one.
     """
-    baseline, _ = baseline_of(prepared.options, prepared.space, None)
+    baseline, _ = baseline_of(prepared.options, prepared.space, largest=None)
     prepared = replace(prepared, baseline=baseline)
     analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, content.trials))
     asked = _asked(prepared, earlier)
@@ -347,7 +347,7 @@ def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
 
     The size of its workload is that of its earlier result.
     """
-    asked = asked_of(prepared, None)
+    asked = asked_of(prepared, end=None)
     # Here neither data nor module are at hand.
     if earlier is None:
         return replace(asked, size=None)
@@ -402,7 +402,7 @@ def _prepared(
     own_target = options.workload.target.target
     if goal is not None:
         options = with_option(options, "workload.target.value", goal)
-    protocol = make_protocol(options, None)
+    protocol = make_protocol(options, recipe=None)
     backend = _surveyed(content)
     if isinstance(options.workload, ReplayedWorkload):
         backend = ReplayBackend(options, protocol)
