@@ -26,10 +26,9 @@ RECORDS = ("TrialResult",)
 GIVEN = (Result, LoopTrial)
 # Public members that bstune itself calls.
 FOR_BSTUNE = {
-    "of",
-    *("join", "run_on"),  # of Study
+    *("from_composed", "join", "run_on"),  # of Study
     *("again", "after", "unmeasured"),  # of TrialResult
-    *("recipe", "records"),  # of Result
+    *("from_findings", "recipe", "records"),  # of Result
     *("spec", "finished", "abandon", "may_go_on", "start_gap"),  # of LoopTrial
 }
 

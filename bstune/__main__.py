@@ -61,11 +61,11 @@ VERBS = {
     "survey": "bstune.hardware.report:main",
     "fit": "bstune.__main__:fit",
     "plan": "bstune.__main__:plan",
-    "report": "bstune.study.retarget:main",
+    "report": "bstune.study.verbs.retarget:main",
     "compare": "bstune.__main__:compare",
-    "extrapolate": "bstune.study.extrapolate:main",
-    "record": "bstune.study.record:main",
-    "branch": "bstune.study.branch:main",
+    "extrapolate": "bstune.study.verbs.extrapolate:main",
+    "record": "bstune.study.verbs.record:main",
+    "branch": "bstune.study.verbs.branch:main",
     "sweep": "bstune.sweeps.harness:main",
 }
 JSON = "--json"
@@ -472,7 +472,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
         from bstune.study.study import Study
 
     try:
-        result = Study.of(composed, arguments).run_on(plain_console(), process_seconds)
+        result = Study.from_composed(composed, arguments).run_on(plain_console(), process_seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if not is_interruption(error):
             raise
@@ -737,7 +737,7 @@ def compare(arguments: list[str]) -> None:
         parser.error("target=VALUE is of studies' folders: leave out --mlflow")
     else:
         # Optuna and scipy take two seconds to import.
-        from bstune.study.retarget import read_at_target
+        from bstune.study.verbs.retarget import read_at_target
 
         read = partial(read_at_target, argument=f"target={target}")
         studies, left_out = comparing.read_studies(paths, read)

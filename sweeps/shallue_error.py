@@ -25,7 +25,7 @@ from bstune.config import Composed
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Status, TrialProtocol, TrialResult, TrialSpec
 from bstune.report.drawing import BLUE, INK, VERMILION, log_axis, log_limits
-from bstune.study.record import row as row_of
+from bstune.study.verbs.record import row as row_of
 from bstune.sweeps.harness import Finding
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_count, format_number

@@ -207,7 +207,7 @@ class UnitLog:
 
     def _check_same(self, header: UnitHeader) -> None:
         # Optuna is behind it, which the list of the sweeps need not wait for.
-        from bstune.study.storage.opening import changes
+        from bstune.study.storage.opening import changed_settings
 
         elsewhere = "choose another folder with sweep.output=DIR"
         if header.sweep != self._sweep:
@@ -216,7 +216,7 @@ class UnitLog:
         now = {**self._header.settings, "device": self._header.device}
         if before != now:
             raise StudyError(
-                f"what is in {self._path} was measured with other options:\n{changes(before, now)}"
+                f"what is in {self._path} was measured with other options:\n{changed_settings(before, now)}"
                 f"\ncontinue with those, or {elsewhere}"
             )
 

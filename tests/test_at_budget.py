@@ -35,11 +35,18 @@ from bstune.result import (
 )
 from bstune.study import prepare
 from bstune.study.analysis.at_budget import _mean_and_half
-from bstune.study.at_budget import best_full, due_run, held, is_full, known_best, runs_to_come
+from bstune.study.at_budget import (
+    best_full,
+    due_run,
+    held_to_end,
+    is_full,
+    known_best,
+    runs_to_come,
+)
 from bstune.study.planning.baseline import BaselineRuns
 from bstune.study.planning.plan import FIRST_REPLICATE
-from bstune.study.retarget import main as report
 from bstune.study.storage.attributes import BUDGET_TIMES
+from bstune.study.verbs.retarget import main as report
 
 LOSS = ("workload=replay", "workload.table=t.jsonl", "workload.name=replay", "study=loss")
 LOSS += ("mlflow.enabled=false", "scaling.batch_size=32", "search.objective=loss")
@@ -507,11 +514,11 @@ def test_what_ran_on_its_fresh_seeds_is_used(ranked, replicates, best):
 
 
 def test_a_trial_that_ended_by_itself_stands_at_what_it_had():
-    record = held(run(0, steps=40, value=0.3), 100)
+    record = held_to_end(run(0, steps=40, value=0.3), 100)
     assert (record.steps, record.steps_low, record.examples) == (100, 100, 100 * record.batch_size)
     assert record.history[-1] == (100, 0.3)
     assert is_full(record, lambda batch_size: 100)
-    assert held(replace(run(0, steps=40), history=()), 100).steps == 40
+    assert held_to_end(replace(run(0, steps=40), history=()), 100).steps == 40
 
 
 @pytest.mark.slow

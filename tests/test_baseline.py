@@ -143,7 +143,7 @@ def test_what_else_is_searched_has_the_configs_own_value(tmp_path, monkeypatch, 
 def test_its_first_run_takes_an_eighth_of_the_means(seconds, wall_seconds, steps):
     """A step takes 0.01 s, and 1.25 times that of wall time."""
     budget = replace(BUDGET, seconds=seconds, wall_seconds=wall_seconds)
-    assert first_steps(OWN, budget, Budget(5000, 1).last_step(64), 0.01, 1.25) == steps
+    assert first_steps(budget, Budget(5000, 1).last_step(64), 0.01, 1.25) == steps
 
 
 def test_its_runs_are_found_among_the_trials():

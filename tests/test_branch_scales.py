@@ -9,7 +9,7 @@ import yaml
 from bstune.core.branching import Branch, Branches, LargestBatch
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import dump_json
-from bstune.study.branch_scales import extrapolate_branches, read_branches
+from bstune.study.verbs.branch_scales import extrapolate_branches, read_branches
 
 
 def branches_at(examples_seen, largest, *, unbounded=0, **changes):

@@ -16,10 +16,10 @@ from bstune.search.posterior import B_CRIT, B_OPT, LEVEL, draw_prior, make_prior
 from bstune.study.analysis.critical import (
     critical_batch,
     easier_targets,
+    ended_where_met,
     growth_over_target,
     no_easier_target,
     over_targets,
-    passing,
 )
 
 # Their geometric middle is 128.
@@ -225,7 +225,7 @@ HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
 )
 def test_a_record_at_an_easier_target(value, steps, steps_low, status):
     trial = make_result(batch_size=32, status="stopped", steps=77, steps_low=70, history=HISTORY)
-    found = passing(trial, replace(TARGET, value=value))
+    found = ended_where_met(trial, replace(TARGET, value=value))
     assert (found.steps, found.steps_low, found.status) == (steps, steps_low, status)
     assert status == "stopped" or found.examples == 32 * steps
 

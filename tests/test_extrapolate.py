@@ -28,8 +28,8 @@ from bstune.result import (
     SizeGrowthOverBudget,
     WorkloadSize,
 )
-from bstune.study.extrapolate import extrapolate
-from bstune.study.scales import common_scale, log_error
+from bstune.study.verbs.extrapolate import extrapolate
+from bstune.study.verbs.scales import common_scale, log_error
 
 CURVE = make_curve((4, 64, 1024), (1000, 100, 40), lr=(0.1, 0.4, 1.6), lr_low=(0.05, 0.2, 0.8))
 CONFIG = {

@@ -11,7 +11,7 @@ import yaml
 from builders import copy_of_study, moved_study
 from toolbox import entries, made_table, tree, trials_of
 
-from bstune.study import retarget
+from bstune.study.verbs import retarget
 
 REPLAY = (
     "workload=replay",

@@ -33,8 +33,8 @@ def test_replayed_studies_need_no_training_library():
     modules = (
         "bstune.__main__",
         "bstune.study.run",
-        "bstune.study.record",
-        "bstune.study.retarget",
+        "bstune.study.verbs.record",
+        "bstune.study.verbs.retarget",
         "bstune.study.study",
     )
     assert {*HEAVY, "optuna"} & loaded(*modules) == {"optuna"}

@@ -14,10 +14,10 @@ from toolbox import FakeTime, made_table, make_trial, trials_of
 
 import bstune
 from bstune.report.running_page import is_running_page
-from bstune.study import live_page
-from bstune.study.live_page import LEAST_SECONDS, SHARE, LivePage, PagePace, so_far
 from bstune.study.planning.baseline import Baseline
 from bstune.study.run import run_study
+from bstune.study.showing import live_page
+from bstune.study.showing.live_page import LEAST_SECONDS, SHARE, LivePage, PagePace, so_far
 from bstune.system.files import write_text_once
 from bstune.trial.processes.workers import InProcess
 

@@ -2,7 +2,7 @@ import re
 
 from toolbox import make_trial
 
-from bstune.study.live_table import LAST_TRIALS, curve_rows, live_html
+from bstune.study.showing.live_table import LAST_TRIALS, curve_rows, live_html
 
 
 def test_the_curve_so_far_has_the_best_of_each_octave():

@@ -20,7 +20,7 @@ from toolbox import (
 from bstune.core.errors import StudyError
 from bstune.core.records import Target
 from bstune.study import search
-from bstune.study.analysis.critical import passing
+from bstune.study.analysis.critical import ended_where_met
 from bstune.study.own_target import goal_of, own_result
 from bstune.study.planning.wall import TAKEN
 
@@ -109,7 +109,7 @@ def test_the_run_itself_has_met_its_goal(mode, seed):
     history = list(zip(steps, values.tolist(), strict=True))
     goal = own_result(history, mode).goal
     trial = make_result(status="stopped", history=tuple(history))
-    assert passing(trial, Target("m", goal, mode)).reached
+    assert ended_where_met(trial, Target("m", goal, mode)).reached
 
 
 @pytest.mark.parametrize(

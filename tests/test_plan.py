@@ -63,7 +63,7 @@ def test_spent(make_result, limits, limit):
     done = [make_result(), make_result(), make_result()]
     # A replicate is not the search's.
     for trials in (done, [*done, make_result(replicate_of=0)]):
-        spent = budget(**limits).spent(trials)
+        spent = budget(**limits).end_if_spent(trials)
         assert (None if spent is None else spent.limit) == limit
 
 

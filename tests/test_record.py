@@ -10,7 +10,7 @@ from toolbox import end_as_lightning, entries, make_result, statuses, write_rows
 
 from bstune.core.errors import TableError
 from bstune.core.records import Target
-from bstune.study.record import record_grid, rows_of_study, write_table
+from bstune.study.verbs.record import record_grid, rows_of_study, write_table
 from bstune.trial import workload as training
 from bstune.trial.replay import read_table
 

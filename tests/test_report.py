@@ -23,8 +23,8 @@ from bstune.study.analysis.step_times import not_told_apart
 from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.commands import best_yaml, train_command
 from bstune.study.planning.replicates import Winner
-from bstune.study.printed import places, show, show_places
 from bstune.study.report import missing_in_trials
+from bstune.study.showing.printed import places, show, show_places
 from bstune.system.files import Output
 
 

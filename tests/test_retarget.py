@@ -9,9 +9,9 @@ from toolbox import contents, made_table, make_trial, numbers, statuses, trials_
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
-from bstune.study import retarget
 from bstune.study.folder_config import options_of_folder
-from bstune.study.retarget import at_target, ended_at
+from bstune.study.verbs import retarget
+from bstune.study.verbs.retarget import at_target, ended_at
 from bstune.system.files import Output
 
 TARGET = Target("val/error", 0.1, "min")

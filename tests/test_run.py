@@ -21,8 +21,8 @@ from bstune.core.records import Budget, Target, TrialResult
 from bstune.search.posterior import sample_posterior
 from bstune.study.analysis.model import REPORT_PARTICLES
 from bstune.study.planning.plan_text import budget_text
-from bstune.study.progress import MINUTE, Progress, trial_line
 from bstune.study.searching.trial_files import MAX_STATES, worth_continuing
+from bstune.study.showing.progress import MINUTE, Progress, trial_line
 from bstune.study.storage.trials import spec_of
 from bstune.trial.processes.workers import InProcess
 

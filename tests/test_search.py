@@ -26,7 +26,7 @@ from bstune.study.storage.connection import connect
 from bstune.study.storage.lease import Leases
 from bstune.study.storage.opening import find_study, open_study
 from bstune.study.storage.telling import tell
-from bstune.study.storage.trials import CUT_SHORT, running, trial_index_of
+from bstune.study.storage.trials import CUT_SHORT, running_specs, trial_index_of
 from bstune.study.storage.turns import free_indices, free_turn, turn_at
 from bstune.trial.backend import TrialBackend
 from bstune.trial.processes.workers import InProcess, failed
@@ -116,6 +116,21 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     assert len(run(study(Timed(), *options, elapsed=lambda: clock.now))) == 6, (
         "80 s were spent before"
     )
+
+
+def test_seconds_to_go_count_points_until_the_search_ends(study, monkeypatch):
+    """Four points are tried, and the best one runs again."""
+    seen = list[tuple[int, bool]]()
+
+    def predict(prepared, wall, done, pace, search_has_ended):
+        seen.append((len(done), search_has_ended))
+        return 1.0
+
+    monkeypatch.setattr("bstune.study.search.study_seconds_to_go", predict)
+    run(study(Answers(), "search.trials=4"))
+    assert {number for number, ended in seen if not ended} == {1, 2, 3, 4}
+    assert {number for number, ended in seen if ended} >= {4, 5}
+    assert seen == sorted(seen)
 
 
 def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
@@ -320,7 +335,7 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
         if spec.number == 2:
             thread.start()
             mine = find_study("replay", "sqlite:///bstune.db")
-            while free_indices(mine, 6) or len(running(mine)) > 1:
+            while free_indices(mine, 6) or len(running_specs(mine)) > 1:
                 threading.Event().wait(0.01)
 
     done = run(study(Answers(last), "search.trials=6"))

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from bstune import __main__ as command
@@ -21,3 +24,18 @@ def test_an_interruption_says_what_is_true_of_its_stage(monkeypatch, stage):
         command.run(composed, [])
     assert stage.value in str(caught.value)
     assert sum(other.value in str(caught.value) for other in Stage) == 1
+
+
+def test_a_process_is_a_command_once_it_handles_signals():
+    """In a process of its own, whose handlers are not pytest's."""
+    code = (
+        "from bstune.system import interruption\n"
+        "print(interruption.is_installed())\n"
+        "interruption.install()\n"
+        "interruption.note(15)\n"
+        "print(interruption.is_installed(), interruption.status())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout.split() == ["False", "True", "143"]

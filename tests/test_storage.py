@@ -34,7 +34,7 @@ from bstune.study.storage.lease import Leases
 from bstune.study.storage.opening import find_study, open_study
 from bstune.study.storage.samplers import build_sampler
 from bstune.study.storage.telling import cut_short, finish_abandoned, store_unstored, tell
-from bstune.study.storage.trials import results, running, trial_index_of
+from bstune.study.storage.trials import results, running_specs, trial_index_of
 from bstune.study.storage.turns import ended_below_limit, free_indices, turn_at
 from bstune.system.files import Output
 from bstune.trial.backend import stops_trials
@@ -503,7 +503,7 @@ def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
     first = asked(study, 0, name)
     second = asked(study, 1, name)
     assert free_indices(study, 10)[0] == 2
-    assert [spec.trial_index for spec in running(study)] == [0, 1]
+    assert [spec.trial_index for spec in running_specs(study)] == [0, 1]
     run(
         study,
         first,
@@ -511,15 +511,15 @@ def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
             spec, "failed", message="its process ended with status 9"
         ),
     )
-    assert running(study) == [second[1]], "the other one goes on"
+    assert running_specs(study) == [second[1]], "the other one goes on"
     again = asked(study, 0, name)[1]
     assert again == replace(first[1], number=2)
     run(study, second)
-    assert running(study) == [again]
+    assert running_specs(study) == [again]
     other = turn_at(study, 0, "of another process")
     lost = ask(study, other, BUDGET, SPACE, RandomSampler(), stops=True)
     assert lost is None, "another process has begun one at this index"
-    assert running(study, "of another process") == []
+    assert running_specs(study, "of another process") == []
     assert results(study)[-1].trial_index == 1, "what was stored in vain is no trial"
     assert (free_indices(study, 4), free_indices(study, 2)) == ([2, 3], [])
 
@@ -607,7 +607,7 @@ def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(
             run(study, now)
     assert [result.trial_index for result in results(study)] == [0, 1, 2, 3]
     assert {message.split(":")[0] for message in caplog.messages} == {"the storage does not answer"}
-    assert running(study) == []
+    assert running_specs(study) == []
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -685,7 +685,7 @@ def test_calls_that_a_server_is_killed_under_are_repeated(database_server, tmp_p
         if result.status != "failed":
             done.append(result.trial_index)
     assert done == [*range(20)]
-    assert running(study) == []
+    assert running_specs(study) == []
 
 
 @pytest.mark.slow

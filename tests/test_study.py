@@ -41,7 +41,7 @@ def arguments(**changes):
 
 
 def of_command_line(*given):
-    return bstune.Study.of(compose_checked(given), given)
+    return bstune.Study.from_composed(compose_checked(given), given)
 
 
 @pytest.fixture(autouse=True)

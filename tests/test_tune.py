@@ -38,9 +38,9 @@ import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.report.study_folder import read_study
 from bstune.study.prepare import compose_joined, prepare
-from bstune.study.progress import Progress
 from bstune.study.report import Findings
 from bstune.study.result import TRIAL_COLUMNS
+from bstune.study.showing.progress import Progress
 from bstune.study.storage.opening import find_study
 
 QUIET = {

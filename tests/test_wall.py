@@ -72,8 +72,8 @@ def test_a_search_ends_while_there_is_time_for_what_follows(reserve, before, is_
     # Their mean is 2.5 s.
     done = [STOPPED, REACHED]
     elapsed = 100.0 - REPORT_SECONDS - reserve - 2.5 - before
-    assert (wall(elapsed).spent(done, COST, reserve, 1.0) is not None) == is_spent
-    assert wall(1e9, limit=None).spent(done, COST, reserve, 1.0) is None
+    assert (wall(elapsed).end_if_spent(done, COST, reserve, 1.0) is not None) == is_spent
+    assert wall(1e9, limit=None).end_if_spent(done, COST, reserve, 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,10 @@ def test_a_trial_ends_where_the_report_has_to_begin(elapsed, is_baseline, second
 def test_what_two_trials_would_have_needed_is_said(done, shortest, seconds):
     one = wall(30.0, limit=10.0)
     assert one.seconds_of_two(done, shortest) == pytest.approx(seconds)
-    assert f"search.wall_seconds={math.ceil(seconds)}" in one.end(done, 0.0, shortest).sentence
-    assert "two trials" not in one.end([STOPPED, THIRD], 0.0, shortest).sentence
+    assert (
+        f"search.wall_seconds={math.ceil(seconds)}" in one.search_end(done, 0.0, shortest).sentence
+    )
+    assert "two trials" not in one.search_end([STOPPED, THIRD], 0.0, shortest).sentence
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_what_is_done_between_trials_takes_time_too():
     assert one.decision == pytest.approx(0.4)
     assert one.replicate_seconds(100, 0.01, COST) == pytest.approx(REPORT_DECISIONS * 0.4 + 3.0)
     times = iter([70.0])
-    assert one.left == pytest.approx(100.0 - REPORT_SECONDS - REPORT_DECISIONS * 0.4 - 70.0)
+    assert one.seconds_left == pytest.approx(100.0 - REPORT_SECONDS - REPORT_DECISIONS * 0.4 - 70.0)
     times = iter([70.0, 70.3])
     with one.fine_look():
         pass
@@ -172,9 +174,11 @@ def test_a_study_that_is_continued_has_what_is_left():
     assert study.user_attrs[BEGAN] == 940.0
     first.keep()
     assert study.user_attrs[TAKEN] == 60.0
-    assert wall(10.0, study=study).left == 100.0 - 60.0 - 10.0 - REPORT_SECONDS
+    assert wall(10.0, study=study).seconds_left == 100.0 - 60.0 - 10.0 - REPORT_SECONDS
     joined = wall(3.0, study=study, owner=False, now=lambda: 950.0)
-    assert joined.left == 100.0 - (950.0 - 930.0) - REPORT_SECONDS, "it counts by the owner's start"
+    assert joined.seconds_left == 100.0 - (950.0 - 930.0) - REPORT_SECONDS, (
+        "it counts by the owner's start"
+    )
 
 
 def test_a_command_is_as_old_as_its_process():

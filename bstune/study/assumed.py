@@ -1,4 +1,6 @@
-"""What :class:`bstune.Study` takes for granted where an argument is left out: the project's own values, each said.
+"""What :class:`bstune.Study` assumes for arguments that are left out: the project's own values.
+
+Each assumption is printed.
 
 >>> bstune.tune(MyModule, MyData())  # doctest: +SKIP
 assumed: reference=(64, 0.001): MyData's own batch size, and lr of MyModule; the gain is over these
@@ -38,12 +40,13 @@ from bstune.trial.own_project.python_recipe import (
 
 # Batch sizes that are searched begin at this part of the project's own.
 SMALLEST_PART = 16
-# Of the objective loss, where nothing says how long a trial is: twenty fit into the study's time.
+# The budget of a trial for the objective loss, where nothing says how long it is: twenty trials fit
+# into the study's time.
 BUDGET_SECONDS = QUICK_SECONDS / 20.0
 # Arguments of the Trainer that say how the project itself trains, and what is made of them.
 TRAINER_LENGTHS = ("max_epochs", "max_steps")
 ACCUMULATED = "accumulate_grad_batches"
-# Of a data set that is read once, to ask it for its batch size.
+# With which data are made once, to ask them for their own batch size.
 ANY_BATCH_SIZE = 32
 
 
@@ -72,13 +75,13 @@ class Stated:
 
 @dataclass(frozen=True)
 class Completed:
-    """A study's objects with nothing left out.
+    """The arguments of a study with nothing left out.
 
     Args:
-        given: them.
-        wall_seconds: ``search.wall_seconds``, which the study has to have with them; None: none.
+        given: the arguments.
+        wall_seconds: ``search.wall_seconds``, which was assumed as well; None: it was not.
         lines: what was assumed, a line each, with the argument that changes it.
-        budget_seconds: ``budget.seconds``, likewise; None: none.
+        budget_seconds: ``budget.seconds``, which was assumed as well; None: it was not.
     """
 
     given: GivenObjects
@@ -88,10 +91,10 @@ class Completed:
 
 
 def complete(stated: Stated) -> Completed:
-    """Take what is left out from the module, the data and the Trainer's arguments.
+    """Complete the arguments of a study: take what is left out from module, data and Trainer.
 
     Raises:
-        ConfigError: where these do not tell, with the argument to give.
+        ConfigError: where these do not tell; it names the argument to give.
     """
     target = _target(stated.target)
     if stated.objective == "loss" and target is not None and not target.is_open:
@@ -114,18 +117,19 @@ def complete(stated: Stated) -> Completed:
             f"a study without module and data needs {', '.join(left_out)} besides: with them these "
             "are taken from the project"
         )
-    given = _given(stated, target, stated.batch_sizes, stated.reference, stated.budget)
-    return Completed(given, None, ())
+    given = _given_objects(stated, target, stated.batch_sizes, stated.reference, stated.budget)
+    return Completed(given, wall_seconds=None, lines=())
 
 
 def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
-    """Take what is left out from the project itself."""
+    """Complete the arguments of a study that has module and data from these."""
     if stated.trainer is not None and not isinstance(stated.trainer, Mapping):
         raise ConfigError(
             "trainer must be a dict of the Trainer's arguments, but got "
             f"{type(stated.trainer).__name__}"
         )
-    # The metric that is logged is looked for with these call-backs.
+    # The look for the logged metric runs the user's call-backs. Those that set the batch size or
+    # the rate are refused before.
     refuse_finders((stated.trainer or {}).get("callbacks"))
     is_given = is_function(data)
     project = _Project(
@@ -137,16 +141,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     lines = list[str]()
     reference = stated.reference
     if reference is None:
-        if is_given:
-            raise ConfigError(
-                "which batch size do you run today? data is a function of it: give "
-                "reference=(batch size, learning rate)"
-            )
-        reference = project.take_batch_size(), _own_rate(module, stated)
-        lines.append(
-            f"reference={reference}: the batch size of {project.data_name} and the learning rate "
-            "of your module, as you run it today; the gain is over these"
-        )
+        reference = _assume_reference(project, stated, lines)
     batch_size = int(reference[0])
     sizes = stated.batch_sizes
     if sizes is None:
@@ -159,39 +154,94 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     wall_seconds: float | None = None
     budget_seconds: float | None = None
     if budget is None:
-        length = project.take_length(batch_size)
-        is_timed = stated.is_timed or stated.has_budget
-        if not length.is_own and not is_timed:
-            wall_seconds = QUICK_SECONDS
-            lines.append(
-                f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, "
-                "as neither it nor trainer={'max_epochs': N} says how long"
-            )
-        budget = Budget(examples=length.examples)
-        if stated.objective == "loss" and not stated.has_budget and not length.is_own:
-            budget_seconds = BUDGET_SECONDS
-            lines.append(
-                f"budget.seconds={budget_seconds:g}: of training, after which trials are compared; "
-                "options=['budget.seconds=SECONDS'] sets others"
-            )
-        elif not stated.has_budget:
-            lines.append(
-                f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: "
-                f"{length.why}"
-            )
+        assumed = _assume_budget(project, stated, batch_size, lines)
+        budget = assumed.budget
+        wall_seconds = assumed.wall_seconds
+        budget_seconds = assumed.budget_seconds
     target = _target(stated.target)
     if target is None:
         trial = _any_trial(batch_size, reference[1], budget.last_step(batch_size), stated.tunable)
-        build = module_builder(module, list(stated.tunable or ()), overrides_lr=stated.overrides_lr)
-        built = build(trial)
-        accelerator = "cpu" if stated.device == "cpu" else "auto"
-        metric = own_metric(built, project.data, project.trainer, accelerator)
-        target = Target(metric.name, 0.0, metric.mode).never_met
-        lines.append(_line_on(metric, stated.objective))
-    given = _given(replace(stated, trainer=project.trainer), target, sizes, reference, budget)
+        target = _assume_target(project, stated, trial, lines)
+    with_own_trainer = replace(stated, trainer=project.trainer)
+    given = _given_objects(with_own_trainer, target, sizes, reference, budget)
     return Completed(
         given=given, wall_seconds=wall_seconds, lines=tuple(lines), budget_seconds=budget_seconds
     )
+
+
+def _assume_reference(project: "_Project", stated: Stated, lines: list[str]) -> tuple[int, float]:
+    """Take the batch size and the learning rate that the project trains with.
+
+    ``lines`` gets a line that says so.
+    """
+    if project.is_given:
+        raise ConfigError(
+            "which batch size do you run today? data is a function of it: give "
+            "reference=(batch size, learning rate)"
+        )
+    reference = project.take_batch_size(), _own_rate(project.module, stated)
+    lines.append(
+        f"reference={reference}: the batch size of {project.data_name} and the learning rate "
+        "of your module, as you run it today; the gain is over these"
+    )
+    return reference
+
+
+@dataclass(frozen=True)
+class _AssumedBudget:
+    """The budget of a trial where none is given, and the seconds that were assumed with it."""
+
+    budget: Budget
+    wall_seconds: float | None
+    """``search.wall_seconds``; None where the study's time is not assumed."""
+    budget_seconds: float | None
+    """``budget.seconds``; None where a trial's budget is not one of seconds."""
+
+
+def _assume_budget(
+    project: "_Project", stated: Stated, batch_size: int, lines: list[str]
+) -> _AssumedBudget:
+    """Take the budget of a trial from the Trainer's length, or from the time of a short study.
+
+    ``lines`` gets a line for each thing that is assumed.
+    """
+    length = project.take_length(batch_size)
+    wall_seconds: float | None = None
+    is_timed = stated.is_timed or stated.has_budget
+    if not length.is_own and not is_timed:
+        wall_seconds = QUICK_SECONDS
+        lines.append(
+            f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, "
+            "as neither it nor trainer={'max_epochs': N} says how long"
+        )
+    budget_seconds: float | None = None
+    if stated.objective == "loss" and not stated.has_budget and not length.is_own:
+        budget_seconds = BUDGET_SECONDS
+        lines.append(
+            f"budget.seconds={budget_seconds:g}: of training, after which trials are compared; "
+            "options=['budget.seconds=SECONDS'] sets others"
+        )
+    elif not stated.has_budget:
+        lines.append(
+            f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: "
+            f"{length.why}"
+        )
+    return _AssumedBudget(Budget(examples=length.examples), wall_seconds, budget_seconds)
+
+
+def _assume_target(project: "_Project", stated: Stated, trial: Trial, lines: list[str]) -> Target:
+    """Find the metric that the module of a trial logs, and make it a target without a value.
+
+    ``lines`` gets a line that says so.
+    """
+    build = module_builder(
+        project.module, list(stated.tunable or ()), overrides_lr=stated.overrides_lr
+    )
+    built = build(trial)
+    accelerator = "cpu" if stated.device == "cpu" else "auto"
+    metric = own_metric(built, project.data, project.trainer, accelerator)
+    lines.append(_line_on(metric, stated.objective))
+    return Target(metric.name, 0.0, metric.mode).never_met
 
 
 @dataclass(frozen=True)
@@ -199,9 +249,9 @@ class _Length:
     """How long a trial is.
 
     Args:
-        examples: that it trains on at most.
+        examples: on which it trains at most.
         is_own: whether the Trainer's arguments say so.
-        why: it is so long, in words.
+        why: why it is so long, in words.
     """
 
     examples: int
@@ -211,7 +261,10 @@ class _Length:
 
 @dataclass(frozen=True)
 class _Project:
-    """The user's module and data, and the arguments of the Trainer that are still the Trainer's."""
+    """The user's module and data, and the arguments of the Trainer.
+
+    The methods ``take_...`` remove the arguments that bstune itself acts on.
+    """
 
     module: Module
     data: Any
@@ -221,23 +274,23 @@ class _Project:
 
     @property
     def data_name(self) -> str:
-        """The data module's class, or what else the user knows it by."""
+        """The name of the data module's class, or "your data" for loaders."""
         return "your data" if isinstance(self.data, Loaders) else type(self.data).__name__
 
     @cached_property
     def batches(self) -> OwnBatches:
-        """The batches that the project trains on; the data are set up for it."""
+        """The batches on which the project trains. The data are set up to see them."""
         return own_batches(self.data, self.data_name, is_given=self.is_given)
 
     def take_batch_size(self) -> int:
-        """Take the batch size, and the Trainer's number of batches that it accumulates."""
+        """Give the project's batch size: the data's, times the Trainer's accumulated batches."""
         accumulated = self.trainer.pop(ACCUMULATED, None) or 1
         return self.batches.batch_size * int(accumulated)
 
     def take_length(self, batch_size: int) -> _Length:
-        """Take the length of the Trainer's arguments.
+        """Give the length of a trial by the Trainer's arguments.
 
-        Without one it is so long that time ends the study.
+        Without one there it is so long that the study's time ends it.
         """
         examples = own_examples(self.trainer, batch_size, self.batches.examples)
         for length in TRAINER_LENGTHS:
@@ -250,7 +303,7 @@ class _Project:
 
 
 def _line_on(metric: OwnMetric, objective: str | None) -> str:
-    """Say which metric a study goes by, and what it is to come to."""
+    """Say which metric a study goes by, why, and which value is its target."""
     others = f", not {', '.join(metric.others)}" if metric.others else ""
     if objective == "loss":
         return f"target={metric.name!r}: the metric that is compared{others}, as {metric.why}"
@@ -261,13 +314,14 @@ def _line_on(metric: OwnMetric, objective: str | None) -> str:
     )
 
 
-def _given(
+def _given_objects(
     stated: Stated,
     target: Target,
     batch_sizes: tuple[int, int],
     reference: tuple[int, float],
     budget: Budget,
 ) -> GivenObjects:
+    """Join the completed arguments with those that were given."""
     return GivenObjects(
         target=target,
         batch_sizes=batch_sizes,
@@ -283,7 +337,10 @@ def _given(
 
 
 def _target(target: Target | str | None) -> Target | None:
-    """Read a target from a text: ``val_loss<=0.1``, or a metric alone, whose goal is open."""
+    """Read a target from a text such as ``val_loss<=0.1``; leave any other value as it is.
+
+    The name of a metric alone gives a target whose value is open.
+    """
     if not isinstance(target, str):
         return target
     if any(sign in target for sign in "<>="):
@@ -298,9 +355,13 @@ def _target(target: Target | str | None) -> Target | None:
 
 
 def _own_rate(module: Module, stated: Stated) -> float:
-    """Give the learning rate of the user's module; a function's module is built to see its class.
+    """Find the learning rate that the user runs today.
 
-    Where it is set in the optimizers, it is theirs.
+    It is the default of the module's class. A function of a trial is called once to see the class.
+    With ``override_lr`` it is that of the optimizers, for which a module is built.
+
+    Raises:
+        ConfigError: where there is no default.
     """
     rate = None if stated.overrides_lr else own_rate(module)
     function = module.func if isinstance(module, partial) else module
@@ -320,6 +381,7 @@ def _own_rate(module: Module, stated: Stated) -> float:
 def _any_trial(
     batch_size: int, lr: float, total_steps: int, tunable: Mapping[str, Any] | None
 ) -> Trial:
+    """Make a trial with which a module can be built, to look at it."""
     values: dict[str, float] = {"batch_size": batch_size, "lr": lr, "seed": 0}
     values["total_steps"] = total_steps
     return Trial({**values, **middles_of(tunable)})

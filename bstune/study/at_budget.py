@@ -1,8 +1,10 @@
-"""The objective loss in a study: which trials ran to their budget's end, and which of them run again on fresh seeds.
+"""The objective loss: which trials ran to their budget's end, and which run on fresh seeds.
 
-The search itself is :mod:`bstune.search.fixed_budget`. Once it has ended, the point whose fresh seed is predicted to be
-best runs again on ``search.replicates`` fresh seeds, and then the baseline on the same ones. Each run moves what is
-predicted: where another point is best then, it runs again as well, up to ``search.candidates`` of them.
+The search itself is :mod:`bstune.search.fixed_budget`. Once it has ended, the point whose fresh
+seed is predicted to be best runs again on ``search.replicates`` fresh seeds, and then the baseline
+on the same ones. Each run moves what is
+predicted: where another point is best then, it runs again as well, up to ``search.candidates`` of
+    them.
 """
 
 import math
@@ -11,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from bstune.core.records import Target, TrialResult
 from bstune.options import StudyOptions
-from bstune.study.planning.baseline import BaselineRuns
+from bstune.study.planning.baseline import BaselineRuns, has_run_beside, next_run_beside
 from bstune.study.planning.duration import Runs, replicates_to_come
 from bstune.study.planning.plan import is_baseline_replicate
 from bstune.study.planning.replicates import same_point
@@ -23,9 +25,9 @@ class FreshRun:
     """A run on a fresh seed that is due.
 
     Args:
-        trial: which it runs again.
-        replicate: how many it has had.
-        seed_of: the winner's run on whose seed it runs, where the trial is the baseline; else None.
+        trial: the one that runs again.
+        replicate: how many runs on fresh seeds it has had.
+        seed_of: where the baseline runs again, the winner's run whose seed it takes; else None.
     """
 
     trial: TrialResult
@@ -34,7 +36,10 @@ class FreshRun:
 
 
 def is_full(trial: TrialResult, last_step: Callable[[float], int]) -> bool:
-    """Say whether a trial ran to its budget's end and has a metric."""
+    """Whether a trial ran to its budget's end and has a metric.
+
+    ``last_step`` gives the step at which the budget is spent, by batch size.
+    """
     has_metric = any(value is not None for _, value in trial.history)
     return (
         trial.status in ("stopped", "reached")
@@ -46,7 +51,10 @@ def is_full(trial: TrialResult, last_step: Callable[[float], int]) -> bool:
 def best_full(
     trials: Sequence[TrialResult], last_step: Callable[[float], int], target: Target
 ) -> TrialResult | None:
-    """Give the search's trial that has the best metric at its budget's end; None before one is full."""
+    """Find the search's trial with the best metric at its budget's end.
+
+    It is None before one got there.
+    """
     best: TrialResult | None = None
     least = math.inf
     for trial in trials:
@@ -61,7 +69,7 @@ def best_full(
 
 
 def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResult, ...]:
-    """Give a trial's runs on fresh seeds, in order of their numbers."""
+    """Select the runs on fresh seeds of the trial ``number``; failed ones are left out."""
     return tuple(
         trial for trial in trials if trial.replicate_of == number and trial.status != "failed"
     )
@@ -70,12 +78,17 @@ def fresh_runs_of(trials: Sequence[TrialResult], number: int) -> tuple[TrialResu
 def known_best(
     trials: Sequence[TrialResult], ranked: Sequence[TrialResult], replicates: int
 ) -> TrialResult:
-    """Give the point to use, of full trials in the order of what is predicted of them.
+    """Choose the point to use; what comes back is the search's own trial of it.
 
-    One that ran on all its fresh seeds goes before one that did not, as where the time or
-    ``search.candidates`` ended them: what was measured counts for more than what is predicted.
+    It is the highest in rank that ran on all its fresh seeds: what was measured counts for more
+    than a prediction. Where none did, it is the highest of all.
+
+    Args:
+        trials: all that ended.
+        ranked: those that ran to their budgets' ends, the best prediction for a fresh seed first.
+        replicates: ``search.replicates``.
     """
-    # Without fresh seeds there is nothing but what is predicted.
+    # Without fresh seeds there are predictions alone.
     if replicates:
         for trial in ranked:
             original = _original(trials, trial)
@@ -84,11 +97,11 @@ def known_best(
     return _original(trials, ranked[0])
 
 
-def held(trial: TrialResult, last_step: int) -> TrialResult:
-    """Let a trial that ended by itself, as by EarlyStopping, stand at what it had until its budget's end.
+def held_to_end(trial: TrialResult, last_step: int) -> TrialResult:
+    """Extend the record of a trial that ended by itself, as by EarlyStopping, to its budget's end.
 
-    The best value within the budget counts, so that it is what a trial which went on would have at
-    least. Its seconds are those that it took.
+    Its last value is held until ``last_step``. The best value within the budget is what counts, so
+    that a trial which went on would have come to that at least. Its seconds stay those it took.
     """
     values = [value for step, value in trial.history if step > 0 and value is not None]
     if not values or trial.steps >= last_step:
@@ -109,13 +122,12 @@ def due_run(
     replicates: int,
     candidates: int,
 ) -> FreshRun | None:
-    """Give the run on a fresh seed that is due; None where all have run.
+    """Choose the run on a fresh seed that comes next; None where all have run.
 
     Args:
         trials: all that ended.
-        best: the one whose fresh seed is predicted to be best; a point that ran again stands for
-            its runs.
-        baseline: the user's own runs.
+        best: the trial, or any run of its point, whose fresh seed is predicted to be best.
+        baseline: the runs of the user's own configuration; None without them.
         replicates: ``search.replicates``.
         candidates: ``search.candidates``.
     """
@@ -130,18 +142,21 @@ def due_run(
     may_begin = bool(runs) or len(begun) < candidates
     if len(runs) < replicates and may_begin:
         return FreshRun(original, len(runs))
-    return _due_of_baseline(original, runs, baseline)
+    return _baseline_run_beside(original, runs, baseline)
 
 
 def first_beside(
     trials: Sequence[TrialResult], best: TrialResult, baseline: BaselineRuns | None
 ) -> FreshRun | None:
-    """Give the baseline's first run on a fresh seed of the best point; None where it has one, or none is due."""
+    """Give the baseline's first run on a fresh seed of the best point.
+
+    It is None where it has had one, or none is due.
+    """
     original = _original(trials, best)
     runs = fresh_runs_of(trials, original.number)
-    if baseline is None or {run.seed for run in baseline.again} & {run.seed for run in runs}:
+    if baseline is None or has_run_beside(baseline, runs):
         return None
-    return _due_of_baseline(original, runs, baseline)
+    return _baseline_run_beside(original, runs, baseline)
 
 
 def runs_to_come(
@@ -151,14 +166,17 @@ def runs_to_come(
     replicates: int,
     seconds: Callable[[int], float],
 ) -> tuple[Runs, ...]:
-    """Give the runs on fresh seeds that are still to come, if the winner stays what it is now.
+    """Count the runs on fresh seeds that are still to come, if the winner stays what it is now.
 
     Args:
         trials: all that ended.
-        winner: None before one ran to its budget's end.
-        baseline: the user's own runs.
+        winner: the best trial that ran to its budget's end; None before one did.
+        baseline: the runs of the user's own configuration; None without them.
         replicates: ``search.replicates``.
-        seconds: wall seconds of a run over batch size.
+        seconds: gives the wall seconds of a run at a batch size.
+
+    Returns:
+        The winner's runs, then the baseline's, if it is to run again.
     """
     if winner is None:
         return ()
@@ -177,23 +195,30 @@ def runs_to_come(
     return tuple(to_come)
 
 
-def _due_of_baseline(
+def _baseline_run_beside(
     winner: TrialResult, runs: Sequence[TrialResult], baseline: BaselineRuns | None
 ) -> FreshRun | None:
-    """Give the baseline's run on the next of the winner's seeds."""
+    """Give the baseline's run on the next of the winner's seeds.
+
+    It is None where it has run on all of them, is the winner itself, or broke in its first run.
+
+    ``runs``: the winner's on fresh seeds.
+    """
     if baseline is None or same_point(baseline.first, winner):
         return None
     if baseline.first.status in ("diverged", "out of memory"):
         return None
-    taken = {run.seed for run in baseline.again}
-    for run in runs:
-        if run.seed not in taken:
-            return FreshRun(baseline.first, len(baseline.again), run)
-    return None
+    beside = next_run_beside(baseline, runs)
+    if beside is None:
+        return None
+    return FreshRun(trial=baseline.first, replicate=len(baseline.again), seed_of=beside)
 
 
 def _original(trials: Sequence[TrialResult], run: TrialResult) -> TrialResult:
-    """Give the search's own trial that a run on a fresh seed repeats, or the run itself."""
+    """Find the search's own trial that a run on a fresh seed repeats.
+
+    For a trial of the search it is that trial itself.
+    """
     by_number = {trial.number: trial for trial in trials}
     # A trial that ran again may itself repeat one: the first of them is the search's.
     original = run
@@ -203,7 +228,7 @@ def _original(trials: Sequence[TrialResult], run: TrialResult) -> TrialResult:
 
 
 def spending_text(options: StudyOptions) -> str:
-    """Say what a trial of the objective loss may spend."""
+    """Say in words what a trial of the objective loss may spend."""
     budget = options.budget
     if budget.seconds is not None:
         return f"{format_seconds(budget.seconds)} of training"
@@ -213,7 +238,7 @@ def spending_text(options: StudyOptions) -> str:
 
 
 def question_of(options: StudyOptions) -> str:
-    """Say what a study of the objective loss asks."""
+    """Say in words what a study of the objective loss asks."""
     target = options.workload.target
     extreme = "least" if target.mode == "min" else "most"
     return f"{extreme} {target.metric} within {spending_text(options)}"

@@ -34,9 +34,10 @@ OF_A_STUDY = (
 def best_yaml(
     best: Mapping[Merit, Winner], arguments: Sequence[str] | None, prepared: PreparedStudy
 ) -> str:
-    """Write the winners as YAML, each with its checkpoint, if it left one, and its command.
+    """Write the winners as YAML, each with its checkpoint and the command that runs it again.
 
-    A study without ``arguments``, as one of Python objects, has no such command.
+    The checkpoint is null where the winner left none, the command where ``arguments`` are None, as
+    for a study of Python objects.
     """
     of_study = _with_known_target(study_arguments(arguments or ()), prepared)
     values: dict[str, Any] = {}
@@ -65,7 +66,7 @@ def best_yaml(
 
 
 def _trial_arguments(winner: Winner, prepared: PreparedStudy) -> list[str]:
-    """Give the options that run a winner's own trial again, to the bit."""
+    """Give the options that run the winner's trial again, with the same result to the bit."""
     trial = winner.trial
     options = [
         f"trial.batch_size={trial.batch_size}",
@@ -83,12 +84,18 @@ def _trial_arguments(winner: Winner, prepared: PreparedStudy) -> list[str]:
 
 
 def _limited_to(steps: int) -> list[str]:
-    """Give the options of a budget in steps alone: one of one example ends nothing."""
+    """Give the options of a budget in steps alone.
+
+    A trial ends once both limits are met, and the one of one example is met at once.
+    """
     return [f"budget.steps={steps}", "budget.examples=1"]
 
 
 def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedStudy) -> str:
-    """Write the command that trains the winner's point, on the config's own seed, to the target."""
+    """Write the command that trains the winner's point to the target, on the config's own seed.
+
+    For the objective loss it trains to the budget's end.
+    """
     trial = winner.trial
     space = prepared.space
     is_for_loss = prepared.budget.objective == "loss"
@@ -120,9 +127,9 @@ def train_command(winner: Winner, arguments: Sequence[str], prepared: PreparedSt
 
 
 def _threads_option(prepared: PreparedStudy) -> list[str]:
-    """Give the option of the threads that a survey chose.
+    """Give the option ``threads=N`` that sets the number of threads a survey chose.
 
-    There is none where a single trial has as many by itself.
+    It is empty where a single trial has as many by itself, and where no survey chose them.
     """
     timed = prepared.backend.timed
     if timed is None or timed.threads is None or prepared.options.threads != "auto":
@@ -133,7 +140,7 @@ def _threads_option(prepared: PreparedStudy) -> list[str]:
 
 
 def rounded_within(value: float, low: float, high: float) -> float:
-    """Give a value with four digits, as it is shown; itself where that leaves its range."""
+    """Round a value to four digits, as it is shown; leave it where that would leave its range."""
     if isinstance(value, int):
         return value
     shown = float(f"{value:.3e}")
@@ -143,15 +150,15 @@ def rounded_within(value: float, low: float, high: float) -> float:
 
 
 def study_arguments(arguments: Sequence[str]) -> list[str]:
-    """Give the arguments that give the study again, without a trial's own."""
+    """Give the arguments that begin the study again: all but those of a single trial."""
     return [argument for argument in arguments if not argument.startswith("trial.")]
 
 
 def _with_known_target(arguments: Sequence[str], prepared: PreparedStudy) -> list[str]:
-    """Give the arguments with the target that the study's first trial has set, where it has."""
+    """Give the arguments, with the target's value in them if the first trial has set it."""
     if prepared.goal is None:
         return list(arguments)
     named = ("target=", "workload.target.value=")
     others = [argument for argument in arguments if not argument.lstrip("+").startswith(named)]
-    # Ahead of the trial's own, after the workload.
+    # It stands after the workload's, whose target it replaces, and before a trial's own.
     return [*others, f"target={prepared.goal.value!r}"]

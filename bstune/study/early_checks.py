@@ -38,12 +38,12 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
     for loader, root in known_loaders(options.workload.data):
         fetch = importlib.import_module(DATASETS).fetch
         folder = options.data.root if root == ROOT else root
-        with watching(say, None), waiting_for("the download"):
+        with watching(say, seconds=None), waiting_for("the download"):
             fetch(loader, folder, say)
 
 
 def is_built_without_cuda() -> bool:
-    """Say whether the torch that would be imported has neither CUDA nor HIP, by its version file."""
+    """Whether the torch that would be imported has neither CUDA nor HIP, by its version file."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -56,6 +56,7 @@ def is_built_without_cuda() -> bool:
 
 
 def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    """Read the names and values, as texts, that lines such as ``cuda: str = '12.4'`` assign."""
     for line in text.splitlines():
         name, equals, value = line.partition("=")
         if equals:

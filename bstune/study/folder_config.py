@@ -1,4 +1,4 @@
-"""The options that a study's folder holds, as data: what a report needs of them, and nothing that they name is called.
+"""The options that a study's folder holds, read as data: nothing that they name is called.
 
 A ``config.yaml`` says by name what is imported and called (``_target_``). Whoever runs the study
 has written it; whoever looks at a folder has not. So a report builds two things by a name of the
@@ -33,12 +33,12 @@ def text_of_options(options: StudyOptions) -> str:
 def options_of_folder(
     values: Mapping[str, object], file: Path, trust: bool = False
 ) -> StudyOptions:
-    """Check the options of a study's folder and give them as far as a report needs them.
+    """Check the options that a study's folder holds, and give those that a report needs.
 
     Args:
         values: the content of ``config.yaml``.
         file: its path, for messages.
-        trust: keep what it names, too: for a study with a rule or a sampler of its owner's.
+        trust: keep a scaling rule or a sampler that is not bstune's, too.
 
     Raises:
         StudyError: where they are no options of this version, or name code that is not bstune's.
@@ -68,25 +68,28 @@ def options_of_folder(
 
 
 def with_new_options(values: Mapping[str, object]) -> dict[str, object]:
-    """Give a folder's options, with the defaults of those that came after it was written."""
+    """Give a folder's options, with defaults for those that bstune got after it was written."""
     return _with_defaults(_options_among(values), _usual_options())
 
 
 @cache
 def _usual_options() -> dict[str, object]:
-    """Read, once for all folders, what ships; nobody changes it."""
+    """Read the defaults that ship with bstune, once for all folders.
+
+    Callers must not change them.
+    """
     return _options_among(read_yaml("config.yaml"))
 
 
 def _options_among(values: Mapping[str, object]) -> dict[str, object]:
-    """Leave out what is no option, as Hydra's own settings are."""
+    """Select the options; other keys, such as Hydra's own settings, are left out."""
     return {name: value for name, value in values.items() if name in OPTION_NAMES}
 
 
 def _with_defaults(
     values: Mapping[str, object], defaults: Mapping[str, object]
 ) -> dict[str, object]:
-    """Add the defaults of options that came after a folder was written.
+    """Add the defaults of options that ``values`` lacks, in sections, too.
 
     A default that refers to another option is left out: it has no value by itself.
     """
@@ -104,11 +107,12 @@ def _with_defaults(
 
 
 def _not_ours(file: Path, reason: str) -> str:
+    """Word the refusal of a file whose options are not of this version."""
     return f"{file} is no config of this version of bstune: {one_line(reason.splitlines()[0])}"
 
 
 def _node(value: object, name: str, file: Path) -> Node:
-    """Give what names a thing to be built, if it is a mapping; StudyError otherwise."""
+    """Check that an option which names a thing to build is a mapping; StudyError otherwise."""
     if not isinstance(value, dict):
         raise StudyError(_not_ours(file, f"{name} must be a mapping, but got {value!r:.100}"))
     return value
@@ -132,9 +136,9 @@ def _check_rule(rule: Node, file: Path) -> None:
 
 
 def _own_sampler(sampler: Node, file: Path) -> str:
-    """Give the name of the sampler's class, of which a report asks how it searched.
+    """Give the name of the sampler's class; StudyError where it is none of bstune's choices.
 
-    It is never built.
+    A report asks the class how it searched, and never builds it.
     """
     target = str(sampler.get("_target_"))
     if target not in _targets("sampler"):
@@ -143,7 +147,10 @@ def _own_sampler(sampler: Node, file: Path) -> str:
 
 
 def _targets(group: str, *keys: str) -> set[str]:
-    """Collect what the choices of a config group name: what bstune itself offers."""
+    """Collect the ``_target_`` of all choices of a config group: what bstune itself offers.
+
+    ``keys`` lead to the node that names it within a choice.
+    """
     names = set[str]()
     for choice in choices_in(group):
         node = read_yaml(f"{group}/{choice}.yaml")
@@ -154,6 +161,7 @@ def _targets(group: str, *keys: str) -> set[str]:
 
 
 def _names_code(file: Path, what: str) -> str:
+    """Word the refusal of a file that names code which is not bstune's."""
     return (
         f"{file} names code that is not bstune's, {what}: a report calls none of it; "
         "add --trust if you trust whoever made the folder"

@@ -20,13 +20,13 @@ Module = Callable[[Trial], LightningModule] | type[LightningModule]
 Data = LightningDataModule | Sequence[Any] | Mapping[str, Any] | Callable[[int], Any]
 # Keys of a hyper-parameter's range.
 TUNABLE = {"low", "high", "log", "integer", "complement"}
-# Of a study whose loop its user writes.
+# The name of the module and of the data where the user's own loop trains.
 NO_MODULE = "a loop of yours"
 
 
 @dataclass(frozen=True)
 class GivenObjects:
-    """A study of Python objects, as it is given.
+    """The arguments of a study of Python objects that its workload and its recipe are made of.
 
     Args:
         target: the validation metric to reach.
@@ -38,8 +38,8 @@ class GivenObjects:
         trainer: further arguments of the Lightning Trainer.
         tunable: further hyper-parameters to search.
         seed: of the study.
-        overrides_lr: whether a rate is set in the module's optimizers, so that it needs not take
-            one.
+        overrides_lr: whether bstune sets the rate in the module's optimizers. Then the module need
+            not take one.
     """
 
     target: Target
@@ -71,10 +71,12 @@ class GivenObjects:
 
 
 def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
-    """Make the workload as options have it, and the recipe of its objects (None: it has none).
+    """Make the workload's options, and the recipe that builds module and data.
+
+    The recipe is None where the user's own loop trains.
 
     Raises:
-        ConfigError: for what cannot be used.
+        ConfigError: for an argument that cannot be used.
     """
     low, high = _pair("batch_sizes", given.batch_sizes, "(smallest, largest)")
     batch_size, lr = _pair("reference", given.reference, "(batch size, learning rate)")
@@ -111,10 +113,10 @@ def given_study(given: GivenObjects) -> tuple[Node, PythonRecipe | None]:
 
 
 def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe:
-    """Make a recipe of objects that train what a study's options state."""
+    """Make the recipe that trains one configuration of a study with this module and these data."""
     reference = options.workload.reference
     searched = options.workload.tunable
-    # Without a value of the user's the middle of a range is one that a module can train with.
+    # A tunable that a trial gives no value takes the middle of its range.
     own_values = dict[str, float]()
     for name in options.search.tune:
         own_values[name] = Tunable(name, **searched[name].model_dump()).middle
@@ -127,27 +129,29 @@ def recipe_of(module: Module, data: Data, options: StudyOptions) -> PythonRecipe
 
 
 def middles_of(tunable: Mapping[str, Any] | None) -> dict[str, float]:
-    """Give each further hyper-parameter the middle of its range, where a trial states none."""
+    """Give the middle of each further hyper-parameter's range, by name."""
     return _middles_in(_ranges_of(tunable))
 
 
 def _ranges_of(tunable: Mapping[str, Any] | None) -> dict[str, Node]:
-    """Check further hyper-parameters, and give their ranges as a config has them."""
+    """Check the ranges of further hyper-parameters, and give them as a config has them."""
     if not tunable:
         return {}
     return {name: _range_of(name, value) for name, value in tunable.items()}
 
 
 def _middles_in(ranges: Mapping[str, Node]) -> dict[str, float]:
+    """Give the middle of each range, by name."""
     return {name: Tunable(name, **node).middle for name, node in ranges.items()}
 
 
 def _recipe(
     given: GivenObjects, batch_size: Any, lr: Any, ranges: Mapping[str, Node]
 ) -> PythonRecipe | None:
-    """Make the recipe.
+    """Make the recipe that builds module and data; None where the user's own loop trains.
 
-    One module is built, which shows its class and whether it takes its steps.
+    One module is built, to see its class and whether it reads ``total_steps``: its schedule then
+    ends with the trial.
     """
     if given.module is None:
         return None
@@ -161,7 +165,8 @@ def _recipe(
     )
     first = Trial({**values, **middles})
     module = recipe.module_of(first)
-    # With what was built, so that a module that is built twice is found.
+    # The copy remembers what was built, so that a function which gives the same module twice is
+    # refused.
     return replace(
         recipe,
         module_name=type(module).__name__,
@@ -171,9 +176,9 @@ def _recipe(
 
 
 def _trainer(given: object) -> dict[str, object]:
-    """Check the user's arguments of the Trainer.
+    """Check the user's arguments of the Trainer; None are none.
 
-    Those that would change what a trial is are refused.
+    ConfigError for one that bstune sets itself.
     """
     if given is None:
         return {}
@@ -188,7 +193,7 @@ def _trainer(given: object) -> dict[str, object]:
 
 
 def _in_words(value: object) -> object:
-    """Give a value as options have it: an object by its class."""
+    """Give a value as options can hold it: an object becomes the name of its class."""
     if isinstance(value, tuple | list):
         return [_in_words(item) for item in value]
     if isinstance(value, str | int | float | None):
@@ -197,26 +202,30 @@ def _in_words(value: object) -> object:
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:
+    """Raise ConfigError where an argument is no instance of ``kind``."""
     if not isinstance(value, kind):
         raise ConfigError(f"{name} must be a bstune.{kind.__name__}, but got {value!r}")
 
 
 def _pair(name: str, value: object, meaning: str) -> tuple[Any, Any]:
-    """Give two numbers; those of numpy as Python's own."""
+    """Check that an argument is two numbers, and give them; numpy's become Python's own.
+
+    ``meaning``: what the two are, for the message.
+    """
     if not _is_pair(value):
         raise ConfigError(f"{name} must be two numbers {meaning}, but got {value!r}")
     return _plain(value[0]), _plain(value[1])
 
 
 def _plain(number: Any) -> Any:
-    """Give a number of numpy as Python's own, which options can hold."""
+    """Turn a number of numpy into Python's own, which options can hold."""
     if isinstance(number, np.generic):
         return number.item()
     return number
 
 
 def _range_of(name: str, value: object) -> Node:
-    """Give a further hyper-parameter as a config has it."""
+    """Check the range of a further hyper-parameter, and give it as a config has it."""
     key = f"{MODULE}{name}"
     if isinstance(value, Mapping) and {"low", "high"} <= value.keys() <= TUNABLE:
         return {"log": False, "integer": False, **value, "key": key}
@@ -232,11 +241,12 @@ def _range_of(name: str, value: object) -> Node:
 
 
 def _is_pair(value: object) -> TypeGuard[Sequence[Any]]:
-    """Say whether a value is two numbers."""
+    """Whether a value is a tuple or list of two numbers."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         return False
     return all(_is_number(number) for number in value)
 
 
 def _is_number(value: object) -> bool:
+    """Whether a value is a real number; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -78,14 +78,16 @@ HARMLESS = {"protocol.noise_scale_every": None}
 def trials_of(
     options: StudyOptions, assumptions: tuple[str, ...] = (), limits: LoopLimits = ANY_LOOP
 ) -> Iterator[LoopTrial]:
-    """Search, or go on with it: yield each trial to be trained, and write the report at the end.
+    """Search, or go on with it: yield each trial for the loop to train.
 
-    While a loop's body runs, generators, flags, loggers and the working directory are the loop's.
+    Write the report at the end.
+
+    While the loop's body runs, generators, flags, loggers and the working directory are the loop's.
 
     Args:
         options: of a study that has no module.
         assumptions: lines to print first.
-        limits: of the loop.
+        limits: of what the loop can do.
 
     Raises:
         BstuneError: of the classes for what a user can mend.
@@ -98,14 +100,17 @@ def trials_of(
 def batches_of(
     options: StudyOptions, assumptions: tuple[str, ...] = (), limits: LoopLimits = ANY_LOOP
 ) -> Generator[list[LoopTrial], None, None]:
-    """Do what :func:`trials_of` does, for a loop that trains up to ``limits.jobs`` trials side by side.
+    """Do what :func:`trials_of` does for a loop that trains several trials side by side.
 
-    Of a batch each trial was asked with those before it running. The next batch is asked once all
-    of this one are told. Runs on fresh seeds come alone, as their seconds are measured.
+    ``limits.jobs`` says how many.
+
+    It yields lists of trials. Each trial of a list was asked while those before it counted as
+    running. The next list is asked once all trials of this one have ended. Runs on fresh seeds
+    come alone, as their seconds are measured.
     """
     _check(options, limits)
     runners = list[LoopRunner]()
-    study = _paused(options, assumptions, runners, limits)
+    study = _paused_study(options, assumptions, runners, limits)
     try:
         while True:
             try:
@@ -114,7 +119,8 @@ def batches_of(
             except StopIteration:
                 return
             batch = runners[-1].to_train
-            # A study pauses for each trial of a batch, of which all have ended by the second one.
+            # The study pauses once for each trial of a batch. From the second pause on none is
+            # left to train, as the loop has trained all of them in the first.
             if batch:
                 yield batch
     finally:
@@ -155,9 +161,9 @@ def _check_training(options: StudyOptions) -> None:
         raise ConfigError(f"workload.trainer: a loop of yours {OWN_WORK['trainer']}: leave it out")
     usual = compose_given(options.workload.model_dump(), (), {})
     for name, work in OWN_WORK.items():
-        before = _flat(name, option_at(usual, name))
+        defaults = _flat(name, option_at(usual, name))
         for key, value in _flat(name, option_at(options, name)).items():
-            is_usual = key in before and before[key] == value
+            is_usual = key in defaults and defaults[key] == value
             is_harmless = key in HARMLESS and HARMLESS[key] == value
             if is_usual or is_harmless or key.startswith(USED):
                 continue
@@ -166,19 +172,22 @@ def _check_training(options: StudyOptions) -> None:
 
 
 def _flat(name: str, value: object) -> dict[str, object]:
-    """Give the options of a section by their dotted names, or the one of this name."""
+    """Give the options of a section by their dotted names, or the one option ``name``."""
     if isinstance(value, BaseModel):
         value = value.model_dump()
     return flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
 
 
-def _paused(
+def _paused_study(
     options: StudyOptions,
     assumptions: tuple[str, ...],
     runners: list[LoopRunner],
     limits: LoopLimits,
 ) -> Paused[None]:
-    """Run the study, which pauses while the trials of the last one of ``runners`` are trained."""
+    """Run the study as a generator that pauses while the loop trains trials.
+
+    The loop finds them in the last one of ``runners``, a list that is filled here.
+    """
     # A live line would stand in what the loop prints.
     console = safe_console(markup=False, emoji=False, highlight=False, force_interactive=False)
 
@@ -187,20 +196,20 @@ def _paused(
 
     for line in assumptions:
         say(f"assumed: {line}")
-    backend = LoopBackend(options, make_protocol(options, None), say, limits=limits)
+    backend = LoopBackend(options, make_protocol(options, recipe=None), say, limits=limits)
 
     def open_runner(count: int) -> LoopRunner:
         runners.append(LoopRunner(backend, count))
         return runners[-1]
 
-    prepared = prepare(options, None, backend=backend)
+    prepared = prepare(options, recipe=None, backend=backend)
     prepared = replace(prepared, open_processes=open_runner)
-    yield from paused_study(prepared, None, console)
+    yield from paused_study(prepared, arguments=None, console=console)
 
 
 @contextmanager
 def _bstunes_part() -> Iterator[None]:
-    """Run bstune's own code between two steps of the user's loop.
+    """Run bstune's own code between two passes of the user's loop.
 
     Random generators, torch's settings, loggers and warnings are afterwards as the loop had them.
     """

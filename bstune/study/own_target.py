@@ -1,4 +1,4 @@
-"""``workload.target.value=auto``: the target is what the user's own configuration comes to, so that none need be known.
+"""``workload.target.value=auto``: the target is what the user's own configuration comes to.
 
 Trial 0 runs the baseline alone, to the end of its budget. What its metric has come to there is the
 study's target, made easier by what chance is worth: the same quality as today, sooner. It is stored
@@ -48,7 +48,7 @@ class OwnResult:
     Args:
         value: of the metric, by a line in log steps through the last evaluations.
         scatter: standard deviation of these evaluations about the line.
-        goal: the value made easier by what chance is worth; some evaluation of the trial met it.
+        goal: ``value``, made easier by what chance is worth. An evaluation of the trial met it.
     """
 
     value: float
@@ -63,10 +63,11 @@ def own_result(
     anneals: bool = False,
     ideal: float | None = None,
 ) -> OwnResult | None:
-    """Tell what a history comes to at its end; None of one without a finite value.
+    """Estimate what a history comes to at its end; None for one without a finite value.
 
-    The line is fitted by least squares to ``value = a + b log(step)`` over the last half of the
-    steps, or the last three evaluations. With fewer the goal is the best value.
+    A line ``value = a + b log(step)`` is fitted by least squares to the evaluations in the last
+    half of the steps, or to the last three where that has fewer. With fewer than three in all, the
+    value and the goal are the best one seen.
 
     Args:
         history: step and value of the evaluations.
@@ -82,6 +83,7 @@ def own_result(
     if len(last) < FEWEST:
         last = seen[-FEWEST:]
     values = np.array([value for _, value in last])
+    # +1 where a larger value is worse, else -1.
     worse = sign_of(mode)
     best = float(worse * np.min(worse * np.array([value for _, value in seen])))
     if len(last) < FEWEST:
@@ -103,7 +105,10 @@ def own_result(
 
 
 def _rounded(goal: float, worse: float) -> float:
-    """Round to a few digits, away from what is hard to reach."""
+    """Round a goal to ``DIGITS`` digits, to the side that is easier to reach.
+
+    ``worse``: +1 where a larger value is worse, else -1.
+    """
     if goal == 0.0:
         return goal
     unit = 10.0 ** (math.floor(math.log10(abs(goal))) + 1 - DIGITS)
@@ -112,9 +117,9 @@ def _rounded(goal: float, worse: float) -> float:
 
 
 def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None = None) -> float:
-    """Give the goal that the baseline's run sets; StudyError where it came to nothing.
+    """Give the target's value that the baseline's run sets; StudyError where it came to no value.
 
-    ``bounds``: the least and the greatest value of the metric, where they are known.
+    ``bounds``: the least and the greatest value of the metric; None where they are not known.
     """
     ideal: float | None = None
     if bounds is not None:
@@ -140,15 +145,15 @@ def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None 
 
 
 def stored_goal(study: optuna.Study) -> float | None:
-    """Give the goal that a study has from its first trial; None before it has."""
+    """Read the target's value that the study's first trial has set; None before it has."""
     goal: float | None = study.user_attrs.get(GOAL)
     return goal
 
 
 def with_goal(prepared: PreparedStudy, value: float, first: TrialResult | None) -> PreparedStudy:
-    """Give the study with its target known.
+    """Give the study with the target's ``value`` that its first trial has set.
 
-    ``first``: the record of the trial that set it, if it is at hand.
+    ``first``: the record of that trial; None where it is not at hand.
     """
     steps = 0
     if first is not None and first.history:

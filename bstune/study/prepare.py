@@ -60,8 +60,8 @@ FEWEST_STEPS = 10
 LEAST_SURVEYED = 100.0
 # Of search.wall_seconds, that timing steps may take: the search is to have the rest.
 SURVEY_SHARE = 0.1
-# Seconds of the command without a line, where the process that trains says what it waits for after
-# ten.
+# Seconds after which the command itself says what it waits for. The process that trains says it
+# after ten.
 OWN_SILENCE = 15.0
 HORIZON_CAVEAT = (
     "The workload's schedule ends with the trial, at its horizon: S(B) is the shortest horizon "
@@ -98,14 +98,18 @@ SHARED_CAVEAT = (
 )
 
 
-# A replayed workload takes from its table what is left open.
+# Composes options and checks them. A replayed workload takes what is left open from its table.
 compose_checked = partial(compose, complete=complete)
 
 
 def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
-    """Compose what a process that joins a study runs.
+    """Compose the options and the recipe of a process that joins a study.
 
-    The owner alone sends it to MLflow, which takes a second.
+    They are those of the study's own arguments, then ``arguments``. MLflow is off, as the owner
+    alone logs the study.
+
+    Raises:
+        ConfigError: for a study of Python objects, which has no arguments.
     """
     if not study.user_attrs[ARGUMENTS]:
         raise ConfigError(
@@ -117,12 +121,12 @@ def compose_joined(study: "optuna.Study", arguments: Sequence[str]) -> Composed:
 
 @dataclass(frozen=True)
 class OwnGoal:
-    """The target's goal, where a study has it from its first trial.
+    """The target's value, where the study's first trial has set it.
 
     Args:
         value: of the metric.
-        steps: of that trial's whole run.
-        seconds: of these steps; None: not known.
+        steps: of that trial's whole run; 0 where its record is not at hand.
+        seconds: of training in these steps; None where not known.
     """
 
     value: float
@@ -160,14 +164,14 @@ class PreparedStudy:
     """Options by their dotted names, which must not change while a study goes on."""
     survey: "Survey | None"
     """None where the hardware was not surveyed."""
-    # So many processes that train; None: trials run in this one.
+    # Starts a number of processes that train; None: trials run in this one.
     open_processes: "Callable[[int], Workers | LoopRunner] | None"
     training: Training | None
     """None: nothing is trained."""
     notes: list[str]
     """Further lines of the printed plan."""
     elapsed: Callable[[], float]
-    """Seconds of the command, which search.wall_seconds is of."""
+    """Gives the seconds since the command began, which search.wall_seconds limits."""
     baseline: Baseline | None = None
     """What trial 0 runs; None: the search's own first point."""
     goal: OwnGoal | None = None
@@ -176,23 +180,23 @@ class PreparedStudy:
     budget_times: tuple[tuple[int, float], ...] | None = None
 
     def open_runner(self, count: int | None = None) -> "Workers | InProcess | LoopRunner":
-        """Give what runs the trials, ``search.workers`` or ``count`` at a time."""
+        """Start what runs the trials, ``count`` at a time; None: ``search.workers`` at a time."""
         if self.open_processes is None:
             return InProcess(self.backend.run)
         return self.open_processes(count or self.options.search.workers)
 
     def seconds_per_step(self, batch_size: float) -> float:
-        """Give the seconds of a step by which a budget of seconds is counted, in seconds.
+        """Give the seconds of a step that turn a budget of seconds into steps.
 
-        They are those with which the study began, as a new survey would make another question of
-        it: between the stored batch sizes a straight line in logarithms.
+        They are those with which the study began, interpolated in logarithms between the stored
+        batch sizes: with those of a new survey the budget would be another one.
         """
         if self.budget_times is None:
             return self.backend.step_time(batch_size)
         return seconds_between(self.budget_times, batch_size)
 
     def measured_budget_times(self) -> tuple[tuple[int, float], ...]:
-        """Give batch sizes over the range, the reference's among them, and the seconds of a step."""
+        """Give the seconds of a step at batch sizes over the range and at the reference's."""
         low = self.space.low
         high = self.space.high
         shares = np.linspace(0.0, 1.0, BUDGET_SIZES)
@@ -209,8 +213,8 @@ class PreparedStudy:
     def last_step(self, batch_size: float) -> int:
         """Give the step after which a trial's budget is spent.
 
-        Of the objective loss one of three is compared at all batch sizes: seconds by tau(B), else
-        examples, else steps.
+        For the objective loss the budget is one of three: seconds, which tau(B) turns into steps,
+        else examples, else steps.
         """
         size = round(batch_size)
         if self.budget.objective != "loss":
@@ -218,13 +222,13 @@ class PreparedStudy:
         return _steps_at_budget(self.options, size, self.seconds_per_step)
 
     def close(self) -> None:
-        """End the processes that were started for it and train nothing now."""
+        """End the process that has loaded the data, if one was started and trains nothing now."""
         if self.training is not None:
             self.training.close()
 
     @property
     def caveats(self) -> list[str]:
-        """What the report prints below its table."""
+        """Sentences of the report on how the schedule, devices and target were treated."""
         caveats = list[str]()
         if self.backend.horizon and chooses_horizons(self.options):
             caveats.append(HORIZON_CAVEAT)
@@ -249,14 +253,17 @@ def prepare(
     backend: TrialBackend | None = None,
     elapsed: Callable[[], float] | None = None,
 ) -> PreparedStudy:
-    """Check a study against this machine, its data and its storage.
+    """Check a study against this machine, its data and its storage, and give all that runs it.
 
     Args:
         options: checked, as :func:`bstune.config.compose` gives them.
         recipe: builds what is trained; None: the workload is answered from its table.
         log: takes lines of progress.
         backend: runs the trials in place of the workload's own.
-        elapsed: says how many seconds ago the command began; None: now.
+        elapsed: says how many seconds ago the command began; None: it begins now.
+
+    Raises:
+        BstuneError: of the classes for what a user can mend, for whatever would fail later.
     """
     elapsed = elapsed or stopwatch()
     options = _with_single_budget(options, recipe)
@@ -290,7 +297,7 @@ def prepare(
     notes += backend.notes
     baseline: Baseline | None = None
     if trial is None:
-        baseline, why_none = baseline_of(options, runs.space, _largest(backend, runs.survey))
+        baseline, why_none = baseline_of(options, runs.space, _largest_size(backend, runs.survey))
         if why_none is not None:
             notes.append(why_none)
     is_for_target = options.search.objective != "loss"
@@ -320,7 +327,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Resolved:
-    """What is asked for, with all that depends on this machine."""
+    """A study's options and recipe, with the device and precision of this machine."""
 
     options: StudyOptions
     recipe: Recipe | None
@@ -332,7 +339,11 @@ class _Resolved:
 def _resolved(
     options: StudyOptions, recipe: Recipe | None, backend: TrialBackend | None
 ) -> _Resolved:
-    """Resolve device and precision of what is trained; else find the table that answers."""
+    """Resolve device and precision of what is trained.
+
+    Without a recipe nothing is: the trials are answered by ``backend`` or, if it is None, from the
+    workload's table.
+    """
     if backend is None and recipe is not None:
         # torch and lightning take 4 s to import, and a replayed study needs neither.
         from bstune.trial.workload import checked_protocol, resolve
@@ -359,9 +370,9 @@ def _resolved(
 def _check_places(
     options: StudyOptions, budget: SearchBudget, files: Output, trial: TrialSpec | None
 ) -> None:
-    """Refuse a sampler, an output folder and a storage that a study or a single trial cannot use.
+    """Refuse an output folder, a sampler and a storage that cannot be used.
 
-    That is told now, and not after a survey of minutes.
+    This comes before the survey, which may take minutes.
     """
     check_writable(files.root / "trials.jsonl", f"output={options.output}")
     build_sampler(options, budget, 0)
@@ -373,10 +384,13 @@ def _check_places(
 def _steps_at_budget(
     options: StudyOptions, batch_size: int, seconds_per_step: Callable[[float], float]
 ) -> int:
-    """Give the step at which a trial of the objective loss has spent its budget."""
+    """Give the step at which a trial of the objective loss has spent its budget.
+
+    ``seconds_per_step``: gives tau(B), for a budget of seconds.
+    """
     budget = options.budget
     if budget.seconds is not None:
-        # With a margin for what a float loses.
+        # The margin keeps a whole number of steps whole where the division falls just below it.
         steps = budget.seconds / seconds_per_step(batch_size)
         return max(1, math.floor(steps * (1.0 + 1e-9)))
     if budget.examples > 1:
@@ -385,22 +399,30 @@ def _steps_at_budget(
 
 
 def _with_single_budget(options: StudyOptions, recipe: Recipe | None) -> StudyOptions:
-    """Count the budget of a single trial in steps, where a study for the loss would give it those.
+    """Turn the budget of a single trial for the objective loss into steps.
 
-    Seconds are counted by the study's own seconds of a step, as it has measured them: ConfigError
-    where it has not.
+    They are as many as in a study: its stored seconds of a step turn a budget of seconds into
+    steps. ConfigError where the study has stored none. Options of a study stay as they are.
     """
     trial = _single_trial(options)
     if trial is None or options.search.objective != "loss":
         return options
-    steps = _steps_at_budget(options, trial.batch_size, lambda size: _single_tau(options, recipe))
+    steps = _steps_at_budget(
+        options, trial.batch_size, lambda size: _single_step_seconds(options, recipe)
+    )
     options = with_option(options, "budget.seconds", None)
     options = with_option(options, "budget.examples", 1)
     return with_option(options, "budget.steps", steps)
 
 
-def _single_tau(options: StudyOptions, recipe: Recipe | None) -> float:
-    """Give the seconds of a step at a single trial's batch size."""
+def _single_step_seconds(options: StudyOptions, recipe: Recipe | None) -> float:
+    """Give the seconds of a step at a single trial's batch size, as its study has stored them.
+
+    Without a recipe they are those of the table.
+
+    Raises:
+        ConfigError: where the study has stored none.
+    """
     batch_size = options.trial.batch_size
     assert batch_size is not None  # noqa: S101 (the caller has looked)
     if recipe is None:
@@ -416,7 +438,11 @@ def _single_tau(options: StudyOptions, recipe: Recipe | None) -> float:
 
 
 def _check_budget(prepared: PreparedStudy) -> None:
-    """Refuse a budget of the objective loss in which the smallest batch size takes hardly a step."""
+    """Refuse a budget of the objective loss that no search can use.
+
+    That is one in which the smallest batch size takes fewer than ``FEWEST_STEPS``, or seconds that
+    exceed the study's wall time or have no timed steps to count them by.
+    """
     budget = prepared.options.budget
     wall_seconds = prepared.budget.wall_seconds
     if budget.seconds is not None:
@@ -451,9 +477,9 @@ def _check_budget(prepared: PreparedStudy) -> None:
 
 
 def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Sequence[str]) -> str:
-    """Say why a study does not run the configuration of its user.
+    """Say why a study does not run its user's own configuration.
 
-    The last note is on its batch size.
+    ``notes``: of the plan. The last one is on the batch size, where that does not fit.
     """
     if trial is not None:
         return "a single trial has none beside it"
@@ -465,7 +491,7 @@ def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Seque
 
 
 def _with_stored_threads(options: StudyOptions) -> StudyOptions:
-    """Take the number of threads that a study began with, where the options leave it open."""
+    """Set ``threads`` to the number that the study began with, where the options leave it open."""
     if options.threads != "auto" or _single_trial(options) is not None:
         return options
     threads = stored_setting(options.study, options.storage, "threads")
@@ -475,7 +501,7 @@ def _with_stored_threads(options: StudyOptions) -> StudyOptions:
 
 
 def _single_trial(options: StudyOptions) -> TrialSpec | None:
-    """Give the one trial that is asked for in place of a study."""
+    """Give the one trial that ``trial.batch_size`` and ``trial.lr`` ask for; None for a study."""
     asked = options.trial
     if asked.batch_size is None or asked.lr is None:
         return None
@@ -492,7 +518,10 @@ def _single_trial(options: StudyOptions) -> TrialSpec | None:
 def _checked_tracking(
     options: StudyOptions, trial: TrialSpec | None
 ) -> tuple[StudyOptions, list[str]]:
-    """Check where MLflow is; give options without it, and a note, where it cannot be imported."""
+    """Check the address of MLflow, and give the options and the plan's notes.
+
+    Where MLflow cannot be imported the options turn it off, and a note says so.
+    """
     if not options.mlflow.enabled or trial is not None:
         return options, []
     try:
@@ -507,14 +536,19 @@ def _checked_tracking(
 
 @dataclass(frozen=True)
 class _PreparedRuns:
-    """What runs a study's trials on this machine, and what it was seen to allow."""
+    """What runs a study's trials on this machine, and what the survey found."""
 
     backend: TrialBackend
     space: Space
+    """What is searched, within the batch sizes that fit."""
     training: Training | None = None
+    """None where trials are answered from a table."""
     survey: "Survey | None" = None
+    """None where the hardware was not surveyed."""
     open_runner: Callable[[int], Workers] | None = None
+    """Starts a number of processes that train; None: trials run in this one."""
     notes: Sequence[str] = ()
+    """Further lines of the printed plan."""
 
 
 def _prepare_training(
@@ -527,7 +561,7 @@ def _prepare_training(
     files: Output,
     log: Callable[[str], None],
 ) -> _PreparedRuns:
-    """Try a few steps, survey the hardware, and say which processes train."""
+    """Try a few steps, survey the hardware, and choose the processes that train."""
     # torch takes seconds to import.
     from bstune.trial.checks.learning_rate import check_takes_rate
 
@@ -539,23 +573,26 @@ def _prepare_training(
     training: Training = processes
     if not is_study:
         training = TrainingHere(options, recipe, protocol, trials_log)
-    with watching(log, None, silence=OWN_SILENCE) as say, waiting_for("the process that trains"):
-        allowed = _try_and_survey(options, recipe, protocol, space, trial, budget, training, say)
-    notes = list(allowed.notes)
+    with (
+        watching(log, seconds=None, silence=OWN_SILENCE) as say,
+        waiting_for("the process that trains"),
+    ):
+        runs = _try_and_survey(options, recipe, protocol, space, trial, budget, training, say)
+    notes = list(runs.notes)
     if options.devices > 1:
         with printed_once(trials_log), watching(own_lines(log), options.protocol.trial_seconds):
-            notes += _several(options, recipe, allowed, trial)
+            notes += _time_several_devices(options, recipe, runs, trial)
     open_runner: Callable[[int], Workers] | None = None
     if options.devices > 1 or is_study:
-        open_runner, more = _runner_of(processes, options, allowed.survey)
-        notes += more
-    return replace(allowed, open_runner=open_runner, notes=notes)
+        open_runner, notes_on_processes = _process_starter(processes, options, runs.survey)
+        notes += notes_on_processes
+    return replace(runs, open_runner=open_runner, notes=notes)
 
 
-def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
+def _largest_size(backend: TrialBackend, survey: "Survey | None") -> int | None:
     """Give the largest batch size that the data and the memory allow.
 
-    None where neither is known.
+    It is None where neither is known.
     """
     limits = list[int]()
     if backend.train_examples is not None:
@@ -567,7 +604,7 @@ def _largest(backend: TrialBackend, survey: "Survey | None") -> int | None:
 
 
 def search_budget(options: StudyOptions) -> SearchBudget:
-    """Give the budget of the search."""
+    """Collect the budget of the search from the options."""
     search = options.search
     return SearchBudget(
         objective=search.objective,
@@ -594,26 +631,20 @@ def _try_and_survey(
     training: Training,
     say: Callable[[str], None],
 ) -> _PreparedRuns:
-    """Take a few steps and survey the hardware; the space is what fits it."""
+    """Take a few steps, then survey the hardware if there is time and need for it.
+
+    A survey limits the space to the batch sizes that fit, and gives the seconds of a step.
+    """
     # torch takes seconds to import.
     from bstune.hardware.report import headline
     from bstune.hardware.survey import cached, measure_with
 
-    wall_seconds = options.search.wall_seconds
-    has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
-    # Several trials side by side take their seconds from the survey, and so does a budget of
-    # seconds.
-    needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
-    has_time = has_time or needs_seconds
-    surveyed = trial is None and options.hardware.enabled and has_time
     continues = trial is None and stops_trials(options)
-    tried = training.look(trial, continues, surveyed, say)
+    surveyed = _is_surveyed(options, trial)
+    tried = training.look(trial, continues=continues, surveyed=surveyed, say=say)
     backend = TriedBackend(tried, training)
     if trial is None:
-        seconds = max_seconds(budget, space, protocol, backend, options.budget.seconds)
-        seconds /= max(1, options.search.workers)
-        limited = budget.wall_seconds is not None or budget.seconds is not None
-        advice = advice_on_time(seconds, budget.trials, options.device, limited)
+        advice = _advice_on_length(options, protocol, space, budget, backend)
         if advice is not None:
             say(advice)
             backend.notes += (advice,)
@@ -621,14 +652,11 @@ def _try_and_survey(
     how = tried.how_timed
     if key is None or how is None:
         return _PreparedRuns(backend, space, training)
-    timed = options
-    if wall_seconds is not None:
-        limit = min(options.hardware.seconds, SURVEY_SHARE * wall_seconds)
-        timed = with_option(options, "hardware.seconds", limit)
+    limited_options = _with_survey_limit(options)
 
     def measured() -> "Survey":
         return measure_with(
-            timed,
+            limited_options,
             recipe,
             space,
             protocol,
@@ -660,26 +688,68 @@ def _try_and_survey(
     )
 
 
-def _several(
-    options: StudyOptions, recipe: Recipe, allowed: _PreparedRuns, trial: TrialSpec | None
+def _is_surveyed(options: StudyOptions, trial: TrialSpec | None) -> bool:
+    """Whether the hardware is surveyed: for a study that allows it, and has time or need for it."""
+    if trial is not None or not options.hardware.enabled:
+        return False
+    # Several trials side by side take their seconds from the survey, and so does a budget of
+    # seconds.
+    needs_seconds = options.search.workers > 1 or options.budget.seconds is not None
+    wall_seconds = options.search.wall_seconds
+    has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED
+    return needs_seconds or has_time
+
+
+def _advice_on_length(
+    options: StudyOptions,
+    protocol: TrialProtocol,
+    space: Space,
+    budget: SearchBudget,
+    backend: TrialBackend,
+) -> str | None:
+    """Say what a long study takes, and what would make it fit; None for one that is not long."""
+    seconds = max_seconds(budget, space, protocol, backend, options.budget.seconds)
+    seconds /= max(1, options.search.workers)
+    limited = budget.wall_seconds is not None or budget.seconds is not None
+    return advice_on_time(seconds, budget.trials, options.device, limited)
+
+
+def _with_survey_limit(options: StudyOptions) -> StudyOptions:
+    """Limit the seconds of a survey to a share of the study's wall time."""
+    wall_seconds = options.search.wall_seconds
+    if wall_seconds is None:
+        return options
+    limit = min(options.hardware.seconds, SURVEY_SHARE * wall_seconds)
+    return with_option(options, "hardware.seconds", limit)
+
+
+def _time_several_devices(
+    options: StudyOptions, recipe: Recipe, runs: _PreparedRuns, trial: TrialSpec | None
 ) -> list[str]:
-    """Time steps on several devices where no survey and no single trial does, and give the plan's note."""
+    """Time the steps that several devices share, and give the plan's note on them.
+
+    A survey has timed them already, and a single trial needs no timing.
+    """
     # torch takes seconds to import.
     from bstune.hardware.several_devices import shared_step_time
 
-    if allowed.survey is None and trial is None:
-        allowed.backend.step_time = shared_step_time(options, recipe, allowed.space)
+    if runs.survey is None and trial is None:
+        runs.backend.step_time = shared_step_time(options, recipe, runs.space)
     return [
         f"{options.devices} devices share each batch, a process each; all evaluate all validation "
         "data; the noise scale is not measured"
     ]
 
 
-def _runner_of(
+def _process_starter(
     processes: TrainingProcess, options: StudyOptions, survey: "Survey | None"
 ) -> tuple[Callable[[int], Workers], list[str]]:
-    """Give what starts so many processes that train, and the plan's notes about them."""
-    # It takes seconds to import.
+    """Make the function that starts a number of processes that train, and the plan's notes on them.
+
+    Raises:
+        ConfigError: where several trials are to run at once and no survey has timed the steps.
+    """
+    # torch takes seconds to import.
     import torch
 
     count = options.search.workers
@@ -691,11 +761,11 @@ def _runner_of(
             "nothing beside them: widen search.batch_size, or use search.workers=1"
         )
     on_cuda = options.device.startswith("cuda")
-    share = survey.ceiling.at.limit
+    memory_share = survey.ceiling.at.limit
     threads: int | None = None
-    limit: int | None = None
+    memory_limit: int | None = None
     if on_cuda:
-        limit = share
+        memory_limit = memory_share
     else:
         # Together they have the machine's cores, and each no more threads than are fastest.
         threads = max(1, torch.get_num_threads() // count)
@@ -705,14 +775,14 @@ def _runner_of(
     def open_runner(count: int) -> Workers:
         if count == 1:
             return processes.runner(1)
-        return processes.runner(count, threads, limit)
+        return processes.runner(count, threads, memory_limit)
 
     each = ""
     if threads is not None:
         each = f" with {plural(threads, 'thread')}"
     note = (
-        f"{count} trials at once, each{each} within {share / 2**20:,.0f} MiB; seconds per step are "
-        "the survey's, measured alone; which trial comes next depends on which ends first"
+        f"{count} trials at once, each{each} within {memory_share / 2**20:,.0f} MiB; seconds per "
+        "step are the survey's, measured alone; which trial comes next depends on which ends first"
     )
     if options.search.replicates:
         note += "; winners run again alone"

@@ -1,4 +1,4 @@
-"""The report of a study: its files, its answer, the winners on the test set, its curve in a tracker."""
+"""The report of a study: its files, its answer, the winners on the test set, the tracker."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from bstune.study.commands import best_yaml, study_arguments, train_command
 from bstune.study.planning.plan import SearchEnd
 from bstune.study.planning.replicates import Winner
 from bstune.study.prepare import PreparedStudy
-from bstune.study.printed import places, show, show_places
+from bstune.study.showing.printed import places, show, show_places
 from bstune.study.storage.trials import results
 from bstune.study.winners import checkpoints_elsewhere, mark_winners, metrics_of_winners
 from bstune.system.console import format_count, plural
@@ -68,9 +68,9 @@ def report_study(
     sampled: tuple[Sequence[TrialResult], Posterior] | None = None,
     missing: Sequence[str] = (),
 ) -> Findings:
-    """Write, print, track and return a study's results.
+    """Write, print and log a study's results, and give them.
 
-    Parts that fail here, which the study can do without, become lines of ``missing`` and notes.
+    Where a part fails that the study can do without, such as a figure, a line says so.
 
     Args:
         prepared: the study.
@@ -79,7 +79,8 @@ def report_study(
         end: what ended the search.
         arguments: of the command line, which run the winners again; None for Python objects.
         console: where the answer is printed.
-        sampled: the posterior of these trials, if it is at hand.
+        sampled: the trials of which the search last sampled a posterior, and that posterior; None
+            where it sampled none.
         missing: a line for each part that failed before.
     """
     recorded = results(study)
@@ -95,9 +96,9 @@ def report_study(
     mark_winners(study, analysis.best)
     elsewhere = checkpoints_elsewhere(prepared, study, analysis.best)
     notes = [*prepared.caveats, *elsewhere]
-    again: list[str] | None = None
+    arguments_of_study: list[str] | None = None
     if arguments is not None:
-        again = study_arguments(arguments)
+        arguments_of_study = study_arguments(arguments)
     result = summarize(
         done,
         asked_of(prepared, end),
@@ -105,8 +106,8 @@ def report_study(
         stop_reason=end.sentence,
         over_target=over_target,
         test=test,
-        arguments=again,
-        train=_train(prepared, analysis, done, arguments),
+        arguments=arguments_of_study,
+        train=_command_to_train(prepared, analysis, done, arguments),
         notes=[*notes, *missing],
     )
     write_text(files.curve, result.to_json())
@@ -135,7 +136,10 @@ def report_study(
 def _next_in_python(
     prepared: PreparedStudy, result: StudyResult, arguments: Sequence[str] | None
 ) -> list[Line]:
-    """Give the call that trains the winner of a study of Python objects, which has no command."""
+    """Give the line NEXT of a study of Python objects: the call that trains its winner.
+
+    It is empty without a winner, and for a study of the command line, whose answer has a command.
+    """
     has_winner = result.winner is not None or result.at_budget is not None
     if arguments is not None or not has_winner or prepared.recipe is None:
         return []
@@ -155,7 +159,7 @@ def _draw(
 
 
 def _write_page(prepared: PreparedStudy, missing: list[str]) -> None:
-    """Write ``report.html``; without it the page of the running study goes."""
+    """Write ``report.html``. Where that fails, delete the page that says that the study runs."""
     files = prepared.files
     missing_before = len(missing)
     with optional("no page of the study", missing):
@@ -172,13 +176,12 @@ def _analysis_of(
     sampled: tuple[Sequence[TrialResult], Posterior] | None,
     missing: list[str],
 ) -> Analysis:
-    """Tell what the trials say.
+    """Analyse a study's trials, for its target or for its budget's end.
 
     Args:
         prepared: the study.
         done: its trials.
-        sampled: the posterior that the search asked last, with the trials that it is of; None:
-            there is none.
+        sampled: as :func:`report_study` takes it.
         missing: gets a line for each part that fails.
     """
     if prepared.budget.objective == "loss":
@@ -195,7 +198,10 @@ def _analysis_of(
 
 
 def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
-    """Tell what a study was asked for, and the option that ended its search."""
+    """Describe what a study was asked for, and the option that ended its search.
+
+    ``end``: of the search; None while it goes on.
+    """
     options = prepared.options
     budget = prepared.budget
     limit: str | None = None
@@ -225,7 +231,7 @@ def asked_of(prepared: PreparedStudy, end: SearchEnd | None) -> Asked:
 
 
 def _size_of(backend: TrialBackend) -> WorkloadSize | None:
-    """Give the size of data and module; None of recorded runs, which have neither."""
+    """Give the size of data and module; None for recorded runs, which have neither."""
     if not backend.train_examples or not backend.parameters:
         return None
     return WorkloadSize(examples=backend.train_examples, parameters=backend.parameters)
@@ -250,9 +256,9 @@ def _show_plan(
 
 
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
-    """Give a line for each thing that trials went on without, and in how many.
+    """Give a line for each thing that trials went on without, with the number of these trials.
 
-    Such is the noise scale. What a trial failed of is said elsewhere.
+    The noise scale is one such thing. Why a trial failed is said elsewhere.
     """
     counts = Counter[str]()
     for trial in done:
@@ -262,16 +268,16 @@ def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:
 
 
 def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -> tuple[str, ...]:
-    """Send the results and files to the tracker; give what opens its page of the studies."""
+    """Send the results and files to the tracker; give the lines that say how to open its page."""
     files = prepared.files
     artifacts = [files.figure, files.trials, files.curve, files.best, files.config]
     artifacts += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]
-    # Some of them are of a survey, or of several devices.
+    # A study without a survey, or for one device, lacks some of them.
     tracking.finish_study(result, [path for path in artifacts if path.exists()])
     return tracking.opening
 
 
-def _train(
+def _command_to_train(
     prepared: PreparedStudy,
     analysis: Analysis,
     done: Sequence[TrialResult],
@@ -279,7 +285,7 @@ def _train(
 ) -> str | None:
     """Give the command that trains the winner to use.
 
-    None without a winner, or of Python objects.
+    It is None without a winner, and for a study of Python objects (``arguments`` None).
     """
     best = analysis.best
     if arguments is None:
@@ -287,7 +293,8 @@ def _train(
     if analysis.at_budget is not None:
         number = analysis.at_budget.winner.number
         trial = next(trial for trial in done if trial.number == number)
-        return train_command(Winner(trial, float(trial.steps)), arguments, prepared)
+        winner = Winner(trial=trial, steps=float(trial.steps))
+        return train_command(winner, arguments, prepared)
     use = winner_to_use(prepared.budget.objective, best)
     if use is None:
         return None

@@ -29,8 +29,8 @@ from bstune.report.study_folder import read_study
 from bstune.result import Best, CriticalInterval, Gain, GainAtBudget, StudyResult
 from bstune.study.folder_config import options_of_folder
 from bstune.study.report import Findings
-from bstune.study.retarget import study_so_far
 from bstune.study.storage.opening import find_study
+from bstune.study.verbs.retarget import study_so_far
 from bstune.system.files import Output
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Result:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, findings: Findings, recipe: Recipe | None) -> "Result":
+    def from_findings(cls, findings: Findings, recipe: Recipe | None) -> "Result":
         """Make the result of a study that has just been run."""
         prepared = findings.prepared
         folder = prepared.files.root
@@ -99,11 +99,12 @@ class Result:
 
     @property
     def study(self) -> "optuna.Study":
-        """The study in its storage, as Optuna's plots take it; StudyError without it."""
+        """The study in its storage, as Optuna's plots take it; StudyError where it is not there."""
         options = self._known_options()
         return find_study(options.study, options.storage)
 
     def _known_options(self) -> StudyOptions:
+        """Give the study's options; StudyError where its folder did not tell them."""
         if self.options is None:
             raise StudyError(
                 f"{self.folder} does not tell the study's options: {'; '.join(self.notes)}"
@@ -112,7 +113,10 @@ class Result:
 
     @property
     def best(self) -> Best:
-        """The winner, or the best point so far; StudyError where no trial has a value of the metric."""
+        """The winner, or the best point so far.
+
+        StudyError where no trial has a value of the metric.
+        """
         merits = SOUGHT[self.summary.objective].merits or ("time",)
         best = self.summary.best_by(merits[0])
         if best is None:
@@ -123,8 +127,8 @@ class Result:
     def gain(self) -> Gain | GainAtBudget | None:
         """How much better the winner is than the reference; None where they cannot be compared.
 
-        How many times as fast it is to the target; of the objective loss by how much its metric is
-        better at the budget's end.
+        For a target it is how many times as fast the winner is. For the objective loss it is by
+        how much the winner's metric is better at the budget's end.
         """
         if self.summary.at_budget is not None:
             return self.summary.at_budget.gain
@@ -137,8 +141,11 @@ class Result:
 
     @cached_property
     def curve(self) -> "pandas.DataFrame":
-        """S*(B) with its band: batch_size, steps, low, high; empty where no trial reached the target."""
-        # half a second, which a command never needs
+        """S*(B) with its band: batch_size, steps, low, high.
+
+        It is empty where no trial reached the target.
+        """
+        # pandas takes half a second to import, and the command never needs it.
         import pandas
 
         names = ("batch_size", "steps", "low", "high")
@@ -205,14 +212,15 @@ class Result:
         fast: bool = False,
         **trainer: Any,
     ) -> "tuple[LightningModule, Trainer]":
-        """Train the winner again, with its seed and for its steps or its horizon, as a plain ``Trainer.fit``.
+        """Train the winner again with its seed, as a plain ``Trainer.fit``.
 
-        It trains with as many threads of torch as the study.
+        It trains for as many steps as the winner did, or for the winner's horizon where schedules
+        end with the trial; and with as many threads of torch as the study.
 
         Args:
             module: as :class:`bstune.Study` takes it, for a result that was read of a folder.
             data: likewise.
-            fast: whether the lean loop takes the steps, where it can: the same, in less time.
+            fast: whether the lean loop takes the steps where it can: the same steps, in less time.
             trainer: further arguments of the Trainer.
 
         Returns:
@@ -253,7 +261,7 @@ class Result:
 
 
 def _row(trial: TrialResult) -> dict[str, Any]:
-    """Give a trial's values by the columns of the table."""
+    """Give a trial's values by the names of the table's columns."""
     row = asdict(trial) | dict(trial.hyperparameters)
     row["time_to_target"] = trial.time_to_target
     row["value"] = trial.history[-1][1] if trial.history else None
@@ -308,5 +316,8 @@ def compare(*studies: str | Path | Result) -> Comparison:
     Raises:
         StudyError: of a folder that is not there, or where no study can be read.
     """
-    paths = [str(one.folder if isinstance(one, Result) else one) for one in studies]
+    paths = list[str]()
+    for study in studies:
+        folder = study.folder if isinstance(study, Result) else study
+        paths.append(str(folder))
     return compared(*read_studies(paths))

@@ -1,6 +1,7 @@
 """Runs a prepared study: its plan is printed, the search's trials run, its report is written.
 
-The winners run again before it. Meanwhile :mod:`bstune.study.progress` shows how far it has come.
+The winners run again before it. Meanwhile :mod:`bstune.study.showing.progress` shows how far it has
+come.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +21,15 @@ from bstune.core.option_names import in_python
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.options import GivenOptions, StudyOptions
 from bstune.recipe import Recipe
-from bstune.study.analysis.critical import passing
+from bstune.study.analysis.critical import ended_where_met
 from bstune.study.folder_config import text_of_options
-from bstune.study.live_page import LivePage
 from bstune.study.own_target import goal_of, stored_goal, with_goal
 from bstune.study.planning.plan_text import plan_text
 from bstune.study.prepare import PreparedStudy, prepare
-from bstune.study.progress import Progress, heard, trial_line
 from bstune.study.report import Findings, report_study
-from bstune.study.search import Paused, Search, go_through
+from bstune.study.search import Paused, Search, run_through
+from bstune.study.showing.live_page import LivePage
+from bstune.study.showing.progress import Progress, lines_while_waiting, trial_line
 from bstune.study.storage.attributes import (
     ARGUMENTS,
     BUDGET_TIMES,
@@ -72,28 +73,28 @@ MACHINE_OPTIONS = (
 )
 
 
-def shown_by(
+def make_show(
     progress: Progress, page: LivePage, prepared: PreparedStudy
 ) -> Callable[[Sequence[TrialResult], float | None], None]:
-    """Give what shows the finished trials, where a user looks and in the study's page.
+    """Make the function that shows the finished trials, as progress and on the study's page.
 
-    It takes the seconds to go, too; None: not known.
+    It takes the trials and the predicted seconds until the study's end, None where not known.
     """
 
-    def show(done: Sequence[TrialResult], to_go: float | None) -> None:
-        progress.show(done, to_go)
-        # What the first trial comes to is no result before the target is that.
+    def show(done: Sequence[TrialResult], seconds_to_go: float | None) -> None:
+        progress.show(done, seconds_to_go)
+        # The page has no results until the first trial has set the target.
         results_so_far = done
         if prepared.protocol.target.is_open:
             results_so_far = ()
-        page.show(prepared, results_so_far, to_go)
+        page.show(prepared, results_so_far, seconds_to_go)
 
     return show
 
 
 @contextmanager
 def left_unless_ended(page: LivePage) -> Iterator[None]:
-    """Let the page say that the study was left, where it does not come to its end."""
+    """Where the body raises, let the page say that the study was left before its end."""
     try:
         yield
     except BaseException:
@@ -113,19 +114,22 @@ def run(
     Args:
         options: of the study.
         recipe: makes data and modules; None for recorded runs.
-        arguments: of the command line, which compose the options again; None: none do, as the
-            recipe is of Python objects.
+        arguments: the command line that composed the options; None for a study of Python objects.
         console: where it is shown.
-        elapsed: says how many seconds ago the command began; None: now.
+        elapsed: says how many seconds ago the command began; None: it begins now.
+
+    Returns:
+        The study's findings, or the record of the one trial.
     """
     interruption.enter(Stage.PREPARATION)
     # A dumb terminal shows no live line, and gets plain ones.
     if console.is_interactive:
         with console.status("preparing") as status:
-            update = partial(_update, status)
-            prepared = prepare(options, recipe, _spelled(options, update), elapsed=elapsed)
+            update = partial(_set_status, status)
+            log = _in_users_language(options, update)
+            prepared = prepare(options, recipe, log, elapsed=elapsed)
     else:
-        say = _spelled(options, partial(print_line, console))
+        say = _in_users_language(options, partial(print_line, console))
         prepared = prepare(options, recipe, say, elapsed=elapsed)
     try:
         if prepared.trial is None:
@@ -135,8 +139,11 @@ def run(
         prepared.close()
 
 
-def _spelled(options: StudyOptions, show: Callable[[str], None]) -> Callable[[str], None]:
-    """Give what shows a line with options as the user's own language writes them."""
+def _in_users_language(options: StudyOptions, show: Callable[[str], None]) -> Callable[[str], None]:
+    """Wrap ``show``, which prints a line: in a Python study options are spelled as in Python.
+
+    For a study of the command line it is ``show`` itself.
+    """
     if not isinstance(options, GivenOptions):
         return show
 
@@ -146,8 +153,8 @@ def _spelled(options: StudyOptions, show: Callable[[str], None]) -> Callable[[st
     return show_in_python
 
 
-def _update(status: Status, line: str) -> None:
-    """Show a line in place of the one before; what it holds is no markup."""
+def _set_status(status: Status, line: str) -> None:
+    """Show a line in place of the one before. Brackets in it are text, not rich's markup."""
     status.update(Text(line))
 
 
@@ -156,22 +163,25 @@ def run_study(
 ) -> Findings:
     """Run or continue the study, write its report and give its findings.
 
-    ``arguments`` compose its config again.
+    ``arguments``: as :func:`run` takes them.
     """
-    return go_through(paused_study(prepared, arguments, console))
+    return run_through(paused_study(prepared, arguments, console))
 
 
 def paused_study(
     prepared: PreparedStudy, arguments: Sequence[str] | None, console: Console
 ) -> Paused[Findings]:
-    """Do what :func:`run_study` does, with a pause before each trial is waited for."""
+    """Do what :func:`run_study` does, as a generator that pauses before it waits for a trial.
+
+    In the pause a loop of the user's may train that trial.
+    """
     options = prepared.options
     objective = prepared.budget.objective
     files = prepared.files
-    again = list[str]()
+    workers_arguments = list[str]()
     for argument in arguments or ():
         if not argument.lstrip("+~").startswith(MACHINE_OPTIONS):
-            again.append(argument)
+            workers_arguments.append(argument)
     study = open_study(
         options.study,
         options.storage,
@@ -179,15 +189,15 @@ def paused_study(
         prepared.frozen_settings,
         files.root,
         prepared.backend.device_kind,
-        again,
+        workers_arguments,
         maximizes=objective == "loss" and prepared.protocol.target.mode == "max",
     )
     identity = Identity.of(options.study, options.storage, study.user_attrs[STUDY_ID])
     leases = Leases(study, "owner", options.search.lease_seconds)
-    say = _spelled(options, partial(print_line, console))
+    say = _in_users_language(options, partial(print_line, console))
     missing = list[str]()
     with leases.acquired(say), owned(files, identity):
-        _take_over(prepared, study, leases, again)
+        _take_over(prepared, study, leases, workers_arguments)
         say(plan_text(prepared, results(study)))
         make_inside(files.checkpoints)
         write_text(files.config, text_of_options(options))
@@ -205,8 +215,8 @@ def paused_study(
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         interruption.enter(Stage.SEARCH)
         with left_unless_ended(page):
-            show = shown_by(progress, page, prepared)
-            with progress.live or nullcontext(), heard(progress):
+            show = make_show(progress, page, prepared)
+            with progress.live or nullcontext(), lines_while_waiting(progress):
                 search = Search(prepared, study, leases, tracking, show, page.catch_up)
                 end = yield from search.paused()
             interruption.enter(Stage.REPORT)
@@ -216,12 +226,16 @@ def paused_study(
 
 
 def _take_over(
-    prepared: PreparedStudy, study: optuna.Study, leases: Leases, arguments: list[str]
+    prepared: PreparedStudy, study: optuna.Study, leases: Leases, workers_arguments: list[str]
 ) -> None:
-    """Put in order what an earlier run of the study has left, as one that was killed."""
-    # A worker joins by these what goes on now.
-    if arguments and arguments != study.user_attrs[ARGUMENTS]:
-        study.set_user_attr(ARGUMENTS, arguments)
+    """Tidy up after an earlier run of the study, which may have been killed.
+
+    Files that were half written go. Trials whose processes are gone are ended. Records that the
+    storage did not take are stored.
+    """
+    # A worker that joins from now on composes the study from these.
+    if workers_arguments and workers_arguments != study.user_attrs[ARGUMENTS]:
+        study.set_user_attr(ARGUMENTS, workers_arguments)
     remove_partials(prepared.files.root)
     # Records that the storage did not take come first: they are among the results below.
     store_unstored(study, prepared.files)
@@ -231,9 +245,10 @@ def _take_over(
 
 
 def _with_budget_times(prepared: PreparedStudy, study: optuna.Study) -> PreparedStudy:
-    """Give the study with the seconds of a step by which its budget is counted, if it is of seconds.
+    """Give the study with the seconds of a step that turn its budget of seconds into steps.
 
-    They are stored by the first run: a later survey must not change what is compared.
+    A study with another budget is given back as it is. The first run stores the seconds: a later
+    survey must not change what is compared.
     """
     if prepared.options.budget.seconds is None:
         return prepared
@@ -246,7 +261,10 @@ def _with_budget_times(prepared: PreparedStudy, study: optuna.Study) -> Prepared
 def _opened_tracking(
     prepared: PreparedStudy, study: optuna.Study, missing: list[str]
 ) -> "Tracking | None":
-    """Open the study's run in MLflow; None where it is off, or cannot be opened."""
+    """Open the study's run in MLflow; None where MLflow is off.
+
+    None, too, where it cannot be opened: ``missing`` then gets a line that says why.
+    """
     tracking: Tracking | None = None
     if prepared.options.mlflow.enabled:
         # mlflow takes seconds to import.
@@ -264,25 +282,33 @@ def _with_own_target(
     console: Console,
     page: LivePage,
 ) -> Paused[PreparedStudy]:
-    """Let the study's first trial set its target, unless it has, and give the study with it."""
+    """Give the study with its target, which its first trial sets.
+
+    That trial runs here unless it has run before.
+    """
     metric = prepared.protocol.target
     bounds = prepared.options.workload.target.bounds
 
-    def met_target(record: TrialResult) -> TrialResult:
-        """Store the goal, from which on a killed process loses nothing of it, and end the record there."""
+    def set_target(record: TrialResult) -> TrialResult:
+        """Store the goal that a record sets, and give the record as if it had ended at the goal.
+
+        The goal is stored before the record, so that a process killed in between loses neither.
+        """
         goal = goal_of(record, metric, bounds)
         patient(study.set_user_attr)(GOAL, goal)
-        return passing(record, replace(metric, value=goal))
+        return ended_where_met(record, replace(metric, value=goal))
 
     if stored_goal(study) is None:
         interruption.enter(Stage.SEARCH)
         progress = Progress(prepared.budget.trials, metric, console)
-        with progress.live or nullcontext(), heard(progress), left_unless_ended(page):
-            show = shown_by(progress, page, prepared)
-            search = Search(prepared, study, leases, None, show, page.catch_up)
-            yield from search.paused_baseline(met_target)
+        with progress.live or nullcontext(), lines_while_waiting(progress), left_unless_ended(page):
+            show = make_show(progress, page, prepared)
+            search = Search(
+                prepared, study, leases, tracking=None, show=show, before_trial=page.catch_up
+            )
+            yield from search.paused_baseline(set_target)
     goal = stored_goal(study)
-    assert goal is not None  # noqa: S101 (set just now)
+    assert goal is not None  # noqa: S101 (the first trial has set it)
     ended = [trial for trial in results(study) if trial.trial_index == 0]
     prepared = with_goal(prepared, goal, ended[-1] if ended else None)
     came_to = "the target is what your own configuration came to"
@@ -314,7 +340,7 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
                 f"the study {study.study_name!r} has its target from its first trial, which has "
                 "not ended yet: join it then"
             )
-        prepared = with_goal(prepared, goal, None)
+        prepared = with_goal(prepared, goal, first=None)
     prepared = replace(prepared, budget_times=budget_times_of(study))
     leases = Leases(study, "worker", prepared.options.search.lease_seconds)
     with leases.acquired(), owned(prepared.files, identity):
@@ -329,15 +355,20 @@ def run_worker(prepared: PreparedStudy, study: optuna.Study, console: Console) -
         make_inside(prepared.files.checkpoints)
         progress = Progress(prepared.budget.trials, prepared.protocol.target, console)
         interruption.enter(Stage.SEARCH)
-        with progress.live or nullcontext(), heard(progress):
-            search = Search(prepared, study, leases, None, progress.show)
+        with progress.live or nullcontext(), lines_while_waiting(progress):
+            search = Search(prepared, study, leases, tracking=None, show=progress.show)
             end = search.run()
     console.print(f"{end.sentence}; {plural(search.ran, 'trial')} run here")
     return search.ran
 
 
 def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> TrialResult:
-    """Run one trial by itself, and write its record and what else it leaves."""
+    """Run one trial without a study: write its record and config, print how it ended.
+
+    Raises:
+        UserCodeError: where it failed in the user's code.
+        StudyError: where it failed elsewhere.
+    """
     files = prepared.files.single_trial(spec.batch_size, spec.lr, spec.seed)
     identity = Identity.of(prepared.options.study, prepared.options.storage)
     # The study's own folder, too: the study may begin later.
@@ -347,7 +378,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
             remove_partials(folder)
         with prepared.open_runner(1) as runner:
             interruption.enter(Stage.SINGLE)
-            runner.start(spec, files, None)
+            runner.start(spec, files, resumed_from=None)
             finished = runner.wait()
         result = finished.result()
         write_text(files.record, result.to_json() + "\n")

@@ -1,9 +1,10 @@
-"""The trials of one study: claimed, run, stored, written and shown, until the search and its replicates end.
+"""The trials of one study: asked, run, stored and shown until search and fresh seeds are through.
 
-Any number of processes may do this on one study at once. One of them owns it and reports; the others only run trials.
+Any number of processes may do this on one study at once. One of them owns it and reports; the
+others only run trials.
 
-A search is a generator that pauses where it waits for a trial: a loop of the user's trains it there.
-What it decides are functions of the trials, in :mod:`bstune.study.searching`.
+A search is a generator that pauses where it waits for a trial: a loop of the user's trains it
+there. What it decides are functions of the trials, in :mod:`bstune.study.searching`.
 """
 
 import math
@@ -48,13 +49,18 @@ from bstune.study.storage.telling import cut_short, finish_abandoned, shorten, t
 from bstune.study.storage.trials import (
     AskedTrial,
     Trials,
-    finished,
-    read,
+    busy_workers,
+    finished_record,
+    read_trials,
     results,
-    running,
-    working,
+    running_specs,
 )
-from bstune.study.storage.turns import attempt, ended_below_limit, free_indices, free_turn
+from bstune.study.storage.turns import (
+    ended_below_limit,
+    free_indices,
+    free_turn,
+    points_given_up,
+)
 from bstune.system.files import append_text
 from bstune.trial.backend import sampler_factory, stops_trials
 from bstune.trial.processes.workers import Finished, Runner
@@ -66,17 +72,20 @@ if TYPE_CHECKING:
 OTHERS_SECONDS = 0.5
 Outcome = TypeVar("Outcome")
 Paused = Generator[None, None, Outcome]
-"""What pauses before it waits for a trial, and comes to an answer."""
+"""A generator that pauses before it waits for a trial, and returns its outcome at the end."""
 
 
-def go_through(paused: Paused[Outcome]) -> Outcome:
-    """Go on after each pause at once, as where a runner trains the trials, and give the answer."""
+def run_through(paused: Paused[Outcome]) -> Outcome:
+    """Run a generator that pauses to its end, and give what it returns.
+
+    It goes on after each pause at once: a runner, not a loop of the user's, trains the trials.
+    """
     while True:
         try:
             next(paused)
         except StopIteration as end:
-            answer: Outcome = end.value
-            return answer
+            outcome: Outcome = end.value
+            return outcome
 
 
 class Search:
@@ -91,14 +100,15 @@ class Search:
         show: Callable[[Sequence[TrialResult], float | None], None],
         before_trial: Callable[[], None] | None = None,
     ) -> None:
-        """Take what the trials of a study need.
+        """Prepare to run the trials of a study.
 
         Args:
             prepared: the study.
-            study: with its trials.
-            leases: of this process, and of those beside it.
-            tracking: what trials are logged to, such as MLflow; None where it is off.
-            show: gets the finished trials, and the seconds to go as far as they are known.
+            study: in its storage, with its trials.
+            leases: of this process, and of those that run trials beside it.
+            tracking: logs the trials, such as to MLflow; None where it is off.
+            show: gets the finished trials, and the predicted seconds to the study's end, None
+                where not known.
             before_trial: called before each trial begins; None: nothing is.
         """
         self._prepared = prepared
@@ -125,12 +135,12 @@ class Search:
         # The trials that this process has begun, by their numbers.
         self._asked: dict[int, AskedTrial] = {}
         self._point_ends = PointEnds()
-        # Trials of which it was last decided whether they suffice.
-        self._looked = 0
-        # Whether the search has: what follows are runs on fresh seeds.
-        self._has_ended = False
+        # How many trials there were when it was last decided whether they suffice.
+        self._trials_looked_at = 0
+        # Whether the search has ended, so that only runs on fresh seeds follow.
+        self._search_has_ended = False
         # Whether the storage was waited for in vain.
-        self._gone = False
+        self._storage_is_gone = False
         # Why the last trial that was asked did not begin.
         self._no_time: SearchEnd | None = None
         # Trials that this process ran.
@@ -140,10 +150,10 @@ class Search:
 
     def run(self) -> SearchEnd:
         """Search, then run the winners again on fresh seeds; give what ended the search."""
-        return go_through(self.paused())
+        return run_through(self.paused())
 
     def paused(self) -> Paused[SearchEnd]:
-        """Do what :meth:`run` does, with a pause before each trial is waited for."""
+        """Do what :meth:`run` does, as a generator that pauses before it waits for a trial."""
         try:
             end = yield from self._run()
         except StorageGoneError:
@@ -156,13 +166,13 @@ class Search:
         self._leave()
         return end
 
-    def paused_baseline(self, read: Callable[[TrialResult], TrialResult]) -> Paused[None]:
-        """Run the baseline alone, as trial 0, and store what ``read`` makes of its record.
+    def paused_baseline(self, revise: Callable[[TrialResult], TrialResult]) -> Paused[None]:
+        """Run the baseline alone, as trial 0, and store what ``revise`` makes of its record.
 
-        It is asked again after it failed, as any trial is; what has no record sets no target.
+        As any trial, it is asked again after it failed. A trial that failed sets no target.
         """
         try:
-            yield from self._run_baseline(read)
+            yield from self._run_baseline(revise)
         except StorageGoneError:
             # Asking it again would wait again.
             raise
@@ -171,7 +181,12 @@ class Search:
             self._leave()
             raise
 
-    def _run_baseline(self, read: Callable[[TrialResult], TrialResult]) -> Paused[None]:
+    def _run_baseline(self, revise: Callable[[TrialResult], TrialResult]) -> Paused[None]:
+        """Ask trial 0 and run it until the study has a record of it.
+
+        Raises:
+            StudyError: where no time is left for it, or another process has begun it.
+        """
         with (
             cut_short(self._study, self._budget.objective, self._worker),
             self._prepared.open_runner(1) as runner,
@@ -190,27 +205,29 @@ class Search:
                     )
                 self._start(runner, asked)
                 with self._wall.trial():
-                    finished = yield from _ended(runner)
-                self._store(finished, read)
+                    finished = yield from _wait_for_trial(runner)
+                self._store(finished, revise)
 
     def _leave(self) -> None:
-        """Leave the study as the command that continues it, and whoever looks at it, finds it."""
+        """Store the wall time that the study took, and write its trials, for the next command."""
         self._wall.keep()
         if self._files is not None:
             self._files.write(results(self._study))
 
     def _run(self) -> Paused[SearchEnd]:
+        """Search, then run the winners again on fresh seeds; give what ended the search."""
         with cut_short(self._study, self._budget.objective, self._worker):
             with self._prepared.open_runner() as runner:
                 try:
                     end = yield from self._search(runner)
-                    self._has_ended = True
+                    self._search_has_ended = True
                     if runner.count == 1:
                         yield from self._run_again(runner)
                 except BaseException as error:
                     # An interruption too: what has finished meanwhile is stored all the same.
-                    self._gone = self._gone or isinstance(error, StorageGoneError)
-                    self._store_measured(runner)
+                    if isinstance(error, StorageGoneError):
+                        self._storage_is_gone = True
+                    self._store_finished(runner)
                     raise
             # Fresh seeds run with nothing beside them, so that their seconds are measured.
             if self._prepared.options.search.workers > 1:
@@ -218,54 +235,61 @@ class Search:
                     yield from self._run_again(runner)
         return end
 
-    def _store_measured(self, runner: Runner) -> None:
-        """Store the trials that have finished beside the one that ended the study."""
+    def _store_finished(self, runner: Runner) -> None:
+        """Store the trials that have finished beside the one that ended the study by an error."""
         for ended in runner.poll():
             # One that has failed may have been ended with this process.
             if ended.record is not None and ended.record.status != "failed":
-                # Where the storage is gone a file has it, and the others'.
+                # Where the storage is gone a file keeps the record.
                 with suppress(StudyError):
                     self._store(ended)
 
     def _search(self, runner: Runner) -> Paused[SearchEnd]:
+        """Ask and run trials until their plan is done or something ends the search before.
+
+        Where none has reached the target by then, a stopped one may go on.
+        """
         end: SearchEnd | None = None
         while True:
             trials = self._read()
             latest: Trials = trials
             done = self._write(trials)
-            left = bool(free_indices(trials, self._budget.trials))
-            if left:
-                end = end or self._end(done)
-            while left and end is None and runner.free:
+            has_free_index = bool(free_indices(trials, self._budget.trials))
+            if has_free_index:
+                end = end or self._search_end(done)
+            while has_free_index and end is None and runner.free:
                 asked = self._ask(done, latest)
                 self._start(runner, asked)
                 # What was read before does not have the trial that has just begun.
                 latest = self._study
-                left = asked is not None
+                has_free_index = asked is not None
                 end = end or self._no_time
             if runner.running:
                 with self._wall.trial():
-                    finished = yield from _ended(runner)
+                    finished = yield from _wait_for_trial(runner)
                 self._store(finished)
-            elif working(self._study) - {self._worker}:
+            elif busy_workers(self._study) - {self._worker}:
                 time.sleep(OTHERS_SECONDS)
-            elif not left or end is not None:
+            elif not has_free_index or end is not None:
                 rescue = self._ask_rescue(done)
                 if rescue is None:
                     plan = self._budget.trials
                     return end or SearchEnd(f"the plan is done: search.trials={plan}")
                 self._start(runner, rescue)
-                # Once one has reached the target, what was kept for it is free.
+                # If this one reaches the target, the seconds that were kept for it are free.
                 end = None
                 self._no_time = None
 
     def _ask_rescue(self, done: Sequence[TrialResult]) -> AskedTrial | None:
-        """Ask the most promising stopped trial to go on, where nothing has reached the target."""
+        """Ask the most promising stopped trial to go on, where none has reached the target.
+
+        It is None where one has, where another process decides it, or where none can go on.
+        """
         prepared = self._prepared
         # Of several processes one decides what goes on.
         if not self._stops or not self._is_owner or not needs_rescue(prepared, done):
             return None
-        cut = ended_below_limit(read(self._study))
+        cut = ended_below_limit(read_trials(self._study))
         rescue = choose_rescue(prepared, self._wall, done, cut)
         if rescue is None:
             return None
@@ -286,7 +310,7 @@ class Search:
             yield from self._run_again_to_target(runner)
 
     def _run_again_to_target(self, runner: Runner) -> Paused[None]:
-        """Run the winners again, and the baseline on the seeds of the first merit's."""
+        """Run the winners on fresh seeds, and the baseline on the seeds of the winner to use."""
         while self._is_owner:
             done = with_common_step_time(self._prepared, self._write(self._read()))
             if not self._budget.replicates or not any(trial.reached for trial in done):
@@ -302,13 +326,13 @@ class Search:
             asked = self._ask_again(due)
             if asked is not None:
                 self._start(runner, asked)
-                self._store((yield from _ended(runner)))
+                self._store((yield from _wait_for_trial(runner)))
             elif due.seed_of is not None:
                 # Another process has begun the last of them.
                 return
 
     def _run_again_at_budget(self, runner: Runner) -> Paused[None]:
-        """Run the point whose fresh seed is predicted to be best again, and the baseline beside it."""
+        """Run the point with the best prediction on fresh seeds, and the baseline beside it."""
         prepared = self._prepared
         while self._is_owner:
             done = with_common_step_time(prepared, self._write(self._read()))
@@ -319,7 +343,7 @@ class Search:
             if asked is None:
                 return
             self._start(runner, asked)
-            self._store((yield from _ended(runner)))
+            self._store((yield from _wait_for_trial(runner)))
 
     def _ask_again(self, due: DueReplicate) -> AskedTrial | None:
         """Ask a run on a fresh seed; None if another process has begun it."""
@@ -337,14 +361,14 @@ class Search:
         )
 
     def _start(self, runner: Runner, asked: AskedTrial | None) -> None:
-        """Begin a trial; nothing where other processes have taken what was left."""
+        """Begin a trial. None, where other processes have taken what was left, begins nothing."""
         if asked is None:
             return
         spec = asked[1]
         self._asked[spec.number] = asked
         resumed_from = None
         if spec.resumed_from is not None:
-            resumed_from = finished(self._study, spec.resumed_from)
+            resumed_from = finished_record(self._study, spec.resumed_from)
         has_baseline = self._prepared.baseline is not None
         is_baseline = self._stops and has_baseline and spec.trial_index == 0
         # A baseline that has taken too long may be cut short, so that the search has time left. For
@@ -360,13 +384,18 @@ class Search:
         runner.start(spec, self._prepared.files, resumed_from)
 
     def _store(
-        self, finished: Finished, read: Callable[[TrialResult], TrialResult] | None = None
+        self, finished: Finished, revise: Callable[[TrialResult], TrialResult] | None = None
     ) -> None:
-        """Store a trial's record, or what ``read`` makes of it; an error that ends the study is raised."""
+        """Store a trial's record, or what ``revise`` makes of it.
+
+        Raises:
+            BstuneError: the one with which the trial ends the study, or for too many failed trials
+                in a row.
+        """
         spec = finished.spec
-        result = record_to_store(self._prepared, finished, self._counts_seconds, read)
+        result = record_to_store(self._prepared, finished, self._counts_seconds, revise)
         self.ran += 1
-        if self._gone:
+        if self._storage_is_gone:
             self._keep(result)
             return
         asked = self._asked.pop(spec.number)
@@ -374,23 +403,26 @@ class Search:
             shorten(self._study, asked, result.steps, self._worker)
         try:
             full = is_for_loss(self._prepared) and is_full(result, self._prepared.last_step)
-            tell(self._study, asked, result, self._budget.objective, full)
+            tell(self._study, asked, result, self._budget.objective, is_full=full)
         except StudyError as error:
-            self._gone = isinstance(error, StorageGoneError)
+            self._storage_is_gone = isinstance(error, StorageGoneError)
             self._keep(result)
             raise
         if result.status == "failed":
             check_failures(results(self._study), finished.frames, finished.cause)
 
     def _keep(self, result: TrialResult) -> None:
-        """Keep a record beside a storage that is gone: the same command stores it there."""
+        """Write a record to a file, as the storage is gone. The command that goes on stores it."""
         append_text(self._prepared.files.unstored, result.to_json() + "\n")
 
     def _ask(self, done: Sequence[TrialResult], trials: Trials) -> AskedTrial | None:
-        """Ask the next trial of the search; None where no index is free any more, or no time is left."""
+        """Ask the next trial of the search.
+
+        It is None where no index is free any more, or no time is left; ``_no_time`` then says so.
+        """
         prepared = self._prepared
         budget = self._budget
-        # More than run trials now: processes that have just begun run none.
+        # Processes beside this one. 0: as many as run trials, which those just begun do not yet.
         others = 0
         while self._no_time is None:
             turn = free_turn(trials, budget.trials, self._worker, others)
@@ -402,7 +434,7 @@ class Search:
                 budget,
                 turn.trial_index,
                 sampler_context(prepared, cut),
-                attempt(turn),
+                points_given_up(turn),
                 self._sampler_factory,
             )
             asked = ask(
@@ -424,7 +456,10 @@ class Search:
         return None
 
     def _limited(self, done: Sequence[TrialResult], spec: TrialSpec) -> TrialSpec | None:
-        """Let a trial end while there is time for what has to follow; None if it is too short."""
+        """Limit a suggested trial so that time is left for what follows the search.
+
+        It is None where that leaves it too short; ``_no_time`` then says so.
+        """
         limited = within_time(self._prepared, self._wall, self._stops, done, spec)
         if isinstance(limited, SearchEnd):
             self._no_time = limited
@@ -432,24 +467,27 @@ class Search:
         return limited
 
     def _read(self) -> Sequence[FrozenTrial]:
-        """Read the study's trials; those of processes that are gone are ended before, to be asked again."""
+        """Read the study's trials.
+
+        Those of processes that are gone are ended first, so that they are asked again.
+        """
         self._leases.check()
-        trials = read(self._study)
-        others = working(trials) - {self._worker}
+        trials = read_trials(self._study)
+        others = busy_workers(trials) - {self._worker}
         gone = others - self._leases.living() if others else set()
         if gone:
             finish_abandoned(self._study, self._budget.objective, gone.__contains__)
-            trials = read(self._study)
+            trials = read_trials(self._study)
         return trials
 
     def _write(self, trials: Sequence[FrozenTrial]) -> list[TrialResult]:
-        """Write and show the finished trials, and give their records."""
+        """Write, log and show the finished trials; give their records."""
         done = results(trials)
         if self._files is not None:
             self._files.update(
                 done,
                 winning=partial(may_win, self._prepared, done),
-                continued=lambda: may_go_on(self._prepared, done, running(trials)),
+                continued=lambda: may_go_on(self._prepared, done, running_specs(trials)),
             )
         if self._tracking is not None:
             for result in done:
@@ -458,26 +496,29 @@ class Search:
         return done
 
     def _seconds_to_go(self, done: Sequence[TrialResult]) -> float | None:
-        """Predict what the rest of the study takes; None before a point has ended here."""
+        """Predict the wall seconds until the study's end; None before a point has ended here."""
         pace = self._point_ends.pace(points_of(done), self._prepared.elapsed())
         if pace is None:
             return None
-        return study_seconds_to_go(self._prepared, self._wall, done, pace, self._has_ended)
+        return study_seconds_to_go(self._prepared, self._wall, done, pace, self._search_has_ended)
 
-    def _end(self, done: Sequence[TrialResult]) -> SearchEnd | None:
-        """Give what ends the search; None while it goes on."""
+    def _search_end(self, done: Sequence[TrialResult]) -> SearchEnd | None:
+        """Say what ends the search: spent means, or an answer that is good enough.
+
+        None while it goes on.
+        """
         spent = limit_reached(self._prepared, self._wall, self._stops, done)
         if spent is not None or not has_goal(self._prepared):
             return spent
         first = first_trials(searched(done))
         # A look at the same trials again would say the same.
-        if len(first) <= self._looked:
+        if len(first) <= self._trials_looked_at:
             return None
-        self._looked = len(first)
+        self._trials_looked_at = len(first)
         return early_end(self._prepared, first)
 
 
-def _ended(runner: Runner) -> Paused[Finished]:
-    """Wait for a trial, after a pause in which a loop of the user's may train it."""
+def _wait_for_trial(runner: Runner) -> Paused[Finished]:
+    """Pause, so that a loop of the user's may train a trial, then wait until one has ended."""
     yield
     return runner.wait()

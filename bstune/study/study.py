@@ -1,4 +1,4 @@
-"""``bstune.Study``: typed options and a recipe, which the command line and Python build alike, and which run.
+"""``bstune.Study``: typed options and a recipe, which the command line and Python build alike.
 
 >>> study = bstune.Study(module=LitModel, data=MyDataModule(), target=..., ...)  # doctest: +SKIP
 >>> study.run().best.batch_size  # doctest: +SKIP
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Study:
-    """A search of batch size and learning rate: :meth:`run` trains its trials, or a loop of yours does.
+    """A search of batch size and learning rate; :meth:`run` or your own loop trains its trials.
 
     What an argument leaves at None is as ``conf/`` has it. The same arguments continue the study;
     other settings than those it began with are refused, and a change in the module's code is not
@@ -53,24 +53,26 @@ class Study:
     bstune.Study(...):`` (:mod:`bstune.study.own_loop`).
 
     Args:
-        module: a function of a trial (``trial.lr``, ``.batch_size``, ``.seed``, ``.total_steps`` and what
-            is ``tunable``) that returns a new LightningModule; or a class with an argument ``lr`` or ``learning_rate``,
-            and, if it likes, others of these names.
-        data: a LightningDataModule; DataLoaders ``(train, val)`` or ``(train, val, test)``, or a dict of these names;
-            or a function of a batch size that returns one of them. Trials train on batches of exactly B examples;
-            iterable data sets and several training loaders need such a function, whose batches are taken as they come.
+        module: a function of a trial (``trial.lr``, ``.batch_size``, ``.seed``, ``.total_steps``
+            and what is ``tunable``) that returns a new LightningModule; or a class with an argument
+            ``lr`` or ``learning_rate``, and, if it likes, others of these names.
+        data: a LightningDataModule; DataLoaders ``(train, val)`` or ``(train, val, test)``, or a
+            dict of these names; or a function of a batch size that returns one of them. Trials
+            train on batches of exactly B examples; iterable data sets and several training loaders
+            need such a function, whose batches are taken as they come.
         target: the validation metric to reach, such as ``Target("val_loss", 0.1, mode="min")`` or
-            ``"val_loss<=0.1"``; a metric alone, such as ``"val_loss"``, or None, is to become what the
-            reference comes to.
-        batch_sizes: the smallest and the largest one to search; None: from 1/16 of the reference's on.
+            ``"val_loss<=0.1"``; a metric alone, such as ``"val_loss"``, or None, is to become what
+            the reference comes to.
+        batch_sizes: the smallest and the largest one to search; None: from 1/16 of the reference's
+            on.
         reference: a batch size and a learning rate that go together: where the search begins; None:
             the batch size of the data and the rate that the module's class has as a default.
         budget: after which a trial gives up; None: the Trainer's own length, or two minutes of the
             whole study. What is taken for granted is printed, a line each.
         trainer: further arguments of the Lightning Trainer; ``max_epochs`` and ``max_steps`` in
             place of ``budget``.
-        tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``, ``high``, ``log``,
-            ``integer`` and ``complement`` (1 - value is searched).
+        tunable: further hyper-parameters to search, by name: ``(low, high)``, or a dict of ``low``,
+            ``high``, ``log``, ``integer`` and ``complement`` (1 - value is searched).
         name: of the study: one of the same name is continued; None: the module's class.
         objective: ``time``, ``steps``, ``both`` or ``curve``; or ``loss``, the best metric within a
             budget, such as ``options=["budget.seconds=300"]``, without a target's value.
@@ -85,9 +87,11 @@ class Study:
         storage: URL of Optuna's storage.
         survey: whether to measure first what the hardware allows.
         mlflow: whether to log to MLflow.
-        override_lr: whether to set a trial's learning rate in the optimizers that the module has built, in place of
-            the rates that stand in its ``configure_optimizers``, all groups and schedules in proportion.
-        options: further ones, as on the command line: ``["search.replicates=1", "scaling=linear"]``.
+        override_lr: whether to set a trial's learning rate in the optimizers that the module has
+            built, in place of the rates that stand in its ``configure_optimizers``, all groups and
+            schedules in proportion.
+        options: further ones, as on the command line: ``["search.replicates=1",
+            "scaling=linear"]``.
 
     Raises:
         ConfigError: for an argument that cannot be used.
@@ -95,9 +99,9 @@ class Study:
 
     options: StudyOptions
     recipe: Recipe | None
-    # Of the command line, which compose it again; None: none do.
+    # The command line that composed it; None for a study of Python objects.
     arguments: tuple[str, ...] | None
-    # What was taken for granted, a line each.
+    # Values that were taken from the project because no argument gave them, a line each.
     assumptions: tuple[str, ...] = ()
 
     def __init__(
@@ -170,11 +174,14 @@ class Study:
             self.options, recipe = compose_objects(completed.given, options, chosen)
             self.recipe = recipe
             if recipe is not None:
-                self.options = _for_processes(self.options, recipe, chosen)
+                self.options = _fitted_to_pickling(self.options, recipe, chosen)
 
     @classmethod
-    def of(cls, composed: Composed, arguments: Sequence[str] | None) -> "Study":
-        """Make the study that a command line composed."""
+    def from_composed(cls, composed: Composed, arguments: Sequence[str] | None) -> "Study":
+        """Make the study of options and a recipe that a command line has composed.
+
+        ``arguments``: of that command line; None where it cannot compose them again.
+        """
         study = cls.__new__(cls)
         study.options = composed.options
         study.recipe = composed.recipe
@@ -183,20 +190,23 @@ class Study:
 
     @classmethod
     def join(cls, name: str, storage: str, arguments: Sequence[str], console: Console) -> int:
-        """Run trials of a study that another process owns, until none is left; return how many.
+        """Run trials of a study that another process owns, until none is left to run.
 
         Args:
             name: of the study.
-            storage: its URL.
-            arguments: in which this machine differs from the study's own.
+            storage: URL of the storage that has the study.
+            arguments: options of this machine, in place of the study's own.
             console: to print to.
+
+        Returns:
+            How many trials ran here.
         """
 
         def say(line: str) -> None:
             print_line(console, line)
 
         stored = find_study(name, storage)
-        own = cls.of(compose_joined(stored, arguments), arguments)
+        own = cls.from_composed(compose_joined(stored, arguments), arguments)
         quieten(training=own.recipe is not None)
         prepared = prepare(own.options, own.recipe, say)
         try:
@@ -210,20 +220,21 @@ class Study:
         Generators, torch's flags, the working directory, loggers, warnings, environment variables
         and the objects that were given are afterwards as they were.
 
-        The first steps, the survey's steps and the trials run in a process of their own: what ends
-        it, such as ``os._exit``, a crash, or a step that takes longer than
-        ``protocol.trial_seconds`` (300 s where none is set), is a UserCodeError here. With
-        ``workers=0``, and for what cannot be pickled, they run in this process. There a step that
-        takes too long is interrupted as by Ctrl-C; what stands in C code, or is called from
-        another than the main thread, goes on, and lines say what is waited for; ``os._exit`` ends
-        the process, with a line and status 1.
+        The first steps, the survey's steps and the trials run in a process of their own. Whatever
+        ends that process is a UserCodeError here: ``os._exit``, a crash, or a step that takes
+        longer than ``protocol.trial_seconds`` (300 s where none is set).
+
+        With ``workers=0``, and where module or data cannot be pickled, they run in this process.
+        There a step that takes too long is interrupted as by Ctrl-C. One that hangs in C code, or
+        that is not called from the main thread, cannot be interrupted: lines say what is waited
+        for. ``os._exit`` ends this process, with a line and status 1.
 
         Raises:
             BstuneError: of the classes for what a user can mend.
             Exception: what the user's own code raised before any trial, or in this process, with a
                 note.
         """
-        # 4 s, as above
+        # torch and lightning take 4 s to import.
         from bstune.study.result import Result
         from bstune.trial.processes.restored import restored
 
@@ -237,15 +248,15 @@ class Study:
                 "trial.batch_size and trial.lr ask for one trial, which has no study's result: "
                 "leave them out, or use the command line"
             )
-        return Result.of(findings, self.recipe)
+        return Result.from_findings(findings, self.recipe)
 
     def __iter__(self) -> "Iterator[LoopTrial]":
-        """Search, or go on with it, each trial trained in the body of a loop of yours.
+        """Search, or go on with it: the body of your loop trains each trial.
 
-        For a study without ``module`` and ``data``. The body trains ``trial.batch_size`` examples a
-        step at ``trial.lr``, reports its evaluations, and ends each trial by ``trial.finish()``. After
-        the last one the report is written; ``study.result`` has the results. A loop that is left
-        before, or ended by an error or Ctrl-C, goes on where it was by the same call.
+        This is for a study without ``module`` and ``data``. The body trains ``trial.batch_size``
+        examples a step at ``trial.lr``, reports its evaluations, and ends each trial by
+        ``trial.finish()``. After the last trial the report is written; ``study.result`` has the
+        results. After ``break``, an error or Ctrl-C the same call goes on where the loop was.
 
         Raises:
             ConfigError: where the study has a module to train, and for what a loop cannot have.
@@ -263,7 +274,11 @@ class Study:
 
     @property
     def result(self) -> "Result":
-        """What the study has come to so far, of its output folder; StudyError where it has not begun."""
+        """What the study has come to so far, read from its output folder.
+
+        Raises:
+            StudyError: where it has not begun.
+        """
         # pandas' and matplotlib's callers
         from bstune.study.result import load
 
@@ -276,9 +291,15 @@ class Study:
     def run_on(
         self, console: Console, elapsed: Callable[[], float] | None = None
     ) -> Findings | TrialResult:
-        """Run as the command does, printing to a console; one trial in place of a study gives its record.
+        """Run the study as the command line does.
 
-        ``elapsed`` says how many seconds ago the command began; None: now.
+        Args:
+            console: to print to.
+            elapsed: says how many seconds ago the command began; None: it begins now.
+
+        Returns:
+            The study's findings. Where ``trial.batch_size`` and ``trial.lr`` ask for one trial in
+            place of a study, that trial's record.
         """
         if self.recipe is None and isinstance(self.options, GivenOptions):
             raise ConfigError(
@@ -294,7 +315,7 @@ class Study:
 
 
 def _objective_among(options: Sequence[str]) -> str | None:
-    """Give what options, as on the command line, seek; None where they do not say."""
+    """Read the objective from options of the command line; None where they set none."""
     name = ARGUMENT_OPTIONS["objective"] + "="
     # Of an option that is given twice the last one counts, as on the command line.
     value: str | None = None
@@ -305,7 +326,10 @@ def _objective_among(options: Sequence[str]) -> str | None:
 
 
 def _refuse_survey(survey: bool | None, options: Sequence[str]) -> None:
-    """Refuse a survey of a loop of the user's, where one is asked for; by default it is left out."""
+    """Raise ConfigError where a survey is asked for, which a loop of the user's cannot have.
+
+    By default a study of such a loop leaves it out.
+    """
     asked = [str(option) for option in options if str(option).lower() == "hardware.enabled=true"]
     if survey:
         asked.append("survey=True")
@@ -314,24 +338,26 @@ def _refuse_survey(survey: bool | None, options: Sequence[str]) -> None:
 
 
 def _overrides_lr(options: Sequence[str]) -> bool:
-    """Say whether options, as on the command line, set the rate in the optimizer."""
+    """Whether options of the command line let bstune set the learning rate in the optimizer."""
     return f"{OVERRIDE_LR}=true" in [str(option).lower() for option in options]
 
 
 def compose_objects(
     given: "GivenObjects", arguments: Sequence[str], chosen: Mapping[str, Any]
 ) -> "tuple[StudyOptions, PythonRecipe | None]":
-    """Return the options and the recipe of Python objects.
+    """Make the options and the recipe of a study of Python objects.
+
+    The recipe is None where the study has no module, as a loop of the user's trains.
 
     Args:
         given: the objects.
         arguments: options as on the command line.
-        chosen: values by option, which come after them.
+        chosen: values by option, which override those of ``arguments``.
     """
-    # 4 s, as above
+    # torch and lightning take 4 s to import.
     from bstune.study.given import given_study
 
-    if isinstance(arguments, str) or not all(isinstance(one, str) for one in arguments):
+    if isinstance(arguments, str) or not all(isinstance(text, str) for text in arguments):
         raise ConfigError(
             f"options must be a list such as ['search.replicates=1'], but got {arguments!r}"
         )
@@ -339,15 +365,19 @@ def compose_objects(
     tuned = {"search.tune": list(workload["tunable"])}
     options = compose_given(workload, arguments, {**chosen, **tuned})
     if recipe is not None and options.trainer:
-        # The user's own stand over those of the options.
+        # Trainer arguments that are Python values override those of the options.
         recipe = recipe.with_trainer(instantiate(options.trainer, "trainer"))
     return options, recipe
 
 
-def _for_processes(
+def _fitted_to_pickling(
     options: StudyOptions, recipe: "PythonRecipe", chosen: Mapping[str, Any]
 ) -> StudyOptions:
-    """Let objects that cannot be sent to another process be trained in this one; refuse what was asked for else."""
+    """Fit the options to whether module and data can be pickled for another process.
+
+    Where they cannot, trials run in this process and the hardware is not surveyed. ConfigError
+    where the user asked for several devices, for workers or for a survey.
+    """
     if not options.search.workers and not options.hardware.enabled and options.devices == 1:
         return options
     try:
@@ -375,12 +405,15 @@ def _for_processes(
 
 @contextmanager
 def users_errors() -> Iterator[None]:
-    """Raise what the user's code raised, with a note, in place of the error that was made of it."""
+    """Let an error of the user's code leave the body as the user's code raised it.
+
+    bstune raises an error of its own about it. The text of that one becomes a note.
+    """
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as error:
-        # Lightning turns the one into the other, and ignores Ctrl-C from then on.
+        # Lightning turns a KeyboardInterrupt into SystemExit, and ignores Ctrl-C from then on.
         if isinstance(error.__context__, KeyboardInterrupt):
             if handler is not None and signal.getsignal(signal.SIGINT) != handler:
                 signal.signal(signal.SIGINT, handler)
@@ -397,6 +430,9 @@ def users_errors() -> Iterator[None]:
 
 
 def _is_users_error(error: BaseException) -> bool:
-    """Say whether the user's code raised an error; what ends a process is not raised again."""
+    """Whether an error was raised in the user's code.
+
+    SystemExit and KeyboardInterrupt do not count.
+    """
     is_error = isinstance(error, Exception) and not isinstance(error, BstuneError)
     return is_error and in_users_code(error)

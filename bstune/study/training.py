@@ -1,4 +1,4 @@
-"""What needs the data and the modules of a study, in one process: first steps, timed steps, trials, tests.
+"""All that needs a study's data and modules, in one process: first steps, timings, trials, tests.
 
 The command keeps none of them: it asks :class:`TrainingProcess`, which has loaded them in a process
 of its own. Whatever the user's code does there, ``sys.exit`` or a crash, ends that process and is
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from bstune.core.errors import BstuneError
 from bstune.core.records import TrialProtocol, TrialResult, TrialSpec
+from bstune.core.search_space import Space
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.system.console import quieten
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
     from bstune.hardware.memory import Ceiling
     from bstune.hardware.survey import HowTimed, TimedSteps
     from bstune.trial.checks.preflight import PreflightFindings
+    from bstune.trial.lightning.installed import LightningDataModule
     from bstune.trial.workload import LightningBackend
 
 Say = Callable[[str], None]
 End = Callable[[str], NoReturn]
-# In one process, as torch keeps some memory of each (tests/benchmarks/bench_flat_memory.py).
+# Compiled trials in one process, as torch keeps some memory of each
+# (tests/benchmarks/bench_flat_memory.py).
 COMPILED_TRIALS = 32
 
 
@@ -48,19 +51,19 @@ class Tried:
 
     Args:
         findings: what the first steps have shown: seconds, gradients' bytes, notes.
-        device: its name, as in records.
-        device_kind: what its seconds belong to.
+        device: the device's name, as in records.
+        device_kind: the kind of device that its seconds are of.
         description: where trials run, in words.
         versions: of the packages that results depend on.
-        frozen_settings: that must not change while the study goes on.
-        stops: whether a trial may be stopped early.
-        horizon: whether a trial's schedule ends with it.
+        frozen_settings: settings that must not change while the study goes on.
+        stops: whether a trial can be stopped early and continued.
+        horizon: whether a trial's schedule ends with the trial.
         validates_on_test: whether the target is measured on the published test set.
         evaluation_share: seconds of evaluation per second of training.
         train_examples: length of the training data; None where they have none.
         has_test: whether there is a test set.
         notes: further lines of the plan.
-        survey_key: of the workload's survey in the cache; None: none is made.
+        survey_key: key of the workload's survey in the cache; None: none is made.
         how_timed: how the survey times steps; None: none is made.
     """
 
@@ -83,7 +86,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class DeviceNames:
-    """How the device that trains is called, with the threads that torch has on it."""
+    """The names of the device that trains, which depend on torch's number of threads.
+
+    The fields are those of :class:`Tried`.
+    """
 
     device: str
     device_kind: str
@@ -92,11 +98,11 @@ class DeviceNames:
 
 
 class TrainingService:
-    """Answers what needs the data and the modules, in the process that it is made in.
+    """Does what needs the data and the modules, in the process in which it is made.
 
     Args:
         options: whose device and precision are resolved.
-        recipe: builds what is trained there.
+        recipe: builds the data and the modules.
         protocol: of all trials.
     """
 
@@ -109,7 +115,7 @@ class TrainingService:
 
     @property
     def backend(self) -> "LightningBackend":
-        """What trains trials; the data are loaded for it once."""
+        """The backend that trains trials. The data are loaded for it once."""
         if self._backend is None:
             # torch and lightning take seconds to import: the process that trains needs them.
             from bstune.trial.workload import LightningBackend, build_workload
@@ -133,56 +139,38 @@ class TrainingService:
         say: Say,
         end: End | None = None,
     ) -> Tried:
-        """Load the data and take a few steps; what cannot be tuned is refused.
+        """Load the data and take a few steps; refuse a workload that cannot be tuned.
 
         Args:
-            trial: the one to run instead of a study.
+            trial: the one to run instead of a study; None for a study.
             continues: whether the sampler stops and continues trials.
             surveyed: whether a survey follows.
-            say: takes lines.
+            say: takes lines of progress.
             end: ends this process where a step never ends; None: as the command does.
+
+        Returns:
+            What is known then.
         """
         seconds = self._options.protocol.trial_seconds
         with watching(say, seconds, end) as watched_say:
             return self._look(trial, continues, surveyed, watched_say)
 
     def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
+        """Do what :meth:`look` does, without a watch over steps that never end."""
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey import survey_key
-        from bstune.trial.checks.loaders import check_loaders
         from bstune.trial.checks.preflight import preflight
         from bstune.trial.checks.start import check_hooks
         from bstune.trial.checks.tunables import check_tunables
-        from bstune.trial.workload import (
-            LightningBackend,
-            build_workload,
-            check_largest,
-            load_data,
-            seeded,
-        )
+        from bstune.trial.workload import LightningBackend, build_workload
 
         options = self._options
         recipe = self._recipe
         protocol = self._protocol
         space = make_space(options)
-        say(f"reading the data of {options.workload.name}")
-        data = load_data(options, recipe)
-        with seeded(options.seed), waiting_for(f"the loaders of {type(data).__name__}"):
-            check_loaders(data, is_given=recipe.data_at is not None)
-            if trial is None:
-                check_largest(space.high, data)
-            else:
-                check_largest(trial.batch_size, data, "trial.batch_size")
+        data = self._load_checked_data(space, trial, say)
         workload = build_workload(options, recipe, data)
-        first = TrialSpec(
-            number=0,
-            trial_index=0,
-            batch_size=space.low,
-            lr=space.lr(space.low, 0.0),
-            delta=0.0,
-            seed=0,
-        )
-        module = workload.build_module(trial or first)
+        module = workload.build_module(trial or _smallest_trial(space))
         check_hooks(module, protocol.target.metric)
         backend = LightningBackend(options, recipe, workload, protocol)
         # The devices of a batch have processes of their own; the first steps are taken in this one.
@@ -217,6 +205,28 @@ class TrainingService:
             how_timed=how,
         )
 
+    def _load_checked_data(
+        self, space: Space, trial: TrialSpec | None, say: Say
+    ) -> "LightningDataModule":
+        """Load the data module, and refuse loaders and batch sizes that cannot be trained with.
+
+        ``trial``: the one to run instead of a study; None for a study.
+        """
+        # torch takes seconds to import: the process that trains needs it.
+        from bstune.trial.checks.loaders import check_loaders
+        from bstune.trial.workload import check_largest, load_data, seeded
+
+        options = self._options
+        say(f"reading the data of {options.workload.name}")
+        data = load_data(options, self._recipe)
+        with seeded(options.seed), waiting_for(f"the loaders of {type(data).__name__}"):
+            check_loaders(data, is_given=self._recipe.data_at is not None)
+            if trial is None:
+                check_largest(space.high, data)
+            else:
+                check_largest(trial.batch_size, data, "trial.batch_size")
+        return data
+
     def time_steps(
         self,
         how: "HowTimed",
@@ -226,7 +236,7 @@ class TrainingService:
         say: Say,
         end: End | None = None,
     ) -> "TimedSteps":
-        """Time steps up to the memory ceiling, within some seconds."""
+        """Time steps at batch sizes up to the memory ceiling, for about ``seconds`` in all."""
         # torch takes seconds to import: the process that trains needs it.
         from bstune.hardware.survey import time_workload
 
@@ -250,11 +260,11 @@ class TrainingService:
     def test(
         self, spec: TrialSpec, output: Output, *, say: Say, end: End | None = None
     ) -> Mapping[str, float]:
-        """Give a trial's metrics on the test set, from its checkpoint."""
+        """Test a trial's checkpoint on the test set, and give its metrics."""
         return self.backend.test(spec, output)
 
     def use_threads(self, count: int, *, say: Say, end: End | None = None) -> DeviceNames:
-        """Train with so many threads of torch from now on."""
+        """Train with ``count`` threads of torch from now on; give the device's names with these."""
         # The process that trains needs it alone: it takes seconds to import.
         import torch
 
@@ -269,8 +279,23 @@ class TrainingService:
         )
 
 
+def _smallest_trial(space: Space) -> TrialSpec:
+    """Make a trial at the smallest batch size, with the rate that the scaling rule gives."""
+    return TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=space.low,
+        lr=space.lr(space.low, 0.0),
+        delta=0.0,
+        seed=0,
+    )
+
+
 class Training(Protocol):
-    """Where a study trains: :class:`TrainingProcess` or :class:`TrainingHere`."""
+    """Where a study trains: :class:`TrainingProcess` or :class:`TrainingHere`.
+
+    The methods do what those of :class:`TrainingService` do, in its process.
+    """
 
     def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
         """Load the data and take a few steps."""
@@ -281,17 +306,17 @@ class Training(Protocol):
         """Time steps up to the memory ceiling."""
 
     def use_threads(self, count: int) -> DeviceNames:
-        """Train with so many threads of torch from now on."""
+        """Train with ``count`` threads of torch from now on; give the device's names with these."""
 
     def test(self, spec: TrialSpec, output: Output) -> Mapping[str, float]:
-        """Give a trial's metrics on the test set."""
+        """Test a trial's checkpoint on the test set, and give its metrics."""
 
     def close(self) -> None:
-        """End what was started for it."""
+        """End the process that was started, or give torch the threads that it had before."""
 
 
 class TrainingHere:
-    """Trains in the command's own process: for debuggers, and for what cannot be sent to another one."""
+    """Trains in the command's own process: for debuggers, and for what cannot be pickled."""
 
     def __init__(
         self, options: StudyOptions, recipe: Recipe, protocol: TrialProtocol, log: TrialsLog
@@ -320,7 +345,7 @@ class TrainingHere:
             return self.service.time_steps(how, ceiling, seconds, say=own)
 
     def use_threads(self, count: int) -> DeviceNames:
-        """Train with so many threads of torch until it is closed."""
+        """Train with ``count`` threads of torch until this is closed; give the device's names."""
         return self.service.use_threads(count, say=lambda line: None)
 
     def test(self, spec: TrialSpec, output: Output) -> Mapping[str, float]:
@@ -328,7 +353,7 @@ class TrainingHere:
         return self.service.backend.test(spec, output)
 
     def close(self) -> None:
-        """Give torch the threads that it had; nothing was started."""
+        """Give torch the number of threads that it had before."""
         # The process that trains needs it alone: it takes seconds to import.
         import torch
 
@@ -337,9 +362,9 @@ class TrainingHere:
 
 @contextmanager
 def _users_errors() -> Iterator[None]:
-    """Turn what the user's code raises into a UserCodeError that says where.
+    """Turn what the user's code raises in the body into a UserCodeError that says where.
 
-    What folder it leaves is come back to.
+    Afterwards the working directory is the one before, even if that code has changed it.
     """
     try:
         with chdir("."):
@@ -367,7 +392,7 @@ class TrainingProcess:
         self._log = log
         # The process that has loaded the data, while it trains nothing.
         self._kept: list[Process] = []
-        # Of torch, in each process; None: as many as the options or the machine say.
+        # Torch's threads in each process; None: as many as the options or the machine say.
         self.threads: int | None = None
 
     def look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
@@ -383,7 +408,7 @@ class TrainingProcess:
         return steps
 
     def use_threads(self, count: int) -> DeviceNames:
-        """Train with so many threads of torch from now on."""
+        """Train with ``count`` threads of torch from now on; give the device's names with these."""
         self.threads = count
         names: DeviceNames = self._call("use_threads", count, say=lambda line: None)
         return names
@@ -394,12 +419,12 @@ class TrainingProcess:
         return metrics
 
     def runner(self, count: int, threads: int | None = None, limit: int | None = None) -> Workers:
-        """Give what trains so many trials at a time.
+        """Start processes that train trials, one trial each at a time.
 
         Args:
-            count: of processes; one alone is the process that has loaded the data.
-            threads: of torch in each; None: as many as were chosen.
-            limit: of each one's CUDA memory, in bytes; None: all of it.
+            count: how many; a single one is the process that has loaded the data already.
+            threads: of torch in each; None: as many as :meth:`use_threads` chose.
+            limit: bytes of CUDA memory that each may use; None: all of it.
         """
         options = self._options
         # The process that has loaded the data trains the first trial, where trials run one by one.
@@ -424,13 +449,17 @@ class TrainingProcess:
         )
 
     def close(self) -> None:
-        """End the process that trains nothing now."""
+        """End the process that has loaded the data, unless it trains a trial now."""
         for process in self._kept:
             process.close()
             process.end()
         self._kept.clear()
 
     def _call(self, method: str, *arguments: object, say: Say) -> Any:
+        """Call a method of the :class:`TrainingService` in the process that has loaded the data.
+
+        Without such a process one is started. One in which the call fails is ended.
+        """
         self._kept[:] = [process for process in self._kept if process.is_alive()]
         if not self._kept:
             opened = partial(open_service, self._options, self._recipe, self.threads)
@@ -449,9 +478,9 @@ class TrainingProcess:
 def open_service(
     options: StudyOptions, recipe: Recipe, threads: int | None = None, limit: int | None = None
 ) -> TrainingService:
-    """Make what trains in this process, one of a study's.
+    """Make the :class:`TrainingService` of this process, which a study has started to train.
 
-    ``threads`` and ``limit`` as :meth:`TrainingProcess.runner` takes them.
+    ``threads`` and ``limit`` are as :meth:`TrainingProcess.runner` takes them.
     """
     # torch and lightning take seconds to import: the process that trains needs them.
     import torch
@@ -475,7 +504,7 @@ def open_service(
 
 
 class TriedBackend(TrialBackend):
-    """What the command knows of the trials that a :class:`Training` runs."""
+    """The command's backend of a study that trains: a :class:`Training` runs its trials."""
 
     def __init__(self, tried: Tried, training: Training) -> None:
         self.step_time = tried.findings.step_time
@@ -497,7 +526,7 @@ class TriedBackend(TrialBackend):
         self._training = training
 
     def rename(self, names: DeviceNames) -> None:
-        """Take the device's names over."""
+        """Replace the device's names."""
         self.device = names.device
         self.device_kind = names.device_kind
         self.description = names.description
@@ -506,7 +535,11 @@ class TriedBackend(TrialBackend):
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
-        """Train a trial in this process, if it is the one that trains."""
+        """Train a trial in this process.
+
+        Raises:
+            NotImplementedError: where trials are trained in other processes, by a runner.
+        """
         if not isinstance(self._training, TrainingHere):
             raise NotImplementedError("trials are run by the study's runner")
         return self._training.service.backend.run(spec, folder, resumed_from)
@@ -518,5 +551,5 @@ class TriedBackend(TrialBackend):
         return self._training.test(spec, folder)
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Say whether the stopped trial's state is there."""
+        """Whether the state of a stopped trial is there, from which it can go on."""
         return is_own(folder.state(number))

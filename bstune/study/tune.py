@@ -15,20 +15,19 @@ from bstune.system.terminal import filtered
 from bstune.trial.processes.restored import restored
 from bstune.trial.processes.workers import PICKLE_ERRORS
 
-# A goal that no metric meets.
+# A value that no metric meets.
 UNMET = -1e15
-# A survey trains nothing: its learning rates are this one's by the rule, divided by 1000.
+# A survey only times steps: any small learning rate will do as its reference.
 SMALL_LR = 1e-3
-
 
 Arguments = ParamSpec("Arguments")
 
 
-def _running(make_study: Callable[Arguments, Study]) -> Callable[Arguments, Result]:
-    """Return a function of the arguments that make a study, which runs it."""
+def _make_and_run(make_study: Callable[Arguments, Study]) -> Callable[Arguments, Result]:
+    """Make the function that takes the arguments of ``make_study`` and runs the study it makes."""
 
     def tune(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        """Search the batch size and learning rate of a Lightning module, and give the :class:`Result`.
+        """Search batch size and learning rate of a Lightning module; give the :class:`Result`.
 
         It is ``bstune.Study(...).run()``: the arguments and what is raised are those of
         :class:`bstune.Study` and its ``run``. The same call continues the study.
@@ -40,7 +39,7 @@ def _running(make_study: Callable[Arguments, Study]) -> Callable[Arguments, Resu
     return tune
 
 
-tune = _running(Study)
+tune = _make_and_run(Study)
 
 
 def survey(
@@ -51,7 +50,7 @@ def survey(
     batch_sizes: tuple[int, int] | None = None,
     trainer: Mapping[str, Any] | None = None,
 ) -> Survey:
-    """Measure what this machine allows for a workload: which batch sizes fit, seconds of a step, the roofline.
+    """Measure what this machine allows for a workload: batch sizes that fit, seconds, roofline.
 
     Nothing is written but its cache. The workload is one that a config names,
     ``survey("workload=digits")``, or a module and data:
@@ -102,12 +101,12 @@ def survey(
         module=module,
         data=data,
         trainer=trainer,
-        # No rate is compared with another one.
+        # The module need not take a rate, as a survey compares none.
         overrides_lr=True,
     )
     with restored(), filtered():
         options, recipe = compose_objects(given, arguments, {})
-        assert recipe is not None  # noqa: S101 (of a module)
+        assert recipe is not None  # noqa: S101 (a module is given)
         try:
             _ = recipe.pickled
         except PICKLE_ERRORS as error:

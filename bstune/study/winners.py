@@ -1,4 +1,4 @@
-"""What becomes of a study's winners at its end: they are tested, marked, their checkpoints looked for."""
+"""What becomes of a study's winners at its end: tests, marks, and a look for checkpoints."""
 
 from collections.abc import Mapping
 from contextlib import chdir
@@ -18,10 +18,10 @@ from bstune.system.files import is_own
 def metrics_of_winners(
     prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner], missing: list[str]
 ) -> dict[WinnerName, dict[str, float | None]]:
-    """Give the winners' metrics on the test set.
+    """Test the winners' checkpoints on the test set; give their metrics by winner.
 
-    Each trial is tested once, however often the study goes on. Where the user's code fails there,
-    ``missing`` gets a line that says so.
+    Each trial is tested once, however often the study goes on. A winner without metrics has no
+    entry. Where the user's code fails, ``missing`` gets a line that says so.
     """
     tests: dict[str, dict[str, float]] = dict(study.user_attrs.get(TESTS, {}))
     winners = [winner.trial for winner in best.values()]
@@ -45,9 +45,9 @@ def metrics_of_winners(
 
 
 def mark_winners(study: optuna.Study, best: Mapping[Merit, Winner]) -> None:
-    """Store the winners where Optuna's dashboard shows them.
+    """Store the winners as an attribute of the study, where Optuna's dashboard shows them.
 
-    That is with the study, as no trial that has ended is changed.
+    A trial that has ended cannot be changed any more.
     """
     shown = dict[str, dict[str, int | float]]()
     for criterion in WINNERS.values():

@@ -10,7 +10,7 @@ A run may have ``horizon``, the steps after which its schedule ended, and has th
 its end. In a table all runs have one or none has: with them it is replayed as a workload whose
 schedule ends with the trial.
 
-``bstune record FILE ...`` writes a table; see :mod:`bstune.study.record`.
+``bstune record FILE ...`` writes a table; see :mod:`bstune.study.verbs.record`.
 """
 
 import hashlib

@@ -52,16 +52,16 @@ from bstune.study.planning.baseline import baseline_result, baseline_runs, gain_
 from bstune.study.planning.replicates import (
     Winner,
     confirmed_points,
-    kept_instead,
     left_out,
+    stand_in_for,
     winners,
 )
 from bstune.study.prepare import PreparedStudy
 from bstune.system.failures import optional
 
-# Batch sizes at which the fitted curve is sent to MLflow.
+# Steps of the ladder of batch sizes on which the curve is reported.
 CURVE_LADDER = 48
-# Of the posterior at each easier target.
+# Draws of the posterior at each easier target.
 TARGET_PARTICLES = 400
 
 
@@ -71,9 +71,13 @@ def analyse(
     posterior: Posterior,
     missing: list[str],
 ) -> Analysis:
-    """Tell what trials and their posterior say.
+    """Analyse the trials of a study with a target: critical batch size, winners, curve, gain.
 
-    ``missing`` gets a line for each part that fails.
+    Args:
+        prepared: the study.
+        done: its trials.
+        posterior: of these trials.
+        missing: gets a line for each part that fails.
     """
     space = prepared.space
     budget = prepared.budget
@@ -90,7 +94,7 @@ def analyse(
     )
     plans = _plan(prepared, posterior, critical, missing)
     law = law_of(prepared, done)
-    again = confirmed_points(done, budget.replicates)
+    points_with_fresh_seeds = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
     baseline_run: TrialResult | None = None
     if runs is not None:
@@ -117,7 +121,7 @@ def analyse(
         so_far=best_so_far(done, target, baseline_run, posterior),
         gain=gain_of(runs, winner, use, scatter.scatter),
         as_good=good,
-        timing=timing_of(prepared, law, winner, again),
+        timing=timing_of(prepared, law, winner, points_with_fresh_seeds),
         not_run_again=ranked.not_run_again,
         scale_out=plans,
     )
@@ -125,16 +129,20 @@ def analyse(
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The winners by each merit, and what may be better than the one to use."""
+    """The winners by each merit, and a point without fresh seeds that may be better."""
 
     best: dict[Merit, Winner]
     not_run_again: NotRunAgain | None
+    """None where no such point is predicted to be better than the winner to use."""
 
 
 def _rank(
     prepared: PreparedStudy, done: Sequence[TrialResult], posterior: Posterior, use: Merit
 ) -> _Ranked:
-    """Rank the points by what fresh seeds are predicted to take; ``use``: the sought merit."""
+    """Rank the points by what they took, or are predicted to take, on fresh seeds.
+
+    ``use``: the merit of the winner to use.
+    """
     objective = prepared.budget.objective
     replicates = prepared.budget.replicates
     max_candidates = prepared.budget.candidates
@@ -144,23 +152,26 @@ def _rank(
     passed_over: Winner | None = None
     for merit, first in winners(done, predicted, objective, replicates, max_candidates).items():
         winner = first
-        kept = kept_instead(first, done, predicted, merit, objective, replicates)
-        if kept is not None:
-            winner = kept.winner
+        stand_in = stand_in_for(first, done, predicted, merit, objective, replicates)
+        if stand_in is not None:
+            winner = stand_in.winner
             if merit == use:
-                passed_over = kept.passed_over
+                passed_over = stand_in.passed_over
         # Where schedules end with the trial, a further seed needs a horizon, and may miss.
         number = winner.trial.number
         winner = replace(winner, predicted_horizon=horizons.get(number))
         if number in horizons:
             winner = replace(winner, reaching=reaching_of(posterior, winner))
         best[merit] = winner
-    left = left_out(done, predicted, objective, replicates, max_candidates)
-    return _Ranked(best, _not_run_again(left, passed_over, max_candidates))
+    beyond_limit = left_out(done, predicted, objective, replicates, max_candidates)
+    return _Ranked(best, point_not_run_again(beyond_limit, passed_over, max_candidates))
 
 
 def reaching_of(posterior: Posterior, winner: Winner) -> Reaching | None:
-    """Tell how likely further seeds reach the target where the schedule ends with the trial."""
+    """Tell how likely further seeds reach the target, at the winner's horizon and at the longest.
+
+    It is None where schedules do not end with the trial.
+    """
     horizon = winner.advised_horizon
     if horizon is None:
         return None
@@ -182,14 +193,14 @@ def curve_of(
     tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
     law: StepTimeLaw | None = None,
 ) -> Curve:
-    """S*(B), tau(B) and the best learning rate with its interval, on the curve's batch sizes.
+    """S*(B), tau(B) and the best learning rate with its interval, at the batch sizes of a band.
 
     Args:
         posterior: of all trials.
         band: S*(B) with its interval, on a ladder of batch sizes.
-        tau: in seconds, which the posterior's is not where the objective is steps: there it counts
-            examples. None: not timed.
-        law: tau(B) with its error, where that is known.
+        tau: gives the seconds of a step; None: not timed. (The posterior's own tau counts examples
+            where the objective is steps.)
+        law: tau(B) with its error; None where that is not known.
     """
     lr_low, lr, lr_high = best_learning_rates(posterior, band.batch_size, INTERVAL)
     seconds_per_step = None
@@ -214,7 +225,11 @@ def curve_of(
 def merit_draws(
     posterior: Posterior, curve: Curve, merit: Merit, law: StepTimeLaw | None
 ) -> NDArray[np.float64]:
-    """Draw the log of steps or seconds at each batch size of a curve: (draws, batch sizes)."""
+    """Draw the log of the steps, or seconds, to the target at each batch size of a curve.
+
+    Steps are drawn from the posterior, and the error of tau(B) from ``law``, if that is given. The
+    shape is (draws, batch sizes).
+    """
     sizes = np.array(curve.batch_size)
     drawn = frontier(posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
@@ -233,10 +248,10 @@ def _plan(
     critical: CriticalBatchSize | None,
     missing: list[str],
 ) -> DevicePlans:
-    """Give the plan for several devices.
+    """Plan for several devices; the plan is empty where there is none.
 
-    There is none where an end of the critical batch size's interval is open: the curve does not
-    allow it.
+    There is none where an end of the critical batch size's interval is open: the curve is not known
+    well enough. ``missing`` gets a line where the plan was asked for, or fails.
     """
     # It starts from the seconds of one device.
     if critical is None or prepared.options.devices > 1:
@@ -255,34 +270,36 @@ def _plan(
 
 
 def _fit(done: Sequence[TrialResult]) -> CurveFit | str:
-    """Give the fit to the frontier's points, or why there is none."""
+    """Fit a curve to the frontier's points; a text says why there is none."""
     try:
         return fit_curve(frontier_points(done))
     except CurveError as error:
         return str(error)
 
 
-def _not_run_again(
-    left: Winner | None, passed_over: Winner | None, max_candidates: int
+def point_not_run_again(
+    beyond_limit: Winner | None, passed_over: Winner | None, max_candidates: int
 ) -> NotRunAgain | None:
-    """Give the point, predicted to be better than the winner, that got no fresh seeds.
+    """Describe the point that is predicted to be better than the winner and got no fresh seeds.
+
+    It is None where there is no such point.
 
     Args:
-        left: which ``search.candidates`` kept from them.
-        passed_over: for which there was no time.
+        beyond_limit: the point that got none because of ``search.candidates``, if any.
+        passed_over: the point that got none for lack of time, if any. It is named first.
         max_candidates: ``search.candidates``.
     """
     if passed_over is not None:
         trial = passed_over.trial
         return NotRunAgain(batch_size=trial.batch_size, lr=trial.lr, candidates=None)
-    if left is not None:
-        trial = left.trial
+    if beyond_limit is not None:
+        trial = beyond_limit.trial
         return NotRunAgain(batch_size=trial.batch_size, lr=trial.lr, candidates=max_candidates)
     return None
 
 
 def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
-    """Give S*(B) where the study looked: between the batch sizes that reached the target."""
+    """Give S*(B) with its interval, even in log B between the sizes that reached the target."""
     ratio = critical.largest / critical.smallest
     # Near small batch sizes several of them round to the same one.
     ladder = set[int]()

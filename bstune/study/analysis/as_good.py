@@ -22,16 +22,17 @@ def sizes_as_good(
     winner: TrialResult,
     merit: Merit,
 ) -> AsGood:
-    """Give the batch sizes around the best that may take at most a tenth more.
+    """Find the range of batch sizes around the best that may take at most a tenth more than it.
 
-    They are those of one range of the curve's ladder, so that all between its ends are as good;
-    the winner, which fresh seeds have chosen, is always one of them.
+    A batch size may if the chance of that is at least ``AS_GOOD_CHANCE``. The range is one run of
+    the ladder, so that all between its ends are as good. The winner, which fresh seeds have chosen,
+    is always in it.
 
     Args:
         batch_sizes: the curve's ladder, rising.
         rates: the best learning rate at each of them.
-        log_merits: draws of the log of what each takes, seconds or steps, at that rate: shape
-            (draws, batch sizes). What the trials and the timings leave open is in them.
+        log_merits: draws of the log of the seconds or steps that each takes at that rate, of shape
+            (draws, batch sizes). They vary by what the trials and the timings leave open.
         winner: the trial to use.
         merit: whether seconds or steps count.
     """

@@ -46,10 +46,14 @@ from bstune.study.prepare import PreparedStudy
 
 
 def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> AtBudget | None:
-    """Tell what the trials say of the objective loss; None before one ran to its budget's end."""
+    """Analyse the trials of a study for the objective loss.
+
+    It is None before one ran to its budget's end.
+    """
     shares: Sequence[float] = BUDGET_SHARES
     if prepared.backend.horizon:
-        # What a schedule that ends with its trial has on the way is none of a shorter budget's.
+        # A schedule that ends with its trial would have ended earlier under a shorter budget: what
+        # such a trial has on the way tells nothing of that.
         shares = (1.0,)
     posteriors = budget_posteriors(prepared, done, REPORT_PARTICLES, shares)
     findings = findings_of(posteriors)
@@ -58,12 +62,12 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     by_number = {trial.number: trial for trial in done}
     ranked = [by_number[entry.number] for entry in findings.ranked]
     best = known_best(done, ranked, prepared.budget.replicates)
-    winner = _point(prepared, done, best, findings.ranked, fresh_runs_of(done, best.number))
+    winner = _point(prepared, best, findings.ranked, fresh_runs_of(done, best.number))
     # A baseline that was stopped on the way has no metric at the budget's end.
     runs = baseline_runs(done, prepared.baseline)
     baseline: PointAtBudget | None = None
     if runs is not None and is_full(runs.first, prepared.last_step):
-        baseline = _point(prepared, done, runs.first, findings.ranked, runs.again)
+        baseline = _point(prepared, runs.first, findings.ranked, runs.again)
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
@@ -98,7 +102,10 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
 
 
 def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
-    """Give the seconds of a step by which a budget of seconds is counted; else none."""
+    """Give the seconds of a step that turn a budget of seconds into steps.
+
+    It is empty for another budget.
+    """
     if prepared.options.budget.seconds is None:
         return ()
     # Those that the study itself counted by, where it has run.
@@ -108,12 +115,18 @@ def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
 
 def _point(
     prepared: PreparedStudy,
-    done: Sequence[TrialResult],
     trial: TrialResult,
     ranked: Sequence[RankedTrial],
     again: Sequence[TrialResult],
 ) -> PointAtBudget:
-    """Give a point with what its trial and its runs on fresh seeds came to."""
+    """Describe a point for the result: what its trial and its runs on fresh seeds came to.
+
+    Args:
+        prepared: the study.
+        trial: of the point.
+        ranked: the points with what is predicted of a fresh seed of each.
+        again: the point's runs on fresh seeds.
+    """
     mode = prepared.protocol.target.mode
     # The ranking has a point once, by whichever of its runs.
     numbers = {run.number for run in (trial, *again)}
@@ -140,7 +153,10 @@ def _point(
 
 
 def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues | None:
-    """Give what runs on fresh seeds came to; None where none ran to its budget's end."""
+    """Give what runs on fresh seeds came to, with mean and interval.
+
+    It is None where none ran to its budget's end.
+    """
     mode = prepared.protocol.target.mode
     # Those that diverged, or ended before, are counted and have no metric to compare.
     full = [run for run in runs if is_full(run, prepared.last_step)]
@@ -165,9 +181,10 @@ def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues 
 
 
 def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
-    """Give a mean and half of its interval, 0 of one value.
+    """Give the mean of n values, and half the width of its interval.
 
-    It is t s/sqrt(n), with Student's t at n - 1 degrees of freedom.
+    The half is t s/sqrt(n), with s their standard deviation and t Student's quantile at n - 1
+    degrees of freedom. For one value it is 0.
     """
     # One value tells no scatter.
     count = len(values)
@@ -186,7 +203,19 @@ def _gain(
     baseline: PointAtBudget,
     posterior: BudgetPosterior,
 ) -> GainAtBudget:
-    """Give by how much the winner is better, on common seeds where there are some."""
+    """Tell by how much the winner's metric is better than the baseline's at the budget's end.
+
+    They are compared on their common fresh seeds; without any, by the values expected of them.
+
+    Args:
+        prepared: the study.
+        done: its trials.
+        best: the winner's own trial.
+        runs: the baseline's.
+        winner: what its point came to.
+        baseline: what its point came to.
+        posterior: at the whole budget.
+    """
     mode = prepared.protocol.target.mode
     worse = prepared.protocol.target.sign
     last_step = prepared.last_step
@@ -236,7 +265,7 @@ def _gain(
 def _curves(
     prepared: PreparedStudy, runs: Sequence[TrialResult], posterior: BudgetPosterior
 ) -> list[RunningBest]:
-    """Give the running bests of trials on the posterior's own scale."""
+    """Give the best value so far over the steps of each trial, on the posterior's scale."""
     curves = list[RunningBest]()
     for run in runs:
         last_step = prepared.last_step(run.batch_size)
@@ -247,9 +276,9 @@ def _curves(
 
 
 def _as_good(findings: BudgetFindings, winner: TrialResult) -> AsGoodAtBudget:
-    """Give the batch sizes that are not shown to be worse.
+    """Give the range of batch sizes that are not shown to be worse than the best.
 
-    The winner, which fresh seeds have chosen, is one of them.
+    The winner, which fresh seeds have chosen, is always in it.
     """
     sizes = findings.as_good
     of_winner = (winner.batch_size, winner.lr)
@@ -272,6 +301,7 @@ def _rate_at(curve: Sequence[MetricAtSize], batch_size: int) -> float:
 
 
 def _size(point: MetricAtSize) -> SizeAtBudget:
+    """Give a point of the curve of the metric over batch size as the result has it."""
     return SizeAtBudget(
         batch_size=point.batch_size,
         value=point.metric,
@@ -282,12 +312,14 @@ def _size(point: MetricAtSize) -> SizeAtBudget:
 
 
 def _same(nothing: NoDifference | None) -> SameAtBudget | None:
+    """Give the finding that no batch size differs as the result has it; None where one does."""
     if nothing is None:
         return None
     return SameAtBudget(value=nothing.metric, differs_at=nothing.differs_at)
 
 
 def _growth(growth: SizeGrowth) -> SizeGrowthOverBudget:
+    """Give how the best batch size grows with the budget as the result has it."""
     sizes = list[BestSizeAtShare]()
     for best in growth.best_sizes:
         sizes.append(

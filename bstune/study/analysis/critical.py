@@ -15,7 +15,7 @@ their own in ``over_target``; ``over_target_growth`` says how it rises as the ta
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,20 +42,20 @@ from bstune.system.console import format_count, plural
 INTERVAL = (0.05, 0.95)
 # With the median between.
 QUANTILES = (INTERVAL[0], 0.5, INTERVAL[1])
-# Times the largest batch size that reached the target, and of the smallest: as far as the curve is
-# claimed.
+# The curve is claimed up to so many times the largest batch size that reached the target, and down
+# to the smallest one over it.
 ROOM = 2.0
 # Least Bayes factor against what lies beyond an end of the interval; the prior's own end has 1.
 END_ODDS = 2.0
 CRITICAL_PRIOR_DRAWS = 2000
-# Of a small-batch term: least Bayes factor, and least posterior probability, to report it.
+# Least Bayes factor, and least posterior probability, of a small-batch term that is reported.
 TERM_ODDS = 10.0
 TERM_SHARE = 0.9
 # A share of draws is known to about this: it keeps odds of none of them finite.
 DRAW_ACCURACY = 1e-3
 # Upper end of the interval over its lower one: a wider interval asks for further trials.
 WIDE_CRITICAL_RATIO = 3.0
-# As many of them.
+# How many further trials are named.
 NEXT_TRIALS = 3
 # Easier targets, as multiples of the target's distance from the ideal value.
 EASIER_TIMES = tuple(1.06**k for k in range(1, 21))
@@ -64,11 +64,13 @@ MAX_EASIER = 5
 # Where schedules end with the trial: largest over smallest batch size that reached the target, at
 # least.
 HORIZON_SPAN = 10.0
-# Of the posterior, that a small-batch term has and has not, where the trials do not tell.
+# Where at least this share of the posterior has a small-batch term, and at least this share has
+# none, the trials do not tell whether there is one.
 UNTOLD_SHARE = 0.1
 # The ratio of B_crit without that term to B_crit with it, from which on that matters.
 UNTOLD_FACTOR = 1.5
-# Standard deviations of the scatter from seed to seed, of two batch sizes.
+# Two batch sizes contradict each other beyond so many standard deviations of the scatter from seed
+# to seed.
 CONTRADICTION = 2.0
 # Targets with B_crit and both ends of its interval, for the exponent of its growth.
 MIN_GROWTH = 3
@@ -76,82 +78,63 @@ MIN_GROWTH = 3
 MIN_PASSED = 8
 # The largest of their batch sizes over the smallest.
 MIN_PASSED_SPAN = 8.0
-# Last miss over first hit of a closely evaluated trial, at least.
+# In a closely evaluated trial the step of the last miss is at least this share of that of the first
+# hit.
 FINE = 0.7
 # The share of trials that may be evaluated less closely.
 MAX_COARSE = 0.2
 
 
+@dataclass(frozen=True)
+class _ClaimedInterval:
+    """B_crit with its interval, as far as they are claimed; a value is None where it is not."""
+
+    b_crit: float | None
+    low: float | None
+    high: float | None
+    is_wide: bool
+    """Whether further trials would narrow the interval."""
+    note: str | None
+    """Why an end is open that no trial of this search would show, or B_crit is undetermined."""
+
+
 def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBatchSize | None:
     """Estimate the critical batch size from all trials; None where none reached the target.
 
-    ``in_seconds``: whether the next trials' cost is known in seconds.
+    ``in_seconds``: whether the next trials that it names have their cost in seconds.
     """
     reached = _reached_sizes(posterior)
     if not reached:
         return None
     smallest = min(reached)
     largest = max(reached)
-
-    def claimed(value: float) -> float | None:
-        # One batch size alone says nothing of the others.
-        if smallest < largest and smallest / ROOM <= value <= largest * ROOM:
-            return value
-        return None
-
-    prior = posterior.prior
-    low, middle, high = b_crit_quantiles(posterior, QUANTILES).tolist()
-    is_low_set, is_high_set = _set_by_trials(prior, low, middle, high)
-    # Of an end beyond what is claimed it is claimed that it lies beyond.
-    claimed_low: float | None = None
-    if is_low_set:
-        claimed_low = claimed(min(low, largest * ROOM))
-    claimed_high: float | None = None
-    if is_high_set:
-        claimed_high = claimed(max(high, smallest / ROOM))
-    ends_open = (claimed_low is None) + (claimed_high is None)
-    # Of an interval without an end the prior chooses the middle.
-    b_crit: float | None = None
-    if ends_open < 2:
-        b_crit = claimed(middle)
-    below, above = _ends_beyond_search(prior, low, high, smallest, largest)
-    is_wide = ends_open > below + above
-    if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
-        is_wide = True
-    note = _beyond_search(below > 0, above > 0)
-    reason = _undetermined(posterior)
-    if reason is not None:
-        b_crit = None
-        claimed_low = None
-        claimed_high = None
-        is_wide = True
-        note = reason
+    interval = _claimed_interval(posterior, smallest, largest)
     term = _b_opt(posterior, smallest)
     s_min, e_min = _least_steps_and_examples(posterior, has_term=term is not None)
     b_opt_low: float | None = None
     b_opt: float | None = None
     b_opt_high: float | None = None
     if term is not None:
-        b_opt_low, b_opt, b_opt_high = (claimed(size) for size in term)
+        b_opt_low, b_opt, b_opt_high = (_claimed(size, smallest, largest) for size in term)
     perfect_scaling_below: float | None = None
     maximal_data_parallelism_above: float | None = None
-    if b_crit is not None:
-        # The regimes are the posterior's, whether or not B_opt itself is claimed.
+    if interval.b_crit is not None:
+        # The regimes take the posterior's B_opt, even where that itself is not claimed.
         small_batch = 0.0 if term is None else term[1]
-        perfect_scaling_below = batch_at(b_crit, small_batch, 1.0 / SLOPE_RATIO)
-        maximal_data_parallelism_above = batch_at(b_crit, small_batch, SLOPE_RATIO)
+        perfect_scaling_below = batch_at(interval.b_crit, small_batch, 1.0 / SLOPE_RATIO)
+        maximal_data_parallelism_above = batch_at(interval.b_crit, small_batch, SLOPE_RATIO)
     next_trials: tuple[NextTrial, ...] = ()
-    if is_wide:
+    if interval.is_wide:
         next_trials = _next_trials(posterior, in_seconds)
     return CriticalBatchSize(
-        value=b_crit,
-        low=claimed_low,
-        high=claimed_high,
+        value=interval.b_crit,
+        low=interval.low,
+        high=interval.high,
         level=INTERVAL_LEVEL,
         # Fewer steps than at the largest batch size, and fewer examples than at the smallest, are
         # known only with the end of the interval there.
-        s_min=None if claimed_high is None else s_min,
-        e_min=None if claimed_low is None else e_min,
+        s_min=None if interval.high is None else s_min,
+        e_min=None if interval.low is None else e_min,
         b_opt=b_opt,
         b_opt_low=b_opt_low,
         b_opt_high=b_opt_high,
@@ -160,12 +143,59 @@ def critical_batch(posterior: Posterior, in_seconds: bool = True) -> CriticalBat
         smallest=smallest,
         largest=largest,
         next_trials=next_trials,
-        note=note,
+        note=interval.note,
+    )
+
+
+def _claimed(size: float, smallest: int, largest: int) -> float | None:
+    """Keep a batch size that lies where the curve is claimed; None for another one.
+
+    ``smallest`` and ``largest`` are the batch sizes that reached the target.
+    """
+    # One batch size alone says nothing of the others.
+    if smallest < largest and smallest / ROOM <= size <= largest * ROOM:
+        return size
+    return None
+
+
+def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _ClaimedInterval:
+    """Estimate B_crit with its interval, as far as the trials determine them.
+
+    ``smallest`` and ``largest`` are the batch sizes that reached the target.
+    """
+    prior = posterior.prior
+    low, middle, high = b_crit_quantiles(posterior, QUANTILES).tolist()
+    is_low_set, is_high_set = _set_by_trials(prior, low, middle, high)
+    # The interval's end may lie farther out than is claimed: then the nearest claimed place stands.
+    claimed_low: float | None = None
+    if is_low_set:
+        claimed_low = _claimed(min(low, largest * ROOM), smallest, largest)
+    claimed_high: float | None = None
+    if is_high_set:
+        claimed_high = _claimed(max(high, smallest / ROOM), smallest, largest)
+    ends_open = (claimed_low is None) + (claimed_high is None)
+    # The middle of an interval without ends would be the prior's choice.
+    b_crit: float | None = None
+    if ends_open < 2:
+        b_crit = _claimed(middle, smallest, largest)
+    below, above = _ends_beyond_search(prior, low, high, smallest, largest)
+    is_wide = ends_open > below + above
+    if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
+        is_wide = True
+    reason = _undetermined(posterior)
+    if reason is not None:
+        return _ClaimedInterval(b_crit=None, low=None, high=None, is_wide=True, note=reason)
+    return _ClaimedInterval(
+        b_crit=b_crit,
+        low=claimed_low,
+        high=claimed_high,
+        is_wide=is_wide,
+        note=_beyond_search(below > 0, above > 0),
     )
 
 
 def _reached_sizes(posterior: Posterior) -> list[int]:
-    """Give the batch sizes that reached the target, one a trial."""
+    """List the batch size of each trial that reached the target."""
     sizes = list[int]()
     for observation in posterior.observations:
         if observation.status == "reached":
@@ -176,9 +206,10 @@ def _reached_sizes(posterior: Posterior) -> list[int]:
 def _least_steps_and_examples(
     posterior: Posterior, has_term: bool
 ) -> tuple[float | None, float | None]:
-    """Give the posterior's medians of S_min and E_min, None where they are not finite.
+    """Give the posterior's medians of S_min and of E_min; None where one is not finite.
 
-    ``has_term``: whether a small-batch term is reported, E_min = S_min (B_crit + 2 B_opt).
+    ``has_term``: whether a small-batch term is reported. With it E_min = S_min (B_crit + 2 B_opt),
+    else E_min = S_min B_crit.
     """
     theta = posterior.theta
     # Batch sizes count in the search's middle one here, at which LEVEL is log S*.
@@ -195,9 +226,17 @@ def _least_steps_and_examples(
 def _ends_beyond_search(
     prior: Prior, low: float, high: float, smallest: int, largest: int
 ) -> tuple[int, int]:
-    """Count the interval's ends that no trial of this search would show, below its range and above.
+    """Count the interval's ends that lie below the search's range, and those that lie above it.
 
-    They lie beyond a range whose own end was reached.
+    No trial of this search would show them. They count only where the target was reached at that
+    end of the range.
+
+    Args:
+        prior: has the range of the search.
+        low: end of the interval.
+        high: end of the interval.
+        smallest: batch size that reached the target.
+        largest: batch size that reached the target.
     """
     bottom = 2.0**prior.log_low
     top = 2.0**prior.log_high
@@ -211,17 +250,17 @@ def _ends_beyond_search(
 
 
 def _undetermined(posterior: Posterior) -> str | None:
-    """Say why the trials do not determine B_crit whatever the posterior says; None where they do.
+    """Say why the trials do not determine B_crit, whatever the posterior says; None where they do.
 
-    A posterior of runs whose schedules end with them is sure of B_crit from few batch sizes next to
-    each other: what bends the curve there may be the law of the metric over horizons, or the
-    small-batch term.
+    Under schedules that end with the trial the posterior is too sure. From few batch sizes close
+    together it is certain of B_crit, although the law of the metric over horizons, or the
+    small-batch term, may be what bends the curve there.
     """
     if not posterior.prior.horizon:
         return _contradiction(posterior)
     sizes = [2.0**trial.x for trial in posterior.observations if trial.status == "reached"]
     span = max(sizes) / min(sizes)
-    # One batch size alone is spoken of elsewhere.
+    # With one batch size alone nothing is claimed anyway.
     if 1.0 < span < HORIZON_SPAN:
         return (
             f"the batch sizes that reached the target span a factor of {format_count(span)}: under "
@@ -241,10 +280,12 @@ def _undetermined(posterior: Posterior) -> str | None:
 
 
 def _contradiction(posterior: Posterior) -> str | None:
-    """Say how the only two batch sizes that reached the target contradict every B_crit; else None.
+    """Say how the only two batch sizes that reached the target contradict the law.
 
-    The larger one takes more steps, or fewer examples, by more than seeds explain. Without a
-    small-batch term neither can be, with one two points tell nothing.
+    It is None if they do not.
+
+    They do where the larger one takes more steps, or fewer examples, by more than seeds explain.
+    Without a small-batch term the law allows neither. With one, two points determine no B_crit.
     """
     fewest = dict[int, int]()
     for observation in posterior.observations:
@@ -255,7 +296,7 @@ def _contradiction(posterior: Posterior) -> str | None:
         return None
     (small, small_steps), (large, large_steps) = sorted(fewest.items())
     scatter = math.exp(float(np.median(posterior.theta[:, NOISE])))
-    # Of the ratio of two runs: each has the scatter.
+    # Each of the two runs has the scatter, so that their ratio has sqrt(2) times it.
     factor = math.exp(CONTRADICTION * math.sqrt(2.0) * scatter)
     takes = ""
     if large_steps > factor * small_steps:
@@ -287,7 +328,10 @@ def _next_trials(posterior: Posterior, in_seconds: bool) -> tuple[NextTrial, ...
 
 
 def _beyond_search(below: bool, above: bool) -> str | None:
-    """Say which ends of the interval no trial of this search would show, and what would."""
+    """Say which options would show the ends of the interval that lie beyond the search.
+
+    It is None where no end lies beyond.
+    """
     options = list[str]()
     if below:
         options.append("a smaller search.batch_size.low")
@@ -299,9 +343,10 @@ def _beyond_search(below: bool, above: bool) -> str | None:
 
 
 def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tuple[bool, bool]:
-    """Say of either end of the interval whether the trials speak against what lies beyond it.
+    """Tell for the lower and the upper end of B_crit's interval whether the trials have set it.
 
-    It is the Bayes factor of what lies between the median and the end to what lies beyond the end.
+    They have where the Bayes factor of what lies between the median and the end, against what lies
+    beyond the end, is at least ``END_ODDS``. Otherwise the prior has set the end.
     """
     rng = np.random.default_rng(0)
     draws = np.exp(log_b_crit(draw_prior(prior, CRITICAL_PRIOR_DRAWS, rng), prior))
@@ -313,8 +358,13 @@ def _set_by_trials(prior: Prior, low: float, middle: float, high: float) -> tupl
 
 
 def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -> bool:
-    """Whether the trials speak against what lies beyond an end, by the prior's draws there."""
-    # Of the posterior, by the definition of its quantiles.
+    """Whether the trials speak against what lies beyond an end of the interval.
+
+    Args:
+        is_within: which of the prior's draws lie between the median and the end.
+        is_beyond: which lie beyond the end.
+    """
+    # The posterior's shares, by the definition of its quantiles.
     share_within = 0.5 - INTERVAL[0]
     share_beyond = INTERVAL[0]
     # The prior may have no draw here.
@@ -323,9 +373,10 @@ def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -
 
 
 def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
-    """Give the interval of B_opt, its median between, in examples.
+    """Give the lower end of B_opt's interval, its median and the upper end, in examples.
 
-    None unless the trials say that it lies above the smallest batch size.
+    It is None unless the trials say that B_opt lies above ``smallest``, the smallest batch size
+    that reached the target.
     """
     prior = posterior.prior
     edge = math.log(smallest / 2.0**prior.log_mid)
@@ -343,9 +394,9 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
 def easier_targets(
     done: Sequence[TrialResult], target: Target, ideal: float | None
 ) -> list[Target]:
-    """Choose a few targets, nearest first, that enough trials passed on their way.
+    """Choose up to ``MAX_EASIER`` easier targets that enough trials passed, the nearest first.
 
-    There is none without an ideal value.
+    ``ideal``: the metric's best value; None: it has none, and there is no easier target.
     """
     if ideal is None:
         return []
@@ -379,22 +430,28 @@ def too_few_passed(done: Sequence[TrialResult], target: Target) -> str | None:
 
 
 def _passed(done: Sequence[TrialResult], easier: Target) -> list[TrialResult]:
-    """Give the records at an easier target of those that passed it, of parts the last one."""
+    """Give the records, at an easier target, of the trials that passed it.
+
+    Of a trial that was continued only the last part counts.
+    """
     continued = {trial.resumed_from for trial in done}
     records = list[TrialResult]()
     for trial in done:
         if trial.number in continued:
             continue
-        record = passing(trial, easier)
+        record = ended_where_met(trial, easier)
         if record.reached:
             records.append(record)
     return records
 
 
 def no_easier_target(target: Target, ideal: float | None, horizon: bool = False) -> str:
-    """Say why there is no easier target with enough trials.
+    """Say why there is no critical batch size at easier targets.
 
-    ``horizon``: schedules end with the trial.
+    Args:
+        target: of the study.
+        ideal: the metric's best value; None where it has none.
+        horizon: whether schedules end with the trial.
     """
     if horizon:
         return "a trial that passes an easier target on its way has a schedule for the harder one"
@@ -407,8 +464,11 @@ def no_easier_target(target: Target, ideal: float | None, horizon: bool = False)
     )
 
 
-def passing(trial: TrialResult, target: Target) -> TrialResult:
-    """Give the record as it would stand had the trial ended where it first met a target."""
+def ended_where_met(trial: TrialResult, target: Target) -> TrialResult:
+    """Give the record as if the trial had ended where it first met a target.
+
+    A trial that never met it keeps its record.
+    """
     last_miss = 0
     for step, value in trial.history:
         if step > 0 and value is not None and target.gap(value) <= 0.0:
@@ -427,10 +487,16 @@ def over_targets(
 
     It grows as the target gets harder (Kaplan et al. 2020, arXiv 2001.08361, section 5.1;
     McCandlish et al. 2018).
+
+    Args:
+        done: the trials.
+        target: of the study.
+        ideal: the metric's best value; None where it has none.
+        infer: samples the posterior of records at a target.
     """
     rows = list[CriticalAtTarget]()
     for easier in easier_targets(done, target, ideal):
-        records = [passing(trial, easier) for trial in done]
+        records = [ended_where_met(trial, easier) for trial in done]
         critical = critical_batch(infer(records, easier))
         if critical is not None:
             rows.append(at_target_value(critical, easier.value, len(_passed(done, easier))))
@@ -438,9 +504,9 @@ def over_targets(
 
 
 def at_target_value(critical: CriticalBatchSize, target: float, passed: int) -> CriticalAtTarget:
-    """Give a critical batch size as one of several over the target's value.
+    """Make the row of a target's value, with its critical batch size.
 
-    ``passed`` trials met that.
+    ``passed``: how many trials met the target.
     """
     return CriticalAtTarget(
         target=target,
@@ -479,7 +545,7 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
     x = np.log(list(distance.values()))
     low, y, high = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
     z = INTERVAL_QUANTILE
-    # One over the variance of log B_crit, from its interval: (high - low)/(2 z) is its deviation.
+    # One over the variance of log B_crit, whose standard deviation is (high - low)/(2 z).
     weight = (2.0 * z / np.maximum(high - low, 1e-6)) ** 2
     x_away = x - np.average(x, weights=weight)
     y_away = y - np.average(y, weights=weight)

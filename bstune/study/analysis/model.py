@@ -28,9 +28,9 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.storage.asking import distributions
 
 Array = NDArray[np.float64]
-# Of the posterior for a report.
+# Draws of the posterior for a report.
 REPORT_PARTICLES = 600
-# Of its sampler: at the few of a decision, intervals come out too narrow.
+# Moves of each draw: with the few that do for a decision, intervals come out too narrow.
 MOVES = 10
 # Batch sizes of a slope, even in log B.
 SLOPE_SIZES = 33
@@ -54,9 +54,9 @@ def ideal_of(prepared: PreparedStudy) -> float | None:
 
 
 def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> dict[str, Any]:
-    """Collect the study's arguments for a sampler that stops and continues trials.
+    """Collect the arguments that a study offers a sampler, by their names.
 
-    ``finished`` ones go no further.
+    ``finished``: numbers of stopped trials that go no further.
     """
     space = prepared.space
     backend = prepared.backend
@@ -83,7 +83,10 @@ def sampler_context(prepared: PreparedStudy, finished: Collection[int] = ()) -> 
 
 
 def _sampler_of(prepared: PreparedStudy, target: Target | None = None) -> FrontierSampler:
-    """Give bstune's own sampler, whoever suggested the trials; ``target``: another than theirs."""
+    """Build bstune's own sampler for a study, whichever sampler suggested its trials.
+
+    ``target``: in place of the study's own; None: its own.
+    """
     prior = prepared.options.prior
     context = sampler_context(prepared)
     if target is not None:
@@ -97,7 +100,10 @@ def _sampler_of(prepared: PreparedStudy, target: Target | None = None) -> Fronti
 
 
 def _as_searched(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Sequence[TrialResult]:
-    """Give the trials with their further hyper-parameters on the axes of the search."""
+    """Turn the trials' further hyper-parameters into the values that the search sees.
+
+    Where ``complement`` is set, a value x is searched as 1 - x.
+    """
     if not any(tunable.complement for tunable in prepared.space.tunables):
         return done
     records = list[TrialResult]()
@@ -113,13 +119,17 @@ def study_posterior(
     particles: int,
     target: Target | None = None,
 ) -> Posterior:
-    """Sample the posterior of the frontier after these trials, whatever sampler suggested them.
+    """Sample the posterior of the frontier after these trials, whichever sampler suggested them.
 
-    ``target``: in place of the study's, where the trials are records at it.
+    Args:
+        prepared: the study.
+        done: its trials.
+        particles: how many draws.
+        target: at which the trials' records are; None: the study's own.
     """
     sampler = _sampler_of(prepared, target)
     rng = np.random.default_rng(prepared.budget.seed)
-    # On a recorded table trials repeat its runs.
+    # Trials that a recorded table answers may be the same run.
     independent = not isinstance(prepared.options.workload, ReplayedWorkload)
     posterior = sampler.posterior(
         _as_searched(prepared, done),
@@ -136,7 +146,7 @@ def study_posterior(
 def budget_posteriors(
     prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, shares: Sequence[float]
 ) -> dict[float, BudgetPosterior]:
-    """Give the posterior of the objective loss for these shares of the budget."""
+    """Sample the posterior of the objective loss at shares of the budget; give it by share."""
     sampler = _sampler_of(prepared)
     searched = _as_searched(prepared, done)
     by_share = dict[float, BudgetPosterior]()
@@ -154,7 +164,7 @@ def budget_posteriors(
 
 
 def seed_scatter(posterior: Posterior) -> SeedScatter:
-    """Give the scatter of log S from seed to seed, one standard deviation: median and interval."""
+    """Estimate the scatter of log S from seed to seed: its standard deviation, with an interval."""
     quantiles = np.quantile(posterior.theta[:, NOISE], QUANTILES)
     low, middle, high = np.exp(quantiles).tolist()
     return SeedScatter(scatter=middle, low=low, high=high, level=INTERVAL_LEVEL)
@@ -167,10 +177,11 @@ def fit_lr_exponent(
     b_crit: float | None,
     noise_scale: float | None = None,
 ) -> LearningRateLaw | None:
-    """Give the exponent of lr*(B), and that below B_crit; None for less than an octave.
+    """Estimate the exponent of lr*(B) from ``low`` to ``high``, and the one below B_crit.
 
-    The rules that take a noise scale get ``b_crit`` where there is none (McCandlish et al. 2018,
-    section 2); without either they are left out.
+    It is None where the batch sizes span less than an octave. The rules that take a noise scale get
+    ``b_crit`` in its place where it is None (McCandlish et al. 2018, section 2). Without either
+    they are left out.
     """
     if high < MIN_SLOPE_SPAN * low:
         return None
@@ -201,7 +212,7 @@ def fit_lr_exponent(
 def _exponent(
     posterior: Posterior, start: float, end: float, noise_scale: float | None
 ) -> Exponent:
-    """Give the exponent of lr*(B) over a range of batch sizes, and whether it is identified."""
+    """Estimate the exponent of lr*(B) over a range, and tell whether the trials identify it."""
     prior = posterior.prior
     drawn = slopes(posterior.theta, prior, start, end)
     low, middle, high = np.quantile(drawn, QUANTILES).tolist()
@@ -210,7 +221,7 @@ def _exponent(
     prior_low, prior_high = np.quantile(prior_drawn, INTERVAL).tolist()
     log_sizes = list[float]()
     for observation in posterior.observations:
-        # The largest batch size counts, whose logarithm may be rounded upwards.
+        # The margin lets the largest batch size count, whose logarithm may be rounded upwards.
         is_there = math.log2(start) <= observation.x <= math.log2(end) + 1e-9
         if observation.status == "reached" and is_there:
             log_sizes.append(observation.x)
@@ -237,22 +248,23 @@ def _exponent(
 def slopes(theta: Array, prior: Prior, low: float, high: float) -> Array:
     """Give the least-squares slope of log2 lr*(B) over log2 B from ``low`` to ``high``.
 
-    Draws of shape (m, p) give (m,).
+    ``theta`` has m draws of the posterior's p parameters, shape (m, p). The slopes have shape (m,).
     """
     log_sizes = np.linspace(math.log2(low), math.log2(high), SLOPE_SIZES)
     return _slope(log_sizes, optimum(theta, prior.points_at(log_sizes), prior))
 
 
 def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[str, float]:
-    """Give the slope of each scaling rule's log lr over log B, in rising order.
+    """Give the slope of log lr over log B of each scaling rule, by name, in rising order.
 
-    It is by the same least squares as that of the trials.
+    They are fitted by the same least squares as the trials' exponent. A rule that takes a noise
+    scale is left out where that is None.
     """
     log_sizes = np.linspace(math.log2(low), math.log2(high), SLOPE_SIZES)
     exponents = dict[str, float]()
     for name, rule in RULES.items():
         if rule.exponent is not None:
-            # Not by a sum of rounded logarithms: an interval may end there.
+            # Exact, and not by sums of rounded logarithms: an interval may end exactly there.
             exponents[name] = rule.exponent
         elif noise_scale is not None:
             lrs = [rule.lr(2.0**log_size, 1.0, 1.0, noise_scale) for log_size in log_sizes]
@@ -261,6 +273,9 @@ def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[s
 
 
 def _slope(x: Array, y: Array) -> Array:
-    """Give the least-squares slope over x of y, shape (n,) or (m, n): a number, or shape (m,)."""
+    """Give the least-squares slope of y over x.
+
+    x has shape (n,). y of shape (n,) gives a number, y of shape (m, n) gives shape (m,).
+    """
     away = x - x.mean()
     return np.asarray(y @ away / (away @ away))

@@ -46,20 +46,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Of more devices half is lost below this efficiency: the table marks the first of these rows.
+# Below this efficiency more than half of the devices' time is lost. The table marks the first such
+# row.
 HALF_EFFICIENCY = 0.5
 SCALE_OUT_INCHES = (PAGE_INCHES, 4.2)
-# Of the figure's title, in letters a line.
+# Letters in a line of the figure's title.
 SCALE_OUT_WIDTH = 105
-# Numbers of devices that have room for a tick each; of more, the powers of two have one.
+# Up to so many numbers of devices have a tick each; of more, only the powers of two.
 MOST_DEVICE_TICKS = 12
 
 
 def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> DevicePlans:
-    """Give the plan without an all-reduce, and the one with the all-reduce that the config states.
+    """Plan for several devices, without an all-reduce and with the one that the config states.
 
-    The second one is empty where it states none. No batch is larger than ``largest``, as far as the
-    curve is claimed.
+    The second plan is empty where the config states none, both where nothing was timed.
+
+    ``largest``: batch size up to which the curve is claimed; no plan has a larger one.
     """
     settings = prepared.options.hardware.scale_out
     space = prepared.space
@@ -98,9 +100,14 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> De
 def step_times(
     posterior: Posterior, high: int, surveyed: Callable[[float], float] | None
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]] | None:
-    """Give tau(B) in seconds: what was surveyed, corrected by the trials.
+    """Fit tau(B) in seconds: the survey's, corrected by the trials' own seconds.
 
-    None where nothing was timed.
+    It is None where nothing was timed.
+
+    Args:
+        posterior: has the trials.
+        high: largest batch size.
+        surveyed: gives the seconds of a step by the survey; None without one.
     """
     timed = list[tuple[float, float]]()
     for observation in posterior.observations:
@@ -134,17 +141,18 @@ def plan(
     overlap: float = 1.0,
     max_examples: int | None = None,
 ) -> list[DevicePlan]:
-    """Choose the best that each number of devices can do, in rising order.
+    """Choose the batch size with which each number of devices is fastest, in rising order.
 
-    Numbers that are no faster than a smaller one are left out, and those too many for the data.
+    A number of devices that is no faster than a smaller one is left out, as is one too large for
+    the data.
 
     Args:
         predict: gives S*(B) with its interval at batch sizes.
-        step_seconds: gives tau(b).
+        step_seconds: gives tau(b), the seconds of a step of one device.
         best_lr: gives the best learning rate at a batch size.
-        devices: their numbers.
-        device_batch_sizes: candidates for b.
-        all_reduce_seconds: gives c(n).
+        devices: the numbers of devices to plan for.
+        device_batch_sizes: candidates for b, the batch size of each device.
+        all_reduce_seconds: gives c(n), the seconds of an all-reduce over n devices.
         overlap: g, 1 for an all-reduce after the step, inf for one beside it.
         max_examples: of a batch, n b; None: any.
     """
@@ -167,12 +175,12 @@ def plan(
     best = np.where(fits, steps * seconds_per_step, math.inf).argmin(axis=1)
     rows = list[DevicePlan]()
     for i, (count, k) in enumerate(zip(counts, best.tolist(), strict=True)):
-        # Nor do the data suffice for any larger number.
+        # The data do not suffice for so many devices, nor for more.
         if not fits[i, k]:
             break
         per_step = float(seconds_per_step[i, k])
         seconds = float(steps[i, k]) * per_step
-        # They would do better without some of them.
+        # Fewer devices are as fast.
         if rows and seconds >= rows[-1].seconds:
             continue
         seconds_of_one = seconds
@@ -195,14 +203,14 @@ def plan(
                 efficiency=speed_up / count,
             )
         )
-    # One device may be none of those that were asked for.
+    # One device is the yardstick even where it was not asked for.
     return [row for row in rows if row.devices in devices]
 
 
 def size_ladder(ceiling: int, multiple: int, ratio: float) -> list[int]:
-    """Give batch sizes per device: multiples up to the ceiling, and it.
+    """List the batch sizes of a device to compare: multiples below the ceiling, and the ceiling.
 
-    They are at most a factor of ``ratio`` apart, where multiples are that near to each other.
+    Each is at most ``ratio`` times the one before, or the next multiple where that is farther.
     """
     sizes = list[int]()
     size = multiple
@@ -267,6 +275,7 @@ def scale_out_table(rows: Sequence[DevicePlan], title: str) -> Table:
 
 
 def _caption(rows: Sequence[DevicePlan]) -> str:
+    """Say from how many devices on the efficiency is under 50%."""
     half = half_efficient(rows)
     if half is None:
         return "efficiency stays at 50% or above"
@@ -277,7 +286,7 @@ def _caption(rows: Sequence[DevicePlan]) -> str:
 def draw_scale_out(
     ideal: Sequence[DevicePlan], real: Sequence[DevicePlan], title: str, path: Path
 ) -> None:
-    """Write the plan's figure, without and (if not empty) with an all-reduce.
+    """Draw the plan without an all-reduce, and the one with it, if not empty, to a file.
 
     Time stands on the left, efficiency on the right.
     """
@@ -292,6 +301,7 @@ def draw_scale_out(
 def _paint(
     figure: "Figure", ideal: Sequence[DevicePlan], real: Sequence[DevicePlan], title: str
 ) -> None:
+    """Draw the two panels of :func:`draw_scale_out` on a figure."""
     times, efficiencies = figure.subplots(1, 2)
     all_rows = [*ideal, *real]
     scale, unit = time_unit(min(row.seconds for row in all_rows))
@@ -341,6 +351,7 @@ def _paint(
 
 
 def _half_label(half: DevicePlan, colour: str) -> Label:
+    """Make the label of the first row whose efficiency is under 50%."""
     place = f"B = {format_count(half.batch_size)}, lr = {format_number(half.lr)}"
     text = f"{format_count(half.devices)} devices: {half.efficiency:.0%}\n{place}"
     return Label(text, np.array([[half.devices, 100.0 * half.efficiency]]), colour)
@@ -349,7 +360,11 @@ def _half_label(half: DevicePlan, colour: str) -> Label:
 def _draw_rows(
     times: "Axes", efficiencies: "Axes", rows: Sequence[DevicePlan], colour: str, scale: float
 ) -> NDArray[np.float64]:
-    """Draw a plan's time with its band, and its efficiency; give the points of its time, (n, 2)."""
+    """Draw a plan's time with its band, and its efficiency.
+
+    ``scale``: seconds of the axis's unit of time. The points (devices, time) come back, of shape
+    (n, 2).
+    """
     devices = list[int]()
     low = list[float]()
     middle = list[float]()

@@ -15,13 +15,17 @@ from bstune.study.planning.replicates import Winner, confirmed
 from bstune.study.prepare import PreparedStudy
 from bstune.trial.processes.workers import with_step_time
 
-# Standard deviation of the log of two batch sizes' ratio of seconds: from here on timing is what
-# blurs them.
+# From this standard deviation of the log of two batch sizes' ratio of seconds on, timing blurs
+# which of them is faster.
 BLURRED = 0.1
 
 
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Fit tau(B) to the trials' own seconds; None if they are recorded, surveyed or too few."""
+    """Fit tau(B) to the trials' own seconds of a step.
+
+    It is None where the trials are answered from a table, where a survey has timed the steps, or
+    where too few trials have.
+    """
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
     if prepared.backend.timed is not None:
@@ -30,10 +34,10 @@ def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTime
 
 
 def own_step_times(done: Sequence[TrialResult]) -> list[tuple[int, float]]:
-    """Give batch size and own seconds of a step of each trial that timed its steps."""
+    """List the batch size and the measured seconds of a step of each trial that timed its steps."""
     timed = list[tuple[int, float]]()
     for trial in done:
-        # The measured ones, where those of all trials have taken their place in the record.
+        # A record whose seconds were replaced by those of all trials keeps the measured ones, too.
         seconds = trial.measured_seconds_per_step or trial.seconds_per_step
         if seconds:
             timed.append((trial.batch_size, seconds))
@@ -43,7 +47,10 @@ def own_step_times(done: Sequence[TrialResult]) -> list[tuple[int, float]]:
 def with_common_step_time(
     prepared: PreparedStudy, done: Sequence[TrialResult]
 ) -> list[TrialResult]:
-    """Give the records with the seconds per step of all trials in place of each one's own."""
+    """Replace each record's own seconds per step by the one tau(B) of all trials.
+
+    The records stay as they are where :func:`common_law` is None.
+    """
     law = common_law(prepared, done)
     if law is None:
         return list(done)
@@ -51,9 +58,9 @@ def with_common_step_time(
 
 
 def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Give tau(B) with its error, the survey's or that of all trials.
+    """Give tau(B) with its error: the survey's, checked by the trials, else that of all trials.
 
-    None where it is recorded, or too few trials were timed.
+    It is None where a table answers the trials, or too few were timed.
     """
     surveyed = prepared.backend.step_time
     if not isinstance(surveyed, StepTimeLaw):
@@ -69,9 +76,15 @@ def timing_of(
     winner: Winner | None,
     confirmed_winners: Sequence[Winner],
 ) -> StepTiming | None:
-    """Tell what the seconds of a step are, and how well they are known at the winner.
+    """Tell where the seconds of a step come from, and how well they are known at the winner.
 
-    Without a winner, at the reference.
+    Without a winner it is at the reference.
+
+    Args:
+        prepared: the study.
+        law: tau(B) with its error; None: not known, and then nothing is told.
+        winner: of the study, if any.
+        confirmed_winners: the points that ran on fresh seeds.
     """
     if law is None:
         return None
@@ -105,10 +118,10 @@ def timing_of(
 def not_told_apart(
     law: StepTimeLaw, winner: Winner, confirmed_winners: Sequence[Winner]
 ) -> tuple[int, ...]:
-    """Give the batch sizes that ran on fresh seeds and that timing does not tell from the winner's.
+    """List the batch sizes with fresh seeds that timing does not tell from the winner's.
 
-    Their times lie nearer to the winner's than steps are timed. Those that steps are timed well
-    enough for, and whose seeds alone do not tell them apart, are no matter of timing.
+    Their times to target lie nearer to the winner's than the error of timing. A batch size whose
+    error of timing is below ``BLURRED`` is left out: if it is not told apart, seeds are the reason.
     """
     of_winner = confirmed(winner.runs)
     if of_winner is None or of_winner.time_median is None:

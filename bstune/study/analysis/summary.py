@@ -53,6 +53,7 @@ from bstune.result import (
 )
 from bstune.search.posterior import measured_noise_scale
 from bstune.study.analysis.unreached import unreached_because
+from bstune.study.planning.plan import points_of
 from bstune.study.planning.replicates import Winner, confirmed, time_order
 
 # The slope at the small end is taken over this factor of batch size, and at least three points.
@@ -61,14 +62,14 @@ SMALL_END_SPAN = 4.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What a study was asked for: it is known before any trial."""
+    """What a study was asked for, as it is known before any trial."""
 
     study: str
-    """Its name."""
+    """The study's name."""
     workload: str
-    """Its name."""
+    """The workload's name."""
     tokens: int | None
-    """Of an example, where it has some."""
+    """How many an example has; None where examples are no text."""
     objective: Objective
     """What the search seeks."""
     target: Target
@@ -80,9 +81,9 @@ class Asked:
     reference: Reference
     """The pair that the scaling rule goes through."""
     question: str | None = None
-    """In words, where it is none of a target."""
+    """What the objective loss asks, in words; None where a target is asked for."""
     size: WorkloadSize | None = None
-    """Of the data and of the module; None where nothing is trained."""
+    """How large data and module are; None where nothing is trained."""
     overrides_lr: bool = False
     """Whether the rate was set in the optimizer that the module had built."""
     in_python: bool = False
@@ -91,14 +92,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the posterior of all trials says; None and empty where it says nothing."""
+    """What the posterior of all trials says. A part is None or empty where it says nothing."""
 
     fit: CurveFit | str
-    """The fit to the frontier's points, a diagnostic; or why there is none."""
+    """The fit to the frontier's points, a diagnostic; or a text that says why there is none."""
     critical: CriticalBatchSize | None = None
-    """The one answer that every trial informs."""
+    """The critical batch size that the study reports."""
     best: Mapping[Merit, Winner] = field(default_factory=dict)
-    """The winners that there are."""
+    """The winner by time, and the one by steps."""
     lr_exponent: LearningRateLaw | None = None
     curve: Curve | None = None
     seed_scatter: SeedScatter | None = None
@@ -135,31 +136,31 @@ def summarize(
     train: str | None = None,
     notes: Sequence[str] = (),
 ) -> StudyResult:
-    """Build a study's result.
+    """Build a study's result of its parts.
 
     Args:
         trials: all that ended, in any order.
-        asked: what it was asked for.
+        asked: what the study was asked for.
         analysis: what the posterior of these trials says.
         stop_reason: what ended the search; None while it has not ended.
-        sought: whether the study sought this target; of another one it is not known why trials
-            were stopped.
+        sought: whether the trials were run for this target. Where they were run for another one it
+            is not known why they were stopped.
         over_target: the critical batch size at easier targets.
         test: the winners' metrics on the test set.
-        arguments: the command line's that give the study again.
-        train: the command that trains the winner.
-        notes: what to know beside it.
+        arguments: those of the command line that begin the study again; None: it has no such.
+        train: the command that trains the winner; None without one.
+        notes: further lines for the reader.
     """
-    # They come in any order; ties are broken by number.
+    # Ties are broken by number.
     trials = sorted(trials, key=lambda trial: trial.number)
     points = frontier_points(trials)
     # A trial that was stopped and continued is one configuration: its last part has all of it.
     whole_trials = last_parts(trials)
     fit, fit_note = _fit_and_note(analysis.fit)
     tested = {name: dict(metrics) for name, metrics in (test or {}).items()}
-    again: tuple[str, ...] | None = None
+    study_arguments: tuple[str, ...] | None = None
     if arguments is not None:
-        again = tuple(arguments)
+        study_arguments = tuple(arguments)
     return StudyResult(
         schema_number=SCHEMA_NUMBER,
         study=asked.study,
@@ -177,7 +178,7 @@ def summarize(
         training_loops=_training_loops(trials),
         stop_reason=stop_reason,
         trials=len(whole_trials),
-        configurations=_configurations(whole_trials),
+        configurations=points_of(trials),
         continued=len(trials) - len(whole_trials),
         spend=_spend(trials, whole_trials),
         statuses=_statuses(whole_trials),
@@ -196,7 +197,7 @@ def summarize(
         use=winner_to_use(asked.objective, analysis.best),
         confirmed=_is_confirmed(asked.objective, analysis),
         train=train,
-        arguments=again,
+        arguments=study_arguments,
         search=asked.search,
         reference=asked.reference,
         curve=analysis.curve,
@@ -218,19 +219,14 @@ def summarize(
 
 
 def _target_value(target: Target) -> float | None:
-    """Give the goal; None of the objective loss, and before a first trial has set it."""
+    """Give the target's value; None for the objective loss, and before a first trial has set it."""
     if target.is_open:
         return None
     return target.value
 
 
-def _configurations(whole_trials: Sequence[TrialResult]) -> int:
-    """Count the points that were tried: neither runs on fresh seeds nor what failed is one."""
-    searched = [trial for trial in whole_trials if trial.replicate_of is None]
-    return sum(trial.status != "failed" for trial in searched)
-
-
 def _devices(trials: Sequence[TrialResult]) -> tuple[str, ...]:
+    """Collect the names of the devices that trained, sorted."""
     # A trial that failed before it trained has none.
     names = {trial.device for trial in trials if trial.device}
     return tuple(sorted(names))
@@ -242,6 +238,7 @@ def _unreached(
     asked: Asked,
     sought: bool,
 ) -> Unreached | None:
+    """Collect what tells why no trial reached the target; None where one did, or there is none."""
     # The objective loss has no target to miss.
     if asked.objective == "loss":
         return None
@@ -251,7 +248,7 @@ def _unreached(
 def _noise_scale(
     trials: Sequence[TrialResult], critical: CriticalBatchSize | None, fit: Fit | None
 ) -> MeasuredNoiseScale | None:
-    """Give the noise scale beside the two critical batch sizes that there may be."""
+    """Give the measured noise scale, compared with the posterior's and the fit's B_crit."""
     b_crit: float | None = None
     if critical is not None:
         b_crit = critical.value
@@ -262,9 +259,9 @@ def _noise_scale(
 
 
 def _fit_and_note(fit: CurveFit | str) -> tuple[Fit | None, str | None]:
-    """Give the fit to the frontier's points as a result has it, and what is missing in it.
+    """Give the fit to the frontier's points as a result has it, and a note on it.
 
-    Without a fit that is why there is none.
+    Without a fit it is None, and the note says why.
     """
     if isinstance(fit, str):
         return None, fit
@@ -272,7 +269,10 @@ def _fit_and_note(fit: CurveFit | str) -> tuple[Fit | None, str | None]:
 
 
 def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
-    """Whether fresh seeds bear the answer out, and timing does not blur it."""
+    """Whether all fresh seeds of the winner reached the target, and timing tells it from others.
+
+    For the objective loss: whether the winner has run on fresh seeds.
+    """
     if analysis.at_budget is not None:
         return analysis.at_budget.winner.fresh is not None
     use = winner_to_use(objective, analysis.best)
@@ -285,7 +285,10 @@ def _is_confirmed(objective: Objective, analysis: Analysis) -> bool:
 
 
 def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerName | None:
-    """Give the winner by a study's objective; the other one where there is none by that."""
+    """Name the winner to use: by the study's objective, else by the other merit.
+
+    It is None without one.
+    """
     sought = SOUGHT[objective].merits
     # Sorting is stable: those that are sought come first.
     for name in sorted(WINNERS, key=lambda name: WINNERS[name].merit not in sought):
@@ -295,9 +298,9 @@ def winner_to_use(objective: Objective, best: Mapping[Merit, Winner]) -> WinnerN
 
 
 def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """Give the trials that no other beats both in steps and in time to target.
+    """Select the trials that no other beats both in steps and in time to target.
 
-    They go from least time to fewest steps.
+    They are sorted from the least time to the fewest steps.
     """
     timed = [trial for trial in trials if trial.time_to_target is not None]
     front: list[TrialResult] = []
@@ -309,11 +312,11 @@ def pareto_front(trials: Iterable[TrialResult]) -> list[TrialResult]:
 
 
 def winner_result(winner: Winner, scatter: float = 0.0, time_error: float = 0.0) -> WinnerResult:
-    """Give a winner as a result has it.
+    """Describe a winner for the result.
 
-    ``steps`` and ``time_to_target`` are those to expect of a fresh seed: the median over its runs
-    on fresh seeds (None where half of these missed the target), else predicted. Those of the trial
-    itself, which may be lucky, are its ``single_run``.
+    ``steps`` and ``time_to_target`` are what to expect of a fresh seed. They are the median over
+    the winner's runs on fresh seeds, None where half of these missed the target. Without such runs
+    they are predicted. The trial's own, which may be lucky, are its ``single_run``.
 
     Args:
         winner: the point, and its runs on fresh seeds.
@@ -347,7 +350,7 @@ def winner_result(winner: Winner, scatter: float = 0.0, time_error: float = 0.0)
 
 
 def fit_of(fit: CurveFit) -> Fit:
-    """Give the fit to the frontier's points as a result has it, without the points."""
+    """Describe the fit to the frontier's points for the result, without the points."""
     return Fit(
         law=fit.law,
         s_min=fit.s_min,
@@ -369,10 +372,15 @@ def fit_of(fit: CurveFit) -> Fit:
 def noise_scale(
     trials: Iterable[TrialResult], b_crit: float | None, fit_b_crit: float | None
 ) -> MeasuredNoiseScale | None:
-    """Give the noise scale that trials measured and its ratios to B_crit.
+    """Give the noise scale that trials measured, and its ratios to B_crit.
 
-    None where none was measured. The prior of the posterior's B_crit was the noise scale itself:
-    only the ratio to the fit is of two measurements.
+    It is None where none was measured. The noise scale is the prior of the posterior's B_crit, so
+    that only the ratio to the fit compares two independent measurements.
+
+    Args:
+        trials: of the study.
+        b_crit: the posterior's; None where it is undetermined.
+        fit_b_crit: that of the fit to the frontier's points; None without it.
     """
     measured = measured_noise_scale(trials)
     if measured is None:
@@ -398,7 +406,10 @@ def noise_scale(
 
 
 def regimes(critical: CriticalBatchSize | None) -> tuple[Regime, ...]:
-    """Give the regimes within the batch sizes that reached the target, from the smallest."""
+    """Divide the batch sizes that reached the target into regimes, from the smallest on.
+
+    It is empty where the critical batch size does not bound the regimes.
+    """
     if critical is None:
         return ()
     low = critical.perfect_scaling_below
@@ -421,18 +432,23 @@ def regimes(critical: CriticalBatchSize | None) -> tuple[Regime, ...]:
 
 
 def _ratio(value: float | None, b_crit: float | None) -> float | None:
+    """Divide a value by B_crit; None where either is not known."""
     if value is None or b_crit is None:
         return None
     return value / b_crit
 
 
 def _training_loops(trials: Sequence[TrialResult]) -> dict[str, int]:
+    """Count the trials by the loop that took their steps."""
     counts = Counter(trial.training_loop for trial in trials if trial.training_loop)
     return dict(sorted(counts.items()))
 
 
 def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -> Spend:
-    """Add up what the trials took: a last part counts the examples of those before it, too."""
+    """Add up what the trials took.
+
+    Of a trial that was continued, the last part counts the examples of all its parts.
+    """
     seconds = sum(
         trial.train_seconds + trial.eval_seconds + trial.startup_seconds for trial in trials
     )
@@ -441,12 +457,14 @@ def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -
 
 
 def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
+    """Count the trials by status; a status that no trial has counts 0."""
     counts = Counter[str](trial.status for trial in whole_trials)
-    # All of them, in one order: those without a trial are 0.
+    # All of them, in one order.
     return {status: counts[status] for status in STATUSES}
 
 
 def _winner(analysis: Analysis, merit: Merit) -> WinnerResult | None:
+    """Describe the winner by a merit for the result; None without one."""
     winner = analysis.best.get(merit)
     if winner is None:
         return None
@@ -475,7 +493,7 @@ def _pareto_trial(trial: TrialResult) -> ParetoTrial:
 
 
 def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePoint:
-    """Give the frontier's point with all that its trial's record has."""
+    """Give a point of the frontier with all that the record of its trial has."""
     status = "reached"
     if point.stopped:
         status = "stopped"
@@ -490,9 +508,9 @@ def _curve_point(point: FrontierPoint, trials: Sequence[TrialResult]) -> CurvePo
 
 
 def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
-    """Fit log S over log B by least squares, over the smallest batch sizes that reached the target.
+    """Fit the slope of log S over log B at the smallest batch sizes that reached the target.
 
-    None for fewer than two of these.
+    It is None where fewer than two batch sizes reached it.
     """
     reached = [point for point in points if not point.stopped and point.steps > 0]
     if len(reached) < 2:

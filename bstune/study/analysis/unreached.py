@@ -13,12 +13,13 @@ from bstune.result import MAX_TEXT, AtEqualSeconds, ClosestTrial, SoFar, Unreach
 from bstune.search.candidates import predicted_steps
 from bstune.search.observations import Posterior
 
-# Of its distance to the target, over the last half of its steps: what a trial gains that still
-# improves.
+# A trial still improves that gained this share of its distance to the target over the last half of
+# its steps.
 IMPROVEMENT = 0.05
-# Of a trial: fewer show no rate of its own, and nothing is predicted of it.
+# Evaluations of a trial of which anything is predicted: fewer show no rate.
 LEAST_EVALUATIONS = 3
-# Times the closest trial's distance to the target: an easier one, which it would have met.
+# The easier target that is proposed lies so many times as far off as the closest trial came, so
+# that this trial would have met it.
 CLEARLY_EASIER = 1.05
 # A product of floats may lie this much, as a share, above a quotient of the same ones.
 STEP_ROUNDING = 1e-9
@@ -33,16 +34,17 @@ def unreached_because(
 ) -> Unreached | None:
     """Collect what tells why no trial reached the target; None if one did, or none has run.
 
-    Of the trials that were stopped: how many still improved over the last half of their steps, and
-    had spent their budget by then. ``easier`` is a target that the closest value would have met.
+    It counts the stopped trials, those that still improved over the last half of their steps, and
+    those of these that had spent their budget. ``easier`` is a target that the closest trial would
+    have met.
 
     Args:
         trials: all parts of all trials.
-        last_parts: of trials that continue each other the last one.
+        last_parts: the trials, with only the last part of one that was continued.
         target: the one that was not reached.
         budget: of one trial.
-        sought: whether the study sought this target; of another one it is not known why trials
-            were stopped.
+        sought: whether the trials were run for this target. Where they were run for another one it
+            is not known why they were stopped, and only the closest trial is told.
     """
     if not trials or any(trial.reached for trial in trials):
         return None
@@ -95,11 +97,13 @@ def best_so_far(
     baseline: TrialResult | None,
     posterior: Posterior,
 ) -> SoFar | None:
-    """Give the best point of a study that has not reached its target.
+    """Describe the trial that came closest to a target that no trial has reached.
 
-    ``steps`` and ``seconds`` are those of training at which it came to ``value``; what it is
-    predicted to take to the target is None where its history does not tell. None where a trial
-    reached the target, or none has a metric.
+    It is None where a trial reached it, or none has a metric. ``steps`` and ``seconds`` are those
+    at which the trial came to ``value``. What it is predicted to take to the target is None where
+    its history does not tell.
+
+    ``baseline``: its first run, with which the trial is compared; None without it.
     """
     if any(trial.reached for trial in trials):
         return None
@@ -131,6 +135,7 @@ def best_so_far(
 
 
 def _seconds(steps: float | None, trial: TrialResult) -> float | None:
+    """Turn steps of a trial into seconds of training; None where either is not known."""
     if steps is None or trial.seconds_per_step is None:
         return None
     return steps * trial.seconds_per_step
@@ -139,7 +144,10 @@ def _seconds(steps: float | None, trial: TrialResult) -> float | None:
 def _closest(
     trials: Sequence[TrialResult], target: Target
 ) -> tuple[TrialResult, int, float] | None:
-    """Find the trial that came closest to the target, after how many steps, and its metric."""
+    """Find the trial that came closest to the target, the step at which it did, and its metric.
+
+    It is None where no trial has a metric.
+    """
     seen = list[tuple[TrialResult, int, float]]()
     for trial in trials:
         for step, value in trial.history:
@@ -149,10 +157,10 @@ def _closest(
 
 
 def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEqualSeconds | None:
-    """Tell what a trial and the baseline had come to by the end of the shorter one of the two.
+    """Compare the metric of a trial and of the baseline at equal seconds of training.
 
-    None where they are one point, one of them has no metric or no seconds, or the baseline did not
-    train: that is said instead.
+    The seconds are those at which the shorter one of the two ended. None where the two are the
+    same point, where one of them has no metric or no seconds, or where the baseline broke.
     """
     if (trial.batch_size, trial.lr) == (baseline.batch_size, baseline.lr):
         return None
@@ -171,7 +179,10 @@ def _compared(trial: TrialResult, baseline: TrialResult, target: Target) -> AtEq
 
 
 def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | None:
-    """Give the closest that a trial has come to the target within so many seconds of training."""
+    """Give the value closest to the target that a trial had within so many seconds of training.
+
+    It is None where it has no seconds, or no value by then.
+    """
     if trial.seconds_per_step is None:
         return None
     # The trial's own last step counts, whose seconds were multiplied before.
@@ -188,7 +199,7 @@ def _value_by(trial: TrialResult, seconds: float, target: Target) -> float | Non
 def _improves(trial: TrialResult, target: Target) -> bool:
     """Whether a trial came clearly closer to the target over the last half of its steps."""
     gaps = [(step, target.gap(value)) for step, value in trial.history if value is not None]
-    # It was stopped before it could be seen.
+    # Stopped after fewer than two evaluations, it counts as still improving.
     if len(gaps) < 2:
         return True
     _, first_gap = gaps[0]

@@ -1,1 +1,1 @@
-"""What a study's means are spent on: the baseline, the search, the fresh seeds, and how long it all takes."""
+"""What a study's means are spent on: baseline, search and fresh seeds; and how long it takes."""

@@ -1,14 +1,14 @@
-"""The baseline: the configuration that the user runs today, which is a study's trial 0, and the gain over it.
+"""The baseline is the configuration that the user runs today, a study's trial 0; and the gain.
 
-The gain is the ratio of what the baseline takes to the target to what the winner takes, in the merit of the study's
-objective. Both run on the same fresh seeds where the study's means allow it. With d_i the difference of the log merits
-at seed i, the gain is exp(mean of d) and its interval
+The gain is the ratio of what the baseline takes to the target to what the winner takes, in the
+merit of the study's objective. Both run on the same fresh seeds where the study's means allow it.
+With d_i the difference of the log merits at seed i, the gain is exp(mean of d) and its interval
 
     exp(mean of d -+ t s / sqrt(n)),  s^2 = ((n - 1) s_d^2 + n_0 2 s_0^2) / (n - 1 + n_0),
 
-with s_d the standard deviation of the d_i, s_0 the scatter of log S from seed to seed that the posterior of all trials
-has, which counts for ``n_0`` degrees of freedom, and t Student's quantile at n - 1 + n_0 of them. Three seeds alone
-would give an interval of chance's width.
+with s_d the standard deviation of the d_i, s_0 the scatter of log S from seed to seed that the
+posterior of all trials has, which counts for ``n_0`` degrees of freedom, and t Student's quantile
+at n - 1 + n_0 of them. Three seeds alone would give an interval of chance's width.
 """
 
 import math
@@ -35,7 +35,7 @@ MISSED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Baseline:
-    """The reference pair, and the values that the config itself has of what else is searched."""
+    """The user's own configuration: the reference pair, and the config's own values of tunables."""
 
     batch_size: int
     lr: float
@@ -44,18 +44,22 @@ class Baseline:
 
 @dataclass(frozen=True)
 class BaselineRuns:
-    """The baseline's first run, as far as it was continued, and its runs on the winner's fresh seeds."""
+    """The runs of a study's baseline."""
 
     first: TrialResult
+    """The first run; of one that was stopped and continued the last part."""
     again: tuple[TrialResult, ...] = ()
+    """The runs on winners' fresh seeds."""
 
 
 def baseline_of(
     options: StudyOptions, space: Space, largest: int | None
 ) -> tuple[Baseline | None, str | None]:
-    """Give the baseline of a study, and why there is none as a line of the plan.
+    """Give the baseline of a study and, where its batch size does not fit, a line that says so.
 
-    ``largest``: the batch size that the data or the memory allow; None: not known.
+    The baseline is None then, and where the options or the sampler leave it out.
+
+    ``largest``: the largest batch size that the data or the memory allow; None: not known.
     """
     if not options.search.baseline or chooses_batch_sizes(options):
         return None, None
@@ -70,7 +74,10 @@ def baseline_of(
 
 
 def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
-    """Give the value without a search; the range's middle where there is none."""
+    """Give the value that the config itself has of a tunable.
+
+    It is the range's middle where the config has none.
+    """
     stated = option_at(options, tunable.key)
     if isinstance(stated, int | float) and not isinstance(stated, bool):
         return tunable.value(stated)
@@ -78,7 +85,10 @@ def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
 
 
 def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:
-    """Say whether a trial is the baseline's first run: of a study that began without one, trial 0 is another."""
+    """Whether a trial is the baseline's first run.
+
+    Trial 0 is another one in a study that began without a baseline.
+    """
     return (
         baseline is not None
         and trial.trial_index == 0
@@ -89,7 +99,10 @@ def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:
 
 
 def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> BaselineRuns | None:
-    """Find the baseline's runs among a study's trials; None where it has none that ended by itself."""
+    """Find the baseline's runs among a study's trials.
+
+    It is None before its first run, or if that failed.
+    """
     usable = [trial for trial in trials if trial.status != "failed"]
     first = next((trial for trial in usable if is_baseline(trial, baseline)), None)
     if first is None:
@@ -109,21 +122,22 @@ def baseline_runs(trials: Sequence[TrialResult], baseline: Baseline | None) -> B
 
 
 def first_steps(
-    baseline: Baseline,
     budget: SearchBudget,
     last_step: int,
     seconds_per_step: float,
     wall_share: float,
 ) -> int:
-    """Give the steps of the baseline's first run: to its budget, or to an eighth of the study's seconds.
+    """Give the steps of the baseline's first run.
+
+    They are those of a trial's budget, or fewer: as many as ``MEANS_SHARE`` of the study's seconds
+    allow.
 
     Args:
-        baseline: that runs.
         budget: of the study.
-        last_step: of a trial of its budget.
-        seconds_per_step: of training.
-        wall_share: the wall time of a step over its training time, as far as that is known before
-            the first trial.
+        last_step: at which a trial's budget is spent at the baseline's batch size.
+        seconds_per_step: of training there.
+        wall_share: the wall seconds of a step over its training seconds, as far as that is known
+            before the first trial.
     """
     limits = [math.inf]
     if budget.seconds is not None:
@@ -135,22 +149,22 @@ def first_steps(
 
 
 def may_run_again(first: TrialResult, last_step: int) -> bool:
-    """Say whether the baseline's first run is worth fresh seeds.
+    """Whether the baseline is to run again on fresh seeds after its first run.
 
-    It is where it met the target, and where it missed it in all of its budget: that may have been
-    an unlucky seed. One that the study's means cut short would be cut short again.
+    It is if that met the target, or missed it in all of its budget: the seed may have been
+    unlucky. A run that the study's means cut short would be cut short again.
     """
     return first.reached or (first.status == "stopped" and first.steps >= last_step)
 
 
 def fresh_seeds_of(runs: BaselineRuns, last_step: int, replicates: int) -> int:
-    """Count the fresh seeds that the baseline is to have in all, by the rule of :func:`due_seed`."""
+    """Count the fresh seeds on which the baseline is to run in all, as :func:`due_seed` has it."""
     if not may_run_again(runs.first, last_step):
         return 0
     if runs.first.reached:
         return replicates
     if all(run.reached for run in runs.again):
-        # What the next one comes to is not known.
+        # Whether a further one follows the next one depends on what that comes to.
         return min(len(runs.again) + 1, replicates)
     return len(runs.again)
 
@@ -158,15 +172,15 @@ def fresh_seeds_of(runs: BaselineRuns, last_step: int, replicates: int) -> int:
 def due_seed(
     runs: BaselineRuns | None, winner: Winner | None, last_step: int, seconds_left: float
 ) -> TrialResult | None:
-    """Find the winner's run on whose fresh seed the baseline is due; None if there is none.
+    """Find the winner's run on whose fresh seed the baseline is to run next; None if it is on none.
 
-    A first run that missed the target is repeated until a second one misses it.
+    Where the first run missed the target, the baseline runs again until a second run misses it.
 
     Args:
         runs: the baseline's, if any.
         winner: of the study, if any.
-        last_step: of a run of the baseline's budget.
-        seconds_left: of training, that are left for it.
+        last_step: at which the baseline's budget is spent.
+        seconds_left: of training, that the baseline may still take.
     """
     if runs is None or winner is None or not may_run_again(runs.first, last_step):
         return None
@@ -179,37 +193,52 @@ def due_seed(
     seconds = training_seconds(runs.first)
     if seconds is not None and seconds > seconds_left:
         return None
-    taken = {run.seed for run in runs.again}
-    for run in winner.runs:
-        if run.reached and run.seed not in taken:
-            return run
-    return None
+    return next_run_beside(runs, [run for run in winner.runs if run.reached])
 
 
 def training_seconds(run: TrialResult) -> float | None:
-    """Give the seconds of training to where a run ended, at its target or before; None: not known."""
+    """Give the seconds of training that a run took until it ended.
+
+    It is None where they are not known.
+    """
     if run.seconds_per_step is None:
         return None
     return run.steps * run.seconds_per_step
 
 
-def runs_beside(runs: BaselineRuns | None, winner: Winner | None) -> int:
-    """Count the winner's fresh seeds on which the baseline ran, too."""
-    if runs is None or winner is None:
-        return 0
-    return len({run.seed for run in runs.again} & {run.seed for run in winner.runs})
+def has_run_beside(runs: BaselineRuns, winners_runs: Sequence[TrialResult]) -> bool:
+    """Whether the baseline ran on the fresh seed of any of the winner's runs."""
+    return not {run.seed for run in runs.again}.isdisjoint(run.seed for run in winners_runs)
+
+
+def next_run_beside(runs: BaselineRuns, winners_runs: Sequence[TrialResult]) -> TrialResult | None:
+    """Find the first of the winner's runs on whose seed the baseline has not run.
+
+    It is None where the baseline has run on all of them.
+    """
+    taken = {run.seed for run in runs.again}
+    for run in winners_runs:
+        if run.seed not in taken:
+            return run
+    return None
 
 
 def gain_of(
     runs: BaselineRuns | None, winner: Winner | None, merit: Merit, scatter: float
 ) -> Gain | None:
-    """How many times as fast the winner is as the baseline, with its interval.
+    """How many times as fast the winner is as the baseline, with an interval.
 
-    ``at_least``: all of the baseline's runs were stopped before the target, so that the gain is no
-    less than the ratio. Without a common seed that reached the target each stands on the fresh
-    seeds it has; without any the baseline stands on its single search trial, the winner on what is
-    predicted of a fresh seed. None where the two cannot be compared: one of them has no run that
-    tells, or they are the same point.
+    Both are compared on their common fresh seeds that reached the target. Without any, each counts
+    by the fresh seeds that it has. Without those, the baseline counts by its first run and the
+    winner by its prediction for a fresh seed. Where all of the baseline's runs were stopped before
+    the target the gain is ``at_least`` the ratio. None where the two are the same point, or one of
+    them has no run that tells.
+
+    Args:
+        runs: the baseline's, if any.
+        winner: of the study, if any.
+        merit: whether seconds or steps are compared.
+        scatter: of log S from seed to seed, one standard deviation.
     """
     if runs is None or winner is None or same_point(runs.first, winner.trial):
         return None
@@ -250,12 +279,13 @@ def gain_of(
 
 
 def telling_target(first: TrialResult, target: Target, ideal: float | None) -> float | None:
-    """Return a target that would tell, where the baseline met the study's at its first look; None elsewhere.
+    """Propose a harder target where the baseline met the study's at its first evaluation.
 
-    What is met at the first evaluation was met at some step before, and every batch size that
-    meets it there looks alike. A schedule that ends with the trial is often looked at once, at its
-    end. The value returned lies half as far from the ideal one as what that evaluation saw; where
-    there is no ideal value, as far beyond what it saw as this lies beyond the target.
+    A target that is met at the first evaluation was met at some unknown step before, and all batch
+    sizes that meet it there look alike. The proposed value lies half as far from the ideal one as
+    the value of that evaluation. Without an ideal value, it lies as far beyond that value as that
+    value lies beyond the target. None where the baseline did not meet the target so, and where its
+    schedule ends with the trial: such a trial is often evaluated once, at its end.
     """
     values = [value for step, value in first.history if step > 0 and value is not None]
     if not first.reached or first.horizon is not None or len(values) != 1:
@@ -269,7 +299,10 @@ def telling_target(first: TrialResult, target: Target, ideal: float | None) -> f
 def baseline_result(
     runs: BaselineRuns | None, target: Target, ideal: float | None
 ) -> BaselineResult | None:
-    """Tell what the baseline came to; ``ideal``: the best value of the metric, if any."""
+    """Describe the baseline's runs for the result; None without them.
+
+    ``ideal``: the best value that the metric can have; None where it has no bound.
+    """
     if runs is None:
         return None
     first = runs.first
@@ -295,9 +328,12 @@ def baseline_result(
 def _paired_differences(
     runs: BaselineRuns, reached: Sequence[TrialResult], merit: Merit
 ) -> list[float]:
-    """Give the log merit of the baseline less the winner's at each seed on which both reached the target.
+    """Compare both at each fresh seed on which both reached the target.
 
-    ``reached``: the winner's runs that did.
+    Each difference is the log of the baseline's merit, steps or seconds, minus that of the
+    winner's.
+
+    ``reached``: the winner's runs that reached it.
     """
     by_seed = {run.seed: run for run in runs.again if run.reached}
     differences = list[float]()
@@ -312,9 +348,12 @@ def _paired_differences(
 
 
 def _log_merit(run: TrialResult, merit: Merit) -> float | None:
-    """Take the log of a run's steps or seconds, in the middle of where it met the target, or to where it ended."""
+    """Give the log of a run's steps or seconds to the target; None where seconds are not known.
+
+    It is taken in the middle, on the log scale, of the two evaluations between which the run met
+    the target. A run that missed it counts to its end.
+    """
     log_steps = math.log(max(run.steps, 1))
-    # It was met somewhere between the last evaluation that missed it and the first that met it.
     if run.reached:
         missed = max(run.steps_low, MISSED_SHARE * run.steps)
         log_steps -= 0.5 * math.log(run.steps / missed)
@@ -326,7 +365,7 @@ def _log_merit(run: TrialResult, merit: Merit) -> float | None:
 
 
 def _mean_log_merit(runs: Sequence[TrialResult], merit: Merit) -> float | None:
-    """Take the mean over the runs that have the merit; None where none has."""
+    """Average the log merits of the runs that have one; None where none has."""
     logs = [_log_merit(run, merit) for run in runs]
     known = [log for log in logs if log is not None]
     if not known:
@@ -337,7 +376,11 @@ def _mean_log_merit(runs: Sequence[TrialResult], merit: Merit) -> float | None:
 def _expected_log_merit(
     winner: Winner, reached: Sequence[TrialResult], merit: Merit
 ) -> float | None:
-    """Take the mean over the winner's fresh seeds that reached the target; without any what is predicted of one."""
+    """Give the mean log merit of the winner's runs on fresh seeds that reached the target.
+
+    Without such runs it is the log of what a fresh seed is predicted to take. None where seconds
+    are asked for and not known.
+    """
     known = _mean_log_merit(reached, merit)
     if known is not None:
         return known
@@ -351,9 +394,10 @@ def _expected_log_merit(
 
 @dataclass(frozen=True)
 class _GainRuns:
-    """On how many fresh seeds a gain stands: of both, of the baseline, of the winner."""
+    """On how many fresh seeds a gain stands."""
 
     of_both: int
+    """On which both ran."""
     of_baseline: int
     of_winner: int
 
@@ -361,9 +405,9 @@ class _GainRuns:
 def _interval(
     differences: Sequence[float], scatter: float, merit: Merit, stands_on: _GainRuns
 ) -> Gain:
-    """Give the gain of these differences of log merits, as the module's docstring has it.
+    """Make the gain and its interval of differences of log merits, by this module's formula.
 
-    ``scatter``: of log S from seed to seed.
+    ``scatter``: of log S from seed to seed, one standard deviation.
     """
     count = len(differences)
     squares = 0.0
@@ -391,7 +435,12 @@ def _interval(
 def baseline_spec(
     baseline: Baseline, number: int, space: Space, seed: int, max_steps: int | None
 ) -> TrialSpec:
-    """Make the baseline a trial; its batch size need not lie within the range that is searched."""
+    """Make the baseline's first trial.
+
+    Its batch size may lie outside of the range that is searched.
+
+    ``max_steps``: None where its budget alone ends it.
+    """
     return TrialSpec(
         number=number,
         trial_index=0,

@@ -1,4 +1,4 @@
-"""How long a study takes on this machine: what would make it fit, and after each trial what is left."""
+"""How long a study takes on this machine, what would make it fit, and what is left of it."""
 
 import math
 from collections.abc import Sequence
@@ -18,10 +18,12 @@ FEWEST_TRIALS = 10
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a search went: the wall seconds of a point, and the number of the point at which it took so many.
+    """How fast a search went.
 
-    Start-up, evaluation, continuations of stopped trials and the decisions between trials are in
-    the seconds.
+    Args:
+        seconds: wall seconds of a point. Start-up, evaluation, continuations of stopped trials and
+            the decisions between trials are in them.
+        point: number of the point at which one took so many; half numbers lie between two points.
     """
 
     seconds: float
@@ -30,23 +32,23 @@ class Pace:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs on fresh seeds that are still to come: how many, and the wall seconds of one."""
+    """Runs of one point on fresh seeds that are still to come."""
 
     count: int
     seconds: float
+    """Wall seconds of each."""
 
 
 def pace_of(ends: Sequence[float], points_before: int) -> Pace | None:
-    """Measure the pace of the later half of the points that this command has ended.
+    """Measure the pace over the later half of the points that ended in this command.
 
-    None before the first.
-
-    The first ones, the baseline among them, are unlike those that follow: libraries warm up, and
-    the baseline goes to its budget.
+    It is None before one has. The earlier half is left out, as it is unlike what follows: libraries
+    warm up, and the baseline goes to its budget.
 
     Args:
-        ends: the seconds at which the command began its search, and at which each point ended.
-        points_before: of the study, that ended before.
+        ends: the seconds at which the command began its search, then those at which each point
+            ended.
+        points_before: how many points of the study earlier commands ended.
     """
     points = len(ends) - 1
     if points < 1:
@@ -64,15 +66,15 @@ def seconds_to_go(
     report: float,
     limit: float = math.inf,
 ) -> float:
-    """Add up the wall seconds until a study's answer: of its points, its runs on fresh seeds and its report.
+    """Add up the wall seconds until a study's answer: points, runs on fresh seeds and report.
 
     Args:
         pace: of the search.
-        points: that have ended.
-        points_left: that are still to come.
-        runs: on fresh seeds.
+        points: how many have ended.
+        points_left: how many are still to come.
+        runs: those on fresh seeds that are still to come.
         report: seconds of the report.
-        limit: what is left of ``search.wall_seconds``.
+        limit: seconds left of ``search.wall_seconds``; the sum is no larger.
     """
     middle = points + points_left / 2
     growth = math.pow(middle / pace.point, POINT_GROWTH)
@@ -84,14 +86,14 @@ def seconds_to_go(
 def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
     """Count the runs on fresh seeds that are still to come.
 
-    A point that is run again has ``replicates`` runs, one after another. Before the first of them
-    each of the ``winners`` is expected to be run again. From then on only the rest of the point
-    that runs is certain: whether a further one follows is decided by what it comes to.
+    Before the first of them, each of the ``winners`` is expected to run ``replicates`` times, one
+    run after another. From then on, only the rest of the point that runs is certain: what it comes
+    to decides whether another one follows.
 
     Args:
-        ran: runs on fresh seeds so far, of all points.
+        ran: how many runs on fresh seeds have ended, of all points.
         replicates: runs of each point.
-        winners: points that stand first by a merit of the objective.
+        winners: how many points stand first by a merit of the objective.
     """
     if ran == 0:
         return replicates * winners
@@ -102,9 +104,9 @@ def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
 
 
 def trials_that_fit(seconds: float, trials: int) -> int | None:
-    """Say how many of a search's trials end within an hour, none reaching the target.
+    """Count the trials that end within an hour, if all ``trials`` take ``seconds`` together.
 
-    ``seconds`` are those of all ``trials``. None: so few that fewer trials are no advice.
+    It is None where all do, or so few that fewer trials are no advice.
     """
     fitting = int(trials * LONG_SECONDS / seconds)
     if not FEWEST_TRIALS <= fitting < trials:
@@ -116,8 +118,8 @@ def advice_on_time(seconds: float, trials: int, device: str, limited: bool) -> s
     """Say what a long study takes and what would make it fit; None for one that is not long.
 
     Args:
-        seconds: of all trials, none reaching the target.
-        trials: of the search.
+        seconds: of all trials, if each runs to its budget.
+        trials: how many the search may try.
         device: that trains, as torch names it.
         limited: whether the search's time has a limit already.
     """

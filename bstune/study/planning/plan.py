@@ -1,4 +1,4 @@
-"""The budget of a study's search, its seeds and batch sizes as functions of its seed, and how long it takes."""
+"""The budget of a study's search, its seeds, and how long it takes at most."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -33,8 +33,8 @@ class SearchEnd:
     """What ended a search.
 
     Args:
-        sentence: it, for the user.
-        limit: the option that ended it before its trials were through; None for another end.
+        sentence: what ended it, in words for the user.
+        limit: the option that ended it before all its trials had run; None for another end.
     """
 
     sentence: str
@@ -47,17 +47,18 @@ class SearchBudget:
 
     Args:
         objective: of the study.
-        trials: of the search; one that continues another is the same trial.
-        seconds: of training, over the whole search.
-        wall_seconds: of the command's wall time, see :mod:`bstune.study.planning.wall`.
+        trials: how many the search may try; one that continues another is the same trial.
+        seconds: of training, over the whole search; None: any.
+        wall_seconds: of the study's wall time, see :mod:`bstune.study.planning.wall`; None: any.
         stratified: share of trials whose batch size is spread evenly over log B, for samplers that
             stop no trials.
         seed: of the study.
-        precision: the search ends once B_crit's interval is narrower than this factor.
-        least_gain: of the objective loss: the search ends once so many seeds' scatters are all that
-            is left to gain.
+        precision: the search ends once the upper end of B_crit's interval is less than so many
+            times the lower one; None: it does not end by that.
+        least_gain: the search for the objective loss ends once no more is left to gain than this
+            multiple of the metric's scatter from seed to seed; None: it does not end by that.
         replicates: fresh seeds on which each candidate runs again.
-        candidates: how many trials may run again.
+        candidates: how many trials may run again on fresh seeds.
         baseline: whether trial 0 is the configuration that the user runs today.
     """
 
@@ -74,21 +75,31 @@ class SearchBudget:
     baseline: bool = False
 
     def trial_seed(self, trial_index: int) -> int:
-        """Give the seed of a trial: initial weights, order of the data, augmentation."""
+        """Give the seed of a trial, for its initial weights, order of data and augmentation."""
         return self._seed(trial_index, TRIAL_PURPOSE)
 
     def sampler_seed(self, trial_index: int, attempt: int = 0) -> int:
-        """Give the sampler's seed at a trial: a sampler seeded once would repeat itself after a restart."""
+        """Give the seed with which the sampler suggests one trial.
+
+        A sampler that is seeded once would repeat itself after a restart. ``attempt``: how many
+        points were given up at this trial's index, as their trials failed.
+        """
         if attempt == 0:
             return self._seed(trial_index, SAMPLER_PURPOSE)
         return self._seed(trial_index, SAMPLER_PURPOSE, attempt)
 
     def replicate_index(self, trial_index: int, replicate: int) -> int:
-        """Give the index of a trial's replicate, counted from 0, however many replicates there are."""
+        """Give the trial index at which a trial runs again on a fresh seed.
+
+        ``replicate`` counts those runs from 0. Any number of them has an index of its own.
+        """
         return FIRST_REPLICATE * (1 + replicate) + trial_index
 
     def stratum(self, trial_index: int, space: Space) -> int | None:
-        """Give the batch size of a stratified trial; None where the sampler chooses it."""
+        """Give the batch size of a trial, if it is one of those spread evenly over log B.
+
+        It is None where the sampler chooses it.
+        """
         strata_before = math.floor(trial_index * self.stratified)
         strata_after = math.floor((trial_index + 1) * self.stratified)
         if strata_before == strata_after:
@@ -101,28 +112,33 @@ class SearchBudget:
         """Draw 32 bits that are independent of those of other trials and purposes."""
         return int(np.random.SeedSequence([self.seed, trial_index, *purpose]).generate_state(1)[0])
 
-    def spent(self, results: Iterable[TrialResult], continues: bool = False) -> SearchEnd | None:
-        """Say that the seconds of training are spent; None if they are not.
+    def end_if_spent(
+        self, results: Iterable[TrialResult], continues: bool = False
+    ) -> SearchEnd | None:
+        """Give the end of a search whose seconds of training are spent; None if they are not.
 
-        ``continues``: whether a stopped trial can go on, for which a share is kept while none has
-        reached the target.
+        ``continues``: whether a stopped trial can go on. Until a trial has reached the target, a
+        share of the seconds is kept for that.
         """
         if self.seconds is None:
             return None
         trials = list(results)
-        train = sum(trial.train_seconds for trial in trials if trial.replicate_of is None)
+        trained = sum(trial.train_seconds for trial in trials if trial.replicate_of is None)
         keeps_share = continues and not any(trial.reached for trial in trials)
         share = 1.0 - RESCUE_SHARE if keeps_share else 1.0
-        if train < share * self.seconds:
+        if trained < share * self.seconds:
             return None
         return SearchEnd(
-            f"stopped: search.seconds={self.seconds:g} of training are spent ({train:.1f} s)",
+            f"stopped: search.seconds={self.seconds:g} of training are spent ({trained:.1f} s)",
             "search.seconds",
         )
 
 
 def is_baseline_replicate(trial_index: int) -> bool:
-    """Say whether an index is that of the baseline on a winner's fresh seed: it replicates index 0."""
+    """Whether a trial index is that of the baseline's run on a winner's fresh seed.
+
+    Such a run is a replicate of index 0.
+    """
     return trial_index >= FIRST_REPLICATE and trial_index % FIRST_REPLICATE == 0
 
 
@@ -133,14 +149,14 @@ def max_seconds(
     backend: TrialBackend,
     trial_seconds: float | None = None,
 ) -> float:
-    """Give the seconds of a search in which every trial runs to its budget, evaluation included.
+    """Predict the seconds of a search in which every trial runs to its budget, with evaluation.
 
     Args:
         budget: of the search.
-        space: whose batch sizes count evenly over log B.
-        protocol: has the budget of a trial.
+        space: the batch sizes, of which each octave is taken to have as many trials.
+        protocol: has the budget of a trial in steps or examples.
         backend: knows the seconds of a step.
-        trial_seconds: the budget of a trial where it is one of seconds; None: the protocol's is.
+        trial_seconds: the budget of a trial, if that is one of seconds; None: the protocol's.
     """
     if trial_seconds is not None:
         return budget.trials * trial_seconds * (1.0 + backend.evaluation_share)
@@ -158,9 +174,9 @@ def max_seconds(
 
 
 def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> float | None:
-    """Predict the seconds of the rest of a search, if it goes on as it did.
+    """Predict the seconds of the rest of a search from the mean of its points so far.
 
-    None before its first trial.
+    It is None before its first trial has ended.
     """
     trials = searched(results)
     points = points_of(trials)
@@ -171,10 +187,13 @@ def remaining_seconds(budget: SearchBudget, results: Sequence[TrialResult]) -> f
 
 
 def searched(results: Iterable[TrialResult]) -> list[TrialResult]:
-    """Give the search's trials: neither replicates, which may have begun before, nor failed ones."""
+    """Select the trials of the search itself: no runs on fresh seeds, and none that failed."""
     return [trial for trial in results if trial.replicate_of is None and trial.status != "failed"]
 
 
 def points_of(trials: Iterable[TrialResult]) -> int:
-    """Count the search's points: a trial that continues another one is the same point."""
+    """Count the configurations that a search has tried.
+
+    A trial that continues another one is the same configuration.
+    """
     return sum(trial.resumed_from is None for trial in searched(trials))

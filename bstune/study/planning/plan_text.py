@@ -14,7 +14,7 @@ from bstune.trial.backend import chooses_batch_sizes, chooses_horizons, stops_tr
 def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
     """Write the plan in a few lines.
 
-    ``done`` are the trials that an earlier run of the study finished.
+    ``done``: the trials that an earlier run of the study has finished.
     """
     lines = [
         _question_line(prepared),
@@ -35,6 +35,7 @@ def plan_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
 
 
 def _question_line(prepared: PreparedStudy) -> str:
+    """Say what the study seeks, and on which device."""
     objective = prepared.budget.objective
     question = str(prepared.protocol.target)
     if objective == "loss":
@@ -71,7 +72,7 @@ def _means_text(prepared: PreparedStudy) -> str:
 
 
 def _ends_text(prepared: PreparedStudy) -> str:
-    """Say what ends a trial, as the end of a line."""
+    """Say what ends a trial, in words that end a line of the plan."""
     budget = prepared.budget
     backend = prepared.backend
     if budget.objective == "loss":
@@ -100,9 +101,9 @@ def _ends_text(prepared: PreparedStudy) -> str:
 
 
 def _turns_text(prepared: PreparedStudy) -> str | None:
-    """Say how a sampler that tunes each batch size by itself goes through them.
+    """Say how a sampler that tunes each batch size by itself goes through the batch sizes.
 
-    None for another sampler.
+    It is None for another sampler.
     """
     space = prepared.space
     trials = prepared.budget.trials
@@ -123,7 +124,10 @@ def _turns_text(prepared: PreparedStudy) -> str | None:
 
 
 def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str | None:
-    """Say how long the study takes, as far as that is known."""
+    """Say how long the study takes.
+
+    It is None where that is not known, or a limit of time in the plan says it.
+    """
     options = prepared.options
     budget = prepared.budget
     # The study's own trials tell it; before the first one timed steps give a bound.
@@ -143,7 +147,10 @@ def _duration_text(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str 
 
 
 def budget_text(budget: Budget) -> str:
-    """Say what ends a trial: a budget of one step, or of one example, is of the other alone."""
+    """Say in words after how many steps and examples a trial gives up.
+
+    A limit of one is no limit: it is met at the first step, and both have to be met.
+    """
     steps = plural(budget.steps, "step")
     examples = plural(budget.examples, "example")
     if budget.steps <= 1:

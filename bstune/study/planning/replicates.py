@@ -1,4 +1,4 @@
-"""Winners run again on fresh seeds before they are reported: the best of many noisy runs is a lucky one.
+"""Winners run on fresh seeds before they are reported: the best of many noisy runs was lucky.
 
 A trial is ranked by what a fresh seed is predicted to give of the merit (time or steps to target):
 the posterior of all trials says how many steps, replicates included, which are trials like any
@@ -31,10 +31,10 @@ FreshRuns = Mapping[int, tuple[TrialResult, ...]]
 """Runs on fresh seeds, by the number of the trial that they repeat."""
 Predicted = Mapping[int, float]
 """Steps that a fresh seed is predicted to take, by a trial's number."""
-# Trials of the best single runs, which may win: their checkpoints are kept.
+# How many of the best single runs may win: their checkpoints are kept.
 CANDIDATES = 8
-# A point without fresh seeds is to be better by so much than one with them: what was measured is
-# worth more than what is predicted.
+# A point without fresh seeds takes the place of one with them only if it is predicted to be better
+# by this share: what was measured is worth more than a prediction.
 WORTH_A_CHANGE = 0.1
 # Octaves: closer than this in both batch size and learning rate, two trials are at one point.
 SAME_POINT = 0.2
@@ -42,23 +42,30 @@ SAME_POINT = 0.2
 
 @dataclass(frozen=True)
 class Winner:
-    """The best point's trial, the steps predicted of a fresh seed, and its replicates in order of their numbers.
-
-    A replicate that was stopped and continued stands here once.
-    """
+    """The best point, or another one that runs again: its trial and its runs on fresh seeds."""
 
     trial: TrialResult
+    """The point's trial in the search."""
     steps: float
+    """Steps to the target that a fresh seed is predicted to take."""
     runs: tuple[TrialResult, ...] = ()
+    """Its runs on fresh seeds in order of their numbers.
+
+    Of a run that was continued only the last part is there.
+    """
     predicted_horizon: int | None = None
-    """With which ``steps`` are predicted, where schedules end with the trial."""
+    """The horizon for which ``steps`` are predicted.
+
+    None where schedules do not end with the trial.
+    """
     reaching: Reaching | None = None
+    """How likely further seeds reach the target, where schedules end with the trial."""
 
     @property
     def horizon(self) -> int | None:
-        """That of its runs on fresh seeds.
+        """The horizon of its runs on fresh seeds; None where schedules do not end with the trial.
 
-        Without any the predicted one, as the trial's own may have been lucky.
+        Without such runs it is the predicted one, as the trial's own may have been lucky.
         """
         if self.runs:
             return self.runs[0].horizon
@@ -66,10 +73,10 @@ class Winner:
 
     @property
     def advised_horizon(self) -> int | None:
-        """The horizon to train with: the trial's own where it is longer and most runs on fresh seeds missed the target.
+        """The horizon to train with; None where schedules do not end with the trial.
 
-        Where one trial alone has reached the target, little is known of how short a schedule may
-        be.
+        It is :attr:`horizon`. Where most runs on fresh seeds missed the target it is no shorter
+        than the trial's own: little is known then of how short a schedule may be.
         """
         horizon_of_trial = self.trial.horizon
         horizon = self.horizon
@@ -85,9 +92,9 @@ def next_replicate(
     replicates: int,
     max_candidates: int,
 ) -> tuple[Winner, int] | None:
-    """Give the point to run again, and which of its ``replicates`` is due, from 0.
+    """Give the point that runs again next, and how many runs on fresh seeds it has had.
 
-    None when all is done.
+    It is None when no point is to run again any more. The arguments are those of :func:`find_best`.
     """
     for merit in SOUGHT[objective].merits:
         best = find_best(trials, predicted, merit, objective, replicates, max_candidates)
@@ -103,9 +110,10 @@ def left_out(
     replicates: int,
     max_candidates: int,
 ) -> Winner | None:
-    """Give the point that would run again next but for ``max_candidates``.
+    """Give the point that would run again next, were it not for ``max_candidates``.
 
-    None if that ended no replicates.
+    It is None where that limit keeps no point from its fresh seeds. The arguments are those of
+    :func:`find_best`.
     """
     if next_replicate(trials, predicted, objective, replicates, max_candidates) is not None:
         return None
@@ -124,9 +132,19 @@ def find_best(
     replicates: int,
     max_candidates: int,
 ) -> Winner | None:
-    """Find the best point by a merit.
+    """Find the best point by a merit; None where no trial reached the target.
 
-    No new one once ``max_candidates`` ran again since the search last went on.
+    A point with all its runs on fresh seeds is ranked by these, any other one by its prediction.
+    One that missed the target in most of these runs comes last.
+
+    Args:
+        trials: all that ended.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
+        merit: time or steps to the target.
+        objective: of the study, whose merits limit what runs again.
+        replicates: runs on fresh seeds that a point is to have.
+        max_candidates: points that may run again by a merit of the objective. Once as many have
+            since the search last went on, only points that ran again can be the best.
     """
     runs = _replicates(trials)
     points = _points(candidates(trials, (merit,)), merit, predicted, runs)
@@ -137,7 +155,7 @@ def find_best(
             points = [trial for trial in points if trial.number in runs]
 
     def rank(trial: TrialResult) -> tuple[bool, float]:
-        """Sort points whose fresh seeds mostly missed behind all others, then by their merit."""
+        """Sort by the log of the merit; points that mostly missed the target come last."""
         fresh = runs.get(trial.number, ())
         if len(fresh) < max(replicates, 1):
             expected = _predicted_merit(trial, merit, predicted)
@@ -147,22 +165,23 @@ def find_best(
     best = min(points, key=rank, default=None)
     if best is None:
         return None
-    return Winner(best, predicted.get(best.number, float(best.steps)), runs.get(best.number, ()))
+    steps = predicted.get(best.number, float(best.steps))
+    return Winner(trial=best, steps=steps, runs=runs.get(best.number, ()))
 
 
 def _begun_since_search(
     trials: Sequence[TrialResult], points: Sequence[TrialResult], runs: FreshRuns
 ) -> list[TrialResult]:
-    """Give the points that the study chose to run again since its search last went on.
+    """Select the points that the study chose to run again after the search's last trial.
 
-    The baseline runs on a winner's seeds whatever is predicted of it: nobody has chosen it.
+    The baseline is none of them: it runs on a winner's seeds whatever is predicted of it.
     """
-    of_search = [trial.number for trial in trials if trial.replicate_of is None]
-    last = max(of_search, default=0)
+    numbers_of_search = [trial.number for trial in trials if trial.replicate_of is None]
+    last_of_search = max(numbers_of_search, default=0)
     begun = list[TrialResult]()
     for trial in points:
         fresh = runs.get(trial.number)
-        if fresh is None or fresh[-1].number <= last:
+        if fresh is None or fresh[-1].number <= last_of_search:
             continue
         if not is_baseline_replicate(fresh[0].trial_index):
             begun.append(trial)
@@ -170,7 +189,7 @@ def _begun_since_search(
 
 
 def _most_missed(runs: Sequence[TrialResult]) -> bool:
-    """Say whether less than half of the runs reached the target; of none this is no."""
+    """Whether less than half of the runs reached the target; False without runs."""
     return 2 * sum(run.reached for run in runs) < len(runs)
 
 
@@ -181,7 +200,10 @@ def winners(
     replicates: int,
     max_candidates: int,
 ) -> dict[Merit, Winner]:
-    """Find the best point by each merit, if any trial has it."""
+    """Find the best point by each merit. A merit that no trial has is left out.
+
+    The arguments are those of :func:`find_best`.
+    """
     merits: tuple[Merit, ...] = ("time", "steps")
     by_merit = dict[Merit, Winner]()
     for merit in merits:
@@ -192,32 +214,32 @@ def winners(
 
 
 @dataclass(frozen=True)
-class Kept:
+class StandIn:
     """A winner with all its fresh seeds, in place of one that got none.
 
     Args:
-        winner: which ran on fresh seeds.
-        passed_over: which did not, and is predicted to be a little better.
+        winner: the point that ran on fresh seeds.
+        passed_over: the point that did not, and is predicted to be a little better.
     """
 
     winner: Winner
     passed_over: Winner
 
 
-def kept_instead(
+def stand_in_for(
     winner: Winner,
     trials: Sequence[TrialResult],
     predicted: Predicted,
     merit: Merit,
     objective: Objective,
     replicates: int,
-) -> Kept | None:
-    """Give the best point with all its fresh seeds where the winner has none, as time ran out.
+) -> StandIn | None:
+    """Name a point with all its fresh seeds in place of a winner that has none, as time ran out.
 
-    None elsewhere.
+    It is the best one with all of them, if what it took is at most ``WORTH_A_CHANGE`` more than
+    the prediction for the winner. None where there is no such point, or the winner ran again.
 
-    It is kept as far as it takes ``WORTH_A_CHANGE`` more than what is predicted of the winner at
-    most: what was measured is worth more than that.
+    ``winner`` is the best point by ``merit``; the other arguments are those of :func:`find_best`.
     """
     if not replicates or winner.runs:
         return None
@@ -231,25 +253,25 @@ def kept_instead(
     expected = math.log(_predicted_merit(winner.trial, merit, predicted))
     if measured > expected + math.log1p(WORTH_A_CHANGE):
         return None
-    return Kept(known, winner)
+    return StandIn(known, winner)
 
 
 def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Winner]:
-    """Give the points that have all their replicates."""
+    """Select the points that have all their runs on fresh seeds, but for the baseline."""
     by_number = {trial.number: trial for trial in trials}
     points = list[Winner]()
     for number, fresh in _replicates(trials).items():
         trial = by_number.get(number)
         is_of_baseline = is_baseline_replicate(fresh[0].trial_index)
         if trial is not None and len(fresh) >= max(replicates, 1) and not is_of_baseline:
-            points.append(Winner(trial, float(trial.steps), fresh))
+            points.append(Winner(trial=trial, steps=float(trial.steps), runs=fresh))
     return points
 
 
 def candidates(
     trials: Sequence[TrialResult], merits: Sequence[Merit] = ("time", "steps")
 ) -> list[TrialResult]:
-    """Give the trials that may win: the best single runs by each merit, and those that ran again."""
+    """Select the trials that may win: the best by each merit, and those that ran again."""
     runs = _replicates(trials)
     by_number: dict[int, TrialResult] = {}
     for merit in merits:
@@ -262,20 +284,21 @@ def candidates(
 def confirmed(
     runs: Sequence[TrialResult], scatter: float = 0.0, time_error: float = 0.0
 ) -> Confirmed | None:
-    """How many replicates reached the target, their median and its interval; None of none.
+    """Summarize a point's runs on fresh seeds: how many reached the target, median and interval.
 
-    A run that did not reach it takes longer than any that did: then the upper end is None, and
-    maybe the median.
+    It is None without runs. A run that missed the target counts as longer than any that reached it:
+    then the upper end is None, and the median, too, where half of the runs missed it.
 
     Args:
-        runs: the replicates.
+        runs: the point's runs on fresh seeds.
         scatter: standard deviation of log steps from seed to seed, by all trials.
-        time_error: of the log of a step's seconds.
+        time_error: standard deviation of the log of a step's seconds.
     """
     if not runs:
         return None
     steps = _median_of_runs(runs, [float(run.steps) for run in runs], scatter, 0.0)
     seconds = [run.steps * (run.seconds_per_step or math.nan) for run in runs]
+    # Without the seconds of all runs nothing is known of time.
     times = _MedianOfRuns(middle=None, low=None, high=None)
     if not any(math.isnan(value) for value in seconds):
         times = _median_of_runs(runs, seconds, scatter, time_error)
@@ -294,12 +317,12 @@ def confirmed(
 
 
 def time_order(trial: TrialResult) -> tuple[float, int, int]:
-    """Sort trials by time to target: of equals fewer steps, then the lower number come first."""
+    """Key that sorts trials by time to target, then by fewer steps, then by number."""
     return _merit(trial, "time"), trial.steps, trial.number
 
 
 def _steps_order(trial: TrialResult) -> tuple[int, float, int]:
-    """Sort trials by steps to target: of equals less time, then the lower number come first."""
+    """Key that sorts trials by steps to target, then by less time, then by number."""
     return trial.steps, _merit(trial, "time"), trial.number
 
 
@@ -314,7 +337,10 @@ def _merit(trial: TrialResult, merit: Merit) -> float:
 
 
 def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
-    """Sort the trials that can be candidates, best first: reached, and no replicates themselves."""
+    """Sort the trials of the search that reached the target, best first by a merit.
+
+    By time only those with seconds are sorted.
+    """
     reached = [trial for trial in trials if trial.reached and trial.replicate_of is None]
     if merit == "steps":
         return sorted(reached, key=_steps_order)
@@ -325,7 +351,10 @@ def ranked(trials: Sequence[TrialResult], merit: Merit) -> list[TrialResult]:
 def _points(
     trials: Sequence[TrialResult], merit: Merit, predicted: Predicted, runs: FreshRuns
 ) -> list[TrialResult]:
-    """Choose the best trial of each point; beside one that has replicates there is no other."""
+    """Choose one trial of each point, as several trials may be at the same one.
+
+    It is a trial that ran again, if there is one, else the trial with the best prediction.
+    """
     ran_again = [trial for trial in trials if trial.number in runs]
     ran_again.sort(key=lambda trial: (-len(runs[trial.number]), trial.number))
     by_prediction = sorted(trials, key=lambda trial: _predicted_merit(trial, merit, predicted))
@@ -338,13 +367,17 @@ def _points(
 
 
 def _sought(trial: TrialResult, trials: Sequence[TrialResult], objective: Objective) -> Merit:
-    """Find the merit for which a trial was run again: that of the objective's by which its own run stands higher."""
+    """Find the merit for which a trial was run again: the one by which its own run ranks higher."""
     merits = [merit for merit in SOUGHT[objective].merits if math.isfinite(_merit(trial, merit))]
     return min(merits, key=lambda merit: ranked(trials, merit).index(trial))
 
 
 def same_point(a: TrialResult, b: TrialResult) -> bool:
-    """Say whether two trials are at one place, as far as a study tells places apart."""
+    """Whether two trials count as the same configuration.
+
+    They do where batch size and learning rate each differ by less than ``SAME_POINT`` octaves, and
+    further hyper-parameters do not differ.
+    """
     octaves_of_size = abs(math.log2(a.batch_size / b.batch_size))
     octaves_of_rate = abs(math.log2(a.lr / b.lr))
     octaves = max(octaves_of_size, octaves_of_rate)
@@ -352,9 +385,9 @@ def same_point(a: TrialResult, b: TrialResult) -> bool:
 
 
 def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
-    """Collect the finished replicates of each candidate, by its number.
+    """Collect the finished runs on fresh seeds of each trial that has some, by its number.
 
-    Of one that was continued the last part.
+    Of a run that was continued only the last part is there.
     """
     runs = list[TrialResult]()
     for trial in trials:
@@ -369,15 +402,17 @@ def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
 
 
 def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> float:
+    """Give the steps or seconds that a fresh seed of a trial is predicted to take to the target."""
     steps = predicted.get(trial.number, float(trial.steps))
     return steps * _merit(trial, merit) / trial.steps
 
 
 def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit) -> float:
-    """Give the geometric mean of the merits at a trial's point, where two of the search's trials met the target there.
+    """Give the geometric mean of what the search's own trials took at a trial's point.
 
-    What was seen twice runs on fresh seeds, whatever is predicted. Infinite below two; trials of
-    one history are one recorded run.
+    It is infinite where fewer than two reached the target there. A point that two trials have shown
+    to be good runs on fresh seeds, whatever is predicted of it. Trials with one history are one
+    recorded run.
     """
     merits = dict[object, float]()
     for other in trials:
@@ -389,32 +424,39 @@ def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit)
 
 
 def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
-    """Average the log merit over a candidate's replicates."""
+    """Average the log merit over a candidate's runs on fresh seeds."""
     logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs]
     return sum(logs) / len(logs)
 
 
 def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> float:
-    """Give a replicate's merit, or what it counts as where it did not reach the target."""
-    first = _merit(candidate, merit)
+    """Give the steps or seconds that a run on a fresh seed counts for.
+
+    They are those to the target, if it reached that. A stopped run counts for what it took, and for
+    no less than the candidate's own run took. A run that broke, or missed the target at the end of
+    its horizon, counts for ``FAILURE_FACTOR`` times the latter.
+    """
+    own = _merit(candidate, merit)
     missed_its_horizon = run.horizon is not None and not run.reached
     # The steps of such a run bound nothing: after its horizon's end there is no going on.
     if run.status in ("diverged", "out of memory") or missed_its_horizon:
-        return FAILURE_FACTOR * first
+        return FAILURE_FACTOR * own
     seconds_per_step = run.seconds_per_step or candidate.seconds_per_step
     cost = float(run.steps)
     if merit == "time" and seconds_per_step is not None:
         cost = run.steps * seconds_per_step
     if run.reached:
         return cost
-    # A stopped run is a bound, and no less than the candidate's merit: stopped early, it must not
-    # look fast.
-    return max(cost, first)
+    # A run that was stopped early must not look fast.
+    return max(cost, own)
 
 
 @dataclass(frozen=True)
 class _MedianOfRuns:
-    """A median over runs and its interval; None for what lies beyond all that was run."""
+    """A median over runs and its interval.
+
+    A part is None where runs that missed the target decide it.
+    """
 
     middle: float | None
     low: float | None
@@ -424,11 +466,17 @@ class _MedianOfRuns:
 def _median_of_runs(
     runs: Sequence[TrialResult], values: Sequence[float], scatter: float, error: float
 ) -> _MedianOfRuns:
-    """Give the median of runs, and the 90% interval of what it is over many seeds.
+    """Give the median of runs, with a 90% interval for the median over many seeds.
 
-    A run's target was met after its last evaluation that missed it: the interval begins there. It
-    is no narrower than the standard error of a median of so many runs, 1.2533 scatter/sqrt(n), and
-    ``error`` of each value adds to it.
+    The interval begins at the earliest step at which a run may have met the target, right after an
+    evaluation that missed it. It is no narrower than the standard error of a median of n runs,
+    1.2533 scatter/sqrt(n), allows.
+
+    Args:
+        runs: at least one.
+        values: what each run took, in steps or seconds.
+        scatter: standard deviation of log steps from seed to seed.
+        error: standard deviation of the log of each value, which widens the interval.
     """
     met_at = list[float]()
     missed_until = list[float]()
@@ -442,7 +490,7 @@ def _median_of_runs(
         missed_until.append((run.steps_low + 1.0) * per_step)
     if not missed_until:
         return _MedianOfRuns(middle=None, low=None, high=None)
-    # Half widths of intervals of logs: of each value, and of a median of so many.
+    # Half the widths of the logs' intervals: that of each value, and that of the median.
     half_of_value = INTERVAL_QUANTILE * error
     half_of_median = INTERVAL_QUANTILE * MEDIAN_ERROR * scatter / math.sqrt(len(runs))
     earliest = min(missed_until)

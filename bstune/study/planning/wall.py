@@ -1,10 +1,12 @@
-"""The wall time of a study: what its commands have taken, and what is kept for what has to come after the search.
+"""The wall time of a study: what its commands took, and what is kept for after the search.
 
-It is counted from the start of the owner's process, so that imports, survey and preflight are part of it, over all
-commands that have owned the study. The others that run its trials count by the owner's clock.
+It is counted from the start of the owner's process, so that imports, survey and preflight are part
+of it, over all commands that have owned the study. The others that run its trials count by the
+owner's clock.
 
-The study plans backwards. The report takes its time at the end, before it the winner's fresh seeds. Where nothing has
-reached the target yet, a share is kept to continue the most promising trial until it does.
+The study plans backwards. The report takes its time at the end, before it the winner's fresh seeds.
+Where nothing has reached the target yet, a share is kept to continue the most promising trial until
+it does.
 """
 
 import math
@@ -32,14 +34,14 @@ TAKEN = "bstune:wall_seconds"
 # decision. Until that has been measured it is taken to last as long as so many of them: on digits
 # they were 1 to 4 of what lies between two trials, for 7 to 64 points, on busy cores.
 REPORT_DECISIONS = 3
-# Of what else comes before the answer: 0.1 to 1.4 on ten projects, on busy cores.
+# Seconds of what else comes before the answer: 0.1 to 1.4 on ten projects, on busy cores.
 REPORT_SECONDS = 0.5
-# Of the limit, at most, for fresh seeds of further candidates than the first, and for the
-# baseline's beyond its first.
+# At most this share of the limit is kept for fresh seeds of further candidates than the first, and
+# for the baseline's beyond its first.
 OTHERS_SHARE = 0.1
-# Times its share, that the first run of the baseline may take.
+# The first run of the baseline may take so many times its share.
 BASELINE_SLACK = 2.0
-# Trials that what is known of evaluation beforehand counts for.
+# In the fit of costs, what is known of evaluation beforehand counts as so many trials.
 PRIOR_ROWS = 1.0
 # More than any trial takes, and a double has each integer up to it.
 UNLIMITED_STEPS = 1e15
@@ -47,17 +49,19 @@ UNLIMITED_STEPS = 1e15
 
 @dataclass(frozen=True)
 class TrialCost:
-    """The wall seconds of a trial: ``fixed``, and ``slope`` times the seconds that its steps take by tau(B)."""
+    """What a trial takes in wall seconds: a fixed part, and one in proportion to its training."""
 
     fixed: float
+    """Wall seconds of any trial."""
     slope: float
+    """Wall seconds per second that its steps take by tau(B)."""
 
     def seconds(self, training: float) -> float:
         """Predict the wall seconds of a trial whose steps take ``training`` seconds."""
         return self.fixed + self.slope * training
 
     def steps(self, seconds: float, seconds_per_step: float) -> int:
-        """Count the steps that a trial can take within so many wall seconds; none below 0."""
+        """Count the steps that a trial can take within ``seconds`` of wall time; 0 at least."""
         steps = (seconds - self.fixed) / (self.slope * seconds_per_step)
         return max(0, math.floor(min(steps, UNLIMITED_STEPS)))
 
@@ -65,12 +69,13 @@ class TrialCost:
 def fit_cost(
     trials: Sequence[TrialResult], step_time: Callable[[float], float], share: float
 ) -> TrialCost:
-    """Fit what trials cost, by least squares over the relative errors; neither part is below 0.
+    """Fit the wall seconds of trials, by least squares of the relative errors; no part is below 0.
 
     Args:
         trials: that have ended.
-        step_time: seconds of a step over batch size.
-        share: of evaluation in training; what is known of other costs before the first trial.
+        step_time: gives the seconds of a step at a batch size.
+        share: seconds of evaluation per second of training, as they are expected before the first
+            trial.
     """
     steps = {trial.number: trial.steps for trial in trials}
     rows = [[0.0, PRIOR_ROWS]]
@@ -78,7 +83,7 @@ def fit_cost(
     for trial in trials:
         if trial.status == "failed" or trial.wall_seconds <= 0.0:
             continue
-        # Of what continues a trial, that trial has taken the first steps.
+        # The first steps of a continuation were taken by the trial that it continues.
         steps_before = 0
         if trial.resumed_from is not None:
             steps_before = steps.get(trial.resumed_from, 0)
@@ -114,12 +119,13 @@ class WallTime:
         self._budget = budget
         self._owner = owner
         self.limit = math.inf if budget.wall_seconds is None else budget.wall_seconds
-        # Seconds between two trials, as a decision takes.
+        # Seconds between two trials, which the decision on the second one takes.
         self._between: list[float] = []
-        # Seconds of looks at the posterior as it is drawn for a replicate.
+        # Seconds of each look at the finely drawn posterior.
         self._looks: list[float] = []
         # When the last trial ended.
         self._last_end: float | None = None
+        # Gives the seconds that the study has taken.
         self._taken: Callable[[], float] = elapsed
         if math.isfinite(self.limit):
             earlier = study.user_attrs.get(TAKEN, 0.0)
@@ -137,7 +143,7 @@ class WallTime:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Note when trials run: what the command does between them takes time, too."""
+        """Note the time between trials: the body waits for one."""
         if self._last_end is not None:
             self._between.append(self._taken() - self._last_end)
         yield
@@ -145,63 +151,74 @@ class WallTime:
 
     @contextmanager
     def fine_look(self) -> Iterator[None]:
-        """Note how long a look at the finely drawn posterior takes."""
+        """Note how long the body takes, which looks at the finely drawn posterior."""
         began = self._taken()
         yield
         self._looks.append(self._taken() - began)
 
     @property
     def decision(self) -> float:
-        """Seconds between two trials."""
+        """Mean seconds between two trials."""
         return statistics.fmean(self._between) if self._between else 0.0
 
     @property
     def fine_decision(self) -> float:
-        """Seconds of a look at the posterior as it is drawn before a replicate, and for the answer."""
+        """Mean seconds of a look at the finely drawn posterior."""
         if self._looks:
             return statistics.fmean(self._looks)
         return REPORT_DECISIONS * self.decision
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the report has to begin."""
         return self.limit - REPORT_SECONDS - self.fine_decision - self._taken()
 
     def trial_limit(self, is_baseline: bool) -> float:
         """Give the wall seconds after which a trial that begins now ends with its next step.
 
-        Its steps are chosen so that it ends long before; on a machine that has become slower this
-        binds. The baseline has ``BASELINE_SLACK`` times its share of the limit.
+        A trial's steps are chosen so that it ends long before. This limit is for a machine that has
+        become slower. The baseline has at most ``BASELINE_SLACK`` times its share of the limit.
         """
-        limit = max(self.left, 0.0)
+        limit = max(self.seconds_left, 0.0)
         if is_baseline:
             limit = min(limit, BASELINE_SLACK * MEANS_SHARE * self.limit)
         return limit
 
-    def spent(
+    def end_if_spent(
         self, trials: Sequence[TrialResult], cost: TrialCost, reserve: float, shortest: float
     ) -> SearchEnd | None:
-        """Say that a search has no time for another point; None if it has.
+        """Give the end of a search that has no time for another point; None if it has.
 
-        ``shortest``: as in :meth:`end`.
+        Args:
+            trials: that have ended.
+            cost: of a trial.
+            reserve: seconds that are kept for what follows the search.
+            shortest: as in :meth:`search_end`.
         """
         walls = [trial.wall_seconds for trial in searched(trials)]
         usual = statistics.fmean(walls) if walls else cost.fixed
         one_more = self.decision + usual
-        if self.left > reserve + one_more:
+        if self.seconds_left > reserve + one_more:
             return None
-        return self.end(trials, reserve, shortest)
+        return self.search_end(trials, reserve, shortest)
 
-    def end(self, trials: Sequence[TrialResult], reserve: float, shortest: float) -> SearchEnd:
-        """Say that no time is left for another point, and for what the rest is kept.
+    def search_end(
+        self, trials: Sequence[TrialResult], reserve: float, shortest: float
+    ) -> SearchEnd:
+        """Make the end of a search that has no time for another point.
 
-        Where not even two trials had time it says how much they need; ``shortest`` are the wall seconds of the least
-        trial that is worth its start.
+        Its sentence says for what the rest of the time is kept. Where fewer than two trials had
+        time, it says how much two need.
+
+        Args:
+            trials: that have ended.
+            reserve: seconds that are kept.
+            shortest: wall seconds of the shortest trial that is worth its start.
         """
         purpose = "for fresh seeds"
         if self._budget.objective != "loss" and not leaders(trials, self._budget):
             purpose = "to continue the most promising trial"
-        left = self.left
+        left = self.seconds_left
         kept = f", {min(reserve, left):.1f} s kept {purpose}" if left > 0.0 else ""
         return SearchEnd(
             f"stopped: search.wall_seconds={self.limit:g} leaves no time for another point "
@@ -210,7 +227,10 @@ class WallTime:
         )
 
     def _advice(self, trials: Sequence[TrialResult], shortest: float) -> str:
-        """Say, as the end of a sentence, what would have been time for two trials; empty once two have run."""
+        """Say how much wall time two trials need, as the end of a sentence.
+
+        It is empty once two have run.
+        """
         if len(searched(trials)) >= 2:
             return ""
         seconds = math.ceil(self.seconds_of_two(trials, shortest))
@@ -220,7 +240,7 @@ class WallTime:
         )
 
     def seconds_of_two(self, trials: Sequence[TrialResult], shortest: float) -> float:
-        """Give the least ``search.wall_seconds`` for two trials, with what comes before and after."""
+        """Give the least ``search.wall_seconds`` that two trials and all around them need."""
         walls = [trial.wall_seconds for trial in trials]
         preparation = self._taken() - sum(walls)
         longest = max([shortest, *walls])
@@ -234,11 +254,18 @@ class WallTime:
         step_time: Callable[[float], float],
         baseline: TrialResult | None = None,
     ) -> float:
-        """Give the seconds that are kept: for fresh seeds, or to continue the most promising trial.
+        """Give the seconds to keep for what follows the search.
 
-        Fresh seeds are those of the winners by the objective, one of the ``baseline``, if it is to
-        run again, and, as far as a share of the limit goes, the baseline's others and those of
-        further candidates.
+        Before a trial has reached the target, that is a share of the limit, to continue the most
+        promising trial. Then it is fresh seeds: all those of the winners by the objective, and the
+        baseline's first. For the baseline's others and those of further candidates at most
+        ``OTHERS_SHARE`` of the limit is kept.
+
+        Args:
+            trials: that have ended.
+            cost: of a trial.
+            step_time: gives the seconds of a step at a batch size.
+            baseline: its first run, if it is to run again; else None.
         """
         if not math.isfinite(self.limit):
             return 0.0
@@ -261,7 +288,7 @@ class WallTime:
         return of_winners + of_first + min(of_others, OTHERS_SHARE * self.limit)
 
     def replicate_seconds(self, steps: float, seconds_per_step: float, cost: TrialCost) -> float:
-        """Predict the seconds of one replicate of so many steps, and of the decision before it."""
+        """Predict the wall seconds of one run on a fresh seed, with the decision before it."""
         return self.fine_decision + cost.seconds(steps * seconds_per_step)
 
     def max_steps(
@@ -272,23 +299,24 @@ class WallTime:
         step_time: Callable[[float], float],
         reserve: float,
     ) -> int | None:
-        """Give the step up to which a trial can be trained with ``reserve`` seconds left; None if it is too short.
+        """Give the step up to which a trial may train, so that ``reserve`` seconds are left.
 
-        No trial is worth its start that has fewer than ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times those of the
-        one that it continues.
+        It is None if the trial would not be worth its start. It is not with fewer than
+        ``MIN_STEPS``, or less than ``LEAST_GROWTH`` times the steps of the trial that it continues.
         """
         if not math.isfinite(self.limit):
             return round(UNLIMITED_STEPS)
         parent = next((trial for trial in trials if trial.number == spec.resumed_from), None)
-        first = 0 if parent is None else parent.steps
-        last = first + cost.steps(self.left - reserve, step_time(spec.batch_size))
-        if last < max(MIN_STEPS, LEAST_GROWTH * first):
+        steps_before = 0 if parent is None else parent.steps
+        steps_now = cost.steps(self.seconds_left - reserve, step_time(spec.batch_size))
+        last_step = steps_before + steps_now
+        if last_step < max(MIN_STEPS, LEAST_GROWTH * steps_before):
             return None
-        return last
+        return last_step
 
 
 def leaders(trials: Sequence[TrialResult], budget: SearchBudget) -> list[TrialResult]:
-    """Give the reached trial that stands first by each merit of the objective, as far as one does."""
+    """List the trial that ranks first by each merit of the objective, if any reached the target."""
     first = list[TrialResult]()
     for merit in SOUGHT[budget.objective].merits:
         first += ranked(trials, merit)[:1]

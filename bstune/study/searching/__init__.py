@@ -1,1 +1,1 @@
-"""What a search decides, as functions of its trials: what a trial may take, what runs next, when it ends."""
+"""What a search decides, as functions of its trials: what runs next, how long, when it ends."""

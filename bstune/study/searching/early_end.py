@@ -1,4 +1,4 @@
-"""The end of a search before its means are spent: by ``search.precision`` or ``search.least_gain``."""
+"""Ends a search before its means are spent, by ``search.precision`` or ``search.least_gain``."""
 
 from collections.abc import Sequence
 
@@ -16,24 +16,27 @@ from bstune.system.console import format_count, format_number
 FEWEST_REACHED = 6
 # Trials to their budget's end before the search may end by search.least_gain.
 FEWEST_FULL = 5
-# Of the posterior while the search goes on: a coarse look, which is taken again and again.
+# Draws of the posterior while the search goes on, as it is sampled again and again.
 LOOK_PARTICLES = 400
 # Trials between looks at search.precision and search.least_gain.
 LOOK_EVERY = 4
 
 
 def has_goal(prepared: PreparedStudy) -> bool:
-    """Say whether the search may end before its means are spent."""
+    """Whether an option may end the search before its means are spent.
+
+    It is ``search.least_gain`` for the objective loss, else ``search.precision``.
+    """
     budget = prepared.budget
     goal = budget.least_gain if is_for_loss(prepared) else budget.precision
     return goal is not None
 
 
 def first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
-    """Give the trials of the first indices, a multiple of ``LOOK_EVERY`` of them, that are all done.
+    """Select the trials of the first indices, as far as all of these are done.
 
-    Side by side others end while these run: precision must not depend on how many, or on when one
-    looks.
+    The number of indices is a multiple of ``LOOK_EVERY``. Trials side by side end in any order, and
+    when the search ends must not depend on that, nor on when one looks.
     """
     indices = {trial.trial_index for trial in searched}
     whole = 0
@@ -44,9 +47,9 @@ def first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def early_end(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
-    """Say that these trials have answered the study's question well enough.
+    """Give the end of the search, if these trials have answered its question well enough.
 
-    None if they have not.
+    It is None otherwise.
     """
     if is_for_loss(prepared):
         return _little_to_gain(prepared, trials)
@@ -54,9 +57,9 @@ def early_end(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchE
 
 
 def _little_to_gain(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
-    """Say that no more than ``search.least_gain`` is still to gain.
+    """Give the end of a search in which at most ``search.least_gain`` is still to gain.
 
-    None if more is, or it is unset.
+    It is None if more is to gain, or the option is unset.
     """
     least_gain = prepared.budget.least_gain
     full = sum(is_full(trial, prepared.last_step) for trial in trials)
@@ -76,7 +79,10 @@ def _little_to_gain(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> S
 
 
 def _precise(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:
-    """Say that B_crit's interval is within ``search.precision``; None if it is wider, or unset."""
+    """Give the end of a search whose B_crit has an interval within ``search.precision``.
+
+    It is None if the interval is wider, or the option is unset.
+    """
     precision = prepared.budget.precision
     reached = sum(trial.reached for trial in trials)
     if precision is None or reached < FEWEST_REACHED:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialResult, TrialSpec
-from bstune.study.at_budget import held
+from bstune.study.at_budget import held_to_end
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import is_for_loss
 from bstune.study.storage.trials import CUT_SHORT
@@ -19,15 +19,18 @@ def record_to_store(
     prepared: PreparedStudy,
     finished: Finished,
     counts_seconds: bool,
-    read: Callable[[TrialResult], TrialResult] | None,
+    revise: Callable[[TrialResult], TrialResult] | None,
 ) -> TrialResult:
-    """Give the record of a trial as the study has it.
+    """Make the record that the study stores of a finished trial.
+
+    The survey's seconds of a step replace the trial's own, if there is a survey.
 
     Args:
         prepared: the study.
         finished: the trial.
-        counts_seconds: whether it ran on the device whose seconds count.
-        read: makes another record of it, unless it has failed; None: nothing does.
+        counts_seconds: whether it ran on the kind of device whose seconds count. If not the record
+            has no seconds of its own.
+        revise: makes another record of it, unless it has failed; None: it stays as it is.
 
     Raises:
         BstuneError: the one with which the trial ended the study.
@@ -38,28 +41,28 @@ def record_to_store(
     survey = prepared.survey
     if survey is not None and survey.step_time is not None:
         result = with_step_time(result, survey.step_time)
-    if read is not None and result.status != "failed":
-        result = read(result)
+    if revise is not None and result.status != "failed":
+        result = revise(result)
     if is_for_loss(prepared) and _ended_by_itself(finished, result):
-        result = held(result, prepared.last_step(result.batch_size))
+        result = held_to_end(result, prepared.last_step(result.batch_size))
     return result
 
 
 def _ended_by_itself(finished: Finished, result: TrialResult) -> bool:
-    """Say whether a trial stopped before anything of the study's ended it, as by EarlyStopping."""
+    """Whether a trial stopped by itself, as by EarlyStopping, before the study would end it."""
     spec = finished.spec
     return (
         result.status == "stopped"
         and spec.max_steps is not None
         and result.steps < spec.max_steps
         and not is_out_of_time(spec, result)
-        # A loop's trial that ended between its reports may have come further.
+        # A trial of a user's loop that ended between two reports may have come further.
         and not finished.is_cut
     )
 
 
 def is_out_of_time(spec: TrialSpec, result: TrialResult) -> bool:
-    """Say whether its wall time ended a trial, rather than itself: then it can go on."""
+    """Whether the limit of its wall time ended a trial. Then it can go on."""
     return (
         spec.max_seconds is not None
         and result.status == "stopped"
@@ -71,18 +74,18 @@ def is_out_of_time(spec: TrialSpec, result: TrialResult) -> bool:
 def check_failures(
     trials: Sequence[TrialResult], frames: str = "", cause: Exception | None = None
 ) -> None:
-    """End a study whose last trials have all failed.
+    """Raise the error that ends a study if its last ``MAX_FAILURES`` trials have all failed.
 
     Trials that were cut short, as by an interruption, do not count.
 
     Args:
         trials: that have ended.
-        frames: of the user's own files, where the last one failed; empty: in none of them.
-        cause: the error that it failed with, where that is at hand.
+        frames: where in the user's own files the last one failed; empty: in none of them.
+        cause: the error with which the last one failed; None where it is not at hand.
 
     Raises:
-        UserCodeError: too many trials failed in a row, in the user's code.
-        StudyError: they failed elsewhere.
+        UserCodeError: where the last one failed in the user's code.
+        StudyError: where it failed elsewhere.
     """
     ran = [trial for trial in trials if trial.message != CUT_SHORT]
     failures = 0

@@ -1,7 +1,8 @@
 """Which run on a fresh seed is due after a search: of a winner, or of the baseline on its seeds.
 
-Where the wall time runs out, what the answer names comes first: one run of the winner, then one of the baseline on the
-same seed, without which the gain would stand on its single search trial. Further runs take what is left.
+Where the wall time runs out, what the answer names comes first: one run of the winner, then one of
+the baseline on the same seed, without which the gain would stand on its single search trial.
+Further runs take what is left.
 """
 
 import math
@@ -12,14 +13,14 @@ from bstune.core.objectives import SOUGHT
 from bstune.core.records import TrialResult
 from bstune.search.fixed_budget import BudgetPosterior, rank_full_trials
 from bstune.study.at_budget import FreshRun, due_run, first_beside, known_best
-from bstune.study.planning.baseline import BaselineRuns, baseline_runs, due_seed, runs_beside
+from bstune.study.planning.baseline import BaselineRuns, baseline_runs, due_seed, has_run_beside
 from bstune.study.planning.plan import MEANS_SHARE
 from bstune.study.planning.replicates import (
-    Kept,
+    StandIn,
     Winner,
     find_best,
-    kept_instead,
     next_replicate,
+    stand_in_for,
     winners,
 )
 from bstune.study.planning.wall import WallTime
@@ -29,14 +30,14 @@ from bstune.study.searching.means import full_run_seconds, trial_cost
 
 @dataclass(frozen=True)
 class DueReplicate:
-    """A run on a fresh seed that is due, as :func:`bstune.study.storage.asking.ask_replicate` takes it.
+    """A run on a fresh seed that is due, as ``storage.asking.ask_replicate`` takes it.
 
     Args:
-        winner: the point that runs again.
-        replicate: how many runs it has had.
-        horizon: to run with, where the study chooses horizons.
-        seed_of: the winner's run on whose seed it runs, where the point is the baseline.
-        last_step: to which it runs in any case.
+        winner: the point that runs again; the baseline may be one.
+        replicate: how many runs on fresh seeds it has had.
+        horizon: to run with, where the study chooses horizons; else None.
+        seed_of: where the baseline runs again, the winner's run whose seed it takes; else None.
+        last_step: to which it runs in any case; None: :func:`ask_replicate` limits it.
     """
 
     winner: Winner
@@ -53,17 +54,17 @@ def due_to_target(
     predicted: Mapping[int, float],
     horizons: Mapping[int, int],
 ) -> DueReplicate | None:
-    """Give the next run of a winner on a fresh seed, or else of the baseline on one of these.
+    """Choose the next run on a fresh seed of a study with a target.
+
+    It is one of a winner, or else one of the baseline on a seed of the winner. None if none is
+    due, or there is no time for it.
 
     Args:
         prepared: the study.
         wall: what is left of its wall time.
         trials: that have ended.
-        predicted: steps that a fresh seed takes, by a trial's number.
+        predicted: steps that a fresh seed is predicted to take, by a trial's number.
         horizons: to run with, by a trial's number, where the study chooses them.
-
-    Returns:
-        None if there is none, or no time for it.
     """
     budget = prepared.budget
     due = next_replicate(trials, predicted, budget.objective, budget.replicates, budget.candidates)
@@ -71,7 +72,7 @@ def due_to_target(
         winner, replicate = due
         if _has_time_for(prepared, wall, trials, predicted, winner, replicate):
             return DueReplicate(winner, replicate, horizons.get(winner.trial.number))
-    return _due_of_baseline(prepared, wall, trials, predicted)
+    return _due_baseline_to_target(prepared, wall, trials, predicted)
 
 
 def _has_time_for(
@@ -82,25 +83,28 @@ def _has_time_for(
     winner: Winner,
     replicate: int,
 ) -> bool:
-    """Say whether a winner's replicate may begin.
+    """Whether there is wall time for a winner's next run on a fresh seed.
 
-    The first run of what the answer is to name needs its own time alone. One of a point in whose
-    place another stands, with all its replicates, is of use only with all of its own.
+    The first run of a winner needs its own time alone. Where another point with all its fresh
+    seeds would be named in its place, the winner's are of use only if there is time for all of
+    them. Beyond the first run, time for the baseline's first run beside the winner is kept.
+
+    ``replicate``: how many runs on fresh seeds the winner has had.
     """
     budget = prepared.budget
     count = 1
     kept = _baseline_seconds_kept(prepared, wall, trials, predicted)
     if replicate == 0:
-        stand_ins = list[Kept | None]()
+        stand_ins = list[StandIn | None]()
         for merit in SOUGHT[budget.objective].merits:
             best = find_best(
                 trials, predicted, merit, budget.objective, budget.replicates, budget.candidates
             )
-            # What another merit's winner stands on says nothing of this one.
+            # Only a merit by which this winner is the best says whether another stands in for it.
             if best is None or best.trial.number != winner.trial.number:
                 continue
             stand_ins.append(
-                kept_instead(winner, trials, predicted, merit, budget.objective, budget.replicates)
+                stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
             )
         if any(stand_ins):
             count = budget.replicates
@@ -111,7 +115,7 @@ def _has_time_for(
         prepared.backend.step_time(winner.trial.batch_size),
         trial_cost(prepared, trials),
     )
-    return wall.left > count * seconds + kept
+    return wall.seconds_left > count * seconds + kept
 
 
 def _baseline_seconds_kept(
@@ -120,18 +124,18 @@ def _baseline_seconds_kept(
     trials: Sequence[TrialResult],
     predicted: Mapping[int, float],
 ) -> float:
-    """Give the wall seconds of the baseline's first run beside the winner.
+    """Give the wall seconds to keep for the baseline's first run on a seed of the winner.
 
     They are 0 where none is to come, or where there is no time for it in any case.
     """
     runs = baseline_runs(trials, prepared.baseline)
     winner = _named_winner(prepared, trials, predicted)
-    if runs is None or runs_beside(runs, winner):
+    if runs is None or winner is None or has_run_beside(runs, winner.runs):
         return 0.0
     if _due_seed(prepared, runs, winner) is None:
         return 0.0
     seconds = _wall_seconds_of_baseline(prepared, wall, trials, runs)
-    return seconds if seconds <= wall.left else 0.0
+    return seconds if seconds <= wall.seconds_left else 0.0
 
 
 def _wall_seconds_of_baseline(
@@ -146,33 +150,33 @@ def _wall_seconds_of_baseline(
 def _named_winner(
     prepared: PreparedStudy, trials: Sequence[TrialResult], predicted: Mapping[int, float]
 ) -> Winner | None:
-    """Give the winner that the answer would name now."""
+    """Find the winner that the answer would name now; None before a trial reached the target."""
     budget = prepared.budget
     merit = SOUGHT[budget.objective].merits[0]
     by_merit = winners(trials, predicted, budget.objective, budget.replicates, budget.candidates)
     winner = by_merit.get(merit)
     if winner is None:
         return None
-    kept = kept_instead(winner, trials, predicted, merit, budget.objective, budget.replicates)
+    kept = stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
     return winner if kept is None else kept.winner
 
 
-def _due_of_baseline(
+def _due_baseline_to_target(
     prepared: PreparedStudy,
     wall: WallTime,
     trials: Sequence[TrialResult],
     predicted: Mapping[int, float],
 ) -> DueReplicate | None:
-    """Give the baseline's run on the next of the winner's fresh seeds.
+    """Choose the baseline's run on the next of the winner's fresh seeds.
 
-    The arguments are those of :func:`due_to_target`. None if there is none, or no time for it.
+    The arguments are those of :func:`due_to_target`. None if none is due, or no time for it.
     """
     runs = baseline_runs(trials, prepared.baseline)
     winner = _named_winner(prepared, trials, predicted)
     seed_of = _due_seed(prepared, runs, winner)
     if seed_of is None or runs is None:
         return None
-    if _wall_seconds_of_baseline(prepared, wall, trials, runs) > wall.left:
+    if _wall_seconds_of_baseline(prepared, wall, trials, runs) > wall.seconds_left:
         return None
     first = runs.first
     # It may have run on an earlier winner's seeds, whose indices are taken.
@@ -181,14 +185,17 @@ def _due_of_baseline(
     # It gets what the first run had, which says nothing of how many steps it needs.
     if not first.reached and prepared.backend.stops:
         last_step = first.steps
-    winner_of_itself = Winner(first, float(first.steps))
-    return DueReplicate(winner_of_itself, replicate, seed_of=seed_of, last_step=last_step)
+    point = Winner(trial=first, steps=float(first.steps))
+    return DueReplicate(point, replicate, seed_of=seed_of, last_step=last_step)
 
 
 def _due_seed(
     prepared: PreparedStudy, runs: BaselineRuns | None, winner: Winner | None
 ) -> TrialResult | None:
-    """Find the winner's run on whose fresh seed the baseline is due; None if there is none."""
+    """Find the winner's run on whose fresh seed the baseline is to run next.
+
+    It is None if it is on none.
+    """
     if runs is None:
         return None
     last_step = prepared.last_step(runs.first.batch_size)
@@ -196,7 +203,7 @@ def _due_seed(
 
 
 def _baseline_seconds(prepared: PreparedStudy, runs: BaselineRuns | None) -> float:
-    """Give the seconds of training that are left for the baseline's runs on fresh seeds."""
+    """Give the seconds that the baseline's runs on fresh seeds may still take of their share."""
     budget = prepared.budget
     limits = [limit for limit in (budget.seconds, budget.wall_seconds) if limit is not None]
     if runs is None or not limits:
@@ -211,9 +218,10 @@ def due_at_budget(
     trials: Sequence[TrialResult],
     posterior: BudgetPosterior,
 ) -> DueReplicate | None:
-    """Give the next run of the point whose fresh seed is predicted to be best, or of the baseline.
+    """Choose the next run on a fresh seed of a study for the objective loss.
 
-    None if there is none, or no time for it.
+    It is one of the point whose fresh seed is predicted to be best, or of the baseline. None if
+    none is due, or there is no time for it.
     """
     expected = rank_full_trials(posterior)
     if not expected:
@@ -236,11 +244,11 @@ def due_at_budget(
 
     beside = first_beside(trials, best, runs)
     # Where time is left for one of them, the baseline's first run tells more.
-    if beside is not None and wall.left <= seconds(due) + seconds(beside):
+    if beside is not None and wall.seconds_left <= seconds(due) + seconds(beside):
         due = beside
-    if wall.left <= seconds(due):
+    if wall.seconds_left <= seconds(due):
         return None
     batch_size = due.trial.batch_size
     last_step = prepared.last_step(batch_size)
-    winner = Winner(due.trial, float(last_step))
+    winner = Winner(trial=due.trial, steps=float(last_step))
     return DueReplicate(winner, due.replicate, seed_of=due.seed_of, last_step=last_step)

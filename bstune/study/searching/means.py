@@ -20,12 +20,12 @@ from bstune.trial.backend import chooses_horizons
 
 
 def is_for_loss(prepared: PreparedStudy) -> bool:
-    """Say whether the best metric at the budget's end is sought, and no target."""
+    """Whether a study seeks the best metric at its budget's end, in place of a target."""
     return prepared.budget.objective == "loss"
 
 
 def trial_cost(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> TrialCost:
-    """Fit the wall seconds of a trial to those that have ended."""
+    """Fit what a trial takes in wall seconds to those that have ended."""
     backend = prepared.backend
     return fit_cost(trials, backend.step_time, backend.evaluation_share)
 
@@ -45,14 +45,14 @@ def reserved_seconds(
     trials: Sequence[TrialResult],
     cost: TrialCost,
 ) -> float:
-    """Give the wall seconds that are kept for what follows the search.
+    """Give the wall seconds to keep for what follows the search.
 
-    None are before the first trial, without which there is no answer.
+    They are 0 before the first trial has ended, without which there is no answer.
 
     Args:
         prepared: the study.
         wall: what is left of its wall time.
-        stops: whether its trials can be stopped early.
+        stops: whether its trials can be stopped early and continued.
         trials: that have ended.
         cost: of a trial.
     """
@@ -63,8 +63,8 @@ def reserved_seconds(
         if not any(is_full(trial, prepared.last_step) for trial in trials):
             return 0.0
         return _reserved_at_budget(prepared, wall, cost)
+    # What is kept before a trial has reached the target is for a stopped trial that goes on.
     if not stops and not any(trial.reached for trial in trials):
-        # The share for a stopped trial that goes on has no use.
         return 0.0
     runs = baseline_runs(trials, prepared.baseline)
     repeated: TrialResult | None = None
@@ -77,7 +77,7 @@ def reserved_seconds(
 
 
 def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:
-    """Give the seconds of the winner's fresh seeds and the baseline's, or a share of all at most."""
+    """Give the wall seconds of winner's and baseline's fresh seeds, at most a share of all."""
     reference = prepared.options.scaling.batch_size
     points = 1 if prepared.baseline is None else 2
     runs = prepared.budget.replicates * points
@@ -86,7 +86,7 @@ def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost
 
 
 def shortest_seconds(prepared: PreparedStudy, cost: TrialCost) -> float:
-    """Give the wall seconds of the least trial worth its start, at the reference batch size."""
+    """Give the wall seconds of the shortest trial worth its start, at the reference batch size."""
     step_time = prepared.backend.step_time(prepared.options.scaling.batch_size)
     return cost.seconds(MIN_STEPS * step_time)
 
@@ -94,18 +94,18 @@ def shortest_seconds(prepared: PreparedStudy, cost: TrialCost) -> float:
 def limit_reached(
     prepared: PreparedStudy, wall: WallTime, stops: bool, trials: Sequence[TrialResult]
 ) -> SearchEnd | None:
-    """Say that the search has no seconds for another point; None if it has.
+    """Give the end of a search that has no seconds for another point; None if it has.
 
     The arguments are those of :func:`reserved_seconds`.
     """
-    # Of a budget no share is kept for a trial that is to reach something.
+    # With the objective loss no trial goes on to reach a target, so that no share is kept for it.
     keeps_share = stops and not is_for_loss(prepared)
-    spent = prepared.budget.spent(trials, continues=keeps_share)
+    spent = prepared.budget.end_if_spent(trials, continues=keeps_share)
     if spent is not None or not math.isfinite(wall.limit):
         return spent
     cost = trial_cost(prepared, trials)
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
-    return wall.spent(trials, cost, reserve, shortest_seconds(prepared, cost))
+    return wall.end_if_spent(trials, cost, reserve, shortest_seconds(prepared, cost))
 
 
 def within_time(
@@ -115,32 +115,40 @@ def within_time(
     trials: Sequence[TrialResult],
     spec: TrialSpec,
 ) -> TrialSpec | SearchEnd:
-    """Let a trial end while there is time for what has to follow; the end where that is too short.
+    """Limit a suggested trial so that time is left for what follows the search.
 
-    The arguments before ``spec``, the trial as it was suggested, are those of
-    :func:`reserved_seconds`.
+    Args:
+        prepared: the study.
+        wall: what is left of its wall time.
+        stops: whether its trials can be stopped early and continued.
+        trials: that have ended.
+        spec: the trial as it was suggested.
+
+    Returns:
+        The trial with its last step, or the end of the search where it would be too short.
     """
     if is_for_loss(prepared):
-        # Nothing else ends it where no sampler of bstune's says how far it is to run.
+        # Only bstune's own samplers say how far a trial is to run.
         spec = within_steps(spec, prepared.last_step(spec.batch_size))
     if not stops:
         return spec
     backend = prepared.backend
     if not backend.continues:
-        # A sampler need not know what "resumable" says.
+        # A sampler may not heed that nothing can be continued.
         spec = replace(spec, resumed_from=None)
     cost = trial_cost(prepared, trials)
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
     max_steps = wall.max_steps(trials, spec, cost, backend.step_time, reserve)
     if max_steps is None:
-        return wall.end(trials, reserve, shortest_seconds(prepared, cost))
+        return wall.search_end(trials, reserve, shortest_seconds(prepared, cost))
     return within_steps(spec, max_steps)
 
 
 def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, int | None] | None:
-    """Give what the first trial runs, and for how many steps.
+    """Give the baseline that trial 0 runs, and the step at which it ends.
 
-    None where it is the search's own choice; its steps are None where the budget alone ends it.
+    It is None where the search itself chooses trial 0. The step is None where the trial's budget
+    alone ends it.
     """
     baseline = prepared.baseline
     if baseline is None:
@@ -150,14 +158,13 @@ def limited_baseline(prepared: PreparedStudy, stops: bool) -> tuple[Baseline, in
     if is_for_loss(prepared):
         return baseline, last_step
     if not stops:
-        # Only a sampler that chooses horizons has to be told that of the baseline.
-        chosen = backend.horizon and chooses_horizons(prepared.options)
-        return baseline, last_step if chosen else None
+        # Where a sampler chooses horizons, the baseline has to be given one.
+        chooses = backend.horizon and chooses_horizons(prepared.options)
+        return baseline, last_step if chooses else None
     steps = first_steps(
-        baseline,
         prepared.budget,
         last_step,
-        backend.step_time(baseline.batch_size),
-        1.0 + backend.evaluation_share,
+        seconds_per_step=backend.step_time(baseline.batch_size),
+        wall_share=1.0 + backend.evaluation_share,
     )
     return baseline, steps

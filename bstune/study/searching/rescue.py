@@ -20,20 +20,24 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.early_end import LOOK_PARTICLES
 from bstune.study.searching.means import is_for_loss, trial_cost
 
-# Trials that go to the end of their budgets, where points alone are counted and none has reached.
+# Without a limit of time, so many trials go to the end of their budgets where none reaches the
+# target.
 MAX_RESCUED = 3
 
 
 @dataclass(frozen=True)
 class Rescue:
-    """A stopped trial that goes on, and the step up to which it does."""
+    """A stopped trial that is to go on, and the step up to which it does."""
 
     stopped: TrialResult
     max_steps: int
 
 
 def needs_rescue(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> bool:
-    """Say whether nothing has reached the target, and the means allow one more try."""
+    """Whether no trial has reached the target, and the means allow one more try.
+
+    Without a limit of time they do until ``MAX_RESCUED`` trials have spent their budgets.
+    """
     if is_for_loss(prepared) or any(trial.reached for trial in trials):
         return False
     budget = prepared.budget
@@ -55,14 +59,13 @@ def choose_rescue(
 ) -> Rescue | None:
     """Choose the stopped trial that is predicted to reach the target soonest.
 
+    It is None where no trial can go on, or too few seconds are left.
+
     Args:
         prepared: the study.
         wall: what is left of its wall time.
         trials: that have ended.
-        ended_below_limit: numbers of those that go no further, as where a recorded run ends.
-
-    Returns:
-        None where no trial can go on, or what is left of the seconds is too short.
+        ended_below_limit: numbers of trials that go no further, as where a recorded run ends.
     """
     posterior = study_posterior(prepared, trials, LOOK_PARTICLES)
     chosen = most_promising(
@@ -81,7 +84,7 @@ def choose_rescue(
 
 
 def _can_go_on(prepared: PreparedStudy, number: int) -> bool:
-    """Say whether a stopped trial's state is there, or is not needed as it starts afresh."""
+    """Whether a stopped trial can go on: its state is there, or trials start afresh without one."""
     backend = prepared.backend
     return not backend.continues or backend.resumable(number, prepared.files)
 
@@ -93,15 +96,18 @@ def _rescue_steps(
     stopped: TrialResult,
     predicted: float,
 ) -> int | None:
-    """Give the step up to which a trial goes on that is to reach the target at step ``predicted``.
+    """Give the step up to which a stopped trial goes on.
 
-    None if what is left of the seconds is too short.
+    It is None if too few seconds are left for any further step.
+
+    ``predicted``: the step at which it is predicted to reach the target.
     """
     backend = prepared.backend
-    first = stopped.steps
-    wanted = max(first + GIVEN_UP_AT * (predicted - first), LEAST_GROWTH * first, MIN_STEPS)
+    steps_before = stopped.steps
+    predicted_growth = steps_before + GIVEN_UP_AT * (predicted - steps_before)
+    wanted = max(predicted_growth, LEAST_GROWTH * steps_before, MIN_STEPS)
     limits = [float(prepared.protocol.last_step(stopped.batch_size)), wanted]
-    # Afresh it takes all of its steps once more, on from its state only the further ones.
+    # A trial that starts afresh takes all of its steps once more, else only the further ones.
     resumed_from = stopped.number if backend.continues else None
     spec = TrialSpec(
         number=stopped.number,
@@ -119,10 +125,10 @@ def _rescue_steps(
         return None
     limits.append(float(within))
     if prepared.budget.seconds is not None:
-        paid = first if backend.continues else 0
+        paid = steps_before if backend.continues else 0
         seconds = prepared.budget.seconds - sum(trial.train_seconds for trial in trials)
         limits.append(paid + seconds / backend.step_time(stopped.batch_size))
     max_steps = math.floor(min(limits))
-    if max_steps <= first:
+    if max_steps <= steps_before:
         return None
     return max_steps

@@ -1,4 +1,4 @@
-"""How long the rest of a running study is predicted to take: its points, its fresh seeds, its report."""
+"""How long the rest of a running study is predicted to take: points, fresh seeds and report."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from bstune.study.searching.means import full_run_seconds, is_for_loss, trial_co
 
 
 class PointEnds:
-    """When the points of a search ended that this command has run."""
+    """The times at which the points of a search ended in this command."""
 
     def __init__(self) -> None:
-        # Points that this command found done; None: it has not looked yet.
+        # Points that had ended before this command; None: it has not looked yet.
         self._points_before: int | None = None
         # The seconds at which this command looked first, and at which each of its points ended.
         self._ends: list[float] = []
@@ -25,8 +25,8 @@ class PointEnds:
         """Note how many points have ended, and give the pace; None before one has ended here.
 
         Args:
-            points: of the study, that have ended.
-            elapsed: seconds of this command.
+            points: how many points of the study have ended.
+            elapsed: seconds since this command began.
         """
         if self._points_before is None:
             self._points_before = points
@@ -41,7 +41,7 @@ def study_seconds_to_go(
     wall: WallTime,
     trials: Sequence[TrialResult],
     pace: Pace,
-    has_ended: bool,
+    search_has_ended: bool,
 ) -> float:
     """Predict the wall seconds until the study's answer.
 
@@ -50,20 +50,20 @@ def study_seconds_to_go(
         wall: what is left of its wall time.
         trials: that have ended.
         pace: of its search.
-        has_ended: whether that has ended, so that only runs on fresh seeds follow.
+        search_has_ended: whether only runs on fresh seeds follow.
     """
     points = points_of(trials)
-    left = 0 if has_ended else max(0, prepared.budget.trials - points)
+    points_left = 0 if search_has_ended else max(0, prepared.budget.trials - points)
     report = REPORT_SECONDS + wall.fine_decision
     runs = _fresh_runs_to_come(prepared, wall, trials)
-    limit = wall.left + report
-    return seconds_to_go(pace, points, left, runs, report, limit)
+    limit = wall.seconds_left + report
+    return seconds_to_go(pace, points, points_left, runs, report, limit)
 
 
 def _fresh_runs_to_come(
     prepared: PreparedStudy, wall: WallTime, trials: Sequence[TrialResult]
 ) -> tuple[Runs, ...]:
-    """Give the runs on fresh seeds that are still to come, if the winners stay what they are now."""
+    """Count the runs on fresh seeds that are still to come, if the winners stay the same."""
     if is_for_loss(prepared):
         return _fresh_runs_at_budget(prepared, wall, trials)
     budget = prepared.budget
@@ -93,7 +93,10 @@ def _fresh_runs_to_come(
 def _fresh_runs_at_budget(
     prepared: PreparedStudy, wall: WallTime, trials: Sequence[TrialResult]
 ) -> tuple[Runs, ...]:
-    """Give the runs still to come of the best full trial so far, and of the baseline beside it."""
+    """Count the runs on fresh seeds still to come of a study for the objective loss.
+
+    They are those of the best trial at the budget's end so far, and those of the baseline.
+    """
     cost = trial_cost(prepared, trials)
 
     def seconds(batch_size: int) -> float:

@@ -1,4 +1,4 @@
-"""The files of a study's trials: their records in ``trials.jsonl``, and the checkpoints that are kept."""
+"""The files of a study's trials: records in ``trials.jsonl``, and the checkpoints kept."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -13,11 +13,11 @@ from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import is_for_loss
 from bstune.system.files import Output, keep_trials, write_text
 
-# A stopped trial beyond so many times the best trial's time or steps is not continued.
+# A stopped trial that took more than so many times the best trial's time or steps cannot win.
 ABANDON_FACTOR = 1.2
 # States of stopped trials that are kept: each is as large as the model and its optimizer.
 MAX_STATES = 32
-# Times the trials in trials.jsonl: it is written again once there are so many, and at the end.
+# trials.jsonl is written again once there are so many times the trials in it, and at the end.
 REWRITE_GROWTH = 1.01
 
 
@@ -41,8 +41,8 @@ class TrialFiles:
 
         Args:
             trials: all that have finished.
-            winning: gives the numbers of those whose checkpoints are kept.
-            continued: gives the numbers of those whose states are kept.
+            winning: gives the numbers of the trials whose checkpoints are kept.
+            continued: gives the numbers of the trials whose states are kept.
         """
         ended = {trial.number for trial in trials}
         if ended == self._ended:
@@ -64,8 +64,8 @@ class TrialFiles:
 
 
 def may_win(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> set[int]:
-    """Give the numbers of the trials of which one may be the winner."""
-    # By its own seconds, and by those of all trials, which the report ranks by.
+    """Give the numbers of the trials that may become the winner."""
+    # They may by their own seconds, and by the tau(B) of all trials, by which the report ranks.
     timed_alike = with_common_step_time(prepared, trials)
     return {trial.number for trial in (*candidates(trials), *candidates(timed_alike))}
 
@@ -73,7 +73,10 @@ def may_win(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> set[int]:
 def may_go_on(
     prepared: PreparedStudy, trials: Sequence[TrialResult], running: Sequence[TrialSpec]
 ) -> set[int]:
-    """Give the numbers of the stopped trials that are continued now, or may be."""
+    """Give the numbers of the stopped trials that are continued now, or may be later.
+
+    ``running``: what the trials that run now were asked to do.
+    """
     if not prepared.backend.continues:
         return set()
     # A process may just be reading the state of a trial that it continues.
@@ -85,11 +88,10 @@ def may_go_on(
 
 
 def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set[int]:
-    """Give the numbers of the stopped trials that may still be continued: ``MAX_STATES`` of them.
+    """Choose the stopped trials whose states are kept, at most ``MAX_STATES``; give their numbers.
 
-    First come those that may win, then those that only the curve needs, as they have taken more
-    than the best trial by the objective. Of either kind the newest are kept: a state is as large as
-    the model and its optimizer.
+    Those that can still win come first. Those that only the curve needs follow: they have taken
+    more than the best trial by the objective. Of either kind the newest are kept.
     """
     # A continuation that was cut short is asked again, from the same state.
     resumed = {trial.resumed_from for trial in trials if trial.status != "failed"}
@@ -103,7 +105,8 @@ def worth_continuing(trials: Sequence[TrialResult], objective: Objective) -> set
             fastest = min(fastest, trial.time_to_target)
 
     def can_still_win(trial: TrialResult) -> bool:
-        # Neither objective has a best time or fewest steps past which a trial is abandoned.
+        """Whether a trial has taken no more than the best one, with ``ABANDON_FACTOR`` of room."""
+        # These objectives have no best time or fewest steps that a trial could exceed.
         if objective in ("curve", "loss"):
             return True
         seconds = trial.steps * (trial.seconds_per_step or 0.0)

@@ -1,4 +1,4 @@
-"""Asks for a trial: suggested by the sampler, the baseline, a replicate, or one that continues a stopped one.
+"""Asks for a trial: a suggestion, the baseline, a run on a fresh seed, or a continuation.
 
 Four transactions write a trial. One makes it, with its parameters and all that is known before it
 runs; then come its record, from which on a killed process loses nothing of it, what Optuna's
@@ -34,7 +34,7 @@ from bstune.study.storage.patience import patient
 from bstune.study.storage.trials import (
     AskedTrial,
     end_trial,
-    read,
+    read_trials,
     record_of,
     spec_of,
     text_of,
@@ -44,9 +44,10 @@ from bstune.study.storage.trials import (
 from bstune.study.storage.turns import HOLDS_INDEX, TRIES, Turn, count_failures, failed_at, turn_at
 from bstune.system.secrets import redact_values
 
-# Step of the one value of a stopped trial that samplers see.
+# The step at which samplers see the one value of a stopped trial.
 REPORTED = 1
-# Times the steps of the trial that it replicates, or those predicted.
+# A run on a fresh seed ends after so many times the steps of the trial that it repeats, or of those
+# predicted, whichever are more.
 REPLICATE_LIMIT = 2
 
 
@@ -55,8 +56,14 @@ def _begin(
 ) -> AskedTrial | None:
     """Store a trial that was suggested; None if another process has begun one at its index before.
 
-    All of it is stored in one transaction, and numbers count up: of two trials at one index the one
-    with the smaller number stays.
+    One transaction stores all of it and gives it a number, in rising order. Of two trials at one
+    index the one with the smaller number stays.
+
+    Args:
+        study: in its storage.
+        turn: the index, and the trials as they were when it was free.
+        template: the trial with its parameters and attributes.
+        spec: what the trial is asked to do.
     """
     if any(_has_begun(trial, turn.trial_index) for trial in turn.trials):
         return None
@@ -68,7 +75,7 @@ def _begin(
     if id_at_number(study_id, expected) == trial_id:
         # No trial was begun since the index was found free.
         return trial_id, replace(spec, number=expected)
-    trials = read(study)
+    trials = read_trials(study)
     number = next(trial.number for trial in trials if trial._trial_id == trial_id)
     for earlier in trials:
         if earlier.number >= number or not _has_begun(earlier, turn.trial_index):
@@ -76,18 +83,18 @@ def _begin(
         if worker_of(earlier) != turn.worker:
             _drop(study, trial_id)
             return None
-        # The storage made it without answering, and was asked again.
+        # This process made the earlier one: the storage did not answer, and was asked again.
         _drop(study, earlier._trial_id)
     return trial_id, replace(spec, number=number)
 
 
 def _has_begun(trial: FrozenTrial, trial_index: int) -> bool:
-    """Tell whether a trial runs, or has run to its end, at an index."""
+    """Whether a trial holds an index: it runs there, or has run without failing."""
     return trial.state in HOLDS_INDEX and trial_index_of(trial) == trial_index
 
 
 def _drop(study: optuna.Study, trial_id: int) -> None:
-    """End a trial that was stored in vain and never runs."""
+    """End a trial that was stored at an index which another one holds. It never runs."""
     with suppress(UpdateFinishedTrialError):
         patient(study._storage.set_trial_user_attr)(trial_id, LOST, True)
     end_trial(study, trial_id, TrialState.FAIL)
@@ -95,20 +102,21 @@ def _drop(study: optuna.Study, trial_id: int) -> None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How a sampler that ranks pruned trials by what they reported, as TPE does, sees a stopped one."""
+    """Shows stopped trials to a sampler that ranks them by a reported value, as TPE does."""
 
     target: Target
 
     def seen(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Give the trials, those that missed the target with their gap to it.
+        """Give the trials as the sampler is to see them: stopped ones with their gap.
 
         TPE ranks pruned trials by their last reported step, then by the value there. Steps mean
-        different things at different batch sizes, so all get the same one: the gap ranks them.
+        different things at different batch sizes, so that all trials get the same one. The gap
+        alone then ranks them.
         """
         return [self._with_gap(trial) for trial in trials]
 
     def _with_gap(self, trial: FrozenTrial) -> FrozenTrial:
-        """Give a stopped trial as if it had reported its last gap; any other one as it is."""
+        """Copy a stopped trial as if it had reported its last gap; give any other one as it is."""
         if trial.state != TrialState.PRUNED or RECORD not in trial.user_attrs:
             return trial
         result = record_of(trial.user_attrs[RECORD])
@@ -121,6 +129,7 @@ class Ranking:
 
 
 def _unlimited(spec: TrialSpec) -> TrialSpec:
+    """Leave a suggested trial as it is."""
     return spec
 
 
@@ -135,24 +144,26 @@ def ask(
     ranking: Ranking | None = None,
     limited: Callable[[TrialSpec], TrialSpec | None] = _unlimited,
 ) -> AskedTrial | None:
-    """Ask a trial at an index, as the sampler suggests it or as it was asked before it was cut short.
+    """Ask a trial at an index: the sampler's suggestion, or again one that was cut short.
 
     Args:
         study: in its storage.
         turn: the index, and the trials as they were when it was free.
-        budget: of the search: its seeds and strata.
+        budget: of the search, which has its seeds and strata.
         space: that is searched.
         sampler: of this one trial.
         stops: whether a trial can be stopped early and continued; else the sampler's limits count
             only as horizons.
-        baseline: what the first index runs in place of a suggestion, and for how many steps at
-            most.
-        ranking: of trials without a value, where the sampler ranks them by what they reported.
-        limited: the trial within the time that is left; None where that is too short, and then
-            nothing is stored.
+        baseline: what index 0 runs in place of a suggestion, and the step at which it ends (None:
+            at its budget). None: index 0 is suggested, too.
+        ranking: shows stopped trials to a sampler that ranks them by what they reported; None for
+            another sampler.
+        limited: limits the suggested trial to the time that is left; gives None where that is too
+            short.
 
     Returns:
-        None as well if another process has begun a trial at the index meanwhile.
+        The trial that was stored. None where its time is too short, or another process has begun a
+        trial at the index meanwhile.
     """
     draft, spec = _draft(study, turn, budget, space, sampler, stops, baseline, ranking)
     within = limited(spec)
@@ -171,7 +182,11 @@ def _draft(
     baseline: tuple[Baseline, int | None] | None,
     ranking: Ranking | None,
 ) -> tuple[Draft, TrialSpec]:
-    """Suggest a trial that is not stored yet; the arguments are those of :func:`ask`."""
+    """Suggest a trial without storing it.
+
+    At an index whose last trial failed, its point is asked again, unless it has been given up. The
+    arguments are those of :func:`ask`.
+    """
     trial_index = turn.trial_index
     failed = failed_at(turn.trials, trial_index)
     if failed and not _is_given_up(failed):
@@ -197,7 +212,8 @@ def _draft(
         max_steps = stopping.max_steps(trial.number)
         resumed_from = stopping.resumed_from(trial.number)
         if resumed_from is not None:
-            # It is the trial that it continues, also where that lies outside of the ranges.
+            # A continuation has the rate and seed of the trial that it continues, even where that
+            # lies outside of the ranges, as the baseline may.
             continued = record_of(turn.trials[resumed_from].user_attrs[RECORD])
             lr = continued.lr
             seed = continued.seed
@@ -223,9 +239,9 @@ def _draft(
 
 
 def _is_given_up(failed: Sequence[FrozenTrial]) -> bool:
-    """Say whether a point's trials have failed so often that another one takes its place.
+    """Whether a point's trials have failed so often that another point takes its place.
 
-    A last one that was cut short has no record: its point is asked again in any case.
+    Where the last trial was cut short, and so has no record, the point is asked again in any case.
     """
     return RECORD in failed[-1].user_attrs and count_failures(failed) % TRIES == 0
 
@@ -238,7 +254,10 @@ def _draft_baseline(
     baseline: Baseline,
     max_steps: int | None,
 ) -> tuple[Draft, TrialSpec]:
-    """Ask the user's own configuration, which Optuna has at the nearest place within its ranges."""
+    """Draft the user's own configuration as a trial.
+
+    In Optuna its parameters are the nearest ones within the ranges; ``spec`` has its own.
+    """
     delta = space.delta(baseline.batch_size, baseline.lr)
     searched = space.searched(baseline.hyperparameters)
     place = {"batch_size": baseline.batch_size, "delta": delta, **searched}
@@ -264,33 +283,32 @@ def ask_replicate(
     seed_of: TrialResult | None = None,
     last_step: int | None = None,
 ) -> AskedTrial | None:
-    """Ask a trial with all of another's hyperparameters, on a fresh seed.
+    """Ask a trial with the hyper-parameters of a point, on a fresh seed.
 
-    None if another process runs it.
-
-    Where trials stop it takes at most twice the steps that the other took, or that a fresh seed is
-    predicted to take, and no fewer than any trial; elsewhere it has this horizon, or that of the
-    replicates before, where the other's was chosen too.
+    It is None if another process runs it.
 
     Args:
         study: in its storage.
-        winner: the point that runs again.
-        replicate: how many runs it has had.
-        budget: of the search: its indices and seeds.
+        winner: the point that runs again; the baseline may be one.
+        replicate: how many runs on fresh seeds it has had.
+        budget: of the search, which has its indices and seeds.
         space: that is searched.
-        stops: whether a trial can be stopped early and continued.
+        stops: whether a trial can be stopped early and continued. If so it takes at most
+            ``REPLICATE_LIMIT`` times the steps that the point's trial took, or is predicted to.
         worker: the id of this process's lease.
-        horizon: to run with; None: the trial's own.
-        seed_of: a winner's replicate, on whose seed the baseline runs.
-        last_step: to which it runs in any case.
+        horizon: to run with, where trials cannot be stopped and the search chose that of the
+            point's trial; None: that one.
+        seed_of: where the baseline runs again, the winner's run whose seed it takes; else None.
+        last_step: to which it runs in any case; None: it is limited as above.
     """
     original = winner.trial
-    # The baseline's runs are known by index 0, also where its first run went on at another one.
+    # The baseline's runs count as replicates of index 0, even where its first run went on at
+    # another index.
     place = original.trial_index if seed_of is None else 0
     trial_index = budget.replicate_index(place, replicate)
     turn = turn_at(study, trial_index, worker)
-    first = turn.trials[original.number]
-    spec = spec_of(first)
+    stored = turn.trials[original.number]
+    spec = spec_of(stored)
     dense_steps = None
     if last_step is not None:
         max_steps: int | None = last_step
@@ -307,15 +325,16 @@ def ask_replicate(
         replicate_of=original.number,
         dense_steps=dense_steps,
     )
-    return _ask_again(study, turn, space, first, spec)
+    return _ask_again(study, turn, space, stored, spec)
 
 
 def _replicate_steps(
     winner: Winner, own: int | None, stops: bool, horizon: int | None
 ) -> int | None:
-    """Give the steps of a replicate; ``own``: of the trial that it repeats, None: its budget's.
+    """Give the step at which a run on a fresh seed ends; None: at its budget.
 
-    The other arguments are those of :func:`ask_replicate`.
+    ``own``: that of the trial that it repeats, with the same meaning of None. The other arguments
+    are those of :func:`ask_replicate`.
     """
     if stops:
         expected = max(winner.trial.steps, winner.steps)
@@ -338,13 +357,19 @@ def ask_continuation(
 ) -> AskedTrial | None:
     """Ask a trial that continues a stopped one, at an index of its own.
 
-    None if another process has taken that.
+    It is None if another process has taken that index.
 
-    ``afresh``: it is trained again from its first step, as nothing can be continued.
+    Args:
+        study: in its storage.
+        stopped: the trial to continue.
+        max_steps: up to which it runs.
+        space: that is searched.
+        worker: the id of this process's lease.
+        afresh: whether it is trained again from its first step, as nothing can be continued.
     """
-    trials = read(study)
+    trials = read_trials(study)
     indices = [trial_index_of(trial) or 0 for trial in trials]
-    # Replicates have theirs far above.
+    # The indices of runs on fresh seeds are far above those of the search.
     last = max(index for index in indices if index < FIRST_REPLICATE)
     turn = Turn(last + 1, worker, trials)
     parent = trials[stopped.number]
@@ -361,7 +386,10 @@ def ask_continuation(
 def _ask_again(
     study: optuna.Study, turn: Turn, space: Space, earlier: FrozenTrial, spec: TrialSpec
 ) -> AskedTrial | None:
-    """Ask a trial with the parameters of an earlier one."""
+    """Store a trial with the parameters of an earlier one, and ``spec`` as what it is asked to do.
+
+    It is None if another process has begun one at its index before.
+    """
     draft, _ = _suggested(study, turn, space, RandomSampler(seed=0), dict(earlier.params))
     return _begin(study, turn, _template(draft, turn, spec), spec)
 
@@ -374,7 +402,10 @@ def _suggested(
     fixed: Mapping[str, int | float],
     ranking: Ranking | None = None,
 ) -> tuple[Draft, optuna.Trial]:
-    """Let the sampler suggest all parameters but those that are ``fixed``, of a trial that is not stored."""
+    """Let the sampler suggest the parameters of a trial that is not stored; ``fixed`` has values.
+
+    It gives the draft that keeps them, and the trial in it.
+    """
     seen = turn.trials if ranking is None else ranking.seen(turn.trials)
     draft = Draft(study, seen)
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
@@ -390,7 +421,7 @@ def _suggested(
 
 
 def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
-    """Make of a suggested trial all that its storage is given before it runs."""
+    """Make the trial as the storage gets it before it runs: parameters and attributes."""
     attributes = {LEARNING_RATE: spec.lr, SPEC: text_of(spec, turn.worker)}
     if spec.resumed_from is not None:
         attributes[RESUMED_FROM] = spec.resumed_from
@@ -398,7 +429,7 @@ def _template(draft: Draft, turn: Turn, spec: TrialSpec) -> FrozenTrial:
 
 
 def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution]:
-    """Give the parameters of a study, as :func:`ask` suggests them."""
+    """Give the ranges of the parameters that :func:`ask` suggests, by name."""
     searched: dict[str, IntDistribution | FloatDistribution] = {
         "batch_size": IntDistribution(space.low, space.high, log=True),
         "delta": FloatDistribution(-space.delta_bound, space.delta_bound),
@@ -408,8 +439,8 @@ def distributions(space: Space) -> dict[str, IntDistribution | FloatDistribution
             low = round(tunable.low)
             searched[tunable.name] = IntDistribution(low, round(tunable.high), log=tunable.log)
         else:
-            # A parameter near 1, such as a momentum, is searched as its complement 1 - x, of which
-            # the range's upper end is the lower one.
+            # A parameter near 1, such as a momentum, is searched as its complement 1 - x, so that
+            # the range's upper end becomes the lower one.
             ends = sorted((tunable.searched(tunable.low), tunable.searched(tunable.high)))
             searched[tunable.name] = FloatDistribution(ends[0], ends[1], log=tunable.log)
     return searched

@@ -1,4 +1,4 @@
-"""The attributes that a study and its trials have in Optuna's storage, and what their values must be."""
+"""The attributes of a study and its trials in Optuna's storage, with the types of their values."""
 
 from collections.abc import Mapping
 from typing import Any

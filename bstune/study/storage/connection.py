@@ -24,7 +24,7 @@ from bstune.system.sqlite import foreign_tables
 
 # Seconds that a server may take to let a client in.
 CONNECT_SECONDS = 5
-# Seconds that a lock, a statement or a peer that is gone may hold a call up.
+# Seconds that a lock, a statement, or a server that is gone may delay a call.
 ANSWER_SECONDS = 15
 # Tables that each of Optuna's databases has.
 OPTUNA_TABLES = {"studies", "trials", "version_info"}
@@ -36,15 +36,18 @@ GRPC = "grpc"
 PROXY_HOST = "localhost"
 PROXY_PORT = 13000
 BACKENDS = ("sqlite", "postgresql", GRPC)
-# Seconds between looks, while another process makes the same thing.
+# Seconds between looks at a study that another process is making.
 RACE_SECONDS = (0.1, 0.3, 1.0, 2.0)
 
 
 def engine_arguments(url: str) -> dict[str, Any]:
-    """Make SQLAlchemy's arguments for a storage, so that one that is away is noticed in seconds.
+    """Give SQLAlchemy's arguments for a storage, with which one that is away is noticed in seconds.
 
-    What the URL itself says of a connection stands. A server that is frozen, rather than gone, is
+    Settings that the URL has itself are left to it. A server that is frozen, rather than gone, is
     waited for: no driver's time-out covers an answer that does not come.
+
+    Raises:
+        StudyError: for a URL that is none, or of a database that is not supported.
     """
     try:
         location = make_url(url)
@@ -80,7 +83,7 @@ def engine_arguments(url: str) -> dict[str, Any]:
 def database_file(url: str) -> Path | None:
     """Find the file of a SQLite database.
 
-    None where a server, or this process's memory, holds it.
+    It is None where a server, or this process's memory, holds it.
     """
     place = make_url(url)
     if place.get_backend_name() != "sqlite" or place.database in (None, "", ":memory:"):
@@ -91,7 +94,9 @@ def database_file(url: str) -> Path | None:
 def check_storage(url: str) -> None:
     """Connect to the storage and disconnect, writing nothing.
 
-    StudyError if it is no database or does not answer.
+    Raises:
+        StudyError: where it is no database of Optuna's, does not answer, or its file cannot be
+            made.
     """
     arguments = engine_arguments(url)
     path = database_file(url)
@@ -130,7 +135,7 @@ def _check_place(path: Path, url: str) -> None:
 
 
 def _look_once(url: str, arguments: dict[str, object]) -> None:
-    """Connect and read; ``arguments`` are those of :func:`engine_arguments`."""
+    """Connect and read once; ``arguments`` are those of :func:`engine_arguments`."""
     if make_url(url).get_backend_name() == GRPC:
         open_proxy(url).wait_server_ready(timeout=CONNECT_SECONDS)
         return
@@ -144,7 +149,7 @@ def _look_once(url: str, arguments: dict[str, object]) -> None:
 
 
 def _check_tables(path: Path, url: str) -> None:
-    """Refuse a SQLite database that Optuna did not make: it would add its tables."""
+    """Refuse a SQLite database that Optuna did not make, to which it would add its tables."""
     keys = primary_keys(BaseModel.metadata)
     try:
         foreign = foreign_tables(path, keys, OPTUNA_TABLES, CONNECT_SECONDS)
@@ -159,7 +164,10 @@ def _check_tables(path: Path, url: str) -> None:
 
 
 def primary_keys(tables: MetaData) -> dict[str, set[str]]:
-    """Give the columns of the primary key of each of a program's tables, and of Alembic's, which it keeps there."""
+    """Give the columns of each table's primary key, by the table's name.
+
+    Alembic's table is among them, which stands in each of Optuna's databases.
+    """
     keys = {name: set(table.primary_key.columns.keys()) for name, table in tables.tables.items()}
     return {**keys, "alembic_version": {"version_num"}}
 
@@ -175,7 +183,7 @@ def tables_text(tables: Sequence[str]) -> str:
 
 
 class _Filtered(BaseStorage):
-    """A storage whose attributes are stored without secrets: a trial's record and message, a study's arguments."""
+    """A storage that removes secrets from the attributes it stores, such as a study's arguments."""
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         super().set_study_user_attr(study_id, key, redact_values(value))  # type: ignore[safe-super]
@@ -189,7 +197,7 @@ class _Database(_Filtered, optuna.storages.RDBStorage):
 
 
 class _Proxy(_Filtered, optuna.storages.GrpcStorageProxy):
-    """Optuna's gRPC proxy in front of one."""
+    """Optuna's gRPC proxy in front of a database."""
 
 
 def open_proxy(url: str) -> _Proxy:
@@ -207,6 +215,10 @@ def connect(url: str) -> BaseStorage:
 
 
 def _open_database(url: str) -> BaseStorage:
+    """Open a database and make its tables.
+
+    StudyError where they are of another version of Optuna.
+    """
     try:
         # Another process may be making the tables of the same new database: then it fails once.
         storage = patient(_Database)(url, engine_kwargs=engine_arguments(url))
@@ -216,16 +228,17 @@ def _open_database(url: str) -> BaseStorage:
     path = database_file(url)
     if make_url(url).get_backend_name() != "sqlite":
         _wait_for_server(storage.engine)
-    # What SQLite is given as a URI of its own is no path.
+    # SQLite may be given a URI of its own, which is no path.
     elif path is not None and not str(path).startswith("file:"):
         _check_file(storage.engine, path.absolute())
     return storage
 
 
 def _wait_for_server(engine: Engine) -> None:
-    """Let whoever needs a connection wait while the server is away.
+    """Let each new connection wait while the server is away.
 
-    Each call of Optuna's begins with one, which ``pool_pre_ping`` has looked at.
+    Each of Optuna's calls begins with a connection, which ``pool_pre_ping`` makes anew if the old
+    one has ended.
     """
 
     @event.listens_for(engine, "do_connect")
@@ -237,10 +250,10 @@ def _wait_for_server(engine: Engine) -> None:
 
 
 def _check_file(engine: Engine, path: Path) -> None:
-    """Let each call end the study if the database's file was removed or replaced.
+    """Let each call raise StorageGoneError if the database's file was removed or replaced.
 
-    A connection that is open would go on writing to a file that has no name any more, and a new one
-    would make an empty file.
+    An open connection would go on writing to a file that has no name any more, and a new one would
+    make an empty file.
     """
     first = os.stat(path)
 
@@ -258,7 +271,10 @@ def _check_file(engine: Engine, path: Path) -> None:
 
 @contextmanager
 def answering(url: str) -> Iterator[None]:
-    """Turn the errors of a storage that does not answer, or holds what cannot be read, into a StudyError."""
+    """Turn errors of the storage at ``url`` in the body into a StudyError that names it.
+
+    Such are those of a storage that does not answer, or whose content cannot be read.
+    """
     try:
         yield
     except StorageGoneError as error:

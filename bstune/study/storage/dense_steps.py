@@ -8,21 +8,21 @@ from optuna.trial import FrozenTrial
 from bstune.core.records import TrialResult
 from bstune.study.storage.trials import results
 
-# Of the steps of the trial that a replicate repeats, or that are predicted: between which it is
-# evaluated densely.
+# A run on a fresh seed is evaluated densely between these shares of the steps of the trial that it
+# repeats, or of those predicted.
 DENSE_FROM = 0.5
 DENSE_UNTIL = 1.6
-# And where that trial met the target at its first evaluation, so that it tells no step before.
+# It is from this share on where that trial met the target at its first evaluation: it may have met
+# it much earlier.
 DENSE_FROM_UNTOLD = 0.1
 
 
 def first_looks(trials: Sequence[FrozenTrial], batch_size: int) -> tuple[int, int] | None:
-    """Give the steps between which a trial is looked at early.
+    """Give the steps between which a trial of the search is evaluated densely.
 
-    None where no trial met the target at its first look.
-
-    When such a trial met it is not known. Another one is expected to take as many steps as the
-    nearest in batch size did, or as many examples.
+    It is None unless some trial met the target at its first evaluation, so that it is not known
+    when it did. Of those trials the one nearest in batch size counts: the new one is expected to
+    take as many steps as it, or as many examples.
     """
     untold = [trial for trial in results(trials) if trial.reached and trial.steps_low == 0]
     if not untold:
@@ -34,7 +34,12 @@ def first_looks(trials: Sequence[FrozenTrial], batch_size: int) -> tuple[int, in
 
 
 def dense_steps_of(original: TrialResult, predicted: float) -> tuple[int, int]:
-    """Give the steps between which a fresh seed is expected to meet the target."""
+    """Give the steps between which a run on a fresh seed is evaluated densely.
+
+    Args:
+        original: the trial that it repeats.
+        predicted: steps that a fresh seed is predicted to take.
+    """
     earliest = min(float(original.steps), predicted) * DENSE_FROM
     # A first evaluation that met the target says only that it was met before.
     if original.steps_low == 0:

@@ -36,7 +36,7 @@ class Draft(BaseStorage):
     trial_id = DRAFT_ID
 
     def __init__(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
-        """``trials`` are the study's, in order of their numbers."""
+        """Begin a draft after ``trials``, which are the study's, in order of their numbers."""
         self._study = study
         self._storage = study._storage
         self._trials = trials
@@ -55,7 +55,7 @@ class Draft(BaseStorage):
         )
 
     def study(self, sampler: BaseSampler) -> optuna.Study:
-        """Give the study with the draft, and with a sampler that is to suggest its parameters."""
+        """Make the study that has the draft as its last trial, and ``sampler`` to suggest it."""
         return optuna.Study(self._study.study_name, self, sampler)
 
     def template(self, user_attributes: Mapping[str, Any]) -> FrozenTrial:
@@ -114,10 +114,11 @@ class Draft(BaseStorage):
 
     @staticmethod
     def _check(trial_id: int) -> None:
+        """Raise ValueError for another trial than the draft."""
         if trial_id != DRAFT_ID:
             raise ValueError("a sampler may only change the trial that it suggests")
 
-    # What they answer about the study.
+    # What Optuna's storages answer about the study.
 
     def get_study_id_from_name(self, study_name: str) -> int:
         """Give the id of the study in its own storage."""
@@ -128,7 +129,7 @@ class Draft(BaseStorage):
         return self._study.study_name
 
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """Say whether the study's values are minimized."""
+        """Give the direction of each of the study's values."""
         return self._study.directions
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:

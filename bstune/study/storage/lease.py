@@ -1,8 +1,9 @@
 """Who works on a study: every process leaves a lease in its storage and renews it while it lives.
 
-A lease is an attribute of the study. The clocks of machines differ, so none is compared: a lease has run out when an
-observer has seen no new beat of it for ``seconds`` by the observer's own clock. One of a process on this machine runs
-out with the process. Leases say who is there; that no trial runs twice is up to :func:`bstune.study.storage.asking`.
+A lease is an attribute of the study. The clocks of machines differ, so none is compared: a lease
+has run out when an observer has seen no new beat of it for ``seconds`` by the observer's own clock.
+One of a process on this machine runs out with the process. Leases say who is there; that no trial
+runs twice is up to :func:`bstune.study.storage.asking`.
 """
 
 import json
@@ -37,7 +38,7 @@ BEATS = 6
 
 @dataclass(frozen=True)
 class Lease:
-    """One process that works on a study, as it stands in the storage."""
+    """A process that works on a study, as the storage knows it."""
 
     id: str
     role: Role
@@ -47,16 +48,21 @@ class Lease:
     """The boot and the process namespace in which ``pid`` means something."""
     pid: int
     started: str
-    """When the process began: another one may get its number."""
+    """When the process began, as another one may get its number; see :func:`process_started`."""
     beat: int = 0
+    """Counts up while the process lives."""
     ended: bool = False
+    """Whether the process has ended its lease, or another one has found it dead."""
 
 
 LEASE = TypeAdapter(Lease)
 
 
 def this_machine() -> str:
-    """Name what two processes share if each can see the other's process number."""
+    """Name the boot and the process namespace of this process.
+
+    Two processes that share them can see each other by process number.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id")
     # Elsewhere than on Linux.
     if not boot.exists():
@@ -67,7 +73,8 @@ def this_machine() -> str:
 def process_started(pid: int) -> str | None:
     """Say when a process of this machine started, in clock ticks since the boot.
 
-    None if there is none; empty where there is one and its start is not known.
+    It is None if there is no such process; an empty text where there is one and its start is not
+    known.
     """
     try:
         if not Path("/proc").exists():
@@ -83,12 +90,13 @@ def process_started(pid: int) -> str | None:
     # A zombie has ended.
     if state in "ZX":
         return None
-    # proc(5): field 22, of which two come before the state, and the state itself is the third.
+    # proc(5): the start is field 22 of the file. The state is field 3, so that the start is the
+    # 19th after it.
     return fields[18]
 
 
 class Leases:
-    """The leases of a study as this process sees them, and its own."""
+    """The lease of this process on a study, and those of others as it sees them."""
 
     def __init__(
         self,
@@ -97,11 +105,18 @@ class Leases:
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``seconds`` without a beat end a lease."""
+        """Prepare a lease of this process; :meth:`acquired` takes it.
+
+        Args:
+            study: in its storage.
+            role: of this process.
+            seconds: after which a lease without a new beat has run out.
+            clock: gives seconds.
+        """
         self._study = study
         self._seconds = seconds
         self._clock = clock
-        # The last new beat of others, and when it was seen.
+        # The last new beat of each other lease, and when it was seen, by the lease's id.
         self._seen: dict[str, tuple[int, float]] = {}
         # Whether another process took this one for dead.
         self.lost = False
@@ -118,6 +133,7 @@ class Leases:
 
     @patient
     def _read(self) -> dict[str, Lease]:
+        """Read all leases of the study, by their ids."""
         leases = {}
         for key, value in self._study.user_attrs.items():
             if not key.startswith(PREFIX):
@@ -134,10 +150,14 @@ class Leases:
 
     @patient
     def _write(self, lease: Lease) -> None:
+        """Store a lease in place of its former state."""
         self._study.set_user_attr(PREFIX + lease.id, json.dumps(asdict(lease)))
 
-    def _alive(self, lease: Lease) -> bool:
-        """Say whether the process of another's lease, which has not ended it, is there."""
+    def _is_alive(self, lease: Lease) -> bool:
+        """Whether the process of another lease, one that has not been ended, is there.
+
+        On this machine the process itself is looked for; elsewhere new beats are the sign.
+        """
         if lease.machine == self.own.machine:
             return process_started(lease.pid) == lease.started
         beat, seen = self._seen.setdefault(lease.id, (lease.beat, self._clock()))
@@ -147,27 +167,34 @@ class Leases:
         return self._clock() - seen < self._seconds
 
     def others(self) -> list[Lease]:
-        """List the other processes that work on the study; the leases of those that do not any more are ended."""
+        """List the leases of the other processes that work on the study.
+
+        Those of processes that are gone are ended.
+        """
         living = []
         for lease in self._read().values():
             if lease.id == self.own.id or lease.ended:
                 continue
-            if self._alive(lease):
+            if self._is_alive(lease):
                 living.append(lease)
             else:
-                # It finds this if it was only stopped for a while.
+                # A process that was only stopped for a while finds this when it goes on.
                 self._write(replace(lease, ended=True))
         return living
 
     def _other_owners(self) -> list[Lease]:
+        """List the leases of the other processes that own the study."""
         return [lease for lease in self.others() if lease.role == "owner"]
 
     def living(self) -> set[str]:
-        """Collect the ids of all processes that work on the study, this one's among them."""
+        """Collect the ids of all living leases of the study, this process's included."""
         return {self.own.id, *(lease.id for lease in self.others())}
 
     def beat(self) -> None:
-        """Renew the own lease, or find that another process has ended it."""
+        """Renew this process's lease.
+
+        Where another process has ended it, ``lost`` is set instead.
+        """
         stored = self._read().get(self.own.id)
         if stored is not None and stored.ended:
             self.lost = True
@@ -176,7 +203,10 @@ class Leases:
         self._write(self.own)
 
     def check(self) -> None:
-        """Raise StudyError if another process took this one for dead, as when it was stopped for long."""
+        """Raise StudyError if another process has ended this one's lease.
+
+        It does so if this process was stopped for so long that it seemed dead.
+        """
         if self.lost:
             raise StudyError(
                 f"this process gave no sign for {self._seconds:g} s (search.lease_seconds), so "
@@ -185,12 +215,16 @@ class Leases:
             )
 
     def _wait_alone(self, log: Callable[[str], None], sleep: Callable[[float], None]) -> None:
-        """Wait until no other owner is there; StudyError names one that is."""
+        """Wait until no other owner's lease is left.
+
+        Raises:
+            StudyError: where another owner is there; it names it.
+        """
         first_beats = {lease.id: lease.beat for lease in self._other_owners()}
         announced = False
         while owners := self._other_owners():
             for owner in owners:
-                # One of this machine is known to live; elsewhere a new beat is the sign.
+                # An owner on this machine is known to live; elsewhere a new beat is the sign.
                 is_here = owner.machine == self.own.machine
                 if is_here or first_beats.get(owner.id) != owner.beat:
                     name = self._study.study_name
@@ -212,9 +246,16 @@ class Leases:
         log: Callable[[str], None] = lambda line: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Iterator[None]:
-        """Hold the lease: StudyError at once if an owner asks while another one is there.
+        """Hold the lease while the body runs, and renew it in a thread.
 
-        What the body asks of the storage and nothing repeats ends in a line, too.
+        Errors of the storage in the body become a StudyError.
+
+        Args:
+            log: takes a line where another owner's sign of life is waited for.
+            sleep: waits so many seconds.
+
+        Raises:
+            StudyError: where this process is to own the study and another owner is there.
         """
         if self.own.role == "owner":
             self._wait_alone(log, sleep)
@@ -249,7 +290,7 @@ class Leases:
                 )
 
     def _end(self, thread: threading.Thread) -> bool:
-        """End the lease after its last beat; say whether the storage has taken it."""
+        """End the lease after its last beat; say whether the storage has taken that."""
         if thread.ident is not None:
             thread.join()
         try:
@@ -259,9 +300,10 @@ class Leases:
         return True
 
     def _renew(self, stop: threading.Event) -> None:
+        """Renew the lease ``BEATS`` times in its seconds, until it is stopped or lost."""
         while not stop.wait(self._seconds / BEATS) and not self.lost:
             try:
                 self.beat()
             except StudyError as error:
-                # The next beat may find it again, and the study itself says so otherwise.
+                # The next beat may find the storage again. If none does, the study itself says so.
                 logger.debug("no beat: %s", error)

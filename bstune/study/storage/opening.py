@@ -1,4 +1,4 @@
-"""Begins a study in Optuna's storage, finds one there, and refuses one that is not bstune's or has other settings."""
+"""Begins or finds a study in Optuna's storage, and refuses one of others or other settings."""
 
 import json
 import time
@@ -39,7 +39,7 @@ from bstune.study.storage.connection import (
     database_file,
 )
 from bstune.study.storage.patience import patient
-from bstune.study.storage.trials import is_asked, read, record_of, spec_of
+from bstune.study.storage.trials import is_asked, read_trials, record_of, spec_of
 from bstune.system.inputs import one_line, parse_json
 from bstune.system.secrets import redact_values
 
@@ -59,9 +59,18 @@ def open_study(
 ) -> optuna.Study:
     """Create the study, or load it if its frozen settings and its output folder are the same.
 
-    ``device`` is what its seconds belong to; ``arguments`` of the command line compose its config
-    for other machines; ``maximizes``: whether more of its value is better, as of a metric that
-    rises.
+    Args:
+        name: of the study.
+        url: of the storage.
+        objective: of the study, which says how many values a trial has.
+        frozen_settings: settings that must not change while it goes on.
+        output: folder of the study's files.
+        device: the kind of device whose seconds count.
+        arguments: of the command line, with which workers compose the options.
+        maximizes: whether a larger value of a trial is better.
+
+    Raises:
+        StudyError: where it has other settings or another folder, or is not bstune's.
     """
     made = {
         FORMAT: FORMAT_VERSION,
@@ -69,7 +78,7 @@ def open_study(
         OUTPUT: str(output),
         DEVICE_KIND: device,
         ARGUMENTS: list(arguments),
-        # The last one: where it is there, the study is made.
+        # This is stored last: once it is there the study is complete.
         FROZEN_SETTINGS: dump_json(frozen_settings),
     }
     with answering(url):
@@ -88,7 +97,10 @@ def _create_or_load(
     made: Mapping[str, object],
     maximizes: bool,
 ) -> tuple[optuna.Study, bool]:
-    """Give a study, and whether this process made it, with the attributes ``made``."""
+    """Create a study with the attributes ``made``, or load it; say whether this process created it.
+
+    ``maximizes``: whether a larger value of a trial is better.
+    """
     names = list(SOUGHT[objective].values)
     direction = StudyDirection.MINIMIZE
     if maximizes:
@@ -99,10 +111,10 @@ def _create_or_load(
     except DuplicatedStudyError:
         study = optuna.load_study(study_name=name, storage=storage)
         if not _being_made(study):
-            # Asked again after it was made without an answer, it is this process's own.
+            # It is this process's own if the storage made it without answering and was asked again.
             return study, study.user_attrs.get(STUDY_ID) == made[STUDY_ID]
-    # Of a process that was killed while it made one, this one makes the rest.
-    # Optuna warns that names of values are new to it.
+    # Where a process was killed while it made the study, this one stores the rest.
+    # Optuna warns that names of values are experimental.
     with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
         study.set_metric_names(names)
     for key, value in made.items():
@@ -111,7 +123,7 @@ def _create_or_load(
 
 
 def _being_made(study: optuna.Study) -> bool:
-    """Wait for a process that is making this study; say whether it has gone before it was done."""
+    """Wait while another process makes this study; say whether it left the study incomplete."""
     # One look after the last wait: the other process may have come to its end in it.
     for wait in (*RACE_SECONDS, 0.0):
         attributes = study.user_attrs
@@ -124,7 +136,7 @@ def _being_made(study: optuna.Study) -> bool:
 
 
 def find_study(name: str, url: str) -> optuna.Study:
-    """Find a study that another process has begun; StudyError if there is none."""
+    """Load a study that another process has begun; StudyError if there is none."""
     check_storage(url)
     path = database_file(url)
     names: list[str] = []
@@ -145,10 +157,7 @@ def find_study(name: str, url: str) -> optuna.Study:
 
 
 def stored_setting(name: str, url: str, key: str) -> object:
-    """Give a frozen setting of a study.
-
-    None where there is no such study yet, or none that can be read.
-    """
+    """Read a frozen setting of a study; None where there is no study that can be read."""
     try:
         study = find_study(name, url)
         return _settings_of(study).get(key)
@@ -157,7 +166,10 @@ def stored_setting(name: str, url: str, key: str) -> object:
 
 
 def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | None:
-    """Give :func:`budget_times_of` a study by its name; None where there is no such study yet."""
+    """Read :func:`budget_times_of` a study by its name.
+
+    It is None where there is no study that can be read.
+    """
     try:
         return budget_times_of(find_study(name, url))
     except StudyError:
@@ -165,7 +177,10 @@ def stored_budget_times(name: str, url: str) -> tuple[tuple[int, float], ...] | 
 
 
 def budget_times_of(study: optuna.Study) -> tuple[tuple[int, float], ...] | None:
-    """Give the batch sizes and the seconds of a step by which a study counts its budget of seconds."""
+    """Read the seconds of a step, by batch size, that turn a study's budget of seconds into steps.
+
+    It is None where its budget is another one.
+    """
     pairs = study.user_attrs.get(BUDGET_TIMES)
     if pairs is None:
         return None
@@ -173,14 +188,14 @@ def budget_times_of(study: optuna.Study) -> tuple[tuple[int, float], ...] | None
 
 
 def check_joined(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
-    """Refuse to join with other settings than the study's, but for the device."""
-    # On another device a worker's trials give steps only, which are alike on all.
+    """Refuse a worker whose settings are not the study's; its device may be another one."""
+    # On another device a worker's trials give steps only, which all devices have in common.
     began = _settings_of(study)
     _check_continued(study, {**frozen_settings, "device": began.get("device")})
 
 
-def changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """List the settings that differ, a line each."""
+def changed_settings(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """List the settings that differ, a line each; empty where none does."""
     lines = list[str]()
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
@@ -189,7 +204,7 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
 
 
 def _check_attributes(study: optuna.Study) -> None:
-    """Refuse a study whose attributes are not those that bstune writes: another program may have written them."""
+    """Refuse a study with attributes that bstune does not write so."""
     for key, kind in STUDY_ATTRIBUTES.items():
         if key not in study.user_attrs and key not in OPTIONAL_ATTRIBUTES:
             raise StudyError(
@@ -197,9 +212,9 @@ def _check_attributes(study: optuna.Study) -> None:
                 "begin another one with study=NAME"
             )
         _check_attribute(study, "", key, study.user_attrs, kind)
-    # Their text is JSON of anybody's.
+    # The settings are JSON, which anybody may have written.
     _settings_of(study)
-    for trial in read(study):
+    for trial in read_trials(study):
         place = f"trial {trial.number} of "
         for key, kind in TRIAL_ATTRIBUTES.items():
             _check_attribute(study, place, key, trial.user_attrs, kind)
@@ -221,7 +236,7 @@ def _check_attribute(
 ) -> None:
     """Refuse an attribute that is not of its kind.
 
-    ``place`` says whose it is, if it is a trial's.
+    ``place``: the start of the message where it is a trial's, such as ``trial 3 of ``; else empty.
     """
     try:
         if key in attributes:
@@ -245,7 +260,7 @@ def _settings_of(study: optuna.Study) -> dict[str, object]:
 
 @patient
 def _check_format(study: optuna.Study) -> None:
-    """Refuse a study that is not bstune's, or of another format."""
+    """Refuse a study that is not bstune's, or has the format of another version."""
     name = study.study_name
     attributes = study.user_attrs
     if FORMAT not in attributes and FROZEN_SETTINGS not in attributes:
@@ -264,11 +279,11 @@ def _check_format(study: optuna.Study) -> None:
 
 
 def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
-    """Refuse another format and other settings."""
+    """Refuse to go on with a study of another format, or with other settings."""
     _check_format(study)
-    # As the storage has them.
+    # In the form that the storage keeps.
     now = json.loads(dump_json(redact_values(frozen_settings)))
-    lines = changes(_settings_of(study), now)
+    lines = changed_settings(_settings_of(study), now)
     if lines:
         raise StudyError(
             f"the study {study.study_name!r} began with other settings:\n{lines}\n"
@@ -277,7 +292,7 @@ def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, object])
 
 
 def _check_output(study: optuna.Study, output: Path) -> None:
-    """Refuse a second output folder while the first one exists."""
+    """Refuse a second output folder while the first one exists; note that a folder was moved."""
     first = Path(study.user_attrs[OUTPUT])
     if first == output:
         return

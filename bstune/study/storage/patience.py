@@ -27,7 +27,7 @@ from bstune.core.errors import StudyError
 logger = logging.getLogger(__name__)
 # Seconds from the first call that was not answered until the study ends.
 RETRY_SECONDS = 120.0
-# Seconds between tries; the last one again and again.
+# Seconds between tries; the last value repeats.
 WAIT_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 Errors = tuple[type[Exception], ...]
 STORAGE_ERRORS: Errors = (SQLAlchemyError, StorageInternalError)
@@ -37,12 +37,12 @@ if importlib.util.find_spec("grpc") is not None:
     STORAGE_ERRORS = (*STORAGE_ERRORS, grpc.RpcError)
 # Errors that no waiting ends, such as a table that is not there.
 LASTING: Errors = (ArgumentError, DataError, NotSupportedError, ProgrammingError)
-# But for a table, or an enumeration's type, that another process made between the look for it and
-# the statement that makes it: PostgreSQL's codes of duplicate_table and duplicate_object, which
-# both of its drivers carry.
+# Waiting does end these: another process made a table, or an enumeration's type, between the look
+# for it and the statement that makes it. They are PostgreSQL's codes of duplicate_table and
+# duplicate_object, which both of its drivers carry.
 MADE_MEANWHILE = frozenset({"42P07", "42710"})
-# And those that drivers tell by their text alone. PostgreSQL's are in the server's language; in
-# another one than English they are waited for in vain.
+# Errors that no waiting ends, and that drivers tell by their text alone. PostgreSQL's are in the
+# server's language; in another one than English they are waited for in vain.
 LASTING_TEXT = re.compile(
     r"authentication failed|no password supplied|no pg_hba.conf entry|permission denied"
     r"|(database|role) \".*\" does not exist|could not translate host name"
@@ -61,13 +61,13 @@ class StorageGoneError(StudyError):
 
 
 def patient(function: Callable[P, T], errors: Errors = STORAGE_ERRORS) -> Callable[P, T]:
-    """Repeat a function until the storage has answered it.
+    """Wrap a function that asks the storage: it is called again until the storage has answered.
 
     Args:
-        function: what asks the storage; it may be carried out twice.
-        errors: what it raises where the storage does not answer.
+        function: asks the storage. It may be carried out twice.
+        errors: that it raises where the storage does not answer.
 
-    Raises:
+    The wrapped function raises:
         StorageGoneError: the storage has not answered for ``RETRY_SECONDS``, or never will.
         StudyError: the study is not there any more.
     """
@@ -83,7 +83,7 @@ def patient(function: Callable[P, T], errors: Errors = STORAGE_ERRORS) -> Callab
                 _pause(error, tries, time.monotonic() - start)
                 tries += 1
             except KeyError as error:
-                # The proxy's has no text.
+                # The error of Optuna's proxy has no text.
                 if error.args and "Record does not exist" not in str(error):
                     raise
                 raise StudyError("the study was deleted from its storage while it ran") from error
@@ -92,23 +92,32 @@ def patient(function: Callable[P, T], errors: Errors = STORAGE_ERRORS) -> Callab
 
 
 def reason_of(error: Exception) -> str:
-    """Say in a line why the storage did not answer; Optuna hides it behind an error of its own."""
+    """Say in a line why the storage did not answer: the error behind the one of Optuna's own."""
     cause = error.__cause__ or error
     text = str(cause) or str(error) or type(error).__name__
     return text.splitlines()[0]
 
 
 def _is_lasting(error: BaseException) -> bool:
-    """Say whether no waiting ends an error."""
+    """Whether waiting does not end an error, such as a table that is not there."""
     if not isinstance(error, LASTING):
         return False
-    drivers = getattr(error, "orig", None)
-    codes = {getattr(drivers, "pgcode", None), getattr(drivers, "sqlstate", None)}
+    drivers_error = getattr(error, "orig", None)
+    codes = {getattr(drivers_error, "pgcode", None), getattr(drivers_error, "sqlstate", None)}
     return MADE_MEANWHILE.isdisjoint(codes)
 
 
 def _pause(error: Exception, tries: int, seconds: float) -> None:
-    """Wait before the next try, ``seconds`` after the first one began; or raise what ends them."""
+    """Wait before the next try.
+
+    Args:
+        error: of the last try.
+        tries: how many were made before it.
+        seconds: since the first one began.
+
+    Raises:
+        StorageGoneError: where no waiting helps, or ``RETRY_SECONDS`` are over.
+    """
     cause = error.__cause__ or error
     reason = reason_of(error)
     has_lasting_text = LASTING_TEXT.search(str(cause)) is not None

@@ -23,21 +23,22 @@ def build_sampler(
     attempt: int = 0,
     factory: partial[BaseSampler] | None = None,
 ) -> BaseSampler:
-    """Build the sampler of one trial, with its own seed and the entries of ``context`` that its class asks for.
+    """Build the sampler of one trial, with a seed of its own.
 
     Args:
         options: name the sampler.
-        budget: of the search: its seeds.
+        budget: of the search, which has its seeds.
         trial_index: for which it suggests.
-        context: what the study offers a sampler, by its arguments' names.
-        attempt: how many points were given up at the index.
-        factory: what ``sampler_factory`` makes of the options, where that is at hand: Hydra takes
-            longer over it than a sampler over a suggestion.
+        context: arguments that the study offers a sampler, by name. It gets those that its class
+            lists in ``context``.
+        attempt: how many points were given up at the index, as their trials failed.
+        factory: what ``sampler_factory`` makes of the options; None: it is made here, which takes
+            Hydra longer than a suggestion takes.
 
     Raises:
         ConfigError: where the options name no sampler, or it takes no such arguments.
     """
-    # What a sampler is given, such as another sampler, is its own: no trial finds it as used.
+    # A copy, so that no trial finds a sampler's arguments, such as another sampler, already used.
     factory = sampler_factory(options) if factory is None else copy.deepcopy(factory)
     sampler = getattr(factory, "func", None)
     if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):
@@ -50,7 +51,7 @@ def build_sampler(
     offered: dict[str, object] = {**(context or {}), **place}
     wanted = getattr(sampler, "context", ())
     arguments = {name: value for name, value in offered.items() if name in wanted}
-    # It keeps one seed: its place in the sequence is kept in the storage.
+    # QMCSampler has one seed for all trials, as its place in the sequence is kept in the storage.
     if issubclass(sampler, QMCSampler):
         arguments |= {"seed": budget.seed, "independent_sampler": RandomSampler(seed=seed)}
     elif "seed" in inspect.signature(sampler).parameters:

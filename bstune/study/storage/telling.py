@@ -19,7 +19,7 @@ from bstune.study.storage.patience import StorageGoneError, patient
 from bstune.study.storage.trials import (
     AskedTrial,
     end_trial,
-    running,
+    running_specs,
     running_trials,
     text_of,
     worker_of,
@@ -33,14 +33,14 @@ RECORD_BEGINS = '{"number": '
 
 
 def within_steps(spec: TrialSpec, max_steps: int) -> TrialSpec:
-    """Let a trial end after ``max_steps`` at most."""
+    """Limit a trial to ``max_steps``, unless it ends before."""
     if spec.max_steps is not None and spec.max_steps <= max_steps:
         return spec
     return replace(spec, max_steps=max_steps)
 
 
 def shorten(study: optuna.Study, asked: AskedTrial, max_steps: int, worker: str = "") -> None:
-    """Store that a trial which ``worker`` runs ends after ``max_steps`` at most."""
+    """Store that a running trial of ``worker`` ends after ``max_steps`` at most."""
     trial_id, spec = asked
     shortened = within_steps(spec, max_steps)
     if shortened != spec:
@@ -50,15 +50,15 @@ def shorten(study: optuna.Study, asked: AskedTrial, max_steps: int, worker: str 
 
 @contextmanager
 def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterator[None]:
-    """End all running trials of ``worker`` if the body, which runs them, raises: they are asked again later."""
+    """Where the body raises, end all running trials of ``worker``, so that they are asked again."""
     try:
         yield
     except StorageGoneError:
         # Nothing can be ended in it.
         raise
     except BaseException:
-        # Ctrl-C too; it goes on up.
-        for spec in running(study, worker):
+        # This includes Ctrl-C.
+        for spec in running_specs(study, worker):
             _warn(
                 spec, " was cut short; the finished ones are stored, the same command asks it again"
             )
@@ -67,13 +67,19 @@ def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterato
 
 
 def _warn(spec: TrialSpec, what: str) -> None:
+    """Log a warning that begins with the trial and ends with ``what``."""
     logger.warning("trial %d (B %d, lr %g)%s", spec.number, spec.batch_size, spec.lr, what)
 
 
 def finish_abandoned(
     study: optuna.Study, objective: Objective, gone: Callable[[str], bool]
 ) -> None:
-    """End the running trials of processes that are gone: with their record if it was stored, as failed otherwise."""
+    """End the running trials of processes that are gone.
+
+    One whose record was stored ends with it, any other one as failed.
+
+    ``gone``: says whether a process is gone, by the id of its lease.
+    """
     for trial in running_trials(study):
         if not gone(worker_of(trial)):
             continue
@@ -85,7 +91,10 @@ def finish_abandoned(
 
 
 def store_unstored(study: optuna.Study, files: Output) -> None:
-    """Store the records of trials that finished while the storage was away, before :func:`finish_abandoned`."""
+    """Store the records of trials that finished while the storage was away, which a file kept.
+
+    It comes before :func:`finish_abandoned`, which would end these trials as failed.
+    """
     if not files.unstored.exists():
         return
     text = read_bytes(files.unstored, "the file").decode("utf-8", errors="replace")
@@ -104,14 +113,14 @@ def store_unstored(study: optuna.Study, files: Output) -> None:
                 "%s has a record that was cut short: its trial is asked again", files.unstored
             )
             continue
-        # Where it does not run any more, somebody has given it to another process meanwhile.
+        # A trial that does not run any more has been given to another process meanwhile.
         if trial is not None:
             patient(study._storage.set_trial_user_attr)(trial._trial_id, RECORD, record)
     files.unstored.unlink()
 
 
 def _may_be_record(line: str) -> bool:
-    """Say whether a line begins as a trial's record does; it may have been cut short."""
+    """Whether a line may be a trial's record, or the beginning of one that was cut short."""
     return line.startswith(RECORD_BEGINS) or RECORD_BEGINS.startswith(line)
 
 
@@ -122,7 +131,10 @@ def tell(
     objective: Objective,
     is_full: bool = False,
 ) -> None:
-    """Store a trial's record, and tell Optuna its value: reached is COMPLETE, failed is FAIL, the others are PRUNED.
+    """Store a trial's record, and end the trial in Optuna.
+
+    One that reached the target is COMPLETE with its value, one that failed is FAIL, any other one
+    is PRUNED.
 
     ``is_full``: whether a trial of the objective loss has run to its budget's end, which is
     COMPLETE as well.
@@ -141,7 +153,10 @@ def tell(
 
 
 def outcome(result: TrialResult) -> dict[str, str | int | float]:
-    """Give a trial's end as Optuna's dashboard shows it; a stopped trial has no steps to target."""
+    """Describe a trial's end for Optuna's dashboard.
+
+    A trial that did not reach the target has ``stopped at step`` in place of ``steps``.
+    """
     steps = "steps" if result.reached else "stopped at step"
     shown: dict[str, str | int | float] = {"status": result.status, steps: result.steps}
     if result.time_to_target is not None:
@@ -156,6 +171,7 @@ def _tell(
     objective: Objective,
     is_full: bool = False,
 ) -> None:
+    """End a trial in Optuna, as :func:`tell` does, without its record."""
     with suppress(UpdateFinishedTrialError):
         patient(study._storage.set_trial_user_attr)(trial_id, OUTCOME, outcome(result))
     if result.status == "failed":
@@ -172,5 +188,5 @@ def _tell(
     if (result.reached or is_full) and len(values) == len(sought):
         end_trial(study, trial_id, TrialState.COMPLETE, values)
     else:
-        # It has no value: what it was stopped at is not one.
+        # The metric at which a trial was stopped is no value of the objective.
         end_trial(study, trial_id, TrialState.PRUNED)

@@ -1,4 +1,4 @@
-"""A study's trials as Optuna's storage has them: their records, what each was asked to do, and who runs it."""
+"""A study's trials in Optuna's storage: what each was asked to do, who runs it, its record."""
 
 import json
 from collections.abc import Sequence
@@ -20,19 +20,21 @@ from bstune.study.storage.patience import patient
 from bstune.system.inputs import parse_json
 
 TRIAL_SPEC = TypeAdapter(TrialSpec)
-# Trials whose records and specs are kept as they were read.
+# So many parsed records, and as many specs, are kept in memory.
 PARSED_TRIALS = 2**15
 CUT_SHORT = "the process ended before the trial did; it is asked again"
 AskedTrial = tuple[int, TrialSpec]
 """A trial's id in the storage, and what it is asked to do."""
 Trials = optuna.Study | Sequence[FrozenTrial]
-"""Those of a study, read now; or its trials as they were read before."""
+"""A study, whose trials are read when they are needed; or its trials as they were read before."""
 
 
-def read(trials: Trials) -> Sequence[FrozenTrial]:
+def read_trials(trials: Trials) -> Sequence[FrozenTrial]:
     """Read a study's trials in order of their numbers.
 
-    Each reading asks the storage for all that run.
+    Give trials that were read before as they are.
+
+    Each reading asks the storage for all trials that run.
     """
     if isinstance(trials, optuna.Study):
         return patient(trials.get_trials)(deepcopy=False)
@@ -40,17 +42,17 @@ def read(trials: Trials) -> Sequence[FrozenTrial]:
 
 
 def running_trials(trials: Trials) -> list[FrozenTrial]:
-    """Give the trials that run now."""
-    return [trial for trial in read(trials) if trial.state == TrialState.RUNNING]
+    """Select the trials that run."""
+    return [trial for trial in read_trials(trials) if trial.state == TrialState.RUNNING]
 
 
 def results(trials: Trials) -> list[TrialResult]:
     """Give the records of the finished trials in order of their numbers.
 
-    One that was cut short is ``failed``.
+    A trial that was cut short has none, and gets one with the status ``failed``.
     """
     records = []
-    for trial in read(trials):
+    for trial in read_trials(trials):
         if trial.state.is_finished() and RECORD in trial.user_attrs:
             records.append(record_of(trial.user_attrs[RECORD]))
         elif trial.state == TrialState.FAIL and is_asked(trial):
@@ -58,21 +60,24 @@ def results(trials: Trials) -> list[TrialResult]:
     return records
 
 
-def finished(study: optuna.Study, number: int) -> TrialResult:
-    """Give the record of a trial, which may have finished a moment ago in another process."""
-    return record_of(read(study)[number].user_attrs[RECORD])
+def finished_record(study: optuna.Study, number: int) -> TrialResult:
+    """Read the record of a finished trial, which another process may have stored a moment ago."""
+    return record_of(read_trials(study)[number].user_attrs[RECORD])
 
 
 # All trials are read at each step of a search.
 @lru_cache(maxsize=PARSED_TRIALS)
 def record_of(text: str) -> TrialResult:
-    """Read a trial's record."""
+    """Parse a trial's record, as it is stored."""
     return TrialResult.from_json(text)
 
 
 @lru_cache(maxsize=PARSED_TRIALS)
 def _parsed_spec(text: str, number: int) -> tuple[TrialSpec, str]:
-    """Read a spec and the worker that was asked; the trial's number is not stored in it."""
+    """Parse a stored spec, and give it with the id of the lease of the worker that was asked.
+
+    ``number``: of the trial, which is not stored in the text.
+    """
     fields = parse_json(text, f"the attribute {SPEC}")
     if not isinstance(fields, dict) or not isinstance(fields.get(WORKER, ""), str):
         raise StudyError(f"the attribute {SPEC} is no trial's")
@@ -86,29 +91,31 @@ def _parsed_spec(text: str, number: int) -> tuple[TrialSpec, str]:
 
 
 def spec_of(trial: FrozenTrial) -> TrialSpec:
-    """Give what a trial was asked to do."""
+    """Read what a trial was asked to do."""
     return _parsed_spec(trial.user_attrs[SPEC], trial.number)[0]
 
 
 def trial_index_of(trial: FrozenTrial) -> int | None:
-    """Give a trial's place in the study's plan; None for one that bstune has not asked."""
+    """Read a trial's index, its place in the study's plan.
+
+    It is None for one that bstune has not asked.
+    """
     if SPEC not in trial.user_attrs:
         return None
     return spec_of(trial).trial_index
 
 
 def worker_of(trial: FrozenTrial) -> str:
-    """Give the id of the lease of the process that was asked to run a trial; empty if none was."""
+    """Read the id of the lease of the process that was asked to run a trial; empty if none was."""
     if SPEC not in trial.user_attrs:
         return ""
     return _parsed_spec(trial.user_attrs[SPEC], trial.number)[1]
 
 
 def text_of(spec: TrialSpec, worker: str) -> str:
-    """Write a spec and who runs it as they are stored.
+    """Write a spec, and the id of the lease of its worker, as they are stored.
 
-    The storage gives a trial its number in the transaction that stores its spec: the number is
-    the trial's alone.
+    The trial's number is left out: the storage chooses it in the transaction that stores the spec.
     """
     fields = asdict(spec)
     del fields["number"]
@@ -116,14 +123,14 @@ def text_of(spec: TrialSpec, worker: str) -> str:
 
 
 def is_asked(trial: FrozenTrial) -> bool:
-    """Tell whether bstune has asked a trial, and has not dropped it at once."""
+    """Whether bstune has asked a trial and has not dropped it, as another one held its index."""
     return SPEC in trial.user_attrs and LOST not in trial.user_attrs
 
 
-def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
-    """List what the trials that run now were asked to do.
+def running_specs(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
+    """List what the running trials were asked to do.
 
-    Only those of ``worker`` if it is given.
+    ``worker``: id of a lease, of whose process only the trials count; None: all count.
     """
     specs = list[TrialSpec]()
     for trial in running_trials(trials):
@@ -134,7 +141,7 @@ def running(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
 
 
 def trained_by(study: optuna.Study, number: int) -> str:
-    """Say whose process ran a trial, for people."""
+    """Name the process that ran a trial, for people to read."""
     worker = worker_of(study.get_trials(deepcopy=False)[number])
     lease = study.user_attrs.get(PREFIX + worker)
     if lease is None:
@@ -142,16 +149,16 @@ def trained_by(study: optuna.Study, number: int) -> str:
     return str(json.loads(lease)["name"])
 
 
-def working(trials: Trials) -> set[str]:
-    """Collect the ids of the processes whose trials run."""
+def busy_workers(trials: Trials) -> set[str]:
+    """Collect the ids of the leases of the processes whose trials run."""
     return {worker_of(trial) for trial in running_trials(trials)}
 
 
 def end_trial(
     study: optuna.Study, trial_id: int, state: TrialState, values: Sequence[float] | None = None
 ) -> None:
-    """End a trial, unless another process has: both may have found that its own is gone."""
-    # study.tell() reads the trial twice besides.
+    """End a trial in Optuna, unless another process has ended it before."""
+    # study.tell() would read the trial twice in addition.
     end = patient(study._storage.set_trial_state_values)
     with suppress(UpdateFinishedTrialError):
         end(trial_id, state, values)

@@ -14,26 +14,29 @@ from optuna.trial import FrozenTrial, TrialState
 from bstune.search.sampler import RECORD, RESUMED_FROM
 from bstune.study.storage.trials import (
     Trials,
+    busy_workers,
     is_asked,
-    read,
+    read_trials,
     record_of,
     spec_of,
     trial_index_of,
-    working,
 )
 
-# States of the trials that have an index: one that failed leaves it free.
+# States of the trials that hold an index; one that failed leaves it free.
 HOLDS_INDEX = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-# Times as many continued trials as points.
+# A search may have so many continued trials a point.
 MAX_CONTINUED = 3
 # Tries of one point, if its trials fail by themselves; then the sampler suggests another.
 TRIES = 2
 
 
 def ended_below_limit(trials: Trials) -> set[int]:
-    """Find the numbers of the stopped trials that ended below their limit, as where a recorded run ends."""
+    """Find the stopped trials that ended below their limit, as where a recorded run ends.
+
+    They go no further. The set has their numbers.
+    """
     numbers = set[int]()
-    for trial in read(trials):
+    for trial in read_trials(trials):
         is_pruned = trial.state == TrialState.PRUNED and RECORD in trial.user_attrs
         if not is_pruned or not is_asked(trial):
             continue
@@ -45,22 +48,22 @@ def ended_below_limit(trials: Trials) -> set[int]:
 
 
 def free_indices(trials: Trials, points: int) -> list[int]:
-    """List the indices, in rising order, that no trial has finished or runs at, of a search of so many ``points``.
+    """List the indices of a search that no trial holds, in rising order.
 
-    An index at which a stopped trial is continued does not count, up to ``MAX_CONTINUED`` of them a
-    point: a search whose target nothing reaches could else go on for ever with the points that it
-    has.
+    There are as many indices as ``points``, and one more for each trial that continues a stopped
+    one, up to ``MAX_CONTINUED`` a point. Without that bound a search whose target nothing reaches
+    could go on for ever with the points that it has.
     """
     taken = set[int | None]()
-    continued: dict[int | None, bool] = {}
-    for trial in read(trials):
+    # Whether the last trial that was asked at an index continues another one.
+    continues: dict[int | None, bool] = {}
+    for trial in read_trials(trials):
         trial_index = trial_index_of(trial)
         if trial.state in HOLDS_INDEX:
             taken.add(trial_index)
-        # The last one asked at an index says what the index is.
         if is_asked(trial):
-            continued[trial_index] = RESUMED_FROM in trial.user_attrs
-    count = points + min(sum(continued.values()), MAX_CONTINUED * points)
+            continues[trial_index] = RESUMED_FROM in trial.user_attrs
+    count = points + min(sum(continues.values()), MAX_CONTINUED * points)
     return [trial_index for trial_index in range(count) if trial_index not in taken]
 
 
@@ -76,33 +79,39 @@ class Turn:
 
 
 def turn_at(study: optuna.Study, trial_index: int, worker: str = "") -> Turn:
-    """Read the study's trials for a trial at an index, whether or not it is free."""
-    return Turn(trial_index, worker, read(study))
+    """Make the turn of this process at a given index, which may not be free."""
+    return Turn(trial_index, worker, read_trials(study))
 
 
 def free_turn(
     trials: Trials, points: int, worker: str = "", other_processes: int = 0
 ) -> Turn | None:
-    """Choose a free index of a search of so many ``points``; None if there is none.
+    """Choose a free index of a search; None if there is none.
 
-    It is the first one if this process is alone. Processes that look at once find the same indices
-    free: each takes any of as many as there are processes.
+    A process that is alone takes the first one. Several processes that look at once find the same
+    indices free: each takes one at random of the first few, as many as there are processes.
+
+    Args:
+        trials: of the study.
+        points: how many the search may try.
+        worker: the id of this process's lease.
+        other_processes: how many are known to work on the study; those that run trials count, too.
     """
-    latest = read(trials)
+    latest = read_trials(trials)
     free = free_indices(latest, points)
     if not free:
         return None
-    others = max(other_processes, len(working(latest) - {worker}))
-    # Not of the study's generator: each process has to choose by itself.
+    others = max(other_processes, len(busy_workers(latest) - {worker}))
+    # Not drawn from the study's seed: each process has to choose differently.
     place = randbelow(min(others + 1, len(free)))
     return Turn(free[place], worker, latest)
 
 
 def failed_at(trials: Trials, trial_index: int) -> list[FrozenTrial]:
-    """Find the failed trials of an index, without those that were dropped."""
+    """Select the failed trials of an index, without those that were dropped."""
     return [
         trial
-        for trial in read(trials)
+        for trial in read_trials(trials)
         if trial.state == TrialState.FAIL
         and is_asked(trial)
         and trial_index_of(trial) == trial_index
@@ -110,10 +119,10 @@ def failed_at(trials: Trials, trial_index: int) -> list[FrozenTrial]:
 
 
 def count_failures(failed: Sequence[FrozenTrial]) -> int:
-    """Count the trials that failed by themselves: one that was cut short has no record."""
+    """Count the trials that failed by themselves. One that was cut short has no record."""
     return sum(RECORD in trial.user_attrs for trial in failed)
 
 
-def attempt(turn: Turn) -> int:
-    """Count the points that were given up at its index, because each of their trials failed by itself."""
+def points_given_up(turn: Turn) -> int:
+    """Count the points that were given up at a turn's index, as their trials failed."""
     return count_failures(failed_at(turn.trials, turn.trial_index)) // TRIES

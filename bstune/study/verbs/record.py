@@ -1,8 +1,9 @@
 """Writes a replay table: ``bstune record``, from a dense grid of real training or from a study.
 
-A grid is trained one run after another, each appended to ``FILE.runs`` as it ends: the same command continues where an
-earlier one stopped. The file itself is written once all runs are there. The metric is recorded as the workload logs it:
-the target of the replay sets whether it has to fall or to rise.
+A grid is trained one run after another, each appended to ``FILE.runs`` as it ends: the same command
+continues where an earlier one stopped. The file itself is written once all runs are there. The
+metric is recorded as the workload logs it: the target of the replay sets whether it has to fall or
+to rise.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
 from bstune.options import with_option
 from bstune.study.prepare import PreparedStudy, compose_checked, prepare
-from bstune.study.storage.opening import changes
+from bstune.study.storage.opening import changed_settings
 from bstune.system.console import quieten
 from bstune.system.exits import is_interruption
 from bstune.system.files import append_text, check_writable, write_text
@@ -31,13 +32,13 @@ from bstune.trial.replay import COLUMNS
 
 # Ratio of recorded steps to the ones before, but for those that brought a new best value.
 THINNING_RATIO = 1.12
-# Of a metric: so many that rounding takes no value past a target.
+# Digits of a metric: so many that rounding takes no value past a target.
 METRIC_DIGITS = 6
-# Of seconds per step: the error is far below the noise from run to run.
+# Digits of seconds per step: rounding is far below the noise from run to run.
 SECONDS_DIGITS = 4
 # Statuses of rows: an out-of-memory or failed trial bounds no steps.
 RECORDED_STATUSES = ("reached", "stopped", "diverged")
-# What settings begin with that must be the same when a table is continued.
+# Settings that begin so must be the same when a table is continued.
 FROZEN = (
     "workload.",
     "protocol.",
@@ -57,32 +58,7 @@ TableRow = dict[str, Any]
 
 def main(arguments: list[str]) -> None:
     """Run ``bstune record`` with the arguments after it."""
-    parser = ArgumentParser(
-        prog="bstune record",
-        usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] "
-        "workload=NAME [OPTION=VALUE ...]\n"
-        "       %(prog)s FILE --trials TRIALS_JSONL",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
-    parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
-    parser.add_argument(
-        "--batch-sizes",
-        type=partial(listed, int, 1, 10**15),
-        help="positive integers such as 8,16,32",
-    )
-    parser.add_argument(
-        "--lrs", type=partial(listed, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=partial(listed, int, 0, 2**32 - 1),
-        default=(0,),
-        help="such as 0,1 (default: 0)",
-    )
-    options, overrides = parser.parse_known_args(arguments)
+    options, overrides = _parser().parse_known_args(arguments)
     if os.path.lexists(options.file):
         raise TableError(f"{options.file} is there already: choose another name, or delete it")
     check_writable(options.file, "FILE")
@@ -114,7 +90,43 @@ def main(arguments: list[str]) -> None:
     write_out(f"wrote {options.file}: bstune workload=replay workload.table={options.file} ...")
 
 
+def _parser() -> ArgumentParser:
+    """Make the parser of the verb's arguments."""
+    parser = ArgumentParser(
+        prog="bstune record",
+        usage="%(prog)s FILE --batch-sizes N,... --lrs X,... [--seeds N,...] "
+        "workload=NAME [OPTION=VALUE ...]\n"
+        "       %(prog)s FILE --trials TRIALS_JSONL",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="the table to write")
+    parser.add_argument("--trials", type=Path, help="trials.jsonl of a study, in place of a grid")
+    parser.add_argument(
+        "--batch-sizes",
+        type=partial(listed, int, 1, 10**15),
+        help="positive integers such as 8,16,32",
+    )
+    parser.add_argument(
+        "--lrs", type=partial(listed, float, 1e-15, 1e15), help="such as 0.001,0.002,0.004"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=partial(listed, int, 0, 2**32 - 1),
+        default=(0,),
+        help="such as 0,1 (default: 0)",
+    )
+    return parser
+
+
 def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str]) -> None:
+    """Train the points of a grid and write their table, going on where an earlier command stopped.
+
+    Raises:
+        ConfigError: for a workload or options that cannot be recorded.
+        TableError: where the earlier command's runs had other settings.
+    """
     sizes = sorted({size for size, _, _ in points})
     if len(sizes) < 2:
         raise ConfigError(
@@ -149,7 +161,7 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
     text = dump_json(settings, indent=1)
     runs = _runs_file(path)
     if settings_file.exists():
-        lines = changes(_read_settings(settings_file), json.loads(text))
+        lines = changed_settings(_read_settings(settings_file), json.loads(text))
         if lines and runs.exists():
             raise TableError(
                 f"the runs in {runs} were recorded with other settings:\n{lines}\ncontinue with "
@@ -159,12 +171,17 @@ def _train_grid(points: Sequence[GridPoint], path: Path, overrides: Sequence[str
     _read_runs(runs)
     settings_file.parent.mkdir(parents=True, exist_ok=True)
     write_text(settings_file, text + "\n")
-    record_grid(points, lambda spec: prepared.backend.run(spec, None, None), path)
+    record_grid(points, partial(_run_once, prepared), path)
     settings_file.unlink()
 
 
+def _run_once(prepared: PreparedStudy, spec: TrialSpec) -> TrialResult:
+    """Train a trial that continues none and leaves no files."""
+    return prepared.backend.run(spec, folder=None, resumed_from=None)
+
+
 def _recorded_settings(prepared: PreparedStudy) -> dict[str, object]:
-    """Collect what a run depends on, which must be the same where a table is continued."""
+    """Collect the settings on which a run depends. Only with the same is a table continued."""
     settings: dict[str, object] = {
         name: value for name, value in prepared.frozen_settings.items() if name.startswith(FROZEN)
     }
@@ -173,7 +190,7 @@ def _recorded_settings(prepared: PreparedStudy) -> dict[str, object]:
 
 
 def _read_settings(path: Path) -> dict[str, object]:
-    """Read the settings of an earlier run; TableError for another file."""
+    """Read the settings of an earlier command; TableError where the file holds none."""
     try:
         settings = parse_json(read_text(path, "the settings"), str(path))
     except InputError:
@@ -188,7 +205,10 @@ def _read_settings(path: Path) -> dict[str, object]:
 def record_grid(
     points: Sequence[GridPoint], train: Callable[[TrialSpec], TrialResult], path: Path
 ) -> None:
-    """Train every point that ``path.runs`` lacks, print a line for each, then write ``path``."""
+    """Train every point that the file of runs beside ``path`` lacks, then write the table.
+
+    Each run is appended to that file as it ends, and a line is printed for it.
+    """
     runs = _runs_file(path)
     rows = _read_runs(runs)
     done = {_point(recorded) for recorded in rows}
@@ -211,7 +231,7 @@ def record_grid(
 
 
 def row(result: TrialResult) -> TableRow:
-    """Make a trial a row of a table; evaluations that were not finite are left out."""
+    """Make the row of a trial; evaluations that were not finite are left out."""
     history = [(step, value) for step, value in result.history if value is not None]
     searched: dict[str, object] = {}
     if result.hyperparameters:
@@ -229,7 +249,11 @@ def row(result: TrialResult) -> TableRow:
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table of the usable rows, in order; TableError if they are at fewer than two batch sizes."""
+    """Write a table of the usable rows, sorted by batch size, learning rate and seed.
+
+    Raises:
+        TableError: where they are at fewer than two batch sizes.
+    """
     ordered = list[TableRow]()
     for recorded in sorted(rows, key=_point):
         if recorded["status"] in RECORDED_STATUSES:
@@ -251,10 +275,10 @@ def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _median_step_times(rows: Iterable[TableRow]) -> dict[int, float]:
-    """Give the seconds of a step at each batch size, over all of its rows that have them.
+    """Give the median seconds of a step at each batch size, over its rows that have them.
 
-    A step takes the same time at every learning rate; what else ran on the machine shows in single
-    rows alone.
+    A step takes the same time at every learning rate. What else ran on the machine shows in single
+    rows alone, which the median leaves out.
     """
     times: dict[int, list[float]] = {}
     for recorded in rows:
@@ -267,7 +291,11 @@ def _median_step_times(rows: Iterable[TableRow]) -> dict[int, float]:
 
 
 def _thinned(recorded: Mapping[str, Any]) -> TableRow:
-    """Thin the evaluations, but for new lowest and highest values: steps to any target stay the same."""
+    """Thin the evaluations of a row so that the steps to any target stay the same.
+
+    Kept are new lowest and highest values, the last evaluation, and others ``THINNING_RATIO`` apart
+    in steps.
+    """
     steps: list[int] = []
     metric: list[float] = []
     lowest = math.inf
@@ -286,19 +314,28 @@ def _thinned(recorded: Mapping[str, Any]) -> TableRow:
 
 
 def _rounded(value: float, digits: int) -> float:
+    """Round to so many significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 def _point(recorded: Mapping[str, Any]) -> GridPoint:
+    """Read the point of the grid that a row is of."""
     return recorded["batch_size"], recorded["lr"], recorded["seed"]
 
 
 def _runs_file(path: Path) -> Path:
+    """Name the file that keeps the runs until the table ``path`` is written."""
     return path.with_name(path.name + ".runs")
 
 
 def _read_runs(path: Path) -> list[TableRow]:
-    """Read the rows of an earlier run; a last line that was cut short is dropped."""
+    """Read the rows that an earlier command has recorded.
+
+    A last line that was cut short is dropped.
+
+    Raises:
+        TableError: where the file holds other lines.
+    """
     if not os.path.lexists(path):
         return []
     if path.is_symlink() or not path.is_file():
@@ -316,13 +353,16 @@ def _read_runs(path: Path) -> list[TableRow]:
             f"{path} holds other lines than those of an earlier run ({error}): "
             "delete it to begin anew"
         ) from error
-    # Appended to the part of a line, the next row would be no JSON.
+    # Without the cut line, after which the next row would be no JSON.
     write_text(path, f"{whole}\n" if whole else "")
     return rows
 
 
 def _is_row(recorded: Mapping[str, Any]) -> bool:
-    """Tell whether :func:`row` may have made a row; a trial that did not run has no seconds per step."""
+    """Whether a row has the fields and the values that :func:`row` writes.
+
+    A trial that did not run has no seconds per step.
+    """
     if not {*COLUMNS, "status"} <= recorded.keys():
         return False
     fits = {name: is_valid(recorded[name]) for name, (_, is_valid) in COLUMNS.items()}
@@ -332,7 +372,10 @@ def _is_row(recorded: Mapping[str, Any]) -> bool:
 
 
 def recorded_trials(path: Path) -> list[TrialResult]:
-    """Read the records of a study's ``trials.jsonl``; one that cannot be read ends in a ConfigError."""
+    """Read the records of a study's ``trials.jsonl``.
+
+    One that cannot be read ends in a ConfigError.
+    """
     trials = list[TrialResult]()
     for number, line in enumerate(read_text(path, "--trials").splitlines(), start=1):
         try:
@@ -346,10 +389,14 @@ def recorded_trials(path: Path) -> list[TrialResult]:
 
 
 def rows_of_study(trials: Iterable[TrialResult]) -> list[TableRow]:
-    """Make the rows of a study's trials; of a trial and those that continue it, the one with the most steps.
+    """Make the rows of a study's trials.
 
-    TableError where schedules end with the trial, as a history then says nothing of a run with another horizon.
-    What was searched besides batch size and learning rate stands in ``hyperparameters`` of a row.
+    Of several trials at one point and seed, such as one and those that continue it, the row is that
+    with the most steps. Further hyper-parameters stand in its ``hyperparameters``.
+
+    Raises:
+        TableError: where schedules end with the trial: a history then says nothing of a run with
+            another horizon.
     """
     longest: dict[GridPoint, TrialResult] = {}
     for trial in trials:

@@ -1,4 +1,4 @@
-"""How the critical batch size grows within one run, from ``bstune branch`` at several of its checkpoints.
+"""How the critical batch size grows within a run, from branches at several checkpoints.
 
 A file is what ``bstune branch ... --json`` printed, and is data.
 """
@@ -20,7 +20,7 @@ from bstune.report.extrapolation import (
     size_schedule,
 )
 from bstune.result import INTERVAL_QUANTILE
-from bstune.study.scales import log_error
+from bstune.study.verbs.scales import log_error
 from bstune.system.console import format_number, listing
 from bstune.system.inputs import one_line, read_text
 
@@ -33,7 +33,9 @@ class BranchPoint:
     """The critical batch size at one checkpoint."""
 
     checkpoint: str
+    """Its path."""
     scale: float
+    """The examples or tokens that the run had seen."""
     reading: Reading
 
 
@@ -128,7 +130,10 @@ def _check_one_run(checkpoints: Sequence[Branches]) -> None:
 
 
 def _points(checkpoints: Sequence[Branches], name: str) -> tuple[list[BranchPoint], list[str]]:
-    """Take of each checkpoint what it tells; beside it why others tell nothing."""
+    """Read the point that each checkpoint tells; give a line, too, for each that tells none.
+
+    ``name``: of the scale.
+    """
     points = list[BranchPoint]()
     left_out = list[str]()
     for branches in checkpoints:

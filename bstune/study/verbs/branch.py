@@ -1,16 +1,17 @@
-"""The critical batch size of a run, now: ``bstune branch`` goes on from its checkpoint at several batch sizes.
+r"""The critical batch size of a run, now: ``bstune branch`` goes on from its checkpoint.
 
-The weights, the optimizer's state and the call-backs' are the checkpoint's, and so is the learning rate, which from
-there on stays, times (B/B0)^lr-exponent. Each branch trains on the same examples in the same order. Reported is the
-largest batch size that loses nothing, up to a tolerance, against the run's own (Merrill et al. 2025, arXiv
-2505.23971)::
+The weights, the optimizer's state and the call-backs' are the checkpoint's, and so is the learning
+rate, which from there on stays, times (B/B0)^lr-exponent. Each branch trains on the same examples
+in the same order. Reported is the largest batch size that loses nothing, up to a tolerance, against
+the run's own (Merrill et al. 2025, arXiv 2505.23971)::
 
-    bstune branch run.ckpt --batch-size 32 --examples 6400 --batch-sizes 64,128,256 workload=shakespeare_lstm
+    bstune branch run.ckpt --batch-size 32 --examples 6400 --batch-sizes 64,128,256 \
+        workload=shakespeare_lstm
 
-The answer is where the loss of the metric first exceeds ``--tolerance``, on straight lines over log B, with Student's
-interval over three ``--seeds`` or more. Where the loss jumps, it says between which batch sizes. A file of another
-workload is refused by the first weight that differs. One that holds more than plain data needs ``--trusted``, which
-runs what is in it.
+The answer is where the loss of the metric first exceeds ``--tolerance``, on straight lines over log
+B, with Student's interval over three ``--seeds`` or more. Where the loss jumps, it says between
+which batch sizes. A file of another workload is refused by the first weight that differs. One that
+holds more than plain data needs ``--trusted``, which runs what is in it.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from rich.table import Table
 
 from bstune.core.branching import LEAST_SEEDS, Branch, Branches, largest_batch
 from bstune.core.errors import ConfigError
-from bstune.core.records import Target, TrialSpec, dump_json
+from bstune.core.records import Target, TrialResult, TrialSpec, dump_json
 from bstune.core.search_space import HALF_LIVES, OVERRIDE_LR
 from bstune.options import StudyOptions, option_at
 from bstune.study.prepare import compose_checked
@@ -34,10 +35,11 @@ from bstune.system.console import format_count, format_number, plain_console, pl
 from bstune.system.inputs import open_regular
 from bstune.system.terminal import ArgumentParser, listed
 
-# Of the interval over seeds.
+# Level of the interval over seeds.
 BRANCH_LEVEL = 0.9
-# Of the run's own batch size.
+# By default branches have so many times the run's own batch size.
 MULTIPLES = (1, 2, 4, 8, 16, 32)
+# Fewest steps of a branch.
 MIN_BRANCH_STEPS = 4
 
 
@@ -64,6 +66,7 @@ def main(arguments: list[str]) -> str:
 
 
 def _parser() -> ArgumentParser:
+    """Make the parser of the verb's arguments."""
     parser = ArgumentParser(
         prog="bstune branch",
         usage=(
@@ -111,7 +114,7 @@ def _parser() -> ArgumentParser:
 
 
 def _between(kind: Callable[[str], float], smallest: float, largest: float, text: str) -> float:
-    """Parse an option's one value."""
+    """Parse an option's value, of a kind such as ``int``, between two bounds."""
     try:
         value = kind(text)
     except ValueError:
@@ -136,7 +139,19 @@ def run_branches(
     trusted: bool,
     log: Callable[[str], None],
 ) -> Branches:
-    """Train all branches of a composed workload, one after another.
+    """Go on from a checkpoint at several batch sizes; find the largest that loses nothing.
+
+    Args:
+        path: of the checkpoint.
+        overrides: options of the command line that compose its workload.
+        batch_size: of the run until then.
+        batch_sizes: larger ones to go on at; None: ``MULTIPLES`` of the run's own.
+        examples: on which each branch trains, rounded up to whole batches of the largest size.
+        seeds: of the order of the data; each has branches of its own.
+        tolerance: loss of the metric that counts as none.
+        lr_exponent: of the learning rate's growth with the batch size.
+        trusted: read a checkpoint that holds more than plain data.
+        log: takes a line for each branch.
 
     Raises:
         ConfigError: for what cannot be branched. What needs neither the checkpoint nor the data
@@ -160,47 +175,29 @@ def run_branches(
     checkpoint = read_checkpoint(path, trusted)
     workload, protocol = load_workload(options, composed.recipe)
     sizes = _sizes(batch_size, batch_sizes, examples, workload.train_examples)
-    # Whole batches of the largest size; of the others as near as they come.
+    # Whole batches of the largest size. The other sizes train on as nearly as many examples.
     examples = math.ceil(examples / sizes[-1]) * sizes[-1]
-    # Until the checkpoint's own is read.
-    lr_until_read = options.scaling.lr
     branches = list[Branch]()
     start: float | None = None
     for seed in seeds:
+        # The rate is the checkpoint's own, once that has been read.
+        own = TrialSpec(
+            number=0,
+            trial_index=0,
+            batch_size=batch_size,
+            lr=options.scaling.lr,
+            delta=None,
+            seed=seed,
+        )
         for size in sizes:
-            own = TrialSpec(
-                number=0,
-                trial_index=0,
-                batch_size=batch_size,
-                lr=lr_until_read,
-                delta=None,
-                seed=seed,
-            )
             record, start = branch(
                 workload, protocol, path, checkpoint, own, size, examples, lr_exponent
             )
-            # A branch is evaluated at its end alone; one that failed has no value.
-            value: float | None = None
-            if record.history:
-                value = record.history[-1][1]
-            branches.append(
-                Branch(
-                    batch_size=size,
-                    seed=seed,
-                    steps=record.steps,
-                    status=record.status,
-                    value=value,
-                    message=record.message,
-                )
-            )
-            log(_branch_line(branches[-1], protocol.target))
+            ended = _branch_of(record, size, seed)
+            branches.append(ended)
+            log(_branch_line(ended, protocol.target))
 
-    # All is measured against the run's own batch size: without it there is no answer.
-    for ended in branches:
-        if ended.batch_size == batch_size and ended.value is None:
-            raise ConfigError(
-                f"the run's own batch size, {batch_size}, cannot go on from {path}: {ended.message}"
-            )
+    _check_own_size(branches, batch_size, path)
     losses_by_seed = [_losses(branches, seed, batch_size, protocol.target) for seed in seeds]
     return Branches(
         checkpoint=str(path),
@@ -215,6 +212,34 @@ def run_branches(
         examples_seen=examples_seen(checkpoint, batch_size),
         tokens=options.workload.tokens,
     )
+
+
+def _branch_of(record: TrialResult, batch_size: int, seed: int) -> Branch:
+    """Make a branch of its trial's record."""
+    # A branch is evaluated at its end alone; one that failed has no value.
+    value: float | None = None
+    if record.history:
+        value = record.history[-1][1]
+    return Branch(
+        batch_size=batch_size,
+        seed=seed,
+        steps=record.steps,
+        status=record.status,
+        value=value,
+        message=record.message,
+    )
+
+
+def _check_own_size(branches: Sequence[Branch], own_size: int, path: Path) -> None:
+    """Raise ConfigError where a branch at the run's own batch size came to no value.
+
+    All other branches are measured against it.
+    """
+    for branch in branches:
+        if branch.batch_size == own_size and branch.value is None:
+            raise ConfigError(
+                f"the run's own batch size, {own_size}, cannot go on from {path}: {branch.message}"
+            )
 
 
 def _check_options(options: StudyOptions) -> None:
@@ -232,7 +257,7 @@ def _check_options(options: StudyOptions) -> None:
 
 
 def _branch_line(branch: Branch, target: Target) -> str:
-    """Tell what a branch came to, or why it came to nothing."""
+    """Say in a line what a branch came to, or why it came to nothing."""
     metric = "not finite"
     if branch.value is not None:
         metric = format_number(branch.value, 5)
@@ -244,7 +269,14 @@ def _branch_line(branch: Branch, target: Target) -> str:
 def _sizes(
     own_size: int, given: Sequence[int] | None, examples: int, train_examples: int
 ) -> tuple[int, ...]:
-    """Choose the batch sizes to go on at, the run's own the smallest; ConfigError where there are not two."""
+    """Choose the batch sizes to go on at, in rising order; the run's own is the smallest.
+
+    ``given``: larger ones; None: the multiples of the run's own that are small enough for the data
+    and for the examples.
+
+    Raises:
+        ConfigError: where there is no larger one, or one is too large.
+    """
     if given is None:
         most = min(train_examples, examples // MIN_BRANCH_STEPS)
         larger = [
@@ -261,7 +293,7 @@ def _sizes(
 
 
 def _check_sizes(own_size: int, given: Sequence[int], examples: int) -> tuple[int, ...]:
-    """Sort the run's own batch size and those to go on at; ConfigError for what no branch can be."""
+    """Sort the run's own batch size and those to go on at; ConfigError for sizes that cannot be."""
     sizes = tuple(sorted({own_size, *given}))
     if sizes[0] < own_size:
         raise ConfigError(
@@ -283,9 +315,9 @@ def _check_sizes(own_size: int, given: Sequence[int], examples: int) -> tuple[in
 def _losses(
     branches: Sequence[Branch], seed: int, own_size: int, target: Target
 ) -> dict[int, float]:
-    """Compute by how much each batch size is worse than the run's own on one seed.
+    """Compute by how much each batch size is worse than the run's own on one seed, in the metric.
 
-    Infinity where it diverged; what did not fit into memory is left out.
+    It is infinite where the branch diverged. One that did not fit into memory is left out.
     """
     gaps = dict[int, float]()
     for branch in branches:
@@ -298,7 +330,7 @@ def _losses(
 
 
 def branch_table(branches: Branches) -> Table:
-    """Lay batch sizes, steps and the metric over seeds out as a table."""
+    """Make the table of batch sizes, with steps, learning rates and the metric over seeds."""
     table = Table(
         title=f"{branches.checkpoint}, {format_count(branches.examples)} examples further"
     )
@@ -328,7 +360,7 @@ def branch_table(branches: Branches) -> Table:
 
 
 def branch_lines(branches: Branches) -> list[str]:
-    """Say in words what the branches come to."""
+    """Say in labelled lines what the branches come to."""
     lines = [f"LARGEST   {_largest_text(branches)}"]
     if branches.start is not None:
         lines[0] += f", from {format_number(branches.start)} at the checkpoint"
@@ -340,6 +372,7 @@ def branch_lines(branches: Branches) -> list[str]:
 
 
 def _largest_text(branches: Branches) -> str:
+    """Say which is the largest batch size that loses nothing, with its interval."""
     largest = branches.largest
     seeds = len({branch.seed for branch in branches.branches})
     size = format_count(largest.batch_size)

@@ -16,8 +16,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from bstune.core.records import Target, TrialResult
-from bstune.study.live_table import live_html
 from bstune.study.planning.plan import points_of
+from bstune.study.showing.live_table import live_html
 from bstune.system.console import format_number, format_seconds, plural, print_line
 from bstune.system.watchdog import LINE_SECONDS, THREAD_LOOK_SECONDS
 
@@ -40,16 +40,17 @@ class Progress:
         self._total = total
         self._target = target
         self.console = console
-        # Numbers of the trials that have a line, or had one in an earlier run; None: no look yet.
+        # Numbers of the trials that need no line any more; None: not known before the first look.
         self._shown: set[int] | None = None
-        # Messages of trials.
+        # Messages of trials that have been printed.
         self._said: set[str] = set()
-        # Shown while it is entered.
+        # The live line, a context manager that shows it; None where there is none.
         self.live: Bar | None = None
-        # What a notebook shows.
+        # The table in a notebook; None before the first one.
         self._displayed: Any = None
+        # When the last line was printed, on the monotonic clock.
         self._spoke = time.monotonic()
-        # Seconds without a line, since the last trial ended.
+        # Seconds since the last trial ended, as far as lines have said so.
         self._waited = 0.0
         self._points = 0
         if console.is_interactive:
@@ -67,7 +68,9 @@ class Progress:
             self._task = self.live.add_task("configurations", total=total)
 
     def show(self, done: Sequence[TrialResult], to_go: float | None = None) -> None:
-        """Show the finished trials; those of an earlier run are not repeated as lines.
+        """Show the finished trials.
+
+        Lines are printed only for those that ended since the first look.
 
         ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
         """
@@ -90,7 +93,7 @@ class Progress:
 
     def _display(self, done: Sequence[TrialResult], text: str) -> None:
         """Show the trials in a notebook, in place of what it showed before."""
-        # It is there in a notebook alone.
+        # IPython is there in a notebook alone.
         from IPython.display import display
 
         come_to = f"{self._points} of {plural(self._total, 'configuration')}; {text}"
@@ -111,7 +114,7 @@ class Progress:
         for trial in new:
             points += points_of([trial])
             place = f"configuration {points} of {self._total}"
-            # Past its points a search trains a stopped one again, where it cannot be continued.
+            # After its last point a search may train a stopped trial again from its first step.
             if points > self._total:
                 place = "again from its first step"
             line = trial_line(trial, self._target, place) + self._message(trial)
@@ -121,9 +124,10 @@ class Progress:
             self._shown.add(trial.number)
 
     def _message(self, trial: TrialResult) -> str:
-        """Give a trial's message as the end of its line.
+        """Give a trial's message as the end of its line; empty without one.
 
-        What one trial went on without, others go on without as well: it is said once.
+        The message of a trial that no error ended tells what it went on without. Others go on
+        without it as well, so that it is printed once.
         """
         went_on = trial.status in WENT_ON
         if trial.message is None or (went_on and trial.message in self._said):
@@ -132,10 +136,10 @@ class Progress:
         return f": {trial.message}"
 
     def waiting_line(self, now: float) -> str | None:
-        """Say what is waited for, where no line has been printed for long; None: not yet.
+        """Write the line to print while a trial takes long; None where none is due.
 
-        Before the first trial has ended a line comes every ten seconds, then one a minute. A live
-        line shows the time by itself.
+        Before the first trial has ended it is due every ten seconds, then every minute. It never is
+        beside a live line or in a notebook. ``now`` is of the monotonic clock, in seconds.
         """
         silence = now - self._spoke
         limit = LINE_SECONDS if self._points == 0 else MINUTE
@@ -148,8 +152,8 @@ class Progress:
 
 
 @contextmanager
-def heard(progress: Progress) -> Iterator[None]:
-    """Print a line from time to time while trials train."""
+def lines_while_waiting(progress: Progress) -> Iterator[None]:
+    """Let a thread print a line from time to time while the body trains trials."""
     ended = threading.Event()
 
     def keep_saying() -> None:
@@ -157,7 +161,7 @@ def heard(progress: Progress) -> Iterator[None]:
             line = progress.waiting_line(time.monotonic())
             if line is None:
                 continue
-            # Nobody may read any more what is printed.
+            # Whoever read the output may be gone.
             with suppress(OSError, ValueError):
                 print_line(progress.console, line)
 
@@ -171,7 +175,7 @@ def heard(progress: Progress) -> Iterator[None]:
 
 
 def live_text(done: Sequence[TrialResult], target: Target) -> str:
-    """Write what the trials have come to, as one line: the best, and the last with its metric."""
+    """Write in one line the best trial so far, and the last one with its metric."""
     if not done:
         return "no trial yet"
     last = done[-1]
@@ -188,11 +192,15 @@ def live_text(done: Sequence[TrialResult], target: Target) -> str:
 
 
 def _place(trial: TrialResult) -> str:
+    """Name a trial's batch size and learning rate."""
     return f"B {trial.batch_size}, lr {format_number(trial.lr)}"
 
 
 def _metric_text(trial: TrialResult, target: Target) -> str:
-    """Write the last value of the metric, however the trial ended; empty where none was finite."""
+    """Write the metric's last finite value, such as `` at val_loss 0.3``; empty without one.
+
+    Where the target has no value yet, the best value is named, too.
+    """
     values = [value for _, value in trial.history if value is not None]
     if not values:
         return ""
@@ -210,9 +218,9 @@ def trial_line(trial: TrialResult, target: Target, place: str = "") -> str:
 
     Args:
         trial: that has ended.
-        target: whose metric is named. Where no value meets it, the best one counts, and is named
+        target: whose metric is named. Where the target has no value yet, the best value is named,
             too.
-        place: which of the search's points it is, if it is one.
+        place: which of the search's points it is; empty where it is none.
     """
     if trial.replicate_of is not None:
         place = f"repeats {trial.replicate_of} on a fresh seed"

@@ -21,14 +21,16 @@ from bstune.options import flatten
 from bstune.report.extrapolation import HALF_LIFE_QUANTITIES, Quantity, Reading, ScaleRow
 from bstune.report.study_folder import StudyFolder
 from bstune.result import AtBudget, StudyResult, WorkloadSize
-from bstune.study.analysis.critical import passing
+from bstune.study.analysis.critical import ended_where_met
 from bstune.study.folder_config import with_new_options
 from bstune.system.console import format_number, listing
 from bstune.system.inputs import one_line
 
+# The scales that --at can name besides options of the workload.
 SCALES = ("examples", "tokens", "parameters", "seconds")
 SMALLEST_SCALE = 1e-15
 LARGEST_SCALE = 1e18
+# Options that begin so define what was trained.
 DEFINING = ("workload", "protocol", "trainer", "precision")
 ALSO_DEFINING = ("scaling.beta2_half_life", "scaling.weight_decay_half_life", "search.tune")
 # Defaults of the search and of its speed: no part of the workload.
@@ -45,15 +47,15 @@ SEARCHS_OWN = (
     "protocol.noise_scale_every",
     "protocol.warmup_steps",
 )
-# Where the data lie, and what trains: no part of it either.
+# Options that end so say where the data are and what trains: no part of the workload either.
 OF_THE_MACHINE = (".root", ".device")
-# What the options begin with in which studies of other tables, data or modules differ.
+# Studies of other tables, data or modules differ in options that begin so.
 OF_A_TABLE = ("workload.name", "workload.table")
 OF_DATA = ("workload.data.", "workload.given_data", "workload.name")
 OF_MODULE = ("workload.module.", "workload.given_module", "workload.name")
-# A best batch size within this factor of the end of what is known lies at it.
+# A best batch size within this factor of the end of what is known counts as lying at that end.
 AT_END = 1.1
-# Options that differ and must not, of which an error names so many.
+# An error names at most so many of the options that differ and must not.
 SHOWN_OPTIONS = 8
 # An open end is taken to lie so many times as far as the one that is told.
 ONE_SIDED = 2.0
@@ -61,22 +63,24 @@ ONE_SIDED = 2.0
 
 @dataclass(frozen=True)
 class CommonScale:
-    """A scale, and what it is of each study."""
+    """A scale in which studies differ, and what each study tells at its scales."""
 
     name: str
+    """As in ``--at``."""
     meaning: str
+    """What is counted, in words."""
     set_by: tuple[str, ...]
-    """What the options that may differ begin with."""
+    """Options that begin so set the scale: the studies may differ in them."""
     rows: tuple[tuple[ScaleRow, ...], ...]
-    """Of each study in their order: what it tells at which scales."""
+    """For each study, in their order, a row for each scale that it tells of."""
     grows_within: bool = False
-    """Whether it is of the progress within one training."""
+    """Whether the scale grows during a training, as the examples that it has seen do."""
 
 
 def common_scale(
     name: str, studies: Sequence[StudyFolder], values: Mapping[str, float] | None
 ) -> CommonScale:
-    """Find out what a scale is of these studies.
+    """Find out what a scale means for these studies, and its value for each.
 
     Args:
         name: as in ``--at``.
@@ -88,17 +92,20 @@ def common_scale(
         StudyError: where studies do not tell the scale.
     """
     if values is not None:
-        return _given(name, studies, values)
+        return _given_scale(name, studies, values)
     if name in ("examples", "tokens"):
-        return _of_examples(name, studies)
+        return _example_scale(name, studies)
     if name == "parameters":
-        return _of_parameters(name, studies)
+        return _parameter_scale(name, studies)
     if name == "seconds":
-        return _of_seconds(name, studies)
-    return _of_option(name, studies)
+        return _seconds_scale(name, studies)
+    return _option_scale(name, studies)
 
 
-def _given(name: str, studies: Sequence[StudyFolder], values: Mapping[str, float]) -> CommonScale:
+def _given_scale(
+    name: str, studies: Sequence[StudyFolder], values: Mapping[str, float]
+) -> CommonScale:
+    """Make the scale whose values the user gives, by the studies' names."""
     names = [study.result.study for study in studies]
     if len(set(names)) < len(names):
         raise StudyError(f"--values go by the studies' names, and two are alike: {_names(studies)}")
@@ -121,15 +128,15 @@ def _given(name: str, studies: Sequence[StudyFolder], values: Mapping[str, float
 def _rows_at(
     studies: Sequence[StudyFolder], values: Sequence[float]
 ) -> tuple[tuple[ScaleRow, ...], ...]:
-    """Give each study one row."""
+    """Give each study one row, at its value of the scale."""
     rows = list[tuple[ScaleRow, ...]]()
     for study, value in zip(studies, values, strict=True):
         rows.append((_whole(study, value),))
     return tuple(rows)
 
 
-def _of_examples(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
-    """Choose what examples are: of the data, of the budget, or to the target."""
+def _example_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+    """Make the scale ``examples`` or ``tokens``: of the data, the budget, or to the target."""
     if name == "tokens" and any(study.result.tokens is None for study in studies):
         raise StudyError(f"examples of {_names(studies)} have no tokens: give --at examples=N")
     is_of_loss = all(study.result.at_budget is not None for study in studies)
@@ -163,10 +170,12 @@ def _of_examples(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
 
 
 def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
-    """Say whether what differs from study to study is the amount of training data.
+    """Whether the amount of training data is what differs from study to study.
 
-    It is where the studies say so. It also is where several have one and the same target: each
-    trained until it met that, so that none was given a budget or a target of its own to compare.
+    It is where the studies say so. It is, too, where several have the same target: then they have
+    neither budgets nor targets of their own whose examples could be compared.
+
+    ``is_of_loss``: whether all are studies of the objective loss.
     """
     sizes = [study.result.size for study in studies]
     different_sizes = {size.examples for size in sizes if size is not None}
@@ -176,7 +185,8 @@ def _is_of_data(studies: Sequence[StudyFolder], is_of_loss: bool) -> bool:
     return len(studies) > 1 and len(targets) == 1 and not is_of_loss
 
 
-def _of_parameters(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+def _parameter_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+    """Make the scale of the modules' trained parameters."""
     sizes = _sizes_of(studies, "their parameters")
     values = [float(size.parameters) for size in sizes]
     return CommonScale(
@@ -184,7 +194,8 @@ def _of_parameters(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     )
 
 
-def _of_seconds(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+def _seconds_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+    """Make the scale of the budgets' seconds, for studies of the objective loss."""
     _all_are_of_budget(studies, "seconds")
     rows = list[tuple[ScaleRow, ...]]()
     for study in studies:
@@ -195,8 +206,8 @@ def _of_seconds(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
     )
 
 
-def _of_option(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
-    """Take a numeric option of the workload as the scale, by its name or the end of it."""
+def _option_scale(name: str, studies: Sequence[StudyFolder]) -> CommonScale:
+    """Make a numeric option of the workload the scale, found by its name or the end of it."""
     settings = [defining_settings(study) for study in studies]
     keys = [key for key in _all_keys(settings) if f".{key}".endswith(f".{name}")]
     if not keys:
@@ -229,14 +240,19 @@ def _all_keys(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def number_of(value: object) -> int | float | None:
-    """Give a setting that is a number; None for another one."""
+    """Give a setting if it is a number; None otherwise."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     return None
 
 
 def _sizes_of(studies: Sequence[StudyFolder], meaning: str) -> list[WorkloadSize]:
-    """Read how large data and module are; refuse folders that do not tell, ``meaning`` in words."""
+    """Read how large each study's data and module are.
+
+    StudyError names the folders that do not tell.
+
+    ``meaning``: what they do not tell, in words.
+    """
     sizes = list[WorkloadSize]()
     silent = list[StudyFolder]()
     for study in studies:
@@ -255,7 +271,7 @@ def _sizes_of(studies: Sequence[StudyFolder], meaning: str) -> list[WorkloadSize
 def _all_are_of_budget(
     studies: Sequence[StudyFolder], unit: Literal["seconds", "examples"]
 ) -> None:
-    """Refuse studies that are not of the objective loss, or whose budget is another one."""
+    """Refuse studies that are not of the objective loss, or whose budget is not in ``unit``."""
     others = list[StudyFolder]()
     for study in studies:
         at_budget = study.result.at_budget
@@ -269,23 +285,28 @@ def _all_are_of_budget(
 
 
 def _names(studies: Sequence[StudyFolder]) -> str:
+    """List the studies' names in a line."""
     return one_line(listing([study.result.study for study in studies]))
 
 
 def _at_budget(study: StudyFolder) -> AtBudget:
+    """Give the answer at the budget's end, of a study that is known to have one."""
     assert study.result.at_budget is not None  # noqa: S101 (the caller has looked)
     return study.result.at_budget
 
 
 def _tokens_of(study: StudyFolder, name: str) -> float:
-    """Give how many of the scale an example is."""
+    """Give how many tokens an example of a study counts for; 1 where the scale is ``examples``."""
     if name == "examples":
         return 1.0
     return float(study.result.tokens or 1)
 
 
 def _over_targets(study: StudyFolder, name: str) -> tuple[ScaleRow, ...]:
-    """Give the rows of a study at its easier targets and at its own."""
+    """Give the rows of a study at its easier targets and at its own.
+
+    The scale of a row is the fewest examples, or their tokens, after which a trial met its target.
+    """
     result = study.result
     times = _tokens_of(study, name)
     rows = list[ScaleRow]()
@@ -305,9 +326,12 @@ def _over_targets(study: StudyFolder, name: str) -> tuple[ScaleRow, ...]:
 def _fewest_examples(
     trials: Sequence[TrialResult], result: StudyResult, goal: float
 ) -> float | None:
-    """Give the fewest examples after which a trial met a target; None where none did."""
+    """Give the fewest examples after which a trial met the target's value ``goal``.
+
+    It is None if none did.
+    """
     target = Target(result.metric, goal, result.mode)
-    passed = [passing(trial, target) for trial in trials]
+    passed = [ended_where_met(trial, target) for trial in trials]
     examples = [trial.examples for trial in passed if trial.reached]
     if not examples:
         return None
@@ -315,7 +339,7 @@ def _fewest_examples(
 
 
 def _whole(study: StudyFolder, scale: float) -> ScaleRow:
-    """Give the row of a study as a whole."""
+    """Give the row of a study at its own target or budget, with all quantities that it tells."""
     result = study.result
     readings = dict[Quantity, Reading]()
     critical = result.critical_batch_size
@@ -335,14 +359,20 @@ def _whole(study: StudyFolder, scale: float) -> ScaleRow:
 
 
 def _critical(value: float | None, low: float | None, high: float | None) -> Reading | None:
-    """Give a critical batch size that is known to one side at least."""
+    """Make the reading of a critical batch size.
+
+    It is None without a value or any end of its interval.
+    """
     if value is None or (low is None and high is None):
         return None
     return Reading(value, low, high)
 
 
 def _best_size(result: StudyResult) -> Reading | None:
-    """Give the best batch size; None where it lies at an end of what is known."""
+    """Read a study's best batch size.
+
+    It is None where it lies at an open end of those that are as good.
+    """
     if result.at_budget is not None:
         return _best_size_at(result.at_budget)
     winner = result.winner
@@ -352,7 +382,8 @@ def _best_size(result: StudyResult) -> Reading | None:
         return None
     low = float(as_good.low)
     high = float(as_good.high)
-    # The winner is one trial, and seeds move it: what is as good has a middle that they move less.
+    # The winner is one trial, which seeds move. They move the middle of the range of batch sizes
+    # that are as good less.
     if not as_good.is_low_open and not as_good.is_high_open:
         return Reading(math.sqrt(low * high), low, high)
     size = float(winner.batch_size)
@@ -367,7 +398,7 @@ def _best_size(result: StudyResult) -> Reading | None:
 
 
 def _best_size_at(at_budget: AtBudget) -> Reading | None:
-    """Give the best batch size of a budget; None where it lies at an end of what is known."""
+    """Read the best batch size of a budget; None where it lies at an end of the range searched."""
     growth = at_budget.growth
     best_sizes = () if growth is None else growth.best_sizes
     for best in best_sizes:
@@ -380,6 +411,7 @@ def _best_size_at(at_budget: AtBudget) -> Reading | None:
 
 
 def _winners_hyperparameters(result: StudyResult) -> Mapping[str, float | None]:
+    """Read the winner's further hyper-parameters; empty without a winner."""
     if result.at_budget is not None:
         return result.at_budget.winner.hyperparameters
     if result.winner is None:
@@ -388,7 +420,10 @@ def _winners_hyperparameters(result: StudyResult) -> Mapping[str, float | None]:
 
 
 def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
-    """Give the rows of a study of the objective loss at its budget and at shares of it."""
+    """Give the rows of a study of the objective loss at its budget and at shares of it.
+
+    ``whole``: its budget, on the scale.
+    """
     rows = [_whole(study, whole)]
     growth = _at_budget(study).growth
     best_sizes = () if growth is None else growth.best_sizes
@@ -402,9 +437,12 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
 
 
 def rate_at(result: StudyResult, name: Quantity, reading: Reading | None) -> Reading | None:
-    """Give the best learning rate at a study's own batch size of that kind.
+    """Give the best learning rate of a study at one of its batch sizes; None where it is not known.
 
-    None where it is not known.
+    Args:
+        result: of the study.
+        name: which batch size it is: the best one, or the critical one.
+        reading: that batch size; None where the study does not tell it.
     """
     if reading is None:
         return None
@@ -420,16 +458,18 @@ def rate_at(result: StudyResult, name: Quantity, reading: Reading | None) -> Rea
     log_sizes = np.log(curve.batch_size)
 
     def rate(rates: Sequence[float]) -> float:
-        """Take a rate of the curve between its batch sizes: a straight line in logarithms."""
+        """Interpolate one of the curve's rates between its batch sizes, in logarithms."""
         return math.exp(float(np.interp(log_size, log_sizes, np.log(rates))))
 
     return Reading(rate(curve.lr), rate(curve.lr_low), rate(curve.lr_high))
 
 
 def log_error(reading: Reading, quantile: float) -> float | None:
-    """Give the standard deviation of a reading's logarithm; None where it tells no interval.
+    """Give the standard deviation of a reading's logarithm; None where it has no interval.
 
     An open end is taken to lie ``ONE_SIDED`` times as far as the other one.
+
+    ``quantile``: how many standard deviations half the interval is.
     """
     below = above = None
     if reading.low is not None:
@@ -446,9 +486,10 @@ def log_error(reading: Reading, quantile: float) -> float | None:
 
 
 def defining_settings(study: StudyFolder) -> dict[str, object]:
-    """Collect what of a study's config defines what was trained, by dotted key.
+    """Collect the options of a study that define what was trained, by dotted name.
 
-    StudyError without one.
+    Raises:
+        StudyError: where its folder has no config.
     """
     config = study.files.config
     if config is None:
@@ -457,7 +498,8 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
         )
     settings = dict[str, object]()
     is_loss = study.result.objective == "loss"
-    # Folders of before and after an option came differ in nothing while it has its default.
+    # With defaults for options that came after a folder was written, it does not differ from a
+    # later one.
     for key, value in flatten(with_new_options(config)).items():
         is_defining = key.startswith(DEFINING) or key in ALSO_DEFINING
         if is_loss and key.startswith("budget."):
@@ -476,7 +518,8 @@ def defining_settings(study: StudyFolder) -> dict[str, object]:
 def check_alike(scale: CommonScale, studies: Sequence[StudyFolder]) -> list[str]:
     """Refuse studies that differ in more than the scale; give the options in which they differ.
 
-    StudyError names the others.
+    Raises:
+        StudyError: where they differ in others, too; it names them.
     """
     settings = [defining_settings(study) for study in studies]
     differ = list[str]()

@@ -1,4 +1,4 @@
-"""``bstune report``: a finished study's page, and what its trials' histories answer for another target, untrained.
+"""``bstune report``: a study's page, and what its histories answer for another target.
 
 A trial that passed an easier target on its way is a trial of that target, ended there. One that
 reached the study's own target bounds the steps to a harder one, and its history is extrapolated as
@@ -24,14 +24,19 @@ from bstune.search.frontier_findings import best_learning_rate, steps_band
 from bstune.search.observations import Posterior
 from bstune.study.analysis.analyse import analyse
 from bstune.study.analysis.at_budget import analyse_at_budget
-from bstune.study.analysis.critical import INTERVAL, at_target_value, passing, too_few_passed
+from bstune.study.analysis.critical import (
+    INTERVAL,
+    at_target_value,
+    ended_where_met,
+    too_few_passed,
+)
 from bstune.study.analysis.model import REPORT_PARTICLES, study_posterior
 from bstune.study.analysis.summary import Analysis, Asked, OverTarget, summarize
 from bstune.study.folder_config import options_of_folder
 from bstune.study.planning.baseline import baseline_of
 from bstune.study.prepare import PreparedStudy, search_budget
-from bstune.study.printed import show
 from bstune.study.report import NO_TARGET, asked_of
+from bstune.study.showing.printed import show
 from bstune.system.console import format_count, format_number, format_seconds, plain_console
 from bstune.system.files import Output
 from bstune.system.terminal import ArgumentParser
@@ -40,15 +45,18 @@ from bstune.trial.replay import ReplayBackend
 
 # An argument that asks for a shorter budget begins so.
 SHORTER_BUDGET = "budget.seconds="
-# Batch sizes among which extrapolation seeks the best.
+# How many batch sizes extrapolation compares.
 LADDER = 33
-# By how much the steps were too low, at the place of least time: 1.9 for fashion_mlp from 0.16 to
-# 0.14, 3.5 for cifar_mlp from 0.6 to 0.55, against a study of the harder target.
+# So many times too low were the extrapolated steps at the place of least time, against a study of
+# the harder target: 1.9 for fashion_mlp from 0.16 to 0.14, 3.5 for cifar_mlp from 0.6 to 0.55.
 TOO_LOW = "2 to 4 times"
 
 
 def main(arguments: list[str]) -> str:
-    """Print a study's answer, write its page and give its JSON, for its own target or for another one."""
+    """Run ``bstune report``: print a study's answer, write its page, and give its JSON.
+
+    The answer is for the study's own target, or for the one that the arguments ask for.
+    """
     parser = ArgumentParser(
         prog="bstune report",
         description="Prints the answer of a finished study and writes its page, report.html, "
@@ -82,7 +90,7 @@ def main(arguments: list[str]) -> str:
     write_page(study, page)
     console = plain_console()
     notes = list(study.files.notes)
-    # What it would take is the answer where the histories do not suffice.
+    # Where the histories do not suffice for the target, notes say what it would take.
     if goal is not None:
         notes += study.result.notes
     for note in notes:
@@ -92,7 +100,10 @@ def main(arguments: list[str]) -> str:
 
 
 def _at_shorter_budget(path: Path, argument: str, trust: bool) -> tuple[StudyFolder, Path]:
-    """Give what a study's trials say of a shorter budget, and the path of its page."""
+    """Give a study as if its budget had been shorter, and the path of the page for that.
+
+    ``argument``: ``budget.seconds=SECONDS``.
+    """
     try:
         seconds = float(argument.removeprefix(SHORTER_BUDGET))
     except ValueError:
@@ -109,14 +120,14 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
 
     Args:
         files: of the study.
-        seconds: of the budget.
-        trust: call what its config names.
+        seconds: of the shorter budget.
+        trust: call a scaling rule or a sampler that its config names.
 
     Raises:
         StudyError: where its objective is another one, its budget is not of seconds, or is shorter.
     """
     content = _files_that_tell(files)
-    prepared, _ = _prepared(files, content, None, trust)
+    prepared, _ = _prepared(files, content, goal=None, trust=trust)
     if prepared.budget.objective != "loss":
         raise StudyError(
             f"{files.root} is a study of search.objective={prepared.budget.objective}, which has "
@@ -148,9 +159,15 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
 
 
 def _with_own_times(prepared: PreparedStudy, result: StudyResult | None) -> PreparedStudy:
-    """Give a study with the seconds of a step by which its budget is counted, if it is of seconds.
+    """Give a study with the seconds of a step that turn its budget of seconds into steps.
 
-    ``result``: what it has found so far; None before it has.
+    They are those in its result, as a new survey may have timed others. A study with another
+    budget is given back as it is.
+
+    ``result``: what the study has found so far; None before it has found anything.
+
+    Raises:
+        StudyError: where neither the result nor the folder tells the seconds.
     """
     if result is not None and result.at_budget is not None and result.at_budget.times:
         times = tuple((time.batch_size, time.seconds) for time in result.at_budget.times)
@@ -167,8 +184,11 @@ def _with_own_times(prepared: PreparedStudy, result: StudyResult | None) -> Prep
 def _at_budget(
     prepared: PreparedStudy, content: StudyFiles, earlier: StudyResult | None
 ) -> StudyFolder:
-    """Tell what these trials say at their budget's end; ``earlier``: the result in the folder."""
-    baseline, _ = baseline_of(prepared.options, prepared.space, None)
+    """Analyse the trials of ``content`` at their budget's end, and give the study with the result.
+
+    ``earlier``: the result in the folder; None before there is one.
+    """
+    baseline, _ = baseline_of(prepared.options, prepared.space, largest=None)
     prepared = replace(prepared, baseline=baseline)
     analysis = Analysis(fit=NO_TARGET, at_budget=analyse_at_budget(prepared, content.trials))
     asked = _asked(prepared, earlier)
@@ -187,14 +207,14 @@ def _files_that_tell(files: Output) -> StudyFiles:
 
 
 def _result_of(files: Output) -> StudyResult | None:
-    """Read what a study has found; None before it has."""
+    """Read the result in a study's folder; None before there is one."""
     if not files.curve.exists():
         return None
     return read_curve(files.curve)
 
 
 def _goal(argument: str) -> float:
-    """Read the number of ``target=VALUE``."""
+    """Parse the number of ``target=VALUE``."""
     name, _, value = argument.partition("=")
     if name != "target":
         raise ConfigError(f"target=VALUE may stand after a study, but got {argument}")
@@ -208,7 +228,12 @@ def _goal(argument: str) -> float:
 
 
 def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Path]:
-    """Give the study to show, and the path of its page."""
+    """Read the study at a path as if its target had been ``goal``.
+
+    It comes back with the path of its page.
+
+    ``goal``: None: its own target, or what it has found so far.
+    """
     files = _output_of(path)
     if path.is_file() and path != files.curve:
         raise StudyError(f"{path} is no study: give its output folder, such as outputs/digits")
@@ -218,11 +243,12 @@ def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Pa
 
 
 def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
-    """Read a study's folder: what it found, or of one that runs or was cut short what its trials say.
+    """Read a study's folder: its result, or what its trials say so far if it has not ended.
 
     Args:
         path: the folder, or its ``curve.json``.
-        trust: call what its config names, where the study has not ended.
+        trust: where the study has not ended, call a scaling rule or a sampler that its config
+            names.
 
     Raises:
         StudyError: where there is no study, or its files do not tell.
@@ -231,7 +257,7 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
     if files.curve.exists() or not files.trials.exists():
         study = read_study(path)
         reported = study.result.trials + study.result.continued
-        # Of more trials it has gone on since, and was cut short or still runs.
+        # With more trials than its result reports, it has gone on since and has not ended.
         if len(study.files.trials) <= reported:
             return study
     study = at_target(files, None, trust)
@@ -240,26 +266,32 @@ def study_so_far(path: Path, trust: bool = False) -> StudyFolder:
 
 
 def read_at_target(path: str, argument: str) -> StudyFolder:
-    """Give the study of a folder, or of its ``curve.json``, as if its target had been that of ``target=VALUE``."""
+    """Give the study of a folder as if its target had been another one.
+
+    Args:
+        path: the folder, or its ``curve.json``.
+        argument: ``target=VALUE``.
+    """
     goal = _goal(argument)
     return at_target(_output_of(Path(path)), goal)
 
 
 def _output_of(path: Path) -> Output:
-    """Give the files of a study by its folder, or by a file in it."""
+    """Give the files of a study, by its folder or by a file in it."""
     return Output(path.parent if path.is_file() else path)
 
 
 def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFolder:
-    """Give a study as if its target's value had been ``goal`` (None: its own), from what its trials recorded.
+    """Analyse the trials of a study as if its target's value had been ``goal``.
 
     Args:
         files: of the study.
         goal: the target's value; None: its own.
-        trust: call what its config names.
+        trust: call a scaling rule or a sampler that its config names.
 
     Raises:
-        StudyError: where its files do not tell, or where its schedules end with the trial.
+        StudyError: where its files do not tell what its trials were, or where ``goal`` is another
+            target than its own and schedules end with the trial.
     """
     content = _files_that_tell(files)
     earlier = _result_of(files)
@@ -311,8 +343,11 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
 
 
 def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
-    """Tell what a study was asked for, whose sizes only its own result tells."""
-    asked = asked_of(prepared, None)
+    """Describe what a study was asked for.
+
+    The size of its workload is that of its earlier result.
+    """
+    asked = asked_of(prepared, end=None)
     # Here neither data nor module are at hand.
     if earlier is None:
         return replace(asked, size=None)
@@ -320,18 +355,19 @@ def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
 
 
 def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]:
-    """Give the records as they would stand had each trial ended where it first met ``target``.
+    """Give the records as if each trial had ended where it first met ``target``.
 
-    What continues a trial that met it is left out; one that met an easier target only is a stopped
-    one.
+    A trial that continues one that met it is left out. A trial that reached the study's own,
+    easier target without meeting this one counts as stopped.
     """
     ended = list[TrialResult]()
+    # Numbers of the trials that met the target, and of those that continue them.
     beyond = set[int]()
     for trial in sorted(trials, key=lambda trial: trial.number):
         if trial.resumed_from in beyond:
             beyond.add(trial.number)
             continue
-        record = passing(trial, target)
+        record = ended_where_met(trial, target)
         if record is not trial:
             beyond.add(trial.number)
         elif trial.reached:
@@ -341,7 +377,7 @@ def ended_at(trials: Sequence[TrialResult], target: Target) -> list[TrialResult]
 
 
 def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
-    """Give the critical batch sizes that the study has found at its own target and at easier ones."""
+    """Collect the critical batch sizes that a study has found, at its own and easier targets."""
     if earlier is None:
         return OverTarget()
     rows = list[CriticalAtTarget](earlier.over_target)
@@ -355,23 +391,25 @@ def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
 def _prepared(
     files: Output, content: StudyFiles, goal: float | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
-    """Prepare the study as its files describe it, to be asked and not to be run.
+    """Prepare the study that its files describe, for an analysis alone.
 
-    Give its own target, too.
+    It comes back with its own target.
+
+    ``goal``: value of the target in place of its own; None: its own.
     """
     assert content.config is not None  # noqa: S101 (the caller has looked)
     options = options_of_folder(content.config, files.config, trust)
     own_target = options.workload.target.target
     if goal is not None:
         options = with_option(options, "workload.target.value", goal)
-    protocol = make_protocol(options, None)
+    protocol = make_protocol(options, recipe=None)
     backend = _surveyed(content)
     if isinstance(options.workload, ReplayedWorkload):
         backend = ReplayBackend(options, protocol)
     backend.horizon = any(trial.horizon is not None for trial in content.trials)
     space = make_space(options, backend.lr_range)
     if content.hardware is not None:
-        # What fits into no memory was not searched.
+        # Batch sizes that do not fit into memory were not searched.
         ceiling = content.hardware.ceiling
         high = min(space.high, ceiling.at.batch_size)
         space = replace(space, low=ceiling.smallest, high=high)
@@ -395,7 +433,7 @@ def _prepared(
 
 
 def _surveyed(content: StudyFiles) -> TrialBackend:
-    """Make a backend that knows the seconds per step that the survey measured, or else those of the trials."""
+    """Make a backend that knows the seconds of a step by the study's survey, else its trials."""
     backend = TrialBackend()
     hardware = content.hardware
     law: StepTimeLaw | None = None
@@ -422,7 +460,9 @@ def _what_to_run(
     posterior: Posterior,
     arguments: Sequence[str] | None,
 ) -> list[str]:
-    """Say, where the histories do not suffice for a target, why, what it would take, and the command.
+    """Say what to run where the histories do not suffice for a target; empty where they do.
+
+    The lines say why, what the target is predicted to take, and the command that runs it.
 
     ``arguments``: those of the study's command; None: not known.
     """
@@ -447,10 +487,10 @@ def _what_to_run(
 def _extrapolated(
     prepared: PreparedStudy, trials: Sequence[TrialResult], posterior: Posterior
 ) -> str:
-    """Say in a line what a target takes that no trial met: the histories, extrapolated."""
+    """Predict in a line what a target takes that no trial met, by extrapolating the histories."""
     space = prepared.space
     ratio = space.high / space.low
-    # Even in log B; rounded, small ones coincide.
+    # Even in log B. Small ones coincide once they are rounded.
     ladder = set[int]()
     for place in range(LADDER):
         ladder.add(round(space.low * ratio ** (place / (LADDER - 1))))

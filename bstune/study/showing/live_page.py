@@ -22,19 +22,19 @@ from bstune.report.study_folder import StudyFiles, StudyFolder
 from bstune.report.words import point_text
 from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.at_budget import best_full, is_full
-from bstune.study.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
 from bstune.study.planning.baseline import baseline_runs
 from bstune.study.planning.plan import points_of
 from bstune.study.prepare import PreparedStudy
-from bstune.study.printed import short_path
 from bstune.study.report import asked_of
+from bstune.study.showing.live_table import CURVE_HEADS, curve_rows, octave_text, octaves
+from bstune.study.showing.printed import short_path
 from bstune.system.console import format_number, format_seconds, plural
 from bstune.system.failures import optional
 from bstune.system.files import write_text_once
 
-# Of the study's time, that goes to the page at most.
+# The share of the study's time that writing the page may take.
 SHARE = 0.02
-# Seconds that a writing is taken to last at least: the first one comes after five seconds.
+# Seconds that a writing counts for at least, so that the first one comes after five seconds.
 LEAST_SECONDS = 0.1
 NO_FIT = "the study has not ended"
 
@@ -49,14 +49,14 @@ class PagePace:
     ended: float = 0.0
     """The end of the last writing."""
     took: float = LEAST_SECONDS
-    """Seconds of the last writing, as which the next one is counted."""
+    """Seconds of the last writing. The next one is taken to need as many."""
 
     def is_due(self, now: float) -> bool:
-        """Say whether the next writing costs no more than its share."""
+        """Whether the page may be written now, so that it takes no more than its share of time."""
         return now - self.ended >= self.took / SHARE
 
     def wrote(self, began: float, ended: float) -> None:
-        """Note a writing, one that failed too."""
+        """Note when a writing began and ended; one that failed counts, too."""
         self.ended = ended
         self.took = max(LEAST_SECONDS, ended - began)
 
@@ -67,11 +67,13 @@ class _Shown:
 
     prepared: PreparedStudy
     done: Sequence[TrialResult]
+    """The finished trials."""
     to_go: float | None
+    """Predicted seconds to the study's end; None: not known."""
 
 
 def local_time() -> datetime:
-    """Give the time, with its zone."""
+    """Give the present time in the local zone."""
     return datetime.now().astimezone()
 
 
@@ -80,9 +82,9 @@ class LivePage:
 
     Args:
         path: of the page.
-        elapsed: the seconds since the study's command began.
+        elapsed: gives the seconds since the study's command began.
         say: prints a line.
-        clock: gives the time that the page states.
+        clock: gives the time of day that the page states.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class LivePage:
     def show(
         self, prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None
     ) -> None:
-        """Show the finished trials, if others have ended since and it is due.
+        """Show the finished trials once the page may be written: now, or at :meth:`catch_up`.
 
         ``to_go``: the seconds that the rest of the study is predicted to take; None: not known.
         """
@@ -113,10 +115,10 @@ class LivePage:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Show what was not due when its trial ended, if it is due now.
+        """Write the page if trials have ended since it was written, and it may be written now.
 
-        Called before a trial begins: a long one would leave the page without the trials that ended
-        shortly before it, until it has ended itself.
+        This is called before a trial begins. Else the page would lack the trials that ended shortly
+        before a long one until that has ended.
         """
         if self._last is None or len(self._last.done) == self._written:
             return
@@ -124,11 +126,15 @@ class LivePage:
             self._write(self._last, is_running=True)
 
     def leave(self) -> None:
-        """Let no page say that a study runs which is left before its end."""
+        """Write the page once more as that of a study that was left before its end.
+
+        Without this it would say that the study runs.
+        """
         if self._last is not None and is_running_page(self._path):
             self._write(self._last, is_running=False)
 
     def _write(self, shown: _Shown, is_running: bool) -> None:
+        """Write the page; the first failure is said in a line, and the study goes on."""
         began = self._elapsed()
         faults = list[str]()
         with optional("no page while the study runs", faults):
@@ -143,6 +149,7 @@ class LivePage:
             self._say_once("place", f"its page while it runs: {short_path(self._path)}")
 
     def _say_once(self, what: str, line: str) -> None:
+        """Print a line, but for a second one on the same matter, ``what``."""
         if what not in self._said:
             self._said.add(what)
             self._say(line)
@@ -155,12 +162,20 @@ def so_far(
     now: datetime,
     is_running: bool,
 ) -> StudySoFar:
-    """Tell what the trials of a study that has not ended have come to."""
-    result = summarize(done, asked_of(prepared, None), Analysis(fit=NO_FIT))
+    """Collect what the page of a study that has not ended shows.
+
+    Args:
+        prepared: the study.
+        done: its finished trials.
+        to_go: predicted seconds to its end; None: not known.
+        now: the time that the page states.
+        is_running: whether the study runs; else it was left.
+    """
+    result = summarize(done, asked_of(prepared, end=None), Analysis(fit=NO_FIT))
     files = StudyFiles(
         prepared.files.root, trials=tuple(done), hardware=None, config=None, best=None, notes=()
     )
-    # A study that was left has no end to foretell.
+    # The end of a study that was left cannot be predicted.
     if not is_running:
         to_go = None
     lines: list[Line] = [("SO FAR", (_progress(prepared, done, to_go),))]
@@ -185,6 +200,7 @@ def so_far(
 
 
 def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float | None) -> str:
+    """Say how many configurations were tried, in how many runs, and how long the rest takes."""
     points = points_of(done)
     told = f"{points} of {plural(prepared.budget.trials, 'configuration')} tried"
     if len(done) > points:
@@ -195,7 +211,7 @@ def _progress(prepared: PreparedStudy, done: Sequence[TrialResult], to_go: float
 
 
 def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
-    """Tell the best single run, or how close to the target the trials came."""
+    """Say which single run is the best, or how close to the target the trials came."""
     objective = prepared.budget.objective
     target = prepared.protocol.target
     if objective == "loss":
@@ -223,7 +239,10 @@ def _best(prepared: PreparedStudy, done: Sequence[TrialResult]) -> str:
 
 
 def _yours(prepared: PreparedStudy, first: TrialResult) -> str:
-    """Tell what the user's own configuration took; within a budget, how far it came."""
+    """Say what the user's own configuration took.
+
+    For the objective loss: which metric it came to.
+    """
     target = prepared.protocol.target
     if prepared.budget.objective != "loss":
         return _run_text(first)
@@ -232,10 +251,10 @@ def _yours(prepared: PreparedStudy, first: TrialResult) -> str:
 
 
 def _cost(trial: TrialResult, in_steps: bool) -> tuple[float, int]:
-    """Give what a trial took, by which the least is the best."""
+    """Key that sorts trials that reached the target, the best first: by steps, or by seconds."""
     if in_steps:
         return 0.0, trial.steps
-    # One without seconds comes after any that has them.
+    # A trial without seconds comes after any that has them.
     seconds = trial.time_to_target
     if seconds is None:
         seconds = math.inf
@@ -243,7 +262,7 @@ def _cost(trial: TrialResult, in_steps: bool) -> tuple[float, int]:
 
 
 def _run_text(trial: TrialResult) -> str:
-    """Tell what one run took, or how it ended, and where."""
+    """Say what one run took, how it ended if not at the target, and at which configuration."""
     taken = [plural(trial.steps, "step")]
     if trial.time_to_target is not None:
         taken.insert(0, format_seconds(trial.time_to_target))
@@ -252,6 +271,7 @@ def _run_text(trial: TrialResult) -> str:
 
 
 def _place(trial: TrialResult) -> str:
+    """Name a trial's configuration and number."""
     where = point_text(trial.batch_size, trial.lr, trial.hyperparameters, trial.horizon)
     return f"{where} (trial {trial.number})"
 
@@ -259,7 +279,10 @@ def _place(trial: TrialResult) -> str:
 def _budget_curve(
     prepared: PreparedStudy, done: Sequence[TrialResult]
 ) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Give the best metric at the budget's end for each octave of batch sizes."""
+    """Make the table of the best metric at the budget's end over octaves of batch sizes.
+
+    It gives the heads of the columns, and the rows.
+    """
     target = prepared.protocol.target
     heads = ("batch sizes", "trials", "to the budget's end", f"best {target.metric}")
     rows = list[tuple[str, ...]]()

@@ -16,7 +16,7 @@ ONE_RUN_UNTIL_THE_ANSWER = (
 
 
 def live_html(done: Sequence[TrialResult], line: str) -> str:
-    """Show the finished trials below a line, the newest first, and the best of each octave."""
+    """Make the HTML of a line, of the last trials, newest first, and of each octave's best."""
     if not done:
         return f"<p>{escaped(line)}</p>"
     newest = sorted(done, key=lambda trial: trial.number, reverse=True)[:LAST_TRIALS]
@@ -26,6 +26,7 @@ def live_html(done: Sequence[TrialResult], line: str) -> str:
 
 
 def _trial_row(trial: TrialResult) -> tuple[str, ...]:
+    """Give the texts of a trial's row, by the columns of ``TRIAL_HEADS``."""
     number = str(trial.number)
     if trial.resumed_from is not None:
         number += f", continues {trial.resumed_from}"
@@ -44,7 +45,10 @@ def _trial_row(trial: TrialResult) -> tuple[str, ...]:
 
 
 def curve_rows(done: Sequence[TrialResult]) -> list[tuple[str, ...]]:
-    """Give a row for each octave of batch sizes that was tried: the curve so far, as it was measured."""
+    """Give a row for each octave of batch sizes that was tried, by the columns of ``CURVE_HEADS``.
+
+    They are the curve so far, as single runs measured it.
+    """
     rows = list[tuple[str, ...]]()
     for octave, trials in octaves(done):
         reached = [trial for trial in trials if trial.reached]
@@ -57,7 +61,10 @@ def curve_rows(done: Sequence[TrialResult]) -> list[tuple[str, ...]]:
 
 
 def octaves(done: Sequence[TrialResult]) -> list[tuple[int, list[TrialResult]]]:
-    """Divide trials by the octaves of their batch sizes, from 2^i to 2^(i + 1), in their order."""
+    """Divide trials by the octaves of their batch sizes; octave i is from 2^i to below 2^(i + 1).
+
+    Each octave stands with its trials, the smallest batch sizes first.
+    """
     by_octave = dict[int, list[TrialResult]]()
     for trial in done:
         by_octave.setdefault(math.floor(math.log2(trial.batch_size)), []).append(trial)
@@ -65,5 +72,5 @@ def octaves(done: Sequence[TrialResult]) -> list[tuple[int, list[TrialResult]]]:
 
 
 def octave_text(octave: int) -> str:
-    """Name the batch sizes of an octave."""
+    """Name the batch sizes of an octave, such as ``64 to 127``."""
     return f"{format_count(2**octave)} to {format_count(2 ** (octave + 1) - 1)}"

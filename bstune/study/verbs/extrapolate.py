@@ -1,10 +1,10 @@
-r"""``bstune extrapolate``: what studies of small scales say of a larger one, and the card for a trainer of one's own.
+r"""``bstune extrapolate``: what studies of small scales say of a larger one; a card for trainers.
 
     bstune extrapolate outputs/n300 outputs/n600 outputs/n1200 --at examples=10000 \
         --card card.yaml --figure laws.png
 
 The law is that of :mod:`bstune.core.scale_law`, over three scales at least. ``--at`` names the
-scale (:mod:`bstune.study.scales`): ``examples=N`` or ``tokens=N``, ``parameters=N`` that are
+scale (:mod:`bstune.study.verbs.scales`): ``examples=N`` or ``tokens=N``, ``parameters=N`` that are
 trained, ``seconds=N`` of the budget, ``width=N`` or another option by the end of its name. Recorded
 runs tell no scale: ``--values n6000=6000,n18000=18000`` gives it.
 
@@ -43,8 +43,8 @@ from bstune.report.extrapolation import (
 from bstune.report.extrapolation_figure import draw_extrapolation
 from bstune.report.study_folder import StudyFolder, each_study
 from bstune.result import INTERVAL_QUANTILE
-from bstune.study.branch_scales import extrapolate_branches, read_branches
-from bstune.study.scales import (
+from bstune.study.verbs.branch_scales import extrapolate_branches, read_branches
+from bstune.study.verbs.scales import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
     check_alike,
@@ -63,7 +63,10 @@ SIZES: tuple[Quantity, ...] = ("batch_size", "critical_batch_size")
 
 
 def main(arguments: list[str]) -> str:
-    """Print what studies say of another scale, write its card, and give all as JSON."""
+    """Run ``bstune extrapolate``: print the prediction at another scale, and give it as JSON.
+
+    It writes the card and the figure, too, if they are asked for.
+    """
     options = _parser().parse_args(arguments)
     name, wanted = _scale("--at", options.at)
     values: dict[str, float] | None = None
@@ -101,6 +104,7 @@ def main(arguments: list[str]) -> str:
 
 
 def _parser() -> ArgumentParser:
+    """Make the parser of the verb's arguments."""
     parser = ArgumentParser(
         prog="bstune extrapolate",
         description="The critical batch size, the best batch size and the best learning rate as "
@@ -140,7 +144,7 @@ def _parser() -> ArgumentParser:
 def _check_told(
     extrapolation: Extrapolation, card_path: Path | None, figure_path: Path | None
 ) -> None:
-    """Refuse to write a card or a picture of what the studies do not tell."""
+    """Refuse a card without a batch size, and a figure without a law: the studies tell none."""
     notes = extrapolation.notes
     if card_path is not None and extrapolation.batch_size is None:
         raise StudyError("\n".join([f"there is no batch size for --card {card_path}", *notes]))
@@ -149,7 +153,7 @@ def _check_told(
 
 
 def _values(argument: str) -> dict[str, float]:
-    """Parse the scales of ``--values`` by the studies' names."""
+    """Parse ``--values``: the scale of each study, by its name."""
     pairs = [_scale("--values", pair) for pair in argument.split(",")]
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -158,7 +162,7 @@ def _values(argument: str) -> dict[str, float]:
 
 
 def _scale(option: str, argument: str) -> tuple[str, float]:
-    """Parse a name and its number: of ``--at`` the scale's, of ``--values`` a study's."""
+    """Parse ``NAME=N``: the scale to look at of ``--at``, or a study's scale of ``--values``."""
     name, _, text = argument.rpartition("=")
     try:
         value = float(text)
@@ -181,14 +185,14 @@ def extrapolate(
     values: Mapping[str, float] | None = None,
     left_out: Sequence[str] = (),
 ) -> Extrapolation:
-    """Predict a scale from studies.
+    """Predict from studies of several scales what holds at another one.
 
     Args:
         studies: that differ in the scale alone.
         name: of the scale.
-        wanted: the scale to predict.
+        wanted: the scale at which to predict.
         values: the scale of each study by its name; None: its folder tells it.
-        left_out: lines on what was no study.
+        left_out: lines on folders that were no study.
 
     Raises:
         ConfigError: for an unknown scale.
@@ -239,12 +243,16 @@ def extrapolate(
 
 
 def _is_on_several_devices(studies: Sequence[StudyFolder]) -> bool:
-    """Whether the best batch size, which is of a device where seconds count, would mix devices."""
+    """Whether the studies' best batch sizes are of different devices.
+
+    A best batch size is that of a device where seconds count: for any objective but the loss.
+    """
     counts_seconds = any(study.result.objective != "loss" for study in studies)
     return counts_seconds and len({study.result.devices for study in studies}) > 1
 
 
 def _without_best_size(row: ScaleRow) -> ScaleRow:
+    """Copy a row without its best batch size."""
     readings = dict(row.readings)
     readings.pop("batch_size", None)
     return replace(row, readings=readings)
@@ -253,15 +261,15 @@ def _without_best_size(row: ScaleRow) -> ScaleRow:
 def _with_rates(
     rows: Sequence[ScaleRow], keys: Sequence[str], by_key: Mapping[str, StudyFolder]
 ) -> tuple[list[ScaleRow], Quantity]:
-    """Add the best learning rates, at the batch size to use, and say which that is.
+    """Add the best learning rates, and say at which batch size they are: the one to use.
 
-    It is the critical one: the best one of a target is the best on the studies' device, in
-    seconds, and the larger training runs elsewhere. Of a budget it is the best one. Where fewer
-    scales than a law takes tell it, it is the other one.
+    That is the critical batch size for studies with a target: their best one is the fastest on
+    their own device, and the larger training runs elsewhere. For studies of a budget it is the
+    best batch size. Where too few scales for a law tell the one, it is the other.
 
     Args:
         rows: of all studies.
-        keys: of the study of each row.
+        keys: the key of each row's study.
         by_key: the studies.
     """
     chosen: Quantity = "critical_batch_size"
@@ -285,15 +293,18 @@ def _with_rates(
 
 
 def _scales_with(rows: Sequence[ScaleRow], name: Quantity) -> int:
+    """Count the different scales at which a quantity is known."""
     return len({row.scale for row in rows if name in row.readings})
 
 
 def _laws(
     rows: Sequence[ScaleRow], keys: Sequence[str], wanted: float
 ) -> tuple[dict[Quantity, QuantityLaw], ScaleLaw | None]:
-    """Fit each quantity that enough scales tell.
+    """Fit the law of each quantity that enough scales tell, and predict it at ``wanted``.
 
-    Beside them the law of the critical batch size itself.
+    Beside these stands the fitted law of the critical batch size, None where there is none.
+
+    ``keys``: the key of each row's study.
     """
     laws = dict[Quantity, QuantityLaw]()
     critical: ScaleLaw | None = None
@@ -304,7 +315,8 @@ def _laws(
             if reading is None:
                 continue
             error = log_error(reading, INTERVAL_QUANTILE)
-            # The sizes within 10% of the best are no interval of the best one: seeds move it.
+            # The range of sizes within 10% of the best is not an interval for the best one, which
+            # seeds move: its error is taken to be no smaller than that of a value without one.
             if quantity == "batch_size" and error is not None:
                 error = max(error, UNTOLD_ERROR)
             points.append(ScalePoint(scale=row.scale, value=reading.value, error=error, study=key))
@@ -318,7 +330,7 @@ def _laws(
 
 
 def _why_no_law(laws: Mapping[Quantity, QuantityLaw], rows: Sequence[ScaleRow]) -> list[str]:
-    """Say of each main quantity without a law how many scales tell it."""
+    """Say how many scales tell each main quantity that has no law, and which intervals are open."""
     lines = list[str]()
     for name in (*SIZES, "lr"):
         if name not in laws:
@@ -338,12 +350,16 @@ def _why_no_law(laws: Mapping[Quantity, QuantityLaw], rows: Sequence[ScaleRow]) 
 
 
 def _is_one_sided(reading: Reading | None) -> bool:
+    """Whether a reading has one end of its interval, and not the other."""
     return reading is not None and (reading.low is None) != (reading.high is None)
 
 
 def _fixed_half_lives(studies: Sequence[StudyFolder]) -> dict[Quantity, float]:
-    """Collect the half-lives that the config of all studies sets, in examples."""
-    # They are alike, or the studies were refused.
+    """Collect the half-lives that the config of the studies sets, in examples.
+
+    Those that were searched are left out.
+    """
+    # All studies have the same, or they were refused.
     settings = defining_settings(studies[0])
     searched = _searched(settings)
     fixed = dict[Quantity, float]()
@@ -355,5 +371,6 @@ def _fixed_half_lives(studies: Sequence[StudyFolder]) -> dict[Quantity, float]:
 
 
 def _searched(settings: Mapping[str, object]) -> Sequence[object]:
+    """Read the names of the hyper-parameters that a study searched besides batch size and rate."""
     searched = settings.get("search.tune")
     return searched if isinstance(searched, list) else ()

@@ -14,10 +14,13 @@ from bstune.system.files import Output
 
 
 def show(study_answer: Answer, console: Console, further: Sequence[Line] = ()) -> None:
-    """Print the answer; its labels are bold on a terminal."""
+    """Print the answer, with labels in bold on a terminal.
+
+    ``further``: lines that follow it.
+    """
     rows = ["", *block(study_answer, further, line_width(console))]
     if not console.encoding.lower().startswith("utf"):
-        # The title's dots are no letters of a name: they need not become question marks.
+        # The dots between the title's parts would become question marks.
         rows = [row.replace("·", "-") for row in rows]
     lines = [Text(row) for row in rows]
     # The title, between the first two empty rows, has no label.
@@ -31,13 +34,13 @@ def show(study_answer: Answer, console: Console, further: Sequence[Line] = ()) -
 
 
 def show_places(places: Sequence[Line], missing: Sequence[str], console: Console) -> None:
-    """Print where the results are, and what could not be made of them after the answer."""
+    """Print where the results are, then a note for each part that is missing."""
     lines = list(places)
-    for what in missing:
-        lines.append(("NOTE", (what,)))
+    for note in missing:
+        lines.append(("NOTE", (note,)))
     rows = list[Text]()
     for label, texts in lines:
-        for line in labelled_rows(label, texts, None):
+        for line in labelled_rows(label, texts, width=None):
             row = Text(line)
             row.stylize("bold", 0, INDENT)
             rows.append(row)
@@ -45,9 +48,13 @@ def show_places(places: Sequence[Line], missing: Sequence[str], console: Console
 
 
 def places(files: Output, tracked: Line | None) -> list[Line]:
-    """Give where the results are: the page, or the folder; the comparison; the tracker's view.
+    """List where the results are, as labelled lines.
 
-    ``tracked``: the tracker's name and what opens its page, which may be nothing; None without one.
+    They are the page, or the folder without one; the command that compares the studies beside this
+    one, if there are any; and the tracker's page.
+
+    ``tracked``: the tracker's name and the lines that open its page, which may be none; None
+    without a tracker.
     """
     page = files.report if files.report.exists() else files.root
     lines: list[Line] = [("page", (short_path(page),))]
@@ -61,7 +68,7 @@ def places(files: Output, tracked: Line | None) -> list[Line]:
 
 
 def short_path(path: Path) -> str:
-    """Write a path as it is typed here, in quotes where the shell needs them."""
+    """Write a path as it can be typed in a shell in the working directory."""
     here = Path.cwd()
     if path.is_relative_to(here):
         path = path.relative_to(here)

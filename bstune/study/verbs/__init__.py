@@ -1,0 +1,1 @@
+"""The verbs of the command line for finished studies, recorded tables and one run."""
