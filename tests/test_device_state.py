@@ -29,12 +29,12 @@ def test_a_step_is_taken_back_with_its_random_numbers():
     state = DeviceState(module, optimizer)
     assert len(state.generators) == 2
     assert "exp_avg of the optimizer's parameter 0" in state.names
-    before = state.copied()
+    before = state.copy()
     module.step(optimizer)
-    after = state.copied()
+    after = state.copy()
     state.restore(before)
     module.step(optimizer)
-    assert all(map(torch.equal, state.copied().tensors, after.tensors))
+    assert all(map(torch.equal, state.copy().tensors, after.tensors))
     assert not all(map(torch.equal, before.tensors, after.tensors))
 
 

@@ -29,7 +29,7 @@ from bstune.study.own_loop import OWN_WORK, trials_of
 from bstune.system.files import Output, keep_trials, own_mark
 from bstune.trial import loop_noise_scale
 from bstune.trial.backend import make_protocol
-from bstune.trial.own_loop import SHORT, LoopBackend, LoopLimits, LoopTrial
+from bstune.trial.own_loop import ENDED_SHORT, LoopBackend, LoopLimits, LoopTrial
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
@@ -784,7 +784,7 @@ FAILED = {"number": 3, "status": "failed", "resumed_from": 1}
         ([STOPPED, FULL], (1,), True),
         ([STOPPED, FULL], (), False),
         ([{**STOPPED, "replicate_of": 0}], (), True),
-        ([{**STOPPED, "message": SHORT}], (), True),
+        ([{**STOPPED, "message": ENDED_SHORT}], (), True),
         # A continuation that was cut short is asked again, and needs what was saved.
         ([STOPPED, FULL, FAILED], (1,), True),
         ([STOPPED, FAILED], (), False),

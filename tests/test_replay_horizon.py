@@ -55,7 +55,7 @@ def table(**others):
 
 
 def read(runs, batch_size, lr, horizon, target=TARGET, share=0.0):
-    return runs.of_horizons.read(batch_size, lr, horizon, target, share)
+    return runs.horizon_table.read(batch_size, lr, horizon, target, share)
 
 
 @pytest.mark.parametrize("point", [(8, 0.2), (16, 0.3), (11, 0.25), (32, 0.7)])
@@ -176,7 +176,7 @@ def test_a_seed_draws_one_of_a_cells_seeds_alike_in_every_cell():
     horizon = round(1.2 * s)
     drawn = []
     for seed in range(300):
-        drawn.append(runs.of_horizons.outcome(16, 0.3, horizon, seed, TARGET).steps)
+        drawn.append(runs.horizon_table.outcome(16, 0.3, horizon, seed, TARGET).steps)
     assert 120 < drawn.count(None) < 180
     assert len(set(drawn)) == 2
     longer = round(1.5 * s)

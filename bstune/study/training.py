@@ -445,7 +445,7 @@ class TrainingProcess:
             options.devices,
             trials_a_process,
             self._log,
-            kept=kept,
+            spare=kept,
         )
 
     def close(self) -> None:

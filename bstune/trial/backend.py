@@ -1,6 +1,6 @@
-"""What runs a study's trials: the interface, and what a config gives every backend.
+"""The interface of what runs a study's trials, and what every such backend takes from a config.
 
-That is the target, the protocol and the space.
+A config gives the protocol (with the target), the Trainer's arguments and the search space.
 """
 
 import math
@@ -21,8 +21,8 @@ from bstune.system.files import Output
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-# Arguments of the Trainer that define a trial: what sets each instead. Another value would change a
-# trial unseen.
+# Arguments of the Trainer that bstune sets, each with the option that the user sets instead. A
+# value of the user's would change a trial unseen.
 _LENGTH = "how long a trial is, is set by budget.steps and budget.examples"
 _DEVICE = "the device is set by device=cpu, cuda or cuda:N"
 _DEVICES = "devices=N trains with DDP on so many"
@@ -50,7 +50,7 @@ OWNED = {
     "reload_dataloaders_every_n_epochs": "the training data are read once",
     **dict.fromkeys(("barebones", "enable_model_summary", "enable_progress_bar"), _QUIET),
 }
-# Call-backs of Lightning that choose what a study does.
+# Call-backs of Lightning that choose a value which the study searches, each with that value.
 FINDERS = {
     "LearningRateFinder": "the learning rate",
     "BatchSizeFinder": "the batch size",
@@ -62,12 +62,13 @@ MIXED_MULTIPLE = 8
 
 @dataclass(frozen=True)
 class Timed:
-    """How a survey timed the steps whose seconds count."""
+    """How a survey timed the steps whose seconds the study uses."""
 
+    # The loop that was timed.
     seconds_of: StepsOf
-    # The share of its seconds for which it waited for a processor.
+    # The share of the timed seconds in which the process waited for a processor.
     waited: float
-    # Of torch; None where a CPU does not train.
+    # Torch's number of threads; None where training is not on a CPU.
     threads: int | None
 
 
@@ -78,111 +79,128 @@ class TrialBackend:
     defaults.
     """
 
-    # Seconds per training step at a batch size: the sampler's tau(B).
+    # The seconds of a training step at a batch size: the sampler's tau(B).
     step_time: Callable[[float], float]
-    # Its name, as in the trials' records.
+    # The device's name, as the trials' records have it.
     device: str = ""
-    # None: no survey.
+    # How a survey timed the steps; None where there was no survey.
     timed: Timed | None = None
-    # What its seconds belong to: processors too have models.
+    # The device that the seconds belong to; on a CPU the processor's model is part of it.
     device_kind: str = ""
-    # Where trials run, in words.
+    # Where trials run, in words for the printed plan.
     description: str = ""
-    # Of the packages that results depend on.
+    # The version of each package that results depend on.
     versions: Mapping[str, str] = {}
-    # Flat, which besides the config's must not change while a study goes on.
+    # Settings beside the config's that must not change while a study goes on, by dotted name.
     frozen_settings: Mapping[str, object] = {}
-    # Whether a trial may be stopped early; not where its schedule ends with it.
+    # Whether a trial may be stopped early. It may not where its schedule ends with the trial.
     stops: bool = True
-    # Whether a stopped trial can go on from its checkpoint; else it is never asked to.
+    # Whether a stopped trial can go on from its checkpoint. Where it cannot, none is asked to.
     continues: bool = True
-    # Whether a trial's schedule ends with it: after the spec's max_steps, else with the budget.
+    # Whether a trial's learning rate schedule ends with the trial: after the spec's max_steps, or
+    # with the budget where the spec has none.
     horizon: bool = False
     # Whether the target is measured on the published test set.
     validates_on_test: bool = False
-    # Seconds of evaluation per second of training, for the estimate.
+    # Seconds of evaluation per second of training, by which a study's seconds are estimated.
     evaluation_share: float = 0.0
-    # Smallest and largest learning rate.
+    # The smallest and the largest learning rate that trials can have.
     lr_range: tuple[float, float] = (0.0, float("inf"))
-    # Bytes that an all-reduce takes; None where nothing is trained.
+    # Bytes of the gradients that several devices average; None where nothing is trained.
     gradient_bytes: int | None = None
-    # Of the training data; None where nothing is trained, or they have no length.
+    # Examples in the training data; None where nothing is trained, or they have no length.
     train_examples: int | None = None
-    # That are trained; None where nothing is.
+    # The number of trained parameters; None where nothing is trained.
     parameters: int | None = None
     # Further lines of the printed plan.
     notes: tuple[str, ...] = ()
-    # Whether a step has been timed yet.
+    # Whether any step has been timed yet. Before, ``step_time`` is no more than a placeholder.
     knows_step_time: bool = True
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
-        """Run one trial, which may continue the one that ``resumed_from`` records.
+        """Run one trial and give its record.
 
-        The spec's ``max_steps`` replaces the budget; a checkpoint and the state of a stopped trial
-        go to ``folder``. Both end with :func:`bstune.system.files.own_mark`: a file without it is
-        no study's, and stays.
+        The spec's ``max_steps``, where it has one, replaces the budget.
+
+        Args:
+            spec: of the trial.
+            folder: gets the checkpoint of a trial that reached the target, and the state of one
+                that was stopped. Both files end with :func:`bstune.system.files.own_mark`: a study
+                removes no file without it. None: nothing is written.
+            resumed_from: the record of the stopped trial that this one continues; None: the trial
+                starts afresh.
         """
         raise NotImplementedError
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
-        """Measure the test metrics of a trial that reached the target.
+        """Measure the test metrics, by name, of a trial that reached the target.
 
-        Empty where there is nothing to test.
+        They are empty where there is nothing to test.
         """
         return {}
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Say whether a stopped trial can be continued from what it left in the folder."""
+        """Whether the stopped trial ``number`` can be continued from what it left in the folder."""
         return True
 
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
         """Take in the finished trials of the study's earlier runs, before it goes on."""
 
     def check(self, space: Space, trial: TrialSpec | None) -> None:
-        """Refuse a space, or the one trial to run instead of a study, that cannot be run."""
+        """Raise a ConfigError for a space that cannot be searched.
+
+        ``trial`` is the only trial to run, where there is to be no study: then it is checked.
+        """
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
-        """Give the steps of a trial that never reaches the target, for the estimate."""
+        """Give the steps of a trial that never reaches the target.
+
+        A study's time is estimated from them.
+        """
         return protocol.last_step(batch_size)
 
 
 def sampler_factory(options: StudyOptions) -> "partial[BaseSampler]":
-    """Give the sampler without what a study gives it: its space, its seed, its state."""
+    """Give the config's sampler as a factory, to be called with the study's space and seed."""
     factory: partial[BaseSampler] = instantiate_partial(options.sampler, "sampler")
     return factory
 
 
 def stops_trials(options: StudyOptions) -> bool:
-    """Say whether the sampler stops and continues trials, as one with ``max_steps`` does."""
+    """Whether the sampler stops and continues trials: one that has ``max_steps`` does."""
     return hasattr(sampler_class(options), "max_steps")
 
 
 def chooses_horizons(options: StudyOptions) -> bool:
-    """Say whether the sampler chooses each trial's ``max_steps``.
-
-    It does so where the schedule ends with them.
-    """
+    """Whether the sampler chooses the step at which each trial's schedule ends, its horizon."""
     return "horizon" in getattr(sampler_class(options), "context", ())
 
 
 def chooses_batch_sizes(options: StudyOptions) -> bool:
-    """Say whether the sampler goes through the batch sizes itself, so that none is stratified."""
+    """Whether the sampler itself goes through the batch sizes.
+
+    For one that does not, and that stops no trials, the study fixes each trial's batch size.
+    """
     return bool(getattr(sampler_class(options), "chooses_batch_sizes", False))
 
 
 def sampler_class(options: StudyOptions) -> object:
-    """Give the sampler's class, or the function that makes it."""
+    """Give the config's sampler class, or the function that makes a sampler."""
     return getattr(sampler_factory(options), "func", None)
 
 
 def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol:
-    """Make what stays fixed in every trial.
+    """Make the protocol, which holds all that stays fixed in every trial.
 
     Args:
         options: whose device and precision are resolved.
-        recipe: which builds the user's arguments of the Trainer; None: nothing is trained.
+        recipe: builds the user's arguments of the Trainer; None: nothing is trained.
+
+    Raises:
+        ConfigError: for CUDA graphs together with accumulated micro-batches, and for an argument
+            of the Trainer that bstune sets.
     """
     protocol = options.protocol
     replays_graphs = options.device.startswith("cuda") and options.compile in CUDA_GRAPH_MODES
@@ -227,7 +245,7 @@ def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol
 
 
 def _has_precision(plugins: object) -> bool:
-    """Say whether a plug-in, or one of several, sets the precision."""
+    """Whether one of the Trainer's plug-ins, given alone or in a list, sets the precision."""
     several = plugins if isinstance(plugins, list | tuple) else [plugins]
     names = set[str]()
     for plugin in several:
@@ -237,9 +255,10 @@ def _has_precision(plugins: object) -> bool:
 
 
 def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
-    """Give the user's arguments of the Trainer; those of the workload stand over the others.
+    """Give the user's arguments of the Trainer, by name.
 
-    ConfigError for an argument that would change what a trial is.
+    Where ``trainer`` and ``workload.trainer`` set the same one, the workload's is taken. A
+    ConfigError refuses an argument that would change what a trial is.
     """
     for name in ("trainer", "workload.trainer"):
         given = option_at(options, name)
@@ -262,7 +281,7 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
 
 
 def refuse_finders(callbacks: object) -> None:
-    """Refuse call-backs, one or a list of them, that set what bstune sets."""
+    """Raise a ConfigError for a call-back, alone or in a list, that sets a value of bstune's."""
     several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     for callback in several:
         for base in type(callback).__mro__:
@@ -274,7 +293,16 @@ def refuse_finders(callbacks: object) -> None:
 
 
 def make_space(options: StudyOptions, lr_range: tuple[float, float] = (0.0, float("inf"))) -> Space:
-    """Make what is searched; a rule that lacks its noise scale raises ConfigError."""
+    """Make the search space: the batch sizes, the learning rates and what is tuned besides.
+
+    Args:
+        options: whose device and precision are resolved.
+        lr_range: the smallest and the largest learning rate that trials can have.
+
+    Raises:
+        ConfigError: for a scaling rule that gives no positive rate at the smallest or the largest
+            batch size, as one without the noise scale that it needs.
+    """
     searched = options.search.batch_size
     multiple = searched.multiple
     if multiple is None:

@@ -1,6 +1,6 @@
-"""A trial that goes on from a checkpoint of a user's run, at a batch size.
+"""A branch: a trial that goes on from a checkpoint of a user's run, at another batch size.
 
-It has the checkpoint's weights, optimizer and call-backs.
+It begins with the checkpoint's weights and the states of its optimizers and call-backs.
 """
 
 import pickle
@@ -25,6 +25,7 @@ from bstune.trial.loop import Workload, run_trial
 if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import LRSchedulerConfig
 
+# What a checkpoint must have: the type of each part, and the words for it where it is missing.
 NEEDED_PARTS = {
     "state_dict": (dict, "weights"),
     "optimizer_states": (list, "an optimizer's state, as one that is saved with weights alone"),
@@ -34,7 +35,8 @@ NEEDED_PARTS = {
 def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
     """Read a checkpoint of Lightning's.
 
-    ConfigError if it is none, or holds more than data and is not trusted.
+    A ConfigError refuses a file that is none, and one that holds more than plain data unless it is
+    ``trusted``: reading that runs code which is in it.
     """
     try:
         with open(open_regular(path, "the checkpoint"), "rb") as file:
@@ -73,10 +75,10 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
 
 
 def examples_seen(checkpoint: Mapping[str, Any], batch_size: int) -> float | None:
-    """Give the examples that a run has trained on; None where its steps do not tell.
+    """Give the examples that a run had trained on, from the checkpoint's count of steps.
 
-    Lightning's ``global_step`` counts each optimizer's steps, so that of several optimizers it
-    tells no number of batches.
+    None where the count does not tell: Lightning's ``global_step`` adds up the steps of all
+    optimizers, so with several of them it is no number of batches.
     """
     steps = checkpoint.get("global_step", 0)
     if len(checkpoint["optimizer_states"]) > 1 or steps < 1:
@@ -84,21 +86,31 @@ def examples_seen(checkpoint: Mapping[str, Any], batch_size: int) -> float | Non
     return float(steps * batch_size)
 
 
-class _GoesOn(Callback):
-    """Puts back a checkpoint's weights, call-backs and optimizers, whose rates stay."""
+class _FromCheckpoint(Callback):
+    """Lets a module train on from a checkpoint: its weights, call-backs and optimizers.
+
+    Args:
+        path: the checkpoint's, for messages.
+        checkpoint: as :func:`read_checkpoint` gives it.
+        metric: the name of the target's metric.
+        lr_factor: by which the checkpoint's learning rates are multiplied; then they stay.
+    """
 
     def __init__(
-        self, path: Path, checkpoint: Mapping[str, Any], metric: str, factor: float
+        self, path: Path, checkpoint: Mapping[str, Any], metric: str, lr_factor: float
     ) -> None:
         self._path = path
         self._checkpoint = checkpoint
         self._metric = metric
-        self._factor = factor
-        # The metric before the first step.
+        self._lr_factor = lr_factor
+        # The metric before the first step; None if none was logged.
         self.start: float | None = None
 
     def attach(self, module: LightningModule) -> LightningModule:
-        """Give the module its weights, and let the Trainer call this one with its call-backs."""
+        """Give the module the checkpoint's weights, and itself as one of the module's call-backs.
+
+        Weights of layers that the module builds in ``configure_model`` are loaded after it.
+        """
         configure = module.configure_callbacks
         build = module.configure_model
 
@@ -120,7 +132,7 @@ class _GoesOn(Callback):
     def _load(self, module: LightningModule) -> None:
         """Put the checkpoint's weights into a module.
 
-        ConfigError for the first one that differs.
+        A ConfigError names the first weight that is missing in one of the two or has another shape.
         """
         checkpoint = {**self._checkpoint, "state_dict": dict(self._checkpoint["state_dict"])}
         module.on_load_checkpoint(checkpoint)
@@ -137,7 +149,7 @@ class _GoesOn(Callback):
         module.load_state_dict(saved)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Of the others Lightning would warn that they are missing.
+        # Lightning would warn of the states of call-backs that the Trainer does not have.
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         keys = {callback.state_key for callback in callbacks}
         saved = self._checkpoint.get("callbacks", {})
@@ -162,6 +174,7 @@ class _GoesOn(Callback):
             loop.max_steps += steps_before
 
     def _load_optimizers(self, trainer: Trainer, module: LightningModule) -> None:
+        """Put the checkpoint's states into the optimizers, and multiply their learning rates."""
         saved = self._checkpoint["optimizer_states"]
         optimizers = trainer.optimizers
         if len(saved) != len(optimizers):
@@ -178,21 +191,21 @@ class _GoesOn(Callback):
                     f"{type(optimizer).__name__} here: {str(error).splitlines()[0]}"
                 ) from error
             for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * self._factor
+                group["lr"] = group["lr"] * self._lr_factor
 
 
 def _shape_text(states: Mapping[str, torch.Tensor], name: str) -> str:
-    """Say which shape a weight of this name has."""
+    """Words for the shape of the weight ``name``, or that there is none."""
     if name not in states:
         return "no such weight"
     return f"one of {tuple(states[name].shape)}"
 
 
 def _fix_rates(trainer: Trainer) -> None:
-    """Put a schedule that keeps the rates as they are in the place of each of torch's; drop others.
+    """Replace each of torch's schedules by one that keeps the present rates, and drop all others.
 
-    A schedule would go on by steps, of which a larger batch takes fewer. A module may still ask for
-    its rate.
+    A schedule would go on by steps, of which a larger batch takes fewer. One stays in its place as
+    a module may ask its schedule for the rate.
     """
     kept: list[LRSchedulerConfig] = []
     for config in trainer.lr_scheduler_configs:
@@ -200,7 +213,7 @@ def _fix_rates(trainer: Trainer) -> None:
         if not isinstance(schedule, LRScheduler):
             continue
         optimizer = schedule.optimizer
-        # From which a new schedule begins.
+        # A new schedule multiplies its factor by the initial rate.
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         config.scheduler = LambdaLR(optimizer, lambda step: 1.0)
@@ -214,22 +227,32 @@ def branch(
     protocol: TrialProtocol,
     path: Path,
     checkpoint: Mapping[str, Any],
-    own: TrialSpec,
+    users_spec: TrialSpec,
     batch_size: int,
     examples: int,
     lr_exponent: float,
 ) -> tuple[TrialResult, float | None]:
-    """Train from a checkpoint on so many examples, in whole batches.
+    """Train on from a checkpoint of a user's run, at a batch size and a constant learning rate.
 
-    ``own`` is of the run itself: its batch size and the seed of the branch. The rate is the
-    checkpoint's, times (B / own B)^lr_exponent, and stays. Nothing ends it early: ConfigError where
-    something does.
+    Args:
+        workload: of the run.
+        protocol: of its study; the target does not end the branch.
+        path: the checkpoint's, for messages.
+        checkpoint: as :func:`read_checkpoint` gives it.
+        users_spec: the run's batch size and learning rate, and the branch's seed.
+        batch_size: of the branch.
+        examples: that the branch trains on, rounded to whole batches.
+        lr_exponent: the checkpoint's learning rates are multiplied by
+            (batch_size / users_spec.batch_size)^lr_exponent.
 
     Returns:
-        The record, and the metric before the first step.
+        The record, and the metric before the first step (None if it was not logged).
+
+    Raises:
+        ConfigError: where the branch ends before its last step, or logs no metric there.
     """
-    factor = (batch_size / own.batch_size) ** lr_exponent
-    goes_on = _GoesOn(path, checkpoint, protocol.target.metric, factor)
+    lr_factor = (batch_size / users_spec.batch_size) ** lr_exponent
+    from_checkpoint = _FromCheckpoint(path, checkpoint, protocol.target.metric, lr_factor)
     steps = max(1, round(examples / batch_size))
     protocol = replace(
         protocol.for_steps_only(Budget(steps, 1)),
@@ -237,8 +260,13 @@ def branch(
         evaluation_schedule=AT_THE_END,
         noise_scale_every=None,
     )
-    built = replace(workload, build_module=lambda spec: goes_on.attach(workload.build_module(own)))
-    record = run_trial(built, replace(own, batch_size=batch_size), protocol)
+
+    # The module is the run's own one, whatever the branch's batch size.
+    def build_from_checkpoint(spec: TrialSpec) -> LightningModule:
+        return from_checkpoint.attach(workload.build_module(users_spec))
+
+    continued = replace(workload, build_module=build_from_checkpoint)
+    record = run_trial(continued, replace(users_spec, batch_size=batch_size), protocol)
     if record.status == "stopped" and record.steps < steps:
         raise ConfigError(
             f"a branch at batch size {batch_size} ended after {record.steps} of its {steps} steps: "
@@ -250,4 +278,4 @@ def branch(
             f"size {batch_size}, after {steps} steps: log it in each validation, or give other "
             "--examples"
         )
-    return record, goes_on.start
+    return record, from_checkpoint.start

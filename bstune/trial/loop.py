@@ -5,10 +5,10 @@ It does so at one batch size, learning rate and seed.
 Lightning runs the steps and the evaluations; the parts of the trial (:mod:`bstune.trial.parts`),
 one job each, decide when to evaluate, count the applied steps, run the clock and end the trial.
 
-A trial that is resumed from a stopped one is the trial that was never stopped, bit for bit on a
-CPU, but for one more evaluation where it was stopped; it changes neither the training nor when
-later ones are due. Steps, examples and history are those of the whole chain, seconds the trial's
-own.
+A trial that is resumed from a stopped one equals the trial that was never stopped, bit for bit on a
+CPU. It has one more evaluation, where it was stopped, which changes neither the training nor the
+steps of later evaluations. Its record's steps, examples and history are those of the whole chain of
+trials that continue each other; its seconds are its own.
 """
 
 import functools
@@ -52,38 +52,39 @@ from bstune.trial.lightning.installed import (
 from bstune.trial.lightning.packages import of_package, package_of
 from bstune.trial.lightning.trainer import lengths, make_trainer, serving
 from bstune.trial.parts.assemble import parts_of
-from bstune.trial.parts.checkpoint import Own, PlainFiles, StateWriter, Stopped
+from bstune.trial.parts.checkpoint import OwnFile, PlainFiles, StateWriter, Stopped
 from bstune.trial.parts.last_step import steps_of_trainer
 from bstune.trial.parts.trial_callback import TrialCallback
 from bstune.trial.parts.unplanned_end import explain_end, what_is_not_finite
 
-# Of a trial, by the user's loggers as hyper-parameters.
+# The fields of a trial that the user's loggers get as hyper-parameters.
 LOGGED = ("number", "batch_size", "lr", "seed")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What trials need of a workload."""
+    """A model and its data, as trials need them."""
 
+    # Builds a trial's module.
     build_module: Callable[[TrialSpec], LightningModule]
-    # B examples, or their micro-batches; endless, or an epoch's.
+    # Opens a trial's batches of B examples, or their micro-batches. They are endless or an epoch's.
     train_batches: Callable[[TrialSpec], Iterable[Any]]
     # The same at every batch size.
     validation_batches: Iterable[Any]
     validation_examples: int
-    # None: there is no test set apart from the validation data.
+    # None where there is no test set apart from the validation data.
     test_batches: Iterable[Any] | None = None
-    # 0: not known, as of a stream.
+    # 0 where the number is not known, as that of a stream.
     train_examples: int = 0
     # Whether the target is measured on the published test set.
     validates_on_test: bool = False
-    # It is set up; its hooks on batches are called. None: it has none.
+    # The data module, set up, whose hooks on batches are called; None where there are none to call.
     data_module: LightningDataModule | None = None
-    # What it does without, such as a test set that cannot be read.
+    # Lines that tell the user what was left out or assumed, such as an unreadable test set.
     notes: tuple[str, ...] = ()
-    # Whether the rate is set in the optimizers that modules build.
+    # Whether bstune sets the learning rate in the optimizers that a module builds.
     overrides_lr: bool = False
-    # The option that sets the rate so, as the user gives it.
+    # The option that asks for that, as the user writes it.
     override: str = ""
 
 
@@ -104,11 +105,12 @@ def run_trial(
         workload: what is trained.
         spec: of the trial.
         protocol: of all trials.
-        checkpoint: gets the weights that reached the target; None: they are not kept.
-        clock: of the trial; None: one of its own.
-        state: gets the training state of a stopped trial; None: it is not kept.
-        resume: a stopped trial, from which this one goes on; None: it starts afresh.
-        horizon: the Trainer's max_steps, which schedules read, and where it ends; None: the
+        checkpoint: the file that gets the weights which reached the target; None: they are not
+            kept.
+        clock: counts the trial's seconds; None: one that the trial makes.
+        state: the file that gets the training state of a stopped trial; None: it is not kept.
+        resume: the stopped trial from which this one goes on; None: it starts afresh.
+        horizon: the Trainer's max_steps, which schedules read and at which it ends. None: the
             budget's last step, even for a trial that is stopped before, so that its schedule is
             that of a whole trial.
 
@@ -136,7 +138,7 @@ def run_trial(
     except BstuneError:
         raise
     except Exception as error:
-        if not _is_an_end(error, callback):
+        if not _ends_by(error, callback):
             raise
     except SystemExit as error:
         if is_interruption(error):
@@ -153,10 +155,10 @@ def run_trial(
     return _record(callback)
 
 
-def _is_an_end(error: Exception, callback: TrialCallback) -> bool:
-    """Let an error end the trial, where memory has run out or the training is lost.
+def _ends_by(error: Exception, callback: TrialCallback) -> bool:
+    """Note that an error has ended the trial as out of memory or diverged, and say whether it has.
 
-    False for any other error: it is one of the user's code, or of bstune's.
+    It has not where it is any other error: that is one of the user's code, or of bstune's.
     """
     state = callback.parts.state
     if is_out_of_memory(error):
@@ -206,7 +208,10 @@ def _train(
     state: Path | None,
     resume: Stopped | None,
 ) -> None:
-    """Train until the parts end the trial, and write what it leaves."""
+    """Train until the parts end the trial, and write its weights or its state where asked to.
+
+    Arguments as of :func:`run_trial`.
+    """
     parts = callback.parts
     spec = parts.spec
     protocol = parts.protocol
@@ -237,11 +242,11 @@ def _train(
             accumulate_grad_batches=len(micro_batch_sizes),
             **arguments,
         )
-        around = functools.partial(parts.clock.interrupt_segment, Phase.STARTUP)
-        callback.step_taker = take_steps(trainer, protocol.fast, around, parts.clock.train)
+        as_startup = functools.partial(parts.clock.interrupt_segment, Phase.STARTUP)
+        callback.step_taker = take_steps(trainer, protocol.fast, as_startup, parts.clock.train)
         trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
         for logger in trainer.loggers:
-            # Each its own: a logger may write to what it is given.
+            # Each logger gets a dict of its own, as it may write to what it is given.
             values = {name: getattr(spec, name) for name in LOGGED}
             logger.log_hyperparams({**values, **spec.hyperparameters})
         fit(trainer, workload, module, train, micro_batch_sizes[0], **options)
@@ -256,7 +261,7 @@ def _save_weights(trainer: Trainer, checkpoint: Path) -> None:
     """Write the weights that reached the target, whole or not at all."""
     partial = partial_of(checkpoint)
     try:
-        trainer.save_checkpoint(partial, weights_only=True, storage_options=Own(checkpoint))
+        trainer.save_checkpoint(partial, weights_only=True, storage_options=OwnFile(checkpoint))
         if distributed.is_first() and may_take(checkpoint):
             put_in_place(partial, checkpoint)
     finally:
@@ -272,9 +277,15 @@ def fit(
     micro_batch_size: int,
     **options: Any,
 ) -> None:
-    """Train a module on these batches, with the workload's other data.
+    """Train a module on ``train`` and evaluate it on the workload's validation data.
 
-    Each has ``micro_batch_size`` examples.
+    Args:
+        trainer: runs the training.
+        workload: whose validation data and data module are used.
+        module: that is trained.
+        train: the training batches.
+        micro_batch_size: examples in each of them.
+        options: further arguments of ``Trainer.fit``, such as ``ckpt_path``.
     """
     data = workload.data_module
     validation = workload.validation_batches
@@ -283,7 +294,8 @@ def fit(
         # The data live on the device, so advice on loader workers is beside the point.
         advice = of_package(package, "fabric.utilities.warnings.PossibleUserWarning")
         warnings.simplefilter("ignore", advice)
-        # The optimizer's steps before are the stopped trial's.
+        # A schedule goes on before the optimizer's first step here: earlier ones are the stopped
+        # trial's.
         if "ckpt_path" in options:
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         if data is None:
@@ -295,7 +307,7 @@ def fit(
 
 @contextmanager
 def _discarding(writer: StateWriter | None) -> Iterator[None]:
-    """Remove a state that was written and not kept."""
+    """At the end of the context, remove a state that was written and not kept."""
     try:
         yield
     finally:
@@ -304,9 +316,9 @@ def _discarding(writer: StateWriter | None) -> Iterator[None]:
 
 
 def _without_stop_iteration(name: str, step: Callable[..., object]) -> Callable[..., object]:
-    """Make a step whose StopIteration is an error.
+    """Wrap a module's step so that a StopIteration in it is a RuntimeError.
 
-    Lightning would take it for the end of the data.
+    Lightning would take the StopIteration for the end of the data. ``name`` is the step's.
     """
 
     @functools.wraps(step)
@@ -314,10 +326,10 @@ def _without_stop_iteration(name: str, step: Callable[..., object]) -> Callable[
         try:
             return step(*args, **kwargs)
         except StopIteration as error:
-            # Of the user's frames, where it was raised.
-            place = error.__traceback__
-            raise RuntimeError(f"StopIteration in {name}").with_traceback(place) from error
+            # With the frames of the user's code, in which it was raised.
+            users_frames = error.__traceback__
+            raise RuntimeError(f"StopIteration in {name}").with_traceback(users_frames) from error
 
-    # Lightning reads its arguments.
+    # Lightning reads the names of the step's own arguments.
     checked.__wrapped__ = inspect.unwrap(step)
     return checked

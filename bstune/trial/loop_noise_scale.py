@@ -1,4 +1,4 @@
-"""The gradient noise scale of a loop of one's own that accumulates gradients over micro-batches.
+"""Measures the gradient noise scale in a user's own loop that accumulates gradients.
 
 >>> noise = LoopNoiseScale()
 >>> for micro_batches in steps:  # doctest: +SKIP
@@ -33,28 +33,33 @@ from bstune.core.noise_scale import (
 
 @dataclass
 class _Step:
-    """The micro-batches of a step so far: their examples, their parts of the gradient, its sum."""
+    """The micro-batches of a step so far."""
 
+    # Examples in each micro-batch.
     examples: list[int] = field(default_factory=list)
+    # The squared norm of each micro-batch's part of the gradient.
     squares: list[Tensor] = field(default_factory=list)
+    # The gradient so far, summed over the micro-batches, by the parameter's place in the model.
     total: dict[int, Tensor] = field(default_factory=dict)
 
 
 class LoopNoiseScale:
-    """Measures the noise scale in a loop of yours, from the gradients of the micro-batches that a step accumulates.
+    """Measures the noise scale in a loop of yours.
 
-    A loop without accumulation has one gradient a step, which does not tell it: let it take its
-    batch in two halves on measured steps. A measured step keeps one more gradient in memory. For
-    Lightning's Trainer there is :class:`bstune.NoiseScale`.
+    It takes the gradients of the micro-batches that a step accumulates. A loop without accumulation
+    has one gradient a step, which does not tell the noise scale: let it take its batch in two
+    halves on measured steps. A measured step keeps one more gradient in memory. For Lightning's
+    Trainer there is :class:`bstune.NoiseScale`.
 
     Args:
         every: steps from one measured step to the next; on the others :meth:`measure` does nothing.
-        window: measured steps in the moving estimate, the latest.
-        level: of the interval.
-        weights: of the micro-batches' gradients in the step's. ``equal``: 1/k each of k, where each
-            loss is divided by k; ``examples``: n_i/B, where it is multiplied by that.
-        first_step: steps that were taken before, as ``trial.first_step`` of a trial that goes on;
-            steps are counted from there.
+        window: how many measured steps, the latest, are in the moving estimate.
+        level: probability of the estimate's interval.
+        weights: of the micro-batches' gradients in the step's. ``equal``: 1/k each, where each of k
+            losses is divided by k. ``examples``: n_i/B, where the loss of n_i of the step's B
+            examples is multiplied by that.
+        first_step: steps that were taken before, such as ``trial.first_step`` of a trial that goes
+            on; steps are counted from there.
 
     Raises:
         ConfigError: for a setting out of its range.
@@ -79,7 +84,7 @@ class LoopNoiseScale:
                 "the noise scale's first_step must be a whole number of steps, but got "
                 f"{first_step!r}"
             )
-        # It refuses a level out of its range.
+        # Called to refuse a level out of its range.
         moving_estimate([], window, level)
         self._every = every
         self._window = window
@@ -87,13 +92,14 @@ class LoopNoiseScale:
         self._weights = weights
         self._steps = first_step
         self._step = _Step()
-        # Steps that were due, but had a gradient that is not finite or none.
+        # The number of steps that were due and not measured, as a gradient was missing or not
+        # finite.
         self.passed_over = 0
         self._measurements: list[tuple[int, float, float]] = []
 
     @property
     def measurements(self) -> tuple[tuple[int, float, float], ...]:
-        """Of each measured step its number, its unbiased |G|^2 and its tr Sigma.
+        """The number, the unbiased |G|^2 and tr Sigma of each measured step.
 
         Numbers count on from ``first_step``.
         """
@@ -101,7 +107,7 @@ class LoopNoiseScale:
 
     @property
     def estimate(self) -> NoiseScaleEstimate:
-        """The moving estimate: of the latest ``window`` measured steps."""
+        """The moving estimate, from the latest ``window`` measured steps."""
         return moving_estimate(self._measurements, self._window, self._level)
 
     @property
@@ -114,10 +120,10 @@ class LoopNoiseScale:
 
         Args:
             parameters: of the model, the same ones in the same order each time.
-            examples: of the micro-batch.
+            examples: the number of examples in the micro-batch.
 
         Raises:
-            ConfigError: for a number of examples that is none, or a sparse gradient.
+            ConfigError: where ``examples`` is no positive integer, or a gradient is sparse.
         """
         check_positive_integer("the examples of a micro-batch", examples)
         if not self.is_due:
@@ -133,11 +139,11 @@ class LoopNoiseScale:
                     "the noise scale needs dense gradients, but a parameter's is sparse: leave it "
                     "out"
                 )
-            # What this micro-batch has added to the gradient of those before.
+            # This micro-batch has added its part to the gradient of those before.
             accumulated = step.total.get(place)
             part = gradient if accumulated is None else gradient - accumulated
-            norm = part.detach().float().square().sum()
-            square = norm if square is None else square + norm.to(square.device)
+            of_part = part.detach().float().square().sum()
+            square = of_part if square is None else square + of_part.to(square.device)
             step.total[place] = gradient.detach().clone()
         step.examples.append(examples)
         if square is not None:
@@ -146,10 +152,10 @@ class LoopNoiseScale:
     def step(self, scale: float = 1.0) -> None:
         """Take in the step, after its last backward pass.
 
-        Its gradients are not yet clipped or set to zero.
+        Call it before gradients are clipped or set to zero.
 
         Args:
-            scale: by which a gradient scaler has multiplied the loss.
+            scale: the factor by which a gradient scaler has multiplied the loss.
 
         Raises:
             ConfigError: where a measured step has one micro-batch alone.
@@ -177,19 +183,23 @@ class LoopNoiseScale:
             self.passed_over += 1
 
     def _norms(self, step: _Step, scale: float) -> GradientNorms:
+        """Give a step's mean squared gradient norms, of its micro-batches and of its whole batch.
+
+        With weights w_i of micro-batches of n_i examples, the batch sizes that the two belong to
+        are one over the sums of w_i/n_i and of w_i^2/n_i.
+        """
         examples = step.examples
-        total = sum(examples)
-        equal = 1.0 / len(examples)
-        weights = [equal] * len(examples)
+        batch_size = sum(examples)
+        weights = [1.0 / len(examples)] * len(examples)
         if self._weights == "examples":
-            weights = [count / total for count in examples]
+            weights = [count / batch_size for count in examples]
         squares = torch.stack([square.cpu() for square in step.squares]).double().tolist()
-        of_total = list[Tensor]()
+        squares_of_total = list[Tensor]()
         for gradient in step.total.values():
-            of_total.append(gradient.float().square().sum().cpu())
-        big = torch.stack(of_total).double().sum().item()
+            squares_of_total.append(gradient.float().square().sum().cpu())
+        big = torch.stack(squares_of_total).double().sum().item()
         parts = list(zip(squares, weights, examples, strict=True))
-        # A part of the gradient is w_i g_i, and counts as w_i |g_i|^2.
+        # A part of the gradient is w_i g_i, so its square over w_i is w_i |g_i|^2.
         small = sum(square / weight for square, weight, _ in parts)
         inverse_small = sum(weight / count for _, weight, count in parts)
         inverse_big = sum(weight**2 / count for _, weight, count in parts)

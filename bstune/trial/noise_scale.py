@@ -42,37 +42,39 @@ from bstune.trial.lightning.installed import (
     is_param_in_hook_signature,
 )
 
-# Steps between measurements: of steps of about 1 ms, all overhead, a split in two parts cost four
-# to six, and reading the norms of four micro-batches about one (tests/benchmarks/bench_noise.py).
+# Steps from one measurement to the next: per part of a split batch, and where norms are read. With
+# steps of about 1 ms, all overhead, a split in two parts took as long as four to six steps, and
+# reading the norms of four micro-batches as long as about one (tests/benchmarks/bench_noise.py).
 STEPS_PER_PART = 128
 STEPS_PER_READING = 32
-# Of lightning.pytorch or pytorch_lightning, whose classes are others.
+# By name, as lightning.pytorch and pytorch_lightning have classes of their own.
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
 class NoiseScale(Callback):
-    """A Lightning call-back that measures the noise scale B_simple = tr(Sigma)/|G|^2, in examples, every few steps.
+    """A Lightning call-back that measures the noise scale every few steps.
 
-    It is over the parameters of the module's optimizer (:mod:`bstune.core.noise_scale` has the
-    source).
+    That is B_simple = tr(Sigma)/|G|^2, in examples, over the parameters of the module's optimizer
+    (:mod:`bstune.core.noise_scale` has the source).
 
     Where a step has several micro-batches (gradient accumulation), several devices (DDP), or both,
     the norms of their gradients are read as the backward passes make them, before DDP reduces them.
-    Otherwise the step's own batch is split into parts, and their gradients are taken beside the
-    training, ahead of the step. In either case they are gradients before clipping, with a gradient
-    scaler's factor taken out.
+    Otherwise the step's own batch is split into parts, whose gradients are taken ahead of the step,
+    beside the training. In either case they are gradients before clipping, without a gradient
+    scaler's factor.
 
-    Training stays as it was, bit for bit: a pass over a part changes no ``.grad``, what it logs is
-    dropped, and random number generators (Python's, numpy's, torch's on CPU and the current CUDA
-    device) and attributes of the modules (buffers, metrics, numbers, tensors, generators, and
-    lists, dicts and sets of them) are put back after it. What ``training_step`` changes elsewhere,
-    or deeper in attributes, is changed by each pass. Its memory is at most that of a step with one
-    more gradient. Reentrant activation checkpointing cannot be measured in this way.
+    Training stays as it was, bit for bit. A pass over a part changes no ``.grad``, and its logs are
+    dropped. After it the random number generators (Python's, numpy's, torch's on CPU and the
+    current CUDA device) and the attributes of the modules (buffers, metrics, numbers, tensors,
+    generators, and lists, dicts and sets of them) are put back. Anything that ``training_step``
+    changes elsewhere, or deeper in attributes, is changed by each pass. A pass takes at most the
+    memory of a step with one more gradient. Reentrant activation checkpointing cannot be measured
+    in this way.
 
-    Normalisation layers see the micro-batch or part, so what is measured is the noise of training
-    with that ghost batch. Dropout draws a mask for each, and its noise counts as part of Sigma. The
-    loss has to be a mean over the examples of its batch. Short last batches of an epoch, and
-    micro-batches left over there, are passed over.
+    Normalisation layers see the micro-batch or part, so the noise is that of training with this
+    ghost batch. Dropout draws a mask for each, and its noise counts as part of Sigma. The loss has
+    to be a mean over the examples of its batch. Short last batches of an epoch, and micro-batches
+    left over there, are passed over.
 
     After each measured step the loggers get, against the number of applied steps, the moving
     estimate as ``noise_scale``, ``noise_scale_low`` and ``noise_scale_high`` (each left out while
@@ -80,20 +82,19 @@ class NoiseScale(Callback):
     The module's own metrics are left alone.
 
     Args:
-        every: steps from one measured step to the next; None for 128 a part where batches are split
-            (256 with two parts), 32 where norms are read: under 5% of the training time even if
-            steps are all overhead.
+        every: steps from one measured step to the next. None: 128 for each part where batches are
+            split (256 with two parts), and 32 where norms are read, which is under 5% of the
+            training time even if steps are all overhead.
         parts: into which a batch is split. More parts take longer where overhead dominates, and
             reduce the variance of |G|^2, which goes with parts/(parts - 1).
-        window: measured steps in the moving estimate, the latest; older ones are from when the
-            noise was smaller.
-        level: of the interval.
-        weights: of the micro-batches' gradients in the step. ``equal``: 1/k each, as in Lightning;
-            ``examples``: n_i/B, as in bstune's trials, whose loss is weighted so. They differ where
-            the n_i do.
-        around: makes a context in which the parts of a split batch are measured, as one that stops
-            a clock of the training; norms that are read in the training's own backward passes are
-            outside of it.
+        window: how many measured steps, the latest, are in the moving estimate. Older ones are from
+            when the noise was smaller.
+        level: probability of the estimate's interval.
+        weights: of the micro-batches' gradients in the step's. ``equal``: 1/k for each of k, as in
+            Lightning. ``examples``: n_i/B for one of n_i examples, as in bstune's trials.
+        around: makes a context in which the parts of a split batch are measured, such as one that
+            stops a clock of the training. Norms that are read in the training's own backward passes
+            are outside of it.
 
     Raises:
         ConfigError: at once for a setting out of its range. When training starts: if the module
@@ -119,7 +120,7 @@ class NoiseScale(Callback):
             raise ConfigError(
                 f"the noise scale's weights must be equal or examples, but got {weights!r}"
             )
-        # It refuses a level out of its range.
+        # Called to refuse a level out of its range.
         estimate_noise_scale([], [], level)
         self.every = every
         self.parts = parts
@@ -128,15 +129,16 @@ class NoiseScale(Callback):
         self.weights = weights
         self._around = around
         self.passed_over = 0
-        # Number of the step, its unbiased |G|^2, tr Sigma.
+        # Of each measured step its number, its unbiased |G|^2 and its tr Sigma.
         self.measurements: tuple[tuple[int, float, float], ...] = ()
         # How many of them the loggers have been given.
         self._logged = 0
+        # Reads the micro-batches of a step that is being measured; None at other steps.
         self._reading: _Reading | None = None
 
     @property
     def estimate(self) -> NoiseScaleEstimate:
-        """The moving estimate: of the latest ``window`` measured steps.
+        """The moving estimate, from the latest ``window`` measured steps.
 
         Steps that were due but not measured (a gradient that is not finite, a micro-batch without
         any) are counted in ``passed_over``. A parameter without gradient counts as one whose
@@ -152,17 +154,17 @@ class NoiseScale(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned."""
+        """Take up the measurements that :meth:`state_dict` gave."""
         measurements = list[tuple[int, float, float]]()
         for step, squared_gradient, trace in state_dict["measurements"]:
             measurements.append((int(step), float(squared_gradient), float(trace)))
         self.measurements = tuple(measurements)
-        # The loggers were given them in the fit that measured them.
+        # The loggers got these in the fit that measured them.
         self._logged = len(self.measurements)
         self.passed_over = int(state_dict["passed_over"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot be measured."""
+        """Raise a ConfigError for a module or a strategy that cannot be measured."""
         if stage != "fit":
             return
         if not pl_module.automatic_optimization:
@@ -190,8 +192,8 @@ class NoiseScale(Callback):
         """Measure the step on parts of its batch, or get ready to read its micro-batches."""
         micro_batches = trainer.accumulate_grad_batches
         if batch_idx % micro_batches == 0:
-            self._abandon()
-            # A step with one micro-batch has nothing to compare it with: it is split.
+            self._pass_over_unread()
+            # A single micro-batch has nothing to be compared with, so it is split.
             is_split = micro_batches * trainer.world_size == 1
             every = self.every
             if not every:
@@ -208,13 +210,13 @@ class NoiseScale(Callback):
             self._reading.norms.append([])
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure a step after its last micro-batch."""
+        """Take in the measurement of a step after its last micro-batch."""
         reading = self._reading
         if reading is None or len(reading.examples) < trainer.accumulate_grad_batches:
             return
-        self._close()
-        if reading.refused is not None:
-            raise reading.refused
+        self._end_reading()
+        if reading.error is not None:
+            raise reading.error
         gradients = dict[str, Tensor]()
         for name, parameter in reading.parameters.items():
             if parameter.grad is not None:
@@ -228,11 +230,20 @@ class NoiseScale(Callback):
     def _combined(
         self, trainer: Trainer, reading: "_Reading", norms_of_step: list[Tensor]
     ) -> GradientNorms | None:
-        """Combine the norms of all micro-batches of a step, over all devices, with the step's own.
+        """Combine the norms of a step's micro-batches, over all devices, with the step's own.
 
         With weights w_i of micro-batches of n_i examples, and g_i their gradients, the step's
-        gradient is the sum of w_i g_i; the sizes at which small and big norms count are one over
-        the sums of w_i/n_i and of w_i^2/n_i. None: a micro-batch of some device has no gradient.
+        gradient is the sum of w_i g_i. The batch sizes that small and big norms belong to are one
+        over the sums of w_i/n_i and of w_i^2/n_i.
+
+        Args:
+            trainer: knows the devices and a gradient scaler.
+            reading: of this device's micro-batches.
+            norms_of_step: the norm of each parameter's gradient of the whole step.
+
+        Returns:
+            The mean squared norms at both batch sizes; None where a micro-batch of some device has
+            no gradient.
         """
         *squares, big = _squares([*reading.norms, norms_of_step])
         examples = reading.examples
@@ -242,7 +253,7 @@ class NoiseScale(Callback):
         # A scaler's factor is the same for all micro-batches of a step.
         scale = loss_scale(trainer) ** 2
         micro_batches = list(zip(squares, weights, examples, strict=True))
-        # What was read is w g_i, of which w |g_i|^2 is the square over w.
+        # The gradient that was read is w g_i, so its square over w is w |g_i|^2.
         small = sum(square / (scale * w) for square, w, _ in micro_batches)
         inverse_small = sum(w / n for _, w, n in micro_batches)
         inverse_big = sum(w * w / n for _, w, n in micro_batches)
@@ -255,7 +266,7 @@ class NoiseScale(Callback):
         small, inverse_small, inverse_big, whole_devices = sums.tolist()
         if whole_devices < devices:
             return None
-        # DDP averages the gradients over devices.
+        # DDP averages the gradients over devices, so the weights here are of one device.
         return GradientNorms(
             small=small / devices,
             small_size=devices / inverse_small,
@@ -280,31 +291,32 @@ class NoiseScale(Callback):
         }
         step = self.measurements[-1][0]
         for logger in trainer.loggers:
-            # Each its own: a logger may write to what it is given.
+            # Each logger gets a dict of its own, as it may write to what it is given.
             metrics = {name: value for name, value in terms.items() if value is not None}
             logger.log_metrics(metrics, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Pass over micro-batches that are left over."""
-        self._abandon()
+        """Pass over a step whose micro-batches the epoch's end has cut short."""
+        self._pass_over_unread()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Remove the hooks from the parameters."""
-        self._close()
+        self._end_reading()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Remove the hooks from the parameters."""
-        self._close()
+        self._end_reading()
 
-    def _abandon(self) -> None:
-        """Pass over the step that is being read: it ended early, or without a gradient."""
+    def _pass_over_unread(self) -> None:
+        """Pass over a step that is still being read: it ended early, or without a gradient."""
         if self._reading is not None:
             self.passed_over += 1
-        self._close()
+        self._end_reading()
 
-    def _close(self) -> None:
+    def _end_reading(self) -> None:
+        """Remove the hooks of the step that is being read, if one is."""
         if self._reading is not None:
             for hook in self._reading.hooks:
                 hook.remove()
@@ -313,8 +325,9 @@ class NoiseScale(Callback):
     def _measure_parts(
         self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        """Measure a step from the gradients of parts of its batch, ahead of the step itself."""
         examples = count_examples(batch)
-        # What is left over at the end of an epoch may be too few.
+        # The last batch of an epoch may have too few examples.
         if trainer.is_last_batch and examples < 2 * self.parts:
             self.passed_over += 1
             return
@@ -332,17 +345,18 @@ class NoiseScale(Callback):
                     return
                 norms.append(_norms(gradients))
                 for name, gradient in gradients.items():
-                    # Not in place: parameters may share one gradient.
+                    # Not in place, as parameters may share one gradient.
                     weighted = gradient * (size / examples)
                     if name in total:
                         total[name].add_(weighted)
                     else:
                         total[name] = weighted
         scaled_squares = _squares([*norms, _norms(total)])
-        *of_parts, big = [square / factor**2 for square in scaled_squares]
-        self._add(trainer, combine_norms(of_parts, sizes, big))
+        *squares_of_parts, square_of_batch = [square / factor**2 for square in scaled_squares]
+        self._add(trainer, combine_norms(squares_of_parts, sizes, square_of_batch))
 
     def _add(self, trainer: Trainer, norms: GradientNorms) -> None:
+        """Add a step's measurement; one that is not finite is passed over."""
         if math.isfinite(norms.squared_gradient) and math.isfinite(norms.trace):
             self.measurements += ((trainer.global_step + 1, norms.squared_gradient, norms.trace),)
         else:
@@ -350,15 +364,17 @@ class NoiseScale(Callback):
 
 
 def _check_at_least(name: str, value: int, smallest: int) -> None:
+    """Raise a ConfigError for a setting that is no integer, or below ``smallest``."""
     check_positive_integer(f"the noise scale's {name}", value)
     if value < smallest:
         raise ConfigError(f"the noise scale's {name} must be at least {smallest}, but got {value}")
 
 
 def count_examples(batch: object) -> int:
-    """Give the length along dimension 0 of all tensors of a batch.
+    """Give the number of examples in a batch: the length of all its tensors along dimension 0.
 
-    Lists of other things, such as texts, have it too.
+    Lists of other things, such as texts, must have that length too. A ConfigError refuses a batch
+    whose examples cannot be counted so.
     """
     lengths = {len(leaf) for leaf in _leaves(batch, "batch")}
     if not lengths:
@@ -370,7 +386,11 @@ def count_examples(batch: object) -> int:
 
 
 def cut_batch(batch: object, parts: int) -> list[object]:
-    """Cut a batch into consecutive parts along dimension 0, as views, sizes at most one apart."""
+    """Cut a batch into consecutive parts along dimension 0, whose sizes are at most one apart.
+
+    Tensors are views of the batch's. There are fewer parts where the batch has fewer examples. A
+    ConfigError refuses a batch of a single example.
+    """
     examples = count_examples(batch)
     if examples < 2:
         raise ConfigError(
@@ -383,7 +403,11 @@ def cut_batch(batch: object, parts: int) -> list[object]:
 
 
 def _leaves(batch: object, place: str) -> Iterator[Tensor | list[object]]:
-    """Yield what is sliced along dimension 0: tensors, and lists without tensors that hold any."""
+    """Yield the parts of a batch that have the examples along dimension 0.
+
+    They are its tensors, and its lists of plain values such as texts, but for empty ones. ``place``
+    names the batch, or the part of it, in messages.
+    """
     if isinstance(batch, Tensor):
         if batch.dim() == 0:
             raise _not_split(place, "a tensor without dimensions")
@@ -402,17 +426,18 @@ def _leaves(batch: object, place: str) -> Iterator[Tensor | list[object]]:
 
 
 def _is_plain_list(batch: object) -> TypeGuard[list[object]]:
-    """Tell whether a list holds other things than tensors, and nothing that may hold some."""
+    """Whether it is a list of plain values: no tensors, and no containers that may hold some."""
     if not isinstance(batch, list):
         return False
     return not any(isinstance(item, Tensor | Mapping | list | tuple) for item in batch)
 
 
 def _slice(batch: Any, part: slice) -> object:
+    """Give the examples ``part`` of a batch, in containers of the batch's types."""
     if isinstance(batch, Tensor) or _is_plain_list(batch):
         return batch[part]
     if isinstance(batch, Mapping):
-        # What a mapping of another type is made from is its own matter; one that cannot be written
+        # A copy, as a mapping of another type may take other arguments. One that cannot be written
         # to becomes a dict.
         sliced = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
         for key, value in batch.items():
@@ -425,10 +450,11 @@ def _slice(batch: Any, part: slice) -> object:
     return type(batch)(values)
 
 
-def _not_split(place: str, found: str) -> ConfigError:
+def _not_split(place: str, content: str) -> ConfigError:
+    """Make the error for a batch that cannot be split, whose part ``place`` holds ``content``."""
     return ConfigError(
         "the noise scale needs batches with the examples along dimension 0 of each tensor, but "
-        f"{place} is or holds {found}: make the batch of tensors of one length, in tuples, lists "
+        f"{place} is or holds {content}: make the batch of tensors of one length, in tuples, lists "
         "or dicts, or leave NoiseScale out"
     )
 
@@ -436,15 +462,21 @@ def _not_split(place: str, found: str) -> ConfigError:
 class _Reading:
     """Reads the norms of one step's micro-batch gradients on this device.
 
-    It does so before each is added to ``.grad``.
+    Hooks on the parameters read each gradient before it is added to ``.grad``.
+
+    Attributes:
+        parameters: of the optimizer, by name.
+        examples: in each micro-batch so far.
+        norms: of each micro-batch so far, the norms of its gradients.
+        error: that a gradient cannot be read; it is raised after the training's backward pass.
+        hooks: on the parameters.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = parameters
         self.examples: list[int] = []
         self.norms: list[list[Tensor]] = []
-        # Raised after the backward pass, which is the training's own.
-        self.refused: ConfigError | None = None
+        self.error: ConfigError | None = None
         self.hooks = list[RemovableHandle]()
         for name, parameter in parameters.items():
             hook = partial(self._read, name)
@@ -454,13 +486,13 @@ class _Reading:
         try:
             self.norms[-1] += _norms({name: gradient})
         except ConfigError as error:
-            self.refused = error
+            self.error = error
 
 
 def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str, nn.Parameter]:
-    """Choose the optimizer's trainable parameters by name.
+    """Give the trainable parameters of the module's first optimizer, by name.
 
-    No other ``.grad`` is zeroed from step to step.
+    The ``.grad`` of other parameters is not zeroed from step to step.
     """
     optimized = set[int]()
     for group in trainer.optimizers[0].param_groups:
@@ -476,7 +508,7 @@ def optimized_parameters(trainer: Trainer, module: LightningModule) -> dict[str,
 def step_arguments(
     step: Callable[..., object], batch: object, batch_idx: int
 ) -> tuple[object, ...]:
-    """Give what Lightning calls a step with."""
+    """Give the arguments with which Lightning calls a step: the index only where it takes one."""
     if is_param_in_hook_signature(step, "batch_idx", min_args=2):
         return (batch, batch_idx)
     return (batch,)
@@ -490,9 +522,10 @@ def gradients_of(
     batch_idx: int,
     factor: float,
 ) -> dict[str, Tensor]:
-    """Take the gradient of a batch's loss, times a scaler's factor.
+    """Take the gradient of a batch's loss with respect to each parameter, by the parameter's name.
 
-    Parameters without one are left out.
+    The loss is multiplied by ``factor``, a gradient scaler's. Parameters that the loss does not
+    depend on are left out; without a loss there is no gradient.
     """
     with torch.enable_grad():
         with trainer.precision_plugin.train_step_context():
@@ -518,18 +551,18 @@ def _norms(gradients: Mapping[str, Tensor]) -> list[Tensor]:
             )
     norms = list[Tensor]()
     for gradient in gradients.values():
-        # Squares of half precision would overflow.
+        # In half precision the squares would overflow.
         wide = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32))
-        # All in one type, to be stacked; only MPS has no float64.
+        # Norms of one type can be stacked. It is float64, which only MPS lacks.
         dtype = torch.float32 if wide.is_mps else torch.float64
         norms.append(torch.linalg.vector_norm(wide).to(dtype))
     return norms
 
 
 def _squares(groups: Sequence[list[Tensor]]) -> list[float]:
-    """Give the sum of squares of each group of norms, 0 of an empty one.
+    """Give the sum of squares of each group of norms; 0 for an empty group.
 
-    The device is waited for once.
+    All norms are read from the device at once, which is waited for.
     """
     norms = list(chain(*groups))
     if not norms:
@@ -542,7 +575,7 @@ def _squares(groups: Sequence[list[Tensor]]) -> list[float]:
 
 
 def loss_scale(trainer: Trainer) -> float:
-    """Read the factor of a gradient scaler from the device; 1 without one."""
+    """Read the factor by which a gradient scaler multiplies the loss; 1 without a scaler."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     if scaler is None:
         return 1.0
@@ -551,12 +584,14 @@ def loss_scale(trainer: Trainer) -> float:
 
 @contextmanager
 def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Put generators and the modules' attributes back afterwards.
+    """At the end of the context, put random generators and the modules' attributes back.
 
-    What is logged meanwhile is dropped.
+    Attributes are put back in place, and so are lists, dicts, sets, tensors and generators that are
+    values of attributes or lie in such a container. Logs of the module are dropped meanwhile.
     """
     random = random_state()
     loggers = trainer.loggers
+    # Pairs of a live object and a copy of its state, for each kind of object.
     attributes = list[tuple[dict[str, Any], dict[str, Any]]]()
     values = list[object]()
     for part in module.modules():
@@ -576,7 +611,6 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     for tensor in _written_tensors(values, module):
         if not tensor.requires_grad and not tensor.is_inference():
             clones.append((tensor, tensor.clone()))
-    # The passes beside the training log nothing.
     trainer.loggers = [DummyLogger() for _ in loggers]
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
@@ -602,11 +636,11 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
 
 
 def _written_tensors(values: Sequence[object], module: LightningModule) -> list[Tensor]:
-    """Choose, of modules' attributes and parameters, the tensors that a forward pass may write to.
+    """Choose the tensors of a module that a forward pass may write to.
 
-    Trained parameters, and what was computed from them, are left alone by it. The rest is copied
-    back whether it was written to or not, because batch norm does not count its writes in a
-    tensor's version.
+    They are tensors among ``values``, which are attributes of its parts, and frozen parameters. A
+    forward pass does not write to trained parameters. A tensor's version does not tell whether it
+    was written to, because batch norm does not count its writes there.
     """
     tensors = list[Tensor]()
     for value in values:
@@ -621,8 +655,8 @@ def _written_tensors(values: Sequence[object], module: LightningModule) -> list[
         else:
             frozen.append(parameter)
             frozen_size += parameter.numel()
-    # Frozen parameters may be a momentum encoder's, which is as large as what is trained; a copy of
-    # a larger backbone would not fit everywhere.
+    # Frozen parameters may be a momentum encoder's, which is as large as the trained part and is
+    # written to. A larger frozen part is a backbone, a copy of which would not fit everywhere.
     if frozen_size <= trained_size:
         tensors += frozen
     return tensors

@@ -1,6 +1,6 @@
-"""A trial that a loop of the user's trains: what it is handed, what it reports, and its record.
+"""A trial that the user's own training loop trains: its values, its reports and its record.
 
-A study asks for a trial, the loop trains it and tells what it came to. Nothing here trains::
+A study hands a trial to the loop; the loop trains it and reports its metric. Nothing here trains::
 
     for trial in bstune.Study(...):
         ...
@@ -9,9 +9,9 @@ A study asks for a trial, the loop trains it and tells what it came to. Nothing 
         ...
         trial.finish(seconds=seconds)
 
-What a loop saves of a stopped trial is its own, in a format of its own. Beside it lies a file that
-ends as all states of the study do (:func:`bstune.system.files.own_mark`): by it the saved trial is
-found again, and removed once nothing needs it.
+The loop may save a stopped trial, in a format of its own, to train on from there later. Beside that
+lies a file that ends as all states of the study do (:func:`bstune.system.files.own_mark`): by it
+the study finds the saved trial again, and removes it once nothing needs it.
 """
 
 import json
@@ -55,12 +55,13 @@ from bstune.trial.parts.state import TrialState, state_after
 from bstune.trial.parts.verdict import Verdict
 from bstune.trial.processes.workers import Finished
 
-# Seconds of a step that no limit of a study's time holds back: none has been timed yet.
+# The time of a step before any was timed: so short that a study's time limit holds no trial back.
 UNTIMED = StepTime(1e-12, 0.0)
+# The key in the file beside a saved trial.
 START_GAP = "start_gap"
 NOT_FINISHED = "its loop went on without trial.finish(seconds=...)"
-SHORT = "its last report was before trial.max_steps: report there too, so that it can go on"
-# Trials in a row that no report at their last step has made comparable.
+ENDED_SHORT = "its last report was before trial.max_steps: report there too, so that it can go on"
+# After so many trials in a row without a report at their last step, trials are not continued.
 CUT_MEAN_NEVER = 3
 NEVER_AT_END = (
     "{trials} trials in a row ended before trial.max_steps, the last one with a report at step "
@@ -74,36 +75,38 @@ NOT_SAVED = (
 )
 
 Measurements = tuple[tuple[int, float, float], ...]
-"""Of each measured step its number, its unbiased |G|^2 and its tr Sigma."""
+"""The number, the unbiased |G|^2 and tr Sigma of each step whose noise scale was measured."""
 
 
 class Noise(Protocol):
-    """What has measured a noise scale, as :class:`bstune.LoopNoiseScale` does."""
+    """An object that has measured a noise scale, as :class:`bstune.LoopNoiseScale` does."""
 
     @property
     def measurements(self) -> Measurements:
-        """Of each measured step its number, from the trial's first one on, |G|^2 and tr Sigma."""
+        """The number, |G|^2 and tr Sigma of each measured step, counted from the trial's first."""
 
 
 class LoopTrial:
-    """One trial of a study, for a loop of yours: the values to train with.
+    """One trial of a study for a training loop of yours, which reports its evaluations to it.
 
-    Its evaluations are told here, too. What the study searches besides is an attribute too, by its
-    name, as ``trial.dropout``: a name that is none of the trial's own (:func:`is_name_of_a_trial`).
+    It has the values to train with. A further hyper-parameter that the study searches is an
+    attribute too, such as ``trial.dropout``; its name must be none of the trial's own
+    (:func:`is_name_of_a_trial`).
 
     Args:
-        spec: what it is asked to do.
-        state: how far the part of it was trained that it continues.
-        verdict: ends it.
+        spec: of the trial.
+        state: its steps and evaluations, those of the stopped trial that it continues included.
+        verdict: ends the trial by its evaluations.
         metric: the name of the target's metric, which is reported.
-        save_to: the file or folder where the loop may save it, once it is ``worth_saving``.
-        resume_from: what the loop saved of the part that it continues; None: it starts afresh.
-        budget_end: the step from which on it is never asked to go on; None: a larger budget may ask
-            it.
-        is_exact: whether nothing past ``max_steps`` can be used.
-        needs_seconds: whether the objective is one of time.
+        save_to: the file or folder where the loop may save the trial, once it is ``worth_saving``.
+        resume_from: what the loop saved of the stopped trial that this one continues; None: it
+            starts afresh.
+        budget_end: the step from which on the trial is never asked to go on; None: there is none,
+            as a larger budget may be given.
+        is_exact: whether a report past ``max_steps`` is refused.
+        needs_seconds: whether the study's objective needs the seconds of training.
         now: a monotonic clock, in seconds.
-        noise_scale: what the part that it continues has measured of the noise scale.
+        noise_scale: measurements of the stopped trial that this one continues.
     """
 
     metric: str
@@ -134,6 +137,7 @@ class LoopTrial:
         self._now = now
         self._began = now()
         self._finished: Finished | None = None
+        # Whether the last report was answered by True: train on.
         self._went_on = True
         self.metric = metric
         self.save_to = save_to
@@ -141,7 +145,7 @@ class LoopTrial:
 
     @property
     def spec(self) -> TrialSpec:
-        """What it is asked to do."""
+        """The batch size, the learning rate, the seed and the limits that the study asks for."""
         return self._spec
 
     @property
@@ -156,32 +160,38 @@ class LoopTrial:
 
     @property
     def seed(self) -> int:
-        """Of the initial weights, the order of the data and the augmentation."""
+        """The seed of the initial weights, the order of the data and the augmentation."""
         return self._spec.seed
 
     @property
     def number(self) -> int:
-        """Its number in the study."""
+        """The trial's number in the study."""
         return self._spec.number
 
     @property
     def first_step(self) -> int:
-        """Steps that were reported of the part that it continues; 0: it starts afresh."""
+        """The last reported step of the stopped trial that this one continues.
+
+        0 where the trial starts afresh.
+        """
         return self._state.first_step
 
     @property
     def max_steps(self) -> int:
-        """The step after which it ends for now, counted from its very first one."""
+        """The step after which the trial ends for now.
+
+        It is counted from the very first step, those of the trial that it continues included.
+        """
         return self._state.last_step
 
     @property
     def hyperparameters(self) -> Mapping[str, int | float]:
-        """What the study searches besides, by name."""
+        """The values that the study searches besides batch size and learning rate, by name."""
         return self._spec.hyperparameters
 
     @property
     def finished(self) -> Finished | None:
-        """How it ended; None before :meth:`finish`."""
+        """How the trial ended; None before :meth:`finish` or :meth:`fail`."""
         return self._finished
 
     def __getattr__(self, name: str) -> int | float:
@@ -193,25 +203,26 @@ class LoopTrial:
     def __repr__(self) -> str:
         values = {"batch_size": self.batch_size, "lr": self.lr, "seed": self.seed}
         stated = {**values, **self.hyperparameters, "max_steps": self.max_steps}
-        return f"LoopTrial({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
+        texts = [f"{name}={value!r}" for name, value in stated.items()]
+        return f"LoopTrial({', '.join(texts)})"
 
     def batches(self, examples: int) -> Iterator[Tensor]:
         """Yield the indices of one batch after another, (batch_size,) int64, without end.
 
-        They are of one shuffled epoch after another, each batch of exactly ``batch_size`` examples,
-        and go on after ``first_step`` of them: the same as in a study of a module with the trial's
-        seed. A DataLoader takes them as its ``batch_sampler``.
+        Each batch has exactly ``batch_size`` examples, from one shuffled epoch after another. The
+        first ``first_step`` batches are left out. The batches are those of a study of a module with
+        the same seed. A DataLoader takes them as its ``batch_sampler``.
 
         Args:
-            examples: in the training data.
+            examples: the number of training examples.
 
         Raises:
-            ConfigError: for a number of them that is none, and where there are fewer than in a
-                batch.
+            ConfigError: where ``examples`` is no positive whole number, or less than the batch
+                size.
         """
         count = as_int(examples)
-        stated = examples if count is None else count
-        check_positive_integer("the examples of trial.batches", stated)
+        checked = examples if count is None else count
+        check_positive_integer("the examples of trial.batches", checked)
         if self.batch_size > examples:
             raise ConfigError(
                 f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
@@ -223,13 +234,14 @@ class LoopTrial:
         )
 
     def report(self, step: int, value: object) -> bool:
-        """Tell the metric after a step of the optimizer, and hear whether to go on.
+        """Report the metric after a step of the optimizer, and learn whether to train on.
 
         Args:
-            step: how many steps of the optimizer were taken, those of an earlier part included; 0
-                before the first one, by which it is told later that the trial has diverged.
-            value: of the target's metric: a number, or a tensor or an array of one. One that is not
-                finite ends the trial as diverged.
+            step: how many steps the optimizer has taken, those of the trial that this one continues
+                included. A report at 0, before the first step, is the start: a trial has diverged
+                once it is far past that.
+            value: of the target's metric: a number, or a tensor or an array of one. A value that is
+                not finite ends the trial as diverged.
 
         Returns:
             Whether to train on. Once it is False it stays so, and further values are left out.
@@ -256,23 +268,24 @@ class LoopTrial:
         return self._went_on
 
     def reach(self, step: int) -> None:
-        """Tell, in place of :meth:`report`, after which step the target was first met.
+        """Report, in place of :meth:`report`, the step after which the target was first met.
 
         It is for a loop that knows no values of the metric.
 
         Args:
-            step: as :meth:`report` takes it; the one before it is taken to have missed the target.
+            step: as :meth:`report` takes it; the step before it is taken to have missed the target.
 
         Raises:
             ConfigError: for a step that does not lie after the last one.
         """
-        self._end_at(_whole_number(step), "reached")
+        self._end_without_value(_whole_number(step), "reached")
 
     def miss(self) -> None:
-        """Tell, in place of :meth:`report`, that the target was not met until ``max_steps``."""
-        self._end_at(self.max_steps, "stopped")
+        """Report, in place of :meth:`report`, that the target was not met until ``max_steps``."""
+        self._end_without_value(self.max_steps, "stopped")
 
-    def _end_at(self, steps: int, status: Status) -> None:
+    def _end_without_value(self, steps: int, status: Status) -> None:
+        """End the trial after ``steps`` steps as reached or stopped, without a metric's value."""
         state = self._state
         self._check_rises(steps)
         state.steps = steps
@@ -281,24 +294,25 @@ class LoopTrial:
         self._went_on = False
 
     def finish(self, seconds: object = None, noise: Noise | None = None) -> None:
-        """Tell that the trial has ended, once, after its last report.
+        """Tell the study that the trial has ended, once, after its last report.
 
         Args:
-            seconds: of the training alone since it was handed over, evaluation and start-up left
-                out, as a number, or a tensor or an array of one; of these the seconds of a step are
-                made. None: they were not measured, and no time to target is told.
-            noise: what has measured the noise scale meanwhile, which the study then takes in; its
-                steps are the trial's, as of ``LoopNoiseScale(first_step=trial.first_step)``.
+            seconds: of the training alone since the trial was handed over, without evaluation and
+                start-up: a number, or a tensor or an array of one. The seconds of a step come from
+                them. None: they were not measured, and the trial has no time to target.
+            noise: has measured the noise scale meanwhile, which the study then takes in. Its steps
+                are the trial's, as with ``LoopNoiseScale(first_step=trial.first_step)``.
 
         Raises:
-            ConfigError: where it was told before, nothing was reported, or the seconds are none or missing,
-                which an objective of time needs of what has not diverged.
+            ConfigError: where the trial was finished before or nothing was reported; for seconds
+                that are no positive number; and without seconds where the objective needs them and
+                the trial has not diverged.
         """
         if self._finished is not None:
             raise ConfigError(
                 f"trial {self.number} is finished already: call finish() once a trial"
             )
-        taken = None if seconds is None else _seconds(seconds)
+        train_seconds = None if seconds is None else _seconds(seconds)
         state = self._state
         own_steps = state.steps - state.first_step
         if own_steps == 0:
@@ -306,14 +320,14 @@ class LoopTrial:
                 f"trial {self.number} ended without an evaluation, and a trial ends by its metric: "
                 f"call trial.report(step, value) with {self.metric} before trial.finish()"
             )
-        # What has diverged has no time to the target.
-        if taken is None and self._needs_seconds and not self.has_diverged:
+        # A trial that has diverged has no time to the target.
+        if train_seconds is None and self._needs_seconds and not self.has_diverged:
             raise ConfigError(
                 "an objective of time needs the seconds of training: call "
                 "trial.finish(seconds=...), or give objective='steps'"
             )
         if self._went_on:
-            state.message = SHORT
+            state.message = ENDED_SHORT
         wall_seconds = self._now() - self._began
         record = TrialResult.unmeasured(
             self._spec,
@@ -321,54 +335,65 @@ class LoopTrial:
             steps=state.steps,
             examples=state.steps * self.batch_size,
             steps_low=state.steps_low,
-            train_seconds=wall_seconds if taken is None else taken,
+            train_seconds=wall_seconds if train_seconds is None else train_seconds,
             wall_seconds=wall_seconds,
-            seconds_per_step=taken / own_steps if taken else None,
+            seconds_per_step=train_seconds / own_steps if train_seconds else None,
             versions={"bstune": bstune.__version__},
             history=tuple(state.history),
             message=state.message,
-            noise_scale=self._measured(noise),
+            noise_scale=self._measurements_with(noise),
         )
         end = self._budget_end
         is_cut = self._went_on and end is not None and self.max_steps < end
         self._finished = Finished(self._spec, record, is_cut=is_cut)
 
-    def _measured(self, noise: Noise | None) -> Measurements:
-        """Give the noise scale's measurements of all parts of the trial, as their steps rise."""
+    def _measurements_with(self, noise: Noise | None) -> Measurements:
+        """Give the noise scale's measurements of the whole trial, in the order of their steps.
+
+        They are those of the trial that it continues, and those of ``noise``, where there are any.
+        """
         measurements = list(self._noise_scale)
         if noise is not None:
             measurements += noise.measurements
-        # What a loop has kept itself of an earlier part counts once.
+        # A loop may have kept earlier measurements itself: one of each step counts.
         by_step = {measured[0]: measured for measured in measurements}
         return tuple(by_step[step] for step in sorted(by_step))
 
     def fail(self, error: BaseException) -> None:
-        """Tell, in place of :meth:`finish`, that an error has ended the trial.
+        """Tell the study, in place of :meth:`finish`, that an error has ended the trial.
 
-        A batch size that is out of memory bounds those that come; any other error counts as a
-        failure, of which three in a row end the study, by a UserCodeError from the last of them.
+        Where the device has run out of memory, later trials have smaller batches. Any other error
+        is a failure: three in a row end the study, by a UserCodeError from the last of them.
         """
         if self._finished is not None:
             raise ConfigError(
                 f"trial {self.number} is finished already: call fail() or finish() once"
             )
         if is_out_of_memory(error):
-            self._end("out of memory", first_line(error))
+            self._end_by_error("out of memory", first_line(error))
             return
         message, frames = described(error)
         cause = error if isinstance(error, Exception) else None
-        self._end("failed", message, frames, cause)
+        self._end_by_error("failed", message, frames, cause)
 
     def abandon(self) -> Finished:
-        """Give how it ended; where the loop has not said so, it has failed."""
+        """How the trial ended. Where its loop has gone on without ending it, it has failed."""
         if self._finished is None:
-            self._end("failed", NOT_FINISHED)
+            self._end_by_error("failed", NOT_FINISHED)
         assert self._finished is not None  # noqa: S101 (set just now)
         return self._finished
 
-    def _end(
+    def _end_by_error(
         self, status: Status, message: str, frames: str = "", cause: Exception | None = None
     ) -> None:
+        """End the trial with a record of its error.
+
+        Args:
+            status: ``out of memory`` or ``failed``.
+            message: the error in a line.
+            frames: the lines of the user's code that led to it, as text.
+            cause: the error; None where there is none to raise.
+        """
         state = self._state
         record = TrialResult.unmeasured(
             self._spec,
@@ -384,34 +409,35 @@ class LoopTrial:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether what was reported has ended it as diverged."""
+        """Whether a reported value has ended the trial as diverged."""
         return self._state.status == "diverged"
 
     @property
     def worth_saving(self) -> bool:
-        """Whether it has been stopped and may be asked to go on: it is saved at ``save_to``."""
+        """Whether the loop should save the trial, as it was stopped and may be asked to go on."""
         return not self._went_on and self._state.status == "stopped" and self.may_go_on
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it may be asked to go on later.
+        """Whether the study may ask the trial to go on later.
 
-        No run on a fresh seed is, nor one for the loss at its budget's end.
+        It asks neither a run of the winner on a fresh seed nor a trial at its budget's end.
         """
-        is_full = self._budget_end is not None and self._state.steps >= self._budget_end
-        return self._spec.replicate_of is None and not is_full
+        is_at_budget_end = self._budget_end is not None and self._state.steps >= self._budget_end
+        return self._spec.replicate_of is None and not is_at_budget_end
 
     @property
     def start_gap(self) -> float | None:
-        """How far from the target it was before training; None: that was not reported."""
+        """How far from the target the metric was before training; None if that was not reported."""
         return self._verdict.start_gap
 
     def _is_out_of_time(self) -> bool:
+        """Whether the trial has run for more seconds than its spec allows."""
         limit = self._spec.max_seconds
         return limit is not None and self._now() - self._began > limit
 
     def _check_rises(self, steps: int) -> None:
-        """Refuse a step that does not lie after the last one."""
+        """Raise a ConfigError for a step that does not lie after the last one, or past the end."""
         state = self._state
         rises = steps > state.steps
         is_first_report = state.steps == state.first_step
@@ -433,15 +459,12 @@ class LoopTrial:
 
 
 def is_name_of_a_trial(name: str) -> bool:
-    """Say whether a trial has an attribute of its own by this name.
-
-    Nothing that is searched can have it.
-    """
+    """Whether a trial has an attribute by this name, so that no hyper-parameter can have it."""
     return name.startswith("_") or hasattr(LoopTrial, name) or name in LoopTrial.__annotations__
 
 
 def _whole_number(step: object) -> int:
-    """Read a step."""
+    """Give a reported step as an int; a ConfigError for one that is no whole number."""
     steps = as_int(step)
     if steps is None or steps < 0:
         raise ConfigError(f"trial.report needs a whole number of steps, but got {shown(step)}")
@@ -449,17 +472,21 @@ def _whole_number(step: object) -> int:
 
 
 def _number(value: object) -> float:
-    """Read a value."""
+    """Give a reported value as a float; a ConfigError for one that is no number.
+
+    A float32 becomes the shortest decimal that rounds to it, such as 0.1.
+    """
     number = as_float(value)
     if number is None:
         raise ConfigError(f"trial.report needs a number as its value, but got {shown(value)}")
-    # What a tensor's item() gives of a float32 does not say that it was one.
+    # A tensor's item() does not tell that the value was a float32.
     with np.errstate(over="ignore"):
         is_float32 = float(np.float32(number)) == number
     return shortest_decimal(number) if is_float32 else number
 
 
 def _seconds(seconds: object) -> float:
+    """Give reported seconds as a float; a ConfigError for any that are no positive number."""
     number = as_float(seconds)
     if number is None or not 0.0 < number < math.inf:
         raise ConfigError(
@@ -471,14 +498,14 @@ def _seconds(seconds: object) -> float:
 
 @dataclass(frozen=True)
 class LoopLimits:
-    """What a loop cannot do, or may not.
+    """What a study may ask of a training loop.
 
     Args:
-        stops: whether it trains a trial for ``max_steps``; else each runs to its budget.
+        stops: whether the loop stops a trial at ``max_steps``; else each runs to its budget.
         lr_range: the smallest and the largest learning rate.
-        jobs: how many trials it trains side by side.
-        in_hindsight: whether it tells of a trial once that has ended, so that no time limit ends
-            it.
+        jobs: how many trials the loop trains side by side.
+        in_hindsight: whether the loop reports a trial only once it has ended, so that no time limit
+            can end it.
     """
 
     stops: bool = True
@@ -491,14 +518,14 @@ ANY_LOOP = LoopLimits()
 
 
 class LoopBackend(TrialBackend):
-    """Hands a study's trials to a loop of the user's, one after another.
+    """Hands a study's trials to the user's training loop, and takes them back.
 
     Args:
         options: of the study.
         protocol: of all trials.
-        say: takes lines.
+        say: prints a line.
         now: a monotonic clock, in seconds.
-        limits: of the loop.
+        limits: what the loop can do.
     """
 
     description = "a loop of yours"
@@ -518,11 +545,11 @@ class LoopBackend(TrialBackend):
         self._needs_seconds = options.search.objective in ("time", "both")
         self._say = say
         self._now = now
-        # Batch size and seconds of a step of each trial that told them.
+        # The batch size and the seconds of a step of each trial that reported its seconds.
         self._timed: list[tuple[int, float]] = []
         self._tau: Callable[[float], float] = UNTIMED
-        # Trials in a row that ended before the step at which they were to be compared.
-        self._cut = 0
+        # The number of trials in a row that ended before their last step.
+        self._cut_in_a_row = 0
         self.stops = limits.stops
         self.continues = limits.stops
         self.lr_range = limits.lr_range
@@ -539,18 +566,24 @@ class LoopBackend(TrialBackend):
 
     @property
     def knows_step_time(self) -> bool:  # type: ignore[override]
-        """Whether a trial has told its seconds."""
+        """Whether a trial has reported its seconds."""
         return bool(self._timed)
 
     def step_time(self, batch_size: float) -> float:
-        """Give the seconds of a step by what the trials so far have told; next to none before."""
+        """Give the seconds of a step at a batch size, from the seconds that trials have reported.
+
+        Before any has, they are next to zero.
+        """
         return self._tau(batch_size)
 
     def look_back(self, done: Sequence[TrialResult], folder: Output) -> None:
-        """Take in the seconds of earlier trials, and whether any that may go on was saved."""
+        """Take in the trials of earlier runs: their seconds, and whether the loop saves trials.
+
+        It does not where stopped trials could go on and none of them was saved.
+        """
         for record in done:
             self._take_seconds(record)
-        # What was cut short is asked again.
+        # A trial that failed as it went on is asked to go on once more.
         resumed = {record.resumed_from for record in done if record.status != "failed"}
         stopped = list[TrialResult]()
         for record in done:
@@ -560,16 +593,13 @@ class LoopBackend(TrialBackend):
             self.continues = any(self.resumable(record.number, folder) for record in stopped)
 
     def _may_go_on(self, record: TrialResult) -> bool:
-        """Say whether a trial of an earlier run was to be saved.
-
-        As :attr:`LoopTrial.worth_saving`.
-        """
-        is_ended = record.replicate_of is not None or record.message == SHORT
-        is_full = self._is_exact and record.steps >= self._budget_end(record.batch_size)
-        return record.status == "stopped" and not is_ended and not is_full
+        """Whether the loop should have saved a trial, by the rule of LoopTrial.worth_saving."""
+        is_final = record.replicate_of is not None or record.message == ENDED_SHORT
+        is_at_budget_end = self._is_exact and record.steps >= self._budget_end(record.batch_size)
+        return record.status == "stopped" and not is_final and not is_at_budget_end
 
     def _budget_end(self, batch_size: int) -> int:
-        """Give the step after which a trial's budget is spent, as the study counts it."""
+        """Give the step after which a trial's budget is spent, as the study's options now say."""
         if not self._is_exact:
             return self._protocol.last_step(batch_size)
         if self._budget.examples > 1:
@@ -577,18 +607,22 @@ class LoopBackend(TrialBackend):
         return self._budget.steps
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Say whether the loop has saved a stopped trial."""
-        return is_own(folder.state(number)) and _is_there(saved_beside(folder.state(number)))
+        """Whether the loop has saved the stopped trial ``number``."""
+        return is_own(folder.state(number)) and _was_saved(saved_beside(folder.state(number)))
 
     def hand_over(
         self, spec: TrialSpec, folder: Output, resumed_from: TrialResult | None
     ) -> LoopTrial:
-        """Make a trial for the loop."""
+        """Make a trial for the loop.
+
+        It goes on from the trial that ``resumed_from`` records, if the loop has saved that; else it
+        starts afresh.
+        """
         if self._in_hindsight:
             spec = replace(spec, max_seconds=None)
         make_inside(folder.states)
         # Marked before anything is saved, so that it is found whatever ends this process.
-        self._mark(folder.state(spec.number), None)
+        self._mark(folder.state(spec.number), start_gap=None)
         protocol = self._protocol.with_goal_of(spec)
         budget_end = self._budget_end(spec.batch_size)
         last_step = spec.max_steps or budget_end
@@ -600,7 +634,7 @@ class LoopBackend(TrialBackend):
             former_state = folder.state(resumed_from.number)
             resume_from = saved_beside(former_state)
             start_gap = _read_start_gap(former_state)
-            state = state_after(resumed_from, 0, last_step)
+            state = state_after(resumed_from, skipped=0, last_step=last_step)
             noise_scale = tuple(resumed_from.noise_scale)
         else:
             spec = replace(spec, resumed_from=None)
@@ -615,24 +649,24 @@ class LoopBackend(TrialBackend):
             spec,
             state,
             verdict,
-            protocol.target.metric,
-            saved_beside(folder.state(spec.number)),
-            resume_from,
-            budget_end if self._is_exact else None,
-            self._is_exact,
-            self._needs_seconds,
-            self._now,
-            noise_scale,
+            metric=protocol.target.metric,
+            save_to=saved_beside(folder.state(spec.number)),
+            resume_from=resume_from,
+            budget_end=budget_end if self._is_exact else None,
+            is_exact=self._is_exact,
+            needs_seconds=self._needs_seconds,
+            now=self._now,
+            noise_scale=noise_scale,
         )
 
     def take_back(self, trial: LoopTrial, folder: Output) -> Finished:
-        """Take a trial that its loop has ended, or has gone on without."""
+        """Take a trial that its loop has ended, or has gone on without, and tell how it ended."""
         finished = trial.abandon()
         self._note_cut(trial, finished)
         record = finished.result()
         message = record.message
-        # A loop that trains each trial to its budget counts its end as it likes.
-        if message == SHORT and not self.stops:
+        # A loop that trains each trial to its budget may end it at a step of its own.
+        if message == ENDED_SHORT and not self.stops:
             message = None
         record = replace(record, device=self.device, message=message)
         self._take_seconds(record)
@@ -640,78 +674,83 @@ class LoopBackend(TrialBackend):
         return replace(finished, record=record)
 
     def _note_cut(self, trial: LoopTrial, finished: Finished) -> None:
-        """Let trials start afresh where a loop for the loss never reports at their last step.
+        """Count trials in a row that ended before their last step, and draw the consequence.
 
-        It is said once. None of its trials could be chosen to go on to the end of its budget else.
+        Where the objective is the loss, trials that do so cannot go on. After ``CUT_MEAN_NEVER`` of
+        them trials are no longer continued, but start afresh; the user is told so once.
         """
         if self._is_exact and finished.is_cut:
-            self._cut += 1
+            self._cut_in_a_row += 1
         else:
-            self._cut = 0
-        if self._cut == CUT_MEAN_NEVER and self.continues:
+            self._cut_in_a_row = 0
+        if self._cut_in_a_row == CUT_MEAN_NEVER and self.continues:
             self.continues = False
             steps = finished.result().steps
-            self._say(NEVER_AT_END.format(trials=self._cut, steps=steps, end=trial.max_steps))
+            self._say(
+                NEVER_AT_END.format(trials=self._cut_in_a_row, steps=steps, end=trial.max_steps)
+            )
 
     def _take_seconds(self, record: TrialResult) -> None:
+        """Take a trial's seconds of a step, if it reported them, into those at each batch size."""
         if not record.seconds_per_step:
             return
         self._timed.append((record.batch_size, record.seconds_per_step))
         self._tau = law_of_trials(self._timed) or fit_line(self._timed)
 
     def _mark(self, state: Path, start_gap: float | None) -> None:
-        """Write the file by which what a loop has saved beside it is the study's."""
+        """Write the file that marks a trial saved beside it as the study's, with its start gap."""
         if may_take(state):
             with whole_file(state) as file:
                 text = json.dumps({START_GAP: start_gap})
                 file.write(text.encode() + b"\n" + own_mark(state))
 
     def _keep_saved(self, trial: LoopTrial, record: TrialResult, folder: Output) -> None:
-        """Mark what the loop has saved of a stopped trial as the study's.
+        """Mark a stopped trial that the loop has saved as the study's.
 
-        Say where it should be there and is not.
+        Where it should have been saved and was not, trials are no longer continued, and the user is
+        told so.
         """
         if record.status != "stopped":
             return
-        if _is_there(trial.save_to):
+        if _was_saved(trial.save_to):
             self._mark(folder.state(trial.number), trial.start_gap)
         elif self.continues and trial.worth_saving:
             self.continues = False
             self._say(NOT_SAVED.format(number=trial.number))
 
 
-def _is_there(saved: Path) -> bool:
-    """Say whether something was saved: a file, or a folder with something in it."""
+def _was_saved(saved: Path) -> bool:
+    """Whether there is a file at the path, or a folder with something in it."""
     if saved.is_dir():
         return any(saved.iterdir())
     return saved.exists()
 
 
 def _read_start_gap(state: Path) -> float | None:
-    """Read how far from the target a saved trial was before training; None: it was not told."""
-    first = state.read_bytes().partition(b"\n")[0]
+    """Read how far from the target a saved trial was before training; None if that is not known."""
+    first_line_of_file = state.read_bytes().partition(b"\n")[0]
     try:
-        start_gap = json.loads(first)[START_GAP]
+        start_gap = json.loads(first_line_of_file)[START_GAP]
     except (ValueError, KeyError, TypeError):
         return None
     return start_gap if isinstance(start_gap, float) else None
 
 
 class LoopRunner:
-    """Runs a study's trials as a loop of the user's trains them.
+    """Keeps the trials that the user's training loop has, for a study that starts and awaits them.
 
-    What it waits for has ended before.
+    The loop trains between two calls of the study, so no call here waits.
 
     Args:
         backend: hands trials over, and takes them back.
-        count: how many the loop is handed at once.
+        count: how many trials the loop has at once.
     """
 
     def __init__(self, backend: LoopBackend, count: int = 1) -> None:
         self.count = max(1, count)
         self._backend = backend
         self._folder: Output | None = None
-        # In the order in which they were started, and are waited for.
+        # The trials that were not taken back yet, in the order in which they were started.
         self._trials: list[LoopTrial] = []
 
     def __enter__(self) -> Self:
@@ -729,14 +768,14 @@ class LoopRunner:
     def free(self) -> bool:
         """Whether the loop takes another trial.
 
-        Of a batch that it has trained all are told first.
+        It does not before all trials that it has ended were taken back.
         """
-        is_told = len(self.to_train) == len(self._trials)
-        return is_told and len(self._trials) < self.count
+        all_taken_back = len(self.to_train) == len(self._trials)
+        return all_taken_back and len(self._trials) < self.count
 
     @property
     def running(self) -> list[TrialSpec]:
-        """The trials that were not waited for yet."""
+        """The specs of the trials that were not taken back yet."""
         return [trial.spec for trial in self._trials]
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
@@ -745,11 +784,11 @@ class LoopRunner:
         self._trials.append(self._backend.hand_over(spec, output, resumed_from))
 
     def wait(self) -> Finished:
-        """Take the first trial back, which has failed where the loop has not ended it."""
+        """Take the first trial back. It has failed if the loop has not ended it."""
         return self._take_back(self._trials[0])
 
     def poll(self) -> Iterator[Finished]:
-        """Yield the trials that the loop has ended, where they are not waited for any more."""
+        """Take back the trials that the loop has ended, and yield how each ended."""
         for trial in self._trials.copy():
             if trial.finished is not None:
                 yield self._take_back(trial)

@@ -1,6 +1,6 @@
-"""One trial again as a plain ``Trainer.fit``, without clock and target.
+"""A plain ``Trainer.fit`` that trains as a trial does, without clock and target.
 
-It has the same weights, batches and steps.
+It has the trial's initial weights, batches and steps, so it tells what a trial adds to a fit.
 """
 
 import copy
@@ -26,8 +26,8 @@ def fit(
 ) -> tuple[LightningModule, Trainer]:
     """Train a trial's module for ``steps`` steps, validate it, and give it with its Trainer.
 
-    ``fast`` lets the lean loop take the steps where it can. ``arguments`` of the Trainer come
-    before the protocol's; of its call-backs and loggers copies are used.
+    ``fast`` lets the lean loop take the steps where it can. ``arguments`` are the Trainer's, and
+    replace those of the protocol. The protocol's call-backs and loggers are copied.
     """
     seed_everything(spec.seed, workers=False, verbose=False)
     micro_batch_sizes = micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size)
@@ -37,7 +37,7 @@ def fit(
     if len(micro_batch_sizes) > 1:
         weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
     lengths_of_fit = lengths(train, len(micro_batch_sizes), steps, module.automatic_optimization)
-    # One endless epoch.
+    # Without a length the batches are one endless epoch.
     if sized_len(train) is None:
         lengths_of_fit = {
             "max_steps": steps,
@@ -45,7 +45,7 @@ def fit(
             "val_check_interval": steps * len(micro_batch_sizes),
         }
     options = dict(protocol.trainer)
-    # They hold state.
+    # Copies, as they hold state.
     for name in ("callbacks", "logger"):
         if name in options:
             options[name] = copy.deepcopy(options[name])

@@ -1,4 +1,4 @@
-"""A recorded run, what a trial comes to that recorded runs answer, and weights between them."""
+"""A recorded run, the end of a trial that recorded runs answer, and interpolation between runs."""
 
 import math
 from bisect import bisect_left
@@ -20,22 +20,22 @@ class Run:
     lr: float
     seed: int
     steps: tuple[int, ...]
-    """Those that were evaluated; a run that diverged may have none."""
+    """The steps that were evaluated; a run that diverged may have none."""
     metric: tuple[float, ...]
     seconds_per_step: float
     diverged: bool
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
-    """What was searched besides, by name; replays take it as it comes."""
+    """What was searched besides batch size and learning rate, by name."""
     horizon: int | None = None
-    """Steps after which its schedule ended; None: it has no horizon."""
+    """The step at which its schedule ended; None: its schedule has no end."""
 
     @property
     def end(self) -> int:
-        """The last evaluated step, which ends the record; 1 of a run that diverged before any."""
+        """The last evaluated step. It is 1 for a run that diverged before any evaluation."""
         return self.steps[-1] if self.steps else 1
 
     def steps_to(self, target: Target) -> int | None:
-        """Give the first evaluated step that met the target, None if none did."""
+        """Give the first evaluated step that met the target; None if none did."""
         for step, value in zip(self.steps, self.metric, strict=True):
             if target.reached(value):
                 return step
@@ -44,9 +44,10 @@ class Run:
     def history_to(
         self, end: float = math.inf, scale: float = 1.0
     ) -> tuple[tuple[int, float], ...]:
-        """Give (step, metric) up to the step ``end``, the steps times ``scale``.
+        """Give the (step, metric) pairs up to the recorded step ``end``.
 
-        Of evaluations that fall together the last stays.
+        Their steps are multiplied by ``scale`` and rounded. Where two evaluations then fall on one
+        step, the later one is kept.
         """
         history: dict[int, float] = {}
         for step, value in zip(self.steps, self.metric, strict=True):
@@ -57,10 +58,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial comes to at one (batch size, learning rate, seed)."""
+    """How a replayed trial ends at one (batch size, learning rate, seed)."""
 
     steps: int | None
-    """To the target, None if it was not reached."""
+    """Steps to the target; None if it was not reached."""
     end: int
     """The last step of its history."""
     seconds_per_step: float
@@ -69,9 +70,11 @@ class Outcome:
 
 
 def weights_around(values: Sequence[Number], value: float) -> list[tuple[Number, float]]:
-    """Give the recorded values around ``value``, each with its weight, linear in the logarithm.
+    """Give the recorded values around ``value`` that an interpolation takes, with their weights.
 
-    ``values`` rise; beyond them it is as at their edge.
+    There are two values, whose weights are linear in the logarithm and add up to 1. There is one
+    where ``value`` itself was recorded, or lies beyond the first or the last recorded value.
+    ``values`` rise.
     """
     value = min(max(value, values[0]), values[-1])
     above = bisect_left(values, value)
@@ -84,5 +87,5 @@ def weights_around(values: Sequence[Number], value: float) -> list[tuple[Number,
 
 
 def at_share(items: Sequence[Item], share: float) -> Item:
-    """Choose the item at a share, in [0, 1], of some items."""
+    """Give the item at a share of the way through a list: the first at 0, the last at 1."""
     return items[min(int(share * len(items)), len(items) - 1)]

@@ -1,14 +1,14 @@
-"""Recorded trials in place of training: the same records, milliseconds each.
+"""Answers trials from a table of recorded runs in place of training, in milliseconds each.
 
-A table is a file of JSON lines, one a recorded run: ``batch_size``, ``lr``, ``seed``, ``steps``
-(the evaluated steps), ``metric`` (one value a step: an error, or another metric that the target
-names) and ``seconds_per_step``; ``status`` may be ``diverged``, and ``hyperparameters`` has what
-was searched besides, by name. Runs of the same batch size and learning rate are a cell; cells need
-not fill a rectangle.
+A table is a file of JSON lines, one for each recorded run. A line has ``batch_size``, ``lr``,
+``seed``, ``steps`` (the evaluated steps), ``metric`` (a value at each of them: an error, or another
+metric that the target names) and ``seconds_per_step``. ``status`` may be ``diverged``, and
+``hyperparameters`` has the values, by name, that were searched besides. Runs of the same batch size
+and learning rate are a cell; cells need not fill a rectangle.
 
-A run may have ``horizon``, the steps after which its schedule ended, and has then been recorded to
-its end. In a table all runs have one or none has: with them it is replayed as a workload whose
-schedule ends with the trial.
+A run may have ``horizon``, the step at which its schedule ended, and has then been recorded to that
+step. In a table all runs have one or none has. A table with horizons is replayed as a workload
+whose schedule ends with the trial.
 
 ``bstune record FILE ...`` writes a table; see :mod:`bstune.study.verbs.record`.
 """
@@ -41,14 +41,15 @@ from bstune.trial.recorded_run import Outcome, Run, at_share, weights_around
 from bstune.trial.replay_horizon import HorizonTable
 
 REPLAY_DEVICE = "replay"
-# Of a file of one's own.
+# The metric of a user's own table, unless the target names another.
 METRIC = "val/error"
+# The folder of the tables that ship with bstune.
 SHIPPED = Path(__file__).parent / "tables"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Recorded runs, and how to read between them."""
+    """Recorded runs, between which trials are interpolated."""
 
     runs: tuple[Run, ...]
 
@@ -72,20 +73,22 @@ class Table:
         return tuple(sorted({run.lr for run in self.runs}))
 
     def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
-        """Give what a trial comes to; outside of the table's range as at its edge.
+        """Give the end of a trial, interpolated between the recorded cells around it.
 
-        Where all corners of the grid around the point reached the target, log S and log tau are
-        bilinear in (log B, log lr), and the history is the nearest corner's with its steps
-        rescaled; elsewhere the outcome is the nearest corner's. A corner that was not recorded is
-        its nearest recorded cell, in (log B, log lr). Of several runs in a cell, one is drawn by
-        ``seed``, the same place in every cell.
+        The corners are the cells at the next recorded batch sizes and learning rates. Where all of
+        them reached the target, the logs of steps to target S and seconds per step tau are bilinear
+        in (log B, log lr), and the history is the nearest corner's with its steps rescaled.
+        Elsewhere the end is the nearest corner's. For a corner that was not recorded the nearest
+        recorded cell in (log B, log lr) is taken, and beyond the table's range the value at its
+        edge. Of several runs in a cell one is drawn by ``seed``: the one at the same place in every
+        cell's list.
         """
         return self.read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        """Give :meth:`outcome` with the run at ``share`` of a cell's.
+        """Give the end of a trial as :meth:`outcome` does, from given runs.
 
-        Runs are in the order of their seeds.
+        They are the runs at ``share``, in [0, 1], of the way through each cell's, by their seeds.
         """
         runs = list[Run]()
         weights = list[float]()
@@ -96,8 +99,8 @@ class Table:
                     weights.append(size_weight * rate_weight)
         nearest = runs[weights.index(max(weights))]
         nearest_tau = nearest.seconds_per_step
-        hit = nearest.steps_to(target)
-        if hit is None:
+        steps_of_nearest = nearest.steps_to(target)
+        if steps_of_nearest is None:
             return Outcome(
                 steps=None,
                 end=nearest.end,
@@ -113,33 +116,33 @@ class Table:
         # Steps to target cannot be read between a corner that reached it and one that did not.
         if len(steps_of_runs) < len(runs):
             return Outcome(
-                steps=hit,
-                end=hit,
+                steps=steps_of_nearest,
+                end=steps_of_nearest,
                 seconds_per_step=nearest_tau,
-                history=nearest.history_to(hit),
+                history=nearest.history_to(steps_of_nearest),
                 diverged=False,
             )
         steps = round(_geometric_mean(steps_of_runs, weights))
         tau = _geometric_mean([run.seconds_per_step for run in runs], weights)
-        history = nearest.history_to(hit, steps / hit)
+        history = nearest.history_to(steps_of_nearest, scale=steps / steps_of_nearest)
         return Outcome(
             steps=steps, end=steps, seconds_per_step=tau, history=history, diverged=False
         )
 
     @cached_property
     def has_horizons(self) -> bool:
-        """Whether the schedules of its runs ended with them."""
+        """Whether the schedules of its runs ended with the runs."""
         return any(run.horizon is not None for run in self.runs)
 
     @cached_property
-    def of_horizons(self) -> HorizonTable:
-        """How to read between runs whose schedules ended with them."""
+    def horizon_table(self) -> HorizonTable:
+        """The same runs as a table of runs whose schedules ended with them."""
         return HorizonTable(self.cells, self.batch_sizes)
 
     def _draw(self, batch_size: int, lr: float, share: float) -> Run:
-        """Choose the run at a share of a cell's.
+        """Choose the run at a share of the way through a cell's runs.
 
-        Of a cell that was not recorded, of the nearest one's.
+        For a cell that was not recorded the nearest recorded one is taken.
         """
         runs = self.cells.get((batch_size, lr))
         if runs is None:
@@ -150,6 +153,7 @@ class Table:
 
 
 def _geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Give the weighted geometric mean of positive values; the weights add up to 1."""
     # A recorded point is answered as it was recorded, to the last bit.
     if len(values) == 1:
         return values[0]
@@ -164,27 +168,34 @@ def replay(
     last_step: int,
     resumed_from: TrialResult | None = None,
 ) -> TrialResult:
-    """Answer a trial from the table, as the record of one that was trained.
+    """Answer a trial from the table, with a record like that of a trained trial.
 
-    ``last_step`` counts from the first step of the trial that it continues, if any; only what is
-    added costs seconds. Where the table has horizons it is the trial's own.
+    Args:
+        table: of recorded runs.
+        spec: of the trial.
+        target: that ends it.
+        last_step: after which it ends, counted from the first step of the trial that it continues.
+            Where the table has horizons, it is the trial's horizon.
+        resumed_from: the record of the stopped trial that it continues; None: it starts afresh.
+            Only the steps after it cost seconds.
     """
-    done = 0 if resumed_from is None else resumed_from.steps
+    steps_before = 0 if resumed_from is None else resumed_from.steps
     horizon = None
     if table.has_horizons:
         horizon = last_step
-        outcome = table.of_horizons.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
+        outcome = table.horizon_table.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
     else:
         outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
-    steps = min(outcome.end, max(last_step, done))
+    steps = min(outcome.end, max(last_step, steps_before))
     reached = outcome.steps is not None and outcome.steps <= steps
-    # An outcome that diverges reaches nothing, and one that ends otherwise has no step left.
-    status = status_at(steps, steps, reached, outcome.diverged and steps == outcome.end)
+    has_diverged = outcome.diverged and steps == outcome.end
+    # The trial ends here in any case, so this step is its last one.
+    status = status_at(steps, steps, reached, has_diverged)
     assert status is not None  # noqa: S101 (the last step is this one)
     history = tuple((step, value) for step, value in outcome.history if step <= steps)
     missed = [step for step, value in history if not target.reached(value)]
     last_missed = max(missed, default=0)
-    seconds = (steps - done) * outcome.seconds_per_step
+    seconds = (steps - steps_before) * outcome.seconds_per_step
     return TrialResult(
         **spec.trial_fields(),
         status=status,
@@ -205,10 +216,11 @@ def replay(
 
 
 def held_to(record: TrialResult, last_step: int) -> TrialResult:
-    """Let a record that ended before ``last_step`` stay at its last value until then.
+    """Extend a record that ended before ``last_step`` to that step, with its last value.
 
-    The recorded run may have ended early because it met a target of its own. A longer one would
-    have come at least as far, as the best value so far counts.
+    The recorded run may have ended early because it met a target of its own. A longer run would
+    have come at least as far, as the best value so far counts. Only stopped trials with a history
+    are extended; others are given as they are.
     """
     if record.status != "stopped" or record.steps >= last_step or not record.history:
         return record
@@ -238,12 +250,13 @@ def _are_numbers(value: object) -> bool:
 
 
 def _are_steps(value: object) -> bool:
+    """Whether it is a list of positive integers, each larger than the one before."""
     if not isinstance(value, list) or not all(map(_is_integer, value)):
         return False
     return all(step < following for step, following in pairwise([0, *value]))
 
 
-# What each column of a row must be, in words, and what tells whether a value is.
+# For each column of a row, the kind of value in words, and a function that checks a value.
 COLUMNS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "batch_size": ("a positive integer", _is_positive_integer),
     "lr": ("a positive number", _is_positive),
@@ -257,9 +270,9 @@ COLUMNS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 def read_table(path: Path) -> Table:
     """Read the table in a file of JSON lines.
 
-    A BstuneError if it is none, or is no use to a search.
+    A BstuneError says that the file has no table, or one that cannot be searched.
     """
-    # A table is read again whenever its study goes on: a file called - is no standard input.
+    # Standard input could not be read again when the study goes on, so "-" is a file's name here.
     file = path.absolute() if path == STANDARD_INPUT else path
     lines = read_text(file, "the table").splitlines()
     runs: dict[tuple[int, float, int, int | None], Run] = {}
@@ -282,7 +295,10 @@ def read_table(path: Path) -> Table:
 
 
 def _check_searchable(table: Table, path: Path) -> None:
-    """Refuse a table that is no use to a search."""
+    """Raise a TableError for a table that cannot be searched.
+
+    It lacks evaluated runs, has horizons in some runs only, or has a single batch size.
+    """
     if not any(run.steps for run in table.runs):
         raise TableError(
             f"the table {path} holds no evaluated run: it needs one a line, with "
@@ -303,16 +319,16 @@ def _check_searchable(table: Table, path: Path) -> None:
 
 
 def _run(line: str, place: str) -> Run:
-    """Read a recorded run from a line, of which ``place`` names file and number in messages."""
+    """Read a recorded run from a line of JSON; ``place`` is its file and number, for messages."""
     values = parse_json(line, place)
     if not isinstance(values, dict):
         values = {}
     missing = [name for name in COLUMNS if name not in values]
     if missing:
         raise TableError(f"{place} lacks {', '.join(missing)}: a run has {', '.join(COLUMNS)}")
-    for name, (what, is_valid) in COLUMNS.items():
+    for name, (kind, is_valid) in COLUMNS.items():
         if not is_valid(values[name]):
-            raise TableError(f"{place}: {name} must be {what}, but got {values[name]!r:.60}")
+            raise TableError(f"{place}: {name} must be {kind}, but got {values[name]!r:.60}")
     searched = values.get("hyperparameters", {})
     if not isinstance(searched, dict) or not all(map(is_finite_number, searched.values())):
         raise TableError(
@@ -347,7 +363,11 @@ def _run(line: str, place: str) -> Run:
 
 
 def _checked_horizon(horizon: object, values: Mapping[str, Any], diverged: bool, place: str) -> int:
-    """Refuse a horizon that is none, or whose run does not say how the metric came to its end."""
+    """Give the horizon of a line's run as an int, once it and the run's values are checked.
+
+    A TableError says that it is no positive integer, that the run was not evaluated at it, or that
+    the metric is not above 0.
+    """
     if not _is_integer(horizon) or horizon < 1:
         raise TableError(f"{place}: horizon must be a positive integer, but got {horizon!r:.60}")
     last = values["steps"][-1] if values["steps"] else 0
@@ -366,11 +386,11 @@ def _checked_horizon(horizon: object, values: Mapping[str, Any], diverged: bool,
 
 
 def unusable_target(table: Table, target: Target) -> str | None:
-    """Tell why a search for the target is no use: no run reaches it, or all do at once.
+    """Say why a target cannot be searched for: no run reaches it, or all do at once.
 
-    None if it is of use.
+    None if it can.
     """
-    # One that a first trial sets is not known yet.
+    # A target that the study's first trial will set is not known yet.
     if target.is_open:
         return None
     if all(run.steps and target.reached(run.metric[0]) for run in table.runs):
@@ -402,16 +422,16 @@ class TableSource:
 
 
 def find_table(name: str) -> Path:
-    """Find the path of a table.
+    """Find the path of a table by its name, or raise a TableError.
 
-    Its name is that of a file, relative to the working directory, or a shipped table's bare name.
+    The name is a file's path, relative to the working directory, or a shipped table's bare name.
     """
     try:
         path = Path(name).expanduser()
         if path.is_file():
             return path
         reason = "is a folder" if path.is_dir() else "is no file"
-    # No permission; a null byte or too long; no such user.
+    # Respectively: no permission; a null byte, or too long; no such user.
     except (OSError, ValueError, RuntimeError) as error:
         raise TableError(f"workload.table={name!r} cannot be read: {error}") from error
     shipped = sorted(path.stem for path in SHIPPED.glob("*.jsonl"))
@@ -424,13 +444,13 @@ def find_table(name: str) -> Path:
 
 
 def read_index(horizon: bool = False) -> dict[str, TableSource]:
-    """List the tables that ship, by name, as ``tables.yaml`` beside them lists them.
+    """List the tables that ship, by name, from the ``tables.yaml`` beside them.
 
-    All metrics are errors.
+    Their metrics are errors, which are to fall.
 
     Args:
-        horizon: of runs whose schedule ended with them; else of the others, which can be stopped
-            anywhere.
+        horizon: whether to list the tables of runs whose schedules ended with them; else those of
+            runs that can be stopped anywhere are listed.
     """
     listed = yaml.safe_load((SHIPPED / "tables.yaml").read_text(encoding="utf-8"))
     sources = dict[str, TableSource]()
@@ -442,33 +462,37 @@ def read_index(horizon: bool = False) -> dict[str, TableSource]:
 
 
 def _name_of(path: Path) -> str:
-    """Name a table's workload, and so its study.
+    """Name the workload of a table, and so its study.
 
-    The name is by the file's name and content, if it does not ship.
+    Unless the table ships, its content is in the name, so that two tables are two studies.
     """
     if path.resolve().parent == SHIPPED.resolve():
         return f"replay-{path.stem}"
     stem = re.sub(r"[^\w.-]+", "-", path.stem)[:40]
-    return f"replay-{stem}-{_content(path)[:6]}"
+    return f"replay-{stem}-{_digest(path)[:6]}"
 
 
-def _content(path: Path) -> str:
-    """Give what tells a table's content from another's, wherever it lies."""
+def _digest(path: Path) -> str:
+    """Give a digest of a table's content, in 16 hexadecimal digits."""
     return hashlib.sha256(read_bytes(path.absolute(), "the table")).hexdigest()[:16]
 
 
 def complete(workload: Mapping[str, object]) -> dict[str, object]:
-    """Give what a replayed workload leaves open (``???``), by dotted key of the config.
+    """Fill in the options that a replayed workload leaves open (``???``), from its table.
 
-    It is taken from its table.
-
-    These are its name, so that two tables are two studies; the range of batch sizes; the reference,
-    the geometric middle of batch sizes and of learning rates; a budget that no recorded run
-    exceeds, so that it is the records that end trials; and a shipped table's metric and target. A
-    file's metric is taken for an error.
+    They are its name; the range of batch sizes; the reference, which is the geometric middle of the
+    batch sizes and of the learning rates; a budget that no recorded run exceeds, so that trials end
+    where their records do; and the metric, with the target where the table ships. The metric of a
+    user's own table is taken for an error.
 
     Args:
-        workload: the values that it has; those that are missing are not among them.
+        workload: the values that the workload states, without those that are missing.
+
+    Returns:
+        The value of each option that was left open, by its dotted key in the config.
+
+    Raises:
+        ConfigError: for a workload without a table, and for a user's table without a target.
     """
     if "table" not in workload:
         raise ConfigError(
@@ -498,20 +522,20 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
         defaults["target.value"] = target.value
     stated = flatten(workload)
     if "target.value" not in stated and target is None:
-        seen = list[float]()
+        recorded = list[float]()
         for run in table.runs:
-            seen += run.metric
+            recorded += run.metric
         raise ConfigError(
             "workload.target.value is missing: give the value to reach, such as "
-            f"workload.target.value=0.1 (this table's values lie between {min(seen):g} and "
-            f"{max(seen):g})"
+            f"workload.target.value=0.1 (this table's values lie between {min(recorded):g} and "
+            f"{max(recorded):g})"
         )
     filled = {f"workload.{key}": value for key, value in defaults.items() if key not in stated}
     return {"device": REPLAY_DEVICE, **filled}
 
 
 def _shipped_target(path: Path) -> Target | None:
-    """Give the target that a table was recorded for, if it ships."""
+    """Give the target that a shipped table was recorded for; None for any other table."""
     for source in (read_index() | read_index(horizon=True)).values():
         if source.path.resolve() == path.resolve():
             return source.target
@@ -519,7 +543,10 @@ def _shipped_target(path: Path) -> Target | None:
 
 
 def _searched_note(table: Table) -> list[str]:
-    """Say that recorded runs differ in more than batch size and learning rate, where they do."""
+    """Give a line that names hyperparameters in which recorded runs differ besides, if they do.
+
+    The list is empty where runs differ in batch size and learning rate alone.
+    """
     names = set[str]()
     for run in table.runs:
         names.update(run.hyperparameters)
@@ -530,7 +557,10 @@ def _searched_note(table: Table) -> list[str]:
 
 
 def _step_time(table: Table) -> Callable[[float], float]:
-    """Give the median seconds at each batch size, linear in the logarithms between them."""
+    """Make the function that gives the seconds of a step at a batch size.
+
+    They are the recorded runs' median at each batch size, and linear in the logarithms between.
+    """
     seconds_at: dict[int, list[float]] = {size: [] for size in table.batch_sizes}
     for run in table.runs:
         seconds_at[run.batch_size].append(run.seconds_per_step)
@@ -547,7 +577,9 @@ def _step_time(table: Table) -> Callable[[float], float]:
 class ReplayBackend(TrialBackend):
     """Answers each trial from a table of recorded runs.
 
-    :func:`complete` has filled the options.
+    Args:
+        options: of the study, with what :func:`complete` has filled in.
+        protocol: of all trials.
     """
 
     def __init__(self, options: StudyOptions, protocol: TrialProtocol) -> None:
@@ -568,13 +600,14 @@ class ReplayBackend(TrialBackend):
         self.description = f"recorded runs ({path.stem})"
         self.versions = {"bstune": bstune.__version__}
         self.lr_range = lrs[0], lrs[-1]
-        # A fixed budget compares trials that have all spent it.
-        self._holds = options.search.objective == "loss" and not self.horizon
+        # Trials at a fixed budget are compared once all have spent it, so records that ended
+        # earlier are extended.
+        self._extends_records = options.search.objective == "loss" and not self.horizon
         # Where schedules end with the budget, it is part of the workload.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
             budget = {}
-        table = {"workload.table": f"sha256 {_content(path)}"}
+        table = {"workload.table": f"sha256 {_digest(path)}"}
         self.frozen_settings = {**table, **budget, "device": REPLAY_DEVICE}
         how_it_ends = "a trial also ends where its record does"
         if self.horizon:
@@ -594,24 +627,25 @@ class ReplayBackend(TrialBackend):
             last_step = self._protocol.budget.last_step(spec.batch_size)
         target = self._protocol.with_goal_of(spec).target
         record = replay(self.table, spec, target, last_step, resumed_from)
-        if not self._holds:
+        if not self._extends_records:
             return record
-        # By the same seconds as the budget's, not those of the nearest recorded run.
-        held = held_to(record, last_step)
+        extended = held_to(record, last_step)
+        # The budget counts the median seconds of a step, not those of the nearest recorded run.
         seconds_per_step = self.step_time(spec.batch_size)
         steps_before = 0 if resumed_from is None else resumed_from.steps
-        seconds = max(held.steps - steps_before, 0) * seconds_per_step
+        seconds = max(extended.steps - steps_before, 0) * seconds_per_step
         return replace(
-            held,
+            extended,
             seconds_per_step=seconds_per_step,
             train_seconds=seconds,
             wall_seconds=seconds,
         )
 
     def longest(self, batch_size: int, protocol: TrialProtocol) -> int:
-        """Give the steps of the longest record at the nearest batch size, within the budget.
+        """Give the steps of a trial that never reaches the target.
 
-        Where the table has horizons a trial that never reaches the target takes all of its own.
+        They are those of the longest record at the nearest batch size, within the budget. Where the
+        table has horizons, such a trial takes the whole budget.
         """
         if self.horizon:
             return protocol.budget.last_step(batch_size)
@@ -620,7 +654,10 @@ class ReplayBackend(TrialBackend):
         return min(longest, protocol.budget.last_step(batch_size))
 
     def check(self, space: Space, trial: TrialSpec | None) -> None:
-        """Refuse a target that is no use to the table, and points outside of it."""
+        """Raise a BstuneError for a target that the table cannot serve, or a point outside of it.
+
+        ``trial`` is the only trial to run, where there is to be no study.
+        """
         reason = unusable_target(self.table, self._protocol.target)
         if reason is not None:
             raise TableError(reason)
@@ -634,7 +671,10 @@ class ReplayBackend(TrialBackend):
 
 
 def _check_within(option: str, value: float, what: str, recorded: Sequence[float]) -> None:
-    """Refuse a value outside of the range of recorded ones, which rise."""
+    """Raise a ConfigError for an option's value outside of the recorded ones, which rise.
+
+    ``what`` names the recorded values in the message.
+    """
     if not recorded[0] <= value <= recorded[-1]:
         raise ConfigError(
             f"{option}={value:g} lies outside of the table's {what}, {recorded[0]:g} to "

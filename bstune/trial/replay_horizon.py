@@ -1,17 +1,20 @@
-"""What a trial comes to whose schedule ends with it, read between recorded runs of that kind.
+"""The end of a trial whose schedule ends with it, interpolated between recorded runs of that kind.
 
-What is interpolated is the log of the metric's best value so far at each share of the horizon, a
-share being a step over the horizon's steps: linearly in log h between the two horizons of a cell
-that are around, then bilinearly in (log B, log lr) between the cells around. The target is met
-where the line between two of these evaluations crosses it, in log steps, and missed if all of them
-miss it. Not the values themselves are interpolated, as runs dip below a target at steps of their
-own: between two that met it, it would be missed.
+The step at which a schedule ends is its horizon h. A share of a horizon is a step over h. The runs
+at one batch size and learning rate are a cell.
 
-A horizon longer than all of a cell has the course of the longest, step by step, and its last value
-from there on. One shorter than all has the course of the shortest, share by share, with a metric as
-many times worse as the horizon is shorter, but no worse than any of the table. Beyond a batch
-size's learning rates, and the table's batch sizes, it is as at their edge. Where the nearest run
-diverged, so does the trial, at the same step; other runs that diverged do not count.
+Interpolated is the log of the metric's best value so far, at each share of the horizon: linearly in
+log h between the two nearest horizons of a cell, then bilinearly in (log B, log lr) between the
+nearest cells. The values themselves are not interpolated, as each run dips below a target at steps
+of its own: between two runs that met it, the target would be missed. The target is met where the
+line between two evaluations crosses it, in log steps. It is missed if all evaluations miss it.
+
+A horizon longer than all of a cell has the values of the longest at the same steps, and its last
+value from there on. One shorter than all has the values of the shortest at the same shares, with a
+metric that is as many times worse as the horizon is shorter, but no worse than any in the table.
+Beyond a batch size's learning rates, and beyond the table's batch sizes, the value at their edge is
+taken. Where the nearest run diverged, so does the trial, at the same step. Other runs that diverged
+do not count.
 """
 
 import math
@@ -34,11 +37,11 @@ Ladder = tuple[Run, ...]
 
 @dataclass(frozen=True)
 class HorizonTable:
-    """Recorded runs with horizons, and how to read between them.
+    """Recorded runs with horizons, between which trials are interpolated.
 
     Args:
         cells: the runs of each (batch size, learning rate), in order of their seeds.
-        batch_sizes: all of them, ascending.
+        batch_sizes: of all runs, ascending.
     """
 
     cells: Mapping[tuple[int, float], tuple[Run, ...]]
@@ -47,10 +50,10 @@ class HorizonTable:
     def outcome(
         self, batch_size: float, lr: float, horizon: int, seed: int, target: Target
     ) -> Outcome:
-        """Give what a trial comes to whose schedule ends after ``horizon`` steps.
+        """Give the end of a trial whose schedule ends after ``horizon`` steps.
 
-        The target's value is above 0. Of a cell's seeds one is drawn by ``seed``, the same place in
-        every cell.
+        The target's value is above 0. Of a cell's recorded seeds one is drawn by ``seed``: the one
+        at the same place in every cell's list.
         """
         share = float(np.random.default_rng(seed).random())
         return self.read(batch_size, lr, horizon, target, share)
@@ -58,7 +61,10 @@ class HorizonTable:
     def read(
         self, batch_size: float, lr: float, horizon: int, target: Target, share: float
     ) -> Outcome:
-        """Give :meth:`outcome` with the seed at ``share`` of a cell's, in their order."""
+        """Give the end of a trial as :meth:`outcome` does, from given runs.
+
+        They are the runs of each cell's seed at ``share``, in [0, 1], of the way through its seeds.
+        """
         ladders = list[Ladder]()
         weights = list[float]()
         for size, size_weight in weights_around(self.batch_sizes, batch_size):
@@ -84,7 +90,7 @@ class HorizonTable:
 
     @cached_property
     def _ladders(self) -> Mapping[tuple[int, float], tuple[Ladder, ...]]:
-        """Those of each cell, a seed each, in the order of their seeds."""
+        """The ladders of each cell, one a seed, in the order of their seeds."""
         ladders = dict[tuple[int, float], tuple[Ladder, ...]]()
         for cell, runs in self.cells.items():
             of_cell = list[Ladder]()
@@ -103,7 +109,7 @@ class HorizonTable:
 
     @cached_property
     def _log_metric_range(self) -> tuple[float, float]:
-        """The log of the lowest and of the highest value of runs that did not diverge."""
+        """The logs of the lowest and the highest metric of all runs that did not diverge."""
         values = list[float]()
         for runs in self.cells.values():
             for run in runs:
@@ -113,27 +119,31 @@ class HorizonTable:
 
 
 def _horizon(run: Run) -> int:
-    """Give the horizon of a run that has one."""
+    """Give a run's horizon; a ValueError for a run without one."""
     if run.horizon is None:
         raise ValueError("trials with horizons are read from runs with horizons, and this has none")
     return run.horizon
 
 
 def _nearest(ladder: Sequence[Run], horizon: int) -> Run:
-    """Choose the run whose horizon is nearest in the logarithm; of two, the shorter one."""
+    """Choose the run whose horizon is nearest in the logarithm; of two equally near, the first."""
     return min(ladder, key=lambda run: abs(math.log(_horizon(run) / horizon)))
 
 
 def _log_shares(run: Run) -> Array:
-    """Give the logs of each evaluated step over the horizon."""
+    """Give the log of the share of its horizon at each of a run's evaluations, (n,)."""
     return np.array([math.log(step / _horizon(run)) for step in run.steps])
 
 
 def _best_of(run: Run, log_shares: Array, worse: float) -> Array:
-    """Give the log of a run's best value so far at shares of its horizon, by their logs.
+    """Give the log of a run's best metric so far, interpolated at shares of its horizon.
 
-    Past its ends it is as there. ``worse`` is 1 for a metric that is to fall, -1 for one that is to
-    rise.
+    Args:
+        run: one that did not diverge.
+        log_shares: the logs of the shares, (n,); before the run's first evaluation and after its
+            last one the value there is taken.
+        worse: the sign of a worse value: 1 for a metric that is to fall, -1 for one that is to
+            rise.
     """
     log_metric = np.array([math.log(value) for value in run.metric])
     log_best = worse * np.minimum.accumulate(worse * log_metric)
@@ -141,28 +151,33 @@ def _best_of(run: Run, log_shares: Array, worse: float) -> Array:
 
 
 def _evaluated(run: Run, horizon: int) -> Array:
-    """Give the log of the shares of a horizon at which a trial is evaluated as a run was."""
+    """Give the logs of the shares of ``horizon`` at which a trial is evaluated, by those of a run.
+
+    They are the run's shares. Where the trial's horizon is longer than the run's, they are those of
+    the run's steps, and the horizon's end.
+    """
     log_shares = _log_shares(run)
-    longer = math.log(horizon / _horizon(run))
-    if longer <= 0.0:
+    log_ratio = math.log(horizon / _horizon(run))
+    if log_ratio <= 0.0:
         return log_shares
-    # At the same steps where the horizon is longer, and at its end.
-    return np.append(log_shares - longer, 0.0)
+    return np.append(log_shares - log_ratio, 0.0)
 
 
 def _log_best(ladder: Ladder, horizon: int, log_shares: Array, worse: float) -> Array:
-    """Give the log of the best value so far at these shares of a horizon.
+    """Give the log of the best metric so far at shares of a horizon, from a cell's runs of a seed.
 
-    It is read between a cell's runs of one seed. ``worse`` is 1 for a metric that is to fall, -1
-    for one that is to rise.
+    Between two horizons it is linear in log h. Where one of the two diverged, the nearer is taken.
+    Arguments as of :func:`_best_of`.
     """
     horizons = [_horizon(run) for run in ladder]
     if horizon <= horizons[0]:
-        shorter = math.log(horizons[0] / horizon)
-        return _best_of(ladder[0], log_shares, worse) + worse * shorter
+        # As many times worse as the horizon is shorter.
+        log_penalty = math.log(horizons[0] / horizon)
+        return _best_of(ladder[0], log_shares, worse) + worse * log_penalty
     if horizon >= horizons[-1]:
-        longer = math.log(horizon / horizons[-1])
-        return _best_of(ladder[-1], log_shares + longer, worse)
+        # The same steps are larger shares of the longest run's horizon.
+        log_ratio = math.log(horizon / horizons[-1])
+        return _best_of(ladder[-1], log_shares + log_ratio, worse)
     above = bisect_left(horizons, horizon)
     low = ladder[above - 1]
     high = ladder[above]
@@ -175,18 +190,18 @@ def _log_best(ladder: Ladder, horizon: int, log_shares: Array, worse: float) -> 
 
 
 def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
-    """Give what a trial comes to as a run that diverged, at the same steps.
+    """Give the end of a trial that goes as a run which diverged, at the same steps.
 
-    It may have met the target before.
+    It has diverged unless it met the target before.
     """
     end = min(run.end, horizon)
-    met = run.steps_to(target)
-    if met is not None and met <= end:
+    steps_to_target = run.steps_to(target)
+    if steps_to_target is not None and steps_to_target <= end:
         return Outcome(
-            steps=met,
-            end=met,
+            steps=steps_to_target,
+            end=steps_to_target,
             seconds_per_step=run.seconds_per_step,
-            history=run.history_to(met),
+            history=run.history_to(steps_to_target),
             diverged=False,
         )
     return Outcome(
@@ -201,30 +216,32 @@ def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
 def _outcome(
     target: Target, horizon: int, log_shares: Array, log_best: Array, seconds_per_step: float
 ) -> Outcome:
-    """Give the outcome of a course over a horizon: its history ends where the target is met.
+    """Give the end of a trial from the best metric at its evaluations.
+
+    Its history has the evaluations that missed the target, and ends where the target is met.
 
     Args:
-        target: its goal counts, on a metric over 0.
+        target: whose value is above 0.
         horizon: in steps.
-        log_shares: of the horizon, at each evaluation, rising (n,).
-        log_best: of the best metric until then, (n,).
-        seconds_per_step: of the run.
+        log_shares: log of the share of the horizon at each evaluation, rising, (n,).
+        log_best: log of the best metric so far at each evaluation, (n,).
+        seconds_per_step: of the trial.
     """
     sign = target.sign
-    # A goal that is not known yet is met by nothing.
-    goal = -sign * math.inf if target.is_open else math.log(target.value)
-    course: dict[int, float] = {}
+    # A goal that is not known yet is met by no value.
+    log_goal = -sign * math.inf if target.is_open else math.log(target.value)
+    log_best_at: dict[int, float] = {}
     for log_share, value in zip(log_shares, log_best, strict=True):
-        # Of evaluations that fall together the last stays.
-        course[max(1, round(horizon * math.exp(log_share)))] = float(value)
+        # Where two evaluations fall on one step, the later one is kept.
+        log_best_at[max(1, round(horizon * math.exp(log_share)))] = float(value)
     missed: dict[int, float] = {}
     met = None
-    for step, value in course.items():
-        if sign * (value - goal) <= 0.0:
+    for step, value in log_best_at.items():
+        if sign * (value - log_goal) <= 0.0:
             met = step
             if missed:
                 last_missed = max(missed)
-                met = _crossing(last_missed, missed[last_missed], step, value, goal)
+                met = _crossing(last_missed, missed[last_missed], step, value, log_goal)
             break
         missed[step] = value
     history = [(step, math.exp(value)) for step, value in missed.items()]
@@ -246,9 +263,19 @@ def _outcome(
     )
 
 
-def _crossing(before: int, value_before: float, step: int, value: float, goal: float) -> int:
-    """Give the step, after ``before``, at which a line in log steps crosses the goal."""
-    share = (value_before - goal) / (value_before - value)
-    log_step = math.log(before) + share * math.log(step / before)
+def _crossing(
+    last_missed: int, log_missed: float, step: int, log_met: float, log_goal: float
+) -> int:
+    """Give the step at which the line between two evaluations crosses the goal, in log steps.
+
+    Args:
+        last_missed: step of the evaluation that missed the goal.
+        log_missed: log of the metric there.
+        step: of the next evaluation, which met it.
+        log_met: log of the metric there.
+        log_goal: log of the goal.
+    """
+    share = (log_missed - log_goal) / (log_missed - log_met)
+    log_step = math.log(last_missed) + share * math.log(step / last_missed)
     crossing = round(math.exp(log_step))
-    return min(max(crossing, before + 1), step)
+    return min(max(crossing, last_missed + 1), step)

@@ -1,4 +1,4 @@
-"""A Lightning call-back that ends a fit at the first evaluation that meets a target, and counts.
+"""A Lightning call-back that ends a fit at its target, and tells the steps and seconds to it.
 
     stop = StopAtTarget(Target("val_loss", 0.1, mode="min"))
     trainer = Trainer(val_check_interval=50, callbacks=[stop])
@@ -17,7 +17,8 @@ With :class:`bstune.FrontierSampler` it makes the trials of anyone's Optuna stud
 ...     lr = trial.suggest_float("lr", 1e-3, 1.0, log=True)
 ...     stop = StopAtTarget(target)
 ...     trainer = Trainer(
-...         max_steps=study.sampler.max_steps(trial.number) or 300,  # None: the sampler sets no limit
+...         # max_steps is None where the sampler sets no limit.
+...         max_steps=study.sampler.max_steps(trial.number) or 300,
 ...         val_check_interval=5,
 ...         check_val_every_n_epoch=None,
 ...         callbacks=[stop],
@@ -49,9 +50,9 @@ from bstune.trial.parts.metric import metric
 
 
 class StopAtTarget(Callback):
-    """A Lightning call-back that ends a fit at the first evaluation that meets a target, and says what that took.
+    """A Lightning call-back that ends a fit at the first evaluation that meets a target.
 
-    It works with both of Lightning's packages.
+    It tells the steps and the seconds that this took, and works with both of Lightning's packages.
 
     Evaluations are the fit's own (``val_check_interval``, ``check_val_every_n_epoch``), its sanity
     check left out. On several devices the fit ends once the target is met on any of them; log the
@@ -60,16 +61,16 @@ class StopAtTarget(Callback):
     Args:
         target: such as ``Target("val_loss", 0.1, mode="min")``; a value that is not finite does not
             meet it.
-        warmup_steps: left out of the seconds per step.
+        warmup_steps: first steps that are left out of the seconds per step.
         now: a monotonic clock, in seconds.
 
     Attributes:
         reached: whether the target was met.
-        steps: optimizer steps applied until then, or so far; one that a gradient scaler skips is
-            none, and however many optimizers a step has, it is one.
-        steps_low: of the last evaluation that missed the target: steps to target are in
+        steps: optimizer steps applied until then, or so far. A step that a gradient scaler skips
+            does not count; one that several optimizers take counts once.
+        steps_low: steps at the last evaluation that missed the target: the steps to target are in
             (``steps_low``, ``steps``].
-        history: steps and value of each evaluation; None is a value that is not finite.
+        history: steps and value of each evaluation; a value of None was not finite.
 
     Raises:
         ConfigError: at an evaluation that does not log the target's metric.
@@ -94,9 +95,9 @@ class StopAtTarget(Callback):
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Median over the stretches between evaluations, of training alone.
+        """Seconds of a training step: the median over the stretches between evaluations.
 
-        None before the first evaluation.
+        Evaluations are left out. None before the first one.
         """
         return seconds_per_step(self._clock.segments, self._warmup_steps)
 
@@ -114,29 +115,29 @@ class StopAtTarget(Callback):
         return self._clock.seconds(Phase.TRAINING)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a fit that goes on from a checkpoint counts on from.
+        """Give the counts and the history, which a checkpoint stores.
 
-        Its seconds begin anew.
+        A fit that goes on from the checkpoint counts on from them. Its seconds begin anew.
         """
         return {name: getattr(self, name) for name in ("reached", "steps", "steps_low", "history")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what :meth:`state_dict` returned."""
+        """Count on from what :meth:`state_dict` gave."""
         vars(self).update(state_dict)
         self._segment_start = self.steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin to count."""
+        """Begin to count anew, where a fit begins."""
         if stage == "fit":
             self._reset()
             self._fits = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Count no evaluation outside of the fit."""
+        """Ignore evaluations from here on: they are none of the fit's."""
         self._fits = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock; it stands still in evaluations."""
+        """Start the clock, which does not run during evaluations."""
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scale = None if self._scaler is None else self._scaler.get_scale()
         self._optimizer_steps = trainer.global_step
@@ -145,7 +146,7 @@ class StopAtTarget(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch's step, if it ended one that was not skipped."""
+        """Count a step if this batch ended one, and a gradient scaler did not skip it."""
         # Several batches may be accumulated to a step, which one of several optimizers may take.
         has_stepped = trainer.global_step > self._optimizer_steps
         self._optimizer_steps = trainer.global_step
@@ -158,7 +159,7 @@ class StopAtTarget(Callback):
             self.steps += 1
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock."""
+        """Stop the clock until the evaluation ends."""
         if self._fits and not trainer.sanity_checking and not self.reached:
             self._clock.end_segment(self.steps - self._segment_start, Phase.EVALUATION)
             self._segment_start = self.steps

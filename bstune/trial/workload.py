@@ -16,15 +16,15 @@ Any LightningDataModule and LightningModule will do. A data module may have
 
 A module may have
 
-* ``initial_images`` and ``initialise_from(images)``: how many of these images it starts from (0:
-  none), and what takes them, without random numbers. Later trials of the same hyperparameters get
-  what it changes in the module's state.
+* ``initial_images`` and ``initialise_from(images)``: the number of first images that the module
+  starts from (0: none), and the method that takes them and draws no random numbers. Later trials
+  with the same hyperparameters get the state that it has set without another call.
 * ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any
   module inside it, cannot be trained with.
 
 Data are set up once a process, with all generators seeded from ``seed``, so that a random split is
-the same everywhere. ``teardown`` is not called, and DataLoader workers stay. What a module finds in
-its Trainer is told in :mod:`bstune.trial.lightning.trainer`.
+the same everywhere. ``teardown`` is not called, and DataLoader workers stay.
+:mod:`bstune.trial.lightning.trainer` describes the Trainer that a module gets.
 """
 
 import functools
@@ -87,17 +87,18 @@ from bstune.trial.own_project.override_rate import override_rate
 from bstune.trial.own_project.python_recipe import Loaders
 from bstune.trial.parts.checkpoint import PlainFiles, Stopped
 
-# Gives the batches of a trial.
-Draw = Callable[[TrialSpec], Iterable[Any]]
-# Builds the data of a batch size.
+# Opens the training batches of a trial.
+OpenBatches = Callable[[TrialSpec], Iterable[Any]]
+# Builds the user's data module for a batch size.
 OpenData = Callable[[int], LightningDataModule]
 logger = logging.getLogger(__name__)
 
 
 class BatchData(LightningDataModule):
-    """A data module that hands out batches itself; any that has ``train_batches`` is taken for one.
+    """A data module that hands out batches of any size itself.
 
-    The sizes, in examples, are known once ``prepare_data()`` has run.
+    Any data module with a method ``train_batches`` is taken for one. The sizes, in examples, are
+    known once ``prepare_data()`` has run.
     """
 
     train_size: int
@@ -106,12 +107,15 @@ class BatchData(LightningDataModule):
     def train_batches(
         self, batch_size: int, micro_batch_size: int | None, seed: int
     ) -> Iterable[Any]:
-        """Yield batches of exactly ``batch_size`` examples, without end."""
+        """Yield batches of exactly ``batch_size`` examples, without end.
+
+        Each comes in micro-batches of at most ``micro_batch_size`` examples; None: in one piece.
+        """
         raise NotImplementedError
 
 
 def draws_batches(data: LightningDataModule) -> TypeGuard[BatchData]:
-    """Say whether a data module hands out batches itself."""
+    """Whether a data module hands out batches itself: one that has ``train_batches`` does."""
     return hasattr(data, "train_batches")
 
 
@@ -120,11 +124,14 @@ class ChecksBatches(Protocol):
     """A module, or a part of one, that refuses batch sizes that it cannot be trained with."""
 
     def check_batch(self, batch_size: int, micro_batch_size: int | None) -> None:
-        """Raise a ConfigError for sizes that it refuses."""
+        """Raise a ConfigError for sizes that it cannot be trained with."""
 
 
 def resolve(options: StudyOptions, recipe: Recipe) -> tuple[StudyOptions, Recipe]:
-    """Put this machine's device and precision in the place of ``auto``."""
+    """Replace ``auto`` by this machine's device and precision, in the options and the recipe.
+
+    A ConfigError refuses a device, a precision or a number of threads that the machine lacks.
+    """
     check_threads(options)
     device = str(resolve_device(options.device, "device"))
     precision = resolve_precision(options.precision, device)
@@ -139,7 +146,7 @@ def resolve(options: StudyOptions, recipe: Recipe) -> tuple[StudyOptions, Recipe
 
 
 def check_threads(options: StudyOptions) -> None:
-    """Refuse more threads than this machine has processors."""
+    """Raise a ConfigError for more threads than this machine has processors."""
     most = processors()
     if options.threads == "auto" or options.threads <= most:
         return
@@ -150,9 +157,10 @@ def check_threads(options: StudyOptions) -> None:
 
 
 def resolve_precision(precision: str, device: str) -> str:
-    """Choose the precision for ``auto``, bf16-mixed on CUDA and 32-true elsewhere.
+    """Give the precision to train in: bf16-mixed on CUDA and 32-true elsewhere for ``auto``.
 
-    A ConfigError for one that the device lacks.
+    On a GPU without bfloat16 ``auto`` is 32-true. A ConfigError refuses a precision that the device
+    lacks.
     """
     cuda = device.startswith("cuda")
     if precision == "auto":
@@ -173,42 +181,51 @@ def resolve_precision(precision: str, device: str) -> str:
 
 
 def load_workload(options: StudyOptions, recipe: Recipe) -> tuple[Workload, TrialProtocol]:
-    """Load a study's workload and protocol, in a process that trains for another."""
+    """Load a study's workload and protocol anew, for a process that trains trials of another's."""
     options, recipe = resolve(options, recipe)
     protocol = checked_protocol(options, recipe)
     return build_workload(options, recipe), protocol
 
 
 def checked_protocol(options: StudyOptions, recipe: Recipe) -> TrialProtocol:
-    """Make the protocol; a Trainer is built to find arguments that it does not take.
+    """Make the protocol, and try whether a Trainer takes its arguments.
 
-    The options' device and precision are resolved.
+    Args:
+        options: whose device and precision are resolved.
+        recipe: builds the user's arguments of the Trainer.
+
+    Raises:
+        ConfigError: names the argument that a Trainer refuses.
+        UserCodeError: for one that an error in the user's code refuses.
     """
     check_devices(options)
     protocol = make_protocol(options, recipe)
     check_types(protocol.trainer)
-    error = _refused(protocol.trainer)
+    error = _error_of_trainer(protocol.trainer)
     if error is None:
         return protocol
-    # One option after another, to name the one that is refused: it may also be several together.
-    place = "trainer"
+    # Each argument is tried alone, to name the one that is refused. Where none is refused alone,
+    # several are together.
+    refused_option = "trainer"
+    device = {key: protocol.trainer[key] for key in ("accelerator", "devices")}
     for name, value in protocol.trainer.items():
-        alone = {key: protocol.trainer[key] for key in ("accelerator", "devices")}
-        refused = _refused({**alone, name: value})
-        if refused is not None:
-            place = f"trainer.{name}"
-            error = refused
+        error_alone = _error_of_trainer({**device, name: value})
+        if error_alone is not None:
+            refused_option = f"trainer.{name}"
+            error = error_alone
             break
     if in_users_code(error):
         message, frames = described(error)
-        raise UserCodeError(f"{place} cannot be used: {message}\n{frames}".rstrip()) from error
-    raise ConfigError(f"{place}: {cause(error)}") from error
+        raise UserCodeError(
+            f"{refused_option} cannot be used: {message}\n{frames}".rstrip()
+        ) from error
+    raise ConfigError(f"{refused_option}: {cause(error)}") from error
 
 
-def _refused(options: Mapping[str, Any]) -> Exception | None:
-    """Build a Trainer of the options; tell what it raises."""
+def _error_of_trainer(arguments: Mapping[str, Any]) -> Exception | None:
+    """Build a Trainer with these arguments, and give the error that it raises; None if none."""
     try:
-        make_trainer(options)
+        make_trainer(arguments)
     # Lightning and the user's call-backs may raise anything.
     except Exception as error:  # noqa: BLE001
         return error
@@ -218,7 +235,7 @@ def _refused(options: Mapping[str, Any]) -> Exception | None:
 def check_largest(
     largest: int, data: LightningDataModule, option: str = "search.batch_size.high"
 ) -> None:
-    """Refuse a batch size, given by an option, over the data's length."""
+    """Raise a ConfigError for a batch size, set by ``option``, of more examples than the data."""
     examples = train_examples(data)
     if 0 < examples < largest:
         raise ConfigError(
@@ -228,9 +245,10 @@ def check_largest(
 
 
 def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
-    """Build the data module and let it read its data.
+    """Build the user's data module, prepare its data and set it up.
 
-    One that hands out batches is not yet set up.
+    One that hands out batches is not set up yet, so that its data may stay off the device. A
+    ConfigError refuses an object that is no data module.
     """
     with seeded(options.seed):
         with waiting_for(f"{recipe.data_name}()"):
@@ -247,14 +265,20 @@ def load_data(options: StudyOptions, recipe: Recipe) -> LightningDataModule:
 
 
 def _set_up(data: LightningDataModule, stage: Literal["fit", "test"], seed: int) -> None:
-    # Seeded each time: what is split again for another stage is split alike.
+    """Call the data module's ``setup``, with all generators seeded from the study's seed.
+
+    They are seeded each time, so that data which are split again for another stage are split alike.
+    """
     with seeded(seed), waiting_for(f"{type(data).__name__}.setup({stage!r})"):
         data.setup(stage)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed all generators from the study's seed meanwhile: a random split is alike everywhere."""
+    """Within the context, all random number generators are seeded from the study's seed.
+
+    A random split is then the same in each process. Afterwards the generators are as before.
+    """
     states = host_states()
     try:
         seed_everything(seed, workers=False, verbose=False)
@@ -264,10 +288,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def train_examples(data: LightningDataModule) -> int:
-    """Count the examples that there are to train on.
-
-    0 where the user's loaders have no length that says it.
-    """
+    """Give the number of training examples; 0 where the user's loaders have no length."""
     if draws_batches(data):
         return int(data.train_size)
     return _examples_if_known(data.train_dataloader())
@@ -276,7 +297,13 @@ def train_examples(data: LightningDataModule) -> int:
 def build_workload(
     options: StudyOptions, recipe: Recipe, data: LightningDataModule | None = None
 ) -> Workload:
-    """Put the data, from :func:`load_data`, where they are used, and give what trials need."""
+    """Build what trials train, and open the data that they are evaluated on.
+
+    Args:
+        options: whose device and precision are resolved.
+        recipe: builds the user's modules and data.
+        data: from :func:`load_data`; None: they are loaded here.
+    """
     if data is None:
         data = load_data(options, recipe)
     name = type(data).__name__
@@ -286,7 +313,7 @@ def build_workload(
     if draws_batches(data):
         _set_up(data, "fit", options.seed)
     with seeded(options.seed), waiting_for(f"the loaders of {name}"):
-        # Before setup("test"), which may split the data anew, by a generator of its own.
+        # Opened before setup("test"), which may split the data anew, by a generator of its own.
         if not draws_batches(data):
             training = data.train_dataloader()
         validation: Any = data.val_dataloader()
@@ -300,11 +327,12 @@ def build_workload(
             if is_overridden("test_dataloader", data):
                 test = data.test_dataloader()
     if draws_batches(data):
-        draw = _own_batches(data, options)
+        open_batches = _batches_of_data_module(data, options)
         examples = int(data.train_size)
         validation_examples = data.validation_size
     else:
-        draw = _loaded_batches(training, isinstance(data, Loaders), options, recipe, notes)
+        is_plain = isinstance(data, Loaders)
+        open_batches = _batches_of_loaders(training, is_plain, options, recipe, notes)
         examples = _examples_if_known(training)
         validation_examples = sum(map(_examples, loaders_of(validation)))
     images = _InitialImages(data)
@@ -314,7 +342,7 @@ def build_workload(
 
     return Workload(
         build_module=build,
-        train_batches=draw,
+        train_batches=open_batches,
         validation_batches=validation,
         validation_examples=validation_examples,
         test_batches=None if sized_len(test) == 0 else test,
@@ -328,9 +356,9 @@ def build_workload(
 
 
 def _has_hooks(data: LightningDataModule) -> bool:
-    """Say whether a Trainer needs the data module itself beside its batches.
+    """Whether a Trainer needs the data module itself, besides its batches, to call its hooks.
 
-    One without hooks on batches is left out: Lightning looks for them at each batch.
+    A data module without hooks on batches is left out, as Lightning looks for them at each batch.
     """
     if isinstance(data, Loaders):
         return False
@@ -339,31 +367,40 @@ def _has_hooks(data: LightningDataModule) -> bool:
     return True
 
 
-def _own_batches(data: BatchData, options: StudyOptions) -> Draw:
-    """Take the batches of a data module that hands them out itself."""
-    size = options.protocol.micro_batch_size
-    return lambda spec: data.train_batches(spec.batch_size, size, spec.seed)
+def _batches_of_data_module(data: BatchData, options: StudyOptions) -> OpenBatches:
+    """Trials take the batches that the data module hands out itself."""
+    micro_batch_size = options.protocol.micro_batch_size
+    return lambda spec: data.train_batches(spec.batch_size, micro_batch_size, spec.seed)
 
 
-def _loaded_batches(
+def _batches_of_loaders(
     training: object, is_plain: bool, options: StudyOptions, recipe: Recipe, notes: list[str]
-) -> Draw:
-    """Take a trial's batches from the user's loaders: read in other sizes, or as they come.
+) -> OpenBatches:
+    """Trials take batches from the user's loaders: in other sizes, or as the loaders give them.
 
-    What is assumed of the latter is added to ``notes``. ``is_plain``: the loaders were given, not a
-    data module.
+    Args:
+        training: the loader or loaders.
+        is_plain: whether the user gave loaders, and no data module.
+        options: of the study.
+        recipe: builds the user's loaders.
+        notes: gets a line about what is assumed of batches that are taken as they come.
+
+    Raises:
+        ConfigError: where the loaders can be used in neither way.
     """
     if recipe.data_at is not None and not_rebatchable(training) is not None:
         check_taken(options)
         notes.append(taken_note(training))
-        return _taken_batches(recipe.data_at, options.seed)
-    # Refuses what cannot be read in other batches, before the first trial.
-    rebatch(training, count(), None, 0)
-    return _read_batches(training, recipe.data_at if is_plain else None, options)
+        return _batches_as_given(recipe.data_at, options.seed)
+    # Refuses a loader that cannot be read in other batches, before the first trial.
+    rebatch(training, batch_size=count(), micro_batch_size=None, seed=0)
+    return _batches_in_other_sizes(training, recipe.data_at if is_plain else None, options)
 
 
-def _read_batches(training: object, data_at: OpenData | None, options: StudyOptions) -> Draw:
-    """Read a loader in batches of the trial's size.
+def _batches_in_other_sizes(
+    training: object, data_at: OpenData | None, options: StudyOptions
+) -> OpenBatches:
+    """Trials read a loader's data in batches of their own size.
 
     Args:
         training: the loader.
@@ -371,23 +408,26 @@ def _read_batches(training: object, data_at: OpenData | None, options: StudyOpti
             one loader serves all trials.
         options: of the study.
     """
-    size = options.protocol.micro_batch_size
+    micro_batch_size = options.protocol.micro_batch_size
 
-    def draw(spec: TrialSpec) -> Iterable[Any]:
+    def open_batches(spec: TrialSpec) -> Iterable[Any]:
         loader = training
         if data_at is not None:
             with seeded(options.seed):
                 loader = data_at(spec.batch_size).train_dataloader()
-        return rebatch(loader, spec.batch_size, size, spec.seed)
+        return rebatch(loader, spec.batch_size, micro_batch_size, spec.seed)
 
-    return draw
+    return open_batches
 
 
-def _taken_batches(data_at: OpenData, seed: int) -> Draw:
-    """Take the batches that the user's loaders give at a batch size, as they come."""
+def _batches_as_given(data_at: OpenData, seed: int) -> OpenBatches:
+    """Trials take the batches that the user's loaders give at their batch size, as they come.
+
+    ``seed`` is the study's.
+    """
 
     def open_loaders(batch_size: int) -> object:
-        # As for the data that are evaluated, so that a random split is that one.
+        # Seeded as for the data that are evaluated, so that a random split is the same one.
         with seeded(seed):
             data = data_at(batch_size)
             data.prepare_data()
@@ -395,15 +435,18 @@ def _taken_batches(data_at: OpenData, seed: int) -> Draw:
         with seeded(seed):
             return data.train_dataloader()
 
-    def draw(spec: TrialSpec) -> Iterable[Any]:
-        opened = functools.partial(open_loaders, spec.batch_size)
-        return GivenBatches(GivenStream(opened, spec.batch_size, spec.seed))
+    def open_batches(spec: TrialSpec) -> Iterable[Any]:
+        open_at = functools.partial(open_loaders, spec.batch_size)
+        return GivenBatches(GivenStream(open_at, spec.batch_size, spec.seed))
 
-    return draw
+    return open_batches
 
 
 def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> LightningModule:
-    """Build a trial's Lightning module, before it sees any data."""
+    """Build a trial's Lightning module, before it sees any data.
+
+    A ConfigError refuses an object that is no module, and batch sizes that the module refuses.
+    """
     options = with_tuned(options, spec.hyperparameters)
     total_steps = spec.max_steps or options.budget.budget.last_step(spec.batch_size)
     values = TrialValues(
@@ -428,21 +471,25 @@ def build_module(options: StudyOptions, recipe: Recipe, spec: TrialSpec) -> Ligh
         "beta2_half_life": options.scaling.beta2_half_life,
         "weight_decay_half_life": options.scaling.weight_decay_half_life,
     }
-    _configure_with(module, lr, spec.batch_size, half_lives)
+    _adjust_optimizers(module, lr, spec.batch_size, half_lives)
     return module
 
 
-def _configure_with(
+def _adjust_optimizers(
     module: LightningModule,
     lr: float | None,
     batch_size: int,
     half_lives: Mapping[str, float | None],
 ) -> None:
-    """Make ``configure_optimizers`` set a rate in place of its own, and apply half-lives.
+    """Let the module's ``configure_optimizers`` build optimizers with bstune's rate and half-lives.
 
-    A rate that is None is left alone.
+    An error of an optimizer or a schedule about its options becomes a ConfigError that names it.
 
-    What an optimizer or a schedule refuses of its options is named.
+    Args:
+        module: whose method is replaced.
+        lr: the learning rate to set; None: the module's own stays.
+        batch_size: of the trial, at which half-lives in examples become decays per step.
+        half_lives: as :func:`bstune.trial.batches.half_lives.follow_batch_size` takes them.
     """
     configure = module.configure_optimizers
 
@@ -468,18 +515,22 @@ def _configure_with(
 class _InitialImages:
     """Hands each trial's module the training images that it starts from.
 
-    The state that came of them is kept.
+    The state that the module makes of them is kept for later trials with the same hyperparameters.
     """
 
     def __init__(self, data: LightningDataModule) -> None:
         self._data = data
-        # Of the trial that the state is from: the last ones alone, as a search has many.
+        # The state and the hyperparameters of one trial alone, the latest: a search has many.
         self._hyperparameters: Mapping[str, float] | None = None
         self._state: dict[str, Tensor] = {}
 
     def give(
         self, module: LightningModule, hyperparameters: Mapping[str, float]
     ) -> LightningModule:
+        """Initialise the module from the first training images if it asks for them, and return it.
+
+        A ConfigError says that the data have no images to start from.
+        """
         wanted = 0
         if hasattr(module, "initialise_from"):
             wanted = getattr(module, "initial_images", 0)
@@ -494,17 +545,18 @@ class _InitialImages:
         if hyperparameters == self._hyperparameters:
             module.load_state_dict(self._state, strict=False)
             return module
-        drawn = {name: value.clone() for name, value in module.state_dict().items()}
+        former_state = {name: value.clone() for name, value in module.state_dict().items()}
         module.initialise_from(self._data.first_images(wanted))  # type: ignore[operator]
         self._state.clear()
         for name, value in module.state_dict().items():
-            if not torch.equal(value, drawn[name]):
+            if not torch.equal(value, former_state[name]):
                 self._state[name] = value.clone()
         self._hyperparameters = hyperparameters
         return module
 
 
 def _examples(loader: object) -> int:
+    """Give the examples that one pass over a loader gives; a ConfigError where it has no length."""
     if isinstance(loader, CountedStream):
         return loader.examples
     if _has_length(loader):
@@ -516,15 +568,17 @@ def _examples(loader: object) -> int:
 
 
 def _examples_if_known(loader: object) -> int:
+    """Give the examples that one pass over a loader gives; 0 where it has no length."""
     return _examples(loader) if _has_length(loader) else 0
 
 
 def _has_length(loader: object) -> "TypeGuard[DataLoader[object]]":
+    """Whether it is torch's DataLoader, over a data set with a length."""
     return isinstance(loader, DataLoader) and sized_len(loader.dataset) is not None
 
 
 def on_device(workload: Workload, module: LightningModule, batch: Any, device: torch.device) -> Any:
-    """Hand a batch to a module as a Trainer would: moved, and through the hooks on batches."""
+    """Move a batch to a device as a Trainer does, through the hooks on batches, and return it."""
     data = workload.data_module
     for name in BATCH_HOOKS:
         # Lightning calls the data module's hook where there is one, else the module's.
@@ -544,9 +598,14 @@ def evaluate(
     checkpoint: Path | None = None,
     **batches: Iterable[Any],
 ) -> Trainer:
-    """Evaluate a module, with a checkpoint's weights, on ``val`` or ``test`` batches.
+    """Evaluate a module, and return the Trainer, which holds the metrics.
 
-    The metrics are in the Trainer that is returned.
+    Args:
+        workload: whose data module is used.
+        module: that is evaluated.
+        protocol: has the arguments of the Trainer.
+        checkpoint: the file with the weights to load; None: the module's own.
+        batches: the batches, as either ``val=`` or ``test=``.
     """
     trainer = make_trainer(without_monitors(protocol.trainer), module)
     trainer.strategy.checkpoint_io = PlainFiles(trainer, module)  # type: ignore[assignment]
@@ -569,9 +628,9 @@ class LightningBackend(TrialBackend):
 
     Args:
         options: whose device and precision are resolved.
-        recipe: that the workload was built by.
-        workload: which trials train.
-        protocol: of all of them.
+        recipe: by which the workload was built.
+        workload: that the trials train.
+        protocol: of all trials.
     """
 
     def __init__(
@@ -603,36 +662,38 @@ class LightningBackend(TrialBackend):
         self.name_device()
 
     def name_device(self) -> None:
-        """Name the device with the threads that torch has now."""
+        """Set what names the device in records and settings, by the threads that torch has now."""
         options = self._options
         is_cpu = options.device == "cpu"
         self.device = device_name(self.protocol.trainer, self.protocol.devices)
         self.device_kind = f"{self.device} of {processor()}" if is_cpu else self.device
         self.description = f"{self.device} in {options.precision}"
-        # Several processes share them out.
-        is_alone = is_cpu and options.devices == 1
-        threads = torch.get_num_threads() if is_alone else None
+        # Several processes share the threads out, so their number is not torch's here.
+        is_one_process = is_cpu and options.devices == 1
+        threads = torch.get_num_threads() if is_one_process else None
         self.frozen_settings = {**self._frozen, "device": self.device, "threads": threads}
 
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
-        """Train one trial; one whose earlier state cannot be used is trained again from the start.
+        """Train one trial, and give its record.
 
-        Where the user's code refuses the values of this trial alone, its own error is raised: the
-        preflight has passed.
+        A trial whose earlier state cannot be used is trained again from the start. A ConfigError is
+        replaced by the error that it comes from: after the preflight, it can but be the user's code
+        that refuses the values of this trial.
         """
         try:
             return self._run(spec, folder, resumed_from)
         except ConfigError as error:
-            first: BaseException = error
-            while first.__cause__ is not None:
-                first = first.__cause__
-            raise first from None
+            original: BaseException = error
+            while original.__cause__ is not None:
+                original = original.__cause__
+            raise original from None
 
     def _run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
+        """Train one trial: with a horizon, without a stop, resumed or afresh, as the spec asks."""
         protocol = self.protocol_of(spec)
         checkpoint = None if folder is None else folder.checkpoint(spec.number)
         if self.horizon:
@@ -651,22 +712,22 @@ class LightningBackend(TrialBackend):
                 )
             except StateError as error:
                 logger.warning("%s", error)
-                # It would be tried again and again.
+                # Later trials would try to resume from the unusable state again.
                 remove_own(stopped.state)
         afresh = replace(spec, resumed_from=None)
         return run_trial(self.workload, afresh, protocol, checkpoint, state=state)
 
     def protocol_of(self, spec: TrialSpec) -> TrialProtocol:
-        """Give a trial's protocol: its hyper-parameters may be the budget."""
+        """Give the study's protocol, with the budget that the trial's hyper-parameters may set."""
         if not spec.hyperparameters:
             return self.protocol
         tuned = with_tuned(self._options, spec.hyperparameters)
         return replace(self.protocol, budget=tuned.budget.budget)
 
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
-        """Measure a trial's metrics on the test set, from its checkpoint.
+        """Measure a trial's metrics on the test set, with the weights of its checkpoint.
 
-        Empty without such a set or checkpoint.
+        They are by name, and empty where there is no test set or no checkpoint.
         """
         checkpoint = folder.checkpoint(spec.number)
         if self.workload.test_batches is None or not is_own(checkpoint):
@@ -678,5 +739,5 @@ class LightningBackend(TrialBackend):
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     def resumable(self, number: int, folder: Output) -> bool:
-        """Say whether the stopped trial's state is there."""
+        """Whether the stopped trial's state is in the folder."""
         return is_own(folder.state(number))

@@ -281,7 +281,7 @@ class Recorded:
         seconds = 0.0
         reached = 0
         for share in (np.arange(self._seeds) + 0.5) / self._seeds:
-            outcome = self.table.of_horizons.read(
+            outcome = self.table.horizon_table.read(
                 batch_size, lr, round(horizon), self.target, share
             )
             seconds += outcome.end * outcome.seconds_per_step

@@ -1,4 +1,4 @@
-"""The gradient of a large batch, accumulated from its micro-batches."""
+"""Weights micro-batches so that they accumulate to the gradient of a large batch."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -12,23 +12,26 @@ from bstune.trial.lightning.installed import LightningModule
 def weight_micro_batches(
     module: LightningModule, micro_batch_sizes: Sequence[int], batch_size: int
 ) -> None:
-    """Make the accumulated gradient the large batch's: weight the loss of micro-batch i by n_i/B.
+    """Weight the loss of micro-batch i by n_i/B, so that gradients add up to the large batch's.
 
     Args:
-        module: whose training step is changed.
+        module: whose training step is replaced.
         micro_batch_sizes: n_i, of each micro-batch of a batch, on this device.
-        batch_size: B, their sum over all devices.
+        batch_size: B, the sum of all n_i over all devices.
+
+    Raises:
+        ConfigError: for a module that steps its optimizers itself.
     """
     devices = distributed.count()
     if not module.automatic_optimization:
-        what = "accumulated from micro-batches"
+        impossible = "accumulated from micro-batches"
         instead = "protocol.micro_batch_size=null"
         if devices > 1:
-            what = "split over devices"
+            impossible = "split over devices"
             instead = "devices=1"
         raise ConfigError(
             f"{type(module).__name__} steps its optimizers itself (manual optimization), so its "
-            f"batches cannot be {what}: set {instead}"
+            f"batches cannot be {impossible}: set {instead}"
         )
     count = len(micro_batch_sizes)
     step = module.training_step
@@ -36,8 +39,9 @@ def weight_micro_batches(
     @functools.wraps(step)
     def weighted(*args: Any, **kwargs: Any) -> Any:
         output = step(*args, **kwargs)
-        # Lightning divides each of the k losses by k, and DDP the gradients' sum by the number of
-        # devices. The batch's number is the Trainer's: a step need not take it.
+        # The weight makes up for Lightning, which divides each of the k losses by k, and for DDP,
+        # which divides the gradients' sum by the number of devices. The micro-batch's number comes
+        # from the Trainer, as a step need not take it.
         micro_batch_size = micro_batch_sizes[module.trainer.fit_loop.batch_idx % count]
         weight = devices * count * micro_batch_size / batch_size
         if isinstance(output, Mapping):

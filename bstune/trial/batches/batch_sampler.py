@@ -1,4 +1,4 @@
-"""The batches of a DataLoader, of which an endless stream of indices says what is in them."""
+"""A batch sampler for a DataLoader, whose batches come from an endless stream of indices."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -14,11 +14,18 @@ from bstune.trial.devices.randomness import random_state, set_random_state
 
 
 class StreamBatchSampler(Sampler[list[int]]):
-    """Yields lists of indices, one micro-batch each, in epochs of n // B batches.
+    """Yields lists of indices, one micro-batch each, in epochs of n // batch_size batches.
 
-    What an epoch leaves over of its n examples is in the first batch of the next one. What reading
-    the indices ``in_process`` draws is part of the stream's position. ``epoch`` draws the indices
-    of one; None: a permutation.
+    Examples that an epoch leaves over are in the first batch of the next one.
+
+    Args:
+        n: indices of an epoch.
+        batch_size: indices of a batch.
+        micro_batch_size: the most indices in a list; None: a whole batch.
+        generator: from which epochs are drawn.
+        in_process: whether this process reads the examples, so that the states of its global
+            random generators belong to a position in the stream.
+        epoch: draws the indices of an epoch; None: a permutation.
     """
 
     def __init__(
@@ -36,22 +43,25 @@ class StreamBatchSampler(Sampler[list[int]]):
         if in_process:
             random_states = {"get_random": random_state, "set_random": set_random_state}
         self.stream = IndexStream(n, batch_size, generator, epoch=epoch, **random_states)
-        # Of one epoch, in batches.
-        self._length = n // batch_size
+        # The batches of an epoch.
+        self._batches_of_epoch = n // batch_size
         self._in_process = in_process
-        self._fresh = True
+        # Whether no iterator was taken yet.
+        self._is_fresh = True
 
     def __len__(self) -> int:
-        return self._length * len(self.micro_batch_sizes)
+        return self._batches_of_epoch * len(self.micro_batch_sizes)
 
     def __iter__(self) -> Iterator[list[int]]:
         drawn = self.stream.drawn
-        # Where a trial goes on after a whole epoch, Lightning takes an iterator of that one too,
-        # and reads none of it; worker processes would read ahead.
-        has_ended = drawn > 0 and drawn % self._length == 0
-        is_ended = self._fresh and not self._in_process and has_ended
-        self._fresh = False
-        left = 0 if is_ended else self._length - drawn % self._length
+        # Where a trial goes on after a whole epoch, Lightning first takes an iterator of that one
+        # and reads nothing of it. Worker processes would read ahead, so it must be empty for them.
+        is_at_epoch_end = drawn > 0 and drawn % self._batches_of_epoch == 0
+        is_of_ended_epoch = self._is_fresh and not self._in_process and is_at_epoch_end
+        self._is_fresh = False
+        left = self._batches_of_epoch - drawn % self._batches_of_epoch
+        if is_of_ended_epoch:
+            left = 0
         for index in islice(self.stream, left):
             for micro_batch in self._split(index):
                 yield micro_batch.tolist()

@@ -1,4 +1,4 @@
-"""Validation data without a length: a stream that ends, whose batches are counted once."""
+"""Validation data without a length: a stream with an end, whose batches are counted once."""
 
 from collections.abc import Iterator
 
@@ -10,16 +10,16 @@ from bstune.trial.lightning.installed import sized_len
 
 
 class CountedStream:
-    """The batches of a stream, with the length that reading it to its end has shown.
+    """The batches of a stream, with the length that is found by reading it to its end.
 
-    A batch has as many examples as its first tensor has along dimension 0; one without any is
-    taken for one example.
+    A batch has as many examples as its first tensor has along dimension 0. A batch without a tensor
+    counts as one example.
 
     Args:
         loader: of the stream, which begins anew each time that it is read.
 
     Attributes:
-        examples: in all of its batches.
+        examples: in all batches.
 
     Raises:
         ConfigError: for a stream without any batch, or one that can be read once alone.
@@ -51,5 +51,5 @@ class CountedStream:
 
 
 def has_no_length(loaders: object) -> bool:
-    """Say whether loaders are a single one of a stream, of which nothing tells the length."""
+    """Whether there is a single DataLoader, of a stream whose length is not known."""
     return isinstance(loaders, DataLoader) and sized_len(loaders) is None

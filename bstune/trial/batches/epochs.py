@@ -1,4 +1,4 @@
-"""How an epoch's examples are drawn: by a permutation, or as one of torch's samplers draws them."""
+"""Draws an epoch's examples: by a permutation, or as one of torch's samplers draws them."""
 
 import math
 from collections.abc import Callable
@@ -20,19 +20,17 @@ Epoch = Callable[[torch.Generator], Tensor]
 
 
 def permutation(n: int) -> Epoch:
-    """Make what draws the numbers 0 to n - 1, each once, in random order."""
+    """Make the function that draws the numbers 0 to n - 1, each once, in random order."""
     return lambda generator: torch.randperm(n, generator=generator, device=generator.device)
 
 
 def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
-    """Tell how many indices a loader's sampler draws an epoch, and what draws them.
+    """Give the number of indices of a loader's epoch, and a function that draws an epoch.
 
-    None if it is not torch's.
-
-    One that goes through the data in their order is shuffled: see :func:`rebatch`.
+    It draws as the loader's sampler does, but shuffles the data where that goes through them in
+    order. None if the sampler is not one of torch's.
     """
-    # Of a loader that was given its batch_sampler, loader.sampler goes through the whole data set,
-    # and is not used.
+    # Where a loader was given a batch_sampler, its ``sampler`` is not used.
     if type(loader.batch_sampler) is not BatchSampler:
         return None
     sampler = loader.batch_sampler.sampler
@@ -46,9 +44,9 @@ def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
     if type(sampler) is WeightedRandomSampler:
         weights = sampler.weights
         replacement = sampler.replacement
-        drawn = sampler.num_samples
-        return drawn, lambda generator: torch.multinomial(
-            weights, drawn, replacement, generator=generator
+        count = sampler.num_samples
+        return count, lambda generator: torch.multinomial(
+            weights, count, replacement, generator=generator
         )
     if type(sampler) is RandomSampler:
         n = len(sampler.data_source)
@@ -57,9 +55,9 @@ def epoch_of(loader: DataLoader[Any]) -> tuple[int, Epoch] | None:
 
 
 def _random(n: int, count: int, replacement: bool) -> Epoch:
-    """Make what draws ``count`` of n numbers as RandomSampler does.
+    """Make the function that draws ``count`` of the numbers 0 to n - 1 as RandomSampler does.
 
-    That is with replacement, or by whole permutations.
+    It draws with replacement, or from one whole permutation after another.
     """
     if replacement:
         return lambda generator: torch.randint(n, (count,), generator=generator)
@@ -74,9 +72,9 @@ def _random(n: int, count: int, replacement: bool) -> Epoch:
 
 
 def epoch_length(loader: DataLoader[Any]) -> int:
-    """Count the examples of an epoch of a loader: those that its sampler draws.
+    """Give the number of examples in a loader's epoch: those that its sampler draws.
 
-    Its data set has a length.
+    For a sampler that is not torch's it is the length of the data set, which must have one.
     """
     drawn = epoch_of(loader)
     if drawn is None:

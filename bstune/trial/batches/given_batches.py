@@ -1,8 +1,8 @@
-"""Batches taken as the user's loaders give them at a batch size.
+"""Batches that are taken as the user's loaders give them at a batch size.
 
-The loaders may be streams, several ones, or have samplers of their own. There is nothing to read in
-other batches: a function of the batch size has made the loaders. A trial that goes on opens them
-anew and skips the batches that it has seen, whose random numbers are drawn again.
+The loaders come from a function of the batch size. They may be streams, several loaders, or have
+samplers of their own. A trial that goes on opens them anew and skips the batches that it has seen,
+whose random numbers are drawn again.
 """
 
 import math
@@ -19,7 +19,8 @@ from bstune.trial.devices.randomness import OwnRandomNumbers
 from bstune.trial.lightning.installed import CombinedLoader, sized_len
 from bstune.trial.lightning.internals import mode_of_loaders
 
-# Of an epoch, in batches, from those of each loader; a loader without a length has infinitely many.
+# For each mode in which loaders are combined, the function that gives an epoch's number of batches
+# from those of the loaders. A loader without a length has infinitely many.
 LENGTHS_OF_MODES: dict[str, Callable[[list[float]], float]] = {
     "min_size": min,
     "max_size": max,
@@ -31,14 +32,19 @@ LENGTHS_OF_MODES: dict[str, Callable[[list[float]], float]] = {
 class GivenStream:
     """An endless stream of the batches of loaders.
 
-    After their last batch they are read from the first one again. What reading them draws from the
-    generators of Python, numpy and torch, in this process, are numbers of its own, a function of
-    the seed. A batch at the end of a pass that has fewer examples than the others is left out.
+    After their last batch the loaders are read from the first one again. Random numbers that they
+    draw in this process, from Python's, numpy's and torch's generators, depend on the seed alone. A
+    batch at the end of a pass that has fewer examples than the others is left out.
 
     Args:
         open_loaders: makes the loaders: one, or a dict, a list or a CombinedLoader of several.
-        batch_size: in examples, at which they were asked for.
-        seed: of these random numbers.
+        batch_size: for which the loaders are made.
+        seed: of the random numbers.
+
+    Attributes:
+        remembers: not used; a trial sets it in each kind of stream.
+        drawn: batches that were handed out, from the first of the stream.
+        length: the number of batches of an epoch; None: it has no end.
 
     Raises:
         ConfigError: for loaders without any batch, at the first batch.
@@ -46,17 +52,16 @@ class GivenStream:
 
     def __init__(self, open_loaders: Callable[[], object], batch_size: int, seed: int) -> None:
         check_positive_integer("batch size", batch_size)
-        # As an IndexStream has it: here each position is a number of batches.
         self.remembers = False
-        # Batches that were handed out, from the first of the stream.
         self.drawn = 0
         self._random = OwnRandomNumbers(seed)
         loaders = open_loaders()
-        # Batches of an epoch; None: it has none.
         self.length = length_of(loaders)
+        # Batches to skip before the next one, after a resume.
         self._to_skip = 0
-        # It does not hold the stream, so that a stream that is left ends its loaders' processes at
-        # once: in a cycle they end by torch's timeout, five seconds later.
+        # A function's generator, as one of a method would hold the stream in a cycle. Without a
+        # cycle the loaders' processes end with the stream at once, else by torch's timeout, five
+        # seconds later.
         self._batches = _endless(open_loaders, loaders, batch_size)
 
     def draw(self) -> object:
@@ -70,11 +75,11 @@ class GivenStream:
         return batch
 
     def position(self, batches: int) -> Position:
-        """Give the position after so many batches, as data."""
+        """Give the position after so many batches, as plain data."""
         return {"batches": batches, "random": None}
 
     def resume(self, position: Position) -> None:
-        """Go on from a position of a stream of the same arguments, before any batch is drawn."""
+        """Go on from a position of an equal stream; a ValueError once a batch is drawn."""
         if self.drawn:
             raise ValueError(
                 f"only a fresh stream can be resumed, but {self.drawn} batches are drawn"
@@ -84,15 +89,15 @@ class GivenStream:
 
 
 class GivenBatches:
-    """A trial's batches of a :class:`GivenStream`.
+    """A trial's batches from a :class:`GivenStream`.
 
-    They are in epochs of its length, or without an end where it has none.
+    They come in epochs of the stream's length; without a length they have no end.
 
     Args:
         stream: of the trial.
     """
 
-    # Lightning ends such a training by its steps, and not by epochs, where there are none.
+    # Where there are no epochs, Lightning ends such a training by its steps.
     ends_by_steps = True
 
     def __init__(self, stream: GivenStream) -> None:
@@ -114,9 +119,9 @@ class GivenBatches:
 
 
 def length_of(loaders: object) -> int | None:
-    """Count the batches that an epoch of one or several loaders has.
+    """Give the number of batches in an epoch of one or several loaders.
 
-    None where it has no end, or it is not known.
+    None where it has no end, or the number is not known.
     """
     lengths = list[float]()
     for loader in loaders_of(loaders):
@@ -125,15 +130,12 @@ def length_of(loaders: object) -> int | None:
     if not lengths:
         return None
     batches = LENGTHS_OF_MODES[mode_of_loaders(loaders)](lengths)
-    # An epoch of no batch would have no end either: its first batch says what is wrong.
+    # Without any batch there is no length: the error comes when the first batch is drawn.
     return int(batches) if 0 < batches < math.inf else None
 
 
 def first_tensor(batch: object) -> Tensor | None:
-    """Find the first tensor in a batch, which may be nested in dicts, lists and tuples.
-
-    None without one.
-    """
+    """Find the first tensor in a batch of nested dicts, lists and tuples; None if it has none."""
     return next(_tensors_in(batch), None)
 
 
@@ -157,8 +159,12 @@ def _tensors_in(batch: object) -> Iterator[Tensor]:
 def _endless(
     open_loaders: Callable[[], object], loaders: object, batch_size: int
 ) -> Iterator[object]:
-    """Yield the whole batches of loaders, which are opened anew where they have none any more."""
-    # Whether the loaders were opened since the last batch.
+    """Yield the whole batches of loaders without an end.
+
+    The loaders are read again and again. Where a second pass gives nothing, as with an iterator,
+    they are opened anew. A ConfigError says that they give no batch at all.
+    """
+    # Whether the loaders have given no batch since they were opened.
     is_new = True
     while True:
         has_any = False
@@ -170,7 +176,7 @@ def _endless(
             continue
         if is_new:
             break
-        # An iterator that has ended gives nothing again.
+        # An iterator that has ended gives nothing any more.
         loaders = open_loaders()
         is_new = True
     raise ConfigError(
@@ -180,22 +186,25 @@ def _endless(
 
 
 def _whole(batches: Iterable[object], batch_size: int) -> Iterator[object]:
-    """Leave out batches of fewer examples, where it is seen how many a batch has."""
+    """Yield the batches of exactly ``batch_size`` examples.
+
+    Where the first batch does not have that length, the first dimension is taken for another one,
+    such as the length of sequences, and all batches are yielded.
+    """
     counts_examples = False
     for number, batch in enumerate(batches):
         first = first_tensor(batch)
-        is_as_asked = first is not None and first.dim() > 0 and len(first) == batch_size
+        is_whole = first is not None and first.dim() > 0 and len(first) == batch_size
         if number == 0:
-            # Else it is another dimension, as the length of sequences.
-            counts_examples = is_as_asked
-        if is_as_asked or not counts_examples:
+            counts_examples = is_whole
+        if is_whole or not counts_examples:
             yield batch
 
 
 def _batches_of(loaders: Any) -> Iterator[object]:
-    """Yield the batches of one pass.
+    """Yield the batches of one pass over the loaders.
 
-    Of several loaders a batch of each, in the collection that they are in.
+    Several loaders are read together: a batch is then a collection like theirs, with one of each.
     """
     several = loaders_of(loaders)
     if len(several) == 1 and several[0] is loaders:

@@ -1,8 +1,7 @@
-"""What of an optimizer may follow the batch size besides its learning rate: half-lives in examples.
+"""Sets an optimizer's beta2 and weight decay by half-lives in examples, so that they follow B.
 
-``scaling.beta2_half_life`` and ``scaling.weight_decay_half_life`` set options of the optimizers
-that a module has built, whoever wrote it, before its first step. The arithmetic is in
-:mod:`bstune.core.scaling`.
+``scaling.beta2_half_life`` and ``scaling.weight_decay_half_life`` change the optimizers that any
+module has built, before its first step. The arithmetic is in :mod:`bstune.core.scaling`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,13 +21,13 @@ def follow_batch_size(
 ) -> None:
     """Set the beta2 and the weight decay of a module's optimizers, for a batch size.
 
-    Groups keep the ratios between the shares by which their weights shrink in a step, so that one
-    without weight decay stays without; the half-life is that of the group that shrinks fastest.
-    Where none has any, all get it.
+    Weight decay shrinks a weight by a share in each step. The half-life is that of the parameter
+    group that shrinks fastest, and the other groups keep their ratios to it, so that one without
+    weight decay stays without. Where no group has any, all get the half-life.
 
     Args:
         configured: whatever ``configure_optimizers`` may return.
-        batch_size: examples a step.
+        batch_size: examples of a step.
         beta2_half_life: of a squared gradient in Adam's average of them, in examples; None: beta2
             stays.
         weight_decay_half_life: of a weight without gradient, in examples, at the learning rate
@@ -46,6 +45,7 @@ def follow_batch_size(
 
 
 def _set_beta2(optimizers: Sequence[Optimizer], beta2: float) -> None:
+    """Set the beta2 of all parameter groups that have betas; a ConfigError where none has."""
     adams = list[dict[str, Any]]()
     for optimizer in optimizers:
         adams += [group for group in optimizer.param_groups if group.get("betas")]
@@ -59,10 +59,13 @@ def _set_beta2(optimizers: Sequence[Optimizer], beta2: float) -> None:
 
 
 def _set_weight_decay(optimizers: Sequence[Optimizer], shrinkage: float) -> None:
-    """Let the group that shrinks fastest lose this share of a weight without gradient in a step."""
+    """Set the weight decay of all parameter groups that have one.
+
+    The group that shrinks fastest then loses the share ``shrinkage`` of a weight without gradient
+    in each step.
+    """
     groups = list[dict[str, Any]]()
-    # The rate at which a gradient acts in each of them, and the share that a step takes of a
-    # weight.
+    # Each group's effective learning rate, and the share of a weight that a step takes so far.
     rates = list[float]()
     shares = list[float]()
     for optimizer in optimizers:
@@ -85,20 +88,21 @@ def _set_weight_decay(optimizers: Sequence[Optimizer], shrinkage: float) -> None
         )
     fastest = max(shares)
     for group, rate, share in zip(groups, rates, shares, strict=True):
-        # A rate of 0 takes nothing of a weight, whatever its decay is.
+        # At a rate of 0 no decay would shrink a weight.
         if rate > 0.0:
             relative = share / fastest if fastest else 1.0
             group["weight_decay"] = shrinkage * relative / rate
 
 
 def _names(optimizers: Iterable[Optimizer]) -> str:
+    """List the optimizers' classes in words."""
     return ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
 
 
 def effective_lr(optimizers: Sequence[Optimizer]) -> float | None:
-    """Give lr/(1 - m) of the first group of a momentum SGD's parameters (RMSprop's too).
+    """Give lr/(1 - m) for the first parameter group of SGD or RMSprop with a momentum m.
 
-    None where there is none.
+    None where there is no such group.
     """
     for optimizer in optimizers:
         if not isinstance(optimizer, SGD | RMSprop):
@@ -112,7 +116,7 @@ def effective_lr(optimizers: Sequence[Optimizer]) -> float | None:
 def optimizers_in(configured: object) -> Iterator[Optimizer]:
     """Yield the optimizers in what ``configure_optimizers`` returned.
 
-    That is one, a list, a dict, or a pair of lists.
+    It may have returned an optimizer, a list, a dict, or a pair of lists.
     """
     if isinstance(configured, Optimizer):
         yield configured
@@ -124,14 +128,13 @@ def optimizers_in(configured: object) -> Iterator[Optimizer]:
 
 
 def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """Give the rate at which a gradient acts in the end, before any schedule.
+    """Give a group's learning rate times the sum of weights that momentum gives a gradient.
 
-    ConfigError for a momentum from 1.
-
-    Of a OneCycleLR it is the largest one, which it is given, and not the one that it starts at.
+    The rate is that before any schedule; with OneCycleLR the largest one of the cycle. A
+    ConfigError refuses a momentum of 1 or more.
     """
     lr = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
-    # A group of Muon's that its step takes as SGD does.
+    # Muon steps such a group as SGD does.
     is_muons_sgd = group.get("orthogonalise") is False and not group.get("betas")
     if not is_muons_sgd and not isinstance(optimizer, SGD | RMSprop):
         return lr
@@ -144,10 +147,10 @@ def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
 
 
 def _is_decoupled(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Tell whether a step takes lr x weight_decay of a weight, whatever the gradients were."""
+    """Whether a step takes the share lr x weight_decay of a weight, whatever the gradients were."""
     if "decoupled_weight_decay" in group:
         return bool(group["decoupled_weight_decay"])
-    # Before torch 2.7 AdamW was a class of its own, without the group's word for it.
+    # Before torch 2.7 AdamW was a class of its own, and its groups did not have that key.
     is_adamw = any("AdamW" in base.__name__ for base in type(optimizer).__mro__)
     is_muon = "orthogonalise" in group
     return is_adamw or is_muon

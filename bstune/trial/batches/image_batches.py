@@ -15,19 +15,19 @@ from bstune.trial.batches.index_stream import IndexStream
 from bstune.trial.batches.micro_batches import micro_batch_sizes_of, splitter
 from bstune.trial.devices.randomness import seeded_generators
 
-# From uint8 images and a generator to images of the same shape. It is given mirror, bool (n,),
-# mean, of the pixels per channel, and batch_size, by name, where it has such arguments: see
-# bstune.workloads.images.random_crop_flip. One with batch_size is handed several batches at once,
-# and draws for each what it would draw for it alone.
+# Takes uint8 images and a generator, and returns images of the same shape. Where it has such
+# arguments, it also gets by name mirror, bool (n,), mean, of the pixels of each channel, and
+# batch_size: see bstune.workloads.images.random_crop_flip. One with batch_size gets several batches
+# at once, and draws the same numbers for each as for it alone.
 Augment = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Turns pixels into ``pixels * scale + shift``, both (1, channels, 1, 1).
+    """Turns pixels into ``pixels * scale + shift``; both have the shape (1, channels, 1, 1).
 
-    It is computed in float32, and then rounded to ``dtype``, as autocast would round it for a
-    convolution.
+    The result is computed in float32, and then rounded to ``dtype`` as autocast would round it for
+    a convolution.
     """
 
     scale: Tensor
@@ -37,13 +37,13 @@ class Normalisation:
 
     @property
     def mean(self) -> Tensor:
-        """The pixels that become 0, (1, channels, 1, 1)."""
+        """The value of a pixel that becomes 0, (1, channels, 1, 1)."""
         return -self.shift / self.scale
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Give images of the same shape; ``images`` itself is left as it is."""
-        # One conversion, then in place: on a CPU faster than type promotion, and much faster than
-        # addcmul.
+        """Give the normalised images, of the same shape; ``images`` are left as they are."""
+        # One conversion and operations in place: on a CPU that is faster than type promotion, and
+        # much faster than addcmul.
         pixels = images.to(torch.float32, copy=True, memory_format=self.memory_format)
         return pixels.mul_(self.scale).add_(self.shift).to(self.dtype)
 
@@ -51,17 +51,17 @@ class Normalisation:
 class TrainBatches:
     """Endless training batches (x, y) from images and labels on one device.
 
-    The images are uint8 (n, channels, height, width).
+    The images are uint8 (n, channels, height, width). Each iterator goes on where the last one left
+    off, at the next whole batch. Order and augmentation depend on ``seed`` alone, not on
+    ``micro_batch_size``.
 
-    Each iterator goes on where the last left off, at the next whole batch. Order and augmentation
-    depend on ``seed`` alone, not on ``micro_batch_size``. With ``alternating_flip`` an image is
-    mirrored at random in its first epoch and then every other time, as in cifar10-airbench (Jordan
-    2024, arXiv 2404.00498, section 3.6).
+    With ``alternating_flip`` an image is mirrored at random in its first epoch and then every other
+    time, as in cifar10-airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
 
-    Where several batches have at most ``examples_at_once`` examples, they are made together, by as
-    many operators as one, and are the same to the bit: on an accelerator the host's time to launch
-    them would be a large part of a short step. An augmentation without an argument ``batch_size``
-    is called for each batch.
+    Several batches of at most ``examples_at_once`` examples together are made at once, by as many
+    operators as one batch, and are the same to the bit. On an accelerator the host would otherwise
+    need a large part of a short step to launch the operators. An augmentation without an argument
+    ``batch_size`` is called for each batch alone.
     """
 
     def __init__(
@@ -80,8 +80,10 @@ class TrainBatches:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
-        # A generator each: the order must not depend on how many numbers the augmentation draws.
-        order, self._augment_generator, first_epoch = seeded_generators(seed, images.device, 3)
+        # Separate generators, as the order must not depend on the numbers that augmentation draws.
+        order, self._augment_generator, first_epoch = seeded_generators(
+            seed, images.device, count=3
+        )
         self._images = images
         self._labels = labels
         self._normalise = normalise
@@ -99,11 +101,12 @@ class TrainBatches:
         self.stream = IndexStream(
             len(images), batch_size, order, batches_together=batches_together, **random_states
         )
-        # Whole batches, not yet handed out.
+        # Whole batches that were made and not handed out yet.
         self._made: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._augment: Augment | None = None
         if augment is not None:
             self._augment = bind_augmentation(augment, normalise.mean, alternating_flip)
+        # Whether each image is mirrored in its first epoch, bool (n,); None without such a flip.
         self._mirrored: Tensor | None = None
         if alternating_flip:
             self._mirrored = torch.randint(
@@ -117,37 +120,37 @@ class TrainBatches:
             images, labels = self._next_made() if are_together else self._make()
             self.stream.drawn += 1
             for x, y in zip(split(images), split(labels), strict=True):
-                # Several batches were normalised when they were made. A single one may be too large
-                # for that.
+                # Batches that are made together are normalised already. A single batch is
+                # normalised in micro-batches, as all of it may be too large.
                 if are_together:
                     yield x, y
                 else:
                     yield self._normalise(x), y
 
     def _next_made(self) -> tuple[Tensor, Tensor]:
-        """Give the next batch of those that are made together, normalised.
+        """Give the next batch of a group that is made together, normalised.
 
-        Make more where none is left.
+        The next group is made where no batch is left.
         """
         batch = next(self._made, None)
         if batch is None:
-            # Of a group that a stopped trial began.
-            done = self.stream.drawn % self.stream.batches_together
+            # Batches of the group that a stopped trial has taken before this one goes on.
+            taken_before = self.stream.drawn % self.stream.batches_together
             images, labels = self._make()
-            of_images = torch.split(self._normalise(images), self.batch_size)
-            of_labels = torch.split(labels, self.batch_size)
-            batches = zip(of_images, of_labels, strict=True)
-            self._made = islice(batches, done, None)
+            images_of_batches = torch.split(self._normalise(images), self.batch_size)
+            labels_of_batches = torch.split(labels, self.batch_size)
+            batches = zip(images_of_batches, labels_of_batches, strict=True)
+            self._made = islice(batches, taken_before, None)
             batch = next(self._made)
         return batch
 
     def _make(self) -> tuple[Tensor, Tensor]:
-        """Make the next batches that are made together as one, augmented."""
+        """Make the next group of batches: its augmented images and its labels, a tensor each."""
         stream = self.stream
         index = stream.draw()
         images = self._images.index_select(0, index)
         labels = self._labels.index_select(0, index)
-        # Whole batches, so that what is drawn does not depend on micro-batches.
+        # Whole batches are augmented, so that random numbers do not depend on micro-batches.
         options = dict[str, Any]()
         if stream.batches_together > 1:
             options["batch_size"] = self.batch_size
@@ -167,7 +170,10 @@ class TrainBatches:
 
 
 def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) -> Augment:
-    """Bind an augmentation to the mean of the pixels (1, channels, 1, 1), if it asks for it."""
+    """Bind an augmentation's argument ``mean``, of the pixels, (1, channels, 1, 1), if it has one.
+
+    A ConfigError refuses one without an argument ``mirror``, where images are to be flipped.
+    """
     arguments = inspect.signature(augment).parameters
     if alternating_flip and "mirror" not in arguments:
         function = augment
@@ -185,10 +191,7 @@ def bind_augmentation(augment: Augment, mean: Tensor, alternating_flip: bool) ->
 
 
 class EvalBatches:
-    """Evaluation batches (x, y) in the order of the data, none without data.
-
-    Only the last may be smaller.
-    """
+    """Evaluation batches (x, y) in the order of the data; only the last one may be smaller."""
 
     def __init__(
         self, images: Tensor, labels: Tensor, *, batch_size: int, normalise: Normalisation
@@ -200,7 +203,7 @@ class EvalBatches:
         self._normalise = normalise
 
     def in_batches_of(self, batch_size: int) -> "EvalBatches":
-        """Hand out the same examples in batches of another size."""
+        """Give the same examples in batches of another size."""
         return EvalBatches(
             self._images, self._labels, batch_size=batch_size, normalise=self._normalise
         )

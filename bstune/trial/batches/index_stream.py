@@ -1,4 +1,4 @@
-"""An endless stream of examples' indices, in whole batches, that can be resumed at any of them."""
+"""Endless streams of examples' indices, in whole batches, that can be resumed after any batch."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from bstune.trial.batches.epochs import Epoch, permutation
 
 
 class Position(TypedDict):
-    """A position in a stream, as data: batches before it, and the states of its generators."""
+    """A position in a stream, as plain data: batches before it, and its generators' states."""
 
     batches: int
     random: Any
@@ -27,34 +27,53 @@ def endless_indices(
     first: int = 0,
     epoch: Epoch | None = None,
 ) -> Iterator[Tensor]:
-    """Yield index tensors (B,), int64, from batch ``first`` on, on the generator's device.
+    """Yield the indices of one batch after another, (batch_size,) int64, without end.
 
-    They are of one epoch after another. Each epoch is a new permutation of 0 to n - 1, unless
-    ``epoch`` draws its n indices in another way; a batch may straddle two, and may then contain an
+    They are of one epoch after another. A batch may straddle two epochs, and may then contain an
     example twice.
+
+    Args:
+        n: indices of an epoch.
+        batch_size: indices of a batch.
+        generator: from which epochs are drawn, on the device of the indices.
+        first: the number of batches to pass over.
+        epoch: draws the indices of an epoch; None: a permutation of 0 to n - 1.
     """
     device = generator.device
-    epoch = permutation(n) if epoch is None else epoch
+    draw_epoch = permutation(n) if epoch is None else epoch
+    # Indices that are drawn and not yielded yet.
     rest = torch.empty(0, dtype=torch.int64, device=device)
-    drawn = first * batch_size
-    epochs = math.ceil(drawn / n)
+    passed_over = first * batch_size
+    epochs = math.ceil(passed_over / n)
     for _ in range(epochs):
-        rest = epoch(generator)
-    rest = rest[len(rest) - (epochs * n - drawn) :]
+        rest = draw_epoch(generator)
+    rest = rest[len(rest) - (epochs * n - passed_over) :]
     while True:
         if len(rest) < batch_size:
-            rest = torch.cat([rest, epoch(generator)])
+            rest = torch.cat([rest, draw_epoch(generator)])
         yield rest[:batch_size]
         rest = rest[batch_size:]
 
 
 class IndexStream:
-    """Batches of :func:`endless_indices` that can be resumed at a position.
+    """A stream of batches of :func:`endless_indices` that can be resumed at a position.
 
-    The generators of the augmentation are, too. ``batches_together`` batches, a group, are drawn at
-    once, and the generators' states before the last group are kept. Where a group is one batch,
-    that is done only while ``remembers`` is set: Lightning fetches, and so augments, one batch
-    ahead.
+    A position includes the state of further generators, such as those of an augmentation. The state
+    before the last group is remembered, as Lightning fetches, and so augments, one batch ahead.
+    Where a group is one batch, it is remembered only while ``remembers`` is set.
+
+    Args:
+        n: indices of an epoch.
+        batch_size: indices of a batch.
+        order: the generator from which epochs are drawn.
+        get_random: gives the state of the further generators.
+        set_random: sets it.
+        batches_together: batches of a group, which are drawn at once.
+        epoch: draws the indices of an epoch; None: a permutation of 0 to n - 1.
+
+    Attributes:
+        remembers: whether the position before the next batch is remembered.
+        drawn: batches that were handed out, from the first of the stream.
     """
 
     def __init__(
@@ -75,27 +94,28 @@ class IndexStream:
             )
         group_size = batch_size * batches_together
         self.remembers = False
-        # Batches that were handed out, from the first of the stream.
         self.drawn = 0
         self.batches_together = batches_together
         self._start = functools.partial(endless_indices, n, group_size, order, epoch=epoch)
         self._get_random = get_random
         self._set_random = set_random
-        self._indices = self._start(0)
+        self._indices = self._start(first=0)
+        # The number of batches before the last group, and the generators' state there.
         self._remembered: tuple[int, Any] | None = None
+        # The generators' state to set before the next draw; None: it is left alone.
         self._resumed: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yield the indices of one batch after another, where they are not drawn together."""
+        """Yield the indices of one batch after another; groups must be single batches."""
         while True:
             index = self.draw()
             self.drawn += 1
             yield index
 
     def draw(self) -> Tensor:
-        """Draw the indices of the group of batches that the next one is in.
+        """Draw the indices of the group that the next batch is in.
 
-        Its first ones may be handed out.
+        After a resume, earlier batches of that group may have been handed out already.
         """
         if self._resumed is not None:
             self._set_random(self._resumed)
@@ -105,9 +125,10 @@ class IndexStream:
         return next(self._indices)
 
     def position(self, batches: int) -> Position:
-        """Give the position after ``batches`` batches.
+        """Give the position after ``batches`` batches, as plain data.
 
-        They are all that are drawn, or all but a remembered one.
+        They are all batches drawn so far, or those before the remembered group. A ValueError says
+        that the position is not remembered.
         """
         state = self._get_random()
         first = self._first_of_group(batches)
@@ -121,40 +142,42 @@ class IndexStream:
         return {"batches": batches, "random": state}
 
     def _first_of_group(self, batches: int) -> int:
+        """Give the number of batches before the group that batch number ``batches`` is in."""
         return batches - batches % self.batches_together
 
     def resume(self, position: Position) -> None:
-        """Go on from a position of a stream of the same arguments, before any batch is drawn."""
+        """Go on from a position of an equal stream; a ValueError once a batch is drawn."""
         if self.drawn:
             raise ValueError(
                 f"only a fresh stream can be resumed, but {self.drawn} batches are drawn"
             )
         self.drawn = position["batches"]
         self._resumed = position["random"]
-        self._indices = self._start(self.drawn // self.batches_together)
+        self._indices = self._start(first=self.drawn // self.batches_together)
 
 
 @runtime_checkable
 class Stream(Protocol):
-    """What a trial asks of the stream that its batches are from, so that it can go on later.
+    """A stream of batches from which a trial can go on later.
 
     Attributes:
-        remembers: whether the position before the batch that is drawn next is to be kept.
+        remembers: whether the position before the next batch is remembered; a trial sets it.
     """
 
     remembers: bool
 
     def position(self, batches: int) -> Position:
-        """Give the position after so many batches, as data."""
+        """Give the position after so many batches, as plain data."""
 
     def resume(self, position: Position) -> None:
         """Go on from a position, before any batch is drawn."""
 
 
 def stream_of(batches: object) -> Stream:
-    """Find the stream behind a trial's batches.
+    """Find the stream that a trial's batches come from.
 
-    They are :class:`TrainBatches`, :class:`GivenBatches`, or what :func:`rebatch` returned.
+    It is there for TrainBatches, GivenBatches and the DataLoaders of ``rebatch``. A ConfigError
+    says that other batches have none, so that the trial cannot be stopped and continued.
     """
     source = batches.batch_sampler if isinstance(batches, DataLoader) else batches
     stream = getattr(source, "stream", None)

@@ -1,4 +1,4 @@
-"""A user's DataLoader, read in batches of another size."""
+"""Reads a user's DataLoader in batches of another size."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from bstune.trial.batches.epochs import epoch_of
 from bstune.trial.devices.randomness import seeded_generators
 
 Batch = TypeVar("Batch")
-# What a DataLoader of other batches has of the user's, beside the data set.
+# Options of the user's DataLoader that one with other batches keeps.
 KEPT_OPTIONS = (
     "collate_fn",
     "in_order",
@@ -38,15 +38,23 @@ def rebatch(
     micro_batch_size: int | None,
     seed: int,
 ) -> DataLoader[Any]:
-    """Make a DataLoader like ``loader`` whose batches hold exactly B examples, shuffled.
+    """Make a DataLoader of the same data whose batches have exactly ``batch_size`` examples.
 
-    An epoch has n // B of them.
+    An epoch of n examples has n // batch_size batches. It continues an endless stream of shuffled
+    examples, so that all batches are whole. A sampler of torch's that draws a part of the examples,
+    or draws with replacement or weights, still does so.
 
-    Each epoch goes on in an endless stream of the shuffled examples, so that all batches are whole.
-    One of torch's samplers that draws a part of the examples, or with replacement or weights, still
-    does, n numbers an epoch. A resumed trial reads the same examples and draws the same numbers
-    from the generators of Python, numpy and torch, but not in worker processes, nor from generators
-    of the data set.
+    A resumed trial reads the same examples, and draws the same numbers from Python's, numpy's and
+    torch's generators, though not in worker processes, nor from generators of the data set.
+
+    Args:
+        loader: of the user's.
+        batch_size: examples of a batch.
+        micro_batch_size: the most examples that are handed out at once; None: a whole batch.
+        seed: of the order.
+
+    Raises:
+        ConfigError: for a loader that cannot be read in this way (:func:`not_rebatchable`).
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
@@ -60,25 +68,27 @@ def rebatch(
             "DataLoader(dataset, batch_size=..., shuffle=True) over a map-style data set, with a "
             f"Subset to choose its examples, or {HOW_TO_GIVE}"
         )
-    order, workers = seeded_generators(seed, "cpu", 2)
+    order, workers = seeded_generators(seed, "cpu", count=2)
     drawn = epoch_of(loader)
     assert drawn is not None  # noqa: S101  # it would have been refused
     n, epoch = drawn
     check_positive_integer("batch size", batch_size)
     sampler = StreamBatchSampler(
-        n, batch_size, micro_batch_size, order, loader.num_workers == 0, epoch
+        n,
+        batch_size,
+        micro_batch_size,
+        generator=order,
+        in_process=loader.num_workers == 0,
+        epoch=epoch,
     )
     kept = {name: getattr(loader, name) for name in KEPT_OPTIONS}
-    # Large batches make short epochs.
+    # Workers are kept over epochs, which are short with large batches.
     kept["persistent_workers"] = loader.num_workers > 0
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=workers, **kept)
 
 
 def not_rebatchable(loader: object) -> str | None:
-    """Tell why other batches from the same loader would not be the same problem.
-
-    None if they would be.
-    """
+    """Say why a loader cannot be read in batches of another size, in words; None if it can."""
     several = loaders_of(loader)
     if not any(one is loader for one in several):
         return (
@@ -108,10 +118,7 @@ def not_rebatchable(loader: object) -> str | None:
 
 
 def loaders_of(loaders: object) -> list[Any]:
-    """List the loaders in what a data module returns.
-
-    That is one, or a collection of them, as Lightning takes it.
-    """
+    """List the loaders that a data module has returned: one, or a collection of several."""
     if isinstance(loaders, Mapping):
         return list(loaders.values())
     if isinstance(loaders, list | tuple):
@@ -121,7 +128,7 @@ def loaders_of(loaders: object) -> list[Any]:
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield batches of one epoch after another; an iterable without any is an end."""
+    """Yield the batches of one epoch after another, until an epoch has none."""
     has_any = True
     while has_any:
         has_any = False

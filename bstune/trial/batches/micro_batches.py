@@ -1,4 +1,4 @@
-"""How a batch is cut into micro-batches: what is in memory at once.
+"""Cuts a batch into micro-batches.
 
 Everywhere in a trial ``batch_size`` is the number of examples of a step, over all devices, and
 ``micro_batch_size`` is the number of them that are in memory at once.
@@ -13,16 +13,18 @@ from bstune.trial.devices import distributed
 
 
 def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple[int, ...]:
-    """Cut a batch into micro-batches of n_i examples: all equal but the last, which may be smaller.
+    """Give the number of examples in each micro-batch of a batch.
 
-    Of a trial on several devices they are this process's, and differ by one example at most.
+    All are ``micro_batch_size`` but the last, which may be smaller; None: there is one micro-batch.
+    For a trial on several devices they are this process's micro-batches, and differ by one example
+    at most.
     """
     check_positive_integer("batch size", batch_size)
     if micro_batch_size is not None:
         check_positive_integer("micro-batch size", micro_batch_size)
     if distributed.place() is not None:
-        of_all, of_this = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
-        return of_all[of_this]
+        sizes, own_places = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
+        return sizes[own_places]
     if micro_batch_size is None:
         return (batch_size,)
     count, rest = divmod(batch_size, micro_batch_size)
@@ -33,9 +35,12 @@ def micro_batch_sizes_of(batch_size: int, micro_batch_size: int | None) -> tuple
 
 
 def splitter(batch_size: int, micro_batch_size: int | None) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Make what cuts a whole batch into micro-batches, on several devices into this process's."""
+    """Make the function that cuts a whole batch into micro-batches.
+
+    For a trial on several devices it gives those of this process alone.
+    """
     if distributed.place() is not None:
-        of_all, of_this = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
-        return lambda batch: batch.split_with_sizes(of_all)[of_this]
+        sizes, own_places = distributed.micro_batch_sizes_of_process(batch_size, micro_batch_size)
+        return lambda batch: batch.split_with_sizes(sizes)[own_places]
     micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
     return lambda batch: batch.split_with_sizes(micro_batch_sizes)

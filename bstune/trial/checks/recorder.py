@@ -1,7 +1,6 @@
-"""Watches a short trial from within: a call-back whose parts look at one thing each.
+"""Watches a short trial of the preflight: a call-back whose parts record one thing each.
 
-What they have seen at the end of the trial is a
-:class:`~bstune.trial.checks.short_trial.ShortTrial`.
+At the end of the trial their records make a :class:`~bstune.trial.checks.short_trial.ShortTrial`.
 """
 
 import functools
@@ -35,33 +34,36 @@ from bstune.trial.devices.randomness import GeneratorStates, random_state
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.parts.metric import metric
 
-# Of one short trial.
+# The steps of a short trial.
 SHORT_STEPS = 4
-# After which the weights of two learning rates are compared, and one of the trials is stopped.
+# The steps after which weights of two learning rates are compared, and one of the trials stops.
 COMPARED_STEPS = 3
-# A trial whose steps have taken this long ends after its second one, and none is begun that would
-# take longer without need: a large network on a CPU takes seconds a step.
+# A trial whose steps have taken this long ends early, and no trial that would take longer is begun
+# without need: a large network on a CPU takes seconds for a step.
 PATIENCE_SECONDS = 2.0
-# Of a trial that slow: the first one may be at a warm-up's rate of zero.
+# The steps after which such a slow trial ends. One would be too few, as it may be at a warm-up's
+# rate of zero.
 SLOW_STEPS = 2
-# Hooks after which the generators' states are looked at, in the order of their calls.
+# Hooks after which the random generators' states are recorded, in the order of their calls.
 SEEDING_HOOKS = ("on_fit_start", "on_train_start")
-# Moments at which they are looked at besides.
+# Further moments at which they are recorded.
 BUILT = "__init__"
 FIRST_STEP = "the first step"
-# What is known of a module before a trial has built it.
+# A module that no trial has built yet.
 UNBUILT = SeenModule(name="", place="", automatic=True, parameters=0, gradient_bytes=0)
 
 
 @dataclass(frozen=True)
 class RecordingPlan:
-    """When a short trial ends, and after which of its steps a recorder looks at it.
+    """When a short trial ends, and which of its steps are recorded.
 
     Args:
-        steps: after which it ends, or earlier if it is slow; a spec with ``max_steps`` ends there.
-        compared_steps: after how many the weights are kept, to be compared with another trial's;
-            None: after ``COMPARED_STEPS``, or the last one that a slow trial takes before.
-        followed_after: of its own steps, from which on its course is recorded; None: it is not.
+        steps: after so many steps it ends, or earlier if it is slow. A spec with ``max_steps`` ends
+            there instead.
+        compared_steps: after so many steps the weights are kept, to be compared with another
+            trial's. None: after ``COMPARED_STEPS``, or after the last step of a slow trial.
+        followed_after: the number of its own steps after which its course is recorded; None: it is
+            not recorded.
     """
 
     steps: int = SHORT_STEPS
@@ -73,14 +75,14 @@ SHORT_PLAN = RecordingPlan()
 
 
 class Recorder(Callback):
-    """Watches a short trial from within.
+    """Watches a short trial from within, as one of its call-backs.
 
     Args:
         spec: of the trial.
-        metric_name: the target's.
-        plan: when the trial is looked at and ends.
-        wait: told what the trial comes to.
-        exact: whether equal trainings are equal to the bit.
+        metric_name: the name of the target's metric.
+        plan: when the trial ends, and which of its steps are recorded.
+        wait: is told which part of the trial runs, for the user who waits.
+        exact: whether equal trainings have equal results to the bit.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Recorder(Callback):
         self._waits.go_on("start", limited=False)
 
     def seen(self, result: TrialResult) -> ShortTrial:
-        """Give what was seen of the trial, which has ended with ``result``."""
+        """Give the record of what was seen of the trial, which has ended with ``result``."""
         return ShortTrial(
             spec=self._spec,
             result=result,
@@ -118,7 +120,7 @@ class Recorder(Callback):
         )
 
     def attach(self, module: LightningModule) -> LightningModule:
-        """Let the Trainer call this one with the module's own call-backs."""
+        """Make this one of the module's own call-backs, and record the module as it is built."""
         self._module = _seen_at_build(module)
         self._waits.module_name = self._module.name
         configure = module.configure_callbacks
@@ -136,7 +138,7 @@ class Recorder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the module, whose layers are all there, before its first batch."""
-        # It has no limit: the loader may read all of the data for it.
+        # Without a limit of time, as the loader may read all of the data for its first batch.
         self._waits.go_on("first batch", limited=False)
         check_epoch_schedules(trainer, pl_module)
         self._module = _seen_at_start(self._module, pl_module)
@@ -151,7 +153,7 @@ class Recorder(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Look at generators and at the batch, before a step."""
+        """Record the generators before the first step, and the batch of a step that is followed."""
         self._wait_for_step(trainer)
         if self.clock.began is None:
             self.clock.begin()
@@ -164,33 +166,34 @@ class Recorder(Callback):
     ) -> None:
         """Keep weights where they are compared, and end a trial that is long enough."""
         self._batches += 1
-        # The next step's batch is drawn from now on.
+        # The wait from here on is for the next step, whose batch is drawn now.
         self._wait_for_step(trainer)
-        steps, rest = divmod(self._batches, trainer.accumulate_grad_batches)
-        # Only with its last micro-batch is the step taken.
-        if rest != 0:
+        steps, further_micro_batches = divmod(self._batches, trainer.accumulate_grad_batches)
+        # A step is taken with its last micro-batch.
+        if further_micro_batches != 0:
             return
         self._weights.keep_after(steps, trainer, pl_module)
         synchronize(pl_module.device)
         self.clock.end_step()
-        # A spec that names its last step ends the trial by it.
+        # A spec with max_steps ends the trial itself.
         if self._spec.max_steps is None and self._is_long_enough(steps):
             trainer.should_stop = True
 
     def _is_long_enough(self, steps: int) -> bool:
+        """Whether the trial may end after so many steps."""
         is_slow = steps >= SLOW_STEPS and self.clock.elapsed() > PATIENCE_SECONDS
         return steps >= self._steps or is_slow
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Name the evaluation of the untrained weights."""
+        """Tell the user that the untrained weights are evaluated."""
         self._waits.go_on("evaluation", limited=True)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on with the start, whose evaluation is over."""
+        """Tell the user that the trial's start goes on after that evaluation."""
         self._waits.go_on("start", limited=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the schedules and at the course, after the last step."""
+        """Record the schedules and the course, after the last step."""
         self._waits.go_on("end", limited=False)
         steps = self._batches // trainer.accumulate_grad_batches
         self._schedules = _seen_schedules(trainer, pl_module, steps)
@@ -199,52 +202,57 @@ class Recorder(Callback):
         )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put aside what was logged before this evaluation."""
+        """Put aside the metrics that were logged before this evaluation."""
         self._waits.go_on("evaluation", limited=True)
         self._metrics.put_aside(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at what the evaluation has logged."""
-        self._metrics.look(trainer, pl_module)
+        """Record the metrics that the evaluation has logged."""
+        self._metrics.record(trainer, pl_module)
 
     def _wait_for_step(self, trainer: Trainer) -> None:
+        """Tell the user the number of the training step that is waited for."""
         number = 1 + self._batches // trainer.accumulate_grad_batches
         self._waits.go_on(f"training step {number}", limited=True)
 
 
 class WaitTexts:
-    """Names what a short trial comes to, for who waits for it.
+    """Tells a user who waits for a short trial which part of it runs.
 
     Args:
-        wait: that is told.
+        wait: shows the texts, and limits the time of some parts.
         spec: of the trial.
     """
 
     def __init__(self, wait: Wait, spec: TrialSpec) -> None:
         self._wait = wait
         self._spec = spec
-        # Empty until the module is built.
+        # The name of the module's class; empty until it is built.
         self.module_name = ""
 
-    def go_on(self, what: str, *, limited: bool) -> None:
-        """Name the next part of the trial.
+    def go_on(self, part: str, *, limited: bool) -> None:
+        """Tell that the next part of the trial begins.
 
-        Steps and evaluations are limited, its start and its end are not.
+        Its time is ``limited`` for steps and evaluations, but not for the start and the end.
         """
-        parts = [f"the preflight's {what}"]
+        texts = [f"the preflight's {part}"]
         if self.module_name:
-            parts.append(f" of {self.module_name}")
-        parts.append(f" at batch size {self._spec.batch_size}")
+            texts.append(f" of {self.module_name}")
+        texts.append(f" at batch size {self._spec.batch_size}")
         for name, value in self._spec.hyperparameters.items():
-            parts.append(f", {name} {value:g}")
-        self._wait.go_on("".join(parts), limited=limited)
+            texts.append(f", {name} {value:g}")
+        self._wait.go_on("".join(texts), limited=limited)
 
 
 class StepClock:
-    """When the first step began, and when each step ended.
+    """Records when the first step began, and when each step ended.
 
     Args:
-        now: a clock of seconds.
+        now: a clock, in seconds.
+
+    Attributes:
+        began: the first step's beginning; None before it.
+        ends: of the steps, in order.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -261,14 +269,14 @@ class StepClock:
         self.ends.append(self._now())
 
     def elapsed(self) -> float:
-        """Give the seconds since the first step began; 0 before."""
+        """Give the seconds since the first step began; 0 before it began."""
         if self.began is None:
             return 0.0
         return self._now() - self.began
 
 
 def _seen_at_build(module: LightningModule) -> SeenModule:
-    """Name a module that is built; its layers may not be yet."""
+    """Record a module that was just built: its name and place. Its layers may come later."""
     return replace(
         UNBUILT,
         name=type(module).__name__,
@@ -277,7 +285,7 @@ def _seen_at_build(module: LightningModule) -> SeenModule:
 
 
 def _seen_at_start(built: SeenModule, module: LightningModule) -> SeenModule:
-    """Add what is known of a module once all of its layers are there."""
+    """Add to a module's record the numbers that are known once all of its layers are there."""
     parameters = 0
     gradient_bytes = 0
     for parameter in module.parameters():
@@ -293,21 +301,27 @@ def _seen_at_start(built: SeenModule, module: LightningModule) -> SeenModule:
 
 
 class GeneratorLooks:
-    """The states of the random generators at some moments of a trial's start, by library."""
+    """Records the states of the random generators at some moments of a trial's start.
+
+    Attributes:
+        states: by the moment's name.
+    """
 
     def __init__(self) -> None:
         self.states: dict[str, GeneratorStates] = {}
 
     def look(self, moment: str) -> None:
-        """Note the states as they are now."""
+        """Record the states as they are now, under the moment's name."""
         self.states[moment] = random_state()
 
     def look_after_hooks(self, module: LightningModule) -> None:
-        """Note the states also after each of the module's hooks that may seed them."""
+        """Also record the states after each of the module's hooks that may seed generators."""
         for hook in SEEDING_HOOKS:
             setattr(module, hook, self._followed_by_look(hook, getattr(module, hook)))
 
     def _followed_by_look(self, hook: str, call: Callable[..., object]) -> Callable[..., object]:
+        """Make a function that calls a hook, and then records the states under its name."""
+
         @functools.wraps(call)
         def called(*args: object, **kwargs: object) -> object:
             returned = call(*args, **kwargs)
@@ -326,7 +340,7 @@ class OptimizerSteps:
 
     def count(self, trainer: Trainer, optimizer: Optimizer) -> None:
         """Count a step that this optimizer is about to take."""
-        # Lightning's wrapper of an optimizer holds it.
+        # Lightning may hand over its wrapper of the optimizer.
         stepped = getattr(optimizer, "optimizer", optimizer)
         place = 0
         for number, known in enumerate(trainer.optimizers):
@@ -336,86 +350,95 @@ class OptimizerSteps:
         self._steps[place] += 1
 
     def of_each(self) -> tuple[int, ...]:
-        """Give the steps of each optimizer in their order, up to the last one that took any."""
+        """Give the number of steps of each optimizer, in order, up to the last that took any."""
         last_place = max(self._steps, default=-1)
         return tuple(self._steps[place] for place in range(last_place + 1))
 
 
 class WeightsKeeper:
-    """Keeps the weights that are compared with another trial's.
+    """Keeps copies of the weights that are compared with another trial's.
 
     Args:
-        steps: after which; None: after as many as a slow trial takes, and again after
-            ``COMPARED_STEPS``.
+        steps: after so many the weights are kept. None: after ``SLOW_STEPS``, and again after
+            ``COMPARED_STEPS``, as a slow trial ends before those.
+
+    Attributes:
+        before: the weights before the first step.
     """
 
     def __init__(self, steps: int | None) -> None:
         self._kept_after: tuple[int, ...] = (SLOW_STEPS, COMPARED_STEPS)
         if steps is not None:
             self._kept_after = (steps,)
+        # The steps after which the kept weights were copied.
         self._steps = steps or COMPARED_STEPS
-        # Weights before the first step.
         self.before: dict[str, Tensor] = {}
         self._after: dict[str, Tensor] | None = None
         self._rates: tuple[GroupRate, ...] = ()
 
     def keep_after(self, steps: int, trainer: Trainer, module: LightningModule) -> None:
-        """Keep weights and learning rates, if it is after this step that they are compared."""
+        """Keep weights and learning rates, if they are compared after so many steps."""
         if steps in self._kept_after:
             self._steps = steps
             self._after = weights_of(module)
             self._rates = rates_of(trainer)
 
     def kept(self) -> ComparedWeights:
-        """Give what was kept last."""
+        """Give the weights and rates that were kept last."""
         return ComparedWeights(
             steps=self._steps, before=self.before, after=self._after, rates=self._rates
         )
 
 
 class MetricsLogged:
-    """Looks at what each evaluation logs, apart from what was logged before it.
+    """Records the metrics that each evaluation logs, apart from those logged before it.
 
     Args:
-        metric_name: the target's.
+        metric_name: the name of the target's metric.
+
+    Attributes:
+        at_start: the target's metric of the untrained weights; None: it was not logged, or is not
+            finite.
+        validated: the metrics of the last evaluation, by name.
     """
 
     def __init__(self, metric_name: str) -> None:
         self._name = metric_name
-        # The target's metric of the untrained weights.
         self.at_start: float | None = None
-        # Metrics of the last evaluation.
         self.validated: dict[str, float] = {}
-        self._before: dict[str, Tensor] = {}
+        self._logged_before: dict[str, Tensor] = {}
 
     def put_aside(self, trainer: Trainer) -> None:
-        """Put aside what is logged until now, before an evaluation.
+        """Remove the Trainer's metrics before an evaluation, until the evaluation is recorded.
 
-        What was logged in training, or in an earlier evaluation, must not look like this one's.
+        Metrics of the training or an earlier evaluation must not look like this one's.
         """
-        self._before = dict(trainer.callback_metrics)
+        self._logged_before = dict(trainer.callback_metrics)
         trainer.callback_metrics.clear()
 
-    def look(self, trainer: Trainer, module: LightningModule) -> None:
-        """Note what an evaluation has logged, and refuse it if the target's metric is missing."""
+    def record(self, trainer: Trainer, module: LightningModule) -> None:
+        """Record the metrics of an evaluation, and put the former ones back.
+
+        A ConfigError says that the target's metric is missing.
+        """
         if trainer.sanity_checking:
             if self._name in trainer.callback_metrics:
                 self.at_start = metric(trainer, self._name)
             return
         place = place_of(type(module).validation_step)
-        check_metric(self._name, trainer.callback_metrics, self._before, place)
+        check_metric(self._name, trainer.callback_metrics, self._logged_before, place)
         logged = trainer.callback_metrics.items()
         self.validated = {name: float(value) for name, value in logged}
-        for name, value in self._before.items():
+        for name, value in self._logged_before.items():
             trainer.callback_metrics.setdefault(name, value)
 
 
 class FollowedSteps:
-    """Records the course of a trial's last steps.
+    """Records the course of a trial's last steps: their batches, and the state before and after.
 
     Args:
-        after: of its own steps, from which on; None: nothing is recorded.
-        exact: whether equal trainings are equal to the bit.
+        after: the number of its own steps after which the record begins; None: nothing is recorded.
+        exact: whether equal trainings have equal results to the bit.
     """
 
     def __init__(self, after: int | None, exact: bool) -> None:
@@ -427,7 +450,10 @@ class FollowedSteps:
     def see_batch(
         self, trainer: Trainer, module: LightningModule, batch: object, steps: int
     ) -> None:
-        """Note the batch of a step before which ``steps`` were taken, and how the first began."""
+        """Record the batch of the next step, after ``steps`` of them, if it is one to be recorded.
+
+        Before the first such step the attributes of the module and its optimizers are recorded.
+        """
         if self._after is None or steps < self._after:
             return
         if self._attributes is None:
@@ -450,7 +476,7 @@ class FollowedSteps:
             module: that it has trained.
             steps: of the whole trial.
             start: weights before its first step.
-            metrics: of its last evaluation.
+            metrics: of its last evaluation, by name.
         """
         if self._attributes is None or self._after is None:
             return None
@@ -467,7 +493,7 @@ class FollowedSteps:
 
 
 def _seen_schedules(trainer: Trainer, module: LightningModule, steps: int) -> SeenSchedules:
-    """Copy the schedules of a trial that ends after ``steps``, once for each check."""
+    """Copy the schedules of a trial that ends after ``steps``, once for each of two checks."""
     unknown = list[str]()
     for config in trainer.lr_scheduler_configs:
         schedule: object = config.scheduler
@@ -481,7 +507,7 @@ def _seen_schedules(trainer: Trainer, module: LightningModule, steps: int) -> Se
 
 
 def rates_of(trainer: Trainer) -> tuple[GroupRate, ...]:
-    """Give the learning rates of all groups of parameters, as they are now."""
+    """Give the present learning rate of each parameter group, in the order of the optimizers."""
     rates = list[GroupRate]()
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:

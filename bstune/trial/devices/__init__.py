@@ -1,1 +1,1 @@
-"""What a trial runs on: the device, several processes, memory that ran out, random states."""
+"""The devices of a trial: their choice, several processes, memory that ran out, random states."""

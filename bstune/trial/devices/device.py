@@ -1,4 +1,4 @@
-"""The device that a trial runs on: its choice, its name, how to wait for it, and versions."""
+"""The device that a trial runs on: its choice, name and settings, and how to wait for it."""
 
 import functools
 import platform
@@ -16,14 +16,15 @@ from bstune.system.lightning_package import DISTRIBUTIONS, installed_lightning
 from bstune.system.processor_wait import processor_wait
 from bstune.trial.devices.distributed import threads_each
 
-# Of a device's memory: where no more is free, a library may not find the megabytes for its handle.
+# A device is full where no more than this share of its memory is free: a library may then lack the
+# megabytes for its handle.
 FULL_SHARE = 0.01
 
 
 def resolve_device(name: str, option: str = "workload.data.device") -> torch.device:
-    """Choose the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    """Give the device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` names.
 
-    A ConfigError names ``option``.
+    A ConfigError, which names ``option``, says that there is no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,14 +40,14 @@ def resolve_device(name: str, option: str = "workload.data.device") -> torch.dev
 
 
 def device_of(trainer_options: Mapping[str, Any]) -> torch.device:
-    """Give the device of this process's trials, which a protocol's options of the Trainer name."""
+    """Give the device on which this process trains, from the Trainer's arguments in a protocol."""
     if trainer_options.get("accelerator") == "cuda":
         return torch.device("cuda", trainer_options["devices"][0])
     return torch.device("cpu")
 
 
 def device_name(trainer_options: Mapping[str, Any], devices: int = 1) -> str:
-    """Name what trials run on: ``NVIDIA H200``, ``cpu (2 threads)``, ``2 x cpu (1 thread)``."""
+    """Name the device of trials: ``NVIDIA H200``, ``cpu (2 threads)``, ``2 x cpu (1 thread)``."""
     several = f"{devices} x " if devices > 1 else ""
     if trainer_options.get("accelerator") == "cuda":
         return several + torch.cuda.get_device_name(device_of(trainer_options))
@@ -56,9 +57,9 @@ def device_name(trainer_options: Mapping[str, Any], devices: int = 1) -> str:
 
 
 def processor_wait_of(device: torch.device) -> Callable[[], float]:
-    """Give what tells for how many seconds a device's training has waited for a processor, so far.
+    """Give a function that tells for how many seconds training has waited for a processor so far.
 
-    On CUDA none: the device works on while the host waits.
+    On CUDA it gives 0: the device works on while the host waits.
     """
     if device.type == "cpu":
         return processor_wait()
@@ -66,12 +67,12 @@ def processor_wait_of(device: torch.device) -> Callable[[], float]:
 
 
 def has_bfloat16(device: str) -> bool:
-    """Say whether a CUDA device computes in bfloat16 itself, as those from Ampere on do."""
+    """Whether a CUDA device has units for bfloat16, as those from Ampere on (8.0) do."""
     return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def processor() -> str:
-    """Name the processor's model where the system does."""
+    """Name the processor's model, as the system does; empty where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -83,10 +84,9 @@ def processor() -> str:
 
 
 def synchronize(device: torch.device | None = None) -> None:
-    """Wait until a device has finished its work: the current CUDA device by default.
+    """Wait until a device has finished its work. None: the current CUDA device, if there is one.
 
-    A CPU never has any left. Where nothing has used CUDA there is nothing to wait for; to ask torch
-    all the same would open a context there.
+    A CPU is not waited for. Nor is CUDA where nothing has used it, as that would open a context.
     """
     has_work = device is not None and device.type == "cuda"
     if device is None:
@@ -96,17 +96,17 @@ def synchronize(device: torch.device | None = None) -> None:
 
 
 def products_in_tf32() -> bool:
-    """Say whether float32 matrix products run in tf32, on a CUDA device that has it."""
+    """Whether float32 matrix products run in tf32, on a CUDA device that has it."""
     products = torch.backends.cuda.matmul
-    # Since torch 2.9, where the former question may raise.
+    # torch has this name from 2.9 on, where the former one may raise.
     if hasattr(products, "fp32_precision"):
         return bool(products.fp32_precision == "tf32")
     return torch.get_float32_matmul_precision() != "highest"
 
 
 def convolutions_in_tf32() -> bool:
-    """Say whether cuDNN computes float32 convolutions in tf32, on a CUDA device that has it."""
-    # Since torch 2.9, where the former question may raise.
+    """Whether cuDNN computes float32 convolutions in tf32, on a CUDA device that has it."""
+    # torch has this name from 2.9 on, where the former one may raise.
     by_operator = getattr(torch.backends.cudnn, "conv", None)
     if by_operator is not None:
         return bool(by_operator.fp32_precision == "tf32")
@@ -115,11 +115,11 @@ def convolutions_in_tf32() -> bool:
 
 @contextmanager
 def products_in(tf32: bool) -> Iterator[None]:
-    """Let float32 matrix products of CUDA run in tf32, or not."""
+    """Within the context, float32 matrix products of CUDA run in tf32, or do not."""
     products = torch.backends.cuda.matmul
     name = "allow_tf32"
     value: str | bool = tf32
-    # torch 2.9's name of it, beside which the former one may raise.
+    # torch has this name from 2.9 on, where the former one may raise.
     if hasattr(products, "fp32_precision"):
         name = "fp32_precision"
         value = "tf32" if tf32 else "ieee"
@@ -132,9 +132,9 @@ def products_in(tf32: bool) -> Iterator[None]:
 
 
 def cuda_settings(device: torch.device) -> dict[str, str]:
-    """Give the libraries and settings of this moment that numbers and times on CUDA depend on.
+    """Give the versions and present settings, by name, on which results and times on CUDA depend.
 
-    {} for a CPU.
+    There are none for a CPU.
     """
     if device.type != "cuda":
         return {}
@@ -152,18 +152,18 @@ def cuda_settings(device: torch.device) -> dict[str, str]:
 
 
 def memory_ran_out(device: torch.device | None = None) -> bool:
-    """Say whether an allocation has failed on a CUDA device, or the device is full.
+    """Whether an allocation has failed on a CUDA device, or the device is full.
 
-    Failed ones are counted since :func:`forget_failed_allocations`. torch itself counts one that it
-    catches, as where cuDNN tries one convolution after another; a library's own is not counted, but
-    needs some megabytes at least.
+    torch counts the failed ones since :func:`forget_failed_allocations`, also those that it catches
+    itself, as where cuDNN tries one convolution after another. Allocations by a library are not
+    counted; they fail where the device is full.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
         free, total = torch.cuda.mem_get_info(device)
         failed_allocations = torch.cuda.memory_stats(device).get("num_ooms", 0)
-    # The device does not compute any more, as after an assertion of CUDA.
+    # Raised where the device does not compute any more, as after an assertion of CUDA.
     except RuntimeError:
         return False
     return failed_allocations > 0 or free < FULL_SHARE * total
@@ -177,7 +177,7 @@ def forget_failed_allocations(device: torch.device) -> None:
 
 @functools.cache
 def versions() -> Mapping[str, str]:
-    """Give the versions of the packages that a trial's result depends on."""
+    """Give the version of each package on which a trial's result depends, by the package's name."""
     names = ("torch", DISTRIBUTIONS[installed_lightning()])
     installed = {name: version(name) for name in names}
     return {"bstune": bstune.__version__, **installed}

@@ -1,11 +1,11 @@
-"""One trial on several devices, a process each, under Lightning's DDP.
+"""Trains one trial on several devices, with a process for each, under Lightning's DDP.
 
-All processes run the same trial: same seed, same stream of batches, of which each takes its own
-micro-batches, and the same evaluations on all validation data. Gradients are exchanged by gloo on
-CPUs and by nccl on CUDA. What processes may see differently, a metric, a loss, a wish to stop, they
-agree on at each evaluation, so that none goes on alone. The first one writes the files, and its
-record is the trial's. Where one fails, :mod:`bstune.trial.processes.workers` ends the others, which
-would wait for it.
+All processes run the same trial: with the same seed, the same stream of batches, of which each
+takes its own micro-batches, and the same evaluations on all validation data. Gradients are
+exchanged by gloo on CPUs and by nccl on CUDA. A metric, a loss or a wish to stop may differ between
+processes: they agree on it at each evaluation, so that none goes on alone. The first process writes
+the files, and its record is the trial's. Where one fails, :mod:`bstune.trial.processes.workers`
+ends the others, which would wait for it.
 
 * B is the whole batch. A device trains ceil(B/N) or floor(B/N) examples, and each loss counts by
   its share, so that the trial is that of one device to float error. Seconds of a step are those of
@@ -40,13 +40,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Place:
-    """One of the processes that train a trial together."""
+    """A process's place among ``count`` that train a trial together: its rank, from 0."""
 
     rank: int
     count: int
 
 
-# None: it trains alone.
+# This process's place; None: it trains alone.
 _place: Place | None = None
 
 
@@ -56,23 +56,26 @@ def place() -> Place | None:
 
 
 def count() -> int:
-    """Tell how many processes train a trial together with this one."""
+    """Give the number of processes that train a trial together, this one included."""
     return 1 if _place is None else _place.count
 
 
 def is_first() -> bool:
-    """Say whether this process writes files: the only one, or the first."""
+    """Whether this process writes files: it is the only one, or the first."""
     return _place is None or _place.rank == 0
 
 
 def join(rank: int, count: int, file: str | None = None) -> None:
-    """Make this process one of ``count``, which find each other through an empty file.
+    """Make this process one of several that train together; call it once in a process's life.
 
-    It is called once in a process's life.
+    Args:
+        rank: the process's number among them, from 0.
+        count: the number of them.
+        file: an empty file, by which they find each other; None: there is this one alone.
     """
     global _place
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    # The first process warns for all.
+    # Only the first process warns.
     if rank > 0:
         logging.disable(logging.WARNING)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -84,7 +87,10 @@ def join(rank: int, count: int, file: str | None = None) -> None:
 
 
 def options_of_process(options: StudyOptions) -> StudyOptions:
-    """Give options with this process's device: from ``cuda`` or ``cuda:N`` on, one each."""
+    """Give the options with this process's own device.
+
+    On CUDA the processes take the devices from ``cuda`` or ``cuda:N`` on, by their ranks.
+    """
     kind, _, first = options.device.partition(":")
     if _place is None or kind != "cuda":
         return options
@@ -92,7 +98,10 @@ def options_of_process(options: StudyOptions) -> StudyOptions:
 
 
 def explain_ddp(error: BaseException) -> None:
-    """Raise a ConfigError in place of DDP's error for a module that does not go with it."""
+    """Raise a ConfigError in place of DDP's error about parameters without a gradient.
+
+    Any other error is left alone.
+    """
     if "Expected to have finished reduction" in str(error):
         raise ConfigError(
             "some parameters take no part in the loss, which DDP does not take: freeze them "
@@ -103,7 +112,8 @@ def explain_ddp(error: BaseException) -> None:
 def trainer_options(options: Mapping[str, Any], strategy: Callable[[], object]) -> dict[str, Any]:
     """Give the Trainer's arguments for this process.
 
-    They are those of one device, or of all with a ``strategy``, DDP.
+    Where it trains alone they are ``options``. Otherwise they have all devices, and the strategy
+    that ``strategy`` makes.
     """
     if _place is None:
         return dict(options)
@@ -115,7 +125,7 @@ def trainer_options(options: Mapping[str, Any], strategy: Callable[[], object]) 
 
 
 def check_count(devices: int) -> None:
-    """Refuse to train on other devices than a protocol says."""
+    """Raise a ConfigError where a protocol's number of devices is not the number of processes."""
     if devices != count():
         raise ConfigError(
             f"devices={devices}, but here {count()} would train the trial: use devices={count()}"
@@ -123,7 +133,7 @@ def check_count(devices: int) -> None:
 
 
 def check_share(batches: object, micro_batch_sizes: Sequence[int]) -> None:
-    """Refuse a trial's batches, on several devices, that are not this process's part of them."""
+    """Raise a ConfigError for batches that are not split over processes that train together."""
     source = getattr(batches, "batch_sampler", None) or batches
     if _place is not None and getattr(source, "micro_batch_sizes", None) != micro_batch_sizes:
         raise ConfigError(
@@ -133,23 +143,29 @@ def check_share(batches: object, micro_batch_sizes: Sequence[int]) -> None:
 
 
 def agree(value: float | None, loss: float, stop: bool) -> tuple[float | None, float, bool]:
-    """Agree with the other processes on the first one's metric and loss.
+    """Agree with the other processes on a metric, a loss and whether to stop.
 
-    One that is not finite anywhere counts for all, and any one that wants to stop stops all.
-    ``value`` is None where the metric is not finite.
+    Args:
+        value: of the metric in this process; None if it is not finite.
+        loss: in this process.
+        stop: whether this process wants to stop.
+
+    Returns:
+        The metric's value and the loss: those of the first process, unless they are not finite in
+        some process (None, or the first such loss). And whether any process wants to stop.
     """
-    seen = gather((value, loss, stop))
-    if seen is None:
+    gathered = gather((value, loss, stop))
+    if gathered is None:
         return value, loss, stop
-    values, losses, stops = zip(*seen, strict=True)
-    not_finite = [seen_loss for seen_loss in losses if not math.isfinite(seen_loss)]
+    values, losses, stops = zip(*gathered, strict=True)
+    not_finite = [other_loss for other_loss in losses if not math.isfinite(other_loss)]
     agreed_value = None if None in values else values[0]
     agreed_loss = not_finite[0] if not_finite else losses[0]
     return agreed_value, agreed_loss, any(stops)
 
 
 def gather(value: Value) -> list[Value] | None:
-    """Collect every process's ``value``, by rank; None where this process trains alone."""
+    """Collect every process's ``value``, in order of rank; None where this one trains alone."""
     if _place is None:
         return None
     values: list[Any] = [None] * _place.count
@@ -158,32 +174,35 @@ def gather(value: Value) -> list[Value] | None:
 
 
 def threads_each(devices: int) -> int:
-    """Tell how many threads of torch each of ``devices`` processes on a CPU has."""
+    """Give the number of torch's threads that each of ``devices`` processes on a CPU has."""
     threads = torch.get_num_threads()
-    # One of several was given its part when it joined them.
+    # A process that has joined others has only its part of the threads already.
     if _place is not None:
         return threads
     return max(1, threads // devices)
 
 
 def check_devices(options: StudyOptions) -> None:
-    """Refuse a number of devices that this machine lacks, or that other options do not go with."""
+    """Raise a ConfigError for more devices than there are, or options that exclude several."""
     count = options.devices
     if count == 1 or _place is not None:
         return
     kind, _, index = options.device.partition(":")
-    there = os.cpu_count() or 1
-    what = "processors"
+    present = os.cpu_count() or 1
+    devices = "processors"
     if kind == "cuda":
-        there = torch.cuda.device_count() - int(index or 0)
-        what = f"CUDA devices from {options.device} on"
+        present = torch.cuda.device_count() - int(index or 0)
+        devices = f"CUDA devices from {options.device} on"
     smallest = options.search.batch_size.low
     option = "search.batch_size.low"
     if options.trial.batch_size is not None:
         smallest = options.trial.batch_size
         option = "trial.batch_size"
     problems = (
-        (count > there, f"but there are {there} {what}: set devices to at most {max(1, there)}"),
+        (
+            count > present,
+            f"but there are {present} {devices}: set devices to at most {max(1, present)}",
+        ),
         (
             smallest < count,
             f"but {option}={smallest} leaves some without an example: set {option} to at least "
@@ -202,17 +221,18 @@ def check_devices(options: StudyOptions) -> None:
             "may leave a device without an example: set protocol.micro_batch_size to 2 or more",
         ),
     )
-    for wrong, line in problems:
-        if wrong:
+    for is_problem, line in problems:
+        if is_problem:
             raise ConfigError(f"devices={count} {line}")
 
 
 def micro_batch_sizes_of_process(
     batch_size: int, micro_batch_size: int | None
 ) -> tuple[tuple[int, ...], slice]:
-    """Give the sizes of all micro-batches of a batch over several devices.
+    """Cut a batch into micro-batches over several devices.
 
-    And which of them are this process's.
+    Returns:
+        The sizes of all micro-batches, and the slice of them that are this process's.
     """
     assert _place is not None  # noqa: S101 (it is one of several)
     sizes = split_batch(batch_size, _place.count, micro_batch_size).sizes

@@ -1,7 +1,4 @@
-"""Errors of the user's code, torch's and the device's in a trial, and how they are told.
-
-Among them is memory that ran out.
-"""
+"""Tells errors in a trial apart, such as memory that ran out, and words them."""
 
 import logging
 import re
@@ -14,21 +11,21 @@ from bstune.trial.lightning.installed import is_oom_error
 
 logger = logging.getLogger(__name__)
 
-# Of a step that is run beside the training: the user's code may raise anything. If the training
-# cannot run the step either, it raises the error again.
+# Errors of a step that is run beside the training: the user's code may raise anything. If the
+# training cannot run the step either, it raises the error again.
 USER_CODE_ERRORS = (Exception,)
-# Of torch and CUDA's libraries, for which torch raises a plain RuntimeError.
+# Texts of torch and CUDA's libraries for memory that ran out, which torch raises as a RuntimeError.
 NO_MEMORY = re.compile(
     r"(CU[A-Z]+_STATUS|[A-Z]+)_ALLOC(ATION)?_FAILED|CUDA error: out of memory|DefaultCPUAllocator"
 )
-# What they say for other reasons too, such as a convolution that cuDNN does not have.
+# Texts that have other reasons too, such as a convolution that cuDNN does not have.
 PERHAPS_NO_MEMORY = re.compile(
     "unable to find an engine|CU(BLAS|DNN|SOLVER)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)"
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on the device or on the host."""
+    """Whether an error says that memory ran out, on the device or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or is_oom_error(error):
         return True
     text = str(error)
@@ -38,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its kind where it has none."""
+    """Give the first line of an error's text, or the name of its class where it has no text."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 

@@ -1,4 +1,4 @@
-"""Generators of random numbers: new ones from a seed, and those that everyone shares."""
+"""Generators of random numbers: new ones from a seed, and the states of the global ones."""
 
 import random
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-# By library, as plain data.
+# The states of global generators, as plain data: by library, such as "torch".
 GeneratorStates = dict[str, Any]
 
 
 class HostStates(NamedTuple):
-    """The states of the generators of Python, numpy and torch on the host, as these have them."""
+    """The states of the global generators on the host, as Python, numpy and torch give them."""
 
     of_python: tuple[Any, ...]
     of_numpy: Any
@@ -23,45 +23,45 @@ class HostStates(NamedTuple):
 def seeded_generators(
     seed: int, device: torch.device | str, count: int
 ) -> tuple[torch.Generator, ...]:
-    """Make independent generators on ``device``, all a function of ``seed``."""
+    """Make ``count`` independent generators on ``device``, all determined by ``seed``."""
     states = np.random.SeedSequence(seed).generate_state(count, np.uint64)
     return tuple(torch.Generator(device).manual_seed(int(state)) for state in states)
 
 
 def host_states() -> HostStates:
-    """Read the states of the generators on the host."""
+    """Read the states of the global generators on the host."""
     return HostStates(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 
 def set_host_states(states: HostStates) -> None:
-    """Set the generators to what :func:`host_states` returned."""
+    """Set the global generators on the host to states that :func:`host_states` gave."""
     random.setstate(states.of_python)
     np.random.set_state(states.of_numpy)
     torch.set_rng_state(states.of_torch)
 
 
 class OwnRandomNumbers:
-    """Random numbers of Python, numpy and torch on the host that nobody else draws from.
+    """A sequence of random numbers of its own from Python's, numpy's and torch's generators.
 
-    What is drawn within :meth:`used` depends on the seed and on what was drawn there before, alone;
-    outside of it the generators go on as if nothing had been drawn.
+    Within :meth:`used` the global generators on the host continue this sequence, which depends on
+    the seed alone. Outside of it they go on as if nothing had been drawn there.
 
     Args:
-        seed: of all three.
+        seed: of all three generators.
     """
 
     def __init__(self, seed: int) -> None:
         shared = host_states()
         random.seed(seed)
         np.random.seed(seed)
-        # The host's alone: torch.manual_seed would seed CUDA's as well.
+        # torch.manual_seed would seed CUDA's generators as well.
         torch.default_generator.manual_seed(seed)
         self._states = host_states()
         set_host_states(shared)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Let the shared generators be these meanwhile."""
+        """Within the context, the global generators draw from this sequence."""
         shared = host_states()
         set_host_states(self._states)
         try:
@@ -72,9 +72,12 @@ class OwnRandomNumbers:
 
 
 def random_state() -> GeneratorStates:
-    """Read the states of the generators of Python, numpy, torch and, where it is in use, CUDA."""
+    """Read the states of the global generators as plain data: Python, numpy, torch and CUDA.
+
+    CUDA's state, of the current device, is there only where CUDA is in use.
+    """
     name, keys, position, has_gauss, gauss = np.random.get_state()
-    # torch loads tensors as plain data, and no arrays.
+    # A tensor, as torch does not load arrays as plain data.
     key_tensor = torch.from_numpy(np.asarray(keys, np.int64))
     state: GeneratorStates = {
         "python": random.getstate(),
@@ -87,7 +90,7 @@ def random_state() -> GeneratorStates:
 
 
 def set_random_state(state: GeneratorStates) -> None:
-    """Set the generators to what :func:`random_state` returned."""
+    """Set the global generators to states that :func:`random_state` gave."""
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))

@@ -1,4 +1,4 @@
-"""Optimizers whose steps can be captured: they read their rates and counts on the device."""
+"""Makes an optimizer's steps fit for a capture: it reads rates and step counts on the device."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,14 @@ from bstune.trial.fast.optimizer_step import has_step_hooks
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
-    """Let an optimizer read its rates and counts on the device.
+    """Let an optimizer read its learning rates and step counts on the device.
 
-    Say why it cannot, None where it can.
+    The options ``fused`` and ``capturable`` of torch's optimizers are set. An optimizer of another
+    kind says by ``capturable = True`` on its class that its step takes an ``lr`` that is a tensor,
+    and changes nothing on the host.
 
-    Of torch's optimizers a group's ``fused`` and ``capturable`` are set. One of another kind says
-    that it can by ``capturable = True`` on its class: its step then takes an ``lr`` that is a
-    tensor, and changes nothing on the host.
+    Returns:
+        Why its steps cannot be captured; None where they can.
     """
     name = type(optimizer).__name__
     if has_step_hooks(optimizer):
@@ -30,13 +31,13 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> str | None:
     for group in optimizer.param_groups:
         if "fused" in group:
             group |= {"fused": True, "foreach": False}
-        # On a CPU torch refuses it.
+        # On a CPU torch refuses the option.
         if "capturable" in group:
             group["capturable"] = device.type != "cpu"
         for parameter in group["params"]:
             if parameter not in optimizer.state:
                 continue
-            # Of a resumed trial.
+            # A resumed trial has counts already, which may lie on the host.
             count = optimizer.state[parameter].get("step")
             if isinstance(count, Tensor):
                 optimizer.state[parameter]["step"] = count.to(parameter.device, torch.float32)

@@ -1,23 +1,24 @@
-"""``torch.compile`` of what a trial's steps call, outside of its training clock.
+"""Compiles a trial's steps with ``torch.compile``, outside of its training clock.
 
-Where it fails, they run eagerly.
+Where that fails, the steps run eagerly.
 
-What is compiled is ``training_step`` as a whole, the loss with the model, where it logs nothing and
-asks the Trainer nothing: its answers change from step to step. Else, and in evaluation, what is
-compiled, in place, are the modules with parameters that the step calls from outside of any other
-module: the LightningModule where it calls ``self(x)``, the model where ``self.model(x)``. The
-number of examples is a variable of the code, as far as the module allows it, so that another batch
-size takes the same code from torch's cache on the disk.
+``training_step`` is compiled as a whole, the loss with the model, where it logs nothing and asks
+the Trainer nothing (the Trainer's answers change from step to step). Otherwise, and in evaluation,
+modules are compiled in place: those with parameters that the step calls from outside of any other
+module. That is the LightningModule where the step calls ``self(x)``, and the model where it calls
+``self.model(x)``. The number of examples is a variable of the code, as far as the module allows it,
+so that another batch size takes the same code from torch's cache on the disk.
 
-Neither of the two serves all steps.
+Neither of the two ways serves all steps.
 
-* A whole step that asks is right, but compiled within the clock: of seven modules at three batch
-  sizes, 20 steps each, one that reads ``self.global_step`` was compiled 8 more times, torch's
-  limit, after which it runs eagerly without a word, and one that asks for ``batch_idx % 7`` once.
-  The modules that the steps call took one graph in training, one in evaluation, and none within the
-  clock. (A backend without machine code; ``self.log`` as a break of the graph.)
-* A whole step that asks nothing saves the time of its loss: with a vocabulary of 8,192, forward and
-  backward of 1,024 tokens took 296 ms, with the modules alone 356, eagerly 367; with a vocabulary
+* A whole step that asks the Trainer gives the right result, but is compiled within the clock. Of
+  seven modules at three batch sizes, 20 steps each, one that reads ``self.global_step`` was
+  compiled 8 more times, which is torch's limit, after which it runs eagerly without a word. One
+  that asks for ``batch_idx % 7`` was compiled once more. The modules that the steps call took one
+  graph in training, one in evaluation, and none within the clock. (With a backend without machine
+  code; ``self.log`` was a break of the graph.)
+* A whole step that asks nothing saves time in its loss. With a vocabulary of 8,192, forward and
+  backward of 1,024 tokens took 296 ms, with the modules alone 356, eagerly 367. With a vocabulary
   of 65 it was 164, 163 and 170. (Medians of 8, CPU time on one core of a busy machine, torch 2.13.)
 """
 
@@ -46,41 +47,49 @@ from bstune.trial.noise_scale import (
     untouched,
 )
 
-# Of a new shape: with CUDA graphs the first is not recorded, the second is, the third is as all
-# that follow.
+# Passes of a step at a new shape: with CUDA graphs the first is not recorded, the second is, and
+# the third is like all that follow.
 PASSES = 3
-# Of one piece of code, in a trial: by batch shape, in training and in evaluation.
+# How often torch may compile one piece of code in a trial: for each batch shape, in training and in
+# evaluation.
 RECOMPILE_LIMIT = 64
 # Attributes of a module where compiled code is put.
 STEP = "training_step"
 CALL = "_compiled_call_impl"
-# What maybe_mark_dynamic sets of a tensor; torch has nothing that takes it back.
+# Attributes that maybe_mark_dynamic sets in a tensor; torch has no function that removes them.
 MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 
 
 class Compiling:
     """Compiles a trial's module for each new shape of its batches.
 
-    It does so ahead of the step or the evaluation that needs it.
+    It does so ahead of the step or the evaluation that needs it, and its seconds count as start-up.
+    The passes that make torch compile leave the training as it was. Where compiling fails, the
+    trial goes on eagerly. (The CUDA graphs of ``reduce-overhead`` and ``max-autotune`` are not
+    tested: there was no such device.)
 
-    It counts as start-up: the passes that make torch compile leave the training as it was. Where it
-    fails, the trial goes on eagerly, and ``failed`` says why. Without a mode nothing is compiled.
-    (The CUDA graphs of ``reduce-overhead`` and ``max-autotune`` are not tested: there was no such
-    device.)
+    Args:
+        mode: of torch.compile; None: nothing is compiled.
+        clock: the trial's.
+
+    Attributes:
+        failed: why compiling has failed; None: it has not.
     """
 
     def __init__(self, mode: str | None, clock: TrialClock) -> None:
         self.failed: str | None = None
         self._mode = mode
         self._clock = clock
-        # Code holds for any number of examples; a graph of CUDA is recorded for each number anyway.
+        # Code for any number of examples is of no use with CUDA graphs, which are recorded for each
+        # number anyway.
         self._code = CompiledCode(mode, is_free=mode not in CUDA_GRAPH_MODES)
         # Whether the training step may be compiled as a whole.
         self._may_be_whole = True
-        # What was warmed up: the stage, the shapes of a batch, and which parameters are trained.
+        # The cases that are compiled: the stage, the shapes of a batch, and which parameters are
+        # trained.
         self._warm: set[tuple[str, tuple[torch.Size, ...], tuple[bool, ...]]] = set()
         self._compiled_stages: set[str] = set()
-        # Graphs that torch has compiled where it was meant to, outside of the clock.
+        # The number of graphs that torch has compiled outside of the clock.
         self._expected = compiled_graphs()
 
     def before_training_step(
@@ -100,10 +109,11 @@ class Compiling:
         parameters = optimized_parameters(trainer, module)
         scale = loss_scale(trainer)
 
-        # The warm-up runs it at several batch numbers: a step that goes by its number is compiled
-        # anew for each, which has to be seen before the clock runs.
-        def step(later: int) -> object:
-            return gradients_of(trainer, module, parameters, batch, batch_idx + later, scale)
+        # The warm-up runs the step at several batch numbers. A step that depends on its number is
+        # compiled anew for each, which has to be seen before the clock runs.
+        def step(batches_later: int) -> object:
+            index = batch_idx + batches_later
+            return gradients_of(trainer, module, parameters, batch, index, scale)
 
         with self._clock.interrupt_segment(Phase.STARTUP):
             self._warm_up("training", trainer, module, forward, step)
@@ -125,24 +135,24 @@ class Compiling:
             *step_arguments(module.validation_step, batch, batch_idx),
         )
         self._clock.enter(Phase.STARTUP)
-        self._warm_up("validation", trainer, module, forward, lambda later: forward())
+        self._warm_up("validation", trainer, module, forward, lambda batches_later: forward())
         self._clock.enter(Phase.EVALUATION)
 
     def eagerly(self) -> AbstractContextManager[object]:
-        """Run what is inside without the compiled code, whose shapes it does not have."""
+        """Make a context within which the module runs eagerly, on batches of other shapes."""
         if self._mode is None:
             return nullcontext()
         eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return eager
 
     def end(self) -> None:
-        """Undo all of it, and warn if torch compiled in between, where the clock may have run."""
+        """Make the module eager again; warn if torch compiled while the clock may have run."""
         if self._mode is None:
             return
-        more = compiled_graphs() - self._expected
-        if more and self.failed is None:
-            plural = "s" * (more > 1)
-            times = f"{more} more time{plural}"
+        unexpected = compiled_graphs() - self._expected
+        if unexpected and self.failed is None:
+            plural = "s" * (unexpected > 1)
+            times = f"{unexpected} more time{plural}"
             warn_once(
                 f"torch compiled the module {times} in the course of its training or evaluation "
                 "(something in it changes from step to step): the seconds may hold that"
@@ -150,19 +160,24 @@ class Compiling:
         self._code.undo()
 
     def _is_new(self, stage: str, module: LightningModule, batch: object) -> bool:
+        """Whether a batch needs code that is not compiled yet; from here on it counts as compiled.
+
+        ``stage`` is ``training`` or ``validation``.
+        """
         if self._mode is None or self.failed is not None:
             return False
         self._begin_step()
         shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-        # Where parameters are frozen in the course of training, as a whitening's bias is, the code
-        # is another one.
-        key = stage, shapes, tuple(parameter.requires_grad for parameter in module.parameters())
-        is_new = key not in self._warm
-        self._warm.add(key)
+        # Parameters that are frozen in the course of training, as a whitening's bias is, need other
+        # code.
+        trained = tuple(parameter.requires_grad for parameter in module.parameters())
+        case = stage, shapes, trained
+        is_new = case not in self._warm
+        self._warm.add(case)
         return is_new
 
     def _begin_step(self) -> None:
-        # What the last step's graphs returned may be overwritten.
+        """Tell torch's CUDA graphs that they may overwrite what the last step's returned."""
         if self._mode in CUDA_GRAPH_MODES:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
@@ -174,15 +189,19 @@ class Compiling:
         forward: Callable[[], object],
         step: Callable[[int], object],
     ) -> None:
-        """Run a step until all is compiled; an error ends the compiling, and not the trial.
+        """Run a step until all its code is compiled; an error ends the compiling, not the trial.
 
-        ``forward`` runs its forward pass, and ``step`` all of it, as if it came so many batches
-        later.
+        Args:
+            stage: ``training`` or ``validation``.
+            trainer: of the trial.
+            module: that is compiled.
+            forward: runs the step's forward pass.
+            step: runs the whole step, as if its batch came so many batches later.
         """
         before = compiled_graphs()
         called: list[nn.Module] = []
-        # Code for any number of examples is tried first, then code for each number, where both may
-        # be.
+        # Code for any number of examples is tried first where it is allowed, then code for each
+        # number.
         fallbacks = [self._fail]
         if self._code.is_free:
             fallbacks = [self._fix_lengths, self._fail]
@@ -193,7 +212,7 @@ class Compiling:
                     called = called_modules(module, forward)
                 if not called:
                     break
-                # The weights of accumulated micro-batches go by their number.
+                # With accumulation the loss is weighted by the micro-batch's number.
                 asks = bool(asked) or trainer.accumulate_grad_batches > 1
                 if stage == "training" and not asks and self._compile_step(trainer, module, step):
                     break
@@ -211,10 +230,12 @@ class Compiling:
     def _compile_step(
         self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]
     ) -> bool:
-        """Compile the training step as a whole and run it; tell whether that is possible."""
+        """Compile the training step as a whole and run it, and say whether it can be used so.
+
+        It cannot where torch compiles it anew for each batch number: then it is made eager again.
+        """
         if self._may_be_whole:
             self._code.compile_step(module)
-            # What goes by the number of its batch is compiled anew for each.
             self._may_be_whole = self._passes(trainer, module, step) == 0
         if not self._may_be_whole:
             self._code.restore_step(module)
@@ -223,25 +244,29 @@ class Compiling:
     def _passes(
         self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]
     ) -> int:
-        """Run a step some times, and tell how many graphs were compiled after the first time."""
-        first = 0
-        for later in range(PASSES):
+        """Run a step ``PASSES`` times, and count the graphs that torch compiled after the first."""
+        after_first = 0
+        for batches_later in range(PASSES):
             self._begin_step()
             with (
                 untouched(trainer, module),
                 torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT),
             ):
-                step(later)
-            first = first or compiled_graphs()
-        return compiled_graphs() - first
+                step(batches_later)
+            after_first = after_first or compiled_graphs()
+        return compiled_graphs() - after_first
 
     def _fix_lengths(self, reason: str) -> None:
-        """Begin anew with code for fixed numbers of examples: a compiler may fail with others."""
+        """Begin anew with code for fixed numbers of examples.
+
+        The compiler has failed with code for any number, for a ``reason`` that is not told.
+        """
         self._code.undo()
         self._code.is_free = False
         self._warm.clear()
 
     def _fail(self, reason: str) -> None:
+        """End the compiling for a reason, and let the module run eagerly."""
         self.failed = f"trained eagerly, as compile={self._mode} failed: {reason}"
         warn_once(
             f"compile={self._mode} fails, so the training is eager (compile=null leaves it out): "
@@ -251,17 +276,17 @@ class Compiling:
 
 
 class CompiledCode:
-    """What is compiled in the place of a module's own functions, until it is undone.
+    """Compiled code in the place of a module's own functions, until :meth:`undo`.
 
     Args:
         mode: of torch.compile; None is its default.
-        is_free: whether code is for any number of examples.
+        is_free: whether the code is for any number of examples; else it is for each number anew.
     """
 
     def __init__(self, mode: str | None, is_free: bool = False) -> None:
         self.is_free = is_free
         self._mode = mode
-        # By module and attribute: what stood there before.
+        # The original function of each module and attribute that was replaced.
         self._replaced: dict[tuple[nn.Module, str], Any] = {}
 
     @property
@@ -279,44 +304,44 @@ class CompiledCode:
             setattr(module, STEP, self._replaced.pop((module, STEP)))
 
     def compile_call(self, part: nn.Module) -> None:
-        """Compile a module's call, its forward pass and hooks; its parameters' names stay."""
+        """Compile a module's call in place: its forward pass with its hooks."""
 
-        # Not nn.Module.compile: of one of torch's own modules, such as a Sequential, it compiles
-        # nothing.
+        # nn.Module.compile would compile nothing in torch's own modules, such as a Sequential.
         def call(*args: object, **kwargs: object) -> object:
             return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         self._replace(part, CALL, call)
 
     def _replace(self, owner: nn.Module, name: str, function: Callable[..., Any]) -> None:
+        """Put a compiled ``function`` in the place of an attribute, unless that is compiled."""
         if (owner, name) not in self._replaced:
             self._replaced[owner, name] = getattr(owner, name)
             setattr(owner, name, _compiled(function, self._mode, self.is_free))
 
     def undo(self) -> None:
-        """Make all of it eager again, and have torch forget what it compiled.
+        """Put the original functions back, and have torch forget the code that it compiled.
 
-        torch would keep it for ever, and past its limit of recompilations run all else eagerly
-        without a word.
+        torch would keep the code for ever. Past its limit of recompilations it would run later
+        trials eagerly without a word.
         """
-        # A second of imports that only compiled trials need.
+        # Imported here, as it takes a second that only compiled trials need.
         from torch._inductor.codecache import PyCodeCache
 
         for (owner, name), original in self._replaced.items():
             setattr(owner, name, original)
         self._replaced.clear()
         torch.compiler.reset()
-        # The generated modules, which torch keeps: their files stay. What is left are finalizers
-        # that torch's guards hang on classes, such as Linear: some 250 KiB a trial of a small
+        # Drops the generated modules that torch keeps; their files stay. Left are finalizers that
+        # torch's guards hang on classes such as Linear: some 250 KiB for each trial of a small
         # network (tests/benchmarks/bench_flat_memory.py).
         PyCodeCache.cache_clear()
 
 
 @contextmanager
 def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) -> Iterator[None]:
-    """Compile what ``loss``, a forward pass, calls of a module.
+    """Within the context, the modules that ``loss``, a forward pass, calls are compiled.
 
-    Where that fails, it runs eagerly, as a trial does.
+    Where compiling fails, they run eagerly, as in a trial. ``mode`` None compiles nothing.
     """
     if mode is None:
         yield
@@ -341,9 +366,9 @@ def compiled(mode: str | None, module: nn.Module, loss: Callable[[], Tensor]) ->
 
 @contextmanager
 def failing(fail: Callable[[str], None]) -> Iterator[None]:
-    """Call ``fail`` with the reason where the module or the compiler raises an error.
+    """Within the context, an error of the module or the compiler becomes a call of ``fail``.
 
-    Memory that ran out is left to the trial.
+    It gets the reason in a line. The error that memory has run out is raised, as it ends the trial.
     """
     try:
         yield
@@ -360,13 +385,15 @@ def failing(fail: Callable[[str], None]) -> Iterator[None]:
 
 
 def _compiled(function: Callable[..., Any], mode: str | None, is_free: bool) -> Callable[..., Any]:
-    """Compile a function; the length of its tensors may be free, all else is fixed."""
+    """Compile a function, for any length of its arguments' tensors where ``is_free``.
+
+    The length is that of dimension 0; all other sizes are fixed.
+    """
     compiled = torch.compile(function, mode=mode, dynamic=False)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # A module that is compiled by itself may be called in a step that is: there nothing is
-        # marked.
+        # While a step that calls this one is compiled as a whole, nothing can be marked.
         if not torch.compiler.is_compiling():
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor):
@@ -377,22 +404,22 @@ def _compiled(function: Callable[..., Any], mode: str | None, is_free: bool) -> 
 
 
 def _mark_length(tensor: Tensor, is_free: bool) -> None:
-    """Let a tensor's length be free in the code that is compiled with it.
+    """Mark a tensor so that code which is compiled with it holds for any length of it.
 
-    Else the mark of an earlier try is taken off it.
+    Where lengths are not free, the mark of an earlier try is removed.
     """
     if not is_free:
         for name in MARKS:
             vars(tensor).pop(name, None)
     elif tensor.dim():
-        # It stays fixed where the function needs that.
+        # torch fixes the length all the same where the function needs that.
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def called_modules(module: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
-    """List the modules with parameters that ``run`` calls from outside of any other.
+    """List the modules with parameters that ``run`` calls from outside of any other module.
 
-    They are in the order of their first call.
+    They are in the order of their first call. ``run`` is called once, to see that.
     """
     called: list[nn.Module] = []
     depth = 0

@@ -1,4 +1,7 @@
-"""What a step changes on the device, to be put back and compared: tensors, random numbers."""
+"""The state that a step changes on the device, copied, put back and compared.
+
+That is tensors and the states of random number generators.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,16 +12,16 @@ from torch.optim import Optimizer
 
 from bstune.trial.lightning.installed import LightningModule
 
-# A replay may differ from its step by this share of the step's change of a tensor: kernels that add
-# up in no fixed order do by some tenths of a percent in half precision, of which Muon's
-# orthogonalisation may make some percent.
+# A replay may differ from its step by this share of the step's change of a tensor. Kernels that add
+# up in no fixed order differ by some tenths of a percent in half precision, which Muon's
+# orthogonalisation may turn into some percent.
 TOLERANCE = 0.05
-# And by this share of the tensor itself.
+# In addition it may differ by this share of the tensor itself.
 ROUNDING = 1e-6
 
 
 class Copy:
-    """The values of a state at one time."""
+    """Copies of tensors, and the states of generators, at one time."""
 
     def __init__(self, tensors: Sequence[Tensor], generators: Sequence[torch.Generator]) -> None:
         self.tensors = [tensor.detach().clone() for tensor in tensors]
@@ -26,11 +29,11 @@ class Copy:
 
 
 class DeviceState:
-    """Weights, buffers, the optimizer's state and generators, from one step to the next.
+    """The tensors and generators of a module and its optimizer that a step may change.
 
     Attributes:
-        names: of the tensors, for a reader.
-        tensors: as the module and the optimizer hold them.
+        names: of the tensors, for messages.
+        tensors: weights, buffers and the optimizer's state: the live ones, not copies.
         generators: that a step may draw from.
     """
 
@@ -46,33 +49,33 @@ class DeviceState:
         self.generators = generators_of(module)
 
     def copied(self) -> Copy:
-        """Copy all of it."""
+        """Copy all tensors' values and generators' states."""
         return Copy(self.tensors, self.generators)
 
     @torch.no_grad()
     def restore(self, copy: Copy) -> None:
-        """Let it be as it was when the copy was made."""
+        """Put tensors and generators back as they were when the copy was made."""
         copy_values(self.tensors, copy.tensors)
         for generator, state in zip(self.generators, copy.generators, strict=True):
             generator.set_state(state)
 
 
 def copy_values(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy tensors' values in as few kernels as possible."""
+    """Copy ``values`` into the tensors ``to``, in as few kernels as possible."""
     if to:
         torch._foreach_copy_(list(to), list(values))
 
 
 def generators_of(module: LightningModule) -> list[torch.Generator]:
-    """Find the generators of the module's device that a step may draw from.
+    """Find the random generators on the module's device that a step may draw from.
 
-    They are torch's own, and the module's.
+    They are torch's default one, and those that are attributes of the module or a module in it.
     """
     device = module.device
     default = torch.default_generator
     if device.type != "cpu":
         default = torch.cuda.default_generators[device.index or 0]
-    # Each once, in the order of the modules.
+    # A dict has each generator once, in the order of the modules.
     of_module: dict[torch.Generator, None] = {}
     for part in module.modules():
         for value in vars(part).values():
@@ -87,15 +90,15 @@ def first_difference(
     taken: Sequence[Tensor],
     before: Sequence[Tensor],
 ) -> str | None:
-    """Name the first tensor that a replay changed otherwise than the step.
+    """Name the first tensor that a replay has changed otherwise than the step; None if none.
 
-    The device is waited for.
+    Floating-point tensors may differ by rounding. The device is waited for.
 
     Args:
         names: of the tensors.
         replayed: their values after the replay.
-        taken: after the step itself.
-        before: ahead of either.
+        taken: their values after the step itself.
+        before: their values before either.
     """
     for name, by_replay, by_step, start in zip(names, replayed, taken, before, strict=True):
         if by_step.is_floating_point():
@@ -108,6 +111,10 @@ def first_difference(
 
 
 def _is_near(by_replay: Tensor, by_step: Tensor, start: Tensor) -> bool:
+    """Whether two values of a tensor differ by no more than kernels' rounding, by their norms.
+
+    Values that are not finite after the step are taken as near: the training is lost either way.
+    """
     error: float = (by_replay - by_step).norm().item()
     change: float = (by_step - start).norm().item()
     size: float = by_step.norm().item()
@@ -117,4 +124,5 @@ def _is_near(by_replay: Tensor, by_step: Tensor, start: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
+    """Give a tensor in float32 at least, so that its norm does not overflow."""
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))

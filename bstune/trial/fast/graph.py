@@ -1,17 +1,17 @@
-"""Whole training steps as replays of one CUDA graph.
+"""Captures a whole training step in a CUDA graph, and replays the graph for the steps after it.
 
-Forward, backward and the optimizer's step are a single launch.
+The forward pass, the backward pass and the optimizer's step are then a single launch.
 
 A graph repeats the same kernels on the same memory, with the numbers that the host gave them when
-it was captured. So a step is captured only where nothing differs from one step to the next but the
-batch, which is copied to where the graph reads it, the learning rates, which lie in tensors, and
-the device's random numbers, which a graph draws on. What else may differ is looked for in the first
-steps, which run as they are, and a first replay is compared with the step that it repeats. Where
-anything differs, all steps are eager, and ``reason`` says why.
+it was captured. Three things may differ from one step to the next: the batch, which is copied to
+where the graph reads it; the learning rates, which lie in tensors; and the device's random numbers,
+which a graph draws on. The first steps run as they are, and are watched for anything else that
+differs. The first replay is compared with the step that it repeats. Where anything differs, all
+steps are eager, and ``reason`` says why.
 
 So a step is not captured where it uses ``batch_idx``, the Trainer or ``self.log``, changes
-attributes, or draws random numbers on the host. An optimizer of your own says ``capturable =
-True``. What a step reads of objects that are no attributes of a module is not seen.
+attributes, or draws random numbers on the host. An optimizer of your own has to say ``capturable =
+True``. A step that reads objects which are no attributes of a module is not noticed.
 
 Tests on a CPU record the operators of a step in a graph's place.
 """
@@ -33,38 +33,43 @@ from bstune.trial.fast.host_state import first_change, holds_the_same, host_rand
 from bstune.trial.fast.watch import WatchedNumber, watching_uses
 from bstune.trial.lightning.installed import LightningModule
 
+# Takes a step on a batch, given its number, and returns what training_step returned.
 Step = Callable[[Any, int], Any]
+# Kinds of devices on which steps are captured.
 DEVICES = ("cuda",)
-# The first makes the optimizer's state, cuDNN's choices and compiled code; the second is watched
-# for what it changes on the host, as is the third, which the first replay repeats.
+# Eager steps before the first replay. The first makes the optimizer's state, cuDNN's choices and
+# compiled code. The second and the third are watched for changes on the host, and the first replay
+# repeats the third.
 WARM_STEPS = 3
-# A step that changes so often, each time before as many replays, stays eager: a momentum with a
-# schedule is one.
+# The most captures of a step that changes each time before it was replayed often enough to be worth
+# one. After them steps stay eager, as with a momentum that has a schedule.
 MAX_CAPTURES = 4
 REPLAYS_WORTH_A_CAPTURE = 32
 
 
 def captures(mode: FastMode, device: torch.device) -> bool:
-    """Tell whether steps on this device are captured, if they can be."""
+    """Whether steps on this device are captured where they can be."""
     return mode == "graph" and device.type in DEVICES
 
 
 class CapturedSteps:
-    """Takes the steps of one fit: eagerly first, then by replays of a graph.
+    """Takes the steps of one fit: eagerly first, then by replays of a graph where that can be.
 
-    It does so if a step can be captured.
+    A call takes a step on a batch and returns what ``training_step`` returned. Where memory runs
+    out in a capture, the error is raised, as that of an eager step is.
 
     Args:
         module: set up for the fit, on its device.
-        optimizer: its only one. Where a step can be captured it becomes fused or capturable. Its
-            groups' ``lr`` stay the numbers that schedules see; within a step they are tensors.
-        eager: called with a batch on the device and its number, takes a whole step, the gradients'
-            removal before it included, and returns what ``training_step`` did; it may be called in
-            a capture.
-        around: makes a context for what is no step of the training, as one that stops a clock.
+        optimizer: the module's only one. Where a step can be captured it becomes fused or
+            capturable. The ``lr`` of its groups stays the number that schedules see; within a step
+            it is a tensor.
+        eager: takes a whole step, from the removal of gradients on, given a batch on the device and
+            its number. It returns what ``training_step`` returned, and may be called in a capture.
+        around: makes a context for work that is no step of the training, such as one that stops a
+            clock.
 
-    A call takes a step on a batch and returns what ``training_step`` did. Where memory runs out in
-    a capture, the error is raised, as that of an eager step is.
+    Attributes:
+        reason: why steps are eager; None as long as they are captured, or may be.
     """
 
     def __init__(
@@ -74,30 +79,32 @@ class CapturedSteps:
         eager: Step,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        # Why steps are eager; None as long as they are, or may be, captured.
         self.reason: str | None = None
         self._module = module
         self._optimizer = optimizer
         self._eager = eager
         self._around = around
-        # Each group's rate, on the device, and the number that it holds.
+        # The learning rate of each parameter group, in a tensor on the device, and as the number
+        # that the tensor holds.
         self._rates: list[Tensor] = []
-        self._filled: list[float] = []
-        # Of the latest step, what a graph fixes.
+        self._rates_on_device: list[float] = []
+        # All that a graph fixes, as it was at the latest step.
         self._signature: Any = None
         self._parameters: list[Tensor] = []
-        # Addresses of parameters and buffers, when they were last looked at.
-        self._places: list[int] = []
-        # Eager steps of this signature, and its replays.
-        self._warm = 0
+        # The addresses of parameters and buffers when they were last read.
+        self._addresses: list[int] = []
+        # The number of eager steps with this signature, and of replays.
+        self._warm_steps = 0
         self._replays = 0
-        # Signatures so far that were not worth a capture.
+        # The number of signatures in a row that were not worth a capture.
         self._changes = 0
         # The host's state when the step was captured.
         self._host: dict[str, list[object]] = {}
-        # Whether the module is looked at before the next step.
-        self._looks = True
+        # Whether the module is checked before the next step.
+        self._is_check_due = True
+        # Replays the captured step; None: none is captured.
         self._replay: Callable[[], None] | None = None
+        # The tensors that the graph reads its batch from, and the output that it writes.
         self._inputs: list[Tensor] = []
         self._output: Any = None
         reason = make_capturable(optimizer, module.device)
@@ -105,14 +112,14 @@ class CapturedSteps:
             self._give_up(reason)
             return
         self._rates = [torch.zeros((), device=module.device) for _ in optimizer.param_groups]
-        self._filled = [0.0] * len(self._rates)
+        self._rates_on_device = [0.0] * len(self._rates)
 
     def __call__(self, batch: object, index: int) -> Any:
-        """Take a step on the batch of this number."""
+        """Take a step on a batch, whose number is ``index``."""
         if self.reason is not None:
             return self._eager(batch, index)
         leaves, structure = tree_flatten(batch)
-        if not self._fits(structure, leaves):
+        if not self._may_capture(structure, leaves):
             return self._eager(batch, index)
         self._fill_rates()
         if self._replay is not None:
@@ -120,25 +127,28 @@ class CapturedSteps:
             self._replay()
             self._replays += 1
             return self._output
-        self._warm += 1
-        if self._warm == 1:
+        self._warm_steps += 1
+        if self._warm_steps == 1:
             with self._tensor_rates():
                 return self._eager(batch, index)
-        if self._warm < WARM_STEPS:
+        if self._warm_steps < WARM_STEPS:
             return self._watched(batch, index)
         return self._capture(batch, index, leaves, structure)
 
     def look_again(self) -> None:
-        """Before the next step, look whether the module is as it was.
+        """Check the module before the next step: hooks of an epoch or an evaluation have run."""
+        self._is_check_due = True
 
-        Hooks of an epoch or an evaluation have run.
-        """
-        self._looks = True
+    def _may_capture(self, structure: TreeSpec, leaves: Sequence[object]) -> bool:
+        """Whether a step on this batch is, or may be, captured.
 
-    def _fits(self, structure: TreeSpec, leaves: Sequence[object]) -> bool:
-        """Begin anew where what a graph fixes is no longer as it was.
+        Where something has changed that a graph fixes, the captured step is dropped and the warm
+        steps begin anew. A graph fixes the shapes of the batch, the addresses of tensors, the
+        optimizer's options, and which parameters are trained.
 
-        That is shapes, places, the optimizer's options.
+        Args:
+            structure: of the batch.
+            leaves: of the batch: its tensors, if it holds nothing else.
         """
         batch = list[tuple[object, ...]]()
         for leaf in leaves:
@@ -147,11 +157,11 @@ class CapturedSteps:
                 return False
             batch.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device))
         groups = [_options(group) for group in self._optimizer.param_groups]
-        if self._looks:
-            self._look()
-        # A schedule may freeze some at any step.
+        if self._is_check_due:
+            self._check_module()
+        # A schedule may freeze parameters at any step.
         trained = [parameter.requires_grad for parameter in self._parameters]
-        signature = structure, batch, groups, trained, self._places
+        signature = structure, batch, groups, trained, self._addresses
         if signature != self._signature:
             # Only changes that come soon after each other count.
             if self._replays >= REPLAYS_WORTH_A_CAPTURE:
@@ -160,7 +170,7 @@ class CapturedSteps:
             self._signature = signature
             self._replay = None
             self._output = None
-            self._warm = 0
+            self._warm_steps = 0
             self._replays = 0
         if self._changes > MAX_CAPTURES:
             self._give_up(
@@ -169,27 +179,36 @@ class CapturedSteps:
             )
         return self._changes <= MAX_CAPTURES
 
-    def _look(self) -> None:
-        self._looks = False
+    def _check_module(self) -> None:
+        """Read the module's parameters and addresses anew.
+
+        Where the host's state is no longer as it was in the capture, the signature is forgotten, so
+        that the captured step is dropped.
+        """
+        self._is_check_due = False
         self._parameters = list(self._module.parameters())
         tensors = (*self._parameters, *self._module.buffers())
-        self._places = [tensor.data_ptr() for tensor in tensors]
+        self._addresses = [tensor.data_ptr() for tensor in tensors]
         if self._replay is not None:
             host = host_state(self._module, self._optimizer)
             if first_change(self._host, host) is not None:
                 self._signature = None
 
     def _fill_rates(self) -> None:
-        # One small kernel a group whose rate has changed, and none while it is constant: unlike a
-        # table of all rates this holds for any schedule. Filling waits for nothing.
+        """Write the learning rates that have changed since the last step to the device.
+
+        That is one small kernel for each such group, which waits for nothing. Unlike a table of all
+        rates it serves any schedule.
+        """
         groups = self._optimizer.param_groups
         for place, (group, rate) in enumerate(zip(groups, self._rates, strict=True)):
-            if group["lr"] != self._filled[place]:
-                self._filled[place] = group["lr"]
+            if group["lr"] != self._rates_on_device[place]:
+                self._rates_on_device[place] = group["lr"]
                 rate.fill_(group["lr"])
 
     @contextmanager
     def _tensor_rates(self) -> Iterator[None]:
+        """Within the context, the ``lr`` of each parameter group is its tensor on the device."""
         numbers = [group["lr"] for group in self._optimizer.param_groups]
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
@@ -200,7 +219,7 @@ class CapturedSteps:
                 group["lr"] = number
 
     def _watched(self, batch: object, index: int) -> Any:
-        """Take an eager step, and give up if it depends on the host's state, or changes it."""
+        """Take an eager step; give up captures if it depends on the host's state or changes it."""
         asked: list[str] = []
         before = host_state(self._module, self._optimizer)
         random_before = host_random(self._module.device)
@@ -224,7 +243,13 @@ class CapturedSteps:
     ) -> Any:
         """Take an eager step, capture it, and compare a replay with it.
 
-        A step may take its batch apart.
+        The replay changes nothing: the state after the eager step is put back.
+
+        Args:
+            batch: of the step.
+            index: its number.
+            leaves: the batch's tensors; a step may take the batch itself apart.
+            structure: by which the batch is made of them.
         """
         state = DeviceState(self._module, self._optimizer)
         with self._around():
@@ -253,20 +278,28 @@ class CapturedSteps:
         index: int,
         generators: Sequence[torch.Generator],
     ) -> None:
+        """Capture a step on copies of the batch's tensors; give up captures if that fails.
+
+        Args:
+            leaves: the batch's tensors.
+            structure: by which a batch is made of them.
+            index: the batch's number.
+            generators: that the step may draw from.
+        """
         # Clones keep memory formats.
         self._inputs = [leaf.clone() for leaf in leaves]
 
         def step() -> None:
-            # Another number than the step's own, so that a result that goes by it shows when the
-            # two are compared.
+            # The batch's number is another than the eager step's, so that a result that depends on
+            # it shows when the two are compared.
             self._output = self._eager(tree_unflatten(self._inputs, structure), index + 1)
 
         try:
             with self._tensor_rates():
                 self._replay = record(step, generators)
         except USER_CODE_ERRORS as error:
-            # Ending a capture that has failed raises an error of its own, on top of the one that
-            # says why.
+            # The end of a failed capture raises an error of its own, on top of the one that says
+            # why.
             first: BaseException = error
             while True:
                 if is_out_of_memory(first):
@@ -277,6 +310,14 @@ class CapturedSteps:
             self._give_up(f"{type(first).__name__} in its capture: {first_line(first)}")
 
     def _compare(self, state: DeviceState, before: Copy, after: Copy, output: object) -> None:
+        """Give up captures if the replay has had another result than the eager step.
+
+        Args:
+            state: as the replay has left it.
+            before: the state before either.
+            after: the state after the eager step.
+            output: of the eager step.
+        """
         taken_loss = _loss(output)
         different = first_difference(
             [*state.names, "the loss"],
@@ -288,6 +329,7 @@ class CapturedSteps:
             self._give_up(f"a replayed step differs from the step itself in {different}")
 
     def _give_up(self, reason: str) -> None:
+        """Take all steps eagerly from here on, and warn why."""
         self.reason = reason
         self._replay = None
         self._output = None
@@ -296,14 +338,17 @@ class CapturedSteps:
 
 
 def _loss(output: object) -> Any:
-    """Give the loss of what a step returned; None where it has none."""
+    """Give the loss in what ``training_step`` returned; None where there is none."""
     if isinstance(output, Mapping):
         return output.get("loss")
     return output
 
 
 def _options(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Give what a graph fixes of a group of parameters: tensors themselves, all else by value."""
+    """Give the options of a parameter group that a graph fixes, to be compared.
+
+    A tensor is given by its identity, as a graph reads its value anew; other options by value.
+    """
     options = list[tuple[str, Any]]()
     for name, value in group.items():
         if name in ("params", "lr"):
@@ -314,12 +359,12 @@ def _options(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def record(step: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
-    """Capture a step that draws on these generators, and return what replays it."""
+    """Capture a step that may draw from these generators, and return a function to replay it."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
-    # Of this thread alone: another one may allocate meanwhile, as that of a DataLoader that pins
-    # its batches.
+    # The mode lets other threads allocate meanwhile, as that of a DataLoader does that pins its
+    # batches.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step()
     return graph.replay

@@ -1,4 +1,4 @@
-"""What a step may change on the host, which a replay of the step would not change again."""
+"""The state on the host that a step may change, and that a replay would not change again."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,16 +9,19 @@ from torch.optim import Optimizer
 from bstune.trial.devices.randomness import random_state
 from bstune.trial.lightning.installed import LightningModule
 
-# Values that are compared; all others are the same where they are the same object.
+# Types of values that are compared. Values of other types are the same if they are one object.
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def host_state(module: LightningModule, optimizer: Optimizer) -> dict[str, list[object]]:
-    """Take what modules and the optimizer's state hold, by name, containers by their contents."""
+    """Give the values of modules' attributes and of the optimizer's state, by name.
+
+    Each is a list: the contents of a container, or the single value.
+    """
     state = {}
     for name, part in module.named_modules():
         for key, value in vars(part).items():
-            # The module that is trained has no name.
+            # The outermost module has an empty name.
             place = f"{name}.{key}" if name else key
             state[place] = _contents(value)
     for number, values in enumerate(optimizer.state.values()):
@@ -28,6 +31,7 @@ def host_state(module: LightningModule, optimizer: Optimizer) -> dict[str, list[
 
 
 def _contents(value: object) -> list[object]:
+    """List the contents of a container (keys first of a mapping), or a single value itself."""
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set):
@@ -38,7 +42,7 @@ def _contents(value: object) -> list[object]:
 def first_change(
     before: Mapping[str, list[object]], after: Mapping[str, list[object]]
 ) -> str | None:
-    """Name what is the first to differ between two states; None: nothing does."""
+    """Name the first value that differs between two states of :func:`host_state`; None if none."""
     for name in {**before, **after}:
         if not holds_the_same(before.get(name), after.get(name)):
             return name
@@ -46,9 +50,9 @@ def first_change(
 
 
 def holds_the_same(before: Sequence[object] | None, after: Sequence[object] | None) -> bool:
-    """Tell whether two lists hold the same objects, or numbers and texts that are equal.
+    """Whether two lists hold the same objects, or equal plain values, in the same order.
 
-    None: there is none.
+    A missing list (None) holds the same as no other.
     """
     if before is None or after is None or len(before) != len(after):
         return False
@@ -56,15 +60,16 @@ def holds_the_same(before: Sequence[object] | None, after: Sequence[object] | No
 
 
 def _is_same(value: object, other: object) -> bool:
+    """Whether two values are one object, or equal plain values of one type."""
     if value is other:
         return True
     return type(value) is type(other) and isinstance(value, PLAIN) and bool(value == other)
 
 
 def host_random(device: torch.device) -> list[str]:
-    """Take the states of the generators on the host, unless that is the device.
+    """Give the states of Python's, numpy's and torch's random generators on the host, as texts.
 
-    They are those of Python, numpy and torch.
+    Torch's is left empty where ``device`` is the CPU, as a replay there draws from it.
     """
     state = random_state()
     of_numpy = list[object]()

@@ -1,18 +1,16 @@
-"""The steps of a fit without the calls that nobody listens to.
-
-It takes them where nobody can tell the difference.
+"""The lean loop: takes the steps of a fit without the calls of hooks that do nothing.
 
 Around each step Lightning calls some thirty hooks of the module, the call-backs, the strategy and
-the precision plug-in, which mostly do nothing; with small networks that takes longer than the step.
-:class:`LeanLoop` does in their order only the things that have an effect: whatever a module, an
-optimizer, a schedule or a call-back of bstune's can see, counters, epochs and logged values too, is
-as it is in Lightning's own loop, and so are weights and histories, bit for bit. Evaluations,
-checkpoints, the ends of epochs, and where a resumed fit goes on are Lightning's own code. Where
-somebody listens to the steps, or a step is of another kind, Lightning's loop takes all of them, and
-``name`` says why (:mod:`bstune.trial.fast.reasons`).
+the precision plug-in, most of which do nothing. With small networks that takes longer than the
+step. :class:`LeanLoop` makes only the calls that have an effect, in their order. All that a module,
+an optimizer, a schedule or a call-back of bstune's can see is as in Lightning's own loop, counters,
+epochs and logged values too. So are weights and histories, bit for bit. Evaluations, checkpoints,
+the ends of epochs, and the start of a resumed fit are Lightning's own code. Where a hook does
+something, or a step is of another kind, Lightning's loop takes all steps, and ``name`` says why
+(:mod:`bstune.trial.fast.reasons`).
 
-It does the work of functions of Lightning, which are named where a method does it, and is for the
-versions that it was compared with alone (:mod:`bstune.trial.lightning.internals`).
+Methods here do the work of functions of Lightning, which their docstrings name. They are for those
+versions alone that they were compared with (:mod:`bstune.trial.lightning.internals`).
 """
 
 from collections.abc import Callable, Iterator
@@ -47,15 +45,7 @@ GRAPH = "graph"
 class LeanLoop:
     """Takes the steps of a Trainer's fit in place of Lightning's loop, where it can.
 
-    It does so from the first one on.
-
-    Args:
-        trainer: which has not begun to train.
-        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are
-            captured on CUDA, too.
-        around: makes a context for what captures them, which is no step of the training.
-        start: is called ahead of the first of some steps that follow one another, where this loop
-            takes them.
+    Arguments as of :func:`bstune.trial.fast.take_steps.take_steps`.
     """
 
     def __init__(
@@ -71,9 +61,9 @@ class LeanLoop:
         self._around = around
         self._start = start
         self._advance_as_lightning = self._epoch_loop.advance
-        # None before the first step, and where Lightning's loop takes them.
+        # None before the first step, and where Lightning's loop takes the steps.
         self._steps: LeanSteps | None = None
-        # Why Lightning's loop takes the steps.
+        # Why Lightning's loop takes the steps; None: it does not.
         self._reason: str | None = None
         if mode == "off":
             self._reason = f"protocol.fast={mode}"
@@ -82,7 +72,7 @@ class LeanLoop:
 
     @property
     def name(self) -> str | None:
-        """``lean`` or ``graph``, or that another loop took the steps and why.
+        """``lean`` or ``graph``, or which loop took the steps instead and why.
 
         None where no step was begun.
         """
@@ -103,10 +93,7 @@ class LeanLoop:
         return self._steps is not None
 
     def _begin(self, fetcher: Any) -> None:
-        """Choose the loop, once a fit.
-
-        At its first step everything is set up, and has been called at the start.
-        """
+        """Choose the loop at the first step of a fit, when all is set up, and take that step."""
         loop = self._epoch_loop
         module = self._trainer.lightning_module
         del loop.advance
@@ -120,12 +107,11 @@ class LeanLoop:
         loop.advance(fetcher)
 
     def _advance(self, fetcher: Any) -> None:
-        """Train up to a batch after which Lightning may have something to do.
+        """Take steps up to one after which Lightning may have something to do.
 
-        Its own loop does so with one.
-
-        The first batch is ``_TrainingEpochLoop.advance``. Between two of them Lightning calls
-        ``on_advance_end``, which here only counts, and looks at ``done``.
+        Lightning's own loop calls this, as its ``_TrainingEpochLoop.advance``, for each step.
+        Between two steps it would call ``on_advance_end``, which here only counts, and look at
+        ``done``.
         """
         loop = self._epoch_loop
         steps = self._steps
@@ -143,7 +129,7 @@ class LeanLoop:
             steps.train_on_batch(fetcher)
 
     def _lightning_is_asked(self) -> bool:
-        """Tell whether Lightning may validate after this batch, or end the epoch or the fit."""
+        """Whether Lightning may validate after this batch, or end the epoch or the fit."""
         trainer = self._trainer
         loop = self._epoch_loop
         progress = loop.batch_progress
@@ -167,11 +153,11 @@ class LeanSteps:
     Args:
         trainer: of the fit.
         module: that it trains.
-        fetcher: of its batches.
+        fetcher: fetches the batches.
         advance_as_lightning: takes a step with a fetcher as Lightning's loop does.
 
     Attributes:
-        captured: captures steps and replays them; None: each is taken as it comes.
+        captured: captures steps and replays them; None: every step is run as it is.
     """
 
     def __init__(
@@ -207,32 +193,30 @@ class LeanSteps:
         self._clips = bool(trainer.gradient_clip_val)
         self._stream = _endless_iterator(fetcher)
         self._optimizer_step = OptimizerStep()
-        # Of the step that is being taken: what training_step is called with, and what it returned.
+        # The module's training_step at the last step, and whether it takes the batch's number.
         self._training_step: Any = None
-        self._is_indexed = False
+        self._takes_batch_idx = False
+        # Of the step that is being taken: the arguments of training_step, and what its call gave.
         self._arguments: tuple[Any, ...] = ()
         self._outputs: dict[str, Any] | None = None
         self.captured: CapturedSteps | None = None
-        # From a batch and its number in the epoch to what Lightning hands to
-        # ``on_train_batch_end``.
+        # Takes the optimizer's step on a batch, given its number in the epoch, and gives the
+        # outputs that Lightning hands to ``on_train_batch_end``.
         self._take: Callable[[Any, int], dict[str, Any]] = self._take_step
 
     def capture(self, around: Callable[[], AbstractContextManager[object]]) -> None:
-        """Capture the steps from here on, where they can be, in contexts that ``around`` makes."""
+        """From here on capture steps where they can be, within contexts that ``around`` makes."""
         optimizer = self._strategy.optimizers[0]
         self.captured = CapturedSteps(self._module, optimizer, self._take_step, around)
         self._take = self.captured
 
     def train_on_batch(self, fetcher: Any) -> None:
-        """Take the next step.
-
-        That is ``_TrainingEpochLoop.advance`` and what it calls around the optimizer's step.
-        """
+        """Take the next step: ``_TrainingEpochLoop.advance``, with its counters and hooks."""
         progress = self._epoch_loop.batch_progress
         total = progress.total
         current = progress.current
         batch = self._fetched(fetcher)
-        # Lightning skips it.
+        # Lightning skips a batch that is None.
         if batch is None:
             self._advance_as_lightning(_Fetched(fetcher))
             return
@@ -272,15 +256,15 @@ class LeanSteps:
         """Take the next batch: ``_PrefetchDataFetcher.__next__``."""
         if self._stream is None:
             return next(fetcher)[0]
-        # What Lightning's own loop has fetched ahead comes first.
+        # Batches that Lightning's own loop has fetched ahead come first.
         if fetcher.batches:
             return fetcher.batches.pop()[0]
         return next(self._stream)
 
     def _moved(self, batch: Any) -> Any:
-        """Give a batch on the device.
+        """Give a batch on the device, in a container of its own as Lightning makes it.
 
-        One that is there already is in a container of its own, as Lightning makes it.
+        Where the batch's tensors are there already, no hook is called.
         """
         if self._precision is not None:
             batch = self._precision.convert_input(batch)
@@ -298,8 +282,8 @@ class LeanSteps:
         training_step = self._module.training_step
         if training_step != self._training_step:
             self._training_step = training_step
-            self._is_indexed = self._takes_index(training_step, "batch_idx", min_args=2)
-        self._arguments = (batch, index) if self._is_indexed else (batch,)
+            self._takes_batch_idx = self._takes_index(training_step, "batch_idx", min_args=2)
+        self._arguments = (batch, index) if self._takes_batch_idx else (batch,)
         self._outputs = None
         optimizer = self._strategy.optimizers[0]
         self._hook.enter("optimizer_step")
@@ -315,9 +299,10 @@ class LeanSteps:
         return outputs
 
     def _closure(self) -> Tensor | None:
-        """Run forward and backward pass.
+        """Run the forward and the backward pass, and return the loss without its graph.
 
-        Return the loss without its graph: ``Closure.closure`` and its functions.
+        It is ``Closure.closure`` and the functions that this calls. None where the step has no
+        loss.
         """
         # An optimizer may have switched gradients off around its step.
         if not torch.is_grad_enabled():
@@ -357,19 +342,20 @@ class LeanSteps:
         return outputs.get("loss")
 
     def _loss_of(self, output: Any) -> tuple[Tensor | None, dict[str, Any]]:
-        """Give the loss with its graph, and what of a step's output hooks are given.
+        """Split the output of ``training_step``, as ``ClosureResult`` does.
 
-        As ``ClosureResult`` does.
+        Returns:
+            The loss with its graph (None where there is none), and the outputs for the hooks.
         """
         if isinstance(output, Tensor):
             detached = output.detach()
-            # A CUDA graph of torch.compile's may write to it again.
+            # A copy, as a CUDA graph of torch.compile's may write to the tensor again.
             if not output.is_cpu:
                 detached = detached.clone()
             return output, {"loss": detached}
         result = self._result_class.from_training_step_output(output)
         loss: Tensor | None = result.closure_loss
-        # It warns.
+        # Lightning's closure warns that there is no loss.
         if loss is None:
             self._closure_class(lambda: result).closure()
         outputs = dict[str, Any]()
@@ -393,17 +379,16 @@ class LeanSteps:
 
 
 def _hooks(trainer: Any, name: str) -> list[Callable[..., object]]:
-    """List a hook's methods of the call-backs that do something in it."""
+    """List the methods ``name`` of those call-backs that do something in this hook."""
     return [getattr(callback, name) for callback in trainer.callbacks if has_hook(callback, name)]
 
 
 def _endless_iterator(fetcher: Any) -> Iterator[Any] | None:
-    """Find the iterator of bstune's own batches, which have no end.
+    """Find the iterator of bstune's own batches; None where the batches are others.
 
-    They draw from generators of their own.
-
-    Lightning makes a batch ahead of the step before it, to see an end, and the step then finds it
-    in no cache. None: the batches are others, and the fetcher is asked for them.
+    Bstune's have no end and draw from generators of their own, so they are made just before their
+    step. Lightning would make each one step earlier, to see whether it is the last, and the step
+    would then find it in no cache.
     """
     loaders = fetcher.combined_loader.flattened
     if len(loaders) != 1 or type(loaders[0]) is not TrainBatches:
@@ -412,7 +397,7 @@ def _endless_iterator(fetcher: Any) -> Iterator[Any] | None:
 
 
 class _Fetched:
-    """A data fetcher that has fetched a batch that is None."""
+    """A data fetcher with one fetched batch, which is None."""
 
     def __init__(self, fetcher: Any) -> None:
         self.done = fetcher.done

@@ -1,10 +1,8 @@
-"""A step of an optimizer without torch's label around it, and the removal of gradients.
+"""Takes the step of an optimizer without torch's label for its profiler, and removes gradients.
 
-By torch's private members.
-
-Around each step torch puts a label for its profiler and the calls of hooks, which take longer than
-a small step. Where the profiler runs, or the step is not torch's own, the optimizer's functions are
-called as they are.
+Around each step torch puts the label and the calls of hooks, which take longer than a small step.
+Where the profiler runs, or the step is not torch's own, the optimizer's functions are called as
+they are. The functions here use private members of torch.
 """
 
 from collections.abc import Callable
@@ -19,26 +17,21 @@ LABELLED = Optimizer.profile_hook_step(lambda: None).__code__
 
 
 class OptimizerStep:
-    """Takes the steps of an optimizer.
-
-    At each of them it may be another one, or have another step.
+    """Takes optimizers' steps, and finds out once for each optimizer how.
 
     Attributes:
-        optimizer: of the step that is being taken.
+        optimizer: the last one that took a step; None before.
     """
 
     def __init__(self) -> None:
         self.optimizer: Any = None
-        # The optimizer's attribute ``step`` when its step was last looked for.
+        # The function ``step`` in the optimizer object itself at its last step; None: it has none.
         self._step_of_object: Any = None
-        # The step of the optimizer's class as it was written; None: its own ``step`` is called.
+        # The step of the optimizer's class without torch's label; None: ``step`` itself is called.
         self._unlabelled: Callable[..., Any] | None = None
 
     def take(self, optimizer: Any, closure: Callable[[], object]) -> None:
-        """Take a step, which calls the closure.
-
-        Some do so several times, or change the weights before.
-        """
+        """Take a step of an optimizer, which calls the closure: mostly once, and at its start."""
         step_of_object = vars(optimizer).get("step")
         if optimizer is not self.optimizer or step_of_object is not self._step_of_object:
             self.optimizer = optimizer
@@ -51,17 +44,17 @@ class OptimizerStep:
 
 
 def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
-    """Find the step of an optimizer's class as it was written.
+    """Find the step of an optimizer's class as it was written, without torch's label.
 
-    None where it may be another one that is called.
+    None where torch has put no label there, or a call of ``step`` may lead to another function.
     """
     of_class = type(optimizer).step
     of_object = vars(optimizer).get("step")
     if getattr(of_class, "__code__", None) is not LABELLED:
         return None
     if of_object is not None:
-        # A schedule puts a function that notes the call into the optimizer itself; another one may
-        # do anything.
+        # A schedule of torch puts a function that notes the call into the optimizer object. Any
+        # other function there may do anything.
         is_schedules = hasattr(of_object, "_wrapped_by_lr_sched")
         if not is_schedules or getattr(of_object, "__wrapped__", None) is not of_class:
             return None
@@ -71,9 +64,9 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
 
 
 def _step_without_label(step: Callable[..., Any], optimizer: Optimizer, **options: Any) -> None:
-    """Take a step and call its hooks as torch does, but for its label.
+    """Take a step and call its hooks as torch does, but without the label.
 
-    The label is there while torch's profiler runs.
+    Where hooks come before the step, or torch's profiler runs, torch's own function is called.
     """
     if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks or _profiler_enabled():
         optimizer.step(**options)
@@ -85,7 +78,11 @@ def _step_without_label(step: Callable[..., Any], optimizer: Optimizer, **option
 
 
 def remove_gradients(optimizer: Optimizer) -> None:
-    """Call ``zero_grad``; where it is torch's, do what that does without its label."""
+    """Set the gradients of an optimizer's parameters to None.
+
+    An optimizer with a ``zero_grad`` of its own is called. torch's own would do the same with a
+    label around it.
+    """
     is_torchs = type(optimizer).zero_grad is Optimizer.zero_grad
     if not is_torchs or "zero_grad" in vars(optimizer) or _profiler_enabled():
         optimizer.zero_grad()
@@ -96,7 +93,7 @@ def remove_gradients(optimizer: Optimizer) -> None:
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Tell whether somebody is called before or after an optimizer's steps, or those of all."""
+    """Whether hooks are called before or after the steps of this optimizer, or of all."""
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,

@@ -1,6 +1,6 @@
-"""Why Lightning's own loop is to take the steps of a fit.
+"""Finds a reason why Lightning's own loop has to take the steps of a fit, not the lean loop.
 
-Somebody listens to them, or they are of another kind.
+A hook does something at the steps, or they are of a kind that the lean loop does not know.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,6 +13,7 @@ from bstune.trial.lightning.internals import fetches_batches, version_not_tried
 from bstune.trial.lightning.packages import is_overridden, of_package, package_of
 from bstune.trial.lightning.trainer import BATCH_HOOKS, NoProfiler
 
+# Hooks of a module that the lean loop does not call.
 MODULE_HOOKS = (
     "on_train_batch_start",
     "on_train_batch_end",
@@ -28,22 +29,24 @@ MODULE_HOOKS = (
     "lr_scheduler_step",
     *BATCH_HOOKS,
 )
-# Of bstune's own call-backs, the hooks that the lean loop calls.
+# The hooks of a step that the lean loop calls, in bstune's own call-backs alone.
 CALLED = ("on_train_batch_start", "on_after_backward", "on_train_batch_end")
+# All hooks of a call-back at a step.
 CALLBACK_HOOKS = (*CALLED, "on_before_zero_grad", "on_before_backward", "on_before_optimizer_step")
-# Lightning's, for one device.
+# Lightning's precision plug-ins that the lean loop knows.
 PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
 
 
 def why_not(trainer: Any, module: LightningModule, fetcher: object) -> str | None:
-    """Say why Lightning's own loop is to take the steps of a fit.
+    """Give the first reason why Lightning's own loop has to take the steps of a fit.
 
-    None where the lean one does the same.
+    None where the lean loop gives the same results.
     """
     return next(_reasons(trainer, module, fetcher), None)
 
 
 def _reasons(trainer: Any, module: LightningModule, fetcher: object) -> Iterator[str]:
+    """Yield every reason, in a few words each."""
     package = package_of(module)
     not_tried = version_not_tried(package)
     if not_tried is not None:
@@ -73,6 +76,7 @@ def _reasons(trainer: Any, module: LightningModule, fetcher: object) -> Iterator
 
 
 def _of_optimizers(trainer: Any, module: LightningModule, package: str) -> Iterator[str]:
+    """Yield the reasons that lie in the optimizers."""
     if not module.automatic_optimization:
         yield "manual optimization"
     if len(trainer.optimizers) != 1:
@@ -85,6 +89,7 @@ def _of_optimizers(trainer: Any, module: LightningModule, package: str) -> Itera
 
 
 def _of_listeners(trainer: Any, module: LightningModule) -> Iterator[str]:
+    """Yield the hooks of the module, the data module and the call-backs that do something."""
     yield from _overridden(module, MODULE_HOOKS)
     if trainer.datamodule is not None:
         yield from _overridden(trainer.datamodule, BATCH_HOOKS)
@@ -96,16 +101,17 @@ def _of_listeners(trainer: Any, module: LightningModule) -> Iterator[str]:
         yield from _overridden(callback, hooks)
 
 
-def _overridden(thing: object, hooks: Iterable[str]) -> Iterator[str]:
+def _overridden(owner: object, hooks: Iterable[str]) -> Iterator[str]:
+    """Yield those of some hooks in which a module, data module or call-back does something."""
     for name in hooks:
-        if has_hook(thing, name):
-            yield f"{type(thing).__name__} has {name}"
+        if has_hook(owner, name):
+            yield f"{type(owner).__name__} has {name}"
 
 
-def has_hook(thing: object, hook: str) -> bool:
-    """Tell whether a module, data module or call-back does something in a hook."""
+def has_hook(owner: object, hook: str) -> bool:
+    """Whether a module, data module or call-back does something in a hook."""
     try:
-        return is_overridden(hook, thing)
-    # An object that is called in the method's place.
+        return is_overridden(hook, owner)
+    # In the method's place is a callable object without the attributes of a function.
     except AttributeError:
         return True

@@ -1,15 +1,17 @@
-"""The one way into this room for whoever trains: who takes the steps of a fit, and how fast.
+"""Chooses what takes the steps of a fit: Lightning's loop, the lean loop or CUDA graphs.
 
-steps = take_steps(trainer, protocol.fast)
-trainer.fit(module, batches)
-print(steps.name)  # lean, graph, or Lightning's and why
+It is this room's entry for code that trains::
+
+    steps = take_steps(trainer, protocol.fast)
+    trainer.fit(module, batches)
+    print(steps.name)  # lean, graph, or Lightning's and why
 
 ``protocol.fast=auto`` is the lean loop, whose weights, logged values and counters are Lightning's,
 bit for bit. Lightning's own loop takes the steps where something overrides their hooks; under
 manual optimization, accumulation, a gradient scaler, several devices, LBFGS or a profiler; and with
 a version of Lightning that the loop does not know (:mod:`bstune.trial.fast.reasons`). ``graph``
-captures the steps on CUDA, too (:mod:`bstune.trial.fast.graph`). A trial's record says in
-``training_loop`` what took its steps.
+also captures the steps on CUDA (:mod:`bstune.trial.fast.graph`). A trial's record names the loop
+that took its steps in ``training_loop``.
 """
 
 from collections.abc import Callable
@@ -25,13 +27,11 @@ from bstune.trial.lightning.installed import Trainer
 
 
 class StepTaker(Protocol):
-    """What takes the steps of a fit."""
+    """Takes the steps of a fit."""
 
     @property
     def name(self) -> str | None:
-        """``lean``, ``graph`` or ``Lightning's``.
-
-        With the reason where it is not what was asked for.
+        """``lean``, ``graph`` or ``Lightning's``; with the reason where another was asked for.
 
         None where no step was begun.
         """
@@ -47,24 +47,24 @@ def take_steps(
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
     start: Callable[[], object] = lambda: None,
 ) -> StepTaker:
-    """Let the steps of a Trainer's fit be taken in less time, where nobody can tell the difference.
+    """Let the steps of a Trainer's fit take less time, with the same results bit for bit.
 
-    Where one could, Lightning's own loop takes them, or they are not captured, and the name says
-    why.
+    Where the results could differ, Lightning's own loop takes the steps, or they are not captured,
+    and the name says why.
 
     Args:
         trainer: which has not begun to train.
-        mode: ``auto``, ``off`` for Lightning's loop in any case, or ``graph`` for steps that are
-            captured on CUDA, too.
-        around: makes a context for what captures them, which is no step of the training.
-        start: is called ahead of the first of some steps that follow one another, where it is not
-            Lightning's loop that takes them.
+        mode: ``auto`` for the lean loop, ``graph`` for steps that are also captured on CUDA, or
+            ``off`` for Lightning's loop in any case.
+        around: makes a context within which steps are captured, such as one that stops the
+            training's clock.
+        start: is called each time before the lean loop takes some steps in a row.
     """
     return LeanLoop(trainer, mode, around, start)
 
 
 def eager_steps(mode: FastMode, device: torch.device) -> int:
-    """Tell how many steps of a trial come before the first replay of a captured one."""
+    """Give the number of steps at a trial's start that are not replays of a captured step."""
     if not captures(mode, device):
         return 0
     return WARM_STEPS

@@ -1,9 +1,7 @@
-"""What a training step asks of its surroundings that differs from step to step.
+"""Watches whether a training step uses something that differs from step to step.
 
-These are the Trainer, its loggers, its number.
-
-Code that was compiled or captured with the answer would be wrong in the next step, or be made anew
-in each.
+That is the Trainer, its loggers, or the number of the batch. Code that was compiled or captured
+with their values would be wrong in the next step, or be made anew in each.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ from typing import Any
 from bstune.trial.lightning.installed import LightningModule
 from bstune.trial.lightning.internals import put_trainer_within, trainer_within
 
-# What may be done with a number, by the names of ``int``: a step that does any of it depends on the
+# The methods of ``int`` that compute with a number: a step that calls any of them depends on the
 # number.
 OPERATIONS = (
     "__eq__",
@@ -71,16 +69,16 @@ LOGS = ("log", "log_dict")
 class WatchedNumber(int):
     """The number of a batch, which notes in ``asked`` that something is computed with it.
 
-    It is a subclass of ``int`` with other operators. What would be plainer does not tell the same:
+    It is a subclass of ``int`` with other operators. Plainer ways tell less:
 
-    * The results of two numbers, compared, tell only of what differs between these two: ``batch_idx
-      % 50 == 0``, a log line or a weight that is seldom, is the same for both. (A replay is
-      compared with its step at another number nevertheless: that sees what C code reads of an int
-      without calling an operator, as in ``0.5 * batch_idx``.)
-    * The code of ``training_step`` tells that it mentions the number, and most modules only hand it
+    * A comparison of a step's results at two numbers shows only a difference between these two.
+      ``batch_idx % 50 == 0``, say for a log line, is mostly the same for both. (A replay is
+      compared with its step at another number nevertheless. That shows where C code reads an int
+      without an operator, as in ``0.5 * batch_idx``.)
+    * The code of ``training_step`` tells that it mentions the number, but most modules only hand it
       on: ``self.shared_step(batch, batch_idx)``.
-    * Another object in the number's place, which is no int, breaks a step that checks its type or
-      counts with it; the step that is watched is one of the training, and cannot be taken back.
+    * An object that is no int breaks a step that checks its type or counts with it. The watched
+      step is one of the training, and cannot be taken back.
     """
 
     asked: list[str]
@@ -93,12 +91,12 @@ class WatchedNumber(int):
 
 
 def _noting(name: str) -> Callable[..., object]:
-    """Make an operation of ``int`` that notes that it was called."""
-    of_int = getattr(int, name)
+    """Make the method ``name`` of ``int`` that also notes its call in the number's ``asked``."""
+    method_of_int = getattr(int, name)
 
     def call(number: WatchedNumber, *arguments: object) -> object:
         number.asked.append("batch_idx")
-        return of_int(number, *arguments)
+        return method_of_int(number, *arguments)
 
     return call
 
@@ -108,7 +106,7 @@ for _name in OPERATIONS:
 
 
 class _WatchedTrainer:
-    """Stands for a Trainer, and notes what of it is asked for."""
+    """Stands for a Trainer, and notes in ``asked`` which of its attributes are read."""
 
     def __init__(self, trainer: Any, asked: list[str]) -> None:
         self._watched = trainer
@@ -121,14 +119,13 @@ class _WatchedTrainer:
 
 @contextmanager
 def watching_uses(module: LightningModule, asked: list[str]) -> Iterator[None]:
-    """Note in ``asked`` what the module asks of the Trainer, and that it logs.
+    """Within the context, note in ``asked`` which attributes of the Trainer a module reads.
 
-    Those inside it do so, too.
+    A call of ``self.log`` is noted too. Modules inside the module are watched as well.
     """
     parts: list[Any] = [part for part in module.modules() if trainer_within(part) is not None]
     trainers = [trainer_within(part) for part in parts]
-    # Functions of the objects themselves, such as those of a call of this function that is under
-    # way.
+    # Functions that stand in the objects, such as those of a surrounding context of this kind.
     own_logs = [_own_logs(part) for part in parts]
     for part, trainer in zip(parts, trainers, strict=True):
         for name in LOGS:
@@ -145,11 +142,13 @@ def watching_uses(module: LightningModule, asked: list[str]) -> Iterator[None]:
 
 
 def _own_logs(part: Any) -> dict[str, Callable[..., None]]:
-    """Give the functions for logging that stand in a module itself, and not in its class."""
+    """Give the logging functions, by name, that stand in a module object and not in its class."""
     return {name: vars(part)[name] for name in LOGS if name in vars(part)}
 
 
 def _noting_logs(log: Callable[..., None], asked: list[str]) -> Callable[..., None]:
+    """Make a logging function that also notes its calls in ``asked``."""
+
     def note(*arguments: object, **options: object) -> None:
         asked.append("self.log")
         log(*arguments, **options)

@@ -1,9 +1,7 @@
-"""Lightning's names as bstune uses them: of ``lightning``, or of ``pytorch_lightning``.
+"""Lightning's names as bstune uses them.
 
-The latter where it alone is there.
-
-A user's module may be of the other package all the same: see
-:mod:`bstune.trial.lightning.packages`.
+They are those of ``lightning``, or of ``pytorch_lightning`` where that alone is installed. A user's
+module may be of the other package all the same: see :mod:`bstune.trial.lightning.packages`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
 """Lightning's private members: this is the only file of the package that touches them.
 
-Each function does one thing that Lightning has no public name for. They are for the lean loop, for
-a trial that goes on where it was stopped, and for a checkpoint's hyper-parameters and call-backs.
-They are right for the versions in ``TRIED``: tests/test_lightning_internals.py has a table of the
-functions of Lightning that the lean loop does the work of, and names those that have changed. With
-another version Lightning's own loop takes the steps (:mod:`bstune.trial.fast.reasons`).
+Each function does one thing for which Lightning has no public name. They serve the lean loop, a
+trial that goes on where it was stopped, and a checkpoint's hyper-parameters and call-backs. They
+are right for the versions in ``TRIED``. tests/test_lightning_internals.py lists the functions of
+Lightning whose work the lean loop does, and names those that have changed. With another version
+Lightning's own loop takes the steps (:mod:`bstune.trial.fast.reasons`).
 """
 
 import copy
@@ -19,11 +19,11 @@ from torchmetrics import Metric
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule, Trainer
 from bstune.trial.lightning.packages import of_package
 
-# Of either package. Between the two nothing has changed that the lean loop does in Lightning's
-# place.
+# Versions of either package. Between the two nothing has changed that the lean loop does in
+# Lightning's place.
 TRIED = ("2.6.0", "2.6.6")
 
-# What an entry of what is logged is described by; the functions that reduce it are named apart.
+# The fields that describe a logged value; the functions that reduce it are saved apart.
 ENTRY_FIELDS = (
     "fx",
     "name",
@@ -40,7 +40,7 @@ SYNC_FIELDS = ("_should", "rank_zero_only", "_op")
 
 
 def version_not_tried(package: str) -> str | None:
-    """Say that a package is of another version than those tried; None where it is one of them."""
+    """Say that a package's version was not tried, in words; None where it was."""
     version = import_module(package).__version__
     if version in TRIED:
         return None
@@ -54,14 +54,14 @@ def version_not_tried(package: str) -> str | None:
 
 
 def fetches_batches(package: str, fetcher: object) -> bool:
-    """Say whether a fetcher hands a batch to each step, and not the iterator of the data."""
+    """Whether a fetcher hands a batch to each step, and not the iterator of the data."""
     return type(fetcher) is of_package(package, "loops.fetchers._PrefetchDataFetcher")
 
 
 def mode_of_loaders(loaders: object) -> Any:
-    """Tell how several loaders are combined.
+    """Give the mode in which several loaders are combined, such as ``min_size``.
 
-    A CombinedLoader says it; else it is as Lightning does it in training.
+    A CombinedLoader has its own; for other collections it is Lightning's mode in training.
     """
     return getattr(loaders, "_mode", "max_size_cycle")
 
@@ -81,11 +81,11 @@ def leave_out_profiler(epoch_loop: Any, fetcher: Any) -> None:
 
 
 def _nothing() -> None:
-    pass
+    """Do nothing."""
 
 
 def transferred_by_hooks(strategy: Any, module: LightningModule, batch: object) -> object:
-    """Move a batch to the device as the module's hooks, or its data module's, do it."""
+    """Move a batch to the device by the module's or its data module's hooks, and return it."""
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
     return strategy.batch_to_device(batch, dataloader_idx=0)
 
@@ -94,17 +94,17 @@ def transferred_by_hooks(strategy: Any, module: LightningModule, batch: object) 
 
 
 def results_of_training(trainer: Trainer) -> Any:
-    """Give the collection of what was logged in the training steps of the epoch so far."""
+    """Give the collection of values that the epoch's training steps have logged so far."""
     return trainer.fit_loop.epoch_loop._results
 
 
 def connector_of_loggers(trainer: Trainer) -> Any:
-    """Give what hands logged values on to the loggers and the call-backs."""
+    """Give the object that hands logged values on to the loggers and the call-backs."""
     return trainer._logger_connector
 
 
 def begin_batch(connector: Any, results: Any, batch: object) -> None:
-    """Let what is logged from here on be of a new batch: the connector's ``on_batch_start``."""
+    """Take later logged values as those of a new batch: the connector's ``on_batch_start``."""
     connector._first_loop_iter = connector._first_loop_iter is None
     results.batch = batch
     results.batch_size = None
@@ -112,24 +112,24 @@ def begin_batch(connector: Any, results: Any, batch: object) -> None:
 
 
 def count_step_for_loggers(epoch_loop: Any) -> None:
-    """Count a step by which loggers number what they are told."""
+    """Count a step in the counter by which loggers number logged values."""
     epoch_loop._batches_that_stepped += 1
 
 
 class CurrentHook:
-    """Says in which hook a module is: ``self.log`` files a value under it, and refuses it in some.
+    """Sets in which hook a module is, as Lightning does around each hook that it calls.
 
-    Lightning sets it around each hook of a module that it calls.
+    ``self.log`` files a value under the hook, and refuses to log in some.
 
     Args:
-        module: whose attributes are written past ``Module.__setattr__``, which takes longer.
+        module: whose attributes are written directly, as ``Module.__setattr__`` takes longer.
     """
 
     def __init__(self, module: LightningModule) -> None:
         self._attributes = vars(module)
 
     def enter(self, hook: str | None) -> None:
-        """Let the module be in this hook; None: in none."""
+        """Take the module to be in the hook of this name; None: in no hook."""
         self._attributes["_current_fx_name"] = hook
 
 
@@ -137,12 +137,12 @@ class CurrentHook:
 
 
 def trainer_within(part: object) -> Any:
-    """Give the Trainer of a module, or of one inside it; None where it has none."""
+    """Give the Trainer that a module, or a module in it, has; None where it has none."""
     return getattr(part, "_trainer", None)
 
 
 def put_trainer_within(part: Any, trainer: object) -> None:
-    """Give such a module a Trainer, or what stands for one, of which Lightning checks nothing."""
+    """Give such a module a Trainer, or an object in its place, without Lightning's checks."""
     part._trainer = trainer
 
 
@@ -157,23 +157,23 @@ def repeat_validation(trainer: Trainer) -> None:
 
 
 def go_on_amid_epoch(trainer: Trainer) -> None:
-    """Let the next batch not be the first of its epoch, of which what is logged begins anew."""
+    """Take the next batch not as the first of its epoch, at which metrics would begin anew."""
     trainer._logger_connector._first_loop_iter = False
 
 
 def end_restart(trainer: Trainer) -> None:
-    """Let the epoch that ends be one that was trained as a whole."""
-    # Its schedules by a metric step only then.
+    """Take the epoch that ends as one that was trained as a whole."""
+    # Lightning steps schedules by a metric only then.
     trainer.fit_loop._restarting = False
 
 
-# What was logged in the part of an epoch before the stop: Lightning's checkpoints leave it out.
+# Values that were logged in an epoch before the stop, which Lightning's checkpoints leave out.
 
 
 def saved_entry(entry: Any) -> dict[str, Any]:
-    """Describe an entry of what is logged, as plain data.
+    """Describe a logged value, with its state, as plain data.
 
-    A metric of the module's own is left to the module.
+    The state of a metric object of the module's own is left out here.
     """
     meta = entry.meta
     return {
@@ -188,9 +188,9 @@ def saved_entry(entry: Any) -> dict[str, Any]:
 def restored_entry(
     package: str, saved: Mapping[str, Any], trainer: Trainer, module: LightningModule
 ) -> Any:
-    """Make an entry of what is logged from its description.
+    """Make a logged value from its description by :func:`saved_entry`.
 
-    None where the module lacks its metric.
+    None where it is a metric object of the module's, and the module has none of that name.
     """
     place = "trainer.connectors.logger_connector.result"
     new_metadata = of_package(package, f"{place}._Metadata")
@@ -214,13 +214,13 @@ def restored_entry(
 
 
 def states_of_metric(metric: Metric) -> dict[str, Any]:
-    """Copy what a metric of torchmetrics has accumulated, to the CPU."""
+    """Copy the accumulated states of a torchmetrics metric to the CPU, as plain data."""
     states = {name: _moved(getattr(metric, name), "cpu") for name in metric._defaults}
     return {"count": metric._update_count, "states": states}
 
 
 def restore_states(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
-    """Let a metric of torchmetrics have accumulated what :func:`states_of_metric` copied."""
+    """Set the states of a torchmetrics metric to those that :func:`states_of_metric` copied."""
     for name, value in saved["states"].items():
         setattr(metric, name, _moved(value, device))
     metric._update_count = saved["count"]
@@ -228,6 +228,7 @@ def restore_states(metric: Metric, saved: Mapping[str, Any], device: torch.devic
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:
+    """Copy a tensor, or a list of them, to a device."""
     if isinstance(value, Tensor):
         return value.detach().to(device, copy=True)
     return [_moved(part, device) for part in value]
@@ -242,9 +243,9 @@ def copy_hyper_parameters(data_module: LightningDataModule) -> None:
 
 
 def argument_of_hyper_parameters(owner: Any) -> dict[str, Any]:
-    """Name the one argument that all hyper-parameters are in, as a checkpoint does.
+    """Give the checkpoint's entry for a module that takes all hyper-parameters as one argument.
 
-    Nothing where there is none.
+    The entry has the name of that argument. It is empty for any other module or data module.
     """
     if not hasattr(owner, "_hparams_name"):
         return {}
@@ -252,7 +253,7 @@ def argument_of_hyper_parameters(owner: Any) -> dict[str, Any]:
 
 
 def load_callbacks(package: str, trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """Give a Trainer's call-backs what a checkpoint has of them, as a fit that goes on does."""
+    """Load the states of a Trainer's call-backs from a checkpoint, as a fit that goes on does."""
     for name in ("on_load_checkpoint", "load_state_dict"):
         call = of_package(package, f"trainer.call._call_callbacks_{name}")
         call(trainer, checkpoint)

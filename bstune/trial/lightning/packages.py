@@ -1,4 +1,4 @@
-"""The two packages of Lightning: of which of them a thing is, and the same class in either.
+"""The two packages of Lightning: which of them an object is of, and the same class in either.
 
 ``lightning.pytorch`` and ``pytorch_lightning`` are the same code with different classes: the
 Trainer of either takes modules, data modules and call-backs of its own package alone.
@@ -11,26 +11,24 @@ from typing import Any
 from bstune.core.errors import ConfigError
 from bstune.system.lightning_package import installed_lightning
 
-# Each with its fabric.
+# Each package with the name of its fabric.
 PACKAGES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 
 
 def is_lightning(thing: object, name: str) -> bool:
-    """Say whether a thing is of a class of either package, such as LightningModule."""
+    """Whether an object is of the class ``name`` of either package, such as LightningModule."""
     classes = list[type]()
     for package in PACKAGES:
-        # Nothing can be of a package that nobody has imported.
+        # No object can be of a package that nobody has imported.
         if package in sys.modules:
             classes.append(getattr(sys.modules[package], name))
     return isinstance(thing, tuple(classes))
 
 
 def package_of(*things: object) -> str:
-    """Name the package that the classes of Lightning objects are from.
+    """Name the package that the classes of some Lightning objects are from.
 
-    By default it is the installed one.
-
-    A ConfigError says that they are mixed.
+    Without any such object it is the installed one. A ConfigError says that they are mixed.
     """
     examples: dict[str, str] = {}
     for thing in things:
@@ -48,7 +46,7 @@ def package_of(*things: object) -> str:
 
 
 def _package_of_class(kind: type) -> str | None:
-    """Name the package of the nearest class of Lightning's among a class and its bases."""
+    """Name the package of the first class of Lightning's among a class and its bases, if any."""
     for base in kind.__mro__:
         for package in PACKAGES:
             if base.__module__.startswith(f"{package}."):
@@ -57,9 +55,12 @@ def _package_of_class(kind: type) -> str | None:
 
 
 def of_package(package: str, place: str) -> Any:
-    """Find a name in a package, or in its fabric.
+    """Import a class or function of a package of Lightning, or of its fabric.
 
-    ``place`` is such as ``utilities.exceptions.SIGTERMException``, or ``fabric.plugins...``.
+    Args:
+        package: one of ``PACKAGES``.
+        place: the dotted path below the package, such as ``utilities.exceptions.SIGTERMException``;
+            below the fabric it begins with ``fabric.``.
     """
     top, _, rest = place.partition(".")
     path = f"{PACKAGES[package]}.{rest}" if top == "fabric" else f"{package}.{place}"
@@ -67,7 +68,7 @@ def of_package(package: str, place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def is_overridden(name: str, thing: object) -> bool:
-    """Say whether a module, data module or call-back has a method in place of Lightning's."""
-    check = of_package(package_of(thing), "utilities.model_helpers.is_overridden")
-    return bool(check(name, thing))
+def is_overridden(name: str, owner: object) -> bool:
+    """Whether a module, data module or call-back has a method of its own in Lightning's place."""
+    check = of_package(package_of(owner), "utilities.model_helpers.is_overridden")
+    return bool(check(name, owner))

@@ -1,23 +1,25 @@
-"""Lightning Trainers for trials and evaluations: quiet, with the user's own arguments, of the package that fits.
+"""Makes Lightning Trainers for trials and evaluations.
 
-What a module finds in a trial:
+They are quiet, have the user's own arguments, and are of the package of Lightning that the module
+is of. A module finds in its Trainer:
 
-* **Numbers.** ``max_steps`` is where the trial's budget or horizon ends, ``max_epochs`` the epochs
-  that takes, ``estimated_stepping_batches`` counts optimizer steps. A trial that the search stops
-  early has the same numbers. Under manual optimization ``max_steps`` is -1, and a step is a batch.
-* **Epochs** have n // B batches of the training DataLoader's n examples; what is left over begins
-  the next one. Data modules with ``train_batches``, and streams without a length, have one endless
-  epoch.
+* **Numbers.** ``max_steps`` is the step at which the trial's budget or horizon ends, ``max_epochs``
+  the number of epochs that this takes. ``estimated_stepping_batches`` counts optimizer steps. A
+  trial that the search stops early has the same numbers. Under manual optimization ``max_steps`` is
+  -1, and a step is a batch.
+* **Epochs** have n // B batches of the training DataLoader's n examples; the examples left over
+  begin the next epoch. Data modules with ``train_batches``, and streams without a length, have one
+  endless epoch.
 * **Evaluations** come at bstune's cadence, and at each epoch's end where something looks at it:
-  ``ReduceLROnPlateau``, or ``on_train_epoch_end`` of the module or a call-back. One that does not
-  log the target's metric tells nothing.
+  ``ReduceLROnPlateau``, or ``on_train_epoch_end`` of the module or a call-back. An evaluation that
+  does not log the target's metric tells nothing.
 * **``logger``** swallows what it gets (:class:`NullLogger`), unless ``trainer.logger`` has your
   own. ``datamodule`` is a copy that serves the trial's batches.
 * **Call-backs, loggers and plug-ins** are copied for each trial. EarlyStopping ends a trial as
   stopped. ModelCheckpoint without ``dirpath`` writes to a folder that is gone afterwards.
 * **Checkpoints** of bstune's own hold weights and plain data
-  (:mod:`bstune.trial.parts.checkpoint`). What ``on_save_checkpoint`` adds must be numbers, texts,
-  tensors, lists and dicts.
+  (:mod:`bstune.trial.parts.checkpoint`). ``on_save_checkpoint`` may add numbers, texts, tensors,
+  lists and dicts.
 """
 
 import copy
@@ -55,7 +57,7 @@ PRINTING = ("ProgressBar", "ModelSummary")
 
 
 class NoProfiler(PassThroughProfiler):
-    """Profiles nothing, in one context for all: Lightning's own makes some 30 of them a step."""
+    """Profiles nothing, with one context for all calls; Lightning's makes some 30 in each step."""
 
     _nothing = nullcontext()
 
@@ -65,13 +67,13 @@ class NoProfiler(PassThroughProfiler):
 
 
 class _Nothing:
-    """Swallows whatever is called on it, as on a logger's experiment.
+    """Takes any call and assignment and does nothing, in place of a logger's experiment.
 
-    Such as ``x.config.update(...)`` and ``x["a"] = b``.
+    Examples are ``x.config.update(...)`` and ``x["a"] = b``.
     """
 
     def __getattr__(self, name: str) -> "_Nothing":
-        # Protocols, such as copying.
+        # Python's protocols, such as copying, must not find methods here.
         if name.startswith("__"):
             raise AttributeError(name)
         return self
@@ -88,7 +90,7 @@ class _Nothing:
     def __contains__(self, key: object) -> bool:
         return False
 
-    # By __getitem__ it would have no end.
+    # Python would iterate by __getitem__, without an end.
     def __iter__(self) -> Iterator[object]:
         return iter(())
 
@@ -108,23 +110,24 @@ class NullLogger(DummyLogger):
 
     @property
     def experiment(self) -> Any:
-        """What swallows all calls."""
+        """An object that takes all calls and does nothing."""
         return _Nothing()
 
     @property
     def save_dir(self) -> str | None:
-        """A trial's temporary folder."""
+        """A trial's temporary folder; None outside of a trial."""
         return self._folder
 
     log_dir = root_dir = save_dir
 
 
 def check_types(options: Mapping[str, Any]) -> None:
-    """Refuse plain values of types that the Trainer's annotations do not have.
+    """Raise a ConfigError for a plain value of a type that the Trainer's annotation does not allow.
 
-    ConfigError names the option.
+    Objects and unknown names are left to the Trainer. None leaves an option out.
 
-    Objects are left to the Trainer, as is a name that it does not know. None leaves an option out.
+    Args:
+        options: the Trainer's arguments, by name.
     """
     hints = get_type_hints(Trainer.__init__)
     for name, value in options.items():
@@ -134,7 +137,8 @@ def check_types(options: Mapping[str, Any]) -> None:
         try:
             # A number may stand for another kind of number, as 1 for true and 1e2 for 100.
             adapter.validate_python(value, strict=not isinstance(value, int | float))
-            # Iterable[Logger] is not looked into: of plain values only true and false are loggers.
+            # The check does not look into an Iterable[Logger]. Of plain values only true and false
+            # are loggers.
             fits = name != "logger" or all(isinstance(logger, bool) for logger in as_list(value))
         except ValidationError:
             fits = False
@@ -145,7 +149,7 @@ def check_types(options: Mapping[str, Any]) -> None:
 
 
 def _is_plain(value: object) -> bool:
-    """Tell whether a value is YAML's, with no object in it."""
+    """Whether a value could stand in YAML: it has no object in it."""
     if isinstance(value, Mapping):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple):
@@ -154,7 +158,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _type_text(hint: object) -> str:
-    """Show a type without the modules of its classes: ``list[Callback] | Callback | None``."""
+    """Write a type without the modules of its classes: ``list[Callback] | Callback | None``."""
     text = hint.__name__ if isinstance(hint, type) else str(hint)
     return re.sub(r"\w+\.", "", text)
 
@@ -166,15 +170,22 @@ def make_trainer(
     folder: str | None = None,
     **arguments: Any,
 ) -> Trainer:
-    """Make a Trainer for a module, with copies of the user's call-backs, loggers and plug-ins.
+    """Make a Trainer for a module, with the user's arguments.
 
-    They hold state. The Trainer writes nothing but what they write, what has no folder of its own
-    to ``folder``.
+    The user's call-backs, loggers and plug-ins are copied, as they hold state. They alone write
+    files.
+
+    Args:
+        options: the user's arguments, by name.
+        module: that is to be trained or evaluated; None: the Trainer is only tried.
+        callbacks: of bstune's own, which come last.
+        folder: gets the files of call-backs that have no folder; None: the working directory does.
+        arguments: of bstune's own, which replace the user's.
     """
     callbacks_given = [_copied(callback) for callback in as_list(options.get("callbacks"))]
     loggers = list[Any]()
     for logger in as_list(options.get("logger")):
-        # True and false ask for Lightning's own, or for none.
+        # True asks for Lightning's own logger and False for none; trials have neither.
         if not isinstance(logger, bool):
             loggers.append(_copied(logger))
     plugins = [_copied(plugin) for plugin in as_list(options.get("plugins"))]
@@ -202,7 +213,7 @@ def make_trainer(
         "enable_autolog_hparams": False,
         "default_root_dir": folder,
     }
-    # One that is imported later is as quiet as bstune's own.
+    # A package that is imported only now is made as quiet as the installed one.
     level = logging.getLogger(installed_lightning()).level
     for name in (package, PACKAGES[package]):
         logging.getLogger(name).setLevel(level)
@@ -212,27 +223,35 @@ def make_trainer(
         "logger": loggers or NullLogger(folder),
         "plugins": plugins,
     }
-    # Later ones win: what a study decides stands over the user's arguments.
+    # Later dicts replace values of earlier ones.
     stated = {**defaults, **options, **fixed, **arguments}
     trainer: Trainer = of_package(package, "Trainer")(**stated)
     return trainer
 
 
 def _ddp(package: str) -> object:
+    """Make Lightning's strategy for several processes that are already running."""
     environment = of_package(package, "fabric.plugins.environments.lightning.LightningEnvironment")
     return of_package(package, "strategies.DDPStrategy")(cluster_environment=environment())
 
 
 def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) -> dict[str, Any]:
-    """Give a Trainer's arguments for a trial of at most ``steps`` steps, of ``parts`` batches each.
+    """Give the arguments of a Trainer that say how long it trains.
 
-    Where the batches have a length, an epoch is as long, and the Trainer's numbers are those of
-    ``trainer.fit``; of a stream of the user's ``max_steps`` is. Under manual optimization Lightning
-    counts the steps of each optimizer, so that its limit is in epochs alone.
+    Where the batches have a length, that is an epoch's, and the arguments are those of a
+    ``Trainer.fit`` by the user. Otherwise there is one endless epoch, with ``max_steps`` only for a
+    stream of the user's.
+
+    Args:
+        batches: of the training.
+        parts: micro-batches of a step.
+        steps: that the trial has at most.
+        automatic: whether Lightning steps the optimizers. Under manual optimization it would count
+            the steps of each optimizer, so that its limit is in epochs alone.
     """
     length = sized_len(batches)
     if length is None:
-        # One endless epoch, evaluated where asked for.
+        # One endless epoch, which the trial's call-back evaluates at steps that it sets.
         endless = {"max_epochs": 1, "val_check_interval": 1, "check_val_every_n_epoch": None}
         if automatic and getattr(batches, "ends_by_steps", False):
             endless["max_steps"] = steps
@@ -242,9 +261,9 @@ def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) 
 
 
 def looks_at_epochs(trainer: Trainer, module: LightningModule) -> bool:
-    """Say whether something takes the metrics of validation at an epoch's end.
+    """Whether a schedule, the module or a call-back uses metrics of validation at an epoch's end.
 
-    ``trainer.fit`` has them there.
+    In the user's own ``Trainer.fit`` they would be there.
     """
     if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
         return True
@@ -259,9 +278,9 @@ def looks_at_epochs(trainer: Trainer, module: LightningModule) -> bool:
 
 
 def builds_layers_later(module: LightningModule, weights: Collection[str]) -> bool:
-    """Say whether a module lacks some of these weights, and may build their layers later.
+    """Whether a module lacks some of these weights, and may build their layers in a later hook.
 
-    It may once it has a Trainer.
+    ``weights`` are their names.
     """
     weights_now = module.state_dict()
     if all(name in weights_now for name in weights):
@@ -270,7 +289,10 @@ def builds_layers_later(module: LightningModule, weights: Collection[str]) -> bo
 
 
 def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a Trainer's options what records a trial or stops it, for one that is a try."""
+    """Give a Trainer's options without loggers and call-backs that record a training or stop it.
+
+    They serve a short try, which is no trial.
+    """
     callbacks = as_list(options.get("callbacks"))
     package = package_of(*callbacks)
     monitors = (
@@ -287,10 +309,14 @@ def without_monitors(options: Mapping[str, Any]) -> dict[str, Any]:
 def serving(
     data_module: LightningDataModule, micro_batch_size: int | None = None, **batches: Iterable[Any]
 ) -> LightningDataModule:
-    """Make a shallow copy of a data module that is set up and serves these batches.
+    """Make a shallow copy of a data module that serves given batches.
 
-    They are those of ``train``, ``val`` or ``test``. Where it has a ``batch_size``, that is what a
-    loader hands out at once: the training batches' ``micro_batch_size``.
+    Args:
+        data_module: that is set up.
+        micro_batch_size: of the training batches. The copy's ``batch_size``, where it has one, is
+            set to it, as it is the number of examples that a loader hands out at once. None: it is
+            left alone.
+        batches: to be served, by stage: ``train``, ``val`` or ``test``.
     """
     served = copy.copy(data_module)
     if micro_batch_size is not None and "batch_size" in vars(served):
@@ -300,7 +326,7 @@ def serving(
         served.hparams["batch_size"] = micro_batch_size
     served.prepare_data = lambda: None  # type: ignore[method-assign]
     served.setup = lambda stage: None  # type: ignore[method-assign]
-    # Later trials read what it would close.
+    # The user's teardown would close data that later trials read.
     served.teardown = lambda stage: None  # type: ignore[method-assign]
     for stage, iterable in batches.items():
         setattr(served, f"{stage}_dataloader", lambda iterable=iterable: iterable)
@@ -308,7 +334,7 @@ def serving(
 
 
 def as_list(value: object) -> list[Any]:
-    """List what an argument of the Trainer holds, which may be one thing, several or None."""
+    """List the objects in an argument of the Trainer, which may be one, several or None."""
     if value is None:
         return []
     if isinstance(value, list | tuple):
@@ -316,11 +342,13 @@ def as_list(value: object) -> list[Any]:
     return [value]
 
 
-def _copied(thing: Any) -> Any:
+def _copied(users_object: Any) -> Any:
+    """Copy a call-back, logger or plug-in of the user's; a ConfigError where that is impossible."""
     try:
-        return copy.deepcopy(thing)
+        return copy.deepcopy(users_object)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        kind = type(users_object).__name__
         raise ConfigError(
-            f"trainer: each trial takes a copy of {type(thing).__name__}, which cannot be copied "
+            f"trainer: each trial takes a copy of {kind}, which cannot be copied "
             f"({error}): build it in the module's configure_callbacks"
         ) from error

@@ -1,9 +1,8 @@
-"""A recipe of Python objects, as :func:`bstune.tune` takes them.
+"""A recipe of Python objects, as :func:`bstune.tune` takes them: a module's class, and data.
 
-They are a module's class or function, and data.
-
-A process that trains is sent the recipe whole, by cloudpickle, so that lambdas and what is defined
-in ``__main__`` can be in it.
+A recipe builds the module, the data and the Trainer's arguments of a study. A process that trains
+is sent the whole recipe by cloudpickle, so that lambdas and definitions of ``__main__`` can be in
+it.
 """
 
 import copy
@@ -24,27 +23,28 @@ from bstune.recipe import RATES, TrialValues
 from bstune.system.failures import place_of
 from bstune.trial.lightning.installed import LightningDataModule, LightningModule
 
+# The keys of loaders that are given in a dict.
 LOADERS = ("train", "val", "test")
-# The argument of a study that sets the rate in the optimizer.
+# The argument of a study that lets bstune set the learning rate in the optimizer.
 OVERRIDE = "override_lr=True"
 # A function that returns a new module for a trial.
 BuildModule = Callable[["Trial"], LightningModule]
 
 
 class Trial:
-    """The values of one trial, from which its module is built.
+    """The values of one trial, from which its module is built. It notes which of them are read.
 
     Further hyper-parameters are attributes too.
 
     Args:
-        values: by name: ``batch_size``, ``lr``, ``seed``, ``total_steps`` and what the study
-            searches besides.
+        values: by name: ``batch_size``, ``lr``, ``seed``, ``total_steps`` and the further
+            hyper-parameters that the study searches.
     """
 
     batch_size: int
     lr: float
     seed: int
-    # After which a schedule that ends with the trial is to end.
+    # The steps after which a schedule that ends with the trial should end.
     total_steps: int
 
     def __init__(self, values: Mapping[str, float]) -> None:
@@ -60,24 +60,26 @@ class Trial:
         return self._values[name]
 
     def __repr__(self) -> str:
-        return f"Trial({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+        texts = [f"{name}={value!r}" for name, value in self._values.items()]
+        return f"Trial({', '.join(texts)})"
 
     def has_read(self, name: str) -> bool:
-        """Say whether a value was asked for."""
+        """Whether the value of this name was read."""
         return name in self._read
 
 
 @dataclass(frozen=True)
 class PythonRecipe:
-    """A recipe of what a study is given.
+    """A recipe of the Python objects that a study is given.
 
     Args:
         build_module: builds a module from a trial.
-        data_module: which all trials read, or what makes it.
-        trainer_arguments: of Lightning's Trainer.
-        module_name: the module's class.
-        ends_with_trial: whether a module depends on the steps of its trial.
-        own_values: of what is searched, by name, in a trial that states none.
+        data_module: the data module that all trials read, or a maker of it for each batch size.
+        trainer_arguments: arguments of Lightning's Trainer, by name.
+        module_name: the name of the module's class.
+        ends_with_trial: whether a module's schedule depends on the steps of its trial.
+        own_values: the user's own value of each hyper-parameter that is searched, by name; a trial
+            that does not state one gets it.
     """
 
     build_module: BuildModule
@@ -86,29 +88,29 @@ class PythonRecipe:
     module_name: str = "module"
     ends_with_trial: bool = False
     own_values: Mapping[str, float] = field(default_factory=dict)
-    # Of the trials before, by the identity of the module or the weight.
+    # Modules and weights of earlier trials, by their identity.
     _built: "dict[int, weakref.ref[Any]]" = field(default_factory=dict, compare=False)
 
     @property
     def data_name(self) -> str:
-        """The data module's class."""
+        """The name of the data module's class."""
         if isinstance(self.data_module, DataAt):
             return self.data_module.name
         return type(self.data_module).__name__
 
     def data(self) -> LightningDataModule:
-        """Give the data module of the study, or make that of the reference's batch size."""
+        """Give the study's data module, or make that for the reference's batch size."""
         if isinstance(self.data_module, DataAt):
             return self.data_module(self.data_module.batch_size)
         return self.data_module
 
     @property
     def data_at(self) -> "DataAt | None":
-        """Makes the data of a batch size, where they were given as a function of it."""
+        """The maker of data for each batch size; None where one data module serves all."""
         return self.data_module if isinstance(self.data_module, DataAt) else None
 
     def module(self, values: TrialValues) -> LightningModule:
-        """Build a trial's module, which must be a new one, with weights of its own."""
+        """Build a trial's module from the trial's values."""
         stated = {
             "batch_size": values.batch_size,
             "lr": values.lr,
@@ -118,7 +120,11 @@ class PythonRecipe:
         return self.module_of(Trial({**stated, **self.own_values, **values.hyperparameters}))
 
     def module_of(self, trial: "Trial") -> LightningModule:
-        """Build the module of a trial that notes which of its values are read."""
+        """Build the module of a trial.
+
+        A ConfigError refuses an object that is no module, and a module or weights of an earlier
+        trial.
+        """
         module = self.build_module(trial)
         if not hasattr(module, "training_step"):
             raise ConfigError(
@@ -131,47 +137,53 @@ class PythonRecipe:
                 self._refuse_built(weight, problem)
         return module
 
-    def _refuse_built(self, thing: object, problem: str) -> None:
-        """Refuse what an earlier trial's module had; remember it otherwise."""
-        # An id may be that of another thing by now, as the former one is gone.
-        known = self._built.get(id(thing))
-        if known is not None and known() is thing:
+    def _refuse_built(self, built: object, problem: str) -> None:
+        """Raise a ConfigError for a module or weight of an earlier trial; remember a new one.
+
+        ``problem`` says in the message what the user's function did.
+        """
+        # Once an object is gone, another one may have its id.
+        known = self._built.get(id(built))
+        if known is not None and known() is built:
             raise ConfigError(
                 f"module {problem}, but each trial starts from weights of its own: build all of it "
                 "in the function, as in module=lambda trial: LitModel(lr=trial.lr)"
             )
-        self._built[id(thing)] = weakref.ref(thing)
+        self._built[id(built)] = weakref.ref(built)
 
     def trainer(self) -> dict[str, object]:
-        """Give the arguments of the Trainer."""
+        """Give the arguments of the Trainer, by name."""
         return dict(self.trainer_arguments)
 
     def with_trainer(self, arguments: Mapping[str, Any]) -> "PythonRecipe":
-        """Give the recipe with arguments of the Trainer below its own, which stand over them."""
+        """Give the recipe with further arguments of the Trainer; its own stay where it has them."""
         return replace(self, trainer_arguments={**arguments, **self.trainer_arguments})
 
     def takes(self, name: str) -> bool:
-        """Say whether a module depends on a value of the trial; of the rate a few steps tell it."""
+        """Whether a module may depend on a value of the trial, such as ``total_steps``.
+
+        Whether it depends on the learning rate is seen later, in a few steps of training.
+        """
         if name == "total_steps":
             return self.ends_with_trial
         return True
 
     @property
     def override(self) -> str:
-        """The argument that sets the rate in the optimizer."""
+        """The study's argument that lets bstune set the learning rate in the optimizer."""
         return OVERRIDE
 
     def advice_on_rate(self) -> str:
-        """Say how a module takes the rate."""
+        """Give the advice for a user whose module does not take the learning rate."""
         return "give module=lambda trial: LitModel(lr=trial.lr)"
 
     def on(self, device: str, precision: str) -> "PythonRecipe":
-        """Give itself: objects do not refer to the device or the precision."""
+        """Give the recipe itself: its objects do not refer to the device or the precision."""
         return self
 
     @cached_property
     def pickled(self) -> bytes:
-        """The objects as bytes; what cannot be pickled raises whatever its ``__reduce__`` does."""
+        """The recipe's objects as bytes; an object that cannot be pickled raises its own error."""
         parts = (
             self.build_module,
             self.data_module,
@@ -188,6 +200,7 @@ class PythonRecipe:
 
 
 def _unpickle(pickled: bytes) -> PythonRecipe:
+    """Make a recipe from the bytes of its objects."""
     return PythonRecipe(*cloudpickle.loads(pickled))
 
 
@@ -196,8 +209,15 @@ def module_builder(
 ) -> BuildModule:
     """Give a function that builds a module from a trial.
 
-    That is ``module`` itself, or builds one of a class by its arguments' names. A class needs an
-    argument for the rate, unless that is set in the optimizer.
+    Args:
+        module: such a function, which is given back; or a class, perhaps with some arguments bound
+            by ``functools.partial``. A class gets the trial's values by its arguments' names.
+        tunables: names of the further hyper-parameters, which a class must take.
+        overrides_lr: whether bstune sets the learning rate in the optimizer, so that a class needs
+            no argument for it.
+
+    Raises:
+        ConfigError: for anything else.
     """
     function = module.func if isinstance(module, partial) else module
     is_built = hasattr(module, "training_step") and not isinstance(function, type)
@@ -221,15 +241,19 @@ def module_builder(
 def _argument_names(
     module: Callable[..., object], function: type, tunables: Sequence[str], overrides_lr: bool
 ) -> dict[str, str]:
-    """Tell which attribute of a trial each argument of a module's class takes."""
+    """Give the attribute of a trial, by name, that each argument of a module's class takes.
+
+    ``function`` is the class itself, and the other arguments are :func:`module_builder`'s. A
+    ConfigError says why the class cannot be built from a trial.
+    """
     class_name = function.__name__
     arguments = inspect.signature(module).parameters
     bound = set(module.keywords) if isinstance(module, partial) else set()
     free = [name for name in arguments if name not in bound]
     rates = [name for name in RATES if name in free]
     instead = f"give module=lambda trial: {class_name}(...) instead"
-    needs_none = overrides_lr and not rates
-    if len(rates) != 1 and not needs_none:
+    needs_no_rate = overrides_lr and not rates
+    if len(rates) != 1 and not needs_no_rate:
         found = " and ".join(rates) or ", ".join(free) or "none"
         raise ConfigError(
             f"{class_name}{place_of(function)} needs one argument lr or learning_rate, but its "
@@ -240,14 +264,14 @@ def _argument_names(
         raise ConfigError(
             f"{class_name} has no argument {', '.join(missing)}, which is to be searched: {instead}"
         )
-    taken = dict[str, str]()
+    attribute_of = dict[str, str]()
     for name in ("batch_size", "seed", "total_steps", *tunables):
         if name in free:
-            taken[name] = name
-    taken |= dict.fromkeys(rates, "lr")
+            attribute_of[name] = name
+    attribute_of |= dict.fromkeys(rates, "lr")
     required = list[str]()
     for name, argument in arguments.items():
-        if name in taken or name in bound or argument.default is not argument.empty:
+        if name in attribute_of or name in bound or argument.default is not argument.empty:
             continue
         # *args and **kwargs need not be given.
         if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
@@ -256,36 +280,42 @@ def _argument_names(
         raise ConfigError(
             f"{class_name} needs {', '.join(required)} besides what a trial has: {instead}"
         )
-    return taken
+    return attribute_of
 
 
 def _build_by_names(
-    module: Callable[..., LightningModule], names: Mapping[str, str], trial: Trial
+    module: Callable[..., LightningModule], attribute_of: Mapping[str, str], trial: Trial
 ) -> LightningModule:
-    return module(**{argument: getattr(trial, name) for argument, name in names.items()})
+    """Build a module from a trial, each argument from an attribute (:func:`_argument_names`)."""
+    arguments = {argument: getattr(trial, name) for argument, name in attribute_of.items()}
+    return module(**arguments)
 
 
-def _check_takes_one(function: Callable[..., object], option: str, what: str) -> None:
-    """Refuse a function that cannot be called with one argument."""
+def _check_takes_one(function: Callable[..., object], option: str, argument: str) -> None:
+    """Raise a ConfigError for a function that cannot be called with one argument.
+
+    ``option`` and ``argument`` name the function and its argument in the message.
+    """
     try:
         inspect.signature(function).bind(None)
     except TypeError as error:
         text = (
-            f"{option} must be a function of {what} alone, but got "
+            f"{option} must be a function of {argument} alone, but got "
             f"{_name(function)}{inspect.signature(function)}"
         )
         raise ConfigError(text) from error
-    # A built-in that does not say.
+    # The signature of a built-in function may not be known.
     except ValueError:
         return
 
 
 def _name(value: object) -> str:
+    """Give the name of a function or class; of any other object, that of its class."""
     return getattr(value, "__name__", type(value).__name__)
 
 
 class Loaders(LightningDataModule):
-    """A data module of plain loaders."""
+    """A data module of loaders that the user gave without a data module."""
 
     def __init__(self, train: object, val: object, test: object = None) -> None:
         super().__init__()
@@ -306,12 +336,13 @@ class Loaders(LightningDataModule):
 
 @dataclass(frozen=True)
 class DataAt:
-    """The data modules that a function of the user's gives at each batch size.
+    """Makes the data module for a batch size, by a function of the user's.
 
     Args:
-        function: of a batch size; returns a data module of the user's, or loaders.
-        batch_size: of the data that are evaluated, and that a study looks at first.
-        name: the class of the data module.
+        function: takes a batch size, and returns a data module or loaders.
+        batch_size: the reference's, at which the data are made that a study looks at first, and
+            that trials are evaluated on.
+        name: the name of the data module's class.
     """
 
     function: Callable[[int], object]
@@ -319,25 +350,27 @@ class DataAt:
     name: str
 
     def __call__(self, batch_size: int) -> LightningDataModule:
-        """Make the data module of a batch size."""
-        return _made(self.function(batch_size))
+        """Make the data module for a batch size."""
+        return _as_data_module(self.function(batch_size))
 
 
-def _made(data: object) -> LightningDataModule:
+def _as_data_module(data: object) -> LightningDataModule:
+    """Copy a data module, or make one of loaders."""
     if _is_data_module(data):
         return _copied(data)
     return _loaders(data)
 
 
 def _is_data_module(data: object) -> TypeGuard[LightningDataModule]:
+    """Whether it is a data module, of either of Lightning's packages."""
     return hasattr(data, "train_dataloader")
 
 
 def data_of(data: object, batch_size: int) -> "LightningDataModule | DataAt":
-    """Make a data module of what the user gives: one of theirs, loaders, or a function of theirs.
+    """Make a data module from the user's data, or a maker of data modules from a function.
 
     Args:
-        data: as :class:`bstune.Study` takes it.
+        data: a data module, loaders, or a function of the batch size that returns either.
         batch_size: at which a function is called, to see that it gives data.
 
     Raises:
@@ -356,22 +389,26 @@ def data_of(data: object, batch_size: int) -> "LightningDataModule | DataAt":
 
 
 def is_function(data: object) -> TypeGuard[Callable[[int], object]]:
-    """Say whether data are given as a function of the batch size."""
+    """Whether the data are given as a function of the batch size."""
     return callable(data) and not isinstance(data, type) and not _is_data_module(data)
 
 
 def data_module(data: object, batch_size: int) -> "LightningDataModule | DataAt":
-    """Make the data module that a function gives at this batch size.
+    """Make the data module that the user's function gives at a batch size.
 
-    Of data that are no function it is as :func:`data_of`.
+    Data that are no function are taken as :func:`data_of` takes them.
     """
     if not is_function(data):
         return data_of(data, batch_size)
     _check_takes_one(data, "data", "a batch size")
-    return _made(data(batch_size))
+    return _as_data_module(data(batch_size))
 
 
 def _loaders(data: object) -> Loaders:
+    """Make a data module of loaders: ``(train, val[, test])``, or a dict with these names.
+
+    A ConfigError refuses anything else.
+    """
     if isinstance(data, DataLoader):
         raise ConfigError(
             "data needs loaders to train and to validate on, but got one: give data=(train, val)"
@@ -395,22 +432,23 @@ def _loaders(data: object) -> Loaders:
 
 
 def _copied(data: LightningDataModule) -> LightningDataModule:
-    """Copy a data module, which ``setup`` may change.
+    """Copy a data module, as ``setup`` may change it.
 
-    Its tensors, arrays and data sets are shared.
+    The copy shares tensors, arrays and data sets with it. Where an attribute cannot be copied
+    deeply, all attributes are shared.
     """
     values = list(vars(data).values())
     values += [value.dataset for value in values if isinstance(value, DataLoader)]
-    # What deepcopy finds here by its id it takes as it is.
+    # deepcopy takes an object whose id it finds here as its own copy.
     shared = dict[int, Any]()
     for value in values:
         if isinstance(value, torch.Tensor | np.ndarray | Dataset):
             shared[id(value)] = value
-    # That of an earlier fit, with its module, is left out.
+    # The Trainer of an earlier fit, with its module, is left out.
     if getattr(data, "trainer", None) is not None:
         shared[id(data.trainer)] = None
     try:
         return copy.deepcopy(data, shared)
-    # Of what cannot be copied, such as a lock.
+    # Errors of an attribute that cannot be copied, such as a lock.
     except (TypeError, AttributeError, NotImplementedError, RuntimeError):
         return copy.copy(data)

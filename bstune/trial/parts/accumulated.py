@@ -21,7 +21,10 @@ from bstune.trial.lightning.packages import package_of
 
 
 def accumulated(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
-    """Give what an epoch has accumulated so far, as plain data."""
+    """Give the metrics that an epoch has accumulated so far, as plain data.
+
+    They are logged values, and the states of the module's own metrics.
+    """
     logged = {key: saved_entry(entry) for key, entry in results_of_training(trainer).items()}
     metrics = dict[str, dict[str, Any]]()
     for name, part in module.named_modules():
@@ -31,7 +34,7 @@ def accumulated(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
 
 
 def accumulate_on(trainer: Trainer, module: LightningModule, state: Mapping[str, Any]) -> None:
-    """Put back what :func:`accumulated` returned, before the epoch goes on."""
+    """Put back the metrics that :func:`accumulated` gave, before the epoch goes on."""
     parts = dict(module.named_modules())
     for name, states in state["metrics"].items():
         if name in parts:

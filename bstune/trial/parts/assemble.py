@@ -29,9 +29,9 @@ from bstune.trial.parts.verdict import Verdict
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trial is made of.
+    """The parts of a trial, one for each job.
 
-    :class:`bstune.trial.parts.trial_callback.TrialCallback` calls each in its turn.
+    :class:`bstune.trial.parts.trial_callback.TrialCallback` calls them in Lightning's hooks.
     """
 
     spec: TrialSpec
@@ -65,18 +65,22 @@ def parts_of(
     horizon: int | None,
     versions: Mapping[str, str],
 ) -> Parts:
-    """Return the parts of a trial that begins.
+    """Make the parts of a trial that begins.
 
-    Arguments as of :func:`bstune.trial.loop.run_trial`. A StateError says that the stopped trial
-    cannot be resumed, a ConfigError that no step is left.
+    Arguments as of :func:`bstune.trial.loop.run_trial`.
+
+    Raises:
+        StateError: says that the stopped trial cannot be resumed.
+        ConfigError: says that no step is left.
     """
+    # Whether this process trains the trial by itself.
     alone = distributed.place() is None
     cadence = Cadence(spec, protocol, validation_examples)
     generators = Generators()
     stopped: StoppedState | None = None
     start_gap: float | None = None
     if resume is None:
-        state = TrialState(first_step=0, last_step=last_step_of(spec, protocol, 0), steps=0)
+        state = TrialState(first_step=0, last_step=last_step_of(spec, protocol, steps=0), steps=0)
     else:
         device = device_name(protocol.trainer, protocol.devices)
         stopped = read_state(resume, spec, device, versions)
@@ -86,7 +90,7 @@ def parts_of(
         generators = Generators(stopped.generators)
         start_gap = stopped.start_gap
     compiling = Compiling(protocol.compile, clock)
-    # Of several processes each would see another time.
+    # Each of several processes would see another time, so none has a limit.
     max_seconds = spec.max_seconds if alone else None
     return Parts(
         spec=spec,
@@ -115,7 +119,8 @@ def parts_of(
             protocol.target,
             protocol.divergence,
             start_gap,
-            # The study's own first trial may have come to no more than other weights begin with.
+            # A goal of its own is the value that the study's first trial came to, and other weights
+            # may begin with a better one.
             may_begin_met=spec.goal is not None,
         ),
     )

@@ -1,4 +1,4 @@
-"""When a trial is evaluated: by its examples and past values, and never by a clock."""
+"""Decides at which steps a trial is evaluated: by examples and past values, never by a clock."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from bstune.trial.parts.checkpoint import StoppedState
 
 
 class Cadence:
-    """Names the step of the next evaluation.
+    """Gives the step at which the next evaluation is due.
 
-    Evaluations that were not due, at an epoch's end or where a trial was stopped, change nothing:
-    later ones are due at the same steps, with them or without.
+    There may be further evaluations: at an epoch's end, or where a trial is stopped. They do not
+    change the steps at which later ones are due.
 
     Attributes:
-        due_step: of the next evaluation.
-        near: whether the target has been near at one of the evaluations that were due.
-        forced: steps that were evaluated though they were not due.
+        due_step: the step at which the next evaluation is due.
+        near: whether the trial has been near its target at an evaluation that was due.
+        forced: the steps of evaluations that were not due.
     """
 
     def __init__(self, spec: TrialSpec, protocol: TrialProtocol, validation_examples: int) -> None:
@@ -26,24 +26,25 @@ class Cadence:
         self._validation_examples = validation_examples
         self.near = False
         self.forced: tuple[int, ...] = ()
-        self.due_step = self._next_due(0, ())
+        self.due_step = self._next_due(step=0, history=())
 
     def go_on(self, stopped: StoppedState, history: Sequence[tuple[int, float | None]]) -> None:
-        """Take up the cadence of a stopped trial."""
+        """Take up the cadence of a stopped trial, from its state and its history."""
         self.near = stopped.near
         self.forced = stopped.forced
         self.due_step = stopped.due_step
-        # The state is from before the evaluation that ended it.
+        # The state is from before the evaluation that ended the trial.
         self.take_in(stopped.steps, history)
 
     def take_in(
         self, step: int, history: Sequence[tuple[int, float | None]], stops: bool = False
     ) -> None:
-        """Take in an evaluation at ``step`` that did not end the trial.
+        """Take in an evaluation that did not end the trial.
 
-        It is the last one of ``history``.
-
-        Where something else ``stops`` the trial, no other one is due.
+        Args:
+            step: of the evaluation.
+            history: step and value of all evaluations, this one the last.
+            stops: whether something else stops the trial, so that no other evaluation is due.
         """
         if step < self.due_step:
             self.forced += (step,)
@@ -53,14 +54,15 @@ class Cadence:
     def pass_over(
         self, step: int, history: Sequence[tuple[int, float | None]], stops: bool = False
     ) -> None:
-        """Take in an evaluation at ``step`` that is not in ``history``.
+        """Take in an evaluation that did not log the target's metric.
 
-        It did not log the target's metric.
+        Arguments as of :meth:`take_in`, but that ``history`` does not have this evaluation.
         """
         if step >= self.due_step and not stops:
             self.due_step = self._next_due(step, history)
 
     def _next_due(self, step: int, history: Sequence[tuple[int, float | None]]) -> int:
+        """Give the step of the evaluation that is due next after ``step``."""
         due = [pair for pair in history if pair[0] not in self.forced]
         # A trial that has once been near stays near: a noisy metric would switch back and forth.
         self.near = self.near or is_near(due, self._target.gap, self._schedule.near)

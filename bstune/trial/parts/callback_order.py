@@ -1,4 +1,4 @@
-"""The order of a Trainer's call-backs, in which the trial's own stand at both ends."""
+"""Orders a Trainer's call-backs, with a trial's own ones at both ends."""
 
 from bstune.core.errors import ConfigError
 from bstune.trial.backend import refuse_finders
@@ -9,19 +9,21 @@ from bstune.trial.lightning.packages import of_package, package_of
 def order_callbacks(
     trainer: Trainer, module: LightningModule, first: Callback | None, last: Callback
 ) -> None:
-    """Put two call-backs before and behind all others, the module's own among them.
-
-    A ConfigError refuses a call-back that makes steps of several batches, or sets what bstune sets.
+    """Put two call-backs of a trial before and after all others, the module's own included.
 
     Args:
         trainer: whose setup is under way.
         module: that it trains.
-        first: writes a state ahead of what others do for an evaluation, such as averaging the
-            weights; None: none.
-        last: counts steps behind what others do after them, which is still training.
+        first: writes a trial's state before others prepare an evaluation, as by averaging the
+            weights; None: no state is written.
+        last: counts a step after the others, whose work after a step is still training.
+
+    Raises:
+        ConfigError: for a call-back that makes steps of several batches, or sets a value that
+            bstune sets.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    # Those that configure_callbacks returns are seen here alone, before any of them does something.
+    # Call-backs from the module's configure_callbacks can be refused only here, before they act.
     refuse_finders(callbacks)
     scheduler = of_package(package_of(module), "callbacks.GradientAccumulationScheduler")
     if any(isinstance(callback, scheduler) for callback in callbacks):

@@ -1,8 +1,8 @@
 """The training state that a stopped trial leaves, and from which another one is resumed.
 
-The file is Lightning's own checkpoint with what Lightning leaves out: the random number generators,
-the position in the stream of batches, and bstune's own progress. It is loaded as plain data:
-nothing in it is executed.
+The file is a checkpoint of Lightning's with three more parts: the states of the random number
+generators, the position in the stream of batches, and bstune's own progress. It is loaded as plain
+data: nothing in it is executed.
 """
 
 import io
@@ -34,12 +34,13 @@ from bstune.trial.devices.randomness import GeneratorStates
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.internals import argument_of_hyper_parameters
 
+# The key of bstune's own part in the checkpoint.
 KEY = "bstune"
-# Of a trial on several devices what differs from process to process, by rank.
+# The key in it of those values that differ from process to process, for a trial on several devices.
 OF_RANKS = "ranks"
 DIFFERS = ("stream", "generators", "epoch", "metrics")
-# Of modules and data modules, which are built anew: they may hold any object, and none of these
-# loads as plain data.
+# Hyper-parameters, which are left out: they may hold any object, which plain data cannot. Modules
+# and data modules are built anew with theirs.
 UNUSED = (
     "hyper_parameters",
     "hparams_type",
@@ -48,7 +49,7 @@ UNUSED = (
 )
 # Errors of reading an archive that is damaged.
 DAMAGED = (OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error)
-# Errors of reading a state from one that is not, but is none or another one's.
+# Errors of reading a state from any file that is not the right one.
 UNREADABLE = (
     *DAMAGED,
     RuntimeError,
@@ -60,19 +61,19 @@ UNREADABLE = (
 
 
 @dataclass(frozen=True)
-class Own:
-    """The storage options that mark a file of bstune's own."""
+class OwnFile:
+    """A Trainer's storage options, by which a checkpoint is known as a file of bstune's own."""
 
-    # The name that it gets once it is whole.
+    # The name that the file gets once it is whole.
     path: Path
 
 
 class PlainFiles:
-    """A Trainer's checkpoints: bstune's own hold weights and plain data alone.
+    """A Trainer's way to write and read checkpoints (its ``checkpoint_io``).
 
-    All others are left as they are. Hyper-parameters may hold any object, so they are left out of
-    bstune's own; what loads one gets those of the module that it is loaded into, which was built
-    alike.
+    Bstune's own checkpoints hold weights and plain data alone; all others are left to the Trainer's
+    former way. Hyper-parameters, which may hold any object, are left out of bstune's own. When one
+    is loaded, it gets those of the module that it is loaded into, which was built alike.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
@@ -86,8 +87,8 @@ class PlainFiles:
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write the file; the error of a full disk says which."""
-        if not isinstance(storage_options, Own):
+        """Write a checkpoint; the error of a full disk names the file."""
+        if not isinstance(storage_options, OwnFile):
             self._others.save_checkpoint(checkpoint, path, storage_options)
             return
         buffer = io.BytesIO()
@@ -95,7 +96,8 @@ class PlainFiles:
         torch.save(kept, buffer)
         _add_comment(buffer, own_mark(storage_options.path))
         try:
-            # In place: Lightning would write it in the system's temporary folder and move it.
+            # Written in its own folder: Lightning would write it in the system's temporary folder
+            # and move it.
             with create_partial(Path(path)) as file:
                 file.write(buffer.getbuffer())
                 sync_file(file)
@@ -106,7 +108,10 @@ class PlainFiles:
     def load_checkpoint(
         self, path: str | Path, map_location: object = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read one of bstune's own files, and add what the user's hooks on loading expect in it."""
+        """Read one of bstune's own files, and add the hyper-parameters, which hooks may look for.
+
+        A ConfigError says that the user's ``on_save_checkpoint`` has added more than plain data.
+        """
         try:
             checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
@@ -124,8 +129,8 @@ class PlainFiles:
 
 
 def _add_comment(archive: io.BytesIO, comment: bytes) -> None:
-    """Let a ZIP archive that has no comment end with one."""
-    # Its last two bytes are the comment's length.
+    """Add a comment at the end of a ZIP archive that has none."""
+    # The last two bytes of the archive are the comment's length.
     archive.seek(-2, io.SEEK_END)
     archive.write(len(comment).to_bytes(2, "little") + comment)
 
@@ -140,45 +145,49 @@ class Stopped:
 
 @dataclass(frozen=True)
 class StoppedState:
-    """bstune's own part of what a stopped trial leaves.
-
-    It is from before the evaluation that ends the trial.
-    """
+    """bstune's own part of a stopped trial's state, from before the trial's last evaluation."""
 
     number: int
     batch_size: int
     lr: float
     seed: int
-    # Optimizer steps applied, from the first of the chain.
+    # Optimizer steps applied, those of the trials that it continues included.
     steps: int
-    # Steps that a gradient scaler skipped, which are not among them.
+    # Further steps, which a gradient scaler has skipped.
     skipped: int
-    # Of the target before training; None if it was not measured on all validation data.
+    # How far from the target the trial was before training; None if that was not measured on all
+    # validation data.
     start_gap: float | None
-    # Whether the target has been near at one of the evaluations that were due.
+    # Whether the trial has been near its target at an evaluation that was due.
     near: bool
-    # Of the next evaluation.
+    # The step at which the next evaluation is due.
     due_step: int
-    # Steps evaluated though not due: at an epoch's end, or where it was stopped.
+    # The steps of evaluations that were not due: at an epoch's end, or where the trial stopped.
     forced: tuple[int, ...]
-    # Logged last; Lightning steps schedules on them only after the evaluation.
+    # The metrics that were logged last. Lightning steps schedules by them after the evaluation.
     metrics: Mapping[str, torch.Tensor]
-    # What it has accumulated so far (bstune.trial.parts.accumulated); empty where it has no end.
+    # The metrics that the epoch has accumulated so far (bstune.trial.parts.accumulated); empty for
+    # an endless epoch.
     epoch: Mapping[str, Any]
-    # A position of bstune.trial.batches.index_stream.IndexStream.
+    # The position in the stream of batches.
     stream: Position
-    # Of bstune.trial.devices.randomness.random_state.
+    # The states of the random generators (bstune.trial.devices.randomness.random_state).
     generators: GeneratorStates
-    # Parameters without a gradient, as a call-back may freeze and unfreeze them.
+    # The names of frozen parameters, as a call-back may freeze and unfreeze them.
     frozen: tuple[str, ...]
     device: str
     versions: Mapping[str, str]
 
 
 class StateWriter(Callback):
-    """Writes a trial's state ahead of what other call-backs do for an evaluation.
+    """Writes a trial's state at the start of an evaluation, before other call-backs do anything.
 
-    They may average the weights.
+    They may replace the weights by an average. The file has a temporary name until :meth:`keep`.
+
+    Args:
+        path: of the file.
+        stream: of the trial's batches.
+        clock: the trial's; writing counts neither as training nor as evaluation.
     """
 
     def __init__(self, path: Path, stream: Stream, clock: TrialClock) -> None:
@@ -189,8 +198,8 @@ class StateWriter(Callback):
         self._state: StoppedState | None = None
 
     def prepare(self, last: bool) -> None:
-        """Remember the stream's position if the ``last`` step is next."""
-        # Lightning fetches one batch ahead meanwhile.
+        """Let the stream remember its position if the ``last`` step is next."""
+        # By the end of that step Lightning has fetched one more batch.
         self._stream.remembers = last
 
     def position(self, batches: int) -> Position:
@@ -198,28 +207,28 @@ class StateWriter(Callback):
         return self._stream.position(batches)
 
     def take(self, state: StoppedState) -> None:
-        """Take a state, which is written when the evaluation starts."""
+        """Take the state to be written when the evaluation starts."""
         self._state = state
 
     def keep(self) -> None:
-        """Give the file its name, if it was written and no other's file has the name."""
+        """Give the file its name, if it was written and no file of someone else has that name."""
         if self._partial.exists() and distributed.is_first() and may_take(self._path):
             put_in_place(self._partial, self._path)
 
     def discard(self) -> None:
-        """Remove what was written and not kept."""
+        """Remove the file, if it was written and not kept."""
         if distributed.is_first():
             self._partial.unlink(missing_ok=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the state, if one is taken; its seconds are no evaluation's."""
+        """Write the state, if one was taken; the seconds do not count as evaluation."""
         if self._state is not None:
             self._clock.enter(Phase.CLOSING)
-            # One of an earlier step.
+            # A state of an earlier step may be there.
             self.discard()
-            own = Own(self._path)
+            own = OwnFile(self._path)
             trainer.save_checkpoint(self._partial, weights_only=False, storage_options=own)
-            # Other call-backs write checkpoints too, which do not have it.
+            # Checkpoints that other call-backs write are left without it.
             self._state = None
             self._clock.enter(Phase.EVALUATION)
 
@@ -237,12 +246,19 @@ class StateWriter(Callback):
 def read_state(
     stopped: Stopped, spec: TrialSpec, device: str, versions: Mapping[str, str]
 ) -> StoppedState:
-    """Read the state that a trial left.
+    """Read the state that a stopped trial has left.
 
-    A StateError says why ``spec`` cannot be resumed from it on this device.
+    Args:
+        stopped: the trial and its file.
+        spec: of the trial that is to go on from it.
+        device: the name of this trial's device, which must be that of the state.
+        versions: of the packages, which must be those of the state.
+
+    Raises:
+        StateError: says why the trial cannot go on from the state.
     """
     try:
-        # First that all bytes are as they were written: from others torch makes any error.
+        # Checked first, as torch raises any error for bytes that are not as they were written.
         with zipfile.ZipFile(stopped.state) as archive:
             damaged = archive.testzip()
         if damaged is not None:
@@ -251,7 +267,7 @@ def read_state(
         values = checkpoint[KEY]
         of_ranks = values.pop(OF_RANKS, None)
         place = distributed.place()
-        # The first process wrote its own among those that are alike in all.
+        # The values are those of the first process, which wrote the file.
         if place is not None:
             values |= of_ranks[place.rank]
         state = StoppedState(**values)
@@ -272,9 +288,10 @@ def read_state(
 
 
 def _reason(error: Exception) -> str:
+    """Give the reason in a few words why a file could not be read."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    # torch's advice on loading it all the same is left out.
+    # torch's advice to load the file all the same is left out.
     if isinstance(error, pickle.UnpicklingError):
         line = str(error).rpartition("WeightsUnpickler error: ")[2].splitlines()[0]
         return f"it holds more than plain data: {line.partition('. Please use')[0]}"
@@ -282,6 +299,7 @@ def _reason(error: Exception) -> str:
 
 
 def _unreadable(stopped: Stopped, reason: str) -> StateError:
+    """Make the error that says why a trial cannot go on from a state."""
     return StateError(
         f"the state of trial {stopped.record.number} at {stopped.state} cannot be read: {reason}; "
         "it starts afresh"

@@ -1,7 +1,4 @@
-"""The ends of epochs.
-
-A trial may be evaluated at them, and its last one may not be the last.
-"""
+"""The ends of epochs, at which a trial may be evaluated, and after which it may need another."""
 
 from bstune.trial.lightning.installed import LightningModule, Trainer, sized_len
 from bstune.trial.lightning.trainer import looks_at_epochs
@@ -9,43 +6,44 @@ from bstune.trial.parts.state import TrialState
 
 
 class EpochEnds:
-    """Knows whether a trial's epochs end, and what is due there.
+    """Knows whether a trial's epochs end, and whether it is evaluated there.
 
     Args:
         state: of the trial, whose steps it reads.
         adds_epochs: whether the Trainer goes on after its last epoch until the trial has its steps.
 
     Attributes:
-        exist: whether batches come from a loader that has a length; else there is one endless
-            epoch.
+        exist: whether epochs end, as batches come from a loader with a length; else there is one
+            endless epoch.
     """
 
     def __init__(self, state: TrialState, adds_epochs: bool) -> None:
         self._state = state
         self._adds_epochs = adds_epochs
-        self._looked_at = False
-        self._steps_at_last = state.steps
+        self._are_evaluated = False
+        # The trial's steps when the last epoch ended.
+        self._steps_at_last_end = state.steps
         self.exist = False
 
     def begin(self, trainer: Trainer, module: LightningModule) -> None:
-        """Look at the Trainer's batches, and at what takes metrics at an epoch's end."""
+        """Find out whether epochs end, and whether something uses metrics at their ends."""
         self.exist = sized_len(trainer.train_dataloader) is not None
-        self._looked_at = self.exist and looks_at_epochs(trainer, module)
+        self._are_evaluated = self.exist and looks_at_epochs(trainer, module)
 
     def evaluates(self, trainer: Trainer) -> bool:
-        """Return whether this batch ends an epoch that is evaluated there."""
-        if not self._looked_at:
+        """Whether the present batch ends an epoch, and epochs are evaluated at their ends."""
+        if not self._are_evaluated:
             return False
         return trainer.fit_loop.batch_idx + 1 >= trainer.num_training_batches
 
     def end(self, trainer: Trainer) -> None:
-        """Add an epoch to the last one, if it had steps.
+        """At the end of the Trainer's last epoch, add another one if that epoch had steps.
 
-        The module or a gradient scaler has left out others.
+        The trial still lacks steps where the module or a gradient scaler has left out some.
         """
         is_last = trainer.current_epoch + 1 == trainer.max_epochs
-        has_steps = self._state.steps > self._steps_at_last
+        has_steps = self._state.steps > self._steps_at_last_end
         goes_on = self.exist and self._adds_epochs and not trainer.should_stop
         if goes_on and is_last and has_steps:
             trainer.fit_loop.max_epochs = trainer.current_epoch + 2
-        self._steps_at_last = self._state.steps
+        self._steps_at_last_end = self._state.steps

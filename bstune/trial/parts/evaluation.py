@@ -1,4 +1,4 @@
-"""What a trial does around an evaluation: when it is due, what is kept, what follows."""
+"""The work of a trial around an evaluation: whether one is due, and what comes before and after."""
 
 from bstune.trial.devices import distributed
 from bstune.trial.lightning.installed import LightningModule, Trainer
@@ -7,9 +7,9 @@ from bstune.trial.parts.metric import checks_all_data, mean_loss
 
 
 def is_evaluation_due(parts: Parts, trainer: Trainer) -> bool:
-    """Say whether to evaluate after this step.
+    """Whether to evaluate after this step.
 
-    An evaluation is due, or the trial, an epoch or the Trainer ends with it.
+    It is evaluated where an evaluation is due, and where the trial, an epoch or the Trainer ends.
     """
     steps = parts.state.steps
     if steps >= parts.cadence.due_step or steps >= parts.state.last_step:
@@ -21,9 +21,9 @@ def is_evaluation_due(parts: Parts, trainer: Trainer) -> bool:
 
 
 def begin_evaluation(parts: Parts, trainer: Trainer, module: LightningModule) -> None:
-    """Leave the training as it is after this step.
+    """Prepare an evaluation: close the clock's segment, and keep what the evaluation may change.
 
-    That is its clock, its random numbers, and the state of a stopped trial.
+    The states of random generators are kept; those of a trial that stops here go into its state.
     """
     parts.phases.begin_evaluation()
     generators = parts.generators.keep()
@@ -39,17 +39,17 @@ def begin_evaluation(parts: Parts, trainer: Trainer, module: LightningModule) ->
 
 
 def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None:
-    """Take in an evaluation, and end the trial or go on.
+    """Take in an evaluation that has ended, and end the trial or let it go on.
 
-    Where the lean loop runs, it starts the clock again: Lightning is not done with the evaluation
-    yet.
+    Where the lean loop runs, it starts the clock again by itself, after Lightning has finished with
+    the evaluation.
     """
-    # A module may log nothing in the sanity check.
+    # In the sanity check a module may log nothing.
     if trainer.sanity_checking and not parts.metric.is_logged(trainer):
         return
     loss = mean_loss(parts.state.loss)
-    asked = parts.agreed_stop.is_asked(trainer)
-    value, loss, stops = distributed.agree(parts.metric.value(trainer), loss, asked)
+    is_asked_to_stop = parts.agreed_stop.is_asked(trainer)
+    value, loss, stops = distributed.agree(parts.metric.value(trainer), loss, is_asked_to_stop)
     if trainer.sanity_checking:
         if value is not None and checks_all_data(trainer):
             parts.verdict.begin(value)
@@ -62,7 +62,7 @@ def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None
 
 
 def judge(parts: Parts, trainer: Trainer, value: float | None, loss: float, stops: bool) -> None:
-    """Let an evaluation end the trial, or say when the next one is due.
+    """Take in an evaluation: it ends the trial, or sets the step of the next one.
 
     Args:
         parts: of the trial.

@@ -1,18 +1,15 @@
-"""Copies of the process that trains, which a module's code may make.
-
-One process alone is to train on.
-"""
+"""Ends copies of the process that trains, which a module's code may make by a fork."""
 
 import os
 
 
 class OneProcess:
-    """Ends copies of the process in which it was made."""
+    """Lets only the process in which it was made train on."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
 
     def end_copy(self) -> None:
-        """End this process, if it is a copy, without the clean-up that is the first one's to do."""
+        """End this process if it is a copy, without the clean-up that the original will do."""
         if os.getpid() != self._process:
             os._exit(0)

@@ -1,31 +1,27 @@
-"""Random numbers that an evaluation draws are none of the training's."""
+"""Keeps the random numbers of the training apart from those that an evaluation draws."""
 
 from bstune.trial.devices.randomness import GeneratorStates, random_state, set_random_state
 
 
 class Generators:
-    """Keeps the states of the random number generators across an evaluation.
-
-    Or those from a stopped trial, until its training begins again.
+    """Keeps the states of the random number generators during an evaluation.
 
     Args:
-        kept: a stopped trial's, as :func:`bstune.trial.devices.randomness.random_state` returned
-            them; None: it starts afresh.
+        states: those of a stopped trial, which are kept until the training begins; None: the trial
+            starts afresh.
     """
 
-    def __init__(self, kept: GeneratorStates | None = None) -> None:
-        self._kept = kept
+    def __init__(self, states: GeneratorStates | None = None) -> None:
+        # None where nothing is kept.
+        self._states = states
 
     def keep(self) -> GeneratorStates:
-        """Keep the states as they are, and give them."""
-        self._kept = random_state()
-        return self._kept
+        """Keep the present states, and give them."""
+        self._states = random_state()
+        return self._states
 
     def restore(self) -> None:
-        """Set the generators to the states that were kept, once.
-
-        Without any they are left alone.
-        """
-        if self._kept is not None:
-            set_random_state(self._kept)
-            self._kept = None
+        """Set the generators to the kept states, once; where none are kept, leave them alone."""
+        if self._states is not None:
+            set_random_state(self._states)
+            self._states = None

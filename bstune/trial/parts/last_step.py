@@ -1,6 +1,6 @@
 """The step after which a trial ends.
 
-It is its budget's, its own limit, or the next one once its wall time is over.
+It is that of its own limit or else of its budget; once its wall time is over, it is the next one.
 """
 
 import time
@@ -12,12 +12,12 @@ from bstune.trial.parts.state import TrialState
 
 
 def last_step_of(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:
-    """Give the last step of a trial that has ``steps`` of them.
+    """Give the step at which a trial ends that has taken ``steps`` steps.
 
     A ConfigError says that it has none left.
     """
     last = spec.max_steps
-    # A trial that is asked for by itself may have a limit past the budget.
+    # A limit replaces the budget, and may lie past it in a trial that is run by itself.
     if last is None:
         last = protocol.last_step(spec.batch_size)
     if last <= steps:
@@ -30,10 +30,10 @@ def last_step_of(spec: TrialSpec, protocol: TrialProtocol, steps: int) -> int:
 def steps_of_trainer(
     state: TrialState, spec: TrialSpec, protocol: TrialProtocol, horizon: int | None
 ) -> int:
-    """Give the steps after which the Trainer itself ends, skipped ones included.
+    """Give the number of steps after which the Trainer ends, those that are skipped included.
 
-    That is the ``horizon``, where there is one; else the budget's, so that a trial that is stopped
-    early has the schedules of one that is not.
+    It is the ``horizon``, where there is one. Otherwise it is the budget's, so that a trial that is
+    stopped early has the same schedules as one that is not.
     """
     if horizon is not None:
         return horizon
@@ -46,7 +46,7 @@ class LastStep:
 
     Args:
         state: of the trial, whose last step it writes.
-        max_seconds: of wall time, from this call on; None: there is no limit.
+        max_seconds: of wall time, from now on; None: there is no limit.
         now: a monotonic clock, in seconds.
     """
 

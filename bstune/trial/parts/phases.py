@@ -1,6 +1,6 @@
-"""What a trial's seconds go to.
+"""Switches a trial's clock between training, evaluation and the rest.
 
-The clock runs over training steps, in segments between the evaluations.
+The seconds of training are counted in segments between the evaluations.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ class Phases:
     Args:
         state: of the trial, whose steps it reads.
         clock: the trial's.
-        warmup_steps: a segment of their own, where no evaluation cuts them short.
+        warmup_steps: first steps that get a segment of their own, unless an evaluation comes
+            earlier.
     """
 
     def __init__(self, state: TrialState, clock: TrialClock, warmup_steps: int) -> None:
@@ -27,19 +28,19 @@ class Phases:
         self._segment_start = state.steps
 
     def begin_sanity_check(self) -> None:
-        """Evaluate before the training."""
+        """Count an evaluation before the training, until :meth:`end_sanity_check`."""
         self._clock.enter(Phase.EVALUATION)
 
     def end_sanity_check(self) -> None:
-        """Go on with what comes before the first step."""
+        """Count start-up from here on, until the first step."""
         self._clock.enter(Phase.STARTUP)
 
     def begin_training(self) -> None:
-        """Train from here on, up to the first evaluation."""
+        """Count training from here on, until the first evaluation."""
         self._clock.enter(Phase.TRAINING)
 
     def repeat_evaluation(self) -> None:
-        """Run the evaluation that ended the stopped trial again, before the first step."""
+        """Count the evaluation that ended the stopped trial and is repeated before training."""
         self._clock.enter(Phase.EVALUATION)
 
     def begin_evaluation(self) -> None:
@@ -54,12 +55,11 @@ class Phases:
             self._segment_start = steps
 
     def end_evaluation(self, stops: bool, trains: bool) -> None:
-        """Begin another segment, or close the trial.
+        """Begin the next segment of training, or close the trial.
 
         Args:
             stops: whether the trial ends here.
-            trains: whether training goes on at once; else the loop starts the clock when Lightning
-                is done.
+            trains: whether training goes on at once; else the lean loop starts the clock later.
         """
         self._segment_start = self._state.steps
         if stops:
@@ -70,9 +70,9 @@ class Phases:
 
 @contextmanager
 def aside(clock: TrialClock, compiling: Compiling) -> Iterator[None]:
-    """Run what is inside beside the training.
+    """Within the context, work beside the training: off its clock, and without compiled code.
 
-    It is off its clock, and without code that was compiled for other shapes.
+    The code is compiled for the shapes of whole batches.
     """
     with clock.interrupt_segment(Phase.EVALUATION), compiling.eagerly():
         yield

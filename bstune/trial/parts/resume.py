@@ -1,6 +1,6 @@
-"""A trial that goes on from a stopped one: what Lightning's checkpoint does not put back.
+"""Puts back, in a trial that goes on from a stopped one, what Lightning's checkpoint does not.
 
-Some of it a hook may reset.
+Some of it hooks may have reset.
 """
 
 from collections.abc import Mapping
@@ -16,39 +16,38 @@ from bstune.trial.parts.checkpoint import StoppedState
 
 
 class Resume:
-    """Makes a trial go on as the one that was not stopped.
+    """Makes a trial go on as if it had not been stopped.
 
     Args:
-        stopped: what the stopped trial left; None: this one starts afresh, and nothing is put back.
+        stopped: the state of the stopped trial; None: this one starts afresh, and nothing is put
+            back.
 
     Attributes:
         stopped: as it was given.
-        evaluates_again: whether the next evaluation is the stopped trial's last one, which tells
-            nothing new.
+        evaluates_again: whether the next evaluation repeats the stopped trial's last one.
     """
 
     def __init__(self, stopped: StoppedState | None) -> None:
         self.stopped = stopped
-        # Each of these is put back once, and then None.
+        # Each of these is put back once, and is then None.
         self._weights: dict[str, Tensor] | None = None
         self._frozen: tuple[str, ...] | None = None
         self._accumulated: Mapping[str, Any] | None = None
-        # Until the first batch of this trial.
+        # Whether the trial goes on in the middle of an epoch and has not read a batch yet.
         self._amid_epoch = False
         self.evaluates_again = False
 
     def keep_weights(self, module: LightningModule) -> None:
-        """Copy the checkpoint's weights, which are loaded."""
-        # The module's own hooks, which come next, may set some.
+        """Copy the weights that were just loaded from the checkpoint: later hooks may set some."""
         if self.stopped is not None:
             self._weights = _copied_tensors(module)
 
     def begin(self, trainer: Trainer, has_epochs: bool) -> None:
-        """Go on where the trial was stopped."""
+        """Prepare the Trainer to go on where the trial was stopped."""
         if self.stopped is None:
             return
         self._frozen = self.stopped.frozen
-        # Lightning next steps the schedules that look at metrics.
+        # Lightning reads them next, as it steps the schedules by a metric.
         trainer.callback_metrics.update(self.stopped.metrics)
         trainer.val_check_batch = trainer.fit_loop.batch_idx + 1
         if has_epochs:
@@ -56,26 +55,26 @@ class Resume:
             self._amid_epoch = True
 
     def lacks_evaluation(self, at_epoch_end: bool) -> bool:
-        """Say whether the trial would have had an evaluation next without its stop.
+        """Whether an evaluation has to be repeated that the trial would have had without its stop.
 
-        The state is from before that. ``at_epoch_end`` is whether it was stopped at the end of an
-        epoch that is evaluated there.
+        The state is from before the evaluation at the stop. ``at_epoch_end`` says whether the trial
+        was stopped at the end of an epoch, and is evaluated at epochs' ends.
         """
         if self.stopped is None or not self._amid_epoch:
             return False
         return at_epoch_end or self.stopped.steps >= self.stopped.due_step
 
     def evaluate_again(self, trainer: Trainer) -> None:
-        """Let Lightning begin with that evaluation, which what looks at it is to see."""
+        """Let Lightning begin with that evaluation, for call-backs and schedules that use it."""
         self.evaluates_again = True
         repeat_validation(trainer)
 
     def before_batch(self, trainer: Trainer, module: LightningModule) -> None:
-        """Put back what is left to be, before a training batch."""
+        """Before a training batch, put back what has not been put back yet."""
         if self.stopped is None:
             return
         self.put_back(trainer, module)
-        # Lightning would accumulate anew from what it takes for an epoch's first batch.
+        # Lightning would take the batch for an epoch's first, and accumulate metrics anew.
         if self._amid_epoch:
             go_on_amid_epoch(trainer)
             self._amid_epoch = False
@@ -83,13 +82,15 @@ class Resume:
     def end_epoch(self, trainer: Trainer, module: LightningModule) -> None:
         """Let Lightning step schedules by a metric at the end of an epoch."""
         self.put_back(trainer, module)
-        # In an epoch in which the trial went on it would not.
+        # Lightning steps none at the end of an epoch in which a fit went on.
         end_restart(trainer)
         self._amid_epoch = False
 
     def put_back(self, trainer: Trainer, module: LightningModule) -> None:
-        """Put back weights, what is frozen and what was accumulated, once."""
-        # Hooks that came before may have reset them.
+        """Put back the weights, the frozen parameters and the accumulated metrics, once.
+
+        Hooks may have reset them.
+        """
         if self._weights is not None:
             _put_back_tensors(module, self._weights)
             self._weights = None
@@ -113,7 +114,8 @@ def _copied_tensors(module: LightningModule) -> dict[str, Tensor]:
 def _put_back_tensors(module: LightningModule, copies: Mapping[str, Tensor]) -> None:
     """Set a module's weights and buffers to those of a copy.
 
-    They are not compared before, which would wait for the device within the trial's clock.
+    All are set, whether they differ or not: a comparison would wait for the device while the
+    trial's clock runs.
     """
     present = module.state_dict()
     with torch.no_grad():

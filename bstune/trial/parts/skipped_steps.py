@@ -1,4 +1,4 @@
-"""Which of the steps a gradient scaler left out, without a read of the device where that can be."""
+"""Tells which steps a gradient scaler has skipped, without reading the device where possible."""
 
 import torch
 
@@ -6,17 +6,19 @@ from bstune.trial.lightning.installed import LightningModule, Trainer
 
 
 class SkippedSteps:
-    """Tells after each step whether a gradient scaler left it out, as its gradients had overflowed.
+    """Tells after each step whether a gradient scaler has skipped it, as its gradients overflowed.
 
-    A scaler reads once a step whether they have, and calls an optimizer that it steps itself only
-    if not: that is noted here. An optimizer that looks at the overflow itself, as fused ones do, is
-    called in either case, and under manual optimization not every batch has a step: there the scale
-    is read, which is lowered at these steps alone.
+    Mostly the scaler calls the optimizer only if they have not, and a hook here notes that call. An
+    optimizer that checks for the overflow itself, as fused ones do, is called in either case, and
+    under manual optimization not every batch has a step. There the scaler's scale is read from the
+    device instead: it is lowered at skipped steps, and only there.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
+        # Whether the optimizer was called in the present step, where that is noted.
         self._is_applied = False
+        # Whether a hook notes the optimizer's calls; else the scale is read.
         self._is_noted = False
         if self._scaler is None:
             return
@@ -30,12 +32,13 @@ class SkippedSteps:
             self._scale = self._scaler.get_scale()
 
     def _note(self, optimizer: torch.optim.Optimizer, arguments: object, options: object) -> None:
+        """Note, as a hook after it, that the optimizer was called."""
         self._is_applied = True
 
     def skipped(self, loss: object) -> bool:
-        """Say whether the step that has just ended was left out.
+        """Whether the step that has just ended was skipped.
 
-        One without ``loss`` (None) is never scaled.
+        ``loss`` is the step's; a step without one (None) is not scaled, and so not skipped.
         """
         if self._scaler is None:
             return False

@@ -1,4 +1,4 @@
-"""What a trial leaves at its last step, so that another one can go on from there."""
+"""Takes a trial's state at its last step, so that another trial can go on from there."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ class Snapshot:
         versions: of the packages; nothing goes on from the state under others.
 
     Attributes:
-        writer: writes the state when the evaluation starts; None: none is asked for.
+        writer: writes the state when the evaluation starts; None: no state is asked for.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Snapshot:
         self.writer: StateWriter | None = None
 
     def expect(self, state: TrialState) -> None:
-        """Have the stream of batches remember its position if the next step is the last one."""
+        """Let the stream of batches remember its position if the next step is the last one."""
         if self.writer is not None:
             self.writer.prepare(last=state.steps + 1 >= state.last_step)
 
@@ -49,9 +49,9 @@ class Snapshot:
         module: LightningModule,
         has_epochs: bool,
     ) -> None:
-        """Take the state of a trial that is out of steps, and has not ended otherwise.
+        """Take the state of a trial that is out of steps and has not ended otherwise.
 
-        Do nothing with any other.
+        Nothing is taken of any other trial, or where no state is asked for.
 
         Args:
             state: of the trial.
@@ -61,7 +61,8 @@ class Snapshot:
             generators: states of the random number generators after the last step.
             trainer: whose logged metrics are kept, on the CPU.
             module: whose frozen parameters are named.
-            has_epochs: whether an epoch ends, so that what it has accumulated is kept as well.
+            has_epochs: whether the trial's epochs end, so that an epoch's accumulated metrics are
+                kept as well.
         """
         is_out_of_steps = state.steps >= state.last_step and state.status == "stopped"
         if self.writer is None or not is_out_of_steps:

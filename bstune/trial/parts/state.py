@@ -1,4 +1,4 @@
-"""What the parts of a trial share: how far it has come, and how it ends."""
+"""The state that the parts of a trial share: its steps and evaluations so far, and how it ends."""
 
 from dataclasses import dataclass, field
 
@@ -9,30 +9,31 @@ from bstune.core.records import Status, TrialResult
 class TrialState:
     """Steps and evaluations of a trial so far.
 
-    Steps are optimizer steps that were applied, those of the trial that it continues among them;
-    one that a gradient scaler skips is none. Each attribute has one writer, but for the status,
-    which whatever ends a trial sets.
+    Steps are optimizer steps that were applied, those of the trial that it continues included. A
+    step that a gradient scaler skips does not count. Each attribute is written by one part, but for
+    the status, which every part that ends the trial sets.
     """
 
-    # Taken before this trial began, by the one that it continues.
+    # Steps that were taken before this trial began, by the one that it continues.
     first_step: int
-    # It ends there, unless something has ended it before.
+    # The step at which the trial ends, unless something has ended it before.
     last_step: int
+    # Steps taken so far.
     steps: int
-    # Of the last evaluation that missed the target; 0: there was none.
+    # Steps at the last evaluation that missed the target; 0: none has missed it.
     steps_low: int = 0
-    # Steps that a gradient scaler left out.
+    # The number of steps that a gradient scaler has skipped.
     skipped: int = 0
-    # The step and the value of each evaluation; None is a value that is not finite.
+    # The step and the value of each evaluation; a value of None was not finite.
     history: list[tuple[int, float | None]] = field(default_factory=list)
     status: Status = "stopped"
     message: str | None = None
-    # Whether an evaluation has ended it.
+    # Whether an evaluation has ended the trial.
     ended: bool = False
-    # What ``training_step`` returned for the last batch: a tensor, unless the module steps its
-    # optimizers itself.
+    # The loss that ``training_step`` returned for the last batch: a tensor, unless the module steps
+    # its optimizers itself.
     loss: object = None
-    # lr/(1 - m) of an SGD with a momentum m, before any schedule.
+    # lr/(1 - m) for an SGD with momentum m, before any schedule; None for other optimizers.
     effective_lr: float | None = None
 
     def diverge(self, message: str) -> None:
@@ -42,9 +43,12 @@ class TrialState:
 
 
 def state_after(record: TrialResult, skipped: int, last_step: int) -> TrialState:
-    """Return the state of a trial that goes on after the ``record`` of the one that it continues.
+    """Give the state with which a trial begins that continues a stopped one.
 
-    ``skipped`` counts the steps that a gradient scaler left out of that one.
+    Args:
+        record: of the stopped trial.
+        skipped: the number of its steps that a gradient scaler has skipped.
+        last_step: at which the trial is to end.
     """
     return TrialState(
         first_step=record.steps,

@@ -1,11 +1,11 @@
-"""How many optimizer steps a trial has applied: one that a gradient scaler skips is none."""
+"""Counts the optimizer steps that a trial has applied; skipped ones do not count."""
 
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.parts.skipped_steps import SkippedSteps
 from bstune.trial.parts.state import TrialState
 
-# A gradient scaler halves its scale at each step that it skips: after this many in a row no loss
-# can be finite.
+# After so many skipped steps in a row the trial has diverged. A gradient scaler halves its scale at
+# each of them, so by then a finite loss would not overflow.
 SKIPPED_STEPS_MEAN_DIVERGED = 50
 
 
@@ -14,7 +14,7 @@ class StepCount:
 
     Args:
         state: of the trial, whose steps, skipped steps and status it writes.
-        adds_steps: whether the Trainer takes another step for each that was skipped.
+        adds_steps: whether the Trainer takes another step for each skipped one.
     """
 
     def __init__(self, state: TrialState, adds_steps: bool) -> None:
@@ -28,7 +28,7 @@ class StepCount:
         self._skipped_steps = SkippedSteps(trainer, module)
 
     def end_step(self, trainer: Trainer) -> None:
-        """Count the step that has just ended; many skipped ones in a row stop the Trainer."""
+        """Count the step that has just ended; too many skipped steps in a row end the trial."""
         state = self._state
         if self._skipped_steps is None or not self._skipped_steps.skipped(state.loss):
             state.steps += 1

@@ -1,9 +1,7 @@
 """The one call-back of a trial, which passes Lightning's hooks on to the trial's parts.
 
-It does so in a fixed order.
-
-Lightning's calls of a call-back for each part would be some percent of a short step. And within a
-hook the order matters: a step is counted before anything looks at the count.
+With a call-back for each part, Lightning's calls would take some percent of a short step. Within a
+hook the parts are called in a fixed order: a step is counted before any part reads the count.
 """
 
 from collections.abc import Mapping
@@ -24,8 +22,8 @@ class TrialCallback(Callback):
     Attributes:
         parts: of the trial.
         module: that is trained; None before the fit.
-        step_taker: takes the steps in place of Lightning's loop, where it can; None before there is
-            a Trainer.
+        step_taker: takes the steps in place of Lightning's loop, where it can; None until a Trainer
+            is made.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -35,15 +33,15 @@ class TrialCallback(Callback):
         self.step_taker: StepTaker | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the noise scale has measured."""
+        """Give the measurements of the noise scale, for a checkpoint."""
         return self.parts.noise_scale.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what the stopped trial has measured."""
+        """Take up the stopped trial's measurements of the noise scale."""
         self.parts.noise_scale.load_state_dict(state_dict)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the last place among the call-backs, and see whether one step is all."""
+        """Take the last place among the call-backs, and prepare the parts for the first step."""
         parts = self.parts
         self.module = pl_module
         order_callbacks(trainer, pl_module, first=parts.snapshot.writer, last=self)
@@ -59,26 +57,23 @@ class TrialCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Say in a line what does not go with several devices."""
+        """Replace an error of DDP's by a line about the module, where there is one."""
         distributed.explain_ddp(exception)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock of the start-up."""
+        """Count the sanity check as evaluation."""
         self.parts.phases.begin_sanity_check()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on with the start-up."""
+        """Count start-up again."""
         self.parts.phases.end_sanity_check()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the weights of a trial that goes on.
-
-        The checkpoint's are there, and the module's hooks follow.
-        """
+        """Keep the loaded weights of a trial that goes on, before other hooks change them."""
         self.parts.resume.keep_weights(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock of the training, where a trial goes on as it was stopped."""
+        """Prepare the parts for the training, or for going on, and start its clock."""
         parts = self.parts
         parts.state.effective_lr = effective_lr(trainer.optimizers)
         parts.step_count.begin(trainer, pl_module)
@@ -94,7 +89,7 @@ class TrialCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Compile and measure what this batch asks for, beside the training."""
+        """Before a batch, put back, compile and measure what it needs, off the training's clock."""
         parts = self.parts
         parts.resume.before_batch(trainer, pl_module)
         parts.compiling.before_training_step(trainer, pl_module, batch, batch_idx)
@@ -109,8 +104,8 @@ class TrialCallback(Callback):
     ) -> None:
         """Count the step, and ask for an evaluation where one is due."""
         parts = self.parts
-        # Lightning validates after a batch whose number is a multiple of val_check_batch: this one,
-        # or none.
+        # Lightning validates after a batch whose number is a multiple of val_check_batch, so not
+        # after this one, unless it is set below.
         trainer.val_check_batch = batch_idx + 2
         parts.one_process.end_copy()
         parts.agreed_stop.hold(trainer)
@@ -133,7 +128,7 @@ class TrialCallback(Callback):
         self.parts.epoch_ends.end(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note what was logged before."""
+        """Put back what hooks have reset, and remember the metric from before the evaluation."""
         self.parts.resume.put_back(trainer, pl_module)
         self.parts.metric.before_evaluation(trainer)
 
@@ -145,11 +140,11 @@ class TrialCallback(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Compile what this batch asks for, off the clock of the evaluation."""
+        """Compile code for this batch if it needs any, off the clock of the evaluation."""
         self.parts.compiling.before_validation_step(trainer, pl_module, batch, batch_idx)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the trial, or go on."""
+        """Take in the evaluation: the trial ends, or goes on."""
         self.parts.one_process.end_copy()
         lean_loop_runs = self.step_taker is not None and self.step_taker.runs
         end_evaluation(self.parts, trainer, lean_loop_runs)

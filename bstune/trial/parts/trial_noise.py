@@ -1,4 +1,4 @@
-"""The noise scale of a trial: what goes wrong with its measurement is no failure of the trial."""
+"""Measures a trial's noise scale so that an error of the measurement does not end the trial."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -9,15 +9,14 @@ from bstune.trial.devices.errors import USER_CODE_ERRORS, warn_once
 from bstune.trial.lightning.installed import LightningModule, Trainer
 from bstune.trial.noise_scale import NoiseScale
 
-# The noise scale is taken of batches split in two; normalisation layers refuse parts of a single
-# example.
+# The smallest batch that is split in two: normalisation layers refuse parts of a single example.
 MIN_SPLIT = 4
 
 
 class TrialNoiseScale:
-    """Measures the noise scale beside a trial's training, where that can be.
+    """Measures the noise scale beside a trial's training, where that is possible.
 
-    An error there ends the measuring alone, and not the trial.
+    An error of it ends the measuring, and not the trial.
 
     Args:
         every: steps from one measured step to the next; None: nothing is measured.
@@ -26,7 +25,7 @@ class TrialNoiseScale:
         alone: whether this process trains the trial by itself; else nothing is measured.
 
     Attributes:
-        missing: why the measuring has ended; None: it has not.
+        missing: the error by which the measuring has ended, in a line; None: there was none.
     """
 
     def __init__(
@@ -57,9 +56,14 @@ class TrialNoiseScale:
     def setup(
         self, trainer: Trainer, module: LightningModule, stage: str, batch_size: int, parts: int
     ) -> None:
-        """Begin to measure steps of ``parts`` micro-batches.
+        """Begin to measure, if steps have several micro-batches or one that can be split.
 
-        A single one has to be large enough to be split.
+        Args:
+            trainer: of the trial.
+            module: that it trains.
+            stage: of the Trainer, such as ``fit``.
+            batch_size: examples of a step.
+            parts: micro-batches of a step.
         """
         is_possible = self._alone and module.automatic_optimization
         has_parts = parts > 1 or batch_size >= MIN_SPLIT
@@ -68,7 +72,7 @@ class TrialNoiseScale:
             self._attempt(self._noise_scale.setup, trainer, module, stage)
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Leave the module's parameters without hooks."""
+        """Remove the hooks from the module's parameters."""
         if self._measures:
             self._attempt(self._noise_scale.teardown, trainer, module, stage)
 
@@ -91,7 +95,7 @@ class TrialNoiseScale:
         module: LightningModule,
         *arguments: object,
     ) -> None:
-        """Call a hook of the noise scale; an error there is told of once."""
+        """Call a hook of the noise scale; an error in it ends the measuring, with one warning."""
         try:
             measure(trainer, module, *arguments)
         except USER_CODE_ERRORS as error:

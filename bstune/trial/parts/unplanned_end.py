@@ -1,4 +1,7 @@
-"""How a trial has ended that no evaluation ended: by itself, by a wish to stop, or by an error."""
+"""Explains the end of a trial that no evaluation ended.
+
+It ended by itself, was stopped by the module or a call-back, or ended by an error.
+"""
 
 from torch import Tensor
 
@@ -7,14 +10,15 @@ from bstune.trial.parts.state import TrialState
 
 
 def explain_end(state: TrialState, trainer: Trainer) -> None:
-    """Note what ended a trial that neither an evaluation nor its last step ended.
+    """Write into the state why a trial has stopped that an evaluation has not ended.
 
-    A RuntimeError says that it did not train at all, as where a hook raises a StopIteration.
+    A RuntimeError says that nothing has asked the training to end, as where a hook raises a
+    StopIteration.
     """
     if state.ended or state.status != "stopped":
         return
     has_no_step = state.steps == state.first_step
-    # A Trainer of one epoch has an endless one, which only a StopIteration ends.
+    # Where a Trainer has one epoch, that is endless, and only a StopIteration ends it.
     if not trainer.should_stop and (has_no_step or trainer.max_epochs == 1):
         raise RuntimeError(
             f"the training ended by itself at step {state.steps}, as a StopIteration ends it"
@@ -26,9 +30,9 @@ def explain_end(state: TrialState, trainer: Trainer) -> None:
 
 
 def _reason_of_callbacks(trainer: Trainer) -> str | None:
-    """Give the first reason that a call-back has, as Lightning's EarlyStopping does.
+    """Give the first reason to stop that a call-back states, as Lightning's EarlyStopping does.
 
-    None: none does.
+    None where no call-back states one.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         reason: str | None = getattr(callback, "stopping_reason_message", None)
@@ -38,7 +42,7 @@ def _reason_of_callbacks(trainer: Trainer) -> str | None:
 
 
 def what_is_not_finite(state: TrialState, module: LightningModule | None) -> str | None:
-    """Say what is not finite any more, the last step's loss or the weights; None if both are."""
+    """Say whether the last step's loss or some weight is not finite, in words; None if all are."""
     try:
         if isinstance(state.loss, Tensor) and not state.loss.isfinite().all():
             return f"the training loss is {state.loss.float().mean().item()}"
@@ -47,7 +51,7 @@ def what_is_not_finite(state: TrialState, module: LightningModule | None) -> str
         for name, weight in module.named_parameters():
             if not weight.isfinite().all():
                 return f"{name} is not finite"
-    # The device does not compute any more, as after an assertion of CUDA.
+    # Raised where the device does not compute any more, as after an assertion of CUDA.
     except RuntimeError:
         return None
     return None

@@ -1,6 +1,6 @@
-"""What an evaluation says of a trial.
+"""Decides after an evaluation how a trial goes on.
 
-It has reached its target, has diverged, is out of steps, or goes on.
+It has reached its target, has diverged, is out of steps, or trains on.
 """
 
 import math
@@ -12,17 +12,17 @@ from bstune.trial.parts.state import TrialState
 
 
 class Verdict:
-    """Ends a trial by what its evaluations say.
+    """Ends a trial by its evaluations.
 
     Args:
         state: of the trial, whose history, status and lower bound of the steps to target it writes.
-        target: that ends it.
-        divergence: how many times as far from the target as at its start a trial counts as
-            diverged.
-        start_gap: how far from the target the trial was before training; None if that was not
-            measured on all validation data, so that no value is far past it.
-        may_begin_met: whether untrained weights may meet the target, as they may one that another
-            trial came to; else they are refused.
+        target: that ends the trial.
+        divergence: a trial has diverged once it is so many times as far from the target as at its
+            start.
+        start_gap: how far from the target the trial was before training. None: that was not
+            measured on all validation data, so that no distance counts as divergence.
+        may_begin_met: whether untrained weights may meet the target. They may where the target is a
+            value that another trial came to; else they are refused.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Verdict:
         self._may_begin_met = may_begin_met
 
     def begin(self, value: float) -> None:
-        """Take in the metric before training.
+        """Take in the metric of the untrained weights.
 
         A ConfigError says that it meets the target already.
         """
         if self._may_begin_met and self._target.reached(value):
-            # Its first evaluation then ends the trial, unless it is worse.
+            # The first evaluation then ends the trial, unless it is worse.
             return
         refuse_met_target(self._target, value)
         self.start_gap = self._target.gap(value)
@@ -64,11 +64,17 @@ class Verdict:
         state.steps_low = steps_low_of(status, state.steps, state.steps_low)
 
     def leave_out(self, loss: float) -> None:
-        """Take in an evaluation that did not log the target's metric: it tells nothing."""
+        """Take in an evaluation that did not log the target's metric.
+
+        The trial may still end: by its last step, or by a loss that is not finite.
+        """
         self._end(self._lost_loss(loss), has_reached=False)
 
     def _end(self, divergence: str | None, *, has_reached: bool) -> Status | None:
-        """Note how an evaluation ends the trial, if it does, and say it."""
+        """Write how an evaluation ends the trial into its state, and give its status.
+
+        None: the trial goes on. ``divergence`` says why the trial has diverged; None: it has not.
+        """
         state = self._state
         has_diverged = divergence is not None
         status = status_at(state.steps, state.last_step, has_reached, has_diverged)
@@ -87,7 +93,7 @@ class Verdict:
         return f"the training loss is {loss} at step {self._state.steps}"
 
     def _divergence_of(self, value: float | None, loss: float) -> str | None:
-        """Return why the trial has diverged; None if it has not."""
+        """Say why the trial has diverged; None if it has not."""
         metric = self._target.metric
         step = self._state.steps
         lost = self._lost_loss(loss)

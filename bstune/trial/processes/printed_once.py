@@ -1,12 +1,12 @@
-"""What the user's code prints in this process, while a study is prepared: each kind of line once.
+"""Shows each kind of line once that the user's code prints while a study is prepared.
 
     log = TrialsLog(Path("outputs/digits/trials.log"))
     with printed_once(log):
         ...  # builds the module a dozen times
-        own_lines(print)("a line of bstune's own, which stands whatever stood before")
+        own_lines(print)("a line of bstune's own, which is always shown")
 
-The preflight and the survey build and train the user's module a dozen times, and it prints and
-warns each time. In the processes of trials the same log takes what is printed.
+The preflight and the survey build and train the user's module a dozen times in this process, and it
+prints and warns each time. The same log takes what trials print in their own processes.
 """
 
 import sys
@@ -17,15 +17,15 @@ from typing import Any, TextIO
 
 from bstune.trial.processes.trials_log import TrialsLog
 
-# ``is_own``: whether this thread prints a line of bstune's own.
+# Its ``is_own`` says whether this thread prints a line of bstune's own.
 _thread = threading.local()
 
 
 @contextmanager
 def printed_once(log: TrialsLog) -> Iterator[None]:
-    """Let ``log`` take the lines that the body prints, but bstune's own.
+    """Within the context, ``log`` takes the lines printed to ``sys.stdout`` and ``sys.stderr``.
 
-    They are those to ``sys.stdout`` and ``sys.stderr``.
+    Lines of bstune's own (:func:`own_lines`) are printed as they are.
     """
     stdout = sys.stdout
     stderr = sys.stderr
@@ -43,7 +43,7 @@ def printed_once(log: TrialsLog) -> Iterator[None]:
 
 
 def own_lines(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Make a ``say`` whose lines are printed as they are."""
+    """Make a ``say`` whose lines are bstune's own: :func:`printed_once` prints them as they are."""
 
     def say_own(line: str) -> None:
         with _own():
@@ -54,6 +54,7 @@ def own_lines(say: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def _own() -> Iterator[None]:
+    """Within the context, lines that this thread prints are bstune's own."""
     was_own = getattr(_thread, "is_own", False)
     _thread.is_own = True
     try:
@@ -63,17 +64,16 @@ def _own() -> Iterator[None]:
 
 
 class _Lines:
-    """A text stream whose lines go to a log.
+    """A text stream in the place of ``stream``, whose lines go to a log.
 
-    The log says the first of each kind on the stream beneath.
-
-    A handler of the user's may keep it: once it has ended it is the stream beneath.
+    The log says the first line of each kind on ``stream``. The user's code may keep this object,
+    as a log handler does: after :meth:`end` it writes to ``stream`` directly.
     """
 
     def __init__(self, stream: TextIO, log: TrialsLog) -> None:
         self._stream = stream
         self._log = log
-        # Of a line whose end is not there yet.
+        # The beginning of a line whose end was not written yet.
         self._rest = ""
         self._has_ended = False
 
@@ -81,7 +81,7 @@ class _Lines:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Take the lines that end within a text."""
+        """Take a text: lines that end in it go to the log; its last line may go on later."""
         if self._has_ended or getattr(_thread, "is_own", False):
             return self._stream.write(text)
         *lines, self._rest = (self._rest + text).split("\n")
@@ -90,16 +90,17 @@ class _Lines:
         return len(text)
 
     def end(self) -> None:
-        """Take what was printed without the end of its line, and pass everything on from now."""
+        """Take a last line that did not end, and write to the stream beneath from now on."""
         self._has_ended = True
         if self._rest:
             self._take(self._rest)
 
     def _take(self, line: str) -> None:
-        # A progress bar writes over its line.
+        """Hand a line to the log: of a progress bar's, which writes over itself, the last state."""
         self._log.take(line.rstrip("\r").rpartition("\r")[2], self._say)
 
     def _say(self, line: str) -> None:
+        """Write a line to the stream beneath at once."""
         with _own():
             self._stream.write(line + "\n")
             self._stream.flush()

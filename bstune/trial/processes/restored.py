@@ -19,7 +19,11 @@ CUDNN_FLAGS = ("benchmark", "deterministic", "enabled")
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Restore, at the end, what training changes of a process beside the objects that it trains."""
+    """At the end of the context, restore the state of this process that training changes.
+
+    It is the environment, the working directory, warnings, loggers, torch's flags, and the states
+    of the random number generators.
+    """
     environment = dict(os.environ)
     flags = _torch_flags()
     generators = host_states()
@@ -37,20 +41,20 @@ def restored() -> Iterator[None]:
                 torch.cuda.set_rng_state_all(cuda_generators)
             for logger, settings in loggers.items():
                 vars(logger).update(settings)
-            # A logger remembers what is enabled at its level.
+            # Loggers cache which levels are enabled, by their former settings.
             logging.getLogger().manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def _loggers() -> dict[logging.Logger, dict[str, Any]]:
     """Copy the settings of every logger that there is."""
     loggers: list[logging.Logger] = [logging.root]
-    # The others hold the places of loggers below which some are.
-    for known in logging.root.manager.loggerDict.values():
-        if isinstance(known, logging.Logger):
-            loggers.append(known)
+    # The dict also has placeholders, for names that are only parents of loggers.
+    for entry in logging.root.manager.loggerDict.values():
+        if isinstance(entry, logging.Logger):
+            loggers.append(entry)
     settings = dict[logging.Logger, dict[str, Any]]()
     for logger in loggers:
-        # Lists, of handlers and filters, are changed where they are.
+        # Copies, as the lists of handlers and filters are changed in place.
         settings[logger] = {name: copy(getattr(logger, name)) for name in LOGGER_SETTINGS}
     return settings
 
@@ -63,9 +67,9 @@ def _cuda_generators() -> list[torch.Tensor] | None:
 
 
 def _products_precision() -> str | None:
-    """Give the precision of float32 products.
+    """Give the precision in which torch multiplies float32 matrices.
 
-    None where it was set by device and operator, as torch 2.9 has it.
+    None where it was set for each device and operator, which torch 2.9 allows.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -74,7 +78,8 @@ def _products_precision() -> str | None:
 
 
 def _torch_flags() -> dict[str, Any]:
-    # Asking for the device would open a context, where nothing has used CUDA.
+    """Read torch's settings of this process, by names of our own."""
+    # Where nothing has used CUDA, asking for the current device would open a context.
     device = None
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
@@ -92,6 +97,7 @@ def _torch_flags() -> dict[str, Any]:
 
 
 def _set_torch_flags(flags: dict[str, Any]) -> None:
+    """Set torch's settings to those that :func:`_torch_flags` has read."""
     torch.set_num_threads(flags["threads"])
     torch.set_default_dtype(flags["dtype"])
     if flags["precision"] is not None:

@@ -1,4 +1,4 @@
-"""What trials' processes print: every line to a file, each kind of line once to the console.
+"""A log of what trials print: every line goes to a file, and each kind of line once to the console.
 
 A module that warns, or prints a line an epoch, does so in each of fifty trials::
 
@@ -20,18 +20,18 @@ from pathlib import Path
 
 from bstune.system.terminal import printable, write_out
 
-# Of lines on the console; more are in the file alone.
+# So many kinds of lines are shown on the console; further ones are in the file alone.
 MAX_KINDS = 20
-# Bytes of one read.
-CHUNK = 65_536
+# The most bytes that one read takes.
+CHUNK_BYTES = 65_536
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 
 
 class TrialsLog:
-    """Takes what processes print by pipes, which threads of this process read.
+    """Takes lines that other processes print, through pipes that threads of this process read.
 
     Args:
-        path: of the file, made with the first line; a link is not followed.
+        path: of the file, which is made with the first line; a link is not followed.
         say: takes a line for the console.
     """
 
@@ -39,12 +39,12 @@ class TrialsLog:
         self._path = path
         self._say = say
         self._kinds: set[str] = set()
-        # Whether a line has named the file.
-        self._has_pointed = False
+        # Whether a line on the console has named the file.
+        self._is_file_named = False
         self._lock = threading.Lock()
 
     def pipe(self) -> Connection:
-        """Open a pipe for one process, whose end to write to is returned."""
+        """Open a pipe whose lines the log takes, and return the end for a process to write to."""
         reading, writing = multiprocessing.Pipe(duplex=False)
         threading.Thread(
             target=self._read, args=(reading,), name="bstune-trials-log", daemon=True
@@ -52,9 +52,9 @@ class TrialsLog:
         return writing
 
     def take(self, line: str, say: Callable[[str], None] | None = None) -> None:
-        """Write a line to the file, if its folder is there yet, and say the first of its kind.
+        """Write a line to the file, if its folder is there yet, and show the first of its kind.
 
-        ``say`` takes what is said of this line, by default that of the log.
+        ``say`` takes the line for the console; None: the log's own ``say`` does.
         """
         say = say or self._say
         line = printable(line)
@@ -66,29 +66,26 @@ class TrialsLog:
             if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
                 self._kinds.add(kind)
                 _show(line, say)
-            elif is_written and not self._has_pointed:
-                self._has_pointed = True
+            elif is_written and not self._is_file_named:
+                self._is_file_named = True
                 _show(f"what trials print besides is in {self._path}", say)
 
     def _append(self, line: str) -> bool:
-        """Write a line to the file and return whether it stands there.
+        """Write a line to the file, and say whether that was possible.
 
-        A full disk ends a trial where that stores.
+        A full disk raises nothing here: the trial ends where it stores its own files.
         """
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         try:
-            self._write(line)
+            descriptor = os.open(self._path, flags, 0o666)
+            with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
         except OSError:
             return False
         return True
 
-    def _write(self, line: str) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        descriptor = os.open(self._path, flags, 0o666)
-        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
     def _read(self, reading: Connection) -> None:
-        """Take lines until every process has closed the other end."""
+        """Take the lines of a pipe until every process has closed its other end."""
         rest = b""
         with reading:
             while chunk := _read_chunk(reading):
@@ -100,13 +97,14 @@ class TrialsLog:
 
 
 def _show(line: str, say: Callable[[str], None]) -> None:
-    # Nobody reads what is printed any more.
+    """Say a line, or do nothing where the console is closed."""
     with suppress(OSError, ValueError):
         say(line)
 
 
 def _read_chunk(reading: Connection) -> bytes:
+    """Wait for bytes in a pipe and read them; none come once its other end is closed."""
     try:
-        return os.read(reading.fileno(), CHUNK)
+        return os.read(reading.fileno(), CHUNK_BYTES)
     except OSError:
         return b""

@@ -1,14 +1,15 @@
-"""Where trials run: in processes of their own, or in this one (``search.workers``).
+"""Runs trials in processes of their own, or in this one (``search.workers``).
 
-What a user's code does in a process of its own, such as a crash or a step that never ends, is the
-end of one trial. The processes are forked by multiprocessing's fork server, which has imported what
-all of them need and never touches the device: CUDA does not survive a fork. This module imports
-neither torch nor lightning.
+Where a trial has a process of its own, a crash of the user's code or a step that never ends is the
+end of that trial alone. The processes are forked by multiprocessing's fork server, which has
+imported the modules that all of them need. The server never touches the device, as CUDA does not
+survive a fork. This module imports neither torch nor lightning.
 
-An exception, ``sys.exit``, a crash or want of memory ends one trial: ``failed``, with the message
-and the line of the user's file; ``diverged`` where the loss was no longer finite before; or ``out
-of memory``. A failed point is tried once more. Three failures in a row end the study with status 1,
-and the same command continues it. ``protocol.trial_seconds`` ends what never ends.
+An exception, ``sys.exit``, a crash or want of memory ends one trial. Its status is ``failed``, with
+the message and the line of the user's file; ``diverged`` where the loss was no longer finite
+before; or ``out of memory``. A failed point is tried once more. Three failures in a row end the
+study with status 1, and the same command continues it. ``protocol.trial_seconds`` ends a trial that
+hangs.
 """
 
 import faulthandler
@@ -44,14 +45,17 @@ from bstune.system.terminal import install_filters
 from bstune.trial.processes.trials_log import TrialsLog
 
 Value = TypeVar("Value")
+# Trains a trial, which may go on from the record of a stopped one, and gives its record.
 Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
+# The modules that the fork server imports, with all that they import.
 PRELOAD = ["bstune.trial.workload"]
-# Between two looks for a signal, while trials train.
+# While trials train, signals are looked for this often.
 LOOK_SECONDS = 0.2
-# Between the ends of the processes of one trial, which end together but for writing files.
+# The longest time between the ends of the processes that train one trial together. They end at the
+# same step, after which one of them may still write files.
 APART_SECONDS = 30
-# That a process may take to end once it has nothing to do.
+# The longest time that a process may take to end once it has nothing to do.
 END_SECONDS = 2
 # Errors of reading what a process sent before it died.
 PICKLE_ERRORS = (
@@ -80,10 +84,7 @@ def temporarily(mapping: MutableMapping[str, Value], key: str, value: Value) -> 
 
 
 def start_server() -> None:
-    """Start the fork server, which begins to import at once, while this process goes on.
-
-    Once is enough.
-    """
+    """Start the fork server, unless it runs. It imports while this process goes on."""
     CONTEXT.set_forkserver_preload(PRELOAD)
     # Lets torch answer whether there is CUDA without touching the device, which the server must not
     # before it forks.
@@ -99,9 +100,10 @@ def start_server() -> None:
 
 @contextmanager
 def _ignoring_ctrl_c() -> Iterator[None]:
-    """Let a process that is started meanwhile ignore SIGINT from its first moment on.
+    """Within the context, a process that is started ignores SIGINT from its first moment on.
 
-    The fork server ignores it once it has imported torch; before, Ctrl-C would print its traceback.
+    The fork server by itself ignores it only once it has imported torch. Before that, Ctrl-C would
+    print the server's traceback.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -115,34 +117,31 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 
 def mps_runs() -> bool:
-    """Say whether NVIDIA's Multi-Process Service runs (docs.nvidia.com/deploy/mps).
+    """Whether NVIDIA's Multi-Process Service runs (docs.nvidia.com/deploy/mps).
 
-    Its control daemon has a pipe in a folder of its own.
+    It runs where the pipe of its control daemon is there.
     """
-    # The folder is its own default.
+    # The daemon's default folder.
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108
     return Path(folder, "control").exists()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A trial that is over: its record, or the error that ends the study.
-
-    Of a failed one also the user's frames.
-    """
+    """A trial that is over: its record, or the error that ends the study."""
 
     spec: TrialSpec
     record: TrialResult | None = None
     error: BstuneError | None = None
+    # The lines of the user's code that a failed trial's error came through, as text.
     frames: str = ""
-    # The error that a trial in this process failed with.
+    # The error that a trial in this process failed with; None for any other trial.
     cause: Exception | None = None
-    # Whether a loop of the user's has left it at its last report, short of where it was to be
-    # compared.
+    # Whether the user's training loop ended the trial before its ``max_steps``.
     is_cut: bool = False
 
     def result(self) -> TrialResult:
-        """Give the record, or raise the error."""
+        """Give the record, or raise the error that ends the study."""
         if self.record is not None:
             return self.record
         if self.error is not None:
@@ -152,7 +151,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Call:
-    """Asks a process to call a method of what it has opened."""
+    """A request to a process: to call a method of the object with which it trains."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -160,19 +159,20 @@ class Call:
 
 @dataclass(frozen=True)
 class SaidLine:
-    """A line that a process has to say while it is asked for something."""
+    """A line for the user, which a process sends while it answers a call."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallAnswer:
-    """What a call came to: a value, or an error.
+    """The answer of a process to a call: a value, or an error.
 
     Args:
         value: that the method returned.
-        error: for the user, in lines.
-        cause: the error of the user's own code behind it, pickled, where it can be.
+        error: for the user, in lines; None: the method returned.
+        cause: the error of the user's own code behind ``error``, pickled; None: there is none, or
+            it cannot be pickled.
     """
 
     value: Any = None
@@ -180,7 +180,7 @@ class CallAnswer:
     cause: bytes | None = None
 
     def result(self) -> Any:
-        """Return the value, or raise the error, the user's own behind it."""
+        """Return the value, or raise the error, with the user's own error as its cause."""
         if self.error is None:
             return self.value
         if self.cause is None:
@@ -194,7 +194,7 @@ class CallAnswer:
 
 
 class Runner(Protocol):
-    """What runs trials: :class:`Workers` or :class:`InProcess`."""
+    """Runs trials, ``count`` at a time: :class:`Workers` or :class:`InProcess`."""
 
     count: int
 
@@ -204,22 +204,23 @@ class Runner(Protocol):
 
     @property
     def running(self) -> list[TrialSpec]:
-        """The trials that are not over, or have not been waited for."""
+        """The started trials that neither :meth:`wait` nor :meth:`poll` has given yet."""
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
-        """Begin a trial."""
+        """Begin a trial, which may go on from the stopped one that ``resumed_from`` records."""
 
     def wait(self) -> Finished:
-        """Give a trial that is over, once one is."""
+        """Wait until a trial is over, and give it."""
 
     def poll(self) -> Iterator[Finished]:
-        """Yield the trials that are over now."""
+        """Yield the trials that are over now, without a wait."""
 
 
 def failed(spec: TrialSpec, error: BaseException, seconds: float) -> Finished:
-    """Make a failed trial of an error of the user's code, with the frames of the user's own files.
+    """Describe a trial that an error of the user's code has ended, after ``seconds`` of wall time.
 
-    A full disk is no error of that code: every trial would fail.
+    It has failed, and has the frames of the user's own files. A full disk ends the study instead,
+    as every trial would fail.
     """
     full = full_disk(error)
     if full is not None:
@@ -239,36 +240,37 @@ class InProcess:
 
     def __init__(self, train: Train) -> None:
         self._train = train
-        self._next: tuple[TrialSpec, Output, TrialResult | None] | None = None
+        # The trial that was started and not run yet.
+        self._waiting: tuple[TrialSpec, Output, TrialResult | None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._next = None
+        self._waiting = None
 
     @property
     def free(self) -> bool:
         """Whether no trial waits to be run."""
-        return self._next is None
+        return self._waiting is None
 
     @property
     def running(self) -> list[TrialSpec]:
         """The trial that waits to be run."""
-        return [] if self._next is None else [self._next[0]]
+        return [] if self._waiting is None else [self._waiting[0]]
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
         """Take a trial, which :meth:`wait` runs."""
-        self._next = spec, output, resumed_from
+        self._waiting = spec, output, resumed_from
 
     def wait(self) -> Finished:
-        """Run the trial."""
-        assert self._next is not None  # noqa: S101 (it was started)
-        spec, output, resumed_from = self._next
-        self._next = None
+        """Run the trial that was started, and give it once it is over."""
+        assert self._waiting is not None  # noqa: S101 (it was started)
+        spec, output, resumed_from = self._waiting
+        self._waiting = None
         start = time.monotonic()
         try:
-            # The user's code may leave the folder.
+            # The user's code may change the working directory: chdir puts it back.
             with chdir("."):
                 return Finished(spec, self._train(spec, output, resumed_from))
         except BstuneError:
@@ -278,35 +280,43 @@ class InProcess:
             return replace(failed(spec, error, time.monotonic() - start), cause=error)
 
     def poll(self) -> Iterator[Finished]:
-        """Yield nothing: no trial is over that was not waited for."""
+        """Yield nothing: a trial is over only as :meth:`wait` runs it."""
         return iter(())
 
 
 def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:
-    """Put the seconds of a step that were measured before the study into a trial's record.
+    """Give a trial's record with the seconds of a step that were measured before the study.
 
-    Nothing ran beside that measurement; the trial's own are kept as ``measured_seconds_per_step``.
+    Nothing ran beside that measurement. The trial's own seconds of a step are kept as
+    ``measured_seconds_per_step``. A record without any is left as it is.
     """
-    measured = result.seconds_per_step
-    if measured is None:
+    trials_own = result.seconds_per_step
+    if trials_own is None:
         return result
-    alone = float(step_time(result.batch_size))
-    return replace(result, seconds_per_step=alone, measured_seconds_per_step=measured)
+    surveyed = float(step_time(result.batch_size))
+    return replace(result, seconds_per_step=surveyed, measured_seconds_per_step=trials_own)
 
 
 class Workers:
     """``count`` processes that train one trial each at a time.
 
-    It is a context, at whose end they are gone.
+    It is a context, at whose end the processes are gone. An interruption or a termination signal is
+    raised by :meth:`start`, by :meth:`wait` or at the end of the context, so that it cuts nothing
+    short. A second one is raised at once.
 
-    ``open_train``, which is pickled, is called once in each process and returns what trains a
-    trial. A trial that takes longer than ``seconds``, the start of its process among them, has
-    failed. With several ``devices`` each of the ``count`` is as many processes, which train one
-    trial together. After ``trials`` trials a process is replaced by a fresh one, as what is
-    compiled keeps memory. What they print goes to ``log``; None: to this process's output. Of
-    ``kept`` a process that has nothing to do is used first, and put back at the end. An
-    interruption or a termination signal is raised by :meth:`start`, :meth:`wait` or the end, where
-    nothing is cut; a second one at once.
+    Args:
+        open_train: is pickled, called once in each process, and returns the function that trains a
+            trial.
+        count: how many trials are trained at a time.
+        seconds: the longest that a trial may take, with the start of its process; one that takes
+            longer has failed. None: there is no limit.
+        devices: that each trial is trained on; where there are several, each of the ``count`` is a
+            team of as many processes.
+        trials: after so many a process is replaced by a fresh one, as compiled code keeps memory.
+            None: never.
+        log: takes what the processes print; None: they print to this process's output.
+        spare: processes that have nothing to do. They are used first, and a usable process is put
+            back at the end. None: none is kept.
     """
 
     def __init__(
@@ -317,48 +327,54 @@ class Workers:
         devices: int = 1,
         trials: int | None = None,
         log: TrialsLog | None = None,
-        kept: list["Process"] | None = None,
+        spare: list["Process"] | None = None,
     ) -> None:
         self._open_train = open_train
         self.count = count
         self._devices = devices
         self._log = log
-        self._kept = kept
+        self._spare = spare
         self._seconds = math.inf if seconds is None else seconds
         self._trials = math.inf if trials is None else trials
         self._workers: list[Process | _Team] = []
+        # The trial that each process has, until wait() or poll() gives it.
         self._running: dict[Process | _Team, TrialSpec] = {}
-        # Of those that run, not yet returned.
+        # Those of them that are over.
         self._finished: dict[Process | _Team, Finished] = {}
+        # The handlers of signals that this context has replaced.
         self._handlers: dict[int, Any] = {}
+        # The number of the signal that has come; None: none has.
         self._signal: int | None = None
 
     def __enter__(self) -> Self:
-        if self._kept is not None:
-            self._workers += self._kept
-            self._kept.clear()
+        if self._spare is not None:
+            self._workers += self._spare
+            self._spare.clear()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._note) or signal.SIG_DFL
+                self._handlers[number] = signal.signal(number, self._note_signal) or signal.SIG_DFL
         return self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        """Remember a signal, and leave the next one to the handler that was there before."""
         self._signal = number
         interruption.note(number)
         signal.signal(number, self._handlers[number])
 
-    def _check(self) -> None:
+    def _raise_signal(self) -> None:
+        """Raise the signal that has come, if one has."""
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         if self._signal is not None:
+            # A shell's status of a process that a signal has ended.
             raise Terminated(128 + self._signal)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._kept is not None:
+        if kind is None and self._spare is not None:
             for worker in self._workers:
                 if isinstance(worker, Process) and worker.is_usable:
                     self._workers.remove(worker)
-                    self._kept.append(worker)
+                    self._spare.append(worker)
                     break
         for worker in self._workers:
             # Lightning would put off the signal to terminate until a batch is done.
@@ -372,7 +388,7 @@ class Workers:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if kind is None:
-            self._check()
+            self._raise_signal()
 
     @property
     def free(self) -> bool:
@@ -381,7 +397,7 @@ class Workers:
 
     @property
     def running(self) -> list[TrialSpec]:
-        """The trials that are not over, or have not been waited for."""
+        """The started trials that neither :meth:`wait` nor :meth:`poll` has given yet."""
         return list(self._running.values())
 
     def start(self, spec: TrialSpec, output: Output, resumed_from: TrialResult | None) -> None:
@@ -389,24 +405,26 @@ class Workers:
 
         It is trained as :meth:`bstune.trial.backend.TrialBackend.run` does.
         """
-        self._check()
-        for worker in self._idle():
-            # One that was ended while it had nothing to do is replaced, as is one after an error,
-            # which may have left anything behind: after an assertion of CUDA, its device computes
-            # nothing any more.
+        self._raise_signal()
+        for worker in self._idle_workers():
+            # A process that was ended while it had nothing to do is replaced. So is one after an
+            # error, which may have left anything behind: after an assertion of CUDA, its device
+            # computes nothing any more.
             if worker.has_failed or not worker.is_alive() or worker.trials >= self._trials:
                 worker.close()
                 worker.end()
                 self._workers.remove(worker)
-        idle = self._idle()
-        worker = idle[0] if idle else self._add()
+        idle = self._idle_workers()
+        worker = idle[0] if idle else self._start_worker()
         self._running[worker] = spec
         worker.send((spec, output, resumed_from))
 
-    def _idle(self) -> "list[Process | _Team]":
+    def _idle_workers(self) -> "list[Process | _Team]":
+        """Give the processes, or teams of them, that have no trial."""
         return [worker for worker in self._workers if worker not in self._running]
 
-    def _add(self) -> "Process | _Team":
+    def _start_worker(self) -> "Process | _Team":
+        """Start a process; where a trial takes several devices, a team of processes."""
         worker: Process | _Team
         if self._devices == 1:
             worker = Process(self._open_train, self._log)
@@ -416,64 +434,73 @@ class Workers:
         return worker
 
     def wait(self) -> Finished:
-        """Wait until a trial is over, and give it: of several those with a record come first."""
+        """Wait until a trial is over, and give it; of several, one with a record comes first."""
         while True:
-            self._check()
-            finished = self._next(LOOK_SECONDS)
+            self._raise_signal()
+            finished = self._next_finished(LOOK_SECONDS)
             if finished is not None:
                 return finished
 
     def poll(self) -> Iterator[Finished]:
-        """Yield the trials that are over now, in the same order."""
-        while (finished := self._next(0)) is not None:
+        """Yield the trials that are over now, those with a record first."""
+        while (finished := self._next_finished(seconds=0)) is not None:
             yield finished
 
-    def _next(self, seconds: float) -> Finished | None:
-        """Give a trial that is over within some seconds, the least number first; None: none is."""
-        self._look(seconds)
+    def _next_finished(self, seconds: float) -> Finished | None:
+        """Give the trial with the least number of those that are over within some seconds.
+
+        A trial with an error that ends the study comes last, so that the others are recorded before
+        that. None where no trial is over.
+        """
+        self._take_finished(seconds)
         if not self._finished:
             return None
 
-        # One that ends the study comes last: what else is over is recorded before that.
-        def place(worker: Process | _Team) -> tuple[bool, int]:
+        def place_in_line(worker: Process | _Team) -> tuple[bool, int]:
             return self._finished[worker].error is not None, self._running[worker].number
 
-        worker = min(self._finished, key=place)
+        worker = min(self._finished, key=place_in_line)
         del self._running[worker]
         return self._finished.pop(worker)
 
-    def _look(self, seconds: float) -> None:
-        """Take in the trials that are over within some seconds, or take too long."""
+    def _take_finished(self, seconds: float) -> None:
+        """Take in the trials that end within some seconds, and end those that take too long."""
         running = [worker for worker in self._running if worker not in self._finished]
         worker_of: dict[object, Process | _Team] = {}
         handles = list[Connection | int]()
         for worker in running:
             handles += worker.handles
             worker_of |= dict.fromkeys(worker.handles, worker)
-        # What is over already is not kept waiting for what comes next.
+        # A trial that is over already does not wait for others.
         ready = wait(handles, 0 if self._finished else seconds)
-        over = {worker_of[handle] for handle in ready}
+        ready_workers = {worker_of[handle] for handle in ready}
         for worker in running:
             is_late = time.monotonic() - worker.started > self._seconds
-            if worker not in over and not is_late:
+            if worker not in ready_workers and not is_late:
                 continue
             too_long: str | None = None
             if is_late:
                 too_long = f"took longer than protocol.trial_seconds={self._seconds:g}"
             finished = worker.finish(self._running[worker], too_long)
-            # A team's is over once all of its processes have answered.
+            # A team's trial is over only once all of its processes have answered.
             if finished is not None:
                 self._finished[worker] = finished
 
 
 class Process:
-    """One process that trains, and the connection to it."""
+    """One process that trains, and the connection to it.
+
+    Attributes:
+        has_failed: whether its last trial failed.
+        trials: how many it has been sent.
+        started: when its present trial began, in seconds of the monotonic clock.
+    """
 
     def __init__(self, open_train: Callable[[], Train], log: TrialsLog | None) -> None:
         start_server()
-        self.connection, other = CONTEXT.Pipe()
+        self.connection, childs_end = CONTEXT.Pipe()
         printed = None if log is None else log.pipe()
-        arguments = (open_train, other, dict(os.environ), known(), printed)
+        arguments = (open_train, childs_end, dict(os.environ), known(), printed)
         self.process = CONTEXT.Process(target=_work, args=arguments)
         start_process(self.process)
         if printed is not None:
@@ -481,19 +508,19 @@ class Process:
         self.has_failed = False
         self.trials = 0
         self.started = time.monotonic()
-        # The process has its end: as long as this one holds it too, nothing tells of its death.
-        other.close()
+        # While this process held the child's end too, a read would not tell of the child's death.
+        childs_end.close()
 
     @property
     def handles(self) -> list[Connection | int]:
-        """What :func:`multiprocessing.connection.wait` waits for.
+        """The handles that are ready once the process has answered, or has ended.
 
-        That is an answer, or the process's end.
+        :func:`multiprocessing.connection.wait` takes them.
         """
         return [self.connection, self.process.sentinel]
 
     def is_alive(self) -> bool:
-        """Say whether the process runs."""
+        """Whether the process runs."""
         return self.process.is_alive()
 
     @property
@@ -502,23 +529,23 @@ class Process:
         return self.is_alive() and not self.has_failed
 
     def send(self, request: tuple[TrialSpec, Output, TrialResult | None]) -> None:
-        """Send a trial, whose time begins."""
+        """Send a trial to the process; its time begins here."""
         self.started = time.monotonic()
         self.trials += 1
-        # It has just died, and the trial with it.
+        # An OSError says that the process has just died, which finish() will see.
         with suppress(OSError):
             self.connection.send(request)
 
     def call(self, method: str, *arguments: object, say: Callable[[str], None]) -> Any:
-        """Call a method of what the process has opened.
+        """Call a method of the object with which the process trains, and return its value.
 
-        ``say`` takes the lines that it says meanwhile.
+        ``say`` takes the lines that the method has for the user meanwhile.
 
         Raises:
             UserCodeError: where the process has ended without an answer.
             BstuneError: that the method raised.
         """
-        # It has just died.
+        # An OSError says that the process has just died, which is seen below.
         with suppress(OSError):
             self.connection.send(Call(method, arguments))
         while True:
@@ -530,20 +557,20 @@ class Process:
                 return message.result()
             elif not self.is_alive():
                 self.process.join()
-                # What the process has started ends with it.
+                # Processes that the user's code has started end with it.
                 self.kill()
-                raise UserCodeError(f"the workload cannot be trained: {self._end()}")
+                raise UserCodeError(f"the workload cannot be trained: {self._how_it_ended()}")
 
     def _message(self) -> SaidLine | CallAnswer | None:
-        """Receive a message to a call, if one has come."""
+        """Receive a line or the answer to a call; None if nothing has come."""
         with suppress(EOFError, OSError, *PICKLE_ERRORS):
             if self.connection.poll():
                 message: SaidLine | CallAnswer = self.connection.recv()
                 return message
         return None
 
-    def _end(self) -> str:
-        """Say how the process has ended."""
+    def _how_it_ended(self) -> str:
+        """Say in words how the process has ended: by a signal, or with which status."""
         status = self.process.exitcode or 0
         if status == -signal.SIGKILL:
             return (
@@ -559,7 +586,7 @@ class Process:
         self.connection.close()
 
     def receive(self) -> Finished | None:
-        """Take the answer to a trial if it has come."""
+        """Receive the answer to a trial; None if it has not come."""
         with suppress(EOFError, OSError, *PICKLE_ERRORS):
             if self.connection.poll():
                 answer: Finished = self.connection.recv()
@@ -568,9 +595,12 @@ class Process:
         return None
 
     def finish(self, spec: TrialSpec, too_long: str | None) -> Finished:
-        """Receive the answer to a trial.
+        """Receive the answer to a trial that is over or takes too long.
 
-        Without one the process has ended, or is killed as it took ``too_long``.
+        Args:
+            spec: of the trial.
+            too_long: says that the trial took too long: the process is killed if it has not
+                answered. None: it did not, and without an answer the process has died.
         """
         answer = self.receive()
         if answer is not None:
@@ -578,9 +608,9 @@ class Process:
         if too_long is not None:
             self.kill()
         self.process.join()
-        # What the process has started ends with it.
+        # Processes that the user's code has started end with it.
         self.kill()
-        reason = self._end() if too_long is None else too_long
+        reason = self._how_it_ended() if too_long is None else too_long
         seconds = time.monotonic() - self.started
         record = TrialResult.unmeasured(spec, "failed", message=reason, wall_seconds=seconds)
         return Finished(spec, record)
@@ -590,9 +620,9 @@ class Process:
         interruption.kill(self.process)
 
     def end(self) -> None:
-        """Wait for a process whose connection is closed, and kill what goes on.
+        """Wait for the process to end after :meth:`close`, and kill it if it goes on.
 
-        That may be a thread of the user's.
+        A thread of the user's may keep it alive.
         """
         self.process.join(END_SECONDS)
         self.kill()
@@ -602,14 +632,13 @@ class Process:
 class _Team:
     """A process for each of several devices, which train one trial together.
 
-    It is used as a :class:`Process`.
+    It has the methods of a :class:`Process`. Each process has a rank, its number in the team.
     """
 
     def __init__(
         self, open_train: Callable[[], Train], devices: int, log: TrialsLog | None
     ) -> None:
-        # An empty file is all that the processes find each other by: no port that another program
-        # may have taken.
+        # The processes find each other by an empty file, as another program may have taken a port.
         descriptor, self._store = tempfile.mkstemp(prefix="bstune-")
         os.close(descriptor)
         self._ranks = list[Process]()
@@ -623,15 +652,18 @@ class _Team:
 
     @property
     def handles(self) -> list[Connection | int]:
+        """Those of the processes that have not answered yet."""
         handles = list[Connection | int]()
-        for rank in self._missing:
+        for rank in self._unanswered:
             handles += rank.handles
         return handles
 
     def is_alive(self) -> bool:
+        """Whether all processes run."""
         return all(rank.is_alive() for rank in self._ranks)
 
     def send(self, request: tuple[TrialSpec, Output, TrialResult | None]) -> None:
+        """Send a trial to all processes; its time begins here."""
         self.started = time.monotonic()
         self.trials += 1
         self._answers.clear()
@@ -639,32 +671,35 @@ class _Team:
             rank.send(request)
 
     def finish(self, spec: TrialSpec, too_long: str | None) -> Finished | None:
-        """Give the first process's answer once all have answered, or what ended one of them.
+        """Give the trial's answer if it is over; None while the processes train on.
 
-        None before that.
+        Once all processes have answered, it is the first one's answer, or that of one that failed.
+        Where one has died, has failed or takes too long, it is the answer of that one. The others
+        are then killed: they would wait for it for ever in an exchange of gradients.
 
-        The others would wait for it for ever, in an exchange of gradients: they are killed.
+        Arguments as of :meth:`Process.finish`.
         """
-        died = self._look(0)
+        died = self._take_answers(seconds=0)
         start = time.monotonic()
-        # What all of them see alike, as a loss that diverges, all of them say within moments; one
-        # that died is looked for, as it makes others fail that lose it.
-        while self._answers and self._missing and not died and too_long is None:
+        # Once one has answered, the others are waited for: they see alike that a loss diverges, and
+        # say so within moments. One that died is looked for, as the others fail when they lose it.
+        while self._answers and self._unanswered and not died and too_long is None:
             patience = END_SECONDS if self._failed else APART_SECONDS
             if time.monotonic() - start > patience:
                 too_long = (
                     f"did not end with the others, {APART_SECONDS} s before: one stops where "
                     "another trains on"
                 )
-            died = self._look(LOOK_SECONDS)
-        if not self._missing:
+            died = self._take_answers(LOOK_SECONDS)
+        if not self._unanswered:
             self.has_failed = any(rank.has_failed for rank in self._ranks)
             telling = self._failed or self._ranks
             return self._answers[telling[0]]
         if not self._failed and not died and too_long is None:
             return None
-        # What died comes first, as it makes others fail; then what failed, then what is too late.
-        cause = (died or self._failed or self._missing)[0]
+        # The one that died is told first, as it makes others fail; then one that failed, then one
+        # that is late.
+        cause = (died or self._failed or self._unanswered)[0]
         answer = self._answers.get(cause)
         if answer is None:
             answer = cause.finish(spec, too_long)
@@ -673,12 +708,16 @@ class _Team:
         return answer
 
     @property
-    def _missing(self) -> list[Process]:
+    def _unanswered(self) -> list[Process]:
+        """The processes that have not answered yet."""
         return [rank for rank in self._ranks if rank not in self._answers]
 
     @property
     def _failed(self) -> list[Process]:
-        """The processes whose answer need not be that of the others."""
+        """The processes that answered other than ``reached`` or ``stopped``.
+
+        All processes agree on those two; on others they need not.
+        """
         failed = list[Process]()
         for rank in self._ranks:
             answer = self._answers.get(rank)
@@ -688,32 +727,38 @@ class _Team:
                 failed.append(rank)
         return failed
 
-    def _look(self, seconds: float) -> list[Process]:
-        """Take the answers that come within some seconds; give the processes that died without."""
+    def _take_answers(self, seconds: float) -> list[Process]:
+        """Take the answers that come within some seconds, and give the processes that have died.
+
+        Those that answered before they died are left out.
+        """
         wait(self.handles, seconds)
-        for rank in self._missing:
+        for rank in self._unanswered:
             answer = rank.receive()
             if answer is not None:
                 self._answers[rank] = answer
-        return [rank for rank in self._missing if not rank.is_alive()]
+        return [rank for rank in self._unanswered if not rank.is_alive()]
 
     def kill(self) -> None:
+        """Kill all processes, and those that the user's code has started in them."""
         for rank in self._ranks:
             rank.kill()
 
     def close(self) -> None:
+        """Tell all processes to end once they have nothing to do."""
         for rank in self._ranks:
             rank.close()
 
     def end(self) -> None:
+        """Wait for all processes to end after :meth:`close`, and kill those that go on."""
         for rank in self._ranks:
             rank.end()
         Path(self._store).unlink(missing_ok=True)
 
 
 def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: str) -> Train:
-    """Open what trains a trial in one of the processes that share it."""
-    # Only the trial's own process imports torch.
+    """Join the processes that train one trial together, and open the function that trains it."""
+    # Here, as only the trial's own process is to import torch.
     from bstune.trial.devices.distributed import join
 
     join(rank, devices, store)
@@ -727,10 +772,14 @@ def _work(
     secrets: tuple[str, ...],
     printed: Connection | None = None,
 ) -> None:
-    """Train trials and answer calls, one request at a time, until the connection is closed.
+    """Train trials and answer calls in this process, one at a time, until the connection closes.
 
-    ``open_train`` is called at the first request, and what it returns is kept for the later ones.
-    What is printed goes to ``printed``; None: to where the fork server's goes.
+    Args:
+        open_train: is called at the first request; its function serves the later ones too.
+        connection: brings requests and takes answers.
+        environment: the environment variables of the process that asks.
+        secrets: texts that are never printed.
+        printed: takes what is printed; None: it goes where the fork server prints.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if printed is not None:
@@ -739,9 +788,10 @@ def _work(
         printed.close()
     # A crash says where the user's code was.
     faulthandler.enable(file=2)
-    # So that all that the user's code starts here can be killed with it, and ends with the parent.
+    # Processes that the user's code starts here can then be killed with it, and end with the
+    # parent.
     lead_group()
-    # The fork server's is that of its start.
+    # The fork server still has the environment of its own start.
     os.environ.update(environment)
     know(secrets)
     install_filters()
@@ -757,7 +807,7 @@ def _work(
             train, answer = _answer_call(request, train, open_train, connection)
         else:
             train, answer = _train_trial(request, train, open_train)
-        # The user's code may have forked, and this be the copy.
+        # The user's code may have forked this process: a copy answers nothing.
         if os.getpid() != process:
             os._exit(0)
         _send(connection, answer)
@@ -768,17 +818,26 @@ def _train_trial(
     train: Train | None,
     open_train: Callable[[], Train],
 ) -> tuple[Train | None, Finished]:
-    """Train a trial; what trains is opened by the first one."""
+    """Train a trial in this process.
+
+    Args:
+        task: the spec, the folder, and the record of the trial that it continues.
+        train: trains it; None: no trial has been trained yet, and ``open_train`` is called.
+        open_train: returns the function that trains a trial.
+
+    Returns:
+        The function that trains trials (None: it could not be opened), and how the trial ended.
+    """
     spec = task[0]
     start = time.monotonic()
     try:
         train = train or open_train()
-        # The user's code may leave the folder.
+        # The user's code may change the working directory: chdir puts it back.
         with chdir("."):
             return train, Finished(spec, train(*task))
     except BstuneError as error:
         return train, Finished(spec, error=error)
-    # Whatever the user's code raises ends one trial, sys.exit's error too.
+    # Whatever the user's code raises ends one trial, the SystemExit of sys.exit included.
     except BaseException as error:  # noqa: BLE001
         return train, failed(spec, error, time.monotonic() - start)
 
@@ -786,7 +845,18 @@ def _train_trial(
 def _answer_call(
     call: Call, train: Train | None, open_train: Callable[[], Train], connection: Connection
 ) -> tuple[Train | None, CallAnswer]:
-    """Answer a call in the process that it was sent to; what trains is opened by the first one."""
+    """Call a method of the object that trains, in the process that was asked to.
+
+    The method gets two functions besides its arguments: ``say`` sends a line to the user, and
+    ``end`` sends an error as the answer and ends this process. A call of ``os._exit`` in the user's
+    code is answered as an error, too.
+
+    Returns:
+        The object that trains (``train``, or what ``open_train`` returned; None: it could not be
+        opened), and the answer.
+    """
+    # Kept here, as os._exit is replaced while the user's code runs.
+    leave = os._exit
 
     def say(line: str) -> None:
         _send(connection, SaidLine(line))
@@ -795,13 +865,11 @@ def _answer_call(
         _send(connection, CallAnswer(error=UserCodeError(message)))
         leave(1)
 
-    def end_exit(message: str, status: int) -> NoReturn:
+    def answer_exit(message: str, status: int) -> NoReturn:
         end(message.removeprefix("error: "))
 
-    # As it is before the calls of the user's code are answered in another way.
-    leave = os._exit
     try:
-        with os_exit_answered(end_exit), chdir("."):
+        with os_exit_answered(answer_exit), chdir("."):
             train = train or open_train()
             method = getattr(train, call.method)
             return train, CallAnswer(method(*call.arguments, say=say, end=end))
@@ -810,7 +878,7 @@ def _answer_call(
     except SystemExit as error:
         shown = sys_exit_error(error)
         return train, CallAnswer(error=untrainable(error), cause=_pickled(shown))
-    # Whatever else the user's code raises.
+    # The user's code may raise anything else.
     except BaseException as error:  # noqa: BLE001
         return train, CallAnswer(error=untrainable(error), cause=_pickled(error))
 
@@ -820,14 +888,15 @@ _sending = threading.Lock()
 
 
 def _send(connection: Connection, message: SaidLine | CallAnswer | Finished) -> None:
+    """Send a message whole, also where two threads send at a time."""
     with _sending:
         connection.send(message)
 
 
 def _users_cause(error: BaseException) -> bytes | None:
-    """Pickle what the user's code raised behind one of bstune's errors.
+    """Pickle the error of the user's code that one of bstune's errors comes from.
 
-    None: nothing that can be.
+    None where it comes from none, or that cannot be pickled.
     """
     cause = error.__cause__
     while cause is not None and (isinstance(cause, BstuneError) or not in_users_code(cause)):
@@ -838,14 +907,15 @@ def _users_cause(error: BaseException) -> bytes | None:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    # In the process of a study that trains, which has imported it.
+    """Pickle an error; None where it does not pickle, or cannot be loaded again."""
+    # Here, as a process that trains has imported cloudpickle anyway, and others need not.
     import cloudpickle
 
     if not isinstance(error, Exception):
         return None
     try:
         pickled: bytes = cloudpickle.dumps(error)
-        # Not all that pickles loads.
+        # Some errors pickle, but do not load.
         pickle.loads(pickled)  # noqa: S301 (what was pickled here)
     except Exception:  # noqa: BLE001 (the user's classes may raise anything)
         return None
@@ -853,26 +923,29 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def start_process(process: BaseProcess) -> None:
-    """Start a process without the caller's script.
+    """Start a process that does not import the caller's script.
 
-    multiprocessing would import it there, whether it is guarded or not.
+    multiprocessing would import the script there, whether it is guarded or not.
     """
     with temporarily(sys.modules, "__main__", ModuleType("__main__")):
         process.start()
 
 
 def lead_group() -> None:
-    """Let this process lead a group with what the user's code starts.
+    """Let this process lead a process group, which processes of the user's code then belong to.
 
-    The group can be ended as one, and ends with the parent.
+    The group can be ended as one. It is killed when the parent process ends.
     """
     os.setpgrp()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
+    """Wait for the parent process to end, and kill this process's group.
+
+    A parent that was killed could not end it: a trial that nobody records would train on.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        # A parent that was killed could not end us: a trial that nobody records would train on.
         os.killpg(0, signal.SIGKILL)
