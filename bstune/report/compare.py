@@ -545,7 +545,7 @@ def _use(result: StudyResult) -> Use | None:
     runs = 0
     fresh = winner.confirmed
     if fresh is not None:
-        low, high = fresh.ends("time")
+        low, high = fresh.interval_by("time")
         reached = fresh.reached
         runs = fresh.runs
     return Use(

@@ -159,12 +159,12 @@ def _action(line: Line) -> str:
 def _devices(result: StudyResult) -> str:
     plans = result.scale_out
     curve = result.curve
-    if not plans.told:
+    if not plans.to_show:
         return ""
     heads = ["devices", "batch size", "each", "learning rate", "steps", "time"]
     heads += ["speed-up", "efficiency", "device time"]
     rows = list[list[Cell]]()
-    for plan in plans.told:
+    for plan in plans.to_show:
         cells = [
             _count(plan.devices),
             _count(plan.batch_size),

@@ -268,7 +268,7 @@ def _star(winner: WinnerResult, heading: str, merit: Merit, *, is_use: bool) -> 
     low: float | None = None
     high: float | None = None
     if winner.confirmed is not None:
-        low, high = winner.confirmed.ends(merit)
+        low, high = winner.confirmed.interval_by(merit)
     # Where half of the fresh seeds missed the target, the star stands at the best of them, or at
     # the trial itself.
     value = winner.expected(merit) or low or winner.of_single_run(merit)

@@ -115,7 +115,7 @@ def range_text(merit: Merit, fresh: Confirmed) -> str | None:
 
     None where none of them reached the target.
     """
-    low, high = fresh.ends(merit)
+    low, high = fresh.interval_by(merit)
     if low is None:
         return None
     first = format_count(low)

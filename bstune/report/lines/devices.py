@@ -38,7 +38,7 @@ def _plan_text(result: StudyResult) -> str | None:
     """
     paying = list[DevicePlan]()
     wasting = list[DevicePlan]()
-    for row in result.scale_out.told:
+    for row in result.scale_out.to_show:
         if row.devices <= 1:
             continue
         if row.efficiency >= LEAST_EFFICIENCY:
