@@ -138,6 +138,13 @@ def render(figure: "Figure", file: IO[bytes], suffix: str) -> None:
         FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
 
 
+def draw_empty(axes: "Axes", reason: str) -> None:
+    """Write into a panel why there is nothing to draw, and take its ticks away."""
+    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", color=GREY)
+    axes.set(xticks=[], yticks=[])
+    axes.minorticks_off()
+
+
 def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool = False) -> None:
     """Make the axis ``x`` or ``y`` logarithmic from low to high, its ticks round numbers as text.
 

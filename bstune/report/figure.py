@@ -28,6 +28,7 @@ from bstune.report.drawing import (
     PAGE_INCHES,
     PURPLE,
     VERMILION,
+    draw_empty,
     figure_of,
     log_axis,
     log_limits,
@@ -199,7 +200,7 @@ def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
         reason = "no trial got far enough to show"
         if shown.trials and shown.merit == "time":
             reason = "no seconds were measured"
-        _say(axes, reason)
+        draw_empty(axes, reason)
         return
     limits = log_limits([value / view.unit for value in values], (0.1, 0.1))
     log_axis(axes, "y", limits)
@@ -469,7 +470,7 @@ def _draw_rates(
     if curve is not None:
         rates += curve.lr
     if not rates:
-        _say(axes, "no trial has run")
+        draw_empty(axes, "no trial has run")
         return
     limits = log_limits(rates, (0.1, 0.1))
     log_axis(axes, "y", limits)
@@ -591,10 +592,3 @@ def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
         box = legend.get_window_extent()
         if box.height <= room.height * 1.12 and box.x1 <= figure.bbox.width:
             break
-
-
-def _say(axes: "Axes", text: str) -> None:
-    """Write why a panel is empty."""
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
-    axes.set(xticks=[], yticks=[])
-    axes.minorticks_off()

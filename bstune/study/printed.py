@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.report.answer import Answer, Line
-from bstune.report.block import INDENT, block, labelled_rows
+from bstune.report.block import INDENT, console_rows, labelled_rows
 from bstune.system.console import line_width
 from bstune.system.files import Output
 
 
 def show(study_answer: Answer, console: Console, further: Sequence[Line] = ()) -> None:
     """Print the answer; its labels are bold on a terminal."""
-    rows = ["", *block(study_answer, further, line_width(console))]
+    rows = ["", *console_rows(study_answer, further, line_width(console))]
     if not console.encoding.lower().startswith("utf"):
         # The title's dots are no letters of a name: they need not become question marks.
         rows = [row.replace("·", "-") for row in rows]
