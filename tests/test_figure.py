@@ -323,9 +323,7 @@ def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
     assert len(marks[STOPPED_TEXT].get_offsets()) == len(STUDIES["all stopped"][1].points)
 
 
-def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
-    found = []
-
+def test_a_label_is_beside_its_mark():
     def paint(figure):
         axes = figure.add_subplot()
         for name in "xy":
@@ -333,15 +331,13 @@ def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
         axes.scatter([10.0], [10.0], s=30)
         figure.draw_without_rendering()
         at = np.array([[10.0, 10.0]])
-        for text in ("a mark", "\n".join(["x" * 80] * 40)):
-            found.append(place_labels(axes, [Label(text, at, "black")], 9.0)[1])
+        place_labels(axes, [Label("a mark", at, "black")], 9.0)
 
     axes = figure_of(paint, (4.0, 4.0)).axes[0]
     box = axes.texts[0].get_window_extent()
     (x, y) = axes.transData.transform((10.0, 10.0))
     assert not box.contains(x, y)
     assert math.hypot(box.x0 + box.width / 2 - x, box.y0 + box.height / 2 - y) < 80
-    assert found == [True, False]
 
 
 @pytest.mark.usefixtures("rendered")
