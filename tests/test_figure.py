@@ -254,8 +254,8 @@ def test_rules_and_the_trials_own_law_go_through_one_point():
     curve = summary.curve
     middle = len(curve.batch_size) // 2
     for line in lines:
-        assert line.at(curve.batch_size[middle]) == pytest.approx(curve.lr[middle])
-        slope = math.log(line.at(200.0) / line.at(50.0)) / math.log(4.0)
+        assert line.lr_at(curve.batch_size[middle]) == pytest.approx(curve.lr[middle])
+        slope = math.log(line.lr_at(200.0) / line.lr_at(50.0)) / math.log(4.0)
         assert slope == pytest.approx(line.exponent)
     # The law of the trials is drawn where they are, and no further.
     assert (lines[-1].start, lines[-1].end) == (curve.batch_size[0], curve.batch_size[-1])
@@ -281,7 +281,7 @@ def test_without_a_curve_rules_go_through_the_reference():
     result = STUDIES["all stopped"][1]
     reference = result.reference
     for line in rate_lines(result, 8.0, 64.0):
-        assert line.at(reference.batch_size) == pytest.approx(reference.lr)
+        assert line.lr_at(reference.batch_size) == pytest.approx(reference.lr)
 
 
 def test_a_winner_that_no_fresh_seed_confirms_is_shown_at_its_own_run():

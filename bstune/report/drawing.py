@@ -383,7 +383,7 @@ def _obstacles(axes: "Axes", pixels_per_point: float) -> tuple[Places, Places]:
 
 
 def _boxes(centres: Places, radius: float) -> Places:
-    """Give squares around centres, (n, 4) of centres and half sides; all half sides are ``radius``."""
+    """Give squares around ``centres``, each of half side ``radius``: (n, 4), as boxes are given."""
     return np.hstack([centres, np.full_like(centres, radius)])
 
 

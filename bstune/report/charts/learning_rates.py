@@ -83,7 +83,7 @@ def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Tra
             color = "--ink"
             width = 2.0
         # Two points are a whole line: both axes are logarithmic.
-        rates = [line.at(line.start), line.at(line.end)]
+        rates = [line.lr_at(line.start), line.lr_at(line.end)]
         dash = RATE_DASHES.get(line.name, OTHER_RATE_DASH)
         traces.append(
             line_trace([line.start, line.end], rates, line.words, None, color, dash, width)
