@@ -25,8 +25,8 @@ from bstune.report.answer import answer
 from bstune.report.block import SHOWN_CAUTIONS, console_rows
 from bstune.report.compare import compared_study
 from bstune.report.lines.cautions import warnings
-from bstune.report.lines.learning_rate import verdict
-from bstune.report.lines.next_steps import narrower
+from bstune.report.lines.learning_rate import fitting_rules_text
+from bstune.report.lines.next_steps import how_to_narrow
 from bstune.report.lines.unreached import NOTHING_REACHED
 from bstune.report.trust import trust
 from bstune.report.words import critical_text, expected_text, trials_text
@@ -412,7 +412,7 @@ def test_a_search_that_ended_before_its_first_trial_says_what_ended_it():
 )
 def test_what_an_interval_says_of_the_rules(low, high, text):
     assert (
-        verdict(
+        fitting_rules_text(
             low, high, {"none": 0.0, "surge": 0.3, "sqrt": 0.5, "saturating": 0.8, "linear": 1.0}
         )
         == text
@@ -479,7 +479,9 @@ def test_what_would_tell_more(changes, actions):
 )
 def test_more_is_advised_of_what_ended_the_search(limit, more_of):
     critical = changed(hand_critical(100.0, 90.0, 120.0), high=200.0)
-    assert narrower(critical, changed(SEARCH, limit=limit)) == f"{more_of} narrows the interval"
+    assert (
+        how_to_narrow(critical, changed(SEARCH, limit=limit)) == f"{more_of} narrows the interval"
+    )
 
 
 def test_cautions_are_what_would_change_the_answer_the_worst_first():

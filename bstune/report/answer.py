@@ -149,7 +149,7 @@ BUDGET_LINES: Lines = (
     ("GAIN", at_budget.gain),
     ("AS GOOD", at_budget.as_good),
     ("BUDGET", at_budget.growth),
-    ("LEFT", at_budget.left),
+    ("LEFT", at_budget.gain_left),
     ("CAUTION", at_budget.cautions),
 )
 BUDGET_ACTIONS: Lines = (("NEXT", at_budget.next_steps),)
