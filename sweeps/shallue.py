@@ -26,7 +26,7 @@ from rich.console import Console
 
 from bstune.config import Composed
 from bstune.core.errors import ConfigError, Interrupted
-from bstune.report.compare import Compared, Comparison, Pair, compare, compared
+from bstune.report.compare import Compared, Comparison, Pair, compare, compared_study
 from bstune.report.compare_console import write_comparison
 from bstune.report.compare_figure import looks
 from bstune.report.drawing import log_axis, log_limits
@@ -125,7 +125,7 @@ def run(
     results = {name: read_study(root / name).result for name in composed}
     named = list[Compared]()
     for name, result in results.items():
-        named.append(replace(compared(result, str(root / name)), name=name))
+        named.append(replace(compared_study(result, str(root / name)), name=name))
     found = compare(named)
     console.print()
     write_comparison(found, root, console)

@@ -22,11 +22,11 @@ from toolbox import make_trial
 
 from bstune.core.records import STATUSES, Budget
 from bstune.report.answer import answer
-from bstune.report.block import SHOWN_CAUTIONS, block
-from bstune.report.compare import compared
+from bstune.report.block import SHOWN_CAUTIONS, console_rows
+from bstune.report.compare import compared_study
 from bstune.report.lines.cautions import warnings
-from bstune.report.lines.learning_rate import verdict
-from bstune.report.lines.next_steps import narrower
+from bstune.report.lines.learning_rate import fitting_rules_text
+from bstune.report.lines.next_steps import how_to_narrow
 from bstune.report.lines.unreached import NOTHING_REACHED
 from bstune.report.trust import trust
 from bstune.report.words import critical_text, expected_text, trials_text
@@ -86,7 +86,7 @@ WHOLE = result_of(
 
 def test_a_whole_study_reads_as_six_lines():
     page = [("page", ("outputs/digits/report.html",))]
-    assert block(answer(WHOLE), page, 80) == [
+    assert console_rows(answer(WHOLE), page, 80) == [
         # One test pins the whole block; the others look at a line each.
         "study s · digits · val/error <= 0.1 · NVIDIA H200 · 3 configurations, 6 fresh",
         "seeds",
@@ -412,7 +412,7 @@ def test_a_search_that_ended_before_its_first_trial_says_what_ended_it():
 )
 def test_what_an_interval_says_of_the_rules(low, high, text):
     assert (
-        verdict(
+        fitting_rules_text(
             low, high, {"none": 0.0, "surge": 0.3, "sqrt": 0.5, "saturating": 0.8, "linear": 1.0}
         )
         == text
@@ -479,7 +479,9 @@ def test_what_would_tell_more(changes, actions):
 )
 def test_more_is_advised_of_what_ended_the_search(limit, more_of):
     critical = changed(hand_critical(100.0, 90.0, 120.0), high=200.0)
-    assert narrower(critical, changed(SEARCH, limit=limit)) == f"{more_of} narrows the interval"
+    assert (
+        how_to_narrow(critical, changed(SEARCH, limit=limit)) == f"{more_of} narrows the interval"
+    )
 
 
 def test_cautions_are_what_would_change_the_answer_the_worst_first():
@@ -502,7 +504,7 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
     for text, start in zip(found, starts, strict=True):
         assert text.partition(": ")[0] == start
     # The block has room for the worst cautions alone.
-    shown = "\n".join(block(answer(whole), [], 1000))
+    shown = "\n".join(console_rows(answer(whole), [], 1000))
     assert found[SHOWN_CAUTIONS - 1] in shown
     assert found[SHOWN_CAUTIONS] not in shown
 
@@ -610,7 +612,7 @@ def test_a_study_of_python_objects_names_arguments():
     assert ": trials=64 looks" in cautions[1]
     assert texts(busy, "MORE")[-1].startswith("trials=64 ")
     once = result_of([LUCKY], in_python=True, search=OF_TIME, stop_reason="stopped")
-    assert "a larger wall_seconds" in compared(once, "s").notes[0]
+    assert "a larger wall_seconds" in compared_study(once, "s").notes[0]
 
 
 @pytest.mark.parametrize(
@@ -677,7 +679,7 @@ def test_the_block_has_six_labels_and_is_as_narrow_as_it_is_asked_to_be(base, na
     notes = tuple(f"note {i} with {name[:60]} " + "and more words " * 12 for i in range(30))
     page = f"outputs/{name}/report.html"
     found = answer(changed(base, workload=name, notes=notes))
-    lines = block(found, [("page", (page,))], width)
+    lines = console_rows(found, [("page", (page,))], width)
     unbroken = ("NEXT", "page")
     next_at = min(i for i, line in enumerate(lines) if line.startswith(unbroken))
     first = lines.index("") + 1

@@ -21,7 +21,7 @@ from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
 from bstune.report.answer import answer
 from bstune.report.budget_rows import budget_rows
-from bstune.report.compare import compared
+from bstune.report.compare import compared_study
 from bstune.report.lines import at_budget as lines
 from bstune.report.study_folder import read_study
 from bstune.result import (
@@ -451,7 +451,7 @@ def test_a_shorter_budget_is_of_a_study_for_the_loss(bstune, table):
 def test_studies_of_a_budget_are_compared(bstune):
     bstune(*LOSS, "budget.seconds=1", "search.trials=4", "study=shorter")
     for name, seconds in (("loss", "2.00 s"), ("shorter", "1.00 s")):
-        study = compared(read_study(Path("outputs", name)).result, name)
+        study = compared_study(read_study(Path("outputs", name)).result, name)
         assert study.use.text.endswith(f"after {seconds}")
         assert study.gain_text != "not known"
 

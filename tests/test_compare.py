@@ -18,9 +18,9 @@ from bstune.core.errors import StudyError
 from bstune.report.compare import (
     collapse,
     compare,
-    compared,
+    compared_pairs,
+    compared_study,
     gain_text,
-    pairs,
     read_studies,
 )
 from bstune.report.compare_figure import INCHES_WIDE, paint_comparison
@@ -65,7 +65,7 @@ def point(size, steps, **changes):
 def studies(*summaries):
     compared_ones = []
     for place, one in enumerate(summaries):
-        compared_ones.append(compared(one, f"outputs/{place}"))
+        compared_ones.append(compared_study(one, f"outputs/{place}"))
     return compared_ones
 
 
@@ -120,7 +120,7 @@ def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, ins
     ],
 )
 def test_two_critical_batch_sizes_differ_where_the_ratio_is_not_one(one, other, expected):
-    (pair,) = pairs(studies(summary("a", *one), summary("b", *other)))
+    (pair,) = compared_pairs(studies(summary("a", *one), summary("b", *other)))
     assert pair.differ is expected[3]
     for value, wanted in zip((pair.ratio, pair.low, pair.high), expected[:3], strict=True):
         assert value == (None if wanted is None else pytest.approx(wanted, rel=2e-3))
@@ -138,7 +138,7 @@ def test_two_critical_batch_sizes_differ_where_the_ratio_is_not_one(one, other, 
     ],
 )
 def test_a_pair_in_words(one, other, text):
-    assert str(*pairs(studies(summary("a", *one), summary("b", *other)))) == text
+    assert str(*compared_pairs(studies(summary("a", *one), summary("b", *other)))) == text
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_what_differs_between_studies_is_said(changes, unlike, notes):
 def test_of_two_ends_alone_none_is_said_to_differ_among_many():
     open_one = summary("a", None, 210, None)
     others = [summary("100", 100, 50.0, 200), summary("90", 90, 45.0, 180)]
-    (pair,) = pairs(studies(open_one, others[0]))
+    (pair,) = compared_pairs(studies(open_one, others[0]))
     assert (pair.differ, pair.low) == (True, pytest.approx(1.05))
     among_three = 0
-    for found in pairs(studies(open_one, *others)):
+    for found in compared_pairs(studies(open_one, *others)):
         if "a" in (found.larger, found.smaller):
             among_three += 1
             # Three pairs at one joint level: what told two apart does not tell three.
@@ -202,7 +202,7 @@ def test_of_three_equal_ones_two_differ_as_often_as_it_says():
         for middle, spread in zip(middles, (0.2, 0.4, 0.6), strict=True):
             factor = math.exp(deviations * spread)
             made.append(summary(str(len(made)), middle, middle / factor, middle * factor))
-        wrong += any(pair.differ for pair in pairs(studies(*made)))
+        wrong += any(pair.differ for pair in compared_pairs(studies(*made)))
     # It is 0.1 or less, as the three pairs depend on each other.
     assert 0.03 < wrong / 400 < 0.13
 

@@ -254,8 +254,8 @@ def test_rules_and_the_trials_own_law_go_through_one_point():
     curve = summary.curve
     middle = len(curve.batch_size) // 2
     for line in lines:
-        assert line.at(curve.batch_size[middle]) == pytest.approx(curve.lr[middle])
-        slope = math.log(line.at(200.0) / line.at(50.0)) / math.log(4.0)
+        assert line.lr_at(curve.batch_size[middle]) == pytest.approx(curve.lr[middle])
+        slope = math.log(line.lr_at(200.0) / line.lr_at(50.0)) / math.log(4.0)
         assert slope == pytest.approx(line.exponent)
     # The law of the trials is drawn where they are, and no further.
     assert (lines[-1].start, lines[-1].end) == (curve.batch_size[0], curve.batch_size[-1])
@@ -281,7 +281,7 @@ def test_without_a_curve_rules_go_through_the_reference():
     result = STUDIES["all stopped"][1]
     reference = result.reference
     for line in rate_lines(result, 8.0, 64.0):
-        assert line.at(reference.batch_size) == pytest.approx(reference.lr)
+        assert line.lr_at(reference.batch_size) == pytest.approx(reference.lr)
 
 
 def test_a_winner_that_no_fresh_seed_confirms_is_shown_at_its_own_run():
@@ -323,9 +323,7 @@ def test_stopped_trials_are_shown_only_where_they_bound_the_curve():
     assert len(marks[STOPPED_TEXT].get_offsets()) == len(STUDIES["all stopped"][1].points)
 
 
-def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
-    found = []
-
+def test_a_label_is_beside_its_mark():
     def paint(figure):
         axes = figure.add_subplot()
         for name in "xy":
@@ -333,15 +331,13 @@ def test_a_label_is_beside_its_mark_and_says_where_there_is_no_room():
         axes.scatter([10.0], [10.0], s=30)
         figure.draw_without_rendering()
         at = np.array([[10.0, 10.0]])
-        for text in ("a mark", "\n".join(["x" * 80] * 40)):
-            found.append(place_labels(axes, [Label(text, at, "black")], 9.0)[1])
+        place_labels(axes, [Label("a mark", at, "black")], 9.0)
 
     axes = figure_of(paint, (4.0, 4.0)).axes[0]
     box = axes.texts[0].get_window_extent()
     (x, y) = axes.transData.transform((10.0, 10.0))
     assert not box.contains(x, y)
     assert math.hypot(box.x0 + box.width / 2 - x, box.y0 + box.height / 2 - y) < 80
-    assert found == [True, False]
 
 
 @pytest.mark.usefixtures("rendered")

@@ -8,7 +8,7 @@ from toolbox import make_survey, make_trial
 
 from bstune.core.errors import HardwareError
 from bstune.report.answer import Answer
-from bstune.report.compare import compare, compared
+from bstune.report.compare import compare, compared_study
 from bstune.report.drawing import figure_of
 from bstune.report.notebook import answer_html, printed_html, table_html
 
@@ -71,8 +71,8 @@ def test_a_survey_without_a_roofline_shows_its_tables():
 def test_a_comparison_shows_a_row_a_study_and_its_picture():
     found = compare(
         [
-            compared(result_of([make_trial(0)]), "outputs/a"),
-            compared(result_of([make_trial(0)]), "outputs/b"),
+            compared_study(result_of([make_trial(0)]), "outputs/a"),
+            compared_study(result_of([make_trial(0)]), "outputs/b"),
         ]
     )
     html = found._repr_html_()

@@ -20,7 +20,7 @@ from toolbox import column, entries, make_trial
 
 from bstune.report.charts.learning_curves import CURVE_POINTS
 from bstune.report.page import study_page, write_page
-from bstune.report.schema import HardwareFile, checked
+from bstune.report.schema import HardwareFile, parse_checked
 from bstune.report.study_folder import StudyFiles, StudyFolder
 from bstune.result import CriticalAtTarget, DevicePlans, Reference
 
@@ -96,7 +96,7 @@ class Page(HTMLParser):
 
 
 def hardware_of(**changes):
-    return checked(HardwareFile, json.dumps({**HARDWARE, **changes}), "hardware.json")
+    return parse_checked(HardwareFile, json.dumps({**HARDWARE, **changes}), "hardware.json")
 
 
 def study_of(trials, critical=None, path="/nowhere", notes=(), hardware=None, **changes):

@@ -262,8 +262,8 @@ def test_spread_over_fresh_runs(steps, spread):
             run = again_once(FAST, hit, number, steps_low=hit - 1, status="reached")
         runs.append(run)
     row = confirmed(runs)
-    in_steps = [row.steps_median, *row.ends("steps")]
-    in_seconds = [row.time_median, *row.ends("time")]
+    in_steps = [row.steps_median, *row.interval_by("steps")]
+    in_seconds = [row.time_median, *row.interval_by("time")]
     for expected, found, seconds in zip(spread, in_steps, in_seconds, strict=True):
         if expected is None:
             assert (found, seconds) == (None, None)

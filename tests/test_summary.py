@@ -222,7 +222,7 @@ def test_what_fresh_seeds_gave_is_reported_of_a_winner_and_else_what_is_predicte
         391.0,
         pytest.approx(450),
     )
-    times = [winner.time_to_target, row.time_median, *row.ends("time")]
+    times = [winner.time_to_target, row.time_median, *row.interval_by("time")]
     assert times == pytest.approx([4.3, 4.3, 3.91, 4.5])
     assert winner.single_run == SingleRun(steps=420, time_to_target=4.2)
     # a point of its own, that no fresh run stood at

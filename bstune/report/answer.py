@@ -1,24 +1,24 @@
-"""What a study answers, in words: all of them, from its result.
+"""A study's answer in words, made from its result.
 
     answer(result).headline
 
 Each line of the answer is a function of the result, in the table ``LINES``, ``ACTIONS`` or
 ``DETAILS``. The console, the figure's title, the pages, comparisons and MLflow's note take their
-words from here. What a study does not know is left out. Options are written as whoever ran the study
-takes them (:mod:`bstune.report.spelling`).
+words from here. A line of which the study knows nothing is left out. Options are written as whoever
+ran the study takes them (:mod:`bstune.report.spelling`).
 
-* USE has the median over fresh seeds with the 90% interval of that median: the seeds' scatter, the
-  evaluations' grid and, of seconds, the error of tau(B). A machine's speed changes from minute to
-  minute, which that error holds.
-* GAIN is the mean ratio over the fresh seeds that both ran on. Its interval pools their scatter with
-  that of all trials (:mod:`bstune.study.planning.baseline`). One that holds 1 says so. Where there
-  are fewer seeds than planned, or none, it says on which runs it stands.
+* USE has the median over fresh seeds with the 90% interval of that median. The interval holds the
+  scatter over seeds, the distance between evaluations and, of seconds, the error of tau(B). A
+  machine's speed changes from minute to minute: that error holds this, too.
+* GAIN is the mean ratio over the fresh seeds that both ran on. Its interval pools their scatter
+  with that of all trials (:mod:`bstune.study.planning.baseline`). Where it holds 1, the line says
+  so. Where there are fewer seeds than planned, or none, the line says which runs GAIN uses.
 * AS GOOD takes each batch size at its best learning rate (:mod:`bstune.study.analysis.as_good`).
 * DEVICES takes each device to be as fast as this one. Above the critical batch size a larger batch
   saves few steps, yet on one device it can still be the fastest.
-* CAUTION names fresh seeds that missed the target, that USE or the baseline had none, a
-  configuration that may be better and had none, a target that is met at the first look, a noisy
-  machine, an open interval.
+* CAUTION names what weakens the answer: fresh seeds that missed the target, a USE or a baseline
+  without fresh seeds, a configuration without them that may be better, a target that is met at the
+  first evaluation, a noisy machine, an open interval.
 
 ``--json`` writes the result's JSON to standard output, and all else to standard error.
 """
@@ -44,19 +44,19 @@ from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
 
 Line = tuple[str, tuple[str, ...]]
-"""A label, and texts: the second one and further ones stand below the first."""
+"""A line of the answer: its label, and its texts, which stand below each other."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A study's answer.
+    """A study's answer in words.
 
     Args:
         title: what was asked: workload, target, device, and how many configurations were tried.
         headline: the answer as one sentence.
-        lines: label and texts of the answer, in the order in which it is read.
-        actions: label and texts of what to do next: a command, or what to change.
-        details: label and texts of what the page has besides.
+        lines: the lines of the answer, in the order in which they are read.
+        actions: lines that say what to do next: a command, or what to change.
+        details: further lines, which the page alone shows.
     """
 
     title: str
@@ -75,16 +75,16 @@ def answer(result: StudyResult) -> Answer:
         return Answer(
             title,
             headline,
-            lines=_told_lines(BUDGET_LINES, result),
-            actions=_told_lines(BUDGET_ACTIONS, result),
-            details=_told_lines(BUDGET_DETAILS, result),
+            lines=_lines_with_text(BUDGET_LINES, result),
+            actions=_lines_with_text(BUDGET_ACTIONS, result),
+            details=_lines_with_text(BUDGET_DETAILS, result),
         )
     return Answer(
         title,
         headline,
-        lines=_told_lines(LINES, result),
-        actions=_told_lines(ACTIONS, result),
-        details=_told_lines(DETAILS, result),
+        lines=_lines_with_text(LINES, result),
+        actions=_lines_with_text(ACTIONS, result),
+        details=_lines_with_text(DETAILS, result),
     )
 
 
@@ -96,17 +96,22 @@ def question(result: StudyResult) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _told_lines(lines: "Lines", result: StudyResult) -> tuple[Line, ...]:
-    """Give the lines that have a text."""
-    told = list[Line]()
-    for label, tell in lines:
-        texts = tuple(spelled(result, text) for text in tell(result) if text)
+def _lines_with_text(table: "Lines", result: StudyResult) -> tuple[Line, ...]:
+    """Give the lines of a table for a result. A line that has no text is left out."""
+    lines = list[Line]()
+    for label, texts_of in table:
+        texts = tuple(spelled(result, text) for text in texts_of(result) if text)
         if texts:
-            told.append((label, texts))
-    return tuple(told)
+            lines.append((label, texts))
+    return tuple(lines)
 
 
 def _headline(result: StudyResult) -> str:
+    """Give the answer as one sentence: the batch size to use, and the critical batch size.
+
+    Under the objective loss it has the metric in place of the critical batch size. Without a winner
+    it says that the target was not reached.
+    """
     if result.at_budget is not None:
         point = result.at_budget.winner
         value = format_number(point.expected, 3)
@@ -127,6 +132,7 @@ def _headline(result: StudyResult) -> str:
 
 
 Lines = Sequence[tuple[str, Callable[[StudyResult], Iterable[str | None]]]]
+"""A table of lines: the label of each, and the function that gives its texts."""
 # The lines of the answer, in the order in which they are read; one without a text is left out.
 LINES: Lines = (
     ("USE", use),
@@ -143,12 +149,12 @@ BUDGET_LINES: Lines = (
     ("GAIN", at_budget.gain),
     ("AS GOOD", at_budget.as_good),
     ("BUDGET", at_budget.growth),
-    ("LEFT", at_budget.left),
+    ("LEFT", at_budget.gain_left),
     ("CAUTION", at_budget.cautions),
 )
 BUDGET_ACTIONS: Lines = (("NEXT", at_budget.next_steps),)
 BUDGET_DETAILS: Lines = (("TRIALS", trials), ("NOTE", notes))
-# What the page has besides.
+# The lines that the page alone has.
 DETAILS: Lines = (
     ("CRITICAL", critical_lines),
     ("TEST", metrics_on_test_set),

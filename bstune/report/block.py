@@ -7,14 +7,17 @@ from bstune.system.console import WIDTH, wrapped
 
 # Columns of a label on the console.
 INDENT = 10
-# On the console and in a notebook; the page has all of them.
+# The most cautions on the console and in a notebook; the page has all of them.
 SHOWN_CAUTIONS = 3
 
 
-def block(study_answer: Answer, further: Sequence[Line] = (), width: int = WIDTH) -> list[str]:
-    """Give an answer as lines of the console, of so many columns.
+def console_rows(
+    study_answer: Answer, further: Sequence[Line] = (), width: int = WIDTH
+) -> list[str]:
+    """Give an answer as rows of the console, wrapped to ``width`` columns.
 
-    ``further`` follows, such as the page's path. Neither it nor a command is broken.
+    ``further`` are lines that follow it, such as the page's path. They and the commands are not
+    wrapped, so that they can be copied.
     """
     rows = [*wrapped(study_answer.title, width), ""]
     shown = shown_lines(study_answer)
@@ -28,7 +31,10 @@ def block(study_answer: Answer, further: Sequence[Line] = (), width: int = WIDTH
 
 
 def shown_lines(study_answer: Answer) -> list[Line]:
-    """Give the lines that the console and a notebook show: the first cautions, then what to do."""
+    """Give the lines that the console and a notebook show: the answer, then what to do next.
+
+    Of the cautions these are the first ``SHOWN_CAUTIONS``, and how many more the page has.
+    """
     shown = list[Line]()
     for label, texts in study_answer.lines:
         if label == "CAUTION" and len(texts) > SHOWN_CAUTIONS:
@@ -43,7 +49,10 @@ def shown_lines(study_answer: Answer) -> list[Line]:
 
 
 def labelled_rows(label: str, texts: Sequence[str], width: int | None) -> list[str]:
-    """Lay out a labelled line, its texts below each other, wrapped to the width; None: whole."""
+    """Lay out a line of the answer in rows: the label once, the texts beside and below it.
+
+    ``width``: the columns at which texts are wrapped. None gives each text one row.
+    """
     words = list[str]()
     for text in texts:
         if width is None:

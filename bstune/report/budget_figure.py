@@ -34,7 +34,7 @@ BAND_ALPHA = 0.15
 
 
 def draw_budget(trials: Sequence[TrialResult], result: StudyResult, *paths: Path) -> None:
-    """Write the picture, by the suffix of each path."""
+    """Write the picture to each path: as SVG where it ends in ``.svg``, else as PNG."""
     save_figure(
         lambda figure: _paint(figure, trials, result),
         BUDGET_FIGURE_INCHES,
@@ -44,12 +44,15 @@ def draw_budget(trials: Sequence[TrialResult], result: StudyResult, *paths: Path
 
 
 def budget_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Picture":
-    """Draw what :func:`draw_budget` writes."""
+    """Give the picture that :func:`draw_budget` writes, for a notebook."""
     return figure_of(lambda figure: _paint(figure, trials, result), BUDGET_FIGURE_INCHES, PAGE_DPI)
 
 
 def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult) -> None:
-    """Draw two panels; only the title before a trial has run to its budget's end."""
+    """Draw the title, the panel of the metric and that of the learning rates.
+
+    Before a trial has run to its budget's end there is the title alone.
+    """
     told = answer(result)
     asked = told.title.replace(f"{result.workload} · ", "", 1)
     title = f"{told.headline}\n{asked}"
@@ -70,6 +73,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
 
 
 def _draw_metric(axes: "Axes", rows: BudgetRows) -> None:
+    """Draw the metric at the budget's end over batch size: the curve, its band, the trials."""
     axes.fill_between(
         rows.batch_sizes, rows.low, rows.high, color=BLUE, alpha=BAND_ALPHA, linewidth=0
     )
@@ -81,6 +85,7 @@ def _draw_metric(axes: "Axes", rows: BudgetRows) -> None:
 
 
 def _draw_rates(axes: "Axes", rows: BudgetRows) -> None:
+    """Draw the best learning rate over batch size, and the trials' learning rates."""
     axes.plot(rows.batch_sizes, rows.lrs, color=BLUE)
     _draw_points(axes, rows, lambda dot: dot.lr)
     axes.set_yscale("log")
@@ -88,7 +93,10 @@ def _draw_rates(axes: "Axes", rows: BudgetRows) -> None:
 
 
 def _draw_points(axes: "Axes", rows: BudgetRows, height_of: Callable[[Dot], float]) -> None:
-    """Draw the trials that ran to the budget's end, the user's own point and the one to use."""
+    """Draw the trials that ran to the budget's end, the user's own point and the one to use.
+
+    ``height_of`` gives the value of each that the panel shows.
+    """
     sizes = list[int]()
     heights = list[float]()
     for dot in rows.dots:

@@ -1,7 +1,7 @@
-"""What the pictures of the objective loss draw: the metric at the budget's end over batch size.
+"""The rows that pictures of the objective loss draw: the metric at the budget's end.
 
-It is prepared once: the page (:mod:`bstune.report.charts.at_budget`) and ``curve.png``
-(:mod:`bstune.report.budget_figure`) draw these rows.
+They are prepared once: the page (:mod:`bstune.report.charts.at_budget`) and ``curve.png``
+(:mod:`bstune.report.budget_figure`) draw the same rows over batch size.
 """
 
 import math
@@ -16,20 +16,23 @@ from bstune.result import AtBudget, PointAtBudget, StudyResult
 from bstune.system.console import format_count, format_number, plural
 
 USE_NAME = "USE"
-# Metrics farther from the best than so many times the span of three quarters of what is near leave
-# the others no room.
+# A picture shows metrics up to this many times as far from the best as the third quartile is. Those
+# farther away would leave the others no room.
 ROOM_FOR_WORSE = 1.5
+# Room at both ends of what a picture shows: a share of its span or, without a span, of its value.
+PAD_OF_SPAN = 0.08
+PAD_OF_VALUE = 0.05
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A trial that ran to its budget's end.
+    """A mark of a picture: a trial that ran to its budget's end, or the point to use.
 
     Args:
         batch_size: examples of a step.
         lr: its learning rate.
-        value: the best value of its metric.
-        words: what it is, for people.
+        value: the metric at which it is drawn.
+        words: what a reader who points at it is told.
     """
 
     batch_size: int
@@ -44,16 +47,16 @@ class BudgetRows:
 
     Args:
         metric: its name.
-        title: of the picture.
-        batch_sizes: of the curve, rising.
-        values: the best metric there.
-        low: lower ends of their intervals.
-        high: upper ends.
-        lrs: the best learning rates there.
+        title: the picture's title.
+        batch_sizes: batch sizes of the curve, rising.
+        values: the best metric at each of these batch sizes.
+        low: lower ends of the intervals of these metrics.
+        high: upper ends of these intervals.
+        lrs: the best learning rate at each of these batch sizes.
         dots: trials that ran to their budget's end.
         use: the point to use.
-        baseline: the user's own; None where it did not run to its budget's end.
-        shown: the least and the greatest value that a picture shows.
+        baseline: the user's own point. None where it did not run to its budget's end.
+        shown: the least and the greatest metric that a picture shows.
     """
 
     metric: str
@@ -70,15 +73,15 @@ class BudgetRows:
 
 
 def budget_rows(trials: Sequence[TrialResult], result: StudyResult) -> BudgetRows | None:
-    """Prepare what is drawn; None before a trial has run to its budget's end."""
+    """Prepare the rows of a picture. None before a trial has run to its budget's end."""
     at_budget = result.at_budget
     if at_budget is None:
         return None
     dots = list[Dot]()
     for trial in trials:
         value = trial.best_value(result.mode)
-        if value is not None and _is_full(trial, at_budget):
-            dots.append(_dot(trial, value, result.metric))
+        if value is not None and _ran_to_budget_end(trial, at_budget):
+            dots.append(_trial_dot(trial, value, result.metric))
     baseline: Dot | None = None
     if at_budget.baseline is not None:
         baseline = _point_dot(at_budget.baseline, YOURS)
@@ -104,30 +107,35 @@ def budget_rows(trials: Sequence[TrialResult], result: StudyResult) -> BudgetRow
         dots=tuple(dots),
         use=_point_dot(at_budget.winner, USE_NAME),
         baseline=baseline,
-        shown=_shown(result, at_budget, dots),
+        shown=_shown_range(result, at_budget, dots),
     )
 
 
 def budget_steps_of(at_budget: AtBudget, trial: TrialResult) -> float:
-    """Give the step at which a trial's budget is spent, as the result has it."""
+    """Give the steps after which a trial's budget is spent. They need not be a whole number.
+
+    A budget of examples or of seconds is converted at the trial's batch size.
+    """
     if at_budget.steps is not None:
         return float(at_budget.steps)
     if at_budget.examples is not None:
         return at_budget.examples / trial.batch_size
+    # Without the seconds of a step the winner's steps are the only ones that are known.
     if not at_budget.times:
         return float(at_budget.winner.steps)
     times = [(step_time.batch_size, step_time.seconds) for step_time in at_budget.times]
     return (at_budget.seconds or 0.0) / seconds_between(times, trial.batch_size)
 
 
-def _is_full(trial: TrialResult, at_budget: AtBudget) -> bool:
-    """Say whether a trial ran to its budget's end, which is a whole step."""
+def _ran_to_budget_end(trial: TrialResult, at_budget: AtBudget) -> bool:
+    """Whether a trial ran to its budget's end: to the last whole step within it."""
     ended = trial.status in ("stopped", "reached")
     is_whole = trial.steps >= math.floor(budget_steps_of(at_budget, trial))
     return ended and is_whole
 
 
-def _dot(trial: TrialResult, value: float, metric: str) -> Dot:
+def _trial_dot(trial: TrialResult, value: float, metric: str) -> Dot:
+    """Give the mark of a trial, whose best metric is ``value``."""
     point = f"B = {format_count(trial.batch_size)}, lr = {format_number(trial.lr)}"
     outcome = f"{metric} {format_number(value)} in {plural(trial.steps, 'step')}"
     words = f"trial {trial.number}: {point}, {outcome}"
@@ -135,6 +143,7 @@ def _dot(trial: TrialResult, value: float, metric: str) -> Dot:
 
 
 def _point_dot(point: PointAtBudget, name: str) -> Dot:
+    """Give the mark of the point to use or of the baseline, at the metric to expect of it."""
     return Dot(
         batch_size=point.batch_size,
         lr=point.lr,
@@ -143,8 +152,14 @@ def _point_dot(point: PointAtBudget, name: str) -> Dot:
     )
 
 
-def _shown(result: StudyResult, at_budget: AtBudget, dots: Sequence[Dot]) -> tuple[float, float]:
-    """Give the values that a picture shows: around the trials' and the best of the curve."""
+def _shown_range(
+    result: StudyResult, at_budget: AtBudget, dots: Sequence[Dot]
+) -> tuple[float, float]:
+    """Give the least and the greatest metric that a picture shows.
+
+    They hold the best metric, and the worse ones up to ``ROOM_FOR_WORSE`` times the third quartile
+    of the distances from it.
+    """
     near = [dot.value for dot in dots]
     near.append(at_budget.winner.expected)
     as_good = at_budget.as_good
@@ -154,10 +169,9 @@ def _shown(result: StudyResult, at_budget: AtBudget, dots: Sequence[Dot]) -> tup
     is_least_best = result.mode == "min"
     best = min(near) if is_least_best else max(near)
     distances = sorted(abs(value - best) for value in near)
-    # Three quarters of what is near, and room above it.
     span = ROOM_FOR_WORSE * distances[round(0.75 * (len(distances) - 1))]
-    # Where all have one value, an axis around it.
-    pad = 0.08 * span or 0.05 * abs(best) or 1.0
+    # Where all have the same value there is no span, and the axis goes around that value.
+    pad = PAD_OF_SPAN * span or PAD_OF_VALUE * abs(best) or 1.0
     if is_least_best:
         return best - pad, best + span + pad
     return best - span - pad, best + pad

@@ -1,17 +1,17 @@
 """Several studies side by side: critical batch sizes, how well one law fits all, times to target.
 
-**Collapse.** If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one, S/S_min
-over B/B_crit. How well they are is the root mean square of log(S*(B)/S_min) - log(1 + B_crit/B)
-over the batch sizes that reached the target, evenly in log B, each study counting alike. S*(B) is
-the posterior's, at the best learning rate, with what a smooth curve may add to the law; where
-trials are few it is drawn to the law. So beside it stands at which share of the batch sizes the law
-lies in the study's own interval of S*(B): far below the interval's level, the trials speak against
-the law.
+**Collapse.** If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one: S/S_min
+over B/B_crit. Their distance from it is the root mean square of log(S*(B)/S_min) - log(1 +
+B_crit/B). It is taken over the batch sizes that reached the target, evenly in log B, and each study
+counts alike. S*(B) is the posterior's, at the best learning rate: the law, and a smooth curve that
+may be added to it. Where trials are few the posterior lies near the law by itself. So a second
+number stands beside the distance: the share of the batch sizes at which the law lies in the study's
+own interval of S*(B). Far below the interval's level the trials speak against the law.
 
-**Whether two critical batch sizes differ.** The studies are independent, and the posterior of log
+**Whether two critical batch sizes differ.** The studies are independent. The posterior of log
 B_crit is taken to be normal on either side of its median, as wide as the interval says. So the
-ratio of two has an interval, from the halves that face each other; they differ where it leaves out
-1. Of several pairs each gets its share of the error (Bonferroni), so that all the intervals hold
+ratio of two has an interval, from the halves that face each other, and they differ where it leaves
+out 1. Of several pairs each gets its share of the error (Bonferroni): all the intervals hold
 together at the stated level. Where an interval is open two studies are said to differ only if the
 intervals do not overlap.
 """
@@ -41,7 +41,7 @@ from bstune.system.console import format_count, format_number, format_seconds, p
 if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
-# Of the intervals of the ratios: all of them hold together at this level.
+# The level at which the intervals of all ratios hold together.
 RATIO_LEVEL = 0.9
 # The chance of an error is a sum of floats, which may lie this much above what it is compared with.
 ERROR_ROUNDING = 1e-9
@@ -57,7 +57,7 @@ class ComparedPoint:
     steps: float
     """Optimizer steps."""
     seconds: float | None
-    """Of training; None where the trial was not timed."""
+    """Seconds of training; None where the trial was not timed."""
 
 
 @dataclass(frozen=True)
@@ -71,32 +71,35 @@ class Use:
     hyperparameters: Mapping[str, float | None]
     """Further ones that the study searches, by name."""
     seconds: float | None
-    """To the target: the median over fresh seeds, or predicted; None where it is not known."""
+    """Seconds of training to the target: the median over fresh seeds, else predicted.
+
+    None where they are not known.
+    """
     low: float | None
-    """The least over fresh seeds; None where it is not known."""
+    """Lower end of the interval of ``seconds`` over fresh seeds; None where it is not known."""
     high: float | None
-    """The most over fresh seeds; None where it is not known, or some missed the target."""
+    """Upper end of that interval; None where it is not known, or fresh seeds missed the target."""
     reached: int
     """How many of the runs on fresh seeds reached the target."""
     runs: int
     """How many runs on fresh seeds there were."""
     text: str
-    """What it takes, in words."""
+    """How long it takes to the target, in words."""
 
     @property
     def reliable(self) -> bool:
-        """Whether there were fresh seeds, and each of them reached the target."""
+        """Whether it ran on fresh seeds, and each of these runs reached the target."""
         return 0 < self.runs == self.reached
 
     @property
-    def further(self) -> str:
+    def hyperparameters_text(self) -> str:
         """The further hyper-parameters in words; empty where the study searches none."""
         parts = [f"{name} = {format_number(value)}" for name, value in self.hyperparameters.items()]
         return ", ".join(parts)
 
     @property
-    def fresh(self) -> str:
-        """How many fresh seeds reached the target, and their range of seconds, in words."""
+    def fresh_seeds_text(self) -> str:
+        """How many fresh seeds reached the target, and the interval of their seconds, in words."""
         if not self.runs:
             return "none ran"
         text = f"{self.reached} of {self.runs}"
@@ -108,34 +111,35 @@ class Use:
         return f"{text}, {format_seconds(self.low)} to {format_seconds(self.high)}"
 
     def __str__(self) -> str:
+        """Write ``B = 204, lr = 1.13``, and further hyper-parameters."""
         text = f"B = {format_count(self.batch_size)}, lr = {format_number(self.lr)}"
-        if self.further:
-            text += f", {self.further}"
+        if self.hyperparameters_text:
+            text += f", {self.hyperparameters_text}"
         return text
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A study as a comparison has it; None where the study does not say."""
+    """What a comparison shows of a study. None stands for what the study leaves open."""
 
     name: str
     """Unique in the comparison."""
     source: str
     """The folder or run that it was read from."""
     workload: str
-    """Its name."""
+    """The workload's name."""
     target: str
     """The metric and its value, in words."""
     tokens: int | None
-    """Of an example, where it has some."""
+    """Tokens of an example; None where examples have no tokens."""
     reference: tuple[float, float]
-    """The batch size and the learning rate that the gain is over."""
+    """The user's own batch size and learning rate, which the gain is over."""
     device: str
-    """What trained, in words."""
+    """The devices that trained, in words."""
     points: tuple[ComparedPoint, ...]
-    """Those that reached the target, in order of batch sizes."""
+    """The frontier's points that reached the target, in order of batch sizes."""
     batch_size: Array
-    """Of the fitted curve, shape (n,); n is 0 where there is none."""
+    """Batch sizes of the curve, shape (n,); n is 0 where there is no curve."""
     steps: Array
     """S*(B) at these batch sizes, shape (n,)."""
     steps_low: Array
@@ -157,25 +161,28 @@ class Compared:
     s_min: float | None
     """The least steps at any batch size."""
     exponent: float | None
-    """Of lr*(B), if it is identified."""
+    """Exponent of the best learning rate over the batch size, if the trials identify it."""
     exponent_text: str
-    """The same with its interval, in words."""
+    """That exponent with its interval, in words."""
     spend_seconds: float | None
     """Seconds of training that the study took."""
     spend: str
-    """The same, and for how many configurations and fresh seeds, in words."""
+    """These seconds, and the number of configurations and fresh seeds, in words."""
     use: Use | None
     """What the study says to use; None where nothing reached the target."""
     gain: float | None
-    """How many times as fast what it says to use is as the baseline."""
+    """How many times as fast its ``use`` is as the baseline."""
     gain_text: str
-    """The same with its interval, in words."""
+    """The gain with its interval, in words."""
     notes: tuple[str, ...]
-    """What a reader has to know, such as that nothing reached the target."""
+    """Sentences that a reader has to know, such as that nothing reached the target."""
 
     @property
-    def mark(self) -> tuple[float, float] | None:
-        """Where B_crit lies on the curve, (B, S); None where there is no B_crit or no curve."""
+    def b_crit_on_curve(self) -> tuple[float, float] | None:
+        """The point of the curve at B_crit: the batch size, and the steps to the target there.
+
+        None where there is no B_crit or no curve.
+        """
         if self.b_crit is None or not self.batch_size.size:
             return None
         # Between the curve's batch sizes the law is nearly straight on logarithmic axes.
@@ -185,14 +192,14 @@ class Compared:
 
 @dataclass(frozen=True)
 class Collapse:
-    """How well the curves of several studies lie on 1 + B_crit/B, as shares: 0.1 is 10%."""
+    """How well the curves of several studies lie on the law S/S_min = 1 + B_crit/B."""
 
     deviation: float
-    """Root mean square over the studies."""
+    """Root mean square of the studies' deviations, as a share: 0.1 is 10%."""
     by_study: Mapping[str, float]
-    """The deviation of each study, by its name."""
+    """The deviation of each study from the law, as a share, by the study's name."""
     inside: float
-    """Share of the batch sizes at which the law lies in a study's interval."""
+    """Share of the batch sizes at which the law lies in a study's interval of S*(B)."""
     level: float
     """The level of these intervals."""
     smallest: float
@@ -201,9 +208,10 @@ class Collapse:
     """The largest B/B_crit at which the law is judged."""
 
     def __str__(self) -> str:
+        """Say how far the curves lie from the law, and how often their intervals hold it."""
         span = f"{format_number(self.smallest, 2)} to {format_number(self.largest, 2)}"
         text = f"S*(B) lies within {self.deviation:.0%} of it (root mean square, B/B_crit = {span}"
-        # Of one study alone it has been said.
+        # A single study's deviation is the one that was just said.
         if len(self.by_study) > 1:
             deviation_of = self.by_study.__getitem__
             best = min(self.by_study, key=deviation_of)
@@ -215,22 +223,22 @@ class Collapse:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two studies' critical batch sizes, the larger first; None where an end is open."""
+    """The critical batch sizes of two studies, and whether they differ."""
 
     larger: str
-    """The study of the larger one."""
+    """Name of the study with the larger critical batch size."""
     smaller: str
-    """The study of the smaller one."""
+    """Name of the study with the smaller one."""
     ratio: float | None
     """The larger over the smaller; None where one of them is not known."""
     low: float | None
-    """Lower end of the ratio's interval."""
+    """Lower end of the ratio's interval; None where it is open."""
     high: float | None
-    """Upper end of the ratio's interval."""
+    """Upper end of the ratio's interval; None where it is open."""
     differ: bool | None
-    """None where it is not known."""
+    """Whether they differ; None where it is not known."""
     unlike: tuple[str, ...] = ()
-    """In what else the two studies differ that a critical batch size depends on: workload, target."""
+    """What else differs that a critical batch size depends on: ``workload``, ``target``."""
 
     @property
     def interval(self) -> str:
@@ -248,7 +256,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """Whether they differ, in words."""
+        """Whether the two critical batch sizes differ, in words."""
         if self.differ is None:
             return "not known"
         if self.differ:
@@ -256,6 +264,7 @@ class Pair:
         return "not shown to differ"
 
     def __str__(self) -> str:
+        """Write ``a over b: 2.9 times (1.6 to 5.1), differ``."""
         studies = f"{self.larger} over {self.smaller}"
         verdict = self.verdict
         if self.unlike:
@@ -273,24 +282,24 @@ class Comparison:
     """Several studies side by side, and which of their critical batch sizes differ."""
 
     studies: tuple[Compared, ...]
-    """At least one."""
+    """The studies, at least one."""
     collapse: Collapse | None
-    """None where no study has a critical batch size."""
+    """How well one law fits all of them; None where no study has a critical batch size."""
     pairs: tuple[Pair, ...]
-    """Each two studies, in their order."""
+    """Each two studies, in the order of ``studies``."""
     notes: tuple[str, ...]
-    """What differs between the studies, and what was left out."""
+    """Sentences that say how the studies differ, and which ones were left out."""
 
     def plot(self) -> "Picture":
         """Draw ``comparison.png`` as a figure that a notebook shows as a cell's value."""
-        # It needs this module, and a comparison's numbers do not need it.
+        # That module imports this one. Only what draws needs it.
         from bstune.report.compare_figure import comparison_figure
 
         return comparison_figure(self)
 
     def _repr_html_(self) -> str:
-        """Show a row for each study, what there is to know, and the picture in a notebook."""
-        # It needs this module, too.
+        """Give what a notebook shows: a row for each study, the pairs, the notes, the picture."""
+        # That module imports this one, too.
         from bstune.report.notebook import comparison_html
 
         return comparison_html(self)
@@ -300,7 +309,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """How many studies of what, on what."""
+        """How many studies there are, and of how many workloads, targets and devices."""
         count = len(self.studies)
         studies = f"{count} studies"
         if count == 1:
@@ -318,7 +327,7 @@ class Comparison:
 
     @property
     def judged(self) -> str:
-        """How the pairs were judged, in words."""
+        """The rule by which pairs were judged to differ or not, in words."""
         interval = f"the {RATIO_LEVEL:.0%} interval of their ratio"
         if len(self.pairs) > 1:
             interval += f", of all {len(self.pairs)} pairs together (Bonferroni),"
@@ -330,9 +339,10 @@ class Comparison:
 
 
 def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Comparison:
-    """Compare at least one study; ``left_out``: a line for each that could not be read.
+    """Compare studies: how well one law fits them, and which critical batch sizes differ.
 
-    StudyError without a study, with these lines.
+    ``left_out`` are lines on studies that could not be read, which become notes. Where no study is
+    left, these lines are the text of a StudyError.
     """
     if not studies:
         raise StudyError("\n".join(["there is no study to compare", *left_out]))
@@ -340,7 +350,7 @@ def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Compar
     return Comparison(
         studies=tuple(named),
         collapse=collapse(named),
-        pairs=tuple(pairs(named)),
+        pairs=tuple(compared_pairs(named)),
         notes=(*_differences(named), *left_out),
     )
 
@@ -348,32 +358,45 @@ def compare(studies: Sequence[Compared], left_out: Sequence[str] = ()) -> Compar
 def read_studies(
     paths: Sequence[str], read: Callable[[str], StudyFolder] = read_study
 ) -> tuple[list[Compared], list[str]]:
-    """Read the studies in folders, or ``curve.json`` files, and give a line for each that has none.
+    """Read the studies in folders or ``curve.json`` files.
 
-    A folder that is given twice counts once; StudyError for one that is not there, as its name may
-    be mistyped. ``read`` gives a study of its path: as it found, or at another target.
+    Args:
+        paths: folders and files. One that is given twice counts once.
+        read: gives the study of a path, as it ended or at another target.
+
+    Returns:
+        The studies, and a line for each path that holds none.
+
+    Raises:
+        StudyError: for a path that is not there, as its name may be mistyped.
     """
     left_out = list[str]()
-    studies = [compared(study.result, path) for path, study in each_study(paths, left_out, read)]
+    studies = [
+        compared_study(study.result, path) for path, study in each_study(paths, left_out, read)
+    ]
     return studies, left_out
 
 
 @dataclass(frozen=True)
 class LoggedCurve:
-    """What a run of MLflow holds of a study: its ``curve.json``, or why there is none."""
+    """The ``curve.json`` of a study's run in MLflow, or why it has none."""
 
     run: str
     """The run's name."""
     text: str | None
-    """The content of ``curve.json``."""
+    """The content of ``curve.json``. None where there is none, or it cannot be read."""
     missing: str = ""
-    """Why there is no text."""
+    """Why there is no text. Empty where there is one."""
 
 
 def logged_studies(
     logged: Sequence[LoggedCurve],
 ) -> tuple[list[Compared], list[str]]:
-    """Read the studies that MLflow has, and give a line for each run without a result."""
+    """Read the studies of MLflow's runs.
+
+    Returns:
+        The studies, and a line for each run without a result.
+    """
     studies = list[Compared]()
     left_out = list[str]()
     # A run without a result does not keep the others from being compared.
@@ -382,7 +405,7 @@ def logged_studies(
             left_out.append(f"left out: {curve.run}: {curve.missing}")
             continue
         try:
-            studies.append(compared(read_result(curve.text, "its curve.json"), curve.run))
+            studies.append(compared_study(read_result(curve.text, "its curve.json"), curve.run))
         except StudyError as error:
             left_out.append(f"left out: {curve.run}: {error}")
     return studies, left_out
@@ -390,7 +413,7 @@ def logged_studies(
 
 @dataclass(frozen=True)
 class _Curve:
-    """The part of a Compared that a study's curve fills."""
+    """The fields of a :class:`Compared` that a study's curve fills, under the same names."""
 
     batch_size: Array
     steps: Array
@@ -399,13 +422,15 @@ class _Curve:
     seconds: Array
 
 
-def _curve(result: StudyResult) -> _Curve:
-    """Take the curve's arrays of a result; empty ones where it has none."""
-    none = np.empty(0)
+def _curve_of(result: StudyResult) -> _Curve:
+    """Give a result's curve as arrays, which are empty where there is no curve."""
+    empty = np.empty(0)
     curve = result.curve
     if curve is None:
-        return _Curve(batch_size=none, steps=none, steps_low=none, steps_high=none, seconds=none)
-    seconds = none
+        return _Curve(
+            batch_size=empty, steps=empty, steps_low=empty, steps_high=empty, seconds=empty
+        )
+    seconds = empty
     if curve.seconds_per_step is not None:
         seconds = np.array(curve.steps) * np.array(curve.seconds_per_step)
     return _Curve(
@@ -419,7 +444,7 @@ def _curve(result: StudyResult) -> _Curve:
 
 @dataclass(frozen=True)
 class _Critical:
-    """The part of a Compared that a study's critical batch size fills."""
+    """The fields of a :class:`Compared` that a study's critical batch size fills."""
 
     value: float | None = None
     low: float | None = None
@@ -429,8 +454,8 @@ class _Critical:
     s_min: float | None = None
 
 
-def _critical(result: StudyResult) -> _Critical:
-    """Take the critical batch size of a result."""
+def _critical_of(result: StudyResult) -> _Critical:
+    """Give a result's critical batch size. Without one all is None, and the text "not known"."""
     critical = result.critical_batch_size
     if critical is None:
         return _Critical()
@@ -448,10 +473,10 @@ def _critical(result: StudyResult) -> _Critical:
     )
 
 
-def compared(result: StudyResult, source: str) -> Compared:
-    """Take of a study's result what a comparison shows.
+def compared_study(result: StudyResult, source: str) -> Compared:
+    """Give the part of a study's result that a comparison shows.
 
-    ``source``: the folder or run that it was read from.
+    ``source``: the folder or run that the result was read from.
     """
     # The frontier holds stopped trials, too, as bounds: these did not reach the target.
     points = list[ComparedPoint]()
@@ -459,8 +484,8 @@ def compared(result: StudyResult, source: str) -> Compared:
         if point.steps:
             points.append(ComparedPoint(point.batch_size, point.steps, point.time_to_target))
     points.sort(key=lambda point: point.batch_size)
-    curve = _curve(result)
-    critical = _critical(result)
+    curve = _curve_of(result)
+    critical = _critical_of(result)
     exponent: float | None = None
     exponent_text = "not known"
     law = result.lr_exponent
@@ -495,18 +520,19 @@ def compared(result: StudyResult, source: str) -> Compared:
         exponent_text=exponent_text,
         spend_seconds=result.spend.seconds,
         spend=spend,
-        use=_use(result),
+        use=_use_of(result),
         gain=gain,
-        gain_text=_gain_text(result),
-        notes=tuple(_notes(result, points)),
+        gain_text=_gain_text_of(result),
+        notes=tuple(_notes_of(result, points)),
     )
 
 
-def _gain_text(result: StudyResult) -> str:
+def _gain_text_of(result: StudyResult) -> str:
+    """Write a study's gain. Under the objective loss it is the gain of the metric."""
     at_budget = result.at_budget
     if at_budget is None:
         return gain_text(result.gain)
-    # Of the objective loss it is a difference of the metric: both runs have the same budget.
+    # Both runs have the same budget, so the gain is a difference of the metric.
     if at_budget.gain is not None:
         return f"{result.metric} by {format_number(at_budget.gain.difference, 2)}"
     if at_budget.baseline is None:
@@ -516,7 +542,7 @@ def _gain_text(result: StudyResult) -> str:
 
 
 def gain_text(gain: Gain | None) -> str:
-    """Write ``1.45 times (1.3 to 1.7)``; ``at least 2.4 times`` where the baseline was stopped."""
+    """Write ``1.45 times (1.3 to 1.7)``, or ``at least 2.4 times`` for a stopped baseline."""
     if gain is None:
         return "not known"
     text = f"{format_number(gain.ratio)} times"
@@ -532,8 +558,8 @@ def gain_text(gain: Gain | None) -> str:
     return text
 
 
-def _use(result: StudyResult) -> Use | None:
-    """Tell what a study says to use; None where nothing reached the target."""
+def _use_of(result: StudyResult) -> Use | None:
+    """Give what a study says to use. None where nothing reached the target."""
     if result.at_budget is not None:
         return _use_at_budget(result.metric, result.at_budget)
     winner = result.winner
@@ -545,7 +571,7 @@ def _use(result: StudyResult) -> Use | None:
     runs = 0
     fresh = winner.confirmed
     if fresh is not None:
-        low, high = fresh.ends("time")
+        low, high = fresh.interval_by("time")
         reached = fresh.reached
         runs = fresh.runs
     return Use(
@@ -562,7 +588,7 @@ def _use(result: StudyResult) -> Use | None:
 
 
 def _use_at_budget(metric: str, at_budget: AtBudget) -> Use:
-    """Tell what a study of the objective loss says to use."""
+    """Give what a study of the objective loss says to use: it has no seconds to a target."""
     point = at_budget.winner
     # Such a study has no target to miss: all its runs count as reliable.
     runs = 0
@@ -582,9 +608,12 @@ def _use_at_budget(metric: str, at_budget: AtBudget) -> Use:
     )
 
 
-def _notes(result: StudyResult, points: Sequence[ComparedPoint]) -> list[str]:
-    """Say what a reader has to know of a study."""
-    # It has a vocabulary of its own: no target that could be missed.
+def _notes_of(result: StudyResult, points: Sequence[ComparedPoint]) -> list[str]:
+    """Give the warnings that stand beside a study, a sentence each.
+
+    ``points`` are the study's points in order of batch sizes.
+    """
+    # The objective loss has cautions of its own: there is no target that could be missed.
     if result.objective == "loss":
         cautions = [line for line in at_budget.cautions(result) if line is not None]
         return [spelled(result, line) for line in cautions]
@@ -595,8 +624,11 @@ def _notes(result: StudyResult, points: Sequence[ComparedPoint]) -> list[str]:
 
 
 def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
-    """Give the studies that share a name a longer one, which has where they were read from."""
-    # What a comparison says of a study it says by its name alone.
+    """Give the studies under names of their own.
+
+    Studies that share a name get the folder or run that they were read from behind it.
+    """
+    # A comparison's lines tell the studies apart by their names alone.
     count = Counter(study.name for study in studies)
     named = list[Compared]()
     for study in studies:
@@ -608,7 +640,7 @@ def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
 
 
 def _differences(studies: Sequence[Compared]) -> list[str]:
-    """Say in what the studies differ, and what that means for their numbers, a line each."""
+    """Give a sentence for each way in which the studies differ: what that does to their numbers."""
     lines = list[str]()
     workloads = sorted({study.workload for study in studies})
     targets = {study.target for study in studies}
@@ -645,9 +677,9 @@ def _differences(studies: Sequence[Compared]) -> list[str]:
 
 
 def collapse(studies: Sequence[Compared]) -> Collapse | None:
-    """Measure how well the studies' curves lie on the law.
+    """Measure how well the studies' curves lie on the law S = S_min (1 + B_crit/B).
 
-    None where no study has a curve, B_crit and S_min.
+    Studies without a curve, B_crit or S_min are left out. None where no study remains.
     """
     squares: dict[str, float] = {}
     inside = list[float]()
@@ -656,7 +688,7 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
     for study in studies:
         if study.b_crit is None or study.s_min is None or not study.steps.size:
             continue
-        # By the posterior's own S_min and B_crit, not by a fit: what is left is the curve's shape.
+        # S_min and B_crit are the posterior's, not a fit's: so only the curve's shape is judged.
         law = study.s_min * (1.0 + study.b_crit / study.batch_size)
         squares[study.name] = float(np.mean(np.log(study.steps / law) ** 2))
         is_inside = (study.steps_low <= law) & (law <= study.steps_high)
@@ -667,8 +699,8 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
     if not squares:
         return None
     return Collapse(
-        deviation=_share(sum(squares.values()) / len(squares)),
-        by_study={name: _share(square) for name, square in squares.items()},
+        deviation=_share_of(sum(squares.values()) / len(squares)),
+        by_study={name: _share_of(square) for name, square in squares.items()},
         inside=sum(inside) / len(inside),
         level=min(levels),
         smallest=min(spans),
@@ -676,10 +708,10 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
     )
 
 
-def collapsed(study: Compared) -> tuple[Array, Array] | None:
-    """Give B/B_crit and S/S_min of a study's points, shape (n,).
+def points_over_law(study: Compared) -> tuple[Array, Array] | None:
+    """Give a study's points in units of its law: B/B_crit and S/S_min, each of shape (n,).
 
-    None where either scale or a point is missing.
+    None where the study has no B_crit, no S_min or no points.
     """
     if study.b_crit is None or study.s_min is None or not study.points:
         return None
@@ -688,27 +720,27 @@ def collapsed(study: Compared) -> tuple[Array, Array] | None:
     return batch_size / study.b_crit, steps / study.s_min
 
 
-def _share(square: float) -> float:
-    """Turn a mean square of logarithms into a share."""
-    return math.expm1(math.sqrt(square))
+def _share_of(mean_square: float) -> float:
+    """Turn a mean square of logarithms into a share: its root of log(1.1) is a share of 0.1."""
+    return math.expm1(math.sqrt(mean_square))
 
 
-def pairs(studies: Sequence[Compared], level: float = RATIO_LEVEL) -> list[Pair]:
-    """Give each two studies' critical batch sizes as a ratio with its interval.
+def compared_pairs(studies: Sequence[Compared], level: float = RATIO_LEVEL) -> list[Pair]:
+    """Compare the critical batch sizes of each two studies: their ratio, with its interval.
 
-    All the intervals hold together at ``level``.
+    ``level`` is the chance that all the intervals hold the truth together.
     """
     both = list(combinations(studies, 2))
     # Bonferroni: each pair gets its share of the error.
-    return [_pair(first, second, (1.0 - level) / len(both)) for first, second in both]
+    return [_compared_pair(first, second, (1.0 - level) / len(both)) for first, second in both]
 
 
-def _pair(first: Compared, second: Compared, error: float) -> Pair:
-    """Put the two in order and judge them.
+def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
+    """Compare the critical batch sizes of two studies, the larger one first.
 
     ``error`` is the chance that the interval of their ratio leaves out the truth.
     """
-    large, small = sorted((first, second), key=_order, reverse=True)
+    large, small = sorted((first, second), key=_known_size, reverse=True)
     if large.b_crit is None or small.b_crit is None:
         low = _least_ratio(large, small, error)
         # Intervals that overlap say neither that they differ nor that they are alike.
@@ -724,21 +756,21 @@ def _pair(first: Compared, second: Compared, error: float) -> Pair:
         )
     ratio = large.b_crit / small.b_crit
     # The ratio falls where the larger falls and the smaller rises.
-    fall = _joint_width(
-        _width(large.b_crit_low, large.b_crit, large.level),
-        _width(small.b_crit, small.b_crit_high, small.level),
+    deviation_below = _joint_deviation(
+        _log_deviation(large.b_crit_low, large.b_crit, large.level),
+        _log_deviation(small.b_crit, small.b_crit_high, small.level),
     )
-    rise = _joint_width(
-        _width(large.b_crit, large.b_crit_high, large.level),
-        _width(small.b_crit_low, small.b_crit, small.level),
+    deviation_above = _joint_deviation(
+        _log_deviation(large.b_crit, large.b_crit_high, large.level),
+        _log_deviation(small.b_crit_low, small.b_crit, small.level),
     )
     # An open half leaves that end of the ratio open.
     low = None
-    if fall is not None:
-        low = ratio * math.exp(-_deviations(error) * fall)
+    if deviation_below is not None:
+        low = ratio * math.exp(-_normal_quantile(error) * deviation_below)
     high: float | None = None
-    if rise is not None:
-        high = ratio * math.exp(_deviations(error) * rise)
+    if deviation_above is not None:
+        high = ratio * math.exp(_normal_quantile(error) * deviation_above)
     differ = None if low is None else low > 1.0
     return Pair(
         larger=large.name,
@@ -752,7 +784,10 @@ def _pair(first: Compared, second: Compared, error: float) -> Pair:
 
 
 def _unlike(one: Compared, other: Compared) -> tuple[str, ...]:
-    """Name in what two studies differ that a critical batch size depends on; a device is nothing of it."""
+    """Name what differs between two studies that a critical batch size depends on.
+
+    It does not depend on the device.
+    """
     unlike = list[str]()
     if one.workload != other.workload:
         unlike.append("workload")
@@ -762,9 +797,10 @@ def _unlike(one: Compared, other: Compared) -> tuple[str, ...]:
 
 
 def _least_ratio(large: Compared, small: Compared, error: float) -> float | None:
-    """Give the ratio of the ends that face each other, of intervals that do not overlap.
+    """Give the least ratio of two critical batch sizes whose intervals do not overlap.
 
-    None where they overlap, an end is open, or the chance that either end misses the truth is
+    It is the lower end of the larger one over the upper end of the smaller one. None where the
+    intervals overlap, one of these ends is open, or the chance that either end misses the truth is
     larger than ``error``.
     """
     low_end = large.b_crit_low
@@ -777,29 +813,36 @@ def _least_ratio(large: Compared, small: Compared, error: float) -> float | None
     return low_end / high_end
 
 
-def _order(study: Compared) -> float:
-    """Where a study stands among others by B_crit: by an end where that is all there is."""
+def _known_size(study: Compared) -> float:
+    """Give B_crit or, where it is not known, an end of its interval. 0 where both ends are open."""
     return study.b_crit or study.b_crit_low or study.b_crit_high or 0.0
 
 
-def _width(low: float | None, high: float | None, level: float) -> float | None:
-    """Give the standard deviation of log B_crit on one side of its median; None where it is open.
+def _log_deviation(low: float | None, high: float | None, level: float) -> float | None:
+    """Give the standard deviation of log B_crit on one side of its median.
 
-    ``low`` and ``high`` are the median and the interval's end on that side, in order.
+    ``low`` and ``high`` are the median and the interval's end on that side, the smaller one first.
+    None where that end is open.
     """
     if low is None or high is None:
         return None
     # Each side is taken as half of a normal posterior of log B_crit.
-    return math.log(high / low) / _deviations(1.0 - level)
+    return math.log(high / low) / _normal_quantile(1.0 - level)
 
 
-def _joint_width(first: float | None, second: float | None) -> float | None:
-    """Give the standard deviation of a difference of independent values; None where one is open."""
+def _joint_deviation(first: float | None, second: float | None) -> float | None:
+    """Give the standard deviation of the difference of two independent values, from their own.
+
+    None where one of these is not known.
+    """
     if first is None or second is None:
         return None
     return math.hypot(first, second)
 
 
-def _deviations(error: float) -> float:
-    """How many standard deviations a two-sided interval of that error reaches from the median."""
+def _normal_quantile(error: float) -> float:
+    """Give the half width of an interval around the median of a normal distribution.
+
+    It is in standard deviations. The interval misses the truth with the chance ``error``.
+    """
     return NormalDist().inv_cdf(1.0 - error / 2.0)

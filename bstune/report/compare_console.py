@@ -1,8 +1,8 @@
-"""What ``bstune compare`` leaves: a page, a figure, and lines on the console.
+"""The output of ``bstune compare``: a page, a figure, and lines on the console.
 
 It takes studies' folders, ``curve.json`` files, or ``--mlflow EXPERIMENT``, and writes
-``comparison.html`` and ``comparison.png``. Workloads, targets, references or devices that differ
-are said, with what that means for the numbers.
+``comparison.html`` and ``comparison.png``. Where workloads, targets, references or devices differ,
+a note says what that means for the numbers.
 """
 
 import textwrap
@@ -27,13 +27,13 @@ PRINTED_PAIRS = 6
 
 
 def write_comparison(comparison: Comparison, folder: Path, console: Console) -> None:
-    """Write ``comparison.html`` and ``comparison.png``, and print what they say.
+    """Write ``comparison.html`` and ``comparison.png`` to a folder, and print the comparison.
 
-    The folder is made. StudyError where it cannot be.
+    The folder is made if it is not there. StudyError where that fails, or it cannot be written to.
     """
     page = folder / PAGE_NAME
     figure = folder / FIGURE_NAME
-    # Before anything is drawn, so that nothing is half-written.
+    # It is checked before anything is drawn, so that nothing is half-written.
     for path in (page, figure):
         check_writable(path, f"--output {folder}")
     try:
@@ -48,14 +48,14 @@ def write_comparison(comparison: Comparison, folder: Path, console: Console) -> 
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what each study says, how well the law holds, which B_crit differ, and what to know."""
+    """Print each study's rows, how well the law holds, which pairs differ, and the notes."""
     rows = [comparison.title]
     for study in comparison.studies:
         rows += ["", *_study_rows(study)]
     rows.append("")
     if comparison.collapse is not None:
         rows += _labelled("LAW", [f"S = S_min (1 + B_crit/B): {comparison.collapse}"])
-    rows += _labelled("CRITICAL", _pairs(comparison.pairs))
+    rows += _labelled("CRITICAL", _pair_lines(comparison.pairs))
     rows += _labelled("NOTE", comparison.notes)
     rows.append("")
     for row in rows:
@@ -63,7 +63,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _study_rows(study: Compared) -> list[str]:
-    """Give what a study was asked, what it says to use, its numbers, and its notes."""
+    """Give the rows of a study: what it was asked, its USE, its numbers, and its notes."""
     asked = [study.name, study.target, study.device]
     if study.workload != study.name:
         asked.insert(1, study.workload)
@@ -78,7 +78,10 @@ def _study_rows(study: Compared) -> list[str]:
 
 
 def _labelled(label: str, texts: Sequence[str]) -> list[str]:
-    """Lay texts out below each other, wrapped, the label beside the first; none without a text."""
+    """Lay texts out below each other, wrapped, with the label beside the first row.
+
+    Without a text there is no row, and so no label.
+    """
     rows = list[str]()
     for text in texts:
         for row in textwrap.wrap(text, WIDTH - INDENT):
@@ -87,8 +90,11 @@ def _labelled(label: str, texts: Sequence[str]) -> list[str]:
     return rows
 
 
-def _pairs(pairs: Sequence[Pair]) -> list[str]:
-    """Give the pairs, those that differ first, and how many there are beyond ``PRINTED_PAIRS``."""
+def _pair_lines(pairs: Sequence[Pair]) -> list[str]:
+    """Give a line for each of the first ``PRINTED_PAIRS`` pairs, those that differ first.
+
+    A last line counts the pairs that are left out.
+    """
     order = {True: 0, False: 1, None: 2}
     by_verdict = sorted(pairs, key=lambda pair: order[pair.differ])
     lines = [str(pair) for pair in by_verdict[:PRINTED_PAIRS]]

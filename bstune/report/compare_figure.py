@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bstune.report.compare import Collapse, Compared, Comparison, collapsed
+from bstune.report.compare import Collapse, Compared, Comparison, points_over_law
 from bstune.report.drawing import (
     BLUE,
     GREEN,
-    GREY,
     INK,
     PAGE_DPI,
     PURPLE,
     VERMILION,
     Label,
+    draw_empty,
     figure_of,
     log_axis,
     log_limits,
@@ -33,18 +33,17 @@ if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
 INCHES_WIDE = 6.0
-# In height: the two charts above, the frame of the rows below them, and each row.
+# Heights: of the two charts above, of the frame around the rows below them, and of each row.
 TOP_INCHES = 5.0
 FOOT_INCHES = 0.7
 ROW_INCHES = 0.52
 # Seven colours and seven marks: a study beyond the seventh has a colour again, with another mark.
 STUDY_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# Of what stands below a row.
+# The colour of the lines below a row.
 FAINT_INK = "#555555"
-# Characters of a study's name.
+# The most letters of a study's name, and of a line below a row.
 LONGEST_NAME = 26
-# Characters of a line below a row.
 LONGEST_LINE_BELOW = 44
 GRID: dict[str, Any] = {"color": INK, "alpha": 0.07, "linewidth": 0.6}
 
@@ -55,33 +54,35 @@ class Look:
 
     study: Compared
     name: str
-    """Its name, shortened."""
+    """The study's name, shortened."""
     colour: str
+    """The colour of its marks and lines."""
     marker: str
+    """Matplotlib's name of its mark."""
 
 
 @dataclass(frozen=True)
 class FigureRow:
-    """What a study says in one line."""
+    """A study's row in the lower part of the figure: a mark with an interval, and texts."""
 
     value: float | None
-    """Where its mark stands; None where there is none."""
+    """The value at which the mark stands; None where there is no mark."""
     low: float | None
-    """Lower end of its interval; None where that is open."""
+    """Lower end of the interval; None where that is open."""
     high: float | None
-    """Upper end of its interval; None where that is open."""
+    """Upper end of the interval; None where that is open."""
     text: str
-    """What is written above it."""
+    """The text above the mark."""
     reliable: bool = True
-    """Whether its mark is filled."""
-    further: tuple[str, ...] = ()
-    """What is written below it, a line each."""
+    """Whether the mark is filled."""
+    lines_below: tuple[str, ...] = ()
+    """The lines below the mark."""
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Write the figure: S(B) above, the collapse below it.
+    """Write the figure: S(B) above, the collapse below it, and then a row for each study.
 
-    Then there is a row for each study's B_crit and time to target.
+    A row has the study's B_crit at the left, and its time to target at the right.
     """
     save_figure(
         lambda figure: paint_comparison(figure, comparison), comparison_inches(comparison), path
@@ -89,20 +90,20 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def comparison_figure(comparison: Comparison) -> "Picture":
-    """Draw what :func:`draw_comparison` writes, of a page's resolution."""
+    """Give the figure that :func:`draw_comparison` writes, in a page's resolution."""
     paint = partial(paint_comparison, comparison=comparison)
     return figure_of(paint, comparison_inches(comparison), PAGE_DPI)
 
 
 def comparison_inches(comparison: Comparison) -> tuple[float, float]:
-    """Give width and height of the figure."""
+    """Give width and height of the figure in inches, by the number of studies."""
     return INCHES_WIDE, TOP_INCHES + FOOT_INCHES + ROW_INCHES * len(comparison.studies)
 
 
 def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> None:
-    """Draw what :func:`draw_comparison` writes, on a figure, or on a part of one.
+    """Draw a comparison on a whole figure, or on a part of one.
 
-    The other parts of that are drawn already.
+    The other parts of the figure must be drawn before, as labels are placed by its final layout.
     """
     studies = looks(comparison.studies)
     (top,), (foot,) = figure.subfigures(
@@ -120,14 +121,14 @@ def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> No
     for i, look in enumerate(studies):
         target = _shortened(look.study.target)
         device = _shortened(look.study.device)
-        _write(critical, -0.03, i - 0.3, look.name, look.colour, **name_style)
-        _write(critical, -0.03, i + 0.02, target, FAINT_INK, **below_style)
-        _write(critical, -0.03, i + 0.28, device, FAINT_INK, **below_style)
+        _write_in_row(critical, -0.03, i - 0.3, look.name, look.colour, **name_style)
+        _write_in_row(critical, -0.03, i + 0.02, target, FAINT_INK, **below_style)
+        _write_in_row(critical, -0.03, i + 0.28, device, FAINT_INK, **below_style)
     _name_curves(figure, curves, studies)
 
 
 def looks(studies: Sequence[Compared]) -> list[Look]:
-    """Choose how the studies are drawn: no two of the first 49 alike."""
+    """Choose how each study is drawn. No two of the first 49 look alike."""
     chosen = list[Look]()
     for place, study in enumerate(studies):
         colour, marker = look_of(place)
@@ -142,7 +143,7 @@ def look_of(place: int) -> tuple[str, str]:
 
 
 def _shortened(text: str, longest: int = LONGEST_NAME) -> str:
-    """Give a text without the middle of it where it has more than ``longest`` letters."""
+    """Shorten a text to ``longest`` letters: an ellipsis takes the place of its middle."""
     if len(text) <= longest:
         return text
     half = (longest - 1) // 2
@@ -150,7 +151,7 @@ def _shortened(text: str, longest: int = LONGEST_NAME) -> str:
 
 
 def _draw_curves(axes: "Axes", studies: Sequence[Look]) -> None:
-    """Draw S(B): points that reached the target, the curve, and B_crit on it with its interval."""
+    """Draw S(B) of each study: its points, its curve, and B_crit on the curve."""
     axes.set(xlabel="batch size B (examples per optimizer step)", ylabel="steps to target S")
     axes.set_title("Steps to target; hollow: the critical batch size", fontsize=9.0, loc="left")
     all_sizes = list[float]()
@@ -170,19 +171,22 @@ def _draw_curves(axes: "Axes", studies: Sequence[Look]) -> None:
         if study.steps.size:
             line: dict[str, Any] = {"linewidth": 1.2, "alpha": 0.8, "zorder": 2}
             axes.plot(study.batch_size, study.steps, color=look.colour, **line)
-        if study.mark is not None:
-            _draw_critical(axes, look, study.mark)
+        if study.b_crit_on_curve is not None:
+            _draw_critical(axes, look, study.b_crit_on_curve)
     if not all_sizes:
-        _say(axes, "no study reached its target")
+        draw_empty(axes, "no study reached its target")
         return
     log_axis(axes, "x", log_limits(all_sizes, (0.05, 0.05)))
     log_axis(axes, "y", log_limits([*all_steps, *all_curves], (0.2, 0.08)))
     axes.grid(**GRID)
 
 
-def _draw_critical(axes: "Axes", look: Look, mark: tuple[float, float]) -> None:
-    """Draw B_crit at its place on the curve, with its interval as far as it is closed."""
-    size, height = mark
+def _draw_critical(axes: "Axes", look: Look, place: tuple[float, float]) -> None:
+    """Draw B_crit with its interval at ``place``: its batch size, and the steps of the curve there.
+
+    An open end of the interval has no bar.
+    """
+    size, height = place
     low = look.study.b_crit_low or size
     high = look.study.b_crit_high or size
     bar: dict[str, Any] = {"linewidth": 3.0, "alpha": 0.45, "zorder": 4}
@@ -201,13 +205,13 @@ def _draw_collapse(axes: "Axes", studies: Sequence[Look], collapse: Collapse | N
     """Draw S/S_min over B/B_crit with the law, and how well it holds."""
     axes.set(xlabel="B / B_crit", ylabel="S / S_min")
     if collapse is None:
-        _say(axes, "no study has a critical batch size")
+        draw_empty(axes, "no study has a critical batch size")
         return
     # S_min itself belongs into the picture, however far the studies lie above it.
     heights = [np.ones(1)]
     for look in studies:
         study = look.study
-        placed = collapsed(study)
+        placed = points_over_law(study)
         if placed is not None:
             sizes, steps = placed
             heights.append(steps)
@@ -237,32 +241,27 @@ def _draw_collapse(axes: "Axes", studies: Sequence[Look], collapse: Collapse | N
     )
 
 
-def _say(axes: "Axes", text: str) -> None:
-    """Write why a panel is empty."""
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
-    axes.set(xticks=[], yticks=[])
-
-
 def _critical_row(study: Compared) -> FigureRow:
+    """Give the row of a study's critical batch size."""
     return FigureRow(
         value=study.b_crit, low=study.b_crit_low, high=study.b_crit_high, text=study.critical
     )
 
 
 def _time_row(study: Compared) -> FigureRow:
-    """Give the row of a study's time to target, all that it says to use, and what that gains."""
+    """Give the row of a study's time to target, with what it says to use and its gain."""
     use = study.use
     if use is None:
         return FigureRow(value=None, low=None, high=None, text="target not reached")
     place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
     below = list[str]()
-    if use.further:
-        below.append(_shortened(use.further, LONGEST_LINE_BELOW))
+    if use.hyperparameters_text:
+        below.append(_shortened(use.hyperparameters_text, LONGEST_LINE_BELOW))
     below.append(_shortened(f"gain {study.gain_text}", LONGEST_LINE_BELOW))
-    further = tuple(below)
+    lines_below = tuple(below)
     if use.seconds is None:
         unknown = f"seconds not known; {place}"
-        return FigureRow(value=None, low=None, high=None, text=unknown, further=further)
+        return FigureRow(value=None, low=None, high=None, text=unknown, lines_below=lines_below)
     text = format_seconds(use.seconds)
     if not use.runs:
         text += " (predicted)"
@@ -274,14 +273,17 @@ def _time_row(study: Compared) -> FigureRow:
         high=use.high,
         text=f"{text}: {place}",
         reliable=use.reliable,
-        further=further,
+        lines_below=lines_below,
     )
 
 
 def _draw_rows(
     axes: "Axes", studies: Sequence[Look], row_of: Callable[[Compared], FigureRow], title: str
 ) -> None:
-    """Draw a row for each study: a mark, an interval, and above them in words what they say."""
+    """Draw a row for each study: a mark with its interval, a text above and lines below it.
+
+    ``row_of`` gives a study's row.
+    """
     rows = [row_of(look.study) for look in studies]
     values = list[float]()
     for row in rows:
@@ -305,31 +307,34 @@ def _draw_rows(
                 face = look.colour
             style: dict[str, Any] = {"s": 26, "edgecolor": look.colour, "zorder": 3}
             axes.scatter([row.value], [i], marker=look.marker, facecolor=face, **style)
-        _write(axes, 0.02, i - 0.4, row.text, INK, fontsize=7.5)
-        for j, text in enumerate(row.further):
-            _write(axes, 0.02, i + 0.2 + 0.18 * j, text, FAINT_INK, fontsize=6.5)
+        _write_in_row(axes, 0.02, i - 0.4, row.text, INK, fontsize=7.5)
+        for j, text in enumerate(row.lines_below):
+            _write_in_row(axes, 0.02, i + 0.2 + 0.18 * j, text, FAINT_INK, fontsize=6.5)
 
 
-def _write(axes: "Axes", x: float, row: float, text: str, colour: str, **style: Any) -> None:
-    """Write a text, as it is, in a row: ``x`` from 0 to 1 lies within the axes."""
+def _write_in_row(axes: "Axes", x: float, row: float, text: str, colour: str, **style: Any) -> None:
+    """Write a text in a row. ``x`` is a share of the panel's width, ``row`` counts downwards.
+
+    The text is written as it is: a dollar sign does not begin a formula.
+    """
     where = axes.get_yaxis_transform()
     axes.text(x, row, text, transform=where, color=colour, va="center", parse_math=False, **style)
 
 
 def _name_curves(figure: "Figure | SubFigure", axes: "Axes", studies: Sequence[Look]) -> None:
-    """Write each study's name near its B_crit, and that.
+    """Write each study's name with its B_crit near the mark of that.
 
-    Where it has none the name stands near its curve or its points.
+    Without one the name stands near the study's curve, or near its points.
     """
-    # Labels are placed once all else has its place; the whole figure, where this is a part of it.
+    # Labels are placed once all else has its place in the whole figure.
     figure.canvas.figure.draw_without_rendering()
     labels = list[Label]()
     for look in studies:
         study = look.study
         text = look.name
-        if study.mark is not None:
+        if study.b_crit_on_curve is not None:
             text = f"{look.name}: {format_number(study.b_crit, 2)}"
-            places = [study.mark]
+            places = [study.b_crit_on_curve]
         elif study.steps.size:
             places = list(zip(study.batch_size, study.steps, strict=True))
         else:

@@ -1,11 +1,11 @@
-"""The page ``comparison.html``: what the figure has, with each point's numbers, and tables."""
+"""The page ``comparison.html``: the figure's charts with the numbers of each point, and tables."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bstune.report.compare import Array, Compared, Comparison, Use, collapsed
+from bstune.report.compare import Array, Compared, Comparison, Use, points_over_law
 from bstune.report.html import Cell, Section, axis, chart, label, page, paragraph, table
 from bstune.system.console import format_count, format_number, format_seconds
 
@@ -25,22 +25,22 @@ def comparison_page(comparison: Comparison) -> str:
         notes += [f"{study.name}: {note}" for note in study.notes]
     sections = [
         Section("", "\n".join(paragraph(line, "warning") for line in notes)),
-        Section("Studies", _table(studies)),
-        Section("Steps to target", _curves(studies)),
-        Section("Does one law fit all?", _collapse(comparison)),
-        Section("Critical batch sizes", _critical(comparison)),
-        Section("Time to target", _times(studies)),
+        Section("Studies", _studies_table(studies)),
+        Section("Steps to target", _steps_chart(studies)),
+        Section("Does one law fit all?", _collapse_chart(comparison)),
+        Section("Critical batch sizes", _critical_chart(comparison)),
+        Section("Time to target", _times_chart(studies)),
     ]
     return page(comparison.title, sections)
 
 
-def _table(studies: Sequence[Compared]) -> str:
-    """Show a row a study: all that it says to use, what that takes and gains, and what it found."""
+def _studies_table(studies: Sequence[Compared]) -> str:
+    """Show the studies as a table: what each says to use, its time and gain, and what it found."""
     names = list[str]()
     for study in studies:
         if study.use is not None:
             names += study.use.hyperparameters
-    # Studies may search the same ones: each is a column, in the order in which they come.
+    # Studies may search the same hyper-parameters: each is one column, in the order they come in.
     names = list(dict.fromkeys(names))
     heads = ["study", "batch size", "learning rate", *names, "time to target", "gain"]
     heads += ["critical batch size", "exponent of lr*(B)", "fresh seeds"]
@@ -49,7 +49,7 @@ def _table(studies: Sequence[Compared]) -> str:
     for study in studies:
         fresh = "-"
         if study.use is not None:
-            fresh = study.use.fresh
+            fresh = study.use.fresh_seeds_text
         rows.append(
             [
                 study.name,
@@ -68,7 +68,11 @@ def _table(studies: Sequence[Compared]) -> str:
 
 
 def _use_cells(use: Use | None, names: Sequence[str]) -> list[Cell]:
-    """Show what a study says to use, with all its hyper-parameters, and its seconds."""
+    """Give the cells of what a study says to use: its hyper-parameters, and its time to target.
+
+    ``names`` are the further hyper-parameters that any of the studies searches. Without a use all
+    cells are empty.
+    """
     if use is None:
         return [Cell("-", None)] * (3 + len(names))
     cells = [
@@ -82,60 +86,86 @@ def _use_cells(use: Use | None, names: Sequence[str]) -> list[Cell]:
     return cells
 
 
-def _look(i: int) -> dict[str, str]:
-    """Give the colour and symbol of the i-th study: no two of the first 49 are alike."""
-    rounds = i // len(CSS_COLOURS)
+def _look(index: int) -> dict[str, str]:
+    """Give the colour and symbol of a study by its index, from 0.
+
+    No two of the first 49 are alike.
+    """
+    rounds = index // len(CSS_COLOURS)
     return {
-        "color": CSS_COLOURS[i % len(CSS_COLOURS)],
-        "symbol": SYMBOLS[(i + rounds) % len(SYMBOLS)],
+        "color": CSS_COLOURS[index % len(CSS_COLOURS)],
+        "symbol": SYMBOLS[(index + rounds) % len(SYMBOLS)],
     }
 
 
 def _dots(
-    study: Compared, i: int, x: Sequence[float], y: Sequence[float | None], **changes: Any
+    study: Compared, index: int, x: Sequence[float], y: Sequence[float | None], **changes: Any
 ) -> Trace:
-    """Give the trace of a study's points, which a click on its name hides in this chart."""
+    """Give the trace of a study's points, which a click on its name in the legend hides.
+
+    Args:
+        study: whose points these are.
+        index: the study's, from 0.
+        x: a value for each point.
+        y: a value for each point; None where it has none.
+        changes: entries of the trace that are not as usual.
+    """
     texts = list[str]()
     for point in study.points:
         size = format_count(point.batch_size)
         took = f"{format_count(point.steps)} steps, {format_seconds(point.seconds)}"
         texts.append(f"{study.name}: B = {size}, {took}")
-    marker = {**_look(i), "size": 7}
-    common = {"name": label(study.name), "legendgroup": str(i), "mode": "markers", "marker": marker}
+    marker = {**_look(index), "size": 7}
+    common = {
+        "name": label(study.name),
+        "legendgroup": str(index),
+        "mode": "markers",
+        "marker": marker,
+    }
     return {**common, "x": list(x), "y": list(y), **_hover(texts), **changes}
 
 
-def _line(i: int, x: Array, y: Array) -> Trace:
-    """Give the trace of a study's curve, which goes with its points."""
-    line = {"x": x.tolist(), "y": y.tolist(), "mode": "lines", "line": {"color": _look(i)["color"]}}
-    return {**line, "legendgroup": str(i), "showlegend": False, "hoverinfo": "skip"}
+def _line(index: int, x: Array, y: Array) -> Trace:
+    """Give the trace of a study's curve, which the legend shows and hides with its points."""
+    line = {
+        "x": x.tolist(),
+        "y": y.tolist(),
+        "mode": "lines",
+        "line": {"color": _look(index)["color"]},
+    }
+    return {**line, "legendgroup": str(index), "showlegend": False, "hoverinfo": "skip"}
 
 
 def _hover(texts: Sequence[str]) -> Trace:
+    """Give the entries of a trace that show a text for each point at which a reader points."""
     return {"hovertext": [label(text) for text in texts], "hoverinfo": "text"}
 
 
-def _curves(studies: Sequence[Compared]) -> str:
-    """Show steps to target over batch size, each study's critical batch size on its curve."""
+def _steps_chart(studies: Sequence[Compared]) -> str:
+    """Draw steps to target over batch size, with each study's critical batch size on its curve."""
     traces = list[Trace]()
     sentences = list[str]()
-    for i, study in enumerate(studies):
+    for index, study in enumerate(studies):
         sizes = [point.batch_size for point in study.points]
         steps = [point.steps for point in study.points]
         name = study.name
         # Its number stands in the legend: beside the marks, those of like studies would cover each
         # other.
-        if study.mark is not None:
+        if study.b_crit_on_curve is not None:
             name += f": critical batch size {format_number(study.b_crit, 2)}"
-        traces.append(_dots(study, i, sizes, steps, name=label(name)))
-        traces.append(_line(i, study.batch_size, study.steps))
+        traces.append(_dots(study, index, sizes, steps, name=label(name)))
+        traces.append(_line(index, study.batch_size, study.steps))
         words = f"{study.name}: critical batch size {study.critical}"
         sentences.append(words)
-        if study.mark is not None:
-            look = _look(i)
+        if study.b_crit_on_curve is not None:
+            look = _look(index)
             symbol = f"{look['symbol']}-open"
             marker = {**look, "symbol": symbol, "size": 14, "line": {"width": 2.5}}
-            place = {"x": study.mark[:1], "y": study.mark[1:], "legendgroup": str(i)}
+            place = {
+                "x": study.b_crit_on_curve[:1],
+                "y": study.b_crit_on_curve[1:],
+                "legendgroup": str(index),
+            }
             shown = {"mode": "markers", "marker": marker, "showlegend": False}
             traces.append({**shown, **place, **_hover([words])})
     axes = {"xaxis": axis(BATCH_SIZE_AXIS), "yaxis": axis("steps to target S")}
@@ -144,8 +174,8 @@ def _curves(studies: Sequence[Compared]) -> str:
     return chart(traces, axes, caption, alt=alt)
 
 
-def _collapse(comparison: Comparison) -> str:
-    """Show all curves as S/S_min over B/B_crit, and how well the law holds."""
+def _collapse_chart(comparison: Comparison) -> str:
+    """Draw all curves as S/S_min over B/B_crit, and say how well the law holds."""
     if comparison.collapse is None:
         return paragraph("No study has a critical batch size, so nothing can be laid on one curve.")
     # The law goes on a little beyond what the studies have seen.
@@ -159,13 +189,13 @@ def _collapse(comparison: Comparison) -> str:
         "line": {"color": "--ink", "width": 1},
     }
     traces: list[Trace] = [{**line, "name": "1 + B_crit/B", "hoverinfo": "skip"}]
-    for i, study in enumerate(comparison.studies):
-        placed = collapsed(study)
+    for index, study in enumerate(comparison.studies):
+        placed = points_over_law(study)
         if placed is not None:
             sizes, steps = placed
-            traces.append(_dots(study, i, sizes.tolist(), steps.tolist()))
+            traces.append(_dots(study, index, sizes.tolist(), steps.tolist()))
         if study.b_crit is not None and study.s_min is not None:
-            traces.append(_line(i, study.batch_size / study.b_crit, study.steps / study.s_min))
+            traces.append(_line(index, study.batch_size / study.b_crit, study.steps / study.s_min))
     axes = {"xaxis": axis("B / B_crit"), "yaxis": axis("S / S_min")}
     law = "If S(B) = S_min (1 + B_crit/B) holds, then the curves of all studies are one."
     caption = "Dots are single runs: above the lines where their learning rate was not the best."
@@ -176,8 +206,8 @@ def _collapse(comparison: Comparison) -> str:
     )
 
 
-def _critical(comparison: Comparison) -> str:
-    """Show each study's critical batch size with its interval, and which pairs differ."""
+def _critical_chart(comparison: Comparison) -> str:
+    """Draw each study's critical batch size with its interval, and list which pairs differ."""
     known_sizes = list[float]()
     for study in comparison.studies:
         for size in (study.b_crit, study.b_crit_low, study.b_crit_high):
@@ -185,7 +215,7 @@ def _critical(comparison: Comparison) -> str:
                 known_sizes.append(size)
     traces = list[Trace]()
     sentences = list[str]()
-    for i, study in enumerate(comparison.studies):
+    for index, study in enumerate(comparison.studies):
         # An interval without a value stands at an end that is known.
         middle = study.b_crit or study.b_crit_low or study.b_crit_high
         if middle is None:
@@ -198,13 +228,13 @@ def _critical(comparison: Comparison) -> str:
             "symmetric": False,
             "array": [high - middle],
             "arrayminus": [middle - low],
-            "color": _look(i)["color"],
+            "color": _look(index)["color"],
             "thickness": 2.5,
         }
         words = f"{study.name}: {study.critical}"
         sentences.append(words)
         place = {"x": [middle], "y": [label(study.name)], "mode": "markers"}
-        shown = {"marker": {**_look(i), "size": 10}, "error_x": bar, "showlegend": False}
+        shown = {"marker": {**_look(index), "size": 10}, "error_x": bar, "showlegend": False}
         traces.append({**place, **shown, **_hover([words])})
     rows = {
         "xaxis": axis("B_crit (examples)"),
@@ -224,22 +254,22 @@ def _critical(comparison: Comparison) -> str:
     return drawn + pairs + paragraph(comparison.judged, "faint")
 
 
-def _times(studies: Sequence[Compared]) -> str:
-    """Show times to target over batch size, with what each study says to use."""
+def _times_chart(studies: Sequence[Compared]) -> str:
+    """Draw times to target over batch size, with what each study says to use."""
     traces = list[Trace]()
     sentences = list[str]()
-    for i, study in enumerate(studies):
+    for index, study in enumerate(studies):
         # A study of recorded steps has no seconds: it has no part in this chart.
         if any(point.seconds is not None for point in study.points):
             sizes = [point.batch_size for point in study.points]
             seconds = [point.seconds for point in study.points]
-            traces.append(_dots(study, i, sizes, seconds))
+            traces.append(_dots(study, index, sizes, seconds))
         if study.seconds.size:
-            traces.append(_line(i, study.batch_size, study.seconds))
+            traces.append(_line(index, study.batch_size, study.seconds))
         if study.use is not None and study.use.seconds is not None:
             words = f"{study.name}: use {study.use}: {study.use.text}"
             sentences.append(words)
-            star = _star(i, study.use, study.use.seconds)
+            star = _star(index, study.use, study.use.seconds)
             traces.append({**star, **_hover([words])})
     if not traces:
         return paragraph("No study has a time to target.")
@@ -252,9 +282,12 @@ def _times(studies: Sequence[Compared]) -> str:
     return chart(traces, axes, caption, alt=alt)
 
 
-def _star(i: int, use: Use, seconds: float) -> Trace:
-    """Give the star of what a study says to use, with its range over fresh seeds."""
-    colour = _look(i)["color"]
+def _star(index: int, use: Use, seconds: float) -> Trace:
+    """Give the trace of what a study says to use: a star with the interval over fresh seeds.
+
+    ``index`` is the study's, from 0. The star stands at ``seconds``.
+    """
+    colour = _look(index)["color"]
     # An end that is not known has no bar.
     high = use.high or seconds
     low = use.low or seconds
@@ -266,6 +299,6 @@ def _star(i: int, use: Use, seconds: float) -> Trace:
         "mode": "markers",
         "marker": {"color": colour, "symbol": symbol, "size": 15},
         "error_y": {"type": "data", "symmetric": False, **lengths, "color": colour},
-        "legendgroup": str(i),
+        "legendgroup": str(index),
         "showlegend": False,
     }

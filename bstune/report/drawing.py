@@ -19,7 +19,6 @@ from bstune.system.console import format_number
 from bstune.system.files import whole_file
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
@@ -27,25 +26,27 @@ if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
 Places = NDArray[np.float64]
+"""Points or boxes in pixels, a row each."""
 FIGURE_DPI = 150
-# Of a figure that is 900 pixels wide, as on a page.
+# A figure of this size and resolution is 900 pixels wide, as on a page.
 PAGE_INCHES = 9.0
 PAGE_DPI = 100
-# The gid of a line that is no data.
+# The gid of a guide: a line that is not data, and that labels may cover.
 GUIDE = "guide"
 POINTS_PER_INCH = 72.0
-# Of labels, in points: between the places that are tried, and the room around one.
+# In points: the distance between the places that are tried for a label, and the room around it.
 LABEL_STRIDE = 4.0
 LABEL_MARGIN = 1.5
-# In points: a label farther from what it names than this gets a line to it.
+# In points: a label farther than this from what it names gets a line to it.
 LEADER_FROM = 9.0
-# Of such a line, as shares of it: the points at which it is seen to lie on another label.
+# The points of such a line, as shares of it, that must not lie on another label.
 LEADER_PARTS = np.linspace(0.0, 1.0, 25)
-# Of a label over a piece of a guide, in points of distance.
+# The cost of a label that covers a piece of a guide, in points of distance from what it names.
 GUIDE_COST = 12.0
-# Of a label over a mark, a curve or another label: more than any distance within a figure.
+# The cost of a label that covers a mark, a curve or another label: more than any distance within a
+# figure.
 COVER_COST = 1e4
-# Of a line's pieces, in pixels: one that leaves the panel by far has no more pieces than this.
+# The most pixels of a line that are cut into pieces: a line may leave the panel by far.
 LONGEST_LINE_PIXELS = 1e4
 # Colours from Okabe and Ito's palette, which survives the common colour blindnesses.
 BLUE = "#0072B2"
@@ -68,9 +69,9 @@ FURTHER_FONTS = (
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Draw in matplotlib's own style, then restore the settings.
+    """Draw in matplotlib's own style while the context is open, whatever the user's settings are.
 
-    A letter that no font has is a box, not a warning.
+    A letter that no font has becomes a box, without a warning.
     """
     # Only what draws waits for matplotlib.
     import matplotlib.style
@@ -91,7 +92,10 @@ def own_style() -> Iterator[None]:
 def figure_of(
     paint: Callable[["Figure"], None], inches: tuple[float, float], dots_per_inch: int = FIGURE_DPI
 ) -> "Picture":
-    """Draw on an empty figure of width x height ``inches``, which a notebook shows as a picture."""
+    """Make a figure of width x height ``inches``, and let ``paint`` draw on it.
+
+    A notebook shows it as a picture.
+    """
     # Only what draws waits for matplotlib.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -113,20 +117,21 @@ def save_figure(
 ) -> None:
     """Write what ``paint`` draws on an empty figure of width x height ``inches``.
 
-    A path that ends in ``.svg`` gets SVG, any other PNG.
+    A path that ends in ``.svg`` gets SVG, any other path PNG. No file takes its place before all
+    are written.
     """
     figure = figure_of(paint, inches, dots_per_inch)
     # All of them are written before the first takes its place.
     with ExitStack() as files, own_style():
         for path in paths:
             file = files.enter_context(whole_file(path))
-            # An SVG before this one has set its own.
+            # An SVG that was written before has set a resolution of its own.
             figure.set_dpi(dots_per_inch)
             render(figure, file, path.suffix)
 
 
 def render(figure: "Figure", file: IO[bytes], suffix: str) -> None:
-    """Write a painted figure to a file: as SVG by that suffix, else as PNG."""
+    """Write a painted figure to a file: as SVG where ``suffix`` is ``.svg``, else as PNG."""
     # Only what draws waits for matplotlib.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -138,10 +143,21 @@ def render(figure: "Figure", file: IO[bytes], suffix: str) -> None:
         FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
 
 
-def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool = False) -> None:
-    """Make the axis ``x`` or ``y`` logarithmic from low to high, its ticks round numbers as text.
+def draw_empty(axes: "Axes", reason: str) -> None:
+    """Write into a panel why there is nothing to draw, and take its ticks away."""
+    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", color=GREY)
+    axes.set(xticks=[], yticks=[])
+    axes.minorticks_off()
 
-    On ``x`` these are batch sizes, powers of two, unless they are to be ``decimal``.
+
+def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool = False) -> None:
+    """Make an axis logarithmic, with ticks at round numbers that are written in full.
+
+    Args:
+        axes: the panel.
+        name: ``x`` or ``y``.
+        limits: the values at its ends, the smaller one first.
+        decimal: whether ticks of ``x`` are decimal. Else they are batch sizes, powers of two.
     """
     if name == "x" and not decimal:
         minor_ticks, ticks = _batch_ticks(*limits)
@@ -157,9 +173,10 @@ def log_axis(axes: "Axes", name: str, limits: tuple[float, float], decimal: bool
 
 
 def log_limits(values: Iterable[float], pads: tuple[float, float]) -> tuple[float, float]:
-    """Give limits around positive ``values``; the lower and the upper pad are shares of their span.
+    """Give the limits of a logarithmic axis that holds all ``values``, which are positive.
 
-    The span is of their logarithms, and two octaves at least.
+    ``pads`` are the room below and above them, as shares of their span. The span is that of their
+    logarithms, and two octaves at least.
     """
     logs = [math.log(value) for value in values]
     middle = (min(logs) + max(logs)) / 2.0
@@ -171,7 +188,7 @@ def log_limits(values: Iterable[float], pads: tuple[float, float]) -> tuple[floa
 def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
     """Give the powers of two from ``low`` to ``high``, and the batch sizes that get a label.
 
-    These are at most eight.
+    Of the powers at most eight get one.
     """
     first_power = max(0, math.ceil(math.log2(low)))
     last_power = math.floor(math.log2(high))
@@ -190,8 +207,8 @@ def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
 def decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], list[float]]:
     """Give the round numbers from ``low`` to ``high``, and those that get a label.
 
-    The labelled ones are powers of ten, 1-3, 1-2-5 or finer: the first of these with at least
-    ``fewest``.
+    The labelled ones are powers of ten, or 1-3, 1-2-5 or finer digits before zeros: the coarsest
+    choice that gives at least ``fewest`` labels.
     """
     labelled = list[float]()
     choices = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))
@@ -203,7 +220,7 @@ def decimal_ticks(low: float, high: float, fewest: int) -> tuple[list[float], li
 
 
 def _round_numbers(low: float, high: float, digits: Sequence[float]) -> list[float]:
-    """Give the numbers from ``low`` to ``high`` that have one of these digits before zeros."""
+    """Give the numbers from ``low`` to ``high`` that are one of ``digits`` times a power of ten."""
     numbers = list[float]()
     for decade in range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1):
         for digit in digits:
@@ -219,30 +236,26 @@ class Label:
 
     text: str
     at: NDArray[np.float64]
-    """What it names, (n, 2) in the data's units: it stands near the nearest of these points."""
+    """The points that it names, (n, 2) in the data's units. It stands near one of them."""
     colour: str
 
 
-def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[list["Artist"], bool]:
+def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> None:
     """Write labels near what they name, where they cover neither marks nor curves nor each other.
 
-    Guides, the lines whose gid is ``GUIDE``, are covered where there is no room else. The figure
-    must have its layout.
+    A label stands at the place of the least cost: its distance from what it names, and a cost for
+    all that it covers. Guides cost little. The figure must have its final layout.
 
     Args:
         axes: the panel.
-        labels: those placed first have the choice.
-        size: of letters, in points.
-
-    Returns:
-        What was drawn, and whether there was room for all.
+        labels: the labels in the order in which they choose their places.
+        size: height of the letters, in points.
     """
     pixels_per_point = axes.figure.dpi / POINTS_PER_INCH
-    drawn = list["Artist"]()
+    to_axes = axes.transAxes.inverted().transform
     marks, guides = _obstacles(axes, pixels_per_point)
-    # Of the labels that are placed, and of the lines to what they name.
+    # The boxes of the labels that are placed, and of the lines to what they name.
     label_boxes = np.empty((0, 4))
-    has_room = True
     for label in labels:
         text = _write_label(axes, label, size)
         extent = text.get_window_extent()
@@ -252,7 +265,7 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[li
         gaps = np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0)
         distances = np.linalg.norm(gaps, axis=2)
         covered = _overlaps(centres, half, marks) + _overlaps(centres, half, label_boxes)
-        # The line from each place to what it names is not to lie on another label.
+        # The line from the label's edge to what it names is not to lie on another label.
         named = anchors[distances.argmin(axis=1)]
         edges = np.clip(named, centres - half, centres + half)
         for part in LEADER_PARTS:
@@ -262,24 +275,19 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> tuple[li
         cost = distances.min(axis=1) + GUIDE_COST * pixels_per_point * guides_covered
         cost = cost + COVER_COST * covered
         best = int(cost.argmin())
-        has_room &= bool(covered[best] == 0)
         label_boxes = np.vstack([label_boxes, [*centres[best], *half]])
-        to_axes = axes.transAxes.inverted().transform
         text.set_position(tuple(to_axes(centres[best])))
-        drawn.append(text)
         if distances[best].min() > LEADER_FROM * pixels_per_point:
             leader_boxes = list[list[float]]()
             for part in LEADER_PARTS:
                 on_line = edges[best] + part * (named[best] - edges[best])
                 leader_boxes.append([*on_line, pixels_per_point, pixels_per_point])
             label_boxes = np.vstack([label_boxes, *leader_boxes])
-            leader_ends = to_axes([edges[best], named[best]])
-            drawn.append(_draw_leader(axes, leader_ends, label.colour))
-    return drawn, has_room
+            _draw_leader(axes, to_axes([edges[best], named[best]]), label.colour)
 
 
 def _write_label(axes: "Axes", label: Label, size: float) -> "Text":
-    """Write a label in the panel's middle, where its size can be measured."""
+    """Write a label in the panel's middle, so that its size can be measured. It is moved later."""
     style: dict[str, Any] = {
         "fontsize": size,
         "color": label.colour,
@@ -288,13 +296,16 @@ def _write_label(axes: "Axes", label: Label, size: float) -> "Text":
         "zorder": 8,
     }
     text = axes.text(0.5, 0.5, label.text, transform=axes.transAxes, parse_math=False, **style)
-    # The layout is not to change by what is placed in it.
+    # Labels are placed in a layout that must not change by them.
     text.set_in_layout(False)
     return text
 
 
 def _label_places(axes: "Axes", half: Places, pixels_per_point: float) -> Places:
-    """Give places in a panel for the centre of a label of half sides ``half``, (n, 2) pixels."""
+    """Give the places that are tried for a label's centre: a grid over the panel, (n, 2) pixels.
+
+    ``half``: half of the label's width and height, in pixels.
+    """
     inside = axes.get_window_extent().padded(-2.0 * LABEL_MARGIN * pixels_per_point)
     stride = LABEL_STRIDE * pixels_per_point
     half_width, half_height = half
@@ -308,8 +319,11 @@ def _label_places(axes: "Axes", half: Places, pixels_per_point: float) -> Places
     return np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def _draw_leader(axes: "Axes", ends: Places, colour: str) -> "Artist":
-    """Draw a thin line from a label to what it names, (2, 2) in shares of the panel."""
+def _draw_leader(axes: "Axes", ends: Places, colour: str) -> None:
+    """Draw a thin line from a label to what it names.
+
+    ``ends``: both ends of the line, (2, 2) in shares of the panel.
+    """
     # Only what draws waits for matplotlib.
     from matplotlib.lines import Line2D
 
@@ -322,13 +336,16 @@ def _draw_leader(axes: "Axes", ends: Places, colour: str) -> "Artist":
         gid=GUIDE,
     )
     leader.set_in_layout(False)
-    return axes.add_artist(leader)
+    axes.add_artist(leader)
 
 
 def _overlaps(centres: Places, half: Places, boxes: Places) -> NDArray[np.int64]:
-    """Count the boxes that one of half sides ``half`` covers at each of the centres, shape (n,).
+    """Count the boxes that a label would cover at each of n places, shape (n,).
 
-    ``boxes``: (m, 4) of centres and half sides.
+    Args:
+        centres: the places of its centre, shape (n, 2).
+        half: half of its width and height.
+        boxes: centre and half sides of each box, shape (m, 4).
     """
     in_x = np.abs(centres[:, None, 0] - boxes[:, 0]) < half[0] + boxes[:, 2]
     in_y = np.abs(centres[:, None, 1] - boxes[:, 1]) < half[1] + boxes[:, 3]
@@ -337,9 +354,9 @@ def _overlaps(centres: Places, half: Places, boxes: Places) -> NDArray[np.int64]
 
 
 def _obstacles(axes: "Axes", pixels_per_point: float) -> tuple[Places, Places]:
-    """Give the marks and curves of a panel, and its guides, as boxes in pixels.
+    """Give the marks and curves of a panel, and apart from them its guides, as boxes in pixels.
 
-    They are (n, 4) of centres and half sides; a line is a row of boxes.
+    Each is of shape (n, 4): centres and half sides. A line is a row of small boxes.
     """
     # Only what draws waits for matplotlib.
     from matplotlib.collections import LineCollection, PathCollection
@@ -366,11 +383,15 @@ def _obstacles(axes: "Axes", pixels_per_point: float) -> tuple[Places, Places]:
 
 
 def _boxes(centres: Places, radius: float) -> Places:
+    """Give squares around ``centres``, each of half side ``radius``: (n, 4), as boxes are given."""
     return np.hstack([centres, np.full_like(centres, radius)])
 
 
 def _pieces(corners: Places, pixels_per_point: float) -> Places:
-    """Give points on a line through ``corners``, (n, 2) in pixels, at most a stride apart."""
+    """Give points along a line through ``corners``, both (n, 2) in pixels.
+
+    They are at most ``LABEL_STRIDE`` apart, unless the line is longer than ``LONGEST_LINE_PIXELS``.
+    """
     lengths = np.linalg.norm(np.diff(corners, axis=0), axis=1)
     along = np.concatenate([[0.0], lengths.cumsum()])
     count = int(min(along[-1], LONGEST_LINE_PIXELS) / (LABEL_STRIDE * pixels_per_point))

@@ -1,7 +1,8 @@
-"""What ``bstune extrapolate`` found: typed, as a table and lines, and as a card for other trainers.
+"""The result of ``bstune extrapolate``: typed, as a table and lines, and as a card for trainers.
 
-A study is a row, at its scale. Of each quantity that enough rows tell there is a law
-(:mod:`bstune.core.scale_law`), its exponent and its value at the scale that was asked for.
+A scale is a size of the model, of the data or of the training, such as the parameters. A study is a
+row, at its scale. Each quantity that enough rows have gets a law (:mod:`bstune.core.scale_law`):
+a power of the scale, with its exponent and its value at the wanted scale.
 """
 
 import math
@@ -28,27 +29,28 @@ HEADINGS: Mapping[Quantity, str] = {
     "weight_decay_half_life": "weight decay's half-life",
 }
 HALF_LIFE_QUANTITIES: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_half_life")
-# Times the largest scale: a law that bends beyond it is not seen in the studies.
+# A wanted scale this many times the largest one gets a caution: a law that bends so far beyond the
+# studies is not seen in them.
 WARN_BEYOND = 30.0
-# Upper end over lower: such an interval is no recommendation.
+# Upper end over lower: an interval this wide gets a caution, as it is no recommendation.
 WIDE_RATIO = 30.0
 LARGEST_CARD_SIZE = 1e15
-# Of a law's line.
+# The points at which a law's line is given.
 LINE_POINTS = 33
-# Of a batch size over a training.
+# The most doublings of the batch size within a training.
 MOST_DOUBLINGS = 40
 # Halvings of the range in which a scale is sought: 2^-40 of its logarithm's span is left.
 SCALE_HALVINGS = 40
-# Of a card's comments.
+# The width of a card's comments.
 CARD_COLUMNS = 100
-# Batch sizes of a card from here on are multiples of 8.
+# From this batch size on a card rounds to multiples of 8.
 COARSE_FROM = 32
 SCHEDULE_SOURCE = "https://github.com/NVIDIA/Megatron-LM/pull/4411"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A quantity as a study tells it; an end is None where the study leaves it open."""
+    """A quantity in one study, with its interval. An end is None where the study leaves it open."""
 
     value: float
     low: float | None = None
@@ -57,7 +59,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class ScaleRow:
-    """What a study tells at one scale."""
+    """The quantities that a study tells, at its scale."""
 
     study: str
     scale: float
@@ -69,21 +71,25 @@ class QuantityLaw:
     """A quantity as a power of the scale, and what it comes to at the wanted one."""
 
     exponent: Estimate
+    """Exponent of the power."""
     wanted: Estimate
+    """The quantity at the wanted scale."""
     scales: int
-    """Different ones that tell it."""
+    """How many different scales have the quantity."""
     largest: float
-    """Of these."""
+    """The largest of these scales."""
     line: tuple[tuple[float, Estimate], ...] = ()
-    """Scales from the smallest to the wanted one, and what it comes to there."""
+    """Scales from the smallest to the wanted one, each with the quantity there."""
 
 
 @dataclass(frozen=True)
 class SizeStep:
-    """From which scale on a training has which batch size."""
+    """A step of a schedule: the batch size that a training has from some point on."""
 
     start: float
+    """Examples or tokens that the training has seen when the step begins."""
     batch_size: int
+    """Examples of a step from then on."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +97,23 @@ class Extrapolation:
     """Studies over a scale, and what is predicted at the wanted one."""
 
     scale: str
-    """Its name, as in ``--at``."""
+    """The scale's name, as in ``--at``."""
     meaning: str
-    """What it is of these studies, in words."""
+    """What the scale measures in these studies, in words."""
     wanted: float
+    """The scale at which the quantities are predicted."""
     rows: tuple[ScaleRow, ...]
-    """From the smallest scale."""
+    """The studies, from the smallest scale."""
     laws: Mapping[Quantity, QuantityLaw]
-    """Of the quantities that at least three scales tell."""
+    """The laws of the quantities that at least three scales have."""
     size_to_use: Quantity
-    """The best batch size or the critical one; the learning rate is that at it."""
+    """The batch size to use: the best one or the critical one. The learning rate goes with it."""
     fixed: Mapping[Quantity, float]
     """Half-lives that all studies share, in examples."""
     schedule: tuple[SizeStep, ...]
-    """A batch size that grows on the way; empty where the law gives none."""
+    """A batch size that grows within the training. Empty where the law gives none."""
     notes: tuple[str, ...]
+    """Sentences that a reader has to know, such as what a law leaves out."""
 
     @property
     def beyond(self) -> float:
@@ -126,7 +134,7 @@ class Extrapolation:
 
 
 def quantity_law(law: ScaleLaw, wanted: float) -> QuantityLaw:
-    """Take of a law what is shown of it."""
+    """Give what is shown of a law: its exponent, its value at the ``wanted`` scale, its line."""
     low = math.log(min(law.smallest, wanted))
     high = math.log(max(law.largest, wanted))
     line = list[tuple[float, Estimate]]()
@@ -144,14 +152,15 @@ def quantity_law(law: ScaleLaw, wanted: float) -> QuantityLaw:
 
 
 def size_schedule(law: ScaleLaw, wanted: float) -> tuple[SizeStep, ...]:
-    """Double the batch size whenever the critical one of a training has doubled.
+    """Give a schedule that doubles the batch size whenever the critical one has doubled.
 
     Args:
-        law: of the critical batch size over the examples that a training has seen.
-        wanted: examples of the training.
+        law: the critical batch size over the examples that a training has seen.
+        wanted: examples of the whole training.
 
     Returns:
-        Empty where the law does not surely grow, or the training ends before the first doubling.
+        The steps of the schedule. Empty where the law does not surely grow, or the training ends
+        before the first doubling.
     """
     if law.exponent.low <= 0.0 or wanted <= law.smallest:
         return ()
@@ -171,9 +180,9 @@ def size_schedule(law: ScaleLaw, wanted: float) -> tuple[SizeStep, ...]:
 
 
 def _scale_at(law: ScaleLaw, goal: float, wanted: float) -> float:
-    """Give the scale at which a growing law comes to ``goal``, by halving the range it lies in.
+    """Give the scale at which a growing law has the value ``goal``.
 
-    That range goes from the law's smallest scale to the wanted one.
+    It is found by bisection between the law's smallest scale and the ``wanted`` one.
     """
     low = math.log(law.smallest)
     high = math.log(wanted)
@@ -195,7 +204,10 @@ def card_batch_size(value: float) -> int:
 
 
 def extrapolation_table(extrapolation: Extrapolation) -> Table:
-    """Lay the studies and the wanted scale out as a table, intervals in brackets."""
+    """Lay out a table: a row for each study, one for the prediction, and one for the exponents.
+
+    Intervals stand in brackets.
+    """
     told = set[Quantity]()
     for row in extrapolation.rows:
         told.update(row.readings)
@@ -212,7 +224,7 @@ def extrapolation_table(extrapolation: Extrapolation) -> Table:
     predictions = list[str]()
     exponents = list[str]()
     for name in names:
-        predictions.append(_law_text(extrapolation, name))
+        predictions.append(_prediction_text(extrapolation, name))
         exponents.append(_exponent_text(extrapolation, name))
     table.add_row("predicted", format_number(extrapolation.wanted), *predictions)
     table.add_row("exponent", "", *exponents)
@@ -220,6 +232,7 @@ def extrapolation_table(extrapolation: Extrapolation) -> Table:
 
 
 def _reading_text(reading: Reading | None) -> str:
+    """Write ``512 (340 to 770)``, or ``-`` for a study that does not have the quantity."""
     if reading is None:
         return "-"
     value = format_number(reading.value, 3)
@@ -229,12 +242,14 @@ def _reading_text(reading: Reading | None) -> str:
 
 
 def _end_text(end: float | None) -> str:
+    """Write an end of an interval: None is ``open``."""
     if end is None:
         return "open"
     return format_number(end, 2)
 
 
-def _law_text(extrapolation: Extrapolation, name: Quantity) -> str:
+def _prediction_text(extrapolation: Extrapolation, name: Quantity) -> str:
+    """Write the prediction of a quantity at the wanted scale, or ``-`` where it has no law."""
     law = extrapolation.laws.get(name)
     if law is None:
         return "-"
@@ -242,13 +257,14 @@ def _law_text(extrapolation: Extrapolation, name: Quantity) -> str:
 
 
 def estimate_text(estimate: Estimate) -> str:
-    """Write an estimate with its interval."""
+    """Write ``512 (340 to 770)``: an estimate with its interval."""
     low = format_number(estimate.low, 2)
     high = format_number(estimate.high, 2)
     return f"{format_number(estimate.value, 3)} ({low} to {high})"
 
 
 def _exponent_text(extrapolation: Extrapolation, name: Quantity) -> str:
+    """Write the exponent of a quantity's law with its interval, or ``-`` where it has no law."""
     law = extrapolation.laws.get(name)
     if law is None:
         return "-"
@@ -257,7 +273,7 @@ def _exponent_text(extrapolation: Extrapolation, name: Quantity) -> str:
 
 
 def extrapolation_lines(extrapolation: Extrapolation) -> list[str]:
-    """Say in words what to use at the wanted scale, and what to doubt."""
+    """Give the answer in lines: what to use at the wanted scale, cautions, and notes."""
     lines = [f"USE       {_use_text(extrapolation)}"]
     for caution in extrapolation_cautions(extrapolation):
         lines.append(f"CAUTION   {caution}")
@@ -267,6 +283,7 @@ def extrapolation_lines(extrapolation: Extrapolation) -> list[str]:
 
 
 def _use_text(extrapolation: Extrapolation) -> str:
+    """Write the batch size and the learning rate to use at the wanted scale."""
     place = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
     if extrapolation.batch_size is None:
         return f"no batch size can be told at {place}"
@@ -279,7 +296,7 @@ def _use_text(extrapolation: Extrapolation) -> str:
 
 
 def extrapolation_cautions(extrapolation: Extrapolation) -> list[str]:
-    """Warn of a scale far beyond what was measured, and of an answer that says little."""
+    """Give a caution for a scale far beyond the studies', and one for a very wide interval."""
     lines = list[str]()
     if extrapolation.beyond > WARN_BEYOND:
         place = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
@@ -298,38 +315,15 @@ def extrapolation_cautions(extrapolation: Extrapolation) -> list[str]:
 
 
 def card(extrapolation: Extrapolation, tokens: int | None) -> str:
-    """Write what to enter into a trainer of one's own, as YAML.
+    """Write the values to enter into a trainer of one's own, as YAML with comments.
 
     Args:
-        extrapolation: with a batch size.
-        tokens: of an example, where it has some: the schedule counts in them.
+        extrapolation: the studies' laws. The batch size must have one.
+        tokens: tokens of an example, in which the schedule then counts; None for other data.
     """
-    batch_size = extrapolation.batch_size
-    rate = extrapolation.laws.get("lr")
-    # The caller has looked.
-    assert batch_size is not None  # noqa: S101
-    size = card_batch_size(batch_size.value)
-    values: dict[str, object] = {
-        "scale": {
-            extrapolation.scale: extrapolation.wanted,
-            "times_the_largest": _short(extrapolation.beyond),
-        },
-        "batch_size": size,
-        "batch_size_interval": [card_batch_size(batch_size.low), card_batch_size(batch_size.high)],
-        "batch_size_is": HEADINGS[extrapolation.size_to_use],
-    }
-    if rate is not None:
-        values["lr"] = _short(rate.wanted.value)
-        values["lr_interval"] = [_short(rate.wanted.low), _short(rate.wanted.high)]
-    half_lives = _half_lives(extrapolation)
-    for name, half_life in half_lives.items():
-        values[name] = _short(half_life)
-    if "beta2_half_life" in half_lives:
-        values["beta2"] = float(f"{beta2_of(size, half_lives['beta2_half_life']):.6f}")
-    if "weight_decay_half_life" in half_lives and rate is not None:
-        # AdamW shrinks the weights by lr x weight decay in a step.
-        share = shrinkage_of(size, half_lives["weight_decay_half_life"])
-        values["weight_decay"] = _short(share / rate.wanted.value)
+    # The caller has checked it.
+    assert extrapolation.batch_size is not None  # noqa: S101
+    values = _card_values(extrapolation, extrapolation.batch_size)
     comments = [
         f"Made by bstune extrapolate of {plural(len(extrapolation.rows), 'row')}, over "
         f"{extrapolation.meaning}.",
@@ -365,13 +359,43 @@ def card(extrapolation: Extrapolation, tokens: int | None) -> str:
     return f"{header}\n{text}"
 
 
+def _card_values(extrapolation: Extrapolation, batch_size: Estimate) -> dict[str, object]:
+    """Give the values of a card by name: batch size, learning rate, beta2 and weight decay.
+
+    Of these a card has the ones that the studies share or have a law of.
+    """
+    rate = extrapolation.laws.get("lr")
+    size = card_batch_size(batch_size.value)
+    values: dict[str, object] = {
+        "scale": {
+            extrapolation.scale: extrapolation.wanted,
+            "times_the_largest": _short(extrapolation.beyond),
+        },
+        "batch_size": size,
+        "batch_size_interval": [card_batch_size(batch_size.low), card_batch_size(batch_size.high)],
+        "batch_size_is": HEADINGS[extrapolation.size_to_use],
+    }
+    if rate is not None:
+        values["lr"] = _short(rate.wanted.value)
+        values["lr_interval"] = [_short(rate.wanted.low), _short(rate.wanted.high)]
+    half_lives = _half_lives(extrapolation)
+    for name, half_life in half_lives.items():
+        values[name] = _short(half_life)
+    if "beta2_half_life" in half_lives:
+        values["beta2"] = float(f"{beta2_of(size, half_lives['beta2_half_life']):.6f}")
+    if "weight_decay_half_life" in half_lives and rate is not None:
+        # AdamW shrinks the weights by lr x weight decay in a step.
+        share = shrinkage_of(size, half_lives["weight_decay_half_life"])
+        values["weight_decay"] = _short(share / rate.wanted.value)
+    return values
+
+
 def megatron_flags(schedule: Sequence[SizeStep], tokens: int) -> str:
-    """Write a schedule as Megatron-LM takes it: ``THRESHOLD:BATCH_SIZE`` of samples, or of tokens.
+    """Write a schedule as Megatron-LM's flag: ``THRESHOLD:BATCH_SIZE`` for each step.
 
-    ``tokens`` are those of one unit of the scale; 1 where it counts what the threshold counts.
-
-    The flag takes the place of ``--rampup-batch-size`` since April 2026, and of
-    ``--global-batch-size``.
+    Thresholds are in samples, or in tokens. ``tokens``: how many of these a unit of the scale has;
+    1 where the scale counts what the threshold counts. Since April 2026 the flag takes the place of
+    ``--rampup-batch-size`` and of ``--global-batch-size``.
     """
     steps = list[str]()
     for step in schedule:
@@ -381,7 +405,7 @@ def megatron_flags(schedule: Sequence[SizeStep], tokens: int) -> str:
 
 
 def _half_lives(extrapolation: Extrapolation) -> dict[Quantity, float]:
-    """Collect the half-lives that the studies share, or that have a law."""
+    """Give the half-lives that the studies share, and those that a law predicts, in examples."""
     half_lives = dict(extrapolation.fixed)
     for name in HALF_LIFE_QUANTITIES:
         if name in extrapolation.laws:
@@ -390,4 +414,5 @@ def _half_lives(extrapolation: Extrapolation) -> dict[Quantity, float]:
 
 
 def _short(value: float) -> float:
+    """Round a number to four digits, as a person would enter it."""
     return float(f"{value:.4g}")

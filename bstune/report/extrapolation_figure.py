@@ -16,7 +16,7 @@ PANEL_INCHES = (3.6, 3.0)
 
 
 def draw_extrapolation(extrapolation: Extrapolation, path: Path) -> None:
-    """Write the picture of an extrapolation with at least one law."""
+    """Write the picture of an extrapolation, which must have at least one law."""
     width, height = PANEL_INCHES
     save_figure(
         lambda figure: paint_extrapolation(extrapolation, figure),
@@ -26,7 +26,7 @@ def draw_extrapolation(extrapolation: Extrapolation, path: Path) -> None:
 
 
 def paint_extrapolation(extrapolation: Extrapolation, figure: "Figure") -> None:
-    """Draw a panel for each law on an empty figure."""
+    """Draw a panel for each law, side by side, on an empty figure."""
     panels = figure.subplots(1, len(extrapolation.laws), squeeze=False)[0]
     for axes, (name, law) in zip(panels, extrapolation.laws.items(), strict=True):
         _paint_law(axes, extrapolation, name, law)
@@ -35,7 +35,7 @@ def paint_extrapolation(extrapolation: Extrapolation, figure: "Figure") -> None:
 def _paint_law(
     axes: "Axes", extrapolation: Extrapolation, name: Quantity, law: QuantityLaw
 ) -> None:
-    """Draw a quantity's law with its interval, the studies' readings, and what it predicts."""
+    """Draw a quantity's law with its interval, the studies' values, and the prediction."""
     line_scales = list[float]()
     low = list[float]()
     middle = list[float]()
@@ -73,7 +73,7 @@ def _paint_law(
 
 
 def _error_bars(readings: Sequence[Reading]) -> list[list[float]]:
-    """Give the lengths of error bars, 0 to an end that is open or not told."""
+    """Give the lengths of error bars below and above each value; 0 where the interval is open."""
     below = list[float]()
     above = list[float]()
     for reading in readings:

@@ -2,9 +2,9 @@
 
     draw_curve(trials, result, Path("curve.png"), Path("curve.svg"))
 
-It draws the rows that ``rows.py`` prepares, as the page does; its words are those of ``answer.py``.
-All that needs words stands in a key of its own, so that no text covers data: in the panels only the
-winner to use and the baseline are named. matplotlib is imported in functions here, once a figure
+It draws the rows that ``rows.py`` prepares, as the page does. Its words are those of ``answer.py``.
+In the panels only the winner to use and the baseline are named. All other words stand in a key of
+their own, so that no text covers data. matplotlib is imported in functions here, once a figure
 is drawn: it takes 0.4 s.
 """
 
@@ -28,6 +28,7 @@ from bstune.report.drawing import (
     PAGE_INCHES,
     PURPLE,
     VERMILION,
+    draw_empty,
     figure_of,
     log_axis,
     log_limits,
@@ -59,28 +60,27 @@ if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
 FIGURE_INCHES = PAGE_INCHES, 7.6
-# Of letters, in points: the answer above, the panels' titles and axes, and the ticks.
+# Sizes of letters in points: of the answer above, of the panels' titles and axes, and of the ticks.
 TITLE_POINTS = 10.5
 AXIS_POINTS = 9.0
 TICK_POINTS = 8.0
-# Of the answer above, in letters a line: the first that fits the figure's width.
+# Letters a line of the answer above: the first that fits the figure's width is taken.
 TITLE_WIDTHS = (112, 90, 70, 50, 40)
-# Of a panel's title, in letters a line.
+# Letters a line of a panel's title, and of the key.
 PANEL_WIDTH = 66
-# Of the key, in letters a line.
 KEY_WIDTH = 60
-# Of one entry of the key.
+# The most lines of one entry of the key.
 MAX_KEY_LINES = 3
-# Of the key's letters, in points: the first with which it fits.
+# Sizes of the key's letters in points: the first with which it fits is taken.
 KEY_POINTS = (8.0, 7.0, 6.0, 5.0)
-# Of a mark's name, in points from the mark.
+# The distance of a name from its mark, in points.
 MARK_OFFSET = 8.0
 POINT_TEXT = "fewest examples near its batch size; bar: last miss to first hit"
 OTHER_TEXT = "other trial that reached the target"
 STOPPED_TEXT = "stopped before the target: it takes more"
 SLOPE_TEXT = "twice the batch, half the steps"
-# Times the batch sizes that reached the target: a B_crit this near is in the figure, one farther
-# off would leave the trials no room.
+# The figure shows a B_crit that lies up to this many times beyond the batch sizes that reached the
+# target. One that is farther off would leave the trials no room.
 NEAR_CRITICAL = 4.0
 FIGURE_DASHES: dict[str, Any] = {
     "none": (0, (1, 2)),
@@ -88,20 +88,20 @@ FIGURE_DASHES: dict[str, Any] = {
     "linear": (0, (6, 2, 1, 2)),
     LAW: "solid",
 }
-# Of a rule that was added since.
+# The dash of any further rule.
 OTHER_FIGURE_DASH = (0, (9, 3))
 
 
 @dataclass(frozen=True)
 class _View:
-    """What a panel shows, and on which scales."""
+    """The rows that a panel draws, and the scales on which it draws them."""
 
     shown: Panel
-    """Its rows."""
+    """The rows."""
     unit: float
-    """Of its values: seconds, where they are shown in minutes, are divided by 60."""
+    """What values are divided by: 60 for seconds that are shown in minutes, 1 for steps."""
     x_limits: tuple[float, float]
-    """Of its batch sizes."""
+    """The batch sizes at both ends of the panel."""
 
 
 def draw_curve(trials: Sequence[TrialResult], result: StudyResult, *paths: Path) -> None:
@@ -115,11 +115,12 @@ def draw_curve(trials: Sequence[TrialResult], result: StudyResult, *paths: Path)
 
 
 def curve_figure(trials: Sequence[TrialResult], result: StudyResult) -> "Picture":
-    """Draw what :func:`draw_curve` writes."""
+    """Give the figure that :func:`draw_curve` writes, for a notebook."""
     return figure_of(lambda figure: _paint(figure, trials, result), FIGURE_INCHES, PAGE_DPI)
 
 
 def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult) -> None:
+    """Draw the panels of steps, of time and of learning rates, the title, and the key."""
     panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1.0, 0.8]})
     steps_axes, time_axes, rates_axes, key_axes = panels.flat
     steps = panel(trials, result, "steps")
@@ -150,7 +151,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
 def _set_title(figure: "Figure", result: StudyResult) -> None:
     """Make the answer the title, with what was asked below it.
 
-    Both are broken where they would be wider than the figure.
+    Both are broken into lines that are no wider than the figure.
     """
     told = answer(result)
     asked = told.title.replace(f"{result.workload} · ", "", 1)
@@ -163,7 +164,10 @@ def _set_title(figure: "Figure", result: StudyResult) -> None:
 
 
 def _lr_text(result: StudyResult) -> str:
-    """Give what is known of the best learning rate over batch size, its first sentence."""
+    """Give the beginning of the answer's line LR: how the best learning rate grows.
+
+    Without such a line it is ``of the trials``. Both complete a title that begins "learning rate".
+    """
     for label, texts in answer(result).details:
         if label == "LR":
             return texts[0].partition("; ")[0]
@@ -173,7 +177,11 @@ def _lr_text(result: StudyResult) -> str:
 def _size_limits(
     trials: Sequence[TrialResult], steps: Panel, result: StudyResult
 ) -> tuple[float, float]:
-    """Give the limits of the batch sizes: of hits, the baseline, and B_crit where it is near."""
+    """Give the batch sizes at both ends of the panels.
+
+    They hold the trials that reached the target, or all trials where none did. They hold the
+    baseline, and B_crit where it is near.
+    """
     batch_sizes: list[float] = [mark.batch_size for mark in steps.trials if mark.reached]
     if not batch_sizes:
         batch_sizes = [mark.batch_size for mark in steps.trials]
@@ -191,7 +199,7 @@ def _size_limits(
 
 
 def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
-    """Draw the trials, the curve with its band, the winners and the baseline."""
+    """Draw a panel of steps or of time: trials, the curve with its band, winners, the baseline."""
     shown = view.shown
     log_axis(axes, "x", view.x_limits)
     values = _heights(shown)
@@ -199,7 +207,7 @@ def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
         reason = "no trial got far enough to show"
         if shown.trials and shown.merit == "time":
             reason = "no seconds were measured"
-        _say(axes, reason)
+        draw_empty(axes, reason)
         return
     limits = log_limits([value / view.unit for value in values], (0.1, 0.1))
     log_axis(axes, "y", limits)
@@ -211,9 +219,9 @@ def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
 
 
 def _heights(shown: Panel) -> list[float]:
-    """All that a panel has to have room for.
+    """Give all steps, or seconds, that a panel has to have room for.
 
-    Where no trial reached the target, that is what did not suffice.
+    Where no trial reached the target, these are the ones that did not suffice.
     """
     heights: list[float | None] = [mark.value for mark in shown.reached]
     if not heights:
@@ -228,7 +236,7 @@ def _heights(shown: Panel) -> list[float]:
 
 
 def _draw_dots(axes: "Axes", view: _View) -> None:
-    """Draw trials that reached the target, those on the frontier left out."""
+    """Draw the trials that reached the target and are not on the frontier."""
     on_frontier = {mark.number for mark in view.shown.frontier if mark.value}
     sizes = list[int]()
     heights = list[float]()
@@ -242,6 +250,7 @@ def _draw_dots(axes: "Axes", view: _View) -> None:
 
 
 def _draw_band(axes: "Axes", view: _View, result: StudyResult) -> None:
+    """Draw the curve by all trials, with the band of its interval."""
     curve = view.shown.band
     if curve is None:
         return
@@ -257,7 +266,10 @@ def _draw_band(axes: "Axes", view: _View, result: StudyResult) -> None:
 
 
 def _draw_hits(axes: "Axes", view: _View) -> None:
-    """Draw the frontier's points that reached the target, with a bar from the last miss."""
+    """Draw the frontier's points that reached the target.
+
+    A bar goes from the last evaluation that missed it to the first one that met it.
+    """
     sizes = list[int]()
     misses = list[float]()
     hits = list[float]()
@@ -273,7 +285,11 @@ def _draw_hits(axes: "Axes", view: _View) -> None:
 
 
 def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None:
-    """Draw the frontier's stopped trials within the panel that tell more than the band does."""
+    """Draw the frontier's stopped trials, as arrows that point upwards.
+
+    Those outside of the panel are left out, and so are those that tell less than the band does.
+    ``limits``: the heights at both ends of the panel.
+    """
     smallest, largest = view.x_limits
     lowest, highest = limits
     sizes = list[int]()
@@ -281,7 +297,7 @@ def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None
     for mark in view.shown.frontier:
         if mark.reached or not mark.low:
             continue
-        if not _tells(mark.batch_size, mark.low, view.shown.band):
+        if not _tells_more_than_band(mark.batch_size, mark.low, view.shown.band):
             continue
         height = mark.low / view.unit
         if smallest <= mark.batch_size <= largest and lowest <= height <= highest:
@@ -289,11 +305,16 @@ def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None
             heights.append(height)
     if sizes:
         style: dict[str, Any] = {"facecolors": "none", "edgecolors": INK, "linewidths": 0.8}
-        axes.scatter(sizes, heights, marker=_arrow(), s=240, zorder=4, label=STOPPED_TEXT, **style)
+        axes.scatter(
+            sizes, heights, marker=_bound_mark(), s=240, zorder=4, label=STOPPED_TEXT, **style
+        )
 
 
-def _tells(batch_size: int, low: float, curve: Band | None) -> bool:
-    """Whether a stopped trial went on past what the band says anyway."""
+def _tells_more_than_band(batch_size: int, low: float, curve: Band | None) -> bool:
+    """Whether a stopped trial went on to at least the band's lower end, so that it tells something.
+
+    ``low``: the steps or seconds that did not suffice. Without a band each stopped trial tells.
+    """
     if curve is None:
         return True
     least = np.interp(math.log(batch_size), np.log(curve.batch_size), curve.low)
@@ -302,17 +323,21 @@ def _tells(batch_size: int, low: float, curve: Band | None) -> bool:
 
 @dataclass(frozen=True)
 class _NamedMark:
-    """A mark with a word beside it."""
+    """A mark that has its name beside it."""
 
     name: str
     batch_size: float
+    """Examples of a step."""
     height: float
-    """In the panel's unit."""
+    """Steps, or time in the panel's unit."""
     colour: str
 
 
 def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
-    """Draw the winners with their ranges over fresh seeds, and the baseline; name what is used."""
+    """Draw the winners with their intervals over fresh seeds, and the baseline.
+
+    The winner to use and the baseline get their names beside them.
+    """
     named = list[_NamedMark]()
     for star in view.shown.stars:
         size = star.winner.batch_size
@@ -321,7 +346,7 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
             low = star.low / view.unit
             high = star.high / view.unit
             axes.vlines([size], [low], [high], colors=VERMILION, linewidth=1.6, zorder=5.8)
-        # The one to use is filled and named, the other hollow: it stands in the key.
+        # The winner to use is filled and named. The other one is hollow, and the key names it.
         face = "white"
         if star.is_use:
             face = VERMILION
@@ -345,7 +370,7 @@ def _draw_winners(axes: "Axes", view: _View, result: StudyResult) -> None:
 
 
 def _baseline_text(result: StudyResult) -> str:
-    """Say what the baseline's own run came to."""
+    """Write the baseline's configuration, and the steps and seconds of its trial."""
     baseline = result.baseline
     if baseline is None:
         return YOURS
@@ -364,7 +389,7 @@ def _baseline_text(result: StudyResult) -> str:
 def _name_marks(axes: "Axes", named: Sequence[_NamedMark]) -> None:
     """Write the names of at most two marks: the higher one's above it, the other's below it.
 
-    So they are apart, however near the marks are.
+    So the names are apart, however near the marks are.
     """
     middle = math.sqrt(math.prod(axes.get_xlim()))
     by_height = sorted(named, key=lambda mark: -mark.height)
@@ -395,14 +420,14 @@ def _name_marks(axes: "Axes", named: Sequence[_NamedMark]) -> None:
 
 
 def _halo() -> "list[AbstractPathEffect]":
-    """Give a white outline of letters, so that they are read over what they cover."""
+    """Give a white outline of letters, so that they can be read over lines and marks."""
     # As in report/drawing.py, only what draws waits for matplotlib.
     from matplotlib.patheffects import withStroke
 
     return [withStroke(linewidth=2.5, foreground="white")]
 
 
-def _arrow() -> "Outline":
+def _bound_mark() -> "Outline":
     """Give the mark of a bound: a small circle around the point, and an arrow upwards from it."""
     # As in report/drawing.py, only what draws waits for matplotlib.
     from matplotlib.path import Path as Outline
@@ -414,7 +439,7 @@ def _arrow() -> "Outline":
 
 
 def _draw_guides(axes: "Axes", result: StudyResult) -> None:
-    """Draw B_crit, the slope of perfect scaling, and the batch size with the fewest examples."""
+    """Draw B_crit, the line of perfect scaling, and the batch size with the fewest examples."""
     _draw_critical(axes, result)
     examples = perfect_scaling_examples(result)
     if examples is not None and axes.has_data():
@@ -437,7 +462,7 @@ def _draw_guides(axes: "Axes", result: StudyResult) -> None:
 
 
 def _draw_critical(axes: "Axes", result: StudyResult) -> None:
-    """Draw B_crit with its interval; an open end reaches to the panel's edge."""
+    """Draw B_crit with its interval. An open end of it reaches to the panel's edge."""
     critical = shown_critical(result)
     if critical is None or not axes.has_data():
         return
@@ -462,14 +487,14 @@ def _draw_critical(axes: "Axes", result: StudyResult) -> None:
 def _draw_rates(
     axes: "Axes", trials: Sequence[TrialResult], result: StudyResult, x_limits: tuple[float, float]
 ) -> None:
-    """Draw learning rates over batch size: the trials', the best one, rules through its middle."""
+    """Draw learning rates over batch size: the trials', the best one, and scaling rules."""
     log_axis(axes, "x", x_limits)
     curve = result.curve
     rates = _shown_rates(trials)
     if curve is not None:
         rates += curve.lr
     if not rates:
-        _say(axes, "no trial has run")
+        draw_empty(axes, "no trial has run")
         return
     limits = log_limits(rates, (0.1, 0.1))
     log_axis(axes, "y", limits)
@@ -485,7 +510,7 @@ def _draw_rates(
             style["linewidth"] = 1.8
         # Two points are a whole line: both axes are logarithmic.
         ends = [line.start, line.end]
-        end_rates = [line.at(line.start), line.at(line.end)]
+        end_rates = [line.lr_at(line.start), line.lr_at(line.end)]
         axes.plot(ends, end_rates, zorder=1.8, label=f"learning rate: {line.words}", **style)
     # The rules leave the panel, and matplotlib would make room for them.
     axes.set(xlim=x_limits, ylim=limits)
@@ -503,7 +528,10 @@ def _draw_rates(
 
 
 def _shown_rates(trials: Sequence[TrialResult]) -> list[float]:
-    """Give the learning rates of trials that reached the target, else of stopped ones, or all."""
+    """Give the learning rates that the panel has room for: of trials that reached the target.
+
+    Without such a trial they are those of stopped trials, and without these all.
+    """
     reached = list[float]()
     stopped = list[float]()
     for trial in trials:
@@ -520,10 +548,10 @@ def _draw_rates_of_trials(
     result: StudyResult,
     limits: tuple[float, float],
 ) -> None:
-    """Draw the learning rate of each trial by how it ended.
+    """Draw the learning rate of each trial, with a mark for how it ended.
 
-    Trials that ended without reaching the target are drawn only where none reached it; diverged
-    ones always.
+    Diverged trials are always drawn. Others that missed the target are drawn only where no trial
+    reached it. ``limits``: the learning rates at both ends of the panel.
     """
     on_frontier = {point.number for point in result.points if not point.stopped}
     frontier = list[TrialResult]()
@@ -541,7 +569,7 @@ def _draw_rates_of_trials(
             frontier.append(trial)
         else:
             reached.append(trial)
-    # Where any trial reached the target, those that missed it say nothing of the best learning
+    # Once a trial has reached the target, those that missed it say nothing of the best learning
     # rate.
     if frontier or reached:
         missed = []
@@ -557,7 +585,7 @@ def _draw_rates_of_trials(
         (missed, circles | {"linewidths": 0.8}),
     )
     for members, style in kinds:
-        # Of none there would be an entry in the key all the same.
+        # A kind without trials would have an entry in the key all the same.
         if members:
             sizes = [trial.batch_size for trial in members]
             rates = [trial.lr for trial in members]
@@ -565,7 +593,7 @@ def _draw_rates_of_trials(
 
 
 def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
-    """Say in a place of its own what the marks are, in letters that are small enough for it."""
+    """Draw the key: what the marks of ``panels`` are, in letters that are small enough to fit."""
     named: dict[str, Artist] = {}
     for panel_axes in panels:
         handles, texts = panel_axes.get_legend_handles_labels()
@@ -576,7 +604,7 @@ def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
     axes.set_axis_off()
     if not named:
         return
-    # The axes have their final size only once the figure is laid out.
+    # The key's axes have their final size only once the figure is laid out.
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
@@ -591,10 +619,3 @@ def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
         box = legend.get_window_extent()
         if box.height <= room.height * 1.12 and box.x1 <= figure.bbox.width:
             break
-
-
-def _say(axes: "Axes", text: str) -> None:
-    """Write why a panel is empty."""
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
-    axes.set(xticks=[], yticks=[])
-    axes.minorticks_off()

@@ -1,4 +1,4 @@
-"""The fit to points alone, in words: a sentence and a small table."""
+"""The fit of the curve to points alone, in words: a sentence and a small table."""
 
 from bstune.core.curve import CurveFit
 from bstune.report.words import span_text
@@ -6,7 +6,7 @@ from bstune.system.console import format_number
 
 
 def fit_lines(fit: CurveFit) -> list[str]:
-    """Write what a fit says, a line each."""
+    """Write a fit in lines: the critical batch size in a sentence, then the other values."""
     value = fit.critical_batch_size
     span = span_text(fit.critical_batch_size_low, fit.critical_batch_size_high, fit.level, digits=4)
     sentence = f"The critical batch size is undetermined ({span})."

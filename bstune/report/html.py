@@ -1,11 +1,11 @@
-"""The shell of a page: one HTML file that needs no network.
+"""Parts of a page, and its shell: one HTML file that needs no network.
 
-Its charts are drawn by plotly's own bundle, packed inside it. Each is there twice: as a static
-picture (:mod:`bstune.report.static_chart`), which paper, readers without scripts and screen readers
-get, and as the traces from which plotly draws it to be pointed at.
+Its charts are drawn by plotly's own bundle, packed inside it. Each chart is there twice. Paper,
+readers without scripts and screen readers get a static picture
+(:mod:`bstune.report.static_chart`). From the traces plotly draws a chart that can be pointed at.
 
-What a study names (metrics, devices, errors) may hold markup of any kind, and is shown as text: in
-HTML it passes through :func:`text`, in a chart through :func:`label`. A Content-Security-Policy
+Names in a study (metrics, devices, errors) may hold markup of any kind, and are shown as text: in
+HTML they pass through :func:`text`, in a chart through :func:`label`. A Content-Security-Policy
 forbids the page every request, and every script but its own, which it names by their hashes.
 """
 
@@ -25,14 +25,14 @@ from bstune.core.records import dump_json
 from bstune.report.static_chart import static_chart
 from bstune.system.secrets import json_without_known
 
-# Of the numbers in charts: finer than a pixel.
+# Digits of the numbers in charts: finer than a pixel.
 CHART_DIGITS = 5
-# Of a logarithmic axis, in decades: beyond them it has ticks at 20, 50, 100, and at 10, 100.
+# A logarithmic axis over more decades than these has ticks at 20, 50, 100, or at 10, 100 alone.
 WIDE_DECADES = 2.0
 VERY_WIDE_DECADES = 2.5
 # 0.1 s for plotly's 4.8 MB, which become 2.0 as text; 0.3 MB more at level 1, 0.1 less at 9.
 GZIP_LEVEL = 4
-# Of a chart, in pixels: on a screen, and of its picture.
+# The height of a chart in pixels: on a screen, and of its static picture.
 CHART_HEIGHT = 430
 PICTURE_HEIGHT = 350.0
 CHART = '<figure class="chart">'
@@ -40,8 +40,8 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
 )
-# Plotly's own: what a trace, a layout or an axis holds.
 PlotlyValues = Mapping[str, Any]
+"""A trace, a layout or an axis, by plotly's own names."""
 PAGE_SHELL = """<!doctype html>
 <html lang="en">
 <head>
@@ -70,9 +70,9 @@ class Section:
     """A part of a page."""
 
     title: str
-    """Its heading; empty: it has none."""
+    """Its heading. Empty for a section without one."""
     body: str
-    """Its HTML, all text in it escaped already."""
+    """Its HTML, in which all text is escaped already."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Cell:
     """A cell of a table."""
 
     shown: str
-    """What it shows."""
+    """The text that it shows."""
     value: float | str | None
-    """What it is sorted by; None: not known, which comes last."""
+    """The value that it is sorted by. None is a value that is not known, which comes last."""
 
 
 def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ()) -> str:
-    """Make a whole page; ``scripts`` are further ones, after that of the charts and tables."""
+    """Make a whole page. ``scripts`` come after the one that draws charts and sorts tables."""
     parts = [resource("page.js"), *scripts]
     packed = ""
     allowed = [part.encode() for part in parts]
@@ -95,7 +95,7 @@ def page(heading: str, sections: Sequence[Section], scripts: Sequence[str] = ())
         plotly, bundle = _plotly()
         allowed.append(plotly)
         packed = f'<script id="plotly" type="application/gzip">{bundle}</script>\n'
-    return _filled(heading, sections, parts, allowed, packed)
+    return _filled_shell(heading, sections, parts, allowed, packed=packed)
 
 
 def still_page(
@@ -103,9 +103,10 @@ def still_page(
 ) -> str:
     """Make a page whose charts are pictures alone, and whose tables and commands have no buttons.
 
-    ``scripts`` are the only ones; ``head``: HTML of its head.
+    ``scripts`` are the only ones that it has. ``head``: further HTML of its head.
     """
-    return _filled(heading, sections, scripts, [part.encode() for part in scripts], head=head)
+    allowed = [script.encode() for script in scripts]
+    return _filled_shell(heading, sections, scripts, allowed, head=head)
 
 
 def resource(name: str) -> str:
@@ -113,15 +114,25 @@ def resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _filled(
+def _filled_shell(
     heading: str,
     sections: Sequence[Section],
-    parts: Sequence[str],
+    scripts: Sequence[str],
     allowed: Sequence[bytes],
+    *,
     packed: str = "",
     head: str = "",
 ) -> str:
-    """Fill in the shell: its scripts are ``parts``, those that it may run are ``allowed``."""
+    """Fill in the shell of a page.
+
+    Args:
+        heading: the page's title, too.
+        sections: one without a body is a link alone.
+        scripts: the scripts that stand in the page.
+        allowed: all scripts that the page may run, for their hashes.
+        packed: HTML with plotly's packed script; empty for a page without charts.
+        head: further HTML of the page's head.
+    """
     hashes = list[str]()
     for part in allowed:
         digest = base64.b64encode(hashlib.sha256(part).digest()).decode()
@@ -132,7 +143,7 @@ def _filled(
         if section.title:
             links.append(f'<a href="#{anchor(section.title)}">{text(section.title)}</a>')
         if section.body:
-            bodies.append(_section(section))
+            bodies.append(_section_html(section))
     return PAGE_SHELL.format(
         head=head,
         policy=POLICY,
@@ -142,27 +153,27 @@ def _filled(
         style=resource("page.css"),
         links=" ".join(links),
         sections="\n".join(bodies),
-        scripts=packed + "\n".join(f"<script>{part}</script>" for part in parts),
+        scripts=packed + "\n".join(f"<script>{script}</script>" for script in scripts),
     )
 
 
 def anchor(title: str) -> str:
-    """Give the id of the section of a title."""
+    """Give the id of the section with this title, to which links lead."""
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def text(value: object) -> str:
-    """Write a value as the text of an HTML element or attribute."""
+    """Write a value as text of an HTML element or attribute, its markup escaped."""
     return html.escape(str(value))
 
 
 def label(value: object) -> str:
-    """Write a value as text for a chart: plotly reads a few tags of HTML in its texts."""
+    """Write a value as text for a chart, its markup escaped: plotly obeys a few tags of HTML."""
     return html.escape(str(value), quote=False)
 
 
 def paragraph(value: object, kind: str = "") -> str:
-    """Write a text as a paragraph; ``kind``: a class of the style sheet, such as ``warning``."""
+    """Write a text as a paragraph. ``kind``: a class of the style sheet, such as ``warning``."""
     if kind:
         return f'<p class="{kind}">{text(value)}</p>'
     return f"<p>{text(value)}</p>"
@@ -175,16 +186,17 @@ def chart(
     height: int = CHART_HEIGHT,
     alt: str = "",
 ) -> str:
-    """Give a chart of the traces that have points, empty if none has; both are plotly's.
+    """Give a chart as HTML: its static picture, and the traces from which plotly draws it.
 
-    A colour is one of the style sheet's names, such as ``--ink``.
+    It is empty where no trace has points. A colour is one of the style sheet's names, such as
+    ``--ink``.
 
     Args:
-        traces: plotly's, of which those without points are left out.
-        layout: plotly's.
-        caption: a text below it.
-        height: pixels, on a screen.
-        alt: what it shows, for those who do not see it; without one, what it draws over what.
+        traces: as plotly takes them. Those without points are left out.
+        layout: as plotly takes it.
+        caption: a text below the chart.
+        height: of the chart on a screen, in pixels.
+        alt: what the chart shows, for those who do not see it. Without one, the axes' titles.
     """
     traces = [trace for trace in traces if trace["x"]]
     if not traces:
@@ -207,11 +219,11 @@ def chart(
         shown = whole.get(f"{name}axis", {})
         if shown.get("type") == "log":
             whole[f"{name}axis"] = {**shown, **_log_ticks(traces, name, shown.get("range"))}
-    told = text(alt or _described(whole))
+    alt_text = text(alt or _axes_text(whole))
     spec = json_script(_rounded({"data": traces, "layout": whole}))
     picture = static_chart(traces, whole, PICTURE_HEIGHT * height / CHART_HEIGHT)
-    image = f'<div class="static" role="img" aria-label="{told}">{picture}</div>'
-    # A screen reader is told of the picture: what plotly draws would be a second one.
+    image = f'<div class="static" role="img" aria-label="{alt_text}">{picture}</div>'
+    # A screen reader tells of the picture. Plotly's chart is the same once more.
     plot = f'<div class="plot" aria-hidden="true" style="min-height:{height}px"></div>'
     below = ""
     if caption:
@@ -222,7 +234,13 @@ def chart(
 def _log_ticks(
     traces: Sequence[PlotlyValues], name: str, stated: Sequence[float] | None
 ) -> dict[str, Any]:
-    """Give ticks at 20, 50, 100, ..., or at 10, 100, ...; over few decades plotly's own choice."""
+    """Give plotly's settings for the ticks of a logarithmic axis, by the decades that it spans.
+
+    Args:
+        traces: whose values it has to hold.
+        name: ``x`` or ``y``.
+        stated: both ends of its range, as logarithms to base 10; None: as the traces need it.
+    """
     logs = list(stated or ())
     if not logs:
         for trace in traces:
@@ -240,8 +258,8 @@ def _log_ticks(
     return {"nticks": 3}
 
 
-def _described(layout: PlotlyValues) -> str:
-    """Say what a chart draws over what, by the titles of its axes."""
+def _axes_text(layout: PlotlyValues) -> str:
+    """Write the titles of a chart's axes, such as ``steps to target S over batch size B``."""
     titles = list[str]()
     for name in ("yaxis", "xaxis"):
         title = layout.get(name, {}).get("title", {}).get("text", "")
@@ -250,7 +268,7 @@ def _described(layout: PlotlyValues) -> str:
 
 
 def json_script(values: object) -> str:
-    """Write values as a page's script of JSON, without the secrets that are remembered."""
+    """Write values as JSON in an element of a page that scripts read, without known secrets."""
     document = json_without_known(dump_json(values))
     # dump_json leaves no character that is not ASCII; without < no text in it ends the element.
     document = document.replace("<", "\\u003c")
@@ -258,7 +276,7 @@ def json_script(values: object) -> str:
 
 
 def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
-    """Describe an axis of a chart, its title as text; ``changes`` are plotly's."""
+    """Give plotly's settings of an axis. ``changes``: further ones, by plotly's names."""
     described: dict[str, Any] = {
         "title": {"text": label(title), "standoff": 10},
         "type": "log" if log else "linear",
@@ -286,10 +304,10 @@ def table(
 
     Args:
         heads: of the columns.
-        rows: a cell that is a string is words, which stand at the left.
-        sortable: whether the page's script makes its heads buttons.
-        name: what the box is called, for those who reach it by the keyboard.
-        wrapped: whether what its cells say may take several lines, so that all columns are seen.
+        rows: the cells of each row. A string is a cell of words, which stand at the left.
+        sortable: whether the page's script turns the heads into buttons that sort.
+        name: the name of the box, for those who reach it by the keyboard.
+        wrapped: whether a cell's text may take several lines, so that all columns are seen.
     """
     cells = list[list[Cell]]()
     for row in rows:
@@ -303,7 +321,7 @@ def table(
         shown_heads.append(f'<th scope="col"{kind}>{text(head)}</th>')
     shown_rows = list[str]()
     for row_cells in cells:
-        shown_rows.append(f"<tr>{''.join(map(_cell, row_cells, kinds))}</tr>")
+        shown_rows.append(f"<tr>{''.join(map(_cell_html, row_cells, kinds))}</tr>")
     looks = list[str]()
     if sortable:
         looks.append("sortable")
@@ -319,19 +337,22 @@ def table(
 
 
 def _as_cell(cell: Cell | str) -> Cell:
+    """Give a cell as it is, and a string as a cell of words."""
     if isinstance(cell, Cell):
         return cell
     return Cell(cell, cell)
 
 
-def _cell(cell: Cell, kind: str) -> str:
+def _cell_html(cell: Cell, kind: str) -> str:
+    """Write a cell. ``kind``: the class attribute of its column, which may be empty."""
     value = ""
     if cell.value is not None:
         value = text(cell.value)
     return f'<td{kind} data-value="{value}">{text(cell.shown)}</td>'
 
 
-def _section(section: Section) -> str:
+def _section_html(section: Section) -> str:
+    """Write a section with its heading, to which the page's links lead."""
     if not section.title:
         return f"<section>{section.body}</section>"
     heading = f"<h2>{text(section.title)}</h2>"
@@ -339,7 +360,7 @@ def _section(section: Section) -> str:
 
 
 def _rounded(value: object) -> object:
-    """Round all numbers in a chart's traces and layout."""
+    """Round all numbers in a chart's traces and layout to ``CHART_DIGITS`` digits."""
     if isinstance(value, float):
         return float(f"{value:.{CHART_DIGITS}g}")
     if isinstance(value, Mapping):
@@ -351,10 +372,10 @@ def _rounded(value: object) -> object:
 
 @cache
 def _plotly() -> tuple[bytes, str]:
-    """Give plotly's script, and as the text that a page holds."""
+    """Give plotly's script, and the same packed as the text that a page holds."""
     # Only commands that draw wait for it.
     from plotly.offline import get_plotlyjs
 
     script = str(get_plotlyjs()).encode()
-    # No time in it: the same study gives the same page.
+    # Without a time in it the same study gives the same page.
     return script, base64.b64encode(gzip.compress(script, GZIP_LEVEL, mtime=0)).decode()

@@ -1,4 +1,4 @@
-"""What a notebook shows of an answer as a cell's last value: its lines as a table, its picture.
+"""The HTML that a notebook shows for a cell's last value: an answer's lines and its picture.
 
 Every text is filtered and escaped: a folder's names and notes may come from anybody.
 """
@@ -28,17 +28,21 @@ CELL = "style='text-align:left;vertical-align:top'"
 
 
 def escaped(text: str) -> str:
-    """Give a text as HTML shows it."""
+    """Write a text as HTML: its markup escaped, without secrets and control characters."""
     return html.escape(printable(text))
 
 
 def answer_html(study_answer: Answer, picture: "Picture", alt: str) -> str:
-    """Show an answer: what was asked, a row for each line of it, and its picture."""
+    """Show an answer: what was asked, a row for each line of it, and its picture.
+
+    ``alt`` says what the picture shows, for those who do not see it.
+    """
     rows = "".join(_answer_row(line) for line in shown_lines(study_answer))
     return f"<p>{escaped(study_answer.title)}</p>{TABLE_BEGINS}{rows}</table>{image(picture, alt)}"
 
 
 def _answer_row(line: Line) -> str:
+    """Show a line of the answer as a row of a table: its label, and its texts below each other."""
     label, texts = line
     shown = "<br>".join(map(escaped, texts))
     return f"<tr><th {CELL}>{escaped(label)}</th><td {CELL}>{shown}</td></tr>"
@@ -62,7 +66,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 
 def table_html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Show rows of texts below their heads."""
+    """Show rows of texts as a table, below the heads of its columns."""
     top = "".join(f"<th {CELL}>{escaped(head)}</th>" for head in heads)
     lines = list[str]()
     for row in rows:
@@ -72,12 +76,12 @@ def table_html(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def printed_html(*printed: "RenderableType") -> str:
-    """Show what the console prints, as it prints it."""
+    """Show what rich would print on a console, as text of a fixed width."""
     # Its import takes a tenth of a second, which opening a result need not wait for.
     from rich.console import Console
 
     file = io.StringIO()
-    # In a notebook rich displays what it prints, and a kernel asks for colours: here it shall write
+    # In a notebook rich displays what it prints, and a kernel asks for colours. Here it must write
     # text alone.
     console = Console(
         file=file,
@@ -91,6 +95,6 @@ def printed_html(*printed: "RenderableType") -> str:
 
 
 def image(picture: "Picture", alt: str) -> str:
-    """Show a picture, at most as wide as the cell."""
+    """Show a picture, at most as wide as the cell. ``alt`` says what it shows."""
     data = base64.b64encode(picture._repr_png_()).decode()
     return f"<img style='max-width:100%' alt='{escaped(alt)}' src='data:image/png;base64,{data}'>"

@@ -1,10 +1,12 @@
-"""``report.html``: a study's answer, how far to trust it, and all that it rests on, from the files that it left.
+"""``report.html``: a study's answer, how far to trust it, and all that it rests on.
 
-It asks nothing of the network and follows the browser's theme. Printed, or without JavaScript, each
-chart is a picture of the same traces, and all trials are there; a screen reader is told what each
-shows. The winner is marked "use" and trial 0 "yours". Scaling rules go through one point, the best
-learning rate at the middle of the curve. ``bstune report STUDY`` writes it again, also from a study
-that was cut short, with a line for what is missing.
+It is made from the files of the study's folder. ``bstune report STUDY`` writes it again, also for a
+study that was cut short: a line names each file that is missing.
+
+The page asks nothing of the network and follows the browser's theme. Printed, or without
+JavaScript, each chart is a picture of the same traces, and all trials are there. A screen reader is
+told what each chart shows. The winner is marked "use" and trial 0 "yours". Scaling rules go through
+one point: the best learning rate at the middle of the curve.
 """
 
 from collections.abc import Sequence
@@ -81,46 +83,49 @@ GLOSSARY = {
 
 
 def write_page(study: StudyFolder, path: Path) -> None:
-    """Write the page of a study; the file is whole or not there."""
+    """Write the page of a study. The file is whole or not there."""
     write_text(path, study_page(study))
 
 
 def study_page(study: StudyFolder) -> str:
-    """Give the page of a study as HTML."""
+    """Give the page of a study as HTML. A section without content is left out."""
     result = study.result
     beside = study.files
     study_answer = answer(result)
     sections = [
-        Section("", _answer(study_answer, trust(result), beside.notes)),
-        Section(*_over_batch_size(study)),
+        Section("", _answer_html(study_answer, trust(result), beside.notes)),
+        _over_batch_size(study),
         Section("What the trials say besides", labelled(study_answer.details, "answer details")),
         Section("Learning rate", learning_rates(study)),
         Section("Critical batch size over the target", over_target(result)),
         Section("Learning curves", learning_curves(study)),
         Section("Progress of the search", progress(study)),
         Section("Hardware", hardware_section(beside.hardware)),
-        Section("Several devices", _devices(result)),
+        Section("Several devices", _devices_html(result)),
         Section("Trials", trials_table(beside.trials)),
-        Section("Config and versions", _config(study)),
-        Section("Glossary", _glossary()),
+        Section("Config and versions", _config_html(study)),
+        Section("Glossary", _glossary_html()),
     ]
     shown = [section for section in sections if section.body]
     scripts = list[str]()
-    # Without the seconds of a step there is no form that the script could serve.
+    # The form of the calculator is there only where the seconds of a step are known.
     if result.curve is not None and result.curve.seconds_per_step is not None:
         scripts.append(resource("calculator.js"))
     return page(study_answer.title, shown, scripts)
 
 
-def _over_batch_size(study: StudyFolder) -> tuple[str, str]:
-    """Give the heading and the charts of what is sought, over batch size."""
+def _over_batch_size(study: StudyFolder) -> Section:
+    """Give the section with the charts over batch size: of the metric, or of steps and time."""
     if study.result.objective == "loss":
-        return "Metric at the budget's end", metric_at_budget(study)
-    return "Steps and time to target", frontier_charts(study)
+        return Section("Metric at the budget's end", metric_at_budget(study))
+    return Section("Steps and time to target", frontier_charts(study))
 
 
-def _answer(study_answer: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:
-    """Show the lines of the answer, what can be trusted as badges, and what to do with it."""
+def _answer_html(study_answer: Answer, trusted: Sequence[Trust], notes: Sequence[str]) -> str:
+    """Show the answer's lines, how far its parts can be trusted, and what to do next.
+
+    ``notes`` are lines on files that are missing or cannot be read.
+    """
     warnings = "".join(paragraph(note, "warning") for note in notes)
     badges = "".join(map(_badge, trusted))
     actions = "".join(map(_action, study_answer.actions))
@@ -128,12 +133,13 @@ def _answer(study_answer: Answer, trusted: Sequence[Trust], notes: Sequence[str]
 
 
 def _badge(part: Trust) -> str:
+    """Show how far a part of the answer can be trusted, as a badge of a colour of its own."""
     look = "good" if part.good else "fair"
     return f'<li class="{look}"><b>{text(part.name)}</b>{text(part.text)}</li>'
 
 
 def labelled(lines: Sequence[Line], kind: str = "answer") -> str:
-    """Show labels with their texts; ``kind`` is the look of the list."""
+    """Show lines as a list of labels and texts. ``kind``: a class of the style sheet."""
     if not lines:
         return ""
     rows = list[str]()
@@ -144,7 +150,7 @@ def labelled(lines: Sequence[Line], kind: str = "answer") -> str:
 
 
 def _action(line: Line) -> str:
-    """Show what to do; a command gets a button that copies it, from the page's script."""
+    """Show what to do next. The page's script adds a button to a command, which copies it."""
     name, texts = line
     parts = [f"<h3>{text(name)}</h3>"]
     for words in texts:
@@ -156,15 +162,16 @@ def _action(line: Line) -> str:
     return "".join(parts)
 
 
-def _devices(result: StudyResult) -> str:
+def _devices_html(result: StudyResult) -> str:
+    """Show the plans for several devices and the calculator. Empty where there is no plan."""
     plans = result.scale_out
     curve = result.curve
-    if not plans.told:
+    if not plans.to_show:
         return ""
     heads = ["devices", "batch size", "each", "learning rate", "steps", "time"]
     heads += ["speed-up", "efficiency", "device time"]
     rows = list[list[Cell]]()
-    for plan in plans.told:
+    for plan in plans.to_show:
         cells = [
             _count(plan.devices),
             _count(plan.batch_size),
@@ -187,7 +194,7 @@ def _devices(result: StudyResult) -> str:
 
 
 def _calculator(curve: Curve) -> str:
-    """Give a form that says what so many devices can do; ``calculator.js`` computes it."""
+    """Give a form for a number of devices of one's own. ``calculator.js`` predicts their time."""
     fields = (
         ("devices", "devices", 4),
         ("memory", "examples that fit on one", ""),
@@ -214,10 +221,9 @@ def _calculator(curve: Curve) -> str:
 
 
 def trials_table(trials: Sequence[TrialResult]) -> str:
-    """Show the trials as a table, with the columns that any of them fills."""
+    """Show the trials as a table. A column that no trial fills is left out."""
     if not trials:
         return ""
-    # A column that no trial fills would only widen the table.
     names = sorted({name for trial in trials for name in trial.hyperparameters})
     has_effective_lr = any(trial.effective_lr is not None for trial in trials)
     has_horizon = any(trial.horizon is not None for trial in trials)
@@ -247,7 +253,7 @@ def trials_table(trials: Sequence[TrialResult]) -> str:
 
 
 def _outcome_cells(trial: TrialResult) -> list[Cell | str]:
-    """Show what a trial came to."""
+    """Give the cells that say how far a trial came, how long it took, and what it is a part of."""
     last: float | None = None
     for _, value in trial.history:
         if value is not None:
@@ -268,18 +274,22 @@ def _outcome_cells(trial: TrialResult) -> list[Cell | str]:
 
 
 def _count(value: float | None) -> Cell:
+    """Give the cell of a count: whole, in groups of three digits."""
     return Cell(format_count(value), value)
 
 
 def _measure(value: float | None) -> Cell:
+    """Give the cell of a measured number: a few digits of it, sorted by all."""
     return Cell(format_number(value), value)
 
 
 def _seconds(value: float | None) -> Cell:
+    """Give the cell of a time in seconds, shown in a unit that suits it."""
     return Cell(format_seconds(value), value)
 
 
-def _config(study: StudyFolder) -> str:
+def _config_html(study: StudyFolder) -> str:
+    """Show the versions of packages, the training loops, ``best.yaml`` and ``config.yaml``."""
     parts = list[str]()
     # A study that went on after an upgrade has trials of several versions: the last ones count.
     versions: dict[str, str] = {}
@@ -293,20 +303,21 @@ def _config(study: StudyFolder) -> str:
         loops.append(f"{name} ({plural(count, 'trial')})")
     if loops:
         parts.append(paragraph(f"training loop: {', '.join(loops)}"))
-    parts.append(_yaml("the winners (best.yaml)", study.files.best))
-    parts.append(_yaml("the whole config (config.yaml)", study.files.config))
+    parts.append(_folded_yaml("the winners (best.yaml)", study.files.best))
+    parts.append(_folded_yaml("the whole config (config.yaml)", study.files.config))
     return "".join(parts)
 
 
-def _yaml(name: str, values: object) -> str:
-    """Show a file's values as YAML, folded up; empty for a file that is not there."""
+def _folded_yaml(name: str, values: object) -> str:
+    """Show a file's values as YAML, folded up. Empty for a file that is not there."""
     if values is None:
         return ""
     dumped = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return f"<details><summary>{text(name)}</summary><pre>{text(dumped)}</pre></details>"
 
 
-def _glossary() -> str:
+def _glossary_html() -> str:
+    """Show the terms of the page with their meanings."""
     terms = ""
     for term, meaning in GLOSSARY.items():
         terms += f"<dt>{text(term)}</dt><dd>{text(meaning)}</dd>"

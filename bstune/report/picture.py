@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 
 class Picture(Figure):
-    """Matplotlib's figure, which a notebook shows as PNG, with as many pixels as inches x dpi."""
+    """Matplotlib's figure, which a notebook shows as a PNG of inches x dpi pixels."""
 
     def _repr_png_(self) -> bytes:
-        """Give the picture as PNG; the figure keeps its canvas and its resolution."""
+        """Give the bytes of the PNG. The figure keeps its canvas and its resolution."""
         # drawing.py imports this module where it draws.
         from bstune.report.drawing import own_style
 

@@ -19,7 +19,7 @@ from bstune.result import (
     WinnerResult,
 )
 
-# What charts call the baseline, and the winner by the study's objective.
+# The names of the baseline, and of the winner by the study's objective, in charts.
 YOURS = "yours"
 USE = "use"
 # The natural logarithm of a learning rate, at most: exp of 710 is beyond floats.
@@ -39,15 +39,18 @@ class Mark:
     lr: float
     """The learning rate."""
     reached: bool
-    """Whether it met the target; else it was stopped before."""
+    """Whether it met the target. Else it was stopped before."""
     value: float | None
-    """Steps, or seconds of training, to the target; None where it missed it or was not timed."""
+    """Steps, or seconds of training, to the target. None where it missed it or was not timed."""
     low: float | None
-    """Those that did not suffice."""
+    """Steps, or seconds of training, that did not suffice. None where it was not timed."""
 
     @property
     def height(self) -> float | None:
-        """Where it stands: at what it took, else at what did not suffice; None: not known."""
+        """The steps or seconds at which it stands: those to the target, or that did not suffice.
+
+        None where they are not known.
+        """
         # A height of 0 has no place on a logarithmic axis.
         if self.reached:
             return self.value or None
@@ -56,61 +59,61 @@ class Mark:
 
 @dataclass(frozen=True)
 class Band:
-    """S*(B), or S*(B) tau(B), with its interval at each of its batch sizes."""
+    """S*(B), or S*(B) tau(B), with its interval, over batch size."""
 
     batch_size: tuple[float, ...]
     """Examples of a step, rising."""
     low: tuple[float, ...]
     """Lower end of the interval, in steps or in seconds."""
     middle: tuple[float, ...]
-    """Median."""
+    """Median, in steps or in seconds."""
     high: tuple[float, ...]
-    """Upper end of the interval."""
+    """Upper end of the interval, in steps or in seconds."""
 
 
 @dataclass(frozen=True)
 class Star:
-    """A winner in a panel: what is expected of it, with its range over fresh seeds."""
+    """A winner in a panel, at the steps or seconds that are expected of it."""
 
     winner: WinnerResult
     """The winner."""
     heading: str
-    """``use``, or what it is best by."""
+    """``use``, or what it is best by, such as ``least time``."""
     is_use: bool
-    """Whether it is the one to use, by the study's objective."""
+    """Whether it is the winner to use, by the study's objective."""
     value: float
     """Steps or seconds at which it stands."""
     low: float | None
-    """The least over fresh seeds; None where none ran."""
+    """Lower end of the interval over fresh seeds. None where none ran."""
     high: float | None
-    """The most over fresh seeds; None where none ran, or some missed the target."""
+    """Upper end of that interval. None where none ran, or too many missed the target."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What a chart of steps, or of seconds, over batch size shows."""
+    """The rows of a chart of steps, or of seconds, over batch size."""
 
     merit: Merit
-    """Whether it is of ``time`` or of ``steps``."""
+    """``time`` for a chart of seconds, or ``steps``."""
     trials: tuple[Mark, ...]
-    """Those that reached the target or were stopped before it."""
+    """The trials that reached the target or were stopped before it."""
     frontier: tuple[Mark, ...]
-    """Of these, the ones with the fewest examples near their batch size."""
+    """Of these trials the ones with the fewest examples near their batch size."""
     band: Band | None
-    """None where the curve is not known."""
+    """The curve with its interval. None where it is not known."""
     stars: tuple[Star, ...]
-    """The winner to use, and this panel's own if it is another."""
+    """The winner to use, and the winner by this panel's merit if it is another."""
     baseline: Mark | None
     """The user's own configuration; None where it neither reached the target nor was stopped."""
 
     @property
     def reached(self) -> tuple[Mark, ...]:
-        """The trials that reached the target, where that has a value."""
+        """The trials that reached the target and have a value to be drawn at."""
         return tuple(mark for mark in self.trials if mark.reached and mark.value)
 
     @property
     def stopped(self) -> tuple[Mark, ...]:
-        """The trials that were stopped, where it is known what did not suffice."""
+        """The stopped trials of which it is known what did not suffice."""
         return tuple(mark for mark in self.trials if not mark.reached and mark.low)
 
 
@@ -121,27 +124,30 @@ class PowerLaw:
     name: str
     """A scaling rule's name, or ``law``."""
     words: str
-    """What texts call it."""
+    """Its name in texts."""
     exponent: float
-    """Its slope."""
+    """Its slope: the power of the batch size."""
     batch_size: float
-    """Of the point that it goes through, in examples."""
+    """The batch size of the point that it goes through, in examples."""
     lr: float
-    """The learning rate at that point."""
+    """The learning rate of that point."""
     start: float
     """Smallest batch size at which it is drawn."""
     end: float
     """Largest batch size at which it is drawn."""
 
-    def at(self, batch_size: float) -> float:
-        """Give the learning rate at a batch size."""
+    def lr_at(self, batch_size: float) -> float:
+        """Give the line's learning rate at a batch size."""
         grown = self.exponent * math.log(batch_size / self.batch_size)
-        # A folder may come from anybody: what is beyond floats stays at their ends.
+        # A folder may come from anybody: a rate that no float can hold becomes the nearest one.
         return math.exp(max(-LARGEST_LOG_RATE, min(LARGEST_LOG_RATE, math.log(self.lr) + grown)))
 
 
 def curve_point(trial: TrialResult) -> CurvePoint:
-    """Give a trial as a point of a result: both ends of its interval, None where there is none."""
+    """Give a trial as a point of a result.
+
+    Of a trial that was stopped it has only the steps and seconds that did not suffice.
+    """
     seconds_per_step = trial.seconds_per_step
     time_low = None
     if seconds_per_step is not None:
@@ -169,7 +175,7 @@ def curve_point(trial: TrialResult) -> CurvePoint:
 
 
 def panel(trials: Sequence[TrialResult], result: StudyResult, merit: Merit) -> Panel:
-    """Prepare the chart of seconds (merit ``time``) or of steps over batch size."""
+    """Prepare the rows of the chart of seconds (merit ``time``) or of steps over batch size."""
     points = shown_trials(trials)
     return Panel(
         merit=merit,
@@ -182,7 +188,10 @@ def panel(trials: Sequence[TrialResult], result: StudyResult, merit: Merit) -> P
 
 
 def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
-    """Give the trials that reached the target or were stopped before it, as points."""
+    """Give the trials that reached the target or were stopped before it, as points.
+
+    A trial in several parts is one point.
+    """
     points = list[CurvePoint]()
     for trial in last_parts(trials):
         if trial.reached or trial.status == "stopped":
@@ -191,17 +200,17 @@ def shown_trials(trials: Sequence[TrialResult]) -> list[CurvePoint]:
 
 
 def last_parts(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Leave out the parts of trials that another one continues.
+    """Give the last part of each trial: the others are parts that another one continues.
 
-    What the last part came to holds for them, too.
+    The last part's outcome and history are those of the whole trial.
     """
-    # One that failed continues nothing: what it was to continue still stands.
+    # A part that failed continues nothing: the one before it is still the last.
     continued = {trial.resumed_from for trial in trials if trial.status != "failed"}
     return [trial for trial in trials if trial.number not in continued]
 
 
 def mark_of(point: CurvePoint, merit: Merit) -> Mark:
-    """Give a point as a panel of seconds (merit ``time``) or of steps shows it."""
+    """Give the mark of a point in a panel of seconds (merit ``time``) or of steps."""
     value: float | None = point.steps
     low: float | None = point.steps_low
     if merit == "time":
@@ -218,13 +227,15 @@ def mark_of(point: CurvePoint, merit: Merit) -> Mark:
 
 
 def _marks_of(points: Sequence[CurvePoint], merit: Merit) -> tuple[Mark, ...]:
+    """Give the marks of points in a panel of seconds (merit ``time``) or of steps."""
     return tuple(mark_of(point, merit) for point in points)
 
 
 def band(result: StudyResult, merit: Merit) -> Band | None:
-    """Give S*(B), or S*(B) tau(B), with its interval; None where it is not known.
+    """Give S*(B), or S*(B) tau(B) for merit ``time``, with its interval over batch size.
 
-    The errors of S*(B) and of tau(B), both of a logarithm, are independent: their squares add up.
+    The errors of log S*(B) and of log tau(B) are independent: their squares add up. None where the
+    curve, or the seconds of a step, are not known.
     """
     curve = result.curve
     if curve is None or len(curve.batch_size) < 2:
@@ -250,7 +261,7 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
 
 
 def _stars(result: StudyResult, merit: Merit) -> list[Star]:
-    """Give the winner to use, and the panel's own if it is another."""
+    """Give the winner to use, and the winner by the panel's merit if it is another."""
     stars = list[Star | None]()
     use = result.winner
     if use is not None:
@@ -264,11 +275,11 @@ def _stars(result: StudyResult, merit: Merit) -> list[Star]:
 
 
 def _star(winner: WinnerResult, heading: str, merit: Merit, *, is_use: bool) -> Star | None:
-    """Give the star of a winner, if there is a place for it."""
+    """Give the star of a winner. None where no steps or seconds are known to place it at."""
     low: float | None = None
     high: float | None = None
     if winner.confirmed is not None:
-        low, high = winner.confirmed.ends(merit)
+        low, high = winner.confirmed.interval_by(merit)
     # Where half of the fresh seeds missed the target, the star stands at the best of them, or at
     # the trial itself.
     value = winner.expected(merit) or low or winner.of_single_run(merit)
@@ -278,21 +289,23 @@ def _star(winner: WinnerResult, heading: str, merit: Merit, *, is_use: bool) -> 
 
 
 def _baseline_mark(points: Sequence[CurvePoint], result: StudyResult, merit: Merit) -> Mark | None:
-    """Give the baseline's own run, which a study's trial 0 is, as far as it was continued."""
+    """Give the mark of the baseline: trial 0 of a study, or the last part that continues it.
+
+    None where it neither reached the target nor was stopped, or has no place in the panel.
+    """
     if result.baseline is None:
         return None
     for point in points:
         if point.number == result.baseline.number:
             mark = mark_of(point, merit)
-            # Without a height it has no place in the panel.
             return mark if mark.height else None
     return None
 
 
 def shown_critical(result: StudyResult) -> CriticalBatchSize | None:
-    """Give the critical batch size where the trials say something of it.
+    """Give the critical batch size if there is something to show: its value or an end.
 
-    One batch size alone says nothing.
+    None, too, where one batch size alone reached the target.
     """
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size:
@@ -303,9 +316,10 @@ def shown_critical(result: StudyResult) -> CriticalBatchSize | None:
 
 
 def perfect_scaling_examples(result: StudyResult) -> float | None:
-    """Give the examples of the line on which twice the batch halves the steps.
+    """Give the examples to the target, B x S, along the line of perfect scaling.
 
-    None where fewer than two batch sizes reached the target.
+    On that line twice the batch halves the steps. None where fewer than two points of the frontier
+    reached the target.
     """
     reached = [point.examples for point in result.points if point.examples]
     if len(reached) < 2:
@@ -318,10 +332,10 @@ def perfect_scaling_examples(result: StudyResult) -> float | None:
 
 
 def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
-    """Give the scaling rules from one batch size to another, and the law that the trials show.
+    """Give the scaling rules, and the law that the trials show, as lines of learning rates.
 
     All go through one point: the best learning rate at the middle batch size of the curve, or the
-    reference of the study where there is no curve.
+    study's reference where there is no curve. Rules go from batch size ``start`` to ``end``.
     """
     batch_size: float = result.reference.batch_size
     lr = result.reference.lr
@@ -345,7 +359,7 @@ def rate_lines(result: StudyResult, start: float, end: float) -> list[PowerLaw]:
             )
     law = result.lr_exponent
     if law is not None and law.identified:
-        # Where the trials are, and no further: beyond them it is a guess.
+        # The law is drawn where the trials are: beyond them it is a guess.
         low = law.start
         high = law.end
         if result.curve is not None:

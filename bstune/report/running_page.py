@@ -1,9 +1,9 @@
-"""``report.html`` while its study runs: how far it has come, the best trial and the curve so far, and no answer.
+"""``report.html`` while its study runs: how far it has come, and the curve so far, but no answer.
 
     write_text_once(path, running_page(so_far))
 
-The page looks for a newer one by itself; that of a study which was left does not. Its charts are
-pictures, so that a look costs the study and the browser little. The answer and all charts stand in
+The page looks for a newer one by itself, unless the study was left before its end. Its charts are
+pictures, so that it costs the study and the browser little. The answer and all charts stand in
 :mod:`bstune.report.page`.
 """
 
@@ -21,12 +21,13 @@ from bstune.report.page import labelled, trials_table
 from bstune.report.study_folder import StudyFolder
 from bstune.system.files import first_bytes
 
-# Between two looks for a newer page.
+# Seconds between two looks for a newer page, with a script and without one. The script looks ever
+# more rarely for the page of a study that was killed; without it nothing does.
 REFRESH_SECONDS = 15
-# The same where no script runs, and nothing makes looks rarer.
 NOSCRIPT_SECONDS = 60
+# This tag tells the page of a running study from the final one.
 MARK = '<meta name="bstune" content="a running study">\n'
-# Of a page's beginning, within which the mark stands.
+# The mark stands within so many bytes of a page's beginning.
 HEAD_BYTES = 1024
 NO_ANSWER = "This study is running. What to use, and how sure that is, is said at its end."
 STUDY_LEFT = "This study was left before its end: the command that began it goes on with it."
@@ -40,18 +41,19 @@ class StudySoFar:
     study: StudyFolder
     """Its trials, and a result without an answer."""
     lines: Sequence[Line]
-    """How far it has come, and the best trial: labels with their texts."""
+    """How far it has come, and the best trial."""
     curve_heads: Sequence[str]
+    """Heads of the columns of ``curve_rows``."""
     curve_rows: Sequence[Sequence[str]]
-    """The best of each octave of batch sizes, as it was measured."""
+    """The best trial of each octave of batch sizes, a row each."""
     written: datetime
-    """When, with a time zone."""
+    """The moment at which the page is written, with a time zone."""
     is_running: bool
-    """Whether it runs on; else it was left."""
+    """Whether the study still runs. Else it was left before its end."""
 
 
 def running_page(so_far: StudySoFar) -> str:
-    """Give the page as HTML."""
+    """Give the page of a study that has not ended, as HTML."""
     study = so_far.study
     heading = f"{question(study.result)} · left"
     scripts = list[str]()
@@ -62,8 +64,8 @@ def running_page(so_far: StudySoFar) -> str:
         refresh = f'<meta http-equiv="refresh" content="{NOSCRIPT_SECONDS}">'
         head = f"{MARK}<noscript>{refresh}</noscript>\n"
     sections = [
-        Section("", _state(so_far)),
-        Section("The curve so far", _curve(so_far)),
+        Section("", _state_html(so_far)),
+        Section("The curve so far", _curve_html(so_far)),
         Section("Learning curves", learning_curves(study)),
         Section("Progress of the search", progress(study)),
         Section("Trials", trials_table(study.files.trials)),
@@ -73,15 +75,15 @@ def running_page(so_far: StudySoFar) -> str:
 
 
 def is_running_page(path: Path) -> bool:
-    """Say whether a file is the page of a study that runs, or was killed.
+    """Whether a file is the page of a study that runs, or that was killed as it ran.
 
-    False where it cannot be read.
+    False where the file cannot be read.
     """
     return MARK.strip().encode() in first_bytes(path, HEAD_BYTES)
 
 
-def _state(so_far: StudySoFar) -> str:
-    """Show that there is no answer yet, how far the study has come, and when that was."""
+def _state_html(so_far: StudySoFar) -> str:
+    """Say that there is no answer yet, how far the study has come, and how old the page is."""
     words = NO_ANSWER if so_far.is_running else STUDY_LEFT
     state = paragraph(words, "warning")
     stamp = text(so_far.written.isoformat(timespec="seconds"))
@@ -91,8 +93,8 @@ def _state(so_far: StudySoFar) -> str:
     return f"{state}{labelled(so_far.lines)}{written}"
 
 
-def _curve(so_far: StudySoFar) -> str:
-    """Show the trials over batch size, and the best of each octave of it."""
+def _curve_html(so_far: StudySoFar) -> str:
+    """Show charts of the trials over batch size, and a table of the best trial of each octave."""
     if not so_far.curve_rows:
         return ""
     drawn = ""

@@ -1,10 +1,10 @@
-"""What is read of a study's folder: ``curve.json`` whole, ``hardware.json`` as the page shows it.
+"""The models that a study's folder is read through: ``curve.json``, parts of ``hardware.json``.
 
     result = read_result(text, "outputs/digits/curve.json")
 
 A folder may come from anybody. So everything that is read of it passes through models first, and
 the code behind them meets no text where it counts and no negative batch size. ``hardware.json``
-holds the whole survey; what of it is not named here is dropped.
+holds the whole survey: the parts that no page shows are dropped.
 """
 
 from typing import Annotated, Literal, TypeVar
@@ -39,20 +39,20 @@ class ProbeRow(SurveyPart, frozen=True):
     batch_size: BatchSize
     """Examples of a step."""
     outcome: Text
-    """Whether it fits."""
+    """Whether it fits, in words."""
     limit: Count | None = None
-    """Bytes that there were."""
+    """Bytes that the device had for it. None where the device does not say."""
     peak_bytes: Count | None = None
-    """Bytes that it took."""
+    """Bytes that it took at most. None where the device does not say."""
 
 
 class SurveyedMemory(SurveyPart, frozen=True):
-    """Bytes of a training step: ``base`` and so many an example."""
+    """Bytes of a training step by its batch size: ``base`` + ``per_example`` x B."""
 
     base: Real
-    """Bytes that no example takes."""
+    """Bytes that a step takes at any batch size."""
     per_example: Real
-    """Bytes."""
+    """Bytes that each example adds."""
 
 
 class CeilingAt(SurveyPart, frozen=True):
@@ -61,7 +61,7 @@ class CeilingAt(SurveyPart, frozen=True):
     batch_size: BatchSize
     """Examples of a step."""
     limit: Count | None = None
-    """Bytes that there were."""
+    """Bytes that the device had. None where the device does not say."""
 
 
 class SurveyedCeiling(SurveyPart, frozen=True):
@@ -72,9 +72,9 @@ class SurveyedCeiling(SurveyPart, frozen=True):
     smallest: BatchSize
     """The smallest batch size that was asked for."""
     model: SurveyedMemory | None = None
-    """None where the device has no figures."""
+    """Memory by batch size. None where the device gives no figures."""
     probes: Items[ProbeRow] = ()
-    """Batch sizes that were tried."""
+    """The batch sizes that were tried."""
 
 
 class Timing(SurveyPart, frozen=True):
@@ -89,34 +89,34 @@ class Timing(SurveyPart, frozen=True):
     high: NotNegative
     """Upper quartile."""
     visits: Count = 1
-    """At which they were timed."""
+    """How often the survey came back to time this batch size."""
     bare: NotNegative | None = None
-    """Without what the framework adds."""
+    """Seconds of a step without the framework's part. None where they were not measured."""
 
 
 class SurveyedSteps(SurveyPart, frozen=True):
-    """The timed steps."""
+    """The steps that were timed."""
 
     timings: Items[Timing] = ()
-    """From the smallest batch size."""
+    """A row for each batch size, from the smallest."""
     waited: NotNegative = 0.0
-    """Share of the seconds for which the timing waited for a processor."""
+    """Share of the seconds for which the timed steps waited for a processor."""
 
 
 class Threads(SurveyPart, frozen=True):
-    """The number of threads that trains."""
+    """The number of threads that train."""
 
     threads: BatchSize
-    """Of torch."""
+    """Threads of torch."""
 
 
 class Limits(SurveyPart, frozen=True):
-    """What the device can do in a second."""
+    """The most that the device can do in a second."""
 
     flops_per_second: PerSecond
-    """Operations."""
+    """Floating-point operations a second."""
     bytes_per_second: PerSecond
-    """Bytes moved."""
+    """Bytes moved a second."""
 
 
 class SurveyedShare(SurveyPart, frozen=True):
@@ -125,55 +125,55 @@ class SurveyedShare(SurveyPart, frozen=True):
     batch_size: BatchSize
     """Examples of a step."""
     share_of_peak: NotNegative
-    """Operations a second over the device's."""
+    """Operations a second over the most that the device can do."""
     intensity: NotNegative | None = None
-    """Operations per byte moved."""
+    """Operations per byte moved. None where the bytes are not known."""
 
 
 class Derived(SurveyPart, frozen=True):
-    """What the survey concludes."""
+    """The conclusions of the survey."""
 
     achieved: Items[SurveyedShare] = ()
-    """From the smallest batch size."""
+    """A row for each batch size, from the smallest."""
     bound: Text | None = None
-    """What bounds a step, in a sentence."""
+    """A sentence that says what bounds a step. None where that is not known."""
     advice: Items[Text] = ()
-    """A sentence each."""
+    """Advice, a sentence each."""
 
 
 class HardwareFile(SurveyPart, frozen=True):
-    """The content of ``hardware.json`` as far as the page shows it."""
+    """The parts of ``hardware.json`` that the page shows."""
 
     device: Text = "?"
     """The device's name."""
     precision: Text = "?"
-    """As Lightning names it."""
+    """The precision by Lightning's name."""
     high: BatchSize
     """The largest batch size that was asked for."""
     ceiling: SurveyedCeiling
-    """What memory allows."""
+    """The memory ceiling."""
     measured: SurveyedSteps
-    """What time it takes."""
+    """The seconds of steps."""
     limits: Limits | None = None
-    """None where they could not be measured."""
+    """The device's limits. None where they could not be measured."""
     threads: Threads | None = None
-    """None where a CPU does not train."""
+    """The threads that train. None where no CPU trains."""
     seconds_of: Literal["trainer", "lean"] = "lean"
-    """Whose steps were timed."""
+    """Whose steps were timed: ``Trainer.fit``'s, or the lean loop's."""
     derived: Derived = Derived()
-    """What follows."""
+    """The survey's conclusions."""
 
 
 File = TypeVar("File", bound=BaseModel)
 
 
-def checked(model: type[File], text: str, what: str) -> File:
-    """Parse a file of JSON and check it against its model.
+def parse_checked(model: type[File], text: str, what: str) -> File:
+    """Parse the ``text`` of a JSON file and check it against its model.
 
-    InputError where it is no JSON. StudyError names ``what`` and the first value that the file may
-    not hold.
+    InputError where the text is not JSON. StudyError, with the first value that the model refuses.
+    Both errors name the file by ``what``.
     """
-    # It bounds the depth, and says what no JSON is in the words of all other files.
+    # This bounds the depth, and its error has the same words as that of all other files.
     parse_json(text, what)
     try:
         return model.model_validate_json(text)
@@ -190,15 +190,16 @@ def checked(model: type[File], text: str, what: str) -> File:
 
 
 def read_result(text: str, what: str) -> StudyResult:
-    """Read the content of a ``curve.json``.
+    """Read the ``text`` of a ``curve.json``.
 
-    StudyError, with ``what``, where it is no JSON, of another schema number or no study's result.
+    StudyError, which names the file by ``what``, where the text is not JSON, has another schema
+    number, or is not a study's result.
     """
     try:
         values = parse_json(text, what)
     except InputError as error:
         raise StudyError(str(error)) from error
-    # Before the values: those of another schema would be called faulty for what they are.
+    # The number is checked before the values: those of another schema would be called faulty.
     if isinstance(values, dict) and values.get("schema_number") != SCHEMA_NUMBER:
         # A file from anybody may have any text there, of any length.
         number = one_line(str(values.get("schema_number", "no number")))[:20]
@@ -206,4 +207,4 @@ def read_result(text: str, what: str) -> StudyResult:
             f"{what} has schema {number}, and this version of bstune reads {SCHEMA_NUMBER}: "
             "run the same command under another name, study=NAME"
         )
-    return checked(StudyResult, text, what)
+    return parse_checked(StudyResult, text, what)

@@ -1,11 +1,14 @@
-"""How options are written in what is said of a study: as whoever ran it takes them."""
+"""How texts about a study write its options: as whoever ran the study takes them."""
 
 from bstune.core.option_names import PythonTerms, in_python
 from bstune.result import StudyResult
 
 
 def spelled(result: StudyResult, text: str) -> str:
-    """Write a text's options as arguments, where Python objects gave the study: no command composes it again."""
+    """Write the options in a text as arguments of ``bstune.Study``, for a study of Python objects.
+
+    No command composes such a study again. The text of any other study stays as it is.
+    """
     if not result.in_python:
         return text
     sign = "<=" if result.mode == "min" else ">="

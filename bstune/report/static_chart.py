@@ -2,8 +2,8 @@
 
     static_chart(traces, layout, height=430)
 
-It reads of plotly's traces and layouts what bstune's charts use, and leaves out what needs a
-pointer. Colours are the style sheet's names, so that it follows the reader's theme, too.
+It knows the parts of plotly's traces and layouts that bstune's charts use, and leaves out texts
+that need a pointer. Colours are the style sheet's names, so that it follows the reader's theme.
 """
 
 import html
@@ -22,91 +22,96 @@ LEFT_MARGIN = 70.0
 RIGHT_MARGIN = 16.0
 TOP_MARGIN = 24.0
 BOTTOM_MARGIN = 48.0
-# Of a letter's width, on average.
+# The average width of a letter.
 LETTER = 6.6
-# Of a line of the legend, in height.
+# The height of a line of the legend.
 LEGEND_LINE = 20.0
-# Of the legend's sample and the room beside it.
+# The width of the legend's sample and of the room beside it.
 SAMPLE = 30.0
-# Letters of a category, beyond which it is shortened.
+# A category's name of more letters is shortened.
 LONG_NAME = 24
-# Of an axis whose range is not stated, as a share of its span on either side.
+# Room on either side of an axis whose range is not stated, as a share of its span.
 AXIS_PAD = 0.06
-# Of a logarithmic axis, in decades.
+# The least span of a logarithmic axis, in decades: an octave.
 LEAST_DECADES = 0.3
-# With more decades a logarithmic axis has its ticks at powers of ten.
+# Over more decades a logarithmic axis has its ticks at powers of ten.
 MANY_DECADES = 6.0
-# Of a value, so that no span of two overflows.
+# The largest value that is drawn, so that the span of two does not overflow.
 LARGEST_DRAWN = 1e300
-# Of a linear axis, at least.
+# The fewest ticks of a linear axis, about.
 FEWEST_TICKS = 5
-# Of lines, in pixels; those without a name here are solid.
+# Dashes of lines by plotly's names, as SVG has them, in pixels. Other names are solid lines.
 DASHES = {"dot": "2 3", "dash": "7 4", "dashdot": "8 3 2 3", "longdash": "13 5"}
-# Corners of symbols of half a size of 1, y downwards.
+# Corners of symbols by plotly's names, for half a size of 1, with y downwards.
 CORNERS: Mapping[str, Sequence[tuple[float, float]]] = {
     "square": ((-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)),
     "diamond": ((0.0, -1.2), (1.2, 0.0), (0.0, 1.2), (-1.2, 0.0)),
     "triangle-up": ((0.0, -1.1), (1.05, 0.8), (-1.05, 0.8)),
     "triangle-down": ((0.0, 1.1), (1.05, -0.8), (-1.05, -0.8)),
 }
+# Symbols that are strokes, not areas: their paths as SVG has them, for half a size of 1.
 STROKES: Mapping[str, str] = {
     "x": "M-.8-.8L.8.8M-.8.8L.8-.8",
     "cross": "M-1 0H1M0-1V1",
 }
-# Plotly's own: what a trace, a layout or an axis holds.
 PlotlyTrace = Mapping[str, Any]
+"""A trace by plotly's own names."""
 PlotlyLayout = Mapping[str, Any]
+"""A layout or a part of it, by plotly's own names."""
 Place = tuple[float, float]
-
-
+"""A point of the drawing: x and y in pixels, y downwards."""
 AxisValue = float | str | None
-"""What a trace holds of a point along an axis: a number, a category, or None for no place."""
+"""The value of a trace's point along an axis: a number, a category, or None for no place."""
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """Where values lie along an axis of the drawing, in pixels."""
+    """An axis of the drawing: where values lie along it, in pixels.
+
+    A coordinate is a number along the axis: the value itself, its logarithm to base 10 on a
+    logarithmic axis, or a category's index.
+    """
 
     kind: str
     """``log``, ``linear`` or ``category``."""
     low: float
-    """The value at its start; its logarithm to base 10 of a logarithmic axis."""
+    """The coordinate at its start."""
     high: float
-    """The value at its end; its logarithm to base 10 of a logarithmic axis."""
+    """The coordinate at its end."""
     start: float
-    """Pixels of its start."""
+    """The pixel of its start."""
     end: float
-    """Pixels of its end."""
+    """The pixel of its end."""
     names: tuple[str, ...] = ()
     """The categories in their order."""
 
-    def at(self, value: AxisValue) -> float | None:
-        """Give the pixel of a value; None where it has no place."""
-        place = _number(value, self.kind, self.names)
-        if place is None:
+    def pixel_of_value(self, value: AxisValue) -> float | None:
+        """Give the pixel of a value. None where it has no place on the axis."""
+        coordinate = _coordinate(value, self.kind, self.names)
+        if coordinate is None:
             return None
-        return self.at_place(place)
+        return self.pixel_of_coordinate(coordinate)
 
-    def at_place(self, place: float) -> float:
-        """Give the pixel of a value as the axis measures it: of a logarithm, where it is one."""
-        share = (place - self.low) / (self.high - self.low)
-        return self.at_share(share)
+    def pixel_of_coordinate(self, coordinate: float) -> float:
+        """Give the pixel of a coordinate of the axis."""
+        share = (coordinate - self.low) / (self.high - self.low)
+        return self.pixel_of_share(share)
 
-    def at_share(self, share: float) -> float:
-        """Give the pixel at a share of the axis, from its start."""
+    def pixel_of_share(self, share: float) -> float:
+        """Give the pixel at a share of the axis's length, from its start."""
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Give the pixels of ticks and their texts."""
+        """Give the pixel of each tick, and its text."""
         span = self.high - self.low
         scale = (self.end - self.start) / span
         ticks = list[tuple[float, str]]()
-        for place, text in self._tick_places():
-            ticks.append((self.start + (place - self.low) * scale, text))
+        for coordinate, text in self._tick_coordinates():
+            ticks.append((self.start + (coordinate - self.low) * scale, text))
         return ticks
 
-    def _tick_places(self) -> list[tuple[float, str]]:
-        """Give ticks as the axis measures values, and their texts."""
+    def _tick_coordinates(self) -> list[tuple[float, str]]:
+        """Give the coordinate of each tick, and its text."""
         if self.kind == "log":
             return _log_ticks(self.low, self.high)
         if self.kind == "category":
@@ -126,8 +131,8 @@ class _Frame:
         """Give the pixels of a trace's points; None where one has no place."""
         points = list[Place | None]()
         for x_value, y_value in zip(trace["x"], trace["y"], strict=True):
-            x = self.x.at(x_value)
-            y = self.y.at(y_value)
+            x = self.x.pixel_of_value(x_value)
+            y = self.y.pixel_of_value(y_value)
             if x is None or y is None:
                 points.append(None)
             else:
@@ -136,17 +141,17 @@ class _Frame:
 
 
 def static_chart(traces: Sequence[PlotlyTrace], layout: PlotlyLayout, height: float) -> str:
-    """Draw a chart's traces as an SVG, ``height`` pixels of it without its legend."""
+    """Draw a chart's traces as an SVG. ``height``: its pixels without the legend."""
     entries = [trace for trace in traces if _in_legend(trace)]
     rows = _legend_rows(entries)
     frame = _Frame(
-        _axis(traces, layout, "x", (LEFT_MARGIN, CHART_WIDTH - RIGHT_MARGIN)),
-        _axis(traces, layout, "y", (height - BOTTOM_MARGIN, TOP_MARGIN)),
+        x=_axis(traces, layout, "x", (LEFT_MARGIN, CHART_WIDTH - RIGHT_MARGIN)),
+        y=_axis(traces, layout, "y", (height - BOTTOM_MARGIN, TOP_MARGIN)),
     )
     width = CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN
     panel_height = height - TOP_MARGIN - BOTTOM_MARGIN
     drawn = _shapes(layout, frame)
-    for trace in _fills_first(traces):
+    for trace in _areas_first(traces):
         drawn.append(_trace(trace, frame))
     # An inner svg cuts off what lies outside of the panel.
     box = f'x="{LEFT_MARGIN:g}" y="{TOP_MARGIN:g}" width="{width:g}" height="{panel_height:g}"'
@@ -164,8 +169,11 @@ def static_chart(traces: Sequence[PlotlyTrace], layout: PlotlyLayout, height: fl
     return "".join(parts)
 
 
-def _number(value: AxisValue, kind: str, names: Sequence[str]) -> float | None:
-    """Give a value as its axis measures it; None where it has no place there."""
+def _coordinate(value: AxisValue, kind: str, names: Sequence[str]) -> float | None:
+    """Give a value's coordinate on an axis of a kind, with these categories.
+
+    None where the value has no place there, as 0 on a logarithmic axis.
+    """
     if kind == "category":
         return float(names.index(str(value)))
     if value is None or isinstance(value, str) or not math.isfinite(value):
@@ -180,9 +188,9 @@ def _number(value: AxisValue, kind: str, names: Sequence[str]) -> float | None:
 def _axis(
     traces: Sequence[PlotlyTrace], layout: PlotlyLayout, name: str, pixels: tuple[float, float]
 ) -> _Axis:
-    """Give the axis ``x`` or ``y``: of its stated range, else of all that the traces have.
+    """Give the axis ``x`` or ``y``, with its stated range or else one that holds all traces.
 
-    ``pixels``: of its start and its end.
+    ``pixels``: those of its start and of its end.
     """
     stated = layout.get(f"{name}axis", {})
     kind = stated.get("type", "linear")
@@ -199,14 +207,14 @@ def _axis(
         return _Axis(kind=kind, low=low, high=high, start=start, end=end)
     for trace in traces:
         values += _bar_ends(trace, name)
-    places = list[float]()
+    coordinates = list[float]()
     for value in values:
-        place = _number(value, kind, ())
-        if place is not None:
-            places.append(place)
-    low = min(places, default=0.0)
-    high = max(places, default=1.0)
-    # A single value has no span, and no share of one to stand in the middle of.
+        coordinate = _coordinate(value, kind, ())
+        if coordinate is not None:
+            coordinates.append(coordinate)
+    low = min(coordinates, default=0.0)
+    high = max(coordinates, default=1.0)
+    # A single value has no span: it stands in the middle of the least one.
     least_span = 1e-9 * max(abs(high), 1e-9)
     if kind == "log":
         least_span = LEAST_DECADES
@@ -220,7 +228,7 @@ def _axis(
 
 
 def _bar_ends(trace: PlotlyTrace, name: str) -> list[float]:
-    """Give the ends of a trace's error bars along an axis, in its values."""
+    """Give the values at both ends of each of a trace's error bars along the axis ``name``."""
     bars = trace.get(f"error_{name}")
     if bars is None:
         return []
@@ -231,9 +239,10 @@ def _bar_ends(trace: PlotlyTrace, name: str) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Give ticks from ``low`` to ``high``, both logarithms to base 10.
+    """Give the ticks of a logarithmic axis: the logarithm to base 10 of each, and its text.
 
-    They are 1-2-5, or powers of ten over many decades.
+    They are round numbers or, over many decades, powers of ten. ``low`` and ``high`` are the
+    logarithms at the axis's ends.
     """
     if high - low <= MANY_DECADES:
         _, values = decimal_ticks(10.0**low, 10.0**high, 4)
@@ -256,6 +265,7 @@ def _round_values(low: float, high: float) -> list[float]:
 
 
 def _grid(frame: _Frame, height: float) -> list[str]:
+    """Draw a line at each tick of both axes, with its text."""
     parts = list[str]()
     bottom = height - BOTTOM_MARGIN
     right = CHART_WIDTH - RIGHT_MARGIN
@@ -270,6 +280,7 @@ def _grid(frame: _Frame, height: float) -> list[str]:
 
 
 def _titles(layout: PlotlyLayout, height: float) -> list[str]:
+    """Write the titles of both axes, the one of ``y`` from below upwards."""
     across = _text(layout.get("xaxis", {}).get("title", {}).get("text", ""))
     up = _text(layout.get("yaxis", {}).get("title", {}).get("text", ""))
     middle = LEFT_MARGIN + (CHART_WIDTH - LEFT_MARGIN - RIGHT_MARGIN) / 2.0
@@ -281,7 +292,7 @@ def _titles(layout: PlotlyLayout, height: float) -> list[str]:
 
 
 def _shapes(layout: PlotlyLayout, frame: _Frame) -> list[str]:
-    """Draw the layout's lines and spans; ``paper`` coordinates are shares of the panel."""
+    """Draw the layout's lines and spans. Values by ``paper`` are shares of the panel."""
     parts = list[str]()
     for shape in layout.get("shapes", ()):
         x0 = _shape_end(shape, "x", 0, frame.x)
@@ -301,22 +312,22 @@ def _shapes(layout: PlotlyLayout, frame: _Frame) -> list[str]:
 
 
 def _shape_end(shape: PlotlyLayout, name: str, end: int, axis: _Axis) -> float:
-    """Give the pixel of the end 0 or 1 of a shape along the axis ``name``."""
+    """Give the pixel of a shape's ``end``, 0 or 1, along the axis ``name``."""
     value = shape[f"{name}{end}"]
     if shape.get(f"{name}ref") == "paper":
-        return axis.at_share(value)
-    pixel = axis.at(value)
+        return axis.pixel_of_share(value)
+    pixel = axis.pixel_of_value(value)
     if pixel is None:
         return axis.start
     return pixel
 
 
 def _annotations(layout: PlotlyLayout, frame: _Frame) -> list[str]:
-    """Write the layout's notes, which stand above the panel or at a height of it."""
+    """Write the layout's notes, which stand above the panel or within it."""
     parts = list[str]()
     for note in layout.get("annotations", ()):
-        x = _note_place(note, "x", frame.x)
-        y = _note_place(note, "y", frame.y)
+        x = _note_pixel(note, "x", frame.x)
+        y = _note_pixel(note, "y", frame.y)
         anchor = {"left": "start", "right": "end"}.get(note.get("xanchor", ""), "middle")
         style = f"fill:{_colour(note['font']['color'])}"
         place = f'x="{x:.1f}" y="{y - 5:.1f}" text-anchor="{anchor}"'
@@ -324,19 +335,21 @@ def _annotations(layout: PlotlyLayout, frame: _Frame) -> list[str]:
     return parts
 
 
-def _note_place(note: PlotlyLayout, name: str, axis: _Axis) -> float:
+def _note_pixel(note: PlotlyLayout, name: str, axis: _Axis) -> float:
+    """Give the pixel of a note along the axis ``name``."""
     if note.get(f"{name}ref") == "paper":
-        return axis.at_share(note[name])
+        return axis.pixel_of_share(note[name])
     # Plotly takes an annotation's place on a logarithmic axis as its logarithm.
-    return axis.at_place(note[name])
+    return axis.pixel_of_coordinate(note[name])
 
 
-def _fills_first(traces: Sequence[PlotlyTrace]) -> list[PlotlyTrace]:
-    """Put areas first, as what is drawn later covers what was drawn before."""
+def _areas_first(traces: Sequence[PlotlyTrace]) -> list[PlotlyTrace]:
+    """Give the traces with areas before all others, which are to be drawn over them."""
     return sorted(traces, key=lambda trace: "fill" not in trace)
 
 
 def _trace(trace: PlotlyTrace, frame: _Frame) -> str:
+    """Draw a trace: its area or its line, its error bars, its marks and their texts."""
     points = frame.points(trace)
     parts = list[str]()
     mode = trace.get("mode", "lines")
@@ -357,11 +370,15 @@ def _trace(trace: PlotlyTrace, frame: _Frame) -> str:
 
 
 def _known(points: Iterable[Place | None]) -> list[Place]:
+    """Leave out the points that have no place."""
     return [point for point in points if point is not None]
 
 
 def _outline(points: Sequence[Place | None], is_stairs: bool) -> str:
-    """Give the path of a line, which is broken where a point has no place."""
+    """Give the path of a line through points. It is broken where a point has no place.
+
+    ``is_stairs``: whether it goes to the next point sideways first, then up or down.
+    """
     parts = list[str]()
     is_drawing = False
     for point in points:
@@ -380,7 +397,7 @@ def _outline(points: Sequence[Place | None], is_stairs: bool) -> str:
 
 
 def _bars(trace: PlotlyTrace, frame: _Frame, name: str) -> list[str]:
-    """Draw a trace's error bars along an axis."""
+    """Draw a trace's error bars along the axis ``name``."""
     bars = trace.get(f"error_{name}")
     if bars is None:
         return []
@@ -394,11 +411,11 @@ def _bars(trace: PlotlyTrace, frame: _Frame, name: str) -> list[str]:
         if point is None:
             continue
         x, y = point
-        # An end without a place, as 0 on a logarithmic axis, lies beyond the panel.
-        low = axis.at(value - down)
+        # An end without a place, as 0 on a logarithmic axis, reaches to the panel's edge.
+        low = axis.pixel_of_value(value - down)
         if low is None:
             low = axis.start
-        high = axis.at(value + up)
+        high = axis.pixel_of_value(value + up)
         if high is None:
             high = axis.end
         outline = f"M{low:.1f} {y:.1f}H{high:.1f}"
@@ -409,6 +426,7 @@ def _bars(trace: PlotlyTrace, frame: _Frame, name: str) -> list[str]:
 
 
 def _markers(trace: PlotlyTrace, points: Sequence[Place | None]) -> list[str]:
+    """Draw a mark at each point of a trace: all of one size, or each of its own."""
     sizes = trace.get("marker", {}).get("size", 7)
     if not isinstance(sizes, list | tuple):
         sizes = [sizes] * len(points)
@@ -420,13 +438,13 @@ def _markers(trace: PlotlyTrace, points: Sequence[Place | None]) -> list[str]:
 
 
 def _symbol(trace: PlotlyTrace, point: Place, size: float) -> str:
-    """Draw a trace's mark at a point; ``-open`` marks are an outline."""
+    """Draw a trace's mark at a point, ``size`` pixels wide. ``-open`` marks are an outline."""
     marker = trace.get("marker", {})
     name = marker.get("symbol", "circle")
     kind = name.removesuffix("-open")
     # A mark without a colour of its own has that of its line.
-    of_line = trace.get("line", {}).get("color", "--blue")
-    colour = _colour(marker.get("color", of_line))
+    line_colour = trace.get("line", {}).get("color", "--blue")
+    colour = _colour(marker.get("color", line_colour))
     x, y = point
     half = size / 2.0
     style = f"fill:{colour}"
@@ -448,7 +466,7 @@ def _symbol(trace: PlotlyTrace, point: Place, size: float) -> str:
 
 
 def _star_corners() -> list[Place]:
-    """Give the corners of a star of five, the outer and the inner ones in turn."""
+    """Give the corners of a star with five points, for half a size of 1: outer, inner, in turn."""
     corners = list[Place]()
     for i in range(10):
         is_outer = i % 2 == 0
@@ -459,7 +477,7 @@ def _star_corners() -> list[Place]:
 
 
 def _words(trace: PlotlyTrace, points: Sequence[Place | None]) -> list[str]:
-    """Write the texts that stand beside marks; ``textposition`` is ``top right`` and its like."""
+    """Write the texts beside marks, by plotly's ``textposition``, such as ``top right``."""
     position = trace.get("textposition", "top center")
     anchor = "middle"
     shift = 0.0
@@ -484,11 +502,12 @@ def _words(trace: PlotlyTrace, points: Sequence[Place | None]) -> list[str]:
 
 
 def _in_legend(trace: PlotlyTrace) -> bool:
+    """Whether the legend has an entry for a trace."""
     return bool(trace.get("name")) and trace.get("showlegend", True)
 
 
 def _legend_rows(entries: Sequence[PlotlyTrace]) -> list[list[tuple[PlotlyTrace, float]]]:
-    """Break the legend into rows: each entry with where it begins, in pixels."""
+    """Break the legend into rows of entries. Each entry has the pixel at which it begins."""
     rows: list[list[tuple[PlotlyTrace, float]]] = []
     x = CHART_WIDTH
     for trace in entries:
@@ -502,6 +521,7 @@ def _legend_rows(entries: Sequence[PlotlyTrace]) -> list[list[tuple[PlotlyTrace,
 
 
 def _legend(rows: Sequence[Sequence[tuple[PlotlyTrace, float]]], height: float) -> list[str]:
+    """Draw the rows of the legend, below the ``height`` pixels of the chart."""
     parts = list[str]()
     for i, row in enumerate(rows):
         y = height + LEGEND_LINE * i + 6.0
@@ -513,7 +533,7 @@ def _legend(rows: Sequence[Sequence[tuple[PlotlyTrace, float]]], height: float) 
 
 
 def _sample(trace: PlotlyTrace, x: float, y: float) -> str:
-    """Draw what a trace looks like, for the legend."""
+    """Draw a sample of a trace's look for the legend, at a pixel."""
     if "fill" in trace:
         style = f"fill:{_colour(trace['fillcolor'])}"
         return f'<rect x="{x:.1f}" y="{y - 6:g}" width="24" height="12" style="{style}"/>'
@@ -532,6 +552,7 @@ def _sample(trace: PlotlyTrace, x: float, y: float) -> str:
 
 
 def _line_style(line: PlotlyLayout, trace: PlotlyTrace | None = None) -> str:
+    """Give the CSS of a line; ``trace``: the one that it is of, which may have an opacity."""
     style = f"fill:none;stroke:{_colour(line.get('color', '--blue'))}"
     style += f";stroke-width:{line.get('width', 2):g}"
     dash = DASHES.get(line.get("dash", "solid"))
@@ -543,18 +564,19 @@ def _line_style(line: PlotlyLayout, trace: PlotlyTrace | None = None) -> str:
 
 
 def _colour(value: str) -> str:
-    """Give a colour of the style sheet, which has a name there, as CSS."""
+    """Write a colour as CSS: a name of the style sheet, such as ``--ink``, or any other colour."""
     if value.startswith("--"):
         return f"var({value})"
     return value
 
 
 def _text(value: str) -> str:
-    """Give a chart's text, which is escaped for plotly, as that of an element."""
+    """Escape a chart's text for an element of SVG. It is escaped for plotly before."""
     return html.escape(html.unescape(value))
 
 
 def _shortened(text: str) -> str:
+    """Cut a category's name to ``LONG_NAME`` letters, the last one an ellipsis."""
     shown = html.unescape(text)
     if len(shown) <= LONG_NAME:
         return text

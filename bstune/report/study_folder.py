@@ -12,20 +12,20 @@ from typing import Any
 
 from bstune.core.errors import BstuneError, InputError, RecordError, StudyError
 from bstune.core.records import TrialResult
-from bstune.report.schema import HardwareFile, checked, read_result
+from bstune.report.schema import HardwareFile, parse_checked, read_result
 from bstune.result import StudyResult
 from bstune.system.files import Output
 from bstune.system.inputs import TEXT_LIMIT, parse_yaml, read_text
 
-# Bytes of config.yaml and of best.yaml, which the page shows whole.
+# The most bytes of config.yaml and of best.yaml, which the page shows whole.
 SHOWN_YAML_LIMIT = 500_000
 
 
 @dataclass(frozen=True)
 class StudyFiles:
-    """What lies beside a study's result.
+    """The files that lie beside a study's result.
 
-    None stands for each file that is missing or cannot be read; then ``notes`` has a line of it.
+    None stands for a file that is missing or cannot be read. ``notes`` has a line for each of them.
     """
 
     path: Path
@@ -33,33 +33,35 @@ class StudyFiles:
     trials: tuple[TrialResult, ...]
     """In order of their numbers; empty where there is no file of them."""
     hardware: HardwareFile | None
-    """None without a note: the hardware was not surveyed."""
+    """The survey. It may be missing without a note, as a study need not have one."""
     config: Mapping[str, Any] | None
-    """Its references as such."""
+    """The content of ``config.yaml``, in which references are not resolved."""
     best: Mapping[str, Any] | None
     """The content of ``best.yaml``."""
     notes: tuple[str, ...]
+    """Lines on files that are missing or cannot be read."""
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """A study: its result, and what lies beside it."""
+    """A study: its result, and the files that lie beside it."""
 
     result: StudyResult
     files: StudyFiles
 
 
 def read_study(path: str | Path) -> StudyFolder:
-    """Read a study from its folder, or from its ``curve.json`` alone.
+    """Read a study from its folder, or from a file of its result.
 
-    StudyError where neither can be read.
+    Beside a file that is not called ``curve.json`` nothing is read. StudyError where the result
+    cannot be read.
     """
     path = Path(path)
     files = Output(path)
     if path.is_file():
         files = Output(path.parent)
         if path != files.curve:
-            # What lies beside a file of another name may be another study's.
+            # The files beside a file of another name may be another study's.
             alone = StudyFiles(path, trials=(), hardware=None, config=None, best=None, notes=())
             return StudyFolder(read_curve(path), alone)
     return StudyFolder(read_curve(files.curve), read_files(files))
@@ -70,12 +72,12 @@ def each_study(
     left_out: list[str],
     read: Callable[[str], StudyFolder] = read_study,
 ) -> Iterator[tuple[str, StudyFolder]]:
-    """Yield the studies in folders, or ``curve.json`` files, each once, with the path as given.
+    """Yield each study in folders or ``curve.json`` files once, behind its path as it was given.
 
     Args:
-        paths: of folders and files.
-        left_out: gets a line for each that cannot be read.
-        read: gives a study of its path: as it found, or at another target.
+        paths: folders and files.
+        left_out: gets a line for each study that cannot be read.
+        read: gives the study of a path, as it ended or at another target.
 
     Raises:
         StudyError: for a path that is not there, as its name may be mistyped.
@@ -101,7 +103,7 @@ def each_study(
 
 
 def read_files(files: Output) -> StudyFiles:
-    """Read what there is in a study's folder beside its ``curve.json``."""
+    """Read the files in a study's folder beside its ``curve.json``, as far as they are there."""
     notes = list[str]()
     hardware = None
     # A study need not have one: only what is there and cannot be read is worth a note.
@@ -121,21 +123,24 @@ def read_files(files: Output) -> StudyFiles:
 
 
 def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
-    """Read the records of a ``trials.jsonl``; what cannot be read becomes one line in ``notes``."""
+    """Read the records of a ``trials.jsonl``, in order of the trials' numbers.
+
+    Records that cannot be read are left out, and ``notes`` gets one line on all of them.
+    """
     text = _text(path, notes)
     trials = list[TrialResult]()
-    taken = set[int]()
+    numbers = set[int]()
     faults = list[str]()
-    for number, line in enumerate((text or "").splitlines(), start=1):
+    for line_number, line in enumerate((text or "").splitlines(), start=1):
         try:
             trial = TrialResult.from_json(line)
-            _check_order(trial, taken)
+            _check_order(trial, numbers)
             trials.append(trial)
-            taken.add(trial.number)
+            numbers.add(trial.number)
         except RecordError as error:
-            faults.append(f"line {number}: {str(error).splitlines()[0]}")
+            faults.append(f"line {line_number}: {str(error).splitlines()[0]}")
     if faults:
-        # One line of all of them: a file of something else has a fault a line.
+        # One line tells of all faults: a file of something else has one in each of its lines.
         told = faults[0]
         if len(faults) > 1:
             told += f", and {len(faults) - 1} more"
@@ -143,9 +148,12 @@ def read_trials(path: Path, notes: list[str]) -> tuple[TrialResult, ...]:
     return tuple(sorted(trials, key=lambda trial: trial.number))
 
 
-def _check_order(trial: TrialResult, taken: Collection[int]) -> None:
-    """Refuse a second record of a trial, and one that goes on from itself or from a later trial."""
-    if trial.number in taken:
+def _check_order(trial: TrialResult, numbers: Collection[int]) -> None:
+    """Refuse a second record of a trial, and a trial that continues itself or a later one.
+
+    ``numbers``: the numbers of the trials before it. A refusal is a RecordError.
+    """
+    if trial.number in numbers:
         raise RecordError(f"there is a record of trial {trial.number} already")
     for earlier in (trial.resumed_from, trial.replicate_of):
         if earlier is not None and earlier >= trial.number:
@@ -153,7 +161,7 @@ def _check_order(trial: TrialResult, taken: Collection[int]) -> None:
 
 
 def read_curve(path: Path) -> StudyResult:
-    """Read a ``curve.json``; StudyError says why it cannot be read and what to do."""
+    """Read a ``curve.json``. Where that fails, StudyError says why and what to do."""
     # Each way in which it can be missing has a remedy of its own.
     if not path.exists():
         folder = path.parent
@@ -173,18 +181,19 @@ def read_curve(path: Path) -> StudyResult:
 
 
 def _read_hardware(path: Path, notes: list[str]) -> HardwareFile | None:
+    """Read a ``hardware.json``. None, with a line in ``notes``, where that fails."""
     text = _text(path, notes)
     if text is None:
         return None
     try:
-        return checked(HardwareFile, text, path.name)
+        return parse_checked(HardwareFile, text, path.name)
     except BstuneError as error:
         notes.append(f"{error}: left out")
         return None
 
 
 def _read_yaml(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
-    """Read a file that holds a mapping; None, with a line in ``notes``, where it cannot be read."""
+    """Read a YAML file that holds a mapping. None, with a line in ``notes``, where that fails."""
     text = _text(path, notes, SHOWN_YAML_LIMIT)
     if text is None:
         return None
@@ -200,6 +209,7 @@ def _read_yaml(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
 
 
 def _text(path: Path, notes: list[str], limit: int = TEXT_LIMIT) -> str | None:
+    """Read a file of at most ``limit`` bytes. None, with a line in ``notes``, where that fails."""
     if not path.exists():
         notes.append(f"{path.name} is missing")
         return None

@@ -6,11 +6,11 @@ from bstune.report.words import fresh_text
 from bstune.result import MAXIMAL_DATA_PARALLELISM, PERFECT_SCALING, StudyResult
 from bstune.system.console import format_count, format_number, plural
 
-# The upper end of B_crit's interval over its lower one, up to which it is called good.
+# An interval of B_crit is good if its upper end is at most this many times its lower one.
 GOOD_INTERVAL = 3.0
-# Relative error of a step's seconds, on a quiet machine at most.
+# Timings are noisy if the relative error of a step's seconds is larger than this.
 NOISY_ERROR = 0.1
-# Share of the time that steps wait for a processor, on a quiet machine at most.
+# A machine is busy if timed steps wait for a processor for a larger share of the time than this.
 BUSY_SHARE = 0.1
 
 
@@ -21,22 +21,32 @@ class Trust:
     name: str
     """``range`` of the curve, its ``coverage``, ``seeds`` or ``noise``."""
     text: str
-    """What was seen of it, in words."""
+    """How well that part is known, in words."""
     good: bool
-    """Whether that is enough."""
+    """Whether that is good enough to rely on."""
 
 
 def trust(result: StudyResult) -> tuple[Trust, ...]:
-    """Tell how far the parts of the answer can be trusted, as far as it is known."""
-    parts = (_range(result), _coverage(result), _seeds(result), trust_in_timing(result))
+    """Judge how far the parts of the answer can be trusted. Parts that it lacks are left out."""
+    parts = (
+        _trust_in_range(result),
+        _trust_in_coverage(result),
+        _trust_in_seeds(result),
+        trust_in_timing(result),
+    )
     return tuple(part for part in parts if part)
 
 
-def _range(result: StudyResult) -> Trust | None:
+def _trust_in_range(result: StudyResult) -> Trust | None:
+    """Judge the curve by its batch sizes, and by how narrow the interval of B_crit is.
+
+    None where fewer than two batch sizes reached the target.
+    """
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size:
         return None
-    # The frontier has a point for each half octave: the ends may lie beyond its own.
+    # The frontier has one point for each half octave: the smallest and the largest batch size that
+    # reached the target need not be among them.
     sizes = {point.batch_size for point in result.points if not point.stopped}
     sizes |= {critical.smallest, critical.largest}
     count = plural(len(sizes), "size")
@@ -49,7 +59,11 @@ def _range(result: StudyResult) -> Trust | None:
     return Trust("range", f"{seen}, an interval of {ratio} times", good=False)
 
 
-def _coverage(result: StudyResult) -> Trust | None:
+def _trust_in_coverage(result: StudyResult) -> Trust | None:
+    """Judge whether trials saw both ends of the curve: perfect scaling, and where it is flat.
+
+    None where B_crit is not known.
+    """
     if result.critical_batch_size is None or result.critical_batch_size.value is None:
         return None
     missing = list[str]()
@@ -64,7 +78,8 @@ def _coverage(result: StudyResult) -> Trust | None:
     return Trust("coverage", "neither end seen", good=False)
 
 
-def _seeds(result: StudyResult) -> Trust | None:
+def _trust_in_seeds(result: StudyResult) -> Trust | None:
+    """Judge the winner by its fresh seeds. None without a winner."""
     if result.winner is None:
         return None
     text = "winner not run again"
@@ -79,7 +94,7 @@ def _seeds(result: StudyResult) -> Trust | None:
 
 
 def trust_in_timing(result: StudyResult) -> Trust | None:
-    """Tell how well the seconds of a step are known; None where nothing was timed alone."""
+    """Judge how well the seconds of a step are known. None where steps were not timed."""
     timing = result.timing
     if timing is None:
         return None
@@ -87,7 +102,7 @@ def trust_in_timing(result: StudyResult) -> Trust | None:
     if timing.not_told_apart:
         sizes = " and ".join(map(format_count, timing.not_told_apart))
         error += f", too little to tell USE from batch size {sizes}"
-    # What other programs took is told apart from the noise of the timings themselves.
+    # A busy machine is told apart from timings that are noisy by themselves.
     if timing.waited > BUSY_SHARE:
         waited = f"timed steps waited for a processor {timing.waited:.0%} of the time"
         busy = f"the machine was busy: {waited}, which is left out"

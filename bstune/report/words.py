@@ -21,7 +21,7 @@ PREDICTED = "predicted, not run again on fresh seeds"
 
 
 def device_text(device: str) -> str:
-    """Write ``cpu, 1 thread`` for ``cpu (1 thread)``."""
+    """Write ``cpu, 1 thread`` for ``cpu (1 thread)``, and ``replayed`` for a replayed study."""
     if device == "replay":
         return "replayed"
     return device.replace(" (", ", ").removesuffix(")")
@@ -30,7 +30,7 @@ def device_text(device: str) -> str:
 def winner_text(winner: WinnerResult, tokens: int | None = None) -> str:
     """Write ``batch size 204, learning rate 1.13``, and further hyper-parameters and the horizon.
 
-    ``tokens``: of an example, where it has some; then ``batch size 204 (13,056 tokens)``.
+    ``tokens``: tokens of an example, if it has some: then ``batch size 204 (13,056 tokens)``.
     """
     return point_text(winner.batch_size, winner.lr, winner.hyperparameters, winner.horizon, tokens)
 
@@ -47,7 +47,11 @@ def point_text(
     horizon: int | None = None,
     tokens: int | None = None,
 ) -> str:
-    """Write ``batch size 204, learning rate 1.13``, with what else is searched, and the horizon."""
+    """Write ``batch size 204, learning rate 1.13``, and further hyper-parameters and the horizon.
+
+    ``horizon``: steps after which the schedule ends; None where none does. ``tokens``: tokens of an
+    example, if it has some.
+    """
     size = f"batch size {format_count(batch_size)}"
     if tokens is not None:
         size += f" ({format_count(batch_size * tokens)} tokens)"
@@ -60,9 +64,9 @@ def point_text(
 
 
 def trials_text(result: StudyResult) -> str:
-    """Write ``64 configurations, 6 fresh seeds``: the trials by what they were run for.
+    """Write ``64 configurations, 6 fresh seeds``: how many trials were run for what.
 
-    Failed ones come last. Of an older file it is ``70 trials``.
+    Failed ones come last. An older file does not tell them apart: then ``70 trials``.
     """
     if result.configurations is None:
         return plural(result.trials, "trial")
@@ -77,7 +81,7 @@ def trials_text(result: StudyResult) -> str:
 
 
 def expected_text(winner: WinnerResult) -> str:
-    """Write what a winner takes: the median over fresh seeds, and its interval.
+    """Write what a winner takes to the target: the median over fresh seeds, and its interval.
 
     ``613 ms, 53 steps (3 of 3 fresh seeds reached it; 90%: 480 to 737 ms, 48 to 88 steps)``
     """
@@ -113,9 +117,9 @@ def fresh_text(fresh: Confirmed) -> str:
 def range_text(merit: Merit, fresh: Confirmed) -> str | None:
     """Write the interval over fresh seeds, ``480 to 737 ms`` or ``48 to 88 steps``.
 
-    None where none of them reached the target.
+    None where its lower end is not known, as where no seed reached the target.
     """
-    low, high = fresh.ends(merit)
+    low, high = fresh.interval_by(merit)
     if low is None:
         return None
     first = format_count(low)
@@ -154,7 +158,10 @@ def b_opt_text(critical: CriticalBatchSize) -> str:
 
 
 def span_text(low: float | None, high: float | None, level: float, digits: int = 2) -> str:
-    """Write ``90%: 41 to 110``, or what is open of it."""
+    """Write an interval: ``90%: 41 to 110``, or ``90%: above 41`` where an end is open.
+
+    ``digits``: significant digits of its ends.
+    """
     if low is None and high is None:
         return f"{level:.0%} interval open at both ends"
     if low is None:
@@ -165,9 +172,9 @@ def span_text(low: float | None, high: float | None, level: float, digits: int =
 
 
 def beyond_text(is_low_open: bool, is_high_open: bool, what: str) -> str:
-    """Write ``; smaller and larger ones are not known`` of a range's open ends; empty without one.
+    """Write, for a range's open ends, ``; smaller and larger ones are not known``.
 
-    ``what``: of the batch sizes beyond these ends, such as ``are not known``.
+    ``what`` is the verb that is said of the batch sizes beyond. Empty where no end is open.
     """
     beyond = list[str]()
     if is_low_open:

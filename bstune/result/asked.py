@@ -1,4 +1,4 @@
-"""What a study was asked and allowed, of what size its workload is, and what it took."""
+"""What a study was asked and allowed, how large its workload is, and what its trials took."""
 
 from bstune.result.values import Count, FromOne, NotNegative, Part, Positive, Text
 
@@ -7,7 +7,7 @@ class Spend(Part, frozen=True):
     """What the trials took."""
 
     trials: Count
-    """Trials, those in several parts counted once."""
+    """Trials. One in several parts counts once."""
     seconds: NotNegative
     """Seconds of training, evaluation and start-up."""
     examples: Count
@@ -37,9 +37,9 @@ class Reference(Part, frozen=True):
 
 
 class WorkloadSize(Part, frozen=True):
-    """How large what was trained is: the scales over which studies are compared."""
+    """How large the data and the module are: the scales over which studies are compared."""
 
     examples: FromOne
-    """Of the training data."""
+    """Examples of the training data."""
     parameters: FromOne
-    """Of the module that are trained."""
+    """Parameters of the module that are trained."""

@@ -20,17 +20,17 @@ class FreshValues(Part, frozen=True):
     seeds: Items[Count]
     """Their seeds."""
     values: Items[Real]
-    """The best value of the metric of each."""
+    """The best value of the metric in each run."""
     mean: Real
-    """Their mean."""
+    """The mean of these values."""
     low: Real
-    """Lower end of the mean's interval."""
+    """Lower end of the interval of the mean."""
     high: Real
-    """Upper end of the mean's interval."""
+    """Upper end of the interval of the mean."""
     level: Level
     """Nominal coverage of the interval."""
     broken: Count
-    """Further runs that diverged or ended before, which are not among the values."""
+    """Further runs that diverged, or ended before their budget. They have no value here."""
 
 
 class SizeSeconds(Part, frozen=True):
@@ -39,24 +39,27 @@ class SizeSeconds(Part, frozen=True):
     batch_size: BatchSize
     """Examples of a step."""
     seconds: Positive
-    """Of a step."""
+    """Seconds of a step."""
 
 
 class PointAtBudget(TrialPoint, frozen=True):
-    """A point, and what it comes to at its budget's end."""
+    """A point, and the metric that it reaches at its budget's end."""
 
     steps: Count
-    """Of its budget."""
+    """Steps of its budget."""
     value: Real
     """The best value of the metric within its trial, which may be lucky."""
     predicted: Real | None
-    """The metric that all trials predict of a fresh seed."""
+    """The metric that all trials predict for a fresh seed."""
     fresh: FreshValues | None
-    """None where it did not run on fresh seeds."""
+    """Its runs on fresh seeds. None where there were none."""
 
     @property
     def expected(self) -> float:
-        """The metric to expect: of its fresh seeds, else predicted, else its own."""
+        """The metric to expect of a fresh seed: the mean over those that ran.
+
+        Without fresh seeds it is the prediction. Without a prediction it is the trial's own value.
+        """
         if self.fresh is not None:
             return self.fresh.mean
         return self.value if self.predicted is None else self.predicted
@@ -66,21 +69,24 @@ class GainAtBudget(Part, frozen=True):
     """By how much the winner is better than the baseline at the budget's end."""
 
     difference: Real
-    """The baseline's metric over the winner's, or the other way where it rises: above 0 is better."""
+    """Winner against baseline, signed so that a difference above 0 is better in either mode."""
     low: Real | None
-    """Lower end of its interval; None without fresh seeds of both."""
+    """Lower end of the interval of the difference. None without fresh seeds of both."""
     high: Real | None
-    """Upper end of its interval."""
+    """Upper end of the interval of the difference. None without fresh seeds of both."""
     level: Level
     """Nominal coverage of the interval."""
     seeds: Count
     """Fresh seeds on which both ran."""
     share: Share | None
-    """The part of the budget after which the winner has the baseline's metric; None: it never has."""
+    """The part of the budget after which the winner has the baseline's metric. None: it has not."""
 
 
 class AsGoodAtBudget(Part, frozen=True):
-    """The batch sizes that are not shown to be worse than the best, each at its best learning rate."""
+    """The batch sizes that are not shown to be worse than the best one.
+
+    Each is judged at its best learning rate.
+    """
 
     low: BatchSize
     """The smallest of them, in examples."""
@@ -97,12 +103,12 @@ class AsGoodAtBudget(Part, frozen=True):
 
 
 class SizeAtBudget(Part, frozen=True):
-    """What a batch size comes to at the budget's end, at its best learning rate."""
+    """The metric of a batch size at the budget's end, at its best learning rate."""
 
     batch_size: BatchSize
     """Examples of a step."""
     value: Real
-    """The metric, the posterior's median, without a seed's luck."""
+    """The metric: the posterior's median, without a seed's luck."""
     low: Real
     """Lower end of its interval."""
     high: Real
@@ -115,7 +121,7 @@ class BestSizeAtShare(Part, frozen=True):
     """The best batch size for a part of the budget."""
 
     share: Share
-    """Of the budget."""
+    """The part of the budget, from 0 to 1."""
     batch_size: Positive
     """The posterior's median, in examples."""
     low: Positive
@@ -127,10 +133,10 @@ class BestSizeAtShare(Part, frozen=True):
 
 
 class BestSizeLater(Part, frozen=True):
-    """The best batch size for a longer budget, foretold by how it has grown."""
+    """The best batch size for a longer budget, predicted from its growth so far."""
 
     times: Positive
-    """The budget."""
+    """How many times as long as the study's that budget is."""
     batch_size: Positive
     """The posterior's median, in examples."""
     low: Positive
@@ -157,42 +163,42 @@ class SizeGrowthOverBudget(Part, frozen=True):
 
 
 class SameAtBudget(Part, frozen=True):
-    """Trials that all have the same metric at their budget's end, which tells nothing of them."""
+    """Trials that all have the same metric at their budget's end: it does not tell them apart."""
 
     value: Real
     """The metric."""
     differs_at: Share | None
-    """The smallest part of the budget by which they differed; None: by none of it."""
+    """The smallest part of the budget by which the trials differed. None: they never did."""
 
 
 class AtBudget(Part, frozen=True):
     """The answer of the objective loss: what has the best metric when the budget ends."""
 
     seconds: Positive | None
-    """Seconds of training, by ``times``, where these are the budget."""
+    """The budget in seconds of training, counted by ``times``. None for another budget."""
     examples: Count | None
-    """Examples, where these are."""
+    """The budget in examples. None for another budget."""
     steps: Count | None
-    """Steps, where these are."""
+    """The budget in steps. None for another budget."""
     times: Items[SizeSeconds]
-    """Seconds of a step by which seconds are counted; empty for another budget."""
+    """The seconds of a step by which seconds are counted. Empty for another budget."""
     winner: PointAtBudget
     """The point to use."""
     baseline: PointAtBudget | None
-    """The reference; None where it did not run to its budget's end."""
+    """The user's own configuration. None where it did not run to its budget's end."""
     gain: GainAtBudget | None
-    """None without a baseline, or where it is the winner."""
+    """None without a baseline, or where the baseline is the winner."""
     as_good: AsGoodAtBudget
-    """Around the best batch size."""
+    """The batch sizes around the best one that may be as good."""
     curve: Items[SizeAtBudget]
-    """Over rising batch sizes."""
+    """The metric over batch size, which rises along the list."""
     growth: SizeGrowthOverBudget | None
-    """None where fewer than two parts of the budget have a trial."""
+    """How the best batch size grows. None where fewer than two parts of the budget have a trial."""
     same: SameAtBudget | None
-    """None where the trials differ at their budget's end."""
+    """What all trials have in common. None where they differ at their budget's end."""
     gain_left: NotNegative
-    """What one more point may gain, expected, in units of the metric."""
+    """The gain that is expected of one more point, in units of the metric."""
     gain_left_at_most: NotNegative
-    """What whoever knew the law exactly would gain, expected: a bound of what any search may."""
+    """The gain that is expected if the law were known exactly: no search can expect more."""
     seed_scatter: NotNegative
-    """What one seed differs from another, a standard deviation, in units of the metric."""
+    """Standard deviation of the metric from seed to seed, in units of the metric."""

@@ -17,31 +17,31 @@ class BaselineResult(Part, frozen=True):
     """What the configuration that the user runs today came to."""
 
     number: Count
-    """The number of its first run, or of the last one that continued it."""
+    """The number of its trial. Of one that was continued, the number of its last part."""
     batch_size: BatchSize
     """Examples of a step."""
     lr: Positive
     """The learning rate."""
     hyperparameters: Hyperparameters
-    """The values that the config itself has of what else is searched."""
+    """The config's own values of the further hyper-parameters that the study searches, by name."""
     status: Status
-    """How that run ended."""
+    """How that trial ended."""
     steps: Count
     """Steps to its end."""
     seconds: NotNegative | None
-    """Seconds of training to its end."""
+    """Seconds of training to its end. None where no step was timed."""
     value: Real | None
     """The metric's last value."""
     telling_target: Real | None
-    """A harder target, where it met the study's at its first evaluation."""
+    """A harder target to ask for, where the trial met the study's at its first evaluation."""
     runs: Count
-    """Its runs on the winner's fresh seeds."""
+    """How often it ran on the winner's fresh seeds."""
     reached: Count
-    """Those of them that reached the target."""
+    """How many of these runs reached the target."""
 
 
 class Gain(Part, frozen=True):
-    """How many times as fast the winner is as the baseline, by the study's merit."""
+    """How many times as fast the winner is as the baseline, in seconds or in steps."""
 
     ratio: Positive
     """The baseline's seconds, or steps, over the winner's."""
@@ -54,10 +54,16 @@ class Gain(Part, frozen=True):
     merit: Merit
     """Whether it is of seconds or of steps."""
     seeds: Count
-    """Fresh seeds on which both ran, by which they are compared; 0: each stands on its own runs."""
+    """Fresh seeds on which both ran, and by which they are compared. 0: they share no seed."""
     baseline_seeds: Count | None = None
-    """Fresh seeds of the baseline that it stands on; 0: its single search trial; None in an older file."""
+    """Fresh seeds of the baseline that the ratio uses.
+
+    0: the ratio uses the baseline's single trial of the search. None: an older file does not say.
+    """
     winner_seeds: Count | None = None
-    """Fresh seeds of the winner that it stands on; 0: what is predicted of one; None in an older file."""
+    """Fresh seeds of the winner that the ratio uses.
+
+    0: the ratio uses the prediction for a fresh seed. None: an older file does not say.
+    """
     at_least: bool
-    """The baseline was stopped before the target: the ratio is the least that it can be."""
+    """Whether the ratio is a lower bound, as the baseline was stopped before the target."""

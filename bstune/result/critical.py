@@ -24,13 +24,13 @@ class NextTrial(Part, frozen=True):
     lr: Positive
     """The learning rate."""
     steps: NotNegative
-    """Steps that the posterior expects to the target."""
+    """Steps to the target that the posterior expects."""
     seconds: NotNegative | None
-    """Seconds of training that it expects."""
+    """Seconds of training to the target that it expects. None where nothing was timed."""
 
 
 class CriticalInterval(Part, frozen=True):
-    """A critical batch size with its interval, in examples; None is what the trials leave open."""
+    """A critical batch size with its interval, in examples. The trials leave open what is None."""
 
     value: Positive | None = None
     """Median over the posterior."""
@@ -46,15 +46,15 @@ class CriticalBatchSize(CriticalInterval, frozen=True):
     level: Level
     """Nominal coverage of the intervals."""
     s_min: Positive | None
-    """Fewest steps, at unlimited batch size."""
+    """Fewest steps to the target, at unlimited batch size."""
     e_min: Positive | None
-    """Fewest examples."""
+    """Fewest examples to the target."""
     b_opt: Positive | None
-    """Batch size with the fewest examples; None where the trials ask for no small-batch term."""
+    """Batch size with the fewest examples. None where the trials do not need a small-batch term."""
     b_opt_low: Positive | None
-    """Lower end of its interval."""
+    """Lower end of the interval of ``b_opt``."""
     b_opt_high: Positive | None
-    """Upper end of its interval."""
+    """Upper end of the interval of ``b_opt``."""
     perfect_scaling_below: Positive | None
     """Batch size at which the slope of log S* is -0.9: B_crit/9 without a small-batch term."""
     maximal_data_parallelism_above: Positive | None
@@ -64,18 +64,18 @@ class CriticalBatchSize(CriticalInterval, frozen=True):
     largest: BatchSize
     """Largest batch size that reached the target."""
     next_trials: Items[NextTrial]
-    """Trials that would narrow a wide interval."""
+    """Trials that would narrow a wide interval. Empty where it is narrow."""
     note: Text | None
-    """What no trial of this search would show."""
+    """What no trial of this search would show. None where there is no such thing."""
 
     @property
     def is_of_one_size(self) -> bool:
-        """Whether one batch size alone reached the target, which says nothing of the others."""
+        """Whether one batch size alone reached the target. Then nothing is known of the others."""
         return self.smallest == self.largest
 
     @property
     def is_open(self) -> bool:
-        """Whether an end of the interval is not determined."""
+        """Whether the trials leave at least one end of the interval open."""
         return self.low is None or self.high is None
 
 
@@ -85,7 +85,7 @@ class CriticalAtTarget(CriticalInterval, frozen=True):
     target: Real
     """The metric's value that is the goal."""
     passed: Count
-    """Trials that passed it."""
+    """Trials that met this target."""
 
     @property
     def level(self) -> float:
@@ -97,15 +97,15 @@ class Growth(Part, frozen=True):
     """The exponent of the critical batch size over the target's distance from the ideal value."""
 
     exponent: Real
-    """Below 0 where it grows as the target gets harder."""
+    """Below 0 where the critical batch size grows as the target gets harder."""
     low: Real
-    """Lower end of its interval."""
+    """Lower end of the exponent's interval."""
     high: Real
-    """Upper end of its interval."""
+    """Upper end of the exponent's interval."""
     level: Level
     """Nominal coverage of the interval."""
     ideal: Real
-    """The metric's best value."""
+    """The best value that the metric can have."""
     start: Real
     """The easiest target."""
     end: Real
@@ -119,21 +119,21 @@ MAXIMAL_DATA_PARALLELISM: RegimeName = "maximal data parallelism"
 
 
 class Regime(Part, frozen=True):
-    """A range of batch sizes in which more data parallelism pays alike."""
+    """A range of batch sizes over which more data parallelism gains about as much."""
 
     name: RegimeName
     """By the slope of log S* over log B (Shallue et al. 2018)."""
     start: Positive
-    """Smallest batch size of it, in examples."""
+    """Smallest batch size of the range, in examples."""
     end: Positive
-    """Largest batch size of it, in examples."""
+    """Largest batch size of the range, in examples."""
 
 
 class MeasuredNoiseScale(Part, frozen=True):
     """The gradient noise scale that the trials measured, in examples."""
 
     noise_scale: Positive | None
-    """tr(Sigma)/|G|^2; None where it is undetermined."""
+    """tr(Sigma)/|G|^2. None where the measurements do not determine it."""
     low: Real | None
     """Lower end of its interval."""
     high: Real | None
@@ -141,12 +141,12 @@ class MeasuredNoiseScale(Part, frozen=True):
     level: Level
     """Nominal coverage of the interval."""
     trials: Count
-    """Trials that it is of."""
+    """Trials in which it was measured."""
     steps: Count
-    """Steps at which it was measured."""
+    """Steps at which it was measured, over these trials."""
     undetermined: Text | None
-    """Why there is no value."""
+    """Why there is no value. None where there is one."""
     ratio_to_critical: NotNegative | None
-    """Over the study's critical batch size."""
+    """The noise scale over the study's critical batch size."""
     ratio_to_fit: NotNegative | None
-    """Over that of the fit to points alone, which does not use it."""
+    """The noise scale over the critical batch size of the fit to points, which does not use it."""

@@ -17,7 +17,7 @@ from bstune.result.values import (
 
 
 class CurvePoint(Part, frozen=True):
-    """A trial on the frontier; what it would take to the target is open where it was stopped."""
+    """A trial on the frontier. Where it was stopped, its steps to the target are not known."""
 
     number: Count
     """The trial's number."""
@@ -30,34 +30,34 @@ class CurvePoint(Part, frozen=True):
     hyperparameters: Hyperparameters
     """Further ones that the study searches, by name."""
     steps_low: Count
-    """Steps that did not suffice: the last miss."""
+    """Steps of the last evaluation that missed the target."""
     steps: Count | None
-    """Steps to the target: the first hit."""
+    """Steps of the first evaluation that met the target. None where it was stopped before."""
     seconds_per_step: NotNegative | None
-    """tau(B) in seconds; None where no step was timed."""
+    """tau(B) in seconds. None where no step was timed."""
     time_to_target: NotNegative | None
-    """Seconds of training to the target."""
+    """Seconds of training to the target. None where it was stopped before, or no step was timed."""
     time_low: NotNegative | None
-    """Seconds of training that did not suffice."""
+    """Seconds of training that did not suffice. None where no step was timed."""
     examples_low: Count
     """Examples that did not suffice."""
     examples: Count | None
-    """Examples to the target."""
+    """Examples to the target. None where it was stopped before."""
     stopped: bool
     """Whether it was stopped before the target."""
 
 
 class Curve(Part, frozen=True):
-    """S*(B) and what goes with it on a ladder of batch sizes; all lists have one length."""
+    """S*(B), the best learning rate and tau(B) over batch size. All lists have the same length."""
 
     batch_size: Items[Positive]
     """Examples of a step, rising."""
     steps: Items[Positive]
     """Steps to the target, at the best learning rate."""
     low: Items[Positive]
-    """Lower end of the interval of these."""
+    """Lower end of the interval of these steps."""
     high: Items[Positive]
-    """Upper end of the interval of these."""
+    """Upper end of the interval of these steps."""
     lr_low: Items[Positive]
     """Lower end of the interval of the best learning rate."""
     lr: Items[Positive]
@@ -65,12 +65,13 @@ class Curve(Part, frozen=True):
     lr_high: Items[Positive]
     """Upper end of the interval of the best learning rate."""
     seconds_per_step: Items[NotNegative] | None
-    """tau(B) in seconds; None where nothing was timed."""
+    """tau(B) in seconds. None where nothing was timed."""
     seconds_error: Items[NotNegative] | None = None
-    """Standard deviation of log tau(B); None where it is not known."""
+    """Standard deviation of log tau(B). None where it is not known."""
 
     @model_validator(mode="after")
-    def _has_one_length(self) -> "Curve":
+    def _check_lists(self) -> "Curve":
+        """Refuse lists of different lengths, and batch sizes that do not rise."""
         lengths = {len(values) for _, values in self if values is not None}
         if len(lengths) != 1:
             raise ValueError(f"the lists must have one length, but got {sorted(lengths)}")
@@ -85,13 +86,13 @@ class SmallEnd(Part, frozen=True):
     slope: Real
     """-1 is perfect scaling."""
     standard_error: NotNegative | None
-    """Of the slope; None for two batch sizes."""
+    """Standard error of the slope. None where it is of two batch sizes."""
     batch_sizes: Items[BatchSize]
-    """Those that it is of."""
+    """The batch sizes that the slope is of."""
 
 
 class Fit(Part, frozen=True):
-    """The fit of the curve to the frontier's points alone, a diagnostic."""
+    """The fit of the curve to the frontier's points alone: a diagnostic beside the posterior."""
 
     law: Text
     """``two-terms`` or ``three-terms``."""
@@ -120,4 +121,4 @@ class Fit(Part, frozen=True):
     noise: NotNegative | None
     """Standard deviation of log steps around the curve."""
     note: Text | None
-    """What is not known, and what to run for it."""
+    """What the fit leaves open, and what to run for it. None where it leaves nothing open."""

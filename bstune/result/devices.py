@@ -4,46 +4,46 @@ from bstune.result.values import BatchSize, Items, NotNegative, Part, Positive
 
 
 class DevicePlan(Part, frozen=True):
-    """The best that a number of devices can do.
+    """The fastest way to the target that is predicted for a number of devices.
 
-    Seconds' interval is from the curve's band alone.
+    The interval of the seconds holds the error of S*(B) alone.
     """
 
     devices: BatchSize
-    """How many share each batch."""
+    """How many devices share each batch."""
     device_batch_size: BatchSize
-    """Examples of a step on each."""
+    """Examples of a step on each device."""
     batch_size: BatchSize
-    """Examples of a step on all."""
+    """Examples of a step on all devices."""
     lr: Positive
     """The learning rate."""
     steps: NotNegative
     """Steps to the target."""
     seconds_per_step: NotNegative
-    """Seconds, with the all-reduce."""
+    """Seconds of a step, the all-reduce included."""
     seconds: NotNegative
     """Seconds of training to the target."""
     seconds_low: NotNegative
-    """Lower end of their interval."""
+    """Lower end of the interval of ``seconds``."""
     seconds_high: NotNegative
-    """Upper end of their interval."""
+    """Upper end of the interval of ``seconds``."""
     device_seconds: NotNegative
-    """Seconds times devices."""
+    """``seconds`` times the number of devices."""
     speed_up: NotNegative
-    """The best time of one device over the time."""
+    """The best seconds of one device over ``seconds``."""
     efficiency: NotNegative
-    """Speed-up over devices."""
+    """``speed_up`` over the number of devices."""
 
 
 class DevicePlans(Part, frozen=True):
-    """Plans for several devices, each as fast as this one."""
+    """Plans for several devices, each as fast as the one that the study ran on."""
 
     ideal: Items[DevicePlan] = ()
-    """Without an all-reduce."""
+    """Plans that count no time for an all-reduce."""
     with_all_reduce: Items[DevicePlan] = ()
-    """Empty where the config states no all-reduce."""
+    """Plans that count the all-reduce. Empty where the config states none."""
 
     @property
-    def told(self) -> tuple[DevicePlan, ...]:
-        """The plan to tell: with the all-reduce, where it is known."""
+    def to_show(self) -> tuple[DevicePlan, ...]:
+        """The plans that reports show: those with the all-reduce, where the config states one."""
         return self.with_all_reduce or self.ideal

@@ -21,19 +21,19 @@ class Exponent(Part, frozen=True):
     end: Positive
     """Largest batch size of the range, in examples."""
     reached: Count
-    """Trials there that reached the target."""
+    """Trials in this range that reached the target."""
     octaves: NotNegative
-    """Between the smallest and the largest batch size of these trials."""
+    """Octaves between the smallest and the largest batch size of these trials."""
     identified: bool
-    """Whether they narrow the prior, over enough of the range."""
+    """Whether these trials span enough of the range, and narrow the prior."""
     rules: dict[Text, Real]
-    """The exponent that each scaling rule has there."""
+    """The exponent of each scaling rule over this range, by the rule's name."""
 
 
 class LearningRateLaw(Exponent, frozen=True):
     """How the best learning rate grows: over the whole range, and below the critical batch size."""
 
     below_b_crit: Exponent | None
-    """None where that range is too short."""
+    """The exponent below the critical batch size. None where that range is too short."""
     level: Level
     """Nominal coverage of the intervals."""

@@ -6,21 +6,23 @@ from bstune.result.values import BatchSize, Count, Items, Level, NotNegative, Pa
 
 
 class StepTiming(Part, frozen=True):
-    """What the seconds of a step are, and how well they are known."""
+    """How the seconds of a step were timed, and how well they are known."""
 
     seconds_of: Literal["trainer", "lean"]
     """Whose steps were timed: ``Trainer.fit``'s, or the lean loop's."""
     surveyed: bool
-    """Whether a survey timed them, else the trials themselves."""
+    """Whether a survey timed them. Else the trials themselves did."""
     relative_error: NotNegative
     """Standard deviation of log tau(B) at the winner; 0.1 is about 10%."""
     waited: NotNegative
-    """Share of the survey's seconds for which it waited for a processor, which is in no timing."""
+    """Share of its seconds for which the survey waited for a processor. No timing holds them."""
     threads: Count | None
-    """Of torch, that trained; None where a CPU does not train."""
+    """Torch's threads that trained. None where no CPU trained."""
     not_told_apart: Items[BatchSize] = ()
-    """Batch sizes that ran on fresh seeds, too, and whose times the timing does not tell from the
-    winner's."""
+    """Further batch sizes that ran on fresh seeds, with about the winner's seconds to the target.
+
+    They lie nearer to the winner's than steps are timed.
+    """
 
 
 class SeedScatter(Part, frozen=True):

@@ -43,115 +43,129 @@ class StudyResult(Part, frozen=True):
     """What a study found; ``curve.json`` is its dump."""
 
     schema_number: int
-    """Of this model: ``SCHEMA_NUMBER``."""
+    """The number of the schema that the file has: ``SCHEMA_NUMBER``."""
     study: Text
     """The study's name."""
     workload: Text
     """The workload's name."""
     tokens: BatchSize | None
-    """Tokens of an example, where it has some."""
+    """Tokens of an example. None where examples have no tokens."""
     size: WorkloadSize | None = None
-    """Of the data and of the module; None where nothing was trained."""
+    """How large data and module are. None where nothing was trained."""
     overrides_lr: bool = False
     """Whether the learning rate was set in the optimizer that the module had built."""
     in_python: bool = False
     """Whether Python objects gave the study: its options are arguments of ``bstune.Study``."""
     objective: Objective
-    """What the search sought."""
+    """What the search sought, such as the least ``time``."""
     target: Text
     """The target in words, such as ``val/loss <= 0.1``."""
     metric: Text
     """The target's metric."""
     target_value: Real | None
-    """The target's value; None of the objective loss, which has none."""
+    """The target's value. None for the objective loss, which has no target."""
     mode: Literal["min", "max"]
-    """Whether the metric falls or rises to it."""
+    """Whether a smaller or a larger metric is better."""
     devices: Items[Text]
     """Names of the devices that trials ran on."""
     training_loops: dict[Text, Count]
-    """Trials by what took their steps."""
+    """How many trials each training loop took the steps of, by the loop's name."""
     stop_reason: Text | None
-    """What ended the search; None where it has not ended."""
+    """Why the search ended, in words. None where it has not ended."""
     trials: Count
-    """Trials, those in several parts counted once: configurations, runs on fresh seeds, failed ones."""
+    """Configurations, runs on fresh seeds and failed ones. A trial in several parts counts once."""
     configurations: Count | None = None
-    """Of these trials the search's points, which ``search.trials`` counts; None in an older file."""
+    """Points that were searched, as ``search.trials`` counts them. None in an older file."""
     continued: Count
-    """Parts of trials that another part goes on from."""
+    """Parts of trials that another part continues."""
     spend: Spend
-    """What the trials took."""
+    """The seconds and examples of all trials."""
     statuses: dict[Text, Count]
-    """Trials by how they ended; every status is there."""
+    """How many trials ended with each status. Every status is a key."""
     unreached: Unreached | None
-    """None where a trial reached the target, or none ran."""
+    """Why no trial reached the target. None where one did, or none ran."""
     points: Items[CurvePoint]
-    """The frontier's, from the smallest batch size."""
+    """The frontier's points, from the smallest batch size."""
     critical_batch_size: CriticalBatchSize | None
-    """None where no trial reached the target."""
+    """By all trials. None where no trial reached the target."""
     regimes: Items[Regime]
-    """Those within the batch sizes that reached the target."""
+    """The regimes within the batch sizes that reached the target."""
     small_end: SmallEnd | None
-    """None for fewer than two batch sizes."""
+    """The slope at the smallest batch sizes. None for fewer than two of them."""
     fit: Fit | None
-    """A diagnostic."""
+    """The fit to the frontier's points alone. None where there are too few for one."""
     fit_note: Text | None
-    """Why there is no fit, or what it leaves open."""
+    """Why there is no fit, or what it leaves open. None where there is nothing to say."""
     noise_scale: MeasuredNoiseScale | None
-    """None where it was not measured."""
+    """The gradient noise scale. None where it was not measured."""
     lr_exponent: LearningRateLaw | None
-    """None for less than an octave of batch sizes."""
+    """How the best learning rate grows. None for less than an octave of batch sizes."""
     best_by_time: WinnerResult | None
-    """The winner by seconds of training; None where no trial that reached the target was timed."""
+    """The winner by seconds of training. None where no trial that reached the target was timed."""
     best_by_steps: WinnerResult | None
-    """The winner by steps."""
+    """The winner by steps. None where no trial reached the target."""
     pareto: Items[ParetoTrial]
-    """From the least time to the fewest steps."""
+    """Trials from the least time to the fewest steps."""
     use: WinnerName | None
-    """The winner by the study's objective."""
+    """The name of the winner by the study's objective. None where there is none."""
     confirmed: bool
-    """Whether all its fresh seeds reached the target, and their times tell it from the others'; of the
-    objective loss whether it ran on fresh seeds."""
+    """Whether fresh seeds confirm the winner to use.
+
+    All of them reached the target, and their times tell it from the other candidates. Under the
+    objective loss it is confirmed once it ran on fresh seeds.
+    """
     train: Command | None
-    """The command that trains it; None for a study of Python objects."""
+    """The command that trains the winner to use. None for a study of Python objects."""
     arguments: Items[Text] | None
-    """The command line's that give the study again; None for a study of Python objects."""
+    """Arguments of the command line that give the study again. None for Python objects."""
     search: SearchPlan
     """What the search was allowed."""
     reference: Reference
     """The pair that the scaling rule goes through."""
     curve: Curve | None
-    """None where no trial reached the target."""
+    """S*(B) by all trials. None where no trial reached the target."""
     timing: StepTiming | None
-    """None where there was no survey, or too few trials were timed."""
+    """How well steps were timed. None without a survey where too few trials were timed."""
     seed_scatter: SeedScatter | None
-    """None where no trial reached the target."""
+    """The scatter of steps over seeds. None where no trial reached the target."""
     baseline: BaselineResult | None
-    """None for a study without one."""
+    """The user's own configuration. None for a study without one."""
     so_far: SoFar | None
-    """None where a trial reached the target, or none has a metric."""
+    """The best point so far. None where a trial reached the target, or none has a metric."""
     gain: Gain | None
-    """None where winner and baseline cannot be compared."""
+    """The winner's gain over the baseline. None where the two cannot be compared."""
     as_good: AsGood | None
-    """None where no trial reached the target, or the curve has no seconds that it asks for."""
+    """The batch sizes that are nearly as good as the best one.
+
+    None where no trial reached the target, or where it takes seconds that the curve lacks.
+    """
     not_run_again: NotRunAgain | None
-    """None where ``search.candidates`` left nothing out."""
+    """A point that may be better than the winner. None where all such points had fresh seeds."""
     at_budget: AtBudget | None = None
-    """Of the objective loss; None of another one, and before a trial has run to its budget's end."""
+    """The answer of the objective loss. None before a trial has run to its budget's end.
+
+    It is None for any other objective.
+    """
     over_target: Items[CriticalAtTarget]
     """The critical batch size at easier targets."""
     over_target_note: Text | None
-    """Why there is none."""
+    """Why ``over_target`` is empty. None where it is not."""
     over_target_growth: Growth | None
-    """How it grows; None for fewer than three targets."""
+    """How the critical batch size grows over the targets. None for fewer than three of them."""
     test: dict[WinnerName, dict[Text, Real | None]]
     """The winners' metrics on the test set, one run of each."""
     scale_out: DevicePlans
-    """Empty where the curve does not allow a plan."""
+    """Plans for several devices. Empty where the curve does not allow one."""
     notes: Items[Text]
-    """What to know beside it, such as what is missing and why."""
+    """What else to know of the result, such as what is missing and why."""
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> "StudyResult":
+    def _check_consistency(self) -> "StudyResult":
+        """Refuse a result whose parts contradict each other.
+
+        ``use`` must name a winner that is there, every status must be counted, and the smallest
+        learning rate that diverged must be known where it explains why nothing reached the target.
+        """
         if self.use is not None and self.winner is None:
             raise ValueError(f"use names {self.use!r}, which is no winner of the file")
         if sorted(self.statuses) != sorted(STATUSES):
@@ -173,7 +187,7 @@ class StudyResult(Part, frozen=True):
 
     @property
     def other_winner(self) -> WinnerResult | None:
-        """The winner by the other merit, where it is another point than the one to use."""
+        """The winner by the other merit. None where it is the point to use, or there is none."""
         use = self.winner
         if use is None:
             return None
@@ -183,13 +197,16 @@ class StudyResult(Part, frozen=True):
         return other
 
     def winner_by(self, merit: Merit) -> WinnerResult | None:
-        """Give the winner by seconds of training, or by steps."""
+        """Give the winner by seconds of training, or by steps. None where there is none."""
         if merit == "time":
             return self.best_by_time
         return self.best_by_steps
 
     def best_by(self, merit: Merit) -> Best | None:
-        """Give the winner by a merit, or the best point so far; None where no trial has a metric."""
+        """Give the winner by a merit or, where no trial reached the target, the best point so far.
+
+        Of the objective loss it is the point to use. None where no trial has a metric.
+        """
         if self.at_budget is not None:
             at_budget = self.at_budget.winner
             return Best(
@@ -236,9 +253,9 @@ class StudyResult(Part, frozen=True):
         return any(regime.name == name for regime in self.regimes)
 
     def with_notes(self, notes: Sequence[str]) -> "StudyResult":
-        """Give the same result with other notes: of what failed after it was built."""
+        """Give the same result with other notes, for what failed after it was built."""
         return self.model_copy(update={"notes": tuple(notes)})
 
     def to_json(self) -> str:
-        """Give the content of ``curve.json``, strict JSON that reads back to an equal result."""
+        """Give the content of ``curve.json``: strict JSON that reads back to an equal result."""
         return dump_json(self.model_dump(), indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""A study that has not reached its target: its best point, and what tells why."""
+"""A study that has not reached its target: its best point, and why it has not."""
 
 from pydantic import model_validator
 
@@ -15,7 +15,7 @@ from bstune.result.values import (
 
 
 class AtEqualSeconds(Part, frozen=True):
-    """What the best point so far and the baseline had come to after as much training."""
+    """The metrics of the best point so far and of the baseline, after equal seconds of training."""
 
     seconds: NotNegative
     """Seconds of training."""
@@ -29,26 +29,26 @@ class SoFar(TrialPoint, frozen=True):
     """The best point of a study that has not reached its target."""
 
     value: Real
-    """The metric that is closest to the target."""
+    """The value of its metric that is closest to the target."""
     steps: Count
-    """Steps at which it came to that."""
+    """Steps after which the metric had that value."""
     seconds: NotNegative | None
-    """Seconds of training at which it came to that."""
+    """Seconds of training after which it had that value. None where no step was timed."""
     predicted_steps: Real | None
-    """Steps that it is predicted to take to the target; None where its history does not tell."""
+    """Steps that it is predicted to take to the target. None where its history does not tell."""
     predicted_seconds: Real | None
-    """Seconds of training that it is predicted to take."""
+    """Seconds of training that it is predicted to take. None as for steps, or without timings."""
     compared: AtEqualSeconds | None
-    """None where there is no baseline to compare."""
+    """It beside the baseline. None where there is no baseline to compare."""
 
 
 class ClosestTrial(Part, frozen=True):
     """The trial that came closest to a target that none reached."""
 
     value: Real
-    """The metric that is closest to the target."""
+    """The value of its metric that is closest to the target."""
     steps: Count
-    """Steps at which it came to that."""
+    """Steps after which the metric had that value."""
     number: Count
     """The trial's number."""
     batch_size: BatchSize
@@ -58,29 +58,30 @@ class ClosestTrial(Part, frozen=True):
 
 
 class Unreached(Part, frozen=True):
-    """What tells why no trial reached the target."""
+    """Facts that tell why no trial reached the target."""
 
     closest: ClosestTrial | None
-    """None where no trial has a metric."""
+    """The trial that came closest. None where no trial has a metric."""
     easier: Real | None = None
-    """A target that the closest value would have met."""
+    """A target that the closest value would have met. None where there is none to advise."""
     stopped: Count | None = None
-    """Trials that were stopped; None where it is not known why, and so is what follows."""
+    """Trials that were stopped. None where nothing is known of how trials ended."""
     improving: Count = 0
-    """Those of them that still improved over the last half of their steps."""
+    """Stopped trials that still improved over the last half of their steps."""
     improving_at_budget: Count = 0
-    """Those of these that had spent their budget."""
+    """Improving trials that had spent their budget."""
     budget_steps: Count | None = None
-    """``budget.steps`` of a trial."""
+    """``budget.steps`` of a trial. Not None where ``stopped`` is known."""
     budget_examples: Count | None = None
-    """``budget.examples`` of a trial."""
+    """``budget.examples`` of a trial. Not None where ``stopped`` is known."""
     smallest_diverged_lr: Positive | None = None
-    """The smallest learning rate that diverged."""
+    """The smallest learning rate that diverged. None where none did."""
     message: Text | None = None
-    """The last trial's that has one."""
+    """The message of the last trial that has one, such as an error. None without one."""
 
     @model_validator(mode="after")
-    def _is_whole(self) -> "Unreached":
+    def _check_budget(self) -> "Unreached":
+        """Refuse stopped trials without the budget that they had."""
         budget = (self.budget_steps, self.budget_examples)
         if self.stopped is not None and None in budget:
             raise ValueError("stopped trials need a budget_steps and a budget_examples")

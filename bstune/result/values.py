@@ -7,11 +7,12 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field
 
-# Of counts and measurements: beyond what any study reports, below where floats lose integers.
+# The largest count or measurement: beyond what any study reports, yet below the numbers at which
+# floats begin to lose integers.
 LARGEST_COUNT = 1e15
-# Of a list.
+# The most items of a list.
 MAX_ITEMS = 100_000
-# Characters.
+# The most characters of a text.
 MAX_TEXT = 100_000
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -33,19 +34,22 @@ Item = TypeVar("Item")
 Items = Annotated[tuple[Item, ...], Field(max_length=MAX_ITEMS)]
 
 
-def _is_command_of_bstune(value: str) -> str:
-    """Refuse what a shell would take for more than one command of bstune: people paste it."""
+def _checked_command(value: str) -> str:
+    """Give the text itself, if a shell takes it for a single command of bstune: people paste it.
+
+    ValueError for any other text, which pydantic reports.
+    """
     words = shlex.split(value)
     if words[:1] != ["bstune"] or shlex.join(words) != value:
         raise ValueError("must be one command that begins with bstune")
     return value
 
 
-Command = Annotated[Text, AfterValidator(_is_command_of_bstune)]
+Command = Annotated[Text, AfterValidator(_checked_command)]
 
 
 def finite(value: float | None) -> float | None:
-    """Give a number as a result may hold it: None stands for what is not finite."""
+    """Give a number as a result may hold it: None in place of an infinite one, or of NaN."""
     if value is None or not math.isfinite(value):
         return None
     return value
@@ -56,7 +60,10 @@ class Part(BaseModel, strict=True, extra="forbid", frozen=True):
     """A part of a result: no value is converted, none changes, and there is no other key."""
 
     def __repr_args__(self) -> Iterator[tuple[str | None, object]]:
-        """Give numbers with four digits, as they are shown everywhere; the attributes have all."""
+        """Give the fields as ``repr`` shows them: numbers with four digits, as everywhere else.
+
+        The attributes themselves have all digits.
+        """
         for name, value in super().__repr_args__():
             shown = value
             if isinstance(value, float):
@@ -65,7 +72,7 @@ class Part(BaseModel, strict=True, extra="forbid", frozen=True):
 
 
 class TrialPoint(Part, frozen=True):
-    """What one trial was trained with."""
+    """A trial by its number, its seed and its configuration."""
 
     number: Count
     """The trial's number."""
@@ -76,6 +83,6 @@ class TrialPoint(Part, frozen=True):
     lr: Positive
     """The learning rate."""
     hyperparameters: Hyperparameters
-    """Further ones that the study searches, by name."""
+    """Further hyper-parameters that the study searches, by name."""
     horizon: Count | None
     """Steps after which its schedule ends; None where none does."""

@@ -22,10 +22,12 @@ WinnerName = Literal["best_by_time", "best_by_steps"]
 
 
 class Criterion(NamedTuple):
-    """What a winner is best by, and a heading for it."""
+    """By which merit a winner is the best, and what headings call it."""
 
     merit: Merit
+    """``time`` or ``steps``."""
     heading: str
+    """Such as ``least time``."""
 
 
 WINNERS: Mapping[WinnerName, Criterion] = {
@@ -35,44 +37,56 @@ WINNERS: Mapping[WinnerName, Criterion] = {
 
 
 class Confirmed(Part, frozen=True):
-    """What a winner's runs on fresh seeds came to; an end is None where runs missed the target."""
+    """A winner's runs on fresh seeds: how many reached the target, and after how long.
+
+    A run that missed the target takes longer than all that reached it. So where runs missed it an
+    upper end is None, and where half of them did the median is None, too.
+    """
 
     seeds: Items[Count]
-    """Of the runs."""
+    """The seed of each run."""
     reached: Count
     """Runs that reached the target."""
     runs: Count
     """All runs."""
     time_median: NotNegative | None
-    """Seconds of training to the target."""
+    """Median seconds of training to the target."""
     time_low: NotNegative | None
-    """Lower end of its interval: that of the steps, and the error of a step's seconds."""
+    """Lower end of the 90% interval of ``time_median``.
+
+    The interval is that of the steps, widened by the error of a step's seconds.
+    """
     time_high: NotNegative | None
-    """Upper end of it."""
+    """Upper end of the 90% interval of ``time_median``."""
     steps_median: NotNegative | None
-    """Steps to the target."""
+    """Median steps to the target."""
     steps_low: NotNegative | None
-    """Lower end of the 90% interval of this median: the scatter over seeds, and the evaluations'
-    grid."""
+    """Lower end of the 90% interval of ``steps_median``.
+
+    The interval holds the scatter over seeds and the distance between evaluations.
+    """
     steps_high: NotNegative | None
-    """Upper end of it."""
+    """Upper end of the 90% interval of ``steps_median``."""
     untold: Count = 0
-    """Runs that met the target at their first evaluation: when, is not known."""
+    """Runs that met the target at their first evaluation, so that their steps are not known."""
 
     @property
     def all_reached(self) -> bool:
         """Whether every run reached the target."""
         return self.reached == self.runs
 
-    def ends(self, merit: Merit) -> tuple[float | None, float | None]:
-        """Give the least and the most seconds, or steps, to the target."""
+    def interval_by(self, merit: Merit) -> tuple[float | None, float | None]:
+        """Give both ends of the interval of the median, in seconds of training or in steps.
+
+        An end is None where so many runs missed the target that it is not known.
+        """
         if merit == "time":
             return self.time_low, self.time_high
         return self.steps_low, self.steps_high
 
 
 class SingleRun(Part, frozen=True):
-    """What the winner's own trial, which may be a lucky one, came to."""
+    """The winner's own trial of the search, which may be a lucky one."""
 
     steps: Count
     """Steps to the target."""
@@ -81,7 +95,7 @@ class SingleRun(Part, frozen=True):
 
 
 class ParetoTrial(TrialPoint, frozen=True):
-    """A trial that no other beats both in steps and in seconds."""
+    """A trial that no other trial beats both in steps and in seconds."""
 
     steps: NotNegative | None
     """Steps to the target."""
@@ -92,38 +106,48 @@ class ParetoTrial(TrialPoint, frozen=True):
 
 
 class Reaching(Part, frozen=True):
-    """How likely further seeds reach the target where schedules end with the trial: predicted by all trials."""
+    """How likely a further seed reaches the target, as all trials predict.
+
+    It is told where schedules end with the trial: a horizon may be too short for a seed.
+    """
 
     chance: Share
-    """With the winner's horizon."""
+    """The chance with the winner's horizon."""
     best_chance: Share
-    """With the longest horizon that the budget allows at its batch size."""
+    """The chance with the longest horizon that the budget allows at the winner's batch size."""
     longest: Count
-    """That horizon: steps."""
+    """The steps of that longest horizon."""
 
 
 class WinnerResult(ParetoTrial, frozen=True):
-    """A winner: steps and seconds are those to expect of a fresh seed.
+    """A winner. Its steps and seconds are those to expect of a fresh seed.
 
-    They are the median over its runs on fresh seeds, None where half of these missed the target;
-    without such runs they are predicted.
+    They are the median over its runs on fresh seeds, and None where half of these missed the
+    target. Without such runs they are predicted.
     """
 
     confirmed: Confirmed | None
-    """None where it was not run again."""
+    """Its runs on fresh seeds. None where there were none."""
     single_run: SingleRun
-    """Its own trial's."""
+    """Its own trial of the search."""
     reaching: Reaching | None = None
-    """None where schedules do not end with the trial."""
+    """The chance that a further seed reaches the target. None where schedules end elsewhere."""
 
     def expected(self, merit: Merit) -> float | None:
-        """Give the seconds of training, or the steps, that a fresh seed takes to the target."""
+        """Give the seconds of training, or the steps, that a fresh seed is expected to take.
+
+        They are to the target. None where half of the fresh seeds missed it. Seconds are None, too,
+        where no step was timed.
+        """
         if merit == "time":
             return self.time_to_target
         return self.steps
 
     def of_single_run(self, merit: Merit) -> float | None:
-        """Give the seconds of training, or the steps, that its own trial took to the target."""
+        """Give the seconds of training, or the steps, that its own trial took to the target.
+
+        Seconds are None where no step was timed.
+        """
         if merit == "time":
             return self.single_run.time_to_target
         return self.single_run.steps
@@ -133,13 +157,13 @@ class AsGood(Part, frozen=True):
     """The batch sizes that are nearly as good as the best one, each at its best learning rate."""
 
     merit: Merit
-    """Whether it is of seconds or of steps."""
+    """Whether they are as good in seconds or in steps."""
     within: Level
-    """By how much more than the least they may take; 0.1 is 10%."""
+    """How much more than the best one they may take, as a share: 0.1 is 10%."""
     low: BatchSize
     """The smallest of them, in examples."""
     middle: BatchSize
-    """One between them: the winner's, if it lies there."""
+    """A batch size between these two: the winner's, if it lies there."""
     high: BatchSize
     """The largest of them, in examples."""
     lr_low: Positive
@@ -162,7 +186,7 @@ class NotRunAgain(Part, frozen=True):
     lr: Positive
     """The learning rate."""
     candidates: Count | None
-    """``search.candidates``, which kept it from them; None: the study ended before."""
+    """``search.candidates``, which kept it from them. None where the study ended before."""
 
 
 class Best(Part, frozen=True):
@@ -181,7 +205,7 @@ class Best(Part, frozen=True):
     steps: Real | None
     """Steps to expect of a fresh seed; None where half of these missed the target."""
     time_to_target: Real | None
-    """Seconds of training to expect of a fresh seed."""
+    """Seconds of training to expect of a fresh seed. None as for ``steps``, or without timings."""
     horizon: Count | None
     """Steps after which its schedule ends; None where none does."""
     number: Count

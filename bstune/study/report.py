@@ -252,7 +252,7 @@ def _show_plan(
     link = "with the" if plans.with_all_reduce else "without an"
     largest = format_count(round(ROOM * critical.largest))
     title = f"several devices, each as fast as this one, {link} all-reduce\n(up to B = {largest})"
-    console.print(scale_out_table(plans.told, title))
+    console.print(scale_out_table(plans.to_show, title))
 
 
 def missing_in_trials(done: Sequence[TrialResult]) -> list[str]:

@@ -118,7 +118,7 @@ def study_values(result: StudyResult) -> list[Value]:
         named["best/steps"] = winner.steps
         named["best/seconds"] = winner.time_to_target
         if winner.confirmed is not None:
-            low, high = winner.confirmed.ends("time")
+            low, high = winner.confirmed.interval_by("time")
             named["best/seconds_low"] = low
             named["best/seconds_high"] = high
             named["best/reached_of_n"] = winner.confirmed.reached / winner.confirmed.runs

@@ -27,7 +27,7 @@ from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
 
 from bstune.core.records import TrialResult
 from bstune.report.answer import answer
-from bstune.report.block import block
+from bstune.report.block import console_rows
 from bstune.result import StudyResult
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage.attributes import STUDY_ID
@@ -338,7 +338,7 @@ class Tracking:
                 figure = path.name
         where = quote(f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}'")
         trials = f"{saved_view.runs_page(self._experiments['trial'])}&searchFilter={where}"
-        text = "\n".join(block(answer(found)))
+        text = "\n".join(console_rows(answer(found)))
         client.set_tag(run_id, NOTE, content.note(text, run_id, figure, trials, self._page))
         client.set_terminated(run_id, "FINISHED")
         # From here on it is the parent that stays.

@@ -21,7 +21,7 @@ from bstune.core.records import Target
 from bstune.hardware.known_devices import predictions
 from bstune.hardware.roofline import step_cost, training_loss
 from bstune.recipe import TrialValues
-from bstune.report.compare import pairs
+from bstune.report.compare import compared_pairs
 from bstune.study.prepare import compose_checked
 from bstune.sweeps.critical_batch import growth_of, too_coarse
 from bstune.sweeps.critical_batch import row as critical_row
@@ -392,7 +392,7 @@ def of_pair(larger: str, smaller: str, factor: str, *paths: Path) -> Values:
                 target=asked(arguments).target,
             )
         )
-    for pair in pairs(compared):
+    for pair in compared_pairs(compared):
         if {pair.larger, pair.smaller} == {larger, smaller}:
             return {"ratio": pair.ratio, "low": pair.low, "high": pair.high}
     raise LookupError(f"{larger} and {smaller} are no pair of {factor}")

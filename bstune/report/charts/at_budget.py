@@ -9,21 +9,24 @@ from bstune.system.console import format_count, format_number, plural
 
 
 def metric_at_budget(study: StudyFolder) -> str:
-    """Draw the best metric over batch size, its interval, the trials, the winner, the baseline."""
+    """Draw the best metric over batch size with its interval, the trials, winner and baseline.
+
+    Empty before a trial has run to its budget's end.
+    """
     rows = budget_rows(last_parts(study.files.trials), study.result)
     if rows is None:
         return ""
     # Plotly draws later traces over earlier ones: the winner and the baseline lie on top.
     traces = [
         area_trace(rows.batch_sizes, rows.low, rows.high),
-        _curve(rows),
-        _marks(rows.dots, "trials to the budget's end", "--blue", "circle", 7),
-        _marks((rows.use,), "USE", "--vermilion", "star", 17),
+        _curve_trace(rows),
+        _dots_trace(rows.dots, "trials to the budget's end", "--blue", "circle", size=7),
+        _dots_trace((rows.use,), "USE", "--vermilion", "star", size=17),
     ]
     if rows.baseline is not None:
-        traces.append(_marks((rows.baseline,), YOURS, "--green", "square", 10))
+        traces.append(_dots_trace((rows.baseline,), YOURS, "--green", "square", size=10))
     low, high = rows.shown
-    # A linear axis: a metric may be 0 or less.
+    # The axis is linear, as a metric may be 0 or less.
     layout = {
         "xaxis": axis("batch size B (examples)"),
         "yaxis": axis(rows.title, log=False, range=[low, high]),
@@ -32,10 +35,11 @@ def metric_at_budget(study: StudyFolder) -> str:
         "Line and band: the best learning rate at each batch size, without a seed's luck, and its "
         "90% interval."
     )
-    return chart(traces, layout, caption, alt=_text(rows))
+    return chart(traces, layout, caption, alt=_alt_text(rows))
 
 
-def _curve(rows: BudgetRows) -> Trace:
+def _curve_trace(rows: BudgetRows) -> Trace:
+    """Give the line of the best metric at each batch size."""
     hover = list[str]()
     for size, value, lr in zip(rows.batch_sizes, rows.values, rows.lrs, strict=True):
         metric = f"{rows.metric} {format_number(value)}"
@@ -52,7 +56,8 @@ def _curve(rows: BudgetRows) -> Trace:
     }
 
 
-def _marks(dots: tuple[Dot, ...], name: str, color: str, symbol: str, size: int) -> Trace:
+def _dots_trace(dots: tuple[Dot, ...], name: str, color: str, symbol: str, size: int) -> Trace:
+    """Give dots as marks of one look. ``name``: in the legend; ``size``: in pixels."""
     batch_sizes = list[int]()
     values = list[float]()
     hover = list[str]()
@@ -72,8 +77,8 @@ def _marks(dots: tuple[Dot, ...], name: str, color: str, symbol: str, size: int)
     }
 
 
-def _text(rows: BudgetRows) -> str:
-    """Say what the chart shows."""
+def _alt_text(rows: BudgetRows) -> str:
+    """Say what the chart shows, for those who do not see it."""
     sentences = [f"{rows.title} over batch size: {plural(len(rows.dots), 'trial')}."]
     for dot in (rows.use, rows.baseline):
         if dot is not None:

@@ -20,7 +20,6 @@ from bstune.report.html import axis, chart, label, paragraph
 from bstune.report.rows import (
     USE,
     YOURS,
-    Band,
     Mark,
     Panel,
     Star,
@@ -35,12 +34,15 @@ from bstune.system.console import format_count, format_number, plural
 
 
 def frontier_charts(study: StudyFolder) -> str:
-    """Draw steps and time to target over batch size."""
-    steps = _frontier(study, panel(study.files.trials, study.result, "steps"))
+    """Draw steps to target over batch size and, where trials were timed, time to target.
+
+    Empty where no chart has a point.
+    """
+    steps = _frontier_chart(study, panel(study.files.trials, study.result, "steps"))
     seconds = ""
     is_timed = any(trial.seconds_per_step for trial in study.files.trials)
     if is_timed:
-        seconds = _frontier(study, panel(study.files.trials, study.result, "time"))
+        seconds = _frontier_chart(study, panel(study.files.trials, study.result, "time"))
     if not steps + seconds:
         return ""
     sentences = list[str]()
@@ -54,14 +56,14 @@ def frontier_charts(study: StudyFolder) -> str:
     return f'<div class="pair">{steps}{seconds}</div>{paragraph(" ".join(sentences), "faint")}'
 
 
-def _frontier(study: StudyFolder, shown: Panel) -> str:
-    """Draw steps or time to target over batch size."""
+def _frontier_chart(study: StudyFolder, shown: Panel) -> str:
+    """Draw the chart of a panel: steps, or time, to target over batch size."""
     result = study.result
     trials = {trial.number: trial for trial in study.files.trials}
     # Plotly draws later traces over earlier ones: the winners and the baseline lie on top.
     traces = _curve_traces(shown, result)
-    traces.append(_marks(shown.reached, "reached", trials))
-    traces.append(_marks(shown.stopped, "stopped", trials))
+    traces.append(_marks_trace(shown.reached, "reached", trials))
+    traces.append(_marks_trace(shown.stopped, "stopped", trials))
     for star in shown.stars:
         traces.append(_star_trace(star, shown))
     if shown.baseline is not None:
@@ -75,7 +77,7 @@ def _frontier(study: StudyFolder, shown: Panel) -> str:
         "yaxis": axis(title, **y_range),
     }
     critical = shown_critical(result)
-    # Without a range of ours the axis is plotly's, whose ends are not known here.
+    # Where no range is stated plotly chooses one, whose ends are not known here.
     if critical is not None and x_range:
         log_start, log_end = x_range["range"]
         layout |= _critical_marks(critical, 10.0**log_start, 10.0**log_end)
@@ -83,8 +85,11 @@ def _frontier(study: StudyFolder, shown: Panel) -> str:
 
 
 def _limits(shown: Panel) -> tuple[Layout, Layout]:
-    """Give both axes' ranges: around what reached the target, the winners and the baseline."""
-    # Of a study that failed all is shown: plotly's own range.
+    """Give plotly's ranges of both axes: around trials that reached the target, and the winners.
+
+    The baseline is within them, too. Both are empty where no trial reached the target.
+    """
+    # Then plotly's own ranges show all.
     if not shown.reached:
         return {}, {}
     batch_sizes = list[float]()
@@ -103,7 +108,7 @@ def _limits(shown: Panel) -> tuple[Layout, Layout]:
 
 
 def _frontier_text(shown: Panel, result: StudyResult, title: str) -> str:
-    """Say what the chart of steps or of time shows."""
+    """Say what the chart of steps or of time shows, for those who do not see it."""
     sentences = [f"{title} over batch size."]
     reached = plural(len(shown.reached), "trial")
     stopped = format_count(len(shown.stopped))
@@ -131,7 +136,10 @@ def _frontier_text(shown: Panel, result: StudyResult, title: str) -> str:
 
 
 def _curve_traces(shown: Panel, result: StudyResult) -> list[Trace]:
-    """Give S*(B), or S*(B) tau(B), with its band, and of steps the line of perfect scaling."""
+    """Give the curve S*(B), or S*(B) tau(B), with its band.
+
+    A chart of steps gets the line of perfect scaling, too. Empty where the curve is not known.
+    """
     if shown.band is None:
         return []
     sizes = shown.band.batch_size
@@ -141,7 +149,8 @@ def _curve_traces(shown: Panel, result: StudyResult) -> list[Trace]:
     name = "S*(B), all trials"
     if shown.merit == "time":
         name = "S*(B) tau(B)"
-    traces = [_band(shown.band), line_trace(sizes, shown.band.middle, name, hover)]
+    band = area_trace(sizes, shown.band.low, shown.band.high)
+    traces = [band, line_trace(sizes, shown.band.middle, name, hover)]
     examples = perfect_scaling_examples(result)
     if shown.merit == "steps" and examples is not None:
         start, end = sizes[0], sizes[-1]
@@ -152,9 +161,10 @@ def _curve_traces(shown: Panel, result: StudyResult) -> list[Trace]:
 
 
 def _critical_marks(critical: CriticalBatchSize, start: float, end: float) -> Layout:
-    """Give the layout's line and span of the critical batch size, with its name in place.
+    """Give the layout's entries that mark the critical batch size: a line, a span, and its name.
 
-    ``start`` and ``end`` are the axis's, in examples: an open interval reaches them.
+    ``start`` and ``end`` are the batch sizes at both ends of the axis. An open end of the interval
+    reaches there.
     """
     value = critical.value
     low = critical.low
@@ -169,13 +179,13 @@ def _critical_marks(critical: CriticalBatchSize, start: float, end: float) -> La
         "line": {"width": 0},
     }
     shapes = [{"type": "rect", **span, **tall}]
-    # Its level stands below the chart.
+    # The interval's level stands below the chart.
     name = interval_text(critical).partition(": ")[2]
     if value is not None:
         line = {"color": "--purple", "width": 2}
         shapes.append({"type": "line", "x0": value, "x1": value, **tall, "line": line})
         name = format_number(value, 2)
-    # Where the value is not known the name stands at an end that is, within the axis.
+    # Without a value the name stands at an end of the interval, within the axis.
     named_size = value or low or high or start
     seen_size = min(max(named_size, start), end)
     # Plotly takes a shape's x as it is and an annotation's as its logarithm.
@@ -192,7 +202,7 @@ def _critical_marks(critical: CriticalBatchSize, start: float, end: float) -> La
 
 
 def _star_trace(star: Star, shown: Panel) -> Trace:
-    """Give a winner with its range over fresh seeds; the one to use is filled and named."""
+    """Give a winner with its interval over fresh seeds. The one to use is filled and named."""
     winner = star.winner
     words = [f"{star.heading}: {winner_text(winner)}", expected_text(winner)]
     trace: Trace = {
@@ -209,7 +219,7 @@ def _star_trace(star: Star, shown: Panel) -> Trace:
     if star.is_use:
         outline = {"width": 1, "color": "--ground"}
         trace["marker"] |= {"symbol": "star", "line": outline}
-        trace |= _named(USE, "--vermilion", _side(shown, star.value, is_use=True))
+        trace |= _name_beside(USE, "--vermilion", _side_of_name(shown, star.value, is_use=True))
     if star.low is not None and star.high is not None:
         trace["error_y"] = {
             "type": "data",
@@ -222,7 +232,7 @@ def _star_trace(star: Star, shown: Panel) -> Trace:
 
 
 def _baseline_trace(mark: Mark, shown: Panel, trials: Mapping[int, TrialResult]) -> Trace:
-    """Give the baseline's own run, hollow where it was stopped; ``trials`` are by number."""
+    """Give the baseline's trial, hollow where it was stopped. ``trials`` are by number."""
     height = mark.height or 1.0
     lines = [_baseline_name(mark), *trial_lines(trials[mark.number])]
     return {
@@ -234,18 +244,20 @@ def _baseline_trace(mark: Mark, shown: Panel, trials: Mapping[int, TrialResult])
         "marker": baseline_marker(mark.reached),
         "hoverinfo": "text",
         "hovertext": "<br>".join(map(label, lines)),
-        **_named(YOURS, "--green", _side(shown, height, is_use=False)),
+        **_name_beside(YOURS, "--green", _side_of_name(shown, height, is_use=False)),
     }
 
 
 def _baseline_name(mark: Mark) -> str:
+    """Write ``yours, batch size 64``, and whether it was stopped before the target."""
     name = f"{YOURS}, batch size {format_count(mark.batch_size)}"
     if mark.reached:
         return name
     return f"{name}, stopped before the target"
 
 
-def _named(words: str, colour: str, position: str) -> Trace:
+def _name_beside(words: str, colour: str, position: str) -> Trace:
+    """Give the entries of a trace that write a name beside its mark, at plotly's ``position``."""
     return {
         "mode": "markers+text",
         "text": [words],
@@ -254,10 +266,11 @@ def _named(words: str, colour: str, position: str) -> Trace:
     }
 
 
-def _side(shown: Panel, height: float, is_use: bool) -> str:
-    """Where a mark is named, so that the names of the two that are compared do not overlap.
+def _side_of_name(shown: Panel, height: float, is_use: bool) -> str:
+    """Give plotly's position of the name of the winner to use, or of the baseline.
 
-    The higher one of the winner to use and the baseline is named above it, the other below.
+    The name of the higher one stands above its mark, the other below: so they do not overlap.
+    ``height``: of the mark; ``is_use``: whether it is the winner to use.
     """
     other_height: float | None = None
     if not is_use:
@@ -273,15 +286,8 @@ def _side(shown: Panel, height: float, is_use: bool) -> str:
     return "bottom right"
 
 
-def _band(rows: Band) -> Trace:
-    return area_trace(rows.batch_size, rows.low, rows.high)
-
-
-def _marks(marks: Iterable[Mark], status: str, trials: Mapping[int, TrialResult]) -> Trace:
-    """Give trials of a panel as dots, where they reached the target or what did not suffice.
-
-    ``trials`` are by number.
-    """
+def _marks_trace(marks: Iterable[Mark], status: str, trials: Mapping[int, TrialResult]) -> Trace:
+    """Give marks of a panel as dots, in the look of a status. ``trials`` are by number."""
     shown = list[TrialResult]()
     heights = list[float]()
     for mark in marks:

@@ -1,4 +1,4 @@
-"""What the survey found: its advice and its charts."""
+"""The survey of the hardware: its advice and its charts."""
 
 from bstune.report.charts.memory import memory_chart
 from bstune.report.charts.roofline import roofline_chart
@@ -8,7 +8,7 @@ from bstune.report.schema import HardwareFile
 
 
 def hardware_section(hardware: HardwareFile | None) -> str:
-    """Show what the survey found; empty where there was none."""
+    """Show the device, the survey's advice and its charts. Empty without a survey."""
     if hardware is None:
         return ""
     lines = [*hardware.derived.advice]

@@ -13,9 +13,9 @@ from bstune.system.console import format_count, format_number, plural
 
 # The most points of a learning curve: hundreds of trials would make the page large.
 CURVE_POINTS = 48
-# The most classes of batch sizes among the learning curves; each has a look of its own.
+# The number of classes of batch sizes among the learning curves; each has a look of its own.
 SIZE_CLASSES = 4
-# A class is told by its dash, too: colours alone do not tell it to everybody.
+# A class has a dash of its own, too, for those who do not tell the colours apart.
 CLASS_LOOKS = (
     ("--blue", "solid"),
     ("--orange", "dash"),
@@ -26,27 +26,27 @@ CLASS_LOOKS = (
 
 @dataclass(frozen=True)
 class _SizeClass:
-    """Batch sizes whose learning curves look alike."""
+    """A range of batch sizes whose learning curves are drawn alike."""
 
     smallest: int
-    """Of those that trials ran at, in examples."""
+    """The smallest batch size of its trials, in examples."""
     largest: int
-    """Of those that trials ran at, in examples."""
+    """The largest batch size of its trials, in examples."""
     trials: tuple[TrialResult, ...]
-    """Their trials."""
+    """The trials at these batch sizes."""
 
     @property
     def name(self) -> str:
-        """What the legend calls it."""
+        """Its name in the legend, such as ``B = 8 to 40``."""
         if self.smallest == self.largest:
             return f"B = {format_count(self.smallest)}"
         return f"B = {format_count(self.smallest)} to {format_count(self.largest)}"
 
 
 def _size_classes(trials: Sequence[TrialResult]) -> list[_SizeClass]:
-    """Divide trials by their batch sizes into ranges that are equally wide in octaves.
+    """Divide trials into ``SIZE_CLASSES`` ranges of batch sizes that are equally wide in octaves.
 
-    Those without a trial are left out.
+    Ranges without a trial are left out.
     """
     logs = [math.log(trial.batch_size) for trial in trials]
     low = min(logs)
@@ -68,9 +68,9 @@ def _size_classes(trials: Sequence[TrialResult]) -> list[_SizeClass]:
 
 
 def learning_curves(study: StudyFolder) -> str:
-    """Draw the metric over steps, a line a trial.
+    """Draw the metric over steps, a line for each trial. Empty where no trial was evaluated.
 
-    A trial that was continued is the last of its parts, which has the whole history.
+    Of a trial in several parts the last one is drawn, which has the whole history.
     """
     shown = list[TrialResult]()
     for trial in last_parts(study.files.trials):
@@ -85,10 +85,10 @@ def learning_curves(study: StudyFolder) -> str:
     traces = list[Trace]()
     for i, size_class in enumerate(classes):
         color, dash = CLASS_LOOKS[i]
-        # The legend shows the first of a class, so that is one in full strength.
+        # The legend shows the first line of a class, so that must not be a faint one.
         ordered = sorted(size_class.trials, key=lambda trial: not trial.reached)
         for j, trial in enumerate(ordered):
-            # Where none reached the target, faint lines would have nothing to stand out from.
+            # Where no trial reached the target all lines have full strength.
             is_faint = reached > 0 and not trial.reached
             trace = _learning_curve(trial, is_faint)
             trace["name"] = size_class.name
@@ -116,7 +116,7 @@ def learning_curves(study: StudyFolder) -> str:
 
 
 def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:
-    """Give a trial's metric over its steps."""
+    """Give the line of a trial's metric over its steps, faint or in full strength."""
     steps = list[int]()
     values = list[float | None]()
     for step, value in _thinned([pair for pair in trial.history if pair[0] > 0]):
@@ -137,12 +137,13 @@ def _learning_curve(trial: TrialResult, is_faint: bool) -> Trace:
 
 
 def _metric_axis(trials: Sequence[TrialResult], goal: float | None) -> Layout:
-    """Give the metric's axis: around what trials came to and the target.
+    """Give the scale and the range of the metric's axis: around the trials' values and the target.
 
-    The gap between them is what a reader looks for where none reached it.
+    The scale is logarithmic where all values and the target, ``goal``, are positive. The target is
+    always within the range: how far trials are from it is what a reader looks for.
     """
     values = list[float]()
-    # A trial that diverged, or a trial's start, would leave the others no room.
+    # Diverged trials and the trials' starts are left out here: they would leave the others no room.
     near = list[float]()
     if goal is not None:
         near.append(goal)
@@ -153,7 +154,7 @@ def _metric_axis(trials: Sequence[TrialResult], goal: float | None) -> Layout:
             values.append(value)
             if i > 0 and trial.status != "diverged":
                 near.append(value)
-    # Where all of them diverged, they are what there is to see.
+    # Where all trials diverged, they are all that there is to see.
     if len(near) < 2:
         near += values
     can_be_log = goal is None or goal > 0.0
@@ -167,7 +168,10 @@ def _metric_axis(trials: Sequence[TrialResult], goal: float | None) -> Layout:
 
 
 def _target_line(goal: float, is_log: bool) -> Layout:
-    """Give the layout's dashed line at the target, with its name."""
+    """Give the layout's entries of a dashed line at the target, ``goal``, with its name.
+
+    ``is_log``: whether the metric's axis is logarithmic.
+    """
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal, "y1": goal}
     # Plotly takes a shape's y as it is and an annotation's as its logarithm.
     height = math.log10(goal) if is_log else goal
@@ -190,8 +194,7 @@ def _target_line(goal: float, is_log: bool) -> Layout:
 def _curves_text(
     study: StudyFolder, shown: Sequence[TrialResult], classes: Sequence[_SizeClass]
 ) -> str:
-    """Say what the learning curves show."""
-    # A class has a sentence, as it has a look: what it says is seen at a glance in the chart.
+    """Say what the learning curves show, for those who do not see them: a sentence a class."""
     result = study.result
     sentences = [f"{result.metric} over optimizer steps: {plural(len(shown), 'trial')}."]
     for size_class in classes:
@@ -207,7 +210,10 @@ def _curves_text(
 
 
 def _thinned(history: Sequence[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
-    """Give at most ``CURVE_POINTS`` of a history, evenly over log steps, its ends among them."""
+    """Thin out a history to about ``CURVE_POINTS`` evaluations, evenly spaced in log steps.
+
+    The first and the last evaluation stay. Steps must be above 0.
+    """
     if len(history) <= CURVE_POINTS:
         return list(history)
     log_first = math.log(history[0][0])

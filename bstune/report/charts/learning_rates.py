@@ -21,14 +21,14 @@ from bstune.system.console import format_count, format_number, plural
 
 # Rules are drawn in one colour: their dashes tell them apart.
 RATE_DASHES = {"none": "dot", "sqrt": "dash", "linear": "dashdot", LAW: "solid"}
-# Of a rule that was added since.
+# The dash of any further rule.
 OTHER_RATE_DASH = "longdash"
 
 
 def learning_rates(study: StudyFolder) -> str:
-    """Draw the learning rates of all trials over batch size.
+    """Draw the learning rates of all trials over batch size. Empty without a trial.
 
-    Beside them stand the best one, the scaling rules, and the trials' law.
+    Beside them stand the best learning rate, the scaling rules, and the trials' own law.
     """
     result = study.result
     trials = last_parts(study.files.trials)
@@ -38,7 +38,7 @@ def learning_rates(study: StudyFolder) -> str:
     traces += _rule_traces(result, trials)
     traces += _rates_by_status(trials)
     traces += _rates_to_compare(result)
-    # Trials that failed may have learning rates far off, which leave the others no room.
+    # Trials that missed the target may have learning rates far off, which leave the others no room.
     shown_rates = [trial.lr for trial in trials if trial.reached]
     point = "the study's reference"
     if result.curve is not None:
@@ -56,7 +56,7 @@ def learning_rates(study: StudyFolder) -> str:
 
 
 def _best_rate_traces(result: StudyResult) -> list[Trace]:
-    """Give the best learning rate at each batch size of the curve, with its band."""
+    """Give the best learning rate over batch size, with its band. Empty without a curve."""
     curve = result.curve
     if curve is None:
         return []
@@ -68,7 +68,10 @@ def _best_rate_traces(result: StudyResult) -> list[Trace]:
 
 
 def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Trace]:
-    """Give the scaling rules over the curve's batch sizes, else the trials', and their law."""
+    """Give the lines of the scaling rules and of the trials' own law.
+
+    They go over the batch sizes of the curve or, without one, of the trials.
+    """
     batch_sizes = [trial.batch_size for trial in trials]
     start = min(batch_sizes)
     end = max(batch_sizes)
@@ -83,7 +86,7 @@ def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Tra
             color = "--ink"
             width = 2.0
         # Two points are a whole line: both axes are logarithmic.
-        rates = [line.at(line.start), line.at(line.end)]
+        rates = [line.lr_at(line.start), line.lr_at(line.end)]
         dash = RATE_DASHES.get(line.name, OTHER_RATE_DASH)
         traces.append(
             line_trace([line.start, line.end], rates, line.words, None, color, dash, width)
@@ -92,7 +95,7 @@ def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Tra
 
 
 def _rates_by_status(trials: Sequence[TrialResult]) -> list[Trace]:
-    """Give the trials' learning rates as dots, a trace a status, which the legend can hide."""
+    """Give the trials' learning rates as dots: a trace for each status, as the legend hides it."""
     traces = list[Trace]()
     for status, (color, symbol) in STATUS_LOOKS.items():
         ended_so = [trial for trial in trials if trial.status == status]
@@ -102,7 +105,7 @@ def _rates_by_status(trials: Sequence[TrialResult]) -> list[Trace]:
 
 
 def _rates_to_compare(result: StudyResult) -> list[Trace]:
-    """Give the learning rates of the winner to use and of the baseline."""
+    """Give the marks of the winner to use and of the baseline, at their learning rates."""
     traces = list[Trace]()
     common: Trace = {"type": "scatter", "mode": "markers", "hoverinfo": "text"}
     use = result.winner
@@ -122,7 +125,7 @@ def _rates_to_compare(result: StudyResult) -> list[Trace]:
 
 
 def _rates_text(study: StudyFolder) -> str:
-    """Say what the chart of learning rates shows."""
+    """Say what the chart of learning rates shows, for those who do not see it."""
     result = study.result
     trials = last_parts(study.files.trials)
     rates = [trial.lr for trial in trials]

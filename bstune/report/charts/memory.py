@@ -5,13 +5,16 @@ from bstune.report.html import axis, chart
 from bstune.report.schema import HardwareFile
 from bstune.system.console import format_count, plural
 
-# Of the line of memory over batch size.
+# The points of the line of memory over batch size.
 MEMORY_POINTS = 33
 BYTES_PER_MEBIBYTE = 2.0**20
 
 
 def memory_chart(hardware: HardwareFile) -> str:
-    """Draw the memory that probes took, the model through them, and the limit."""
+    """Draw the memory that probes took, the model fitted to them, and the device's limit.
+
+    Empty where the device gives no figures.
+    """
     ceiling = hardware.ceiling
     sizes = list[int]()
     taken = list[float]()
@@ -26,13 +29,13 @@ def memory_chart(hardware: HardwareFile) -> str:
         hover.append(f"B = {size}: {format_count(mebibytes)} MiB, {probe.outcome}")
     if not sizes:
         return ""
-    # Dots alone: the line between them is the model's.
+    # Probes are dots without a line: the line is the model's.
     dots = line_trace(sizes, taken, "probes", hover)
     traces = [dots | {"mode": "markers", "marker": {"size": 9, "color": "--blue"}}]
     span = [ceiling.smallest, hardware.high]
     model = ceiling.model
     if model is not None:
-        # Between logarithmic axes it is no straight line: two points would not do.
+        # On logarithmic axes the model's line is bent, so that two points are too few.
         batch_sizes = list[float]()
         predicted = list[float]()
         for i in range(MEMORY_POINTS):

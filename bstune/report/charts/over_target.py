@@ -8,7 +8,10 @@ from bstune.system.console import format_number, plural
 
 
 def over_target(result: StudyResult) -> str:
-    """Draw the critical batch size at each target where it is known, or say why it is not."""
+    """Draw the critical batch size over targets, or say why it is known at the study's own alone.
+
+    Empty where nothing is known of it.
+    """
     if result.target_value is None:
         return ""
     if not result.over_target:
@@ -69,11 +72,11 @@ def over_target(result: StudyResult) -> str:
 
 
 def _by_target(result: StudyResult, goal: float) -> list[CriticalAtTarget]:
-    """Give the critical batch size at each target in order, the study's ``goal`` among them."""
+    """Give the critical batch size at each target, in order. ``goal``: the study's own target."""
     # Of several rows at one target the last one counts.
     rows = {row.target: row for row in result.over_target}
     critical = result.critical_batch_size
-    # At its own target the study's answer counts, which the console gives, too.
+    # At the study's own target its answer counts, which the console gives, too.
     if critical is not None:
         rows[goal] = CriticalAtTarget(
             target=goal,
@@ -86,7 +89,7 @@ def _by_target(result: StudyResult, goal: float) -> list[CriticalAtTarget]:
 
 
 def _distance(value: float, end: float | None) -> float:
-    """How far an end of an interval is from its value: an open one is drawn without a bar."""
+    """Give the length of an error bar to an end of an interval: 0 where that is open."""
     if end is None:
         return 0.0
     return abs(end - value)

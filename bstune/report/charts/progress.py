@@ -12,30 +12,33 @@ from bstune.system.console import format_seconds, plural
 
 @dataclass(frozen=True)
 class _Spent:
-    """A trial of the search's progress."""
+    """A trial, and how far the search had come at its end."""
 
     trial: TrialResult
     seconds: float
     """Seconds that the search had spent at its end."""
     value: float | None
-    """Seconds of training, or steps, that it took to the target."""
+    """Seconds of training, or steps, that it took to the target. None where it missed that."""
     best: float | None
-    """The least of these so far, without runs on fresh seeds."""
+    """The least value so far, without runs on fresh seeds. None before there is one."""
 
 
-def _spent(trials: Sequence[TrialResult], in_seconds: bool) -> list[_Spent]:
+def _spent_rows(trials: Sequence[TrialResult], in_seconds: bool) -> list[_Spent]:
+    """Follow the search: a row for each trial, in the order in which trials ended.
+
+    ``in_seconds``: whether values are seconds of training. Else they are steps.
+    """
     rows = list[_Spent]()
     total = 0.0
     best: float | None = None
     for trial in trials:
         total += trial.train_seconds + trial.eval_seconds + trial.startup_seconds
-        # In steps where no trial was timed: all of them then count alike.
         value: float | None = None
         if in_seconds:
             value = trial.time_to_target
         elif trial.reached:
             value = float(trial.steps)
-        # Fresh seeds repeat a configuration, which the search had found before.
+        # A run on a fresh seed repeats a configuration that the search had found before.
         if value is not None and trial.replicate_of is None:
             best = value if best is None else min(best, value)
         rows.append(_Spent(trial=trial, seconds=total, value=value, best=best))
@@ -43,16 +46,19 @@ def _spent(trials: Sequence[TrialResult], in_seconds: bool) -> list[_Spent]:
 
 
 def progress(study: StudyFolder) -> str:
-    """Draw the best time, or steps, so far over what the search has spent."""
+    """Draw the best time so far over the seconds that the search has spent.
+
+    It is in steps where no trial was timed, and empty where none reached the target.
+    """
     trials = study.files.trials
     if not any(trial.reached for trial in trials):
         return ""
     in_seconds = any(trial.time_to_target is not None for trial in trials)
-    rows = _spent(trials, in_seconds)
+    rows = _spent_rows(trials, in_seconds)
     seconds_spent = [row.seconds for row in rows]
     best_so_far = [row.best for row in rows]
     best_line = line_trace(seconds_spent, best_so_far, "best run so far", None, "--vermilion")
-    # Stairs: it falls where a trial ends, and not on the way there.
+    # The line is drawn as stairs, as it falls where a trial ends.
     best_line["line"] |= {"shape": "hv"}
     searched = list[_Spent]()
     repeated = list[_Spent]()
@@ -87,7 +93,7 @@ def progress(study: StudyFolder) -> str:
 
 
 def _spent_dots(rows: Sequence[_Spent], name: str, symbol: str) -> Trace:
-    """Give trials of the search's progress as dots, over the seconds that were spent."""
+    """Give the trials of ``rows`` as dots over the seconds that the search had spent."""
     trials = [row.trial for row in rows]
     values = [row.value for row in rows]
     trace = dots_trace(trials, values, name, "--blue", symbol)

@@ -7,7 +7,10 @@ from bstune.system.console import format_count, format_number
 
 
 def roofline_chart(hardware: HardwareFile) -> str:
-    """Draw what steps achieved below what the device can do, over operations per byte."""
+    """Draw the rates that steps achieved below the device's roof, over operations per byte.
+
+    Empty where the device's limits, or the bytes of a step, are not known.
+    """
     limits = hardware.limits
     if limits is None:
         return ""
@@ -26,7 +29,7 @@ def roofline_chart(hardware: HardwareFile) -> str:
         hover.append(f"B = {format_count(row.batch_size)}: {format_number(rate)} GFLOP/s, {share}")
     if not intensities:
         return ""
-    # The roof bends at the ridge alone; it reaches twice as far as what was measured.
+    # The roof bends at the ridge alone. It reaches twice as far as the measured steps.
     corners = sorted({min(ridge, *intensities) / 2.0, ridge, max(ridge, *intensities) * 2.0})
     roof = [min(peak, limits.bytes_per_second / 1e9 * intensity) for intensity in corners]
     steps = line_trace(intensities, rates, "whole step, measured", hover, "--purple")

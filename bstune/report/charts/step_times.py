@@ -7,7 +7,10 @@ from bstune.system.console import format_count, format_number, format_seconds
 
 
 def step_time_chart(hardware: HardwareFile) -> str:
-    """Draw the measured seconds of a step with their quartiles, and those without the framework."""
+    """Draw the measured seconds of a step with their quartiles over batch size.
+
+    Seconds without the framework's part stand beside them. Empty where nothing was timed.
+    """
     timings = hardware.measured.timings
     if not timings:
         return ""
@@ -30,7 +33,7 @@ def step_time_chart(hardware: HardwareFile) -> str:
     bars |= {"array": above, "arrayminus": below}
     measured = line_trace(sizes, seconds, "measured, with quartiles", hover)
     traces = [measured | {"mode": "lines+markers", "error_y": bars}]
-    # A line through some of the batch sizes would look as if it had been measured at all.
+    # A line through only some of the batch sizes would look as if all had been measured.
     if all(bare_seconds):
         traces.append(
             line_trace(sizes, bare_seconds, "without the framework", None, "--grey", "dash")

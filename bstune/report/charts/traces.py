@@ -1,4 +1,4 @@
-"""Of what several charts are made: lines, bands, dots, ranges of axes, a trial in words."""
+"""Parts that several charts share: lines, bands, dots, ranges of axes, a trial in words."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,14 @@ STATUS_LOOKS = {
     "stopped": ("--grey", "triangle-up-open"),
     "diverged": ("--vermilion", "x"),
 }
-# Plotly's own: a trace, and what a layout or an axis is told.
 Trace = dict[str, Any]
+"""Points that plotly draws as a line or as marks, by plotly's own names."""
 Layout = dict[str, Any]
+"""Settings of a chart or of an axis, by plotly's own names."""
 
 
 def area_trace(x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Trace:
-    """Give the 90% band between two lines."""
+    """Give the area between two lines, which is called a 90% band."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -45,7 +46,10 @@ def line_trace(
     dash: str = "solid",
     width: float = 2.0,
 ) -> Trace:
-    """Give a line; without ``hover``, texts for each point, it shows none."""
+    """Give a line.
+
+    ``hover``: the text of each point, which is shown where a reader points at it. None shows none.
+    """
     trace: Trace = {
         "type": "scatter",
         "mode": "lines",
@@ -67,7 +71,7 @@ def dots_trace(
     color: str,
     symbol: str = "circle",
 ) -> Trace:
-    """Give trials as dots, each with what is known of it on hover."""
+    """Give trials as dots over batch size, each with its facts where a reader points at it."""
     batch_sizes = list[int]()
     hover = list[str]()
     for trial in trials:
@@ -87,7 +91,7 @@ def dots_trace(
 
 
 def trial_lines(trial: TrialResult) -> list[str]:
-    """Tell what is known of a trial, in lines."""
+    """Give a trial's facts in lines: its configuration, how it ended, its steps and seconds."""
     configuration = [f"B = {format_count(trial.batch_size)}", f"lr = {format_number(trial.lr)}"]
     for name, value in trial.hyperparameters.items():
         configuration.append(f"{name} {format_number(value)}")
@@ -113,26 +117,27 @@ def part_text(trial: TrialResult) -> str:
 
 
 def baseline_marker(is_reached: bool) -> Trace:
-    """Give the look of the baseline: hollow where it did not reach the target."""
+    """Give plotly's marker of the baseline: hollow where it did not reach the target."""
     symbol = "square" if is_reached else "square-open"
     return {"symbol": symbol, "size": 10, "color": "--green"}
 
 
 def log_range(values: Iterable[float], pad: float) -> Layout:
-    """Give a logarithmic axis's range around the values; plotly's own, where there are none.
+    """Give the range of a logarithmic axis around the values that are above 0.
 
-    ``pad``: what it has beyond them on either side, as a share of their span.
+    ``pad``: the room beyond them on either side, as a share of their span. Without a value it is
+    empty: plotly then chooses a range.
     """
     logs = [math.log10(value) for value in values if value > 0.0]
     if not logs:
         return {}
-    # An octave at least: around a single value there is no span to take a share of.
+    # The span is an octave at least, as a single value has none to take a share of.
     span = max(max(logs) - min(logs), 0.3)
     return {"range": [min(logs) - pad * span, max(logs) + pad * span]}
 
 
 def merit_text(merit: Merit, value: float) -> str:
-    """Write seconds of training, or ``56 steps``."""
+    """Write a value of merit ``time`` as seconds of training, of ``steps`` as ``56 steps``."""
     if merit == "time":
         return format_seconds(value)
     return f"{format_number(value, WORD_DIGITS)} steps"

@@ -1,1 +1,4 @@
-"""The lines of an answer, a function each, and what they say of one: a file a line or a family of them."""
+"""The lines of an answer: a file for each line, or for a family of lines.
+
+A line is a function of a result, which yields its texts: what cannot be told is None or left out.
+"""

@@ -8,7 +8,7 @@ from bstune.system.console import format_count, format_number
 
 
 def as_good(result: StudyResult) -> Iterator[str | None]:
-    """Give the batch sizes that are as good, as a range."""
+    """Give the batch sizes that are nearly as good as the best one, as a range."""
     nearly_best = result.as_good
     if nearly_best is None or result.winner is None:
         return
@@ -16,7 +16,7 @@ def as_good(result: StudyResult) -> Iterator[str | None]:
     if nearly_best.merit == "time":
         least = "least time"
     within = f"within {nearly_best.within:.0%} of the {least}"
-    # Both ends are the winner itself.
+    # Where both ends are the winner itself, no other batch size is as good.
     if nearly_best.low == nearly_best.high:
         yield f"no other batch size that was tried is {within}"
         return

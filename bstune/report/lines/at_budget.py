@@ -18,8 +18,9 @@ from bstune.result import (
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
 INTERVAL_TEXT = f"{INTERVAL_LEVEL:.0%}"
+# The option that ends a search once little is left to gain.
 LEAST_GAIN = "search.least_gain"
-# Significant digits of a metric.
+# The fewest and the most significant digits of a metric.
 LEAST_DIGITS = 3
 MOST_DIGITS = 6
 
@@ -34,12 +35,12 @@ def budget_words(at_budget: AtBudget) -> str:
 
 
 def point_words(point: PointAtBudget) -> str:
-    """Write ``batch size 204, learning rate 1.13``, and what else is searched."""
+    """Write ``batch size 204, learning rate 1.13``, and further hyper-parameters."""
     return point_text(point.batch_size, point.lr, point.hyperparameters, point.horizon)
 
 
 def metric_words(value: float, at_budget: AtBudget) -> str:
-    """Write a value of the metric to three digits, or to the first that differs between seeds."""
+    """Write a metric's value to three digits, or to the first one in which seeds differ."""
     digits = LEAST_DIGITS
     if value != 0.0 and at_budget.seed_scatter > 0.0:
         decade = math.floor(math.log10(abs(value)))
@@ -53,14 +54,14 @@ def fresh_words(fresh: FreshValues, at_budget: AtBudget) -> str:
     seeds = plural(len(fresh.values), "fresh seed")
     least = metric_words(min(fresh.values), at_budget)
     most = metric_words(max(fresh.values), at_budget)
-    # One value is no mean, and has no range.
+    # One value has no mean and no range.
     if len(fresh.values) == 1:
         return f"one {seeds.removeprefix('1 ')}"
     return f"mean of {seeds}, {least} to {most}"
 
 
 def use(result: StudyResult) -> Iterator[str | None]:
-    """Give the point to use, and the metric to expect of it."""
+    """Give the point to use, and the metric to expect of it at the budget's end."""
     at_budget = result.at_budget
     if at_budget is None:
         yield "nothing yet: no trial has run to its budget's end with a metric"
@@ -77,7 +78,7 @@ def use(result: StudyResult) -> Iterator[str | None]:
 
 
 def gain(result: StudyResult) -> Iterator[str | None]:
-    """Tell by how much that is better than the baseline, and how much sooner it is as good."""
+    """Tell how much better USE is than the baseline, and how much sooner it is as good."""
     at_budget = result.at_budget
     if at_budget is None:
         return
@@ -97,7 +98,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
         span = f"{format_number(difference.low, 2)} to {format_number(difference.high, 2)}"
         interval = f" ({INTERVAL_TEXT}: {span}, {plural(difference.seeds, 'fresh seed')})"
     elif difference.seeds:
-        # Without a second seed, or of recorded runs, nothing is known of the scatter.
+        # Of a single seed, or of recorded runs, the scatter is not known.
         interval = f", on {plural(difference.seeds, 'fresh seed')} of both"
     else:
         interval = f"; {_runs_words('yours', baseline)}, {_runs_words('USE', at_budget.winner)}"
@@ -115,21 +116,24 @@ def gain(result: StudyResult) -> Iterator[str | None]:
 
 
 def _runs_words(name: str, point: PointAtBudget) -> str:
-    """Say on which runs what is expected of a point stands."""
+    """Write, such as ``USE on 3 fresh seeds``, which runs tell the metric of a point.
+
+    ``name``: how the line calls the point.
+    """
     if point.fresh is None:
         return f"{name} predicted from its single search trial"
     return f"{name} on {plural(len(point.fresh.values), 'fresh seed')}"
 
 
 def _is_better(difference: GainAtBudget) -> bool:
-    """Whether the winner is better than the baseline, by its interval too, if it has one."""
+    """Whether the winner is better than the baseline: the interval, if any, must lie above 0."""
     if difference.low is not None and difference.low <= 0.0:
         return False
     return difference.difference > 0.0
 
 
 def as_good(result: StudyResult) -> Iterator[str | None]:
-    """Tell which batch sizes are not shown to be worse."""
+    """Tell which batch sizes are not shown to be worse than the best one."""
     at_budget = result.at_budget
     if at_budget is None:
         return
@@ -148,12 +152,12 @@ def as_good(result: StudyResult) -> Iterator[str | None]:
 
 
 def growth(result: StudyResult) -> Iterator[str | None]:
-    """Tell how the best batch size moves with the budget."""
+    """Tell how the best batch size grows with the budget."""
     at_budget = result.at_budget
     if at_budget is None or at_budget.growth is None:
         return
     law = at_budget.growth
-    # At an end the best one may lie beyond: that says nothing of how it grows.
+    # At an end of the batch sizes the best one may lie beyond it, so its growth is not known.
     if all(best.is_at_end for best in law.best_sizes):
         end = format_count(round(law.best_sizes[0].batch_size))
         yield (
@@ -180,10 +184,10 @@ def growth(result: StudyResult) -> Iterator[str | None]:
     )
 
 
-def left(result: StudyResult) -> Iterator[str | None]:
-    """Tell what is still to gain, and whether that ended the search.
+def gain_left(result: StudyResult) -> Iterator[str | None]:
+    """Tell how much there is still to gain, and whether that ended the search.
 
-    What one seed differs from another stands beside it: the search ends by their ratio.
+    The scatter between seeds stands beside it: the search ends by the ratio of the two.
     """
     at_budget = result.at_budget
     if at_budget is None:
@@ -204,20 +208,21 @@ def left(result: StudyResult) -> Iterator[str | None]:
 
 
 def _exponent(value: float) -> str:
+    """Write an exponent with two decimals; a rounded 0 has no sign."""
     return f"{value:z.2f}"
 
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
-    """Say what weakens the answer."""
+    """Say what weakens the answer, the worst first; before there is one, why there is none."""
     at_budget = result.at_budget
     if at_budget is None:
         yield from result.notes
         yield result.stop_reason
         return
-    # The worst first: such a budget answers nothing.
+    # The worst comes first: with such a budget nothing is known.
     if at_budget.same is not None:
-        yield _same(result.metric, at_budget, at_budget.same)
-    # Their metric is in no mean, and would have made it worse.
+        yield _same_text(result.metric, at_budget, at_budget.same)
+    # The mean leaves these seeds out. With them it would be worse.
     if at_budget.winner.fresh is not None and at_budget.winner.fresh.broken:
         broken = plural(at_budget.winner.fresh.broken, "fresh seed")
         yield f"{broken} of USE diverged, or ended before the budget did"
@@ -226,13 +231,16 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     compared = at_budget.baseline if at_budget.gain is not None else None
     if compared is not None and compared.fresh is None:
         yield from gain_of_single_run(result)
-    # A search that ended by least_gain at_budget what it looked for: that is no caution.
+    # A search that ended by least_gain found what it looked for: that needs no caution.
     if result.search.limit not in (None, LEAST_GAIN) and result.stop_reason is not None:
         yield result.stop_reason
 
 
-def _same(metric: str, at_budget: AtBudget, same: SameAtBudget) -> str:
-    """Say that the budget tells no trial from another, and which does, where the runs say it."""
+def _same_text(metric: str, at_budget: AtBudget, same: SameAtBudget) -> str:
+    """Say that all trials have the same metric at the budget's end.
+
+    If the runs differed at some part of the budget it names the smallest budget that does.
+    """
     value = f"{metric} is {format_number(same.value, 3)} in all trials at their budget's end"
     if same.differs_at is None:
         return (
@@ -249,17 +257,17 @@ def _same(metric: str, at_budget: AtBudget, same: SameAtBudget) -> str:
 
 
 def _how_to_go_on(result: StudyResult) -> str:
+    """Name the option that lets the search go on: the one that ended it, else more trials."""
     if result.search.limit is not None:
         return f"a larger {result.search.limit} goes on"
     return f"search.trials={2 * result.search.trials} goes on"
 
 
 def next_steps(result: StudyResult) -> Iterator[str | None]:
-    """Give the command that trains the winner."""
+    """Give the command that trains the winner, and say so where nothing better was shown."""
     at_budget = result.at_budget
     if at_budget is None or result.train is None:
         return
-    # Where nothing better was shown there is no reason to change.
     is_better = at_budget.gain is not None and _is_better(at_budget.gain)
     if at_budget.baseline is not None and not is_better:
         yield "keep your configuration; to train with USE all the same:"

@@ -1,63 +1,64 @@
-"""CAUTION: what would change the answer."""
+"""CAUTION: all that could change the answer."""
 
 from collections.abc import Iterator
 
-from bstune.report.lines.next_steps import narrower
+from bstune.report.lines.next_steps import how_to_narrow
 from bstune.report.lines.unreached import cause_of, closest_texts
 from bstune.report.trust import trust_in_timing
 from bstune.report.words import baseline_text, fresh_text, winner_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number, plural
 
-# Chance of reaching the target from which on a winner is called no risk: nine of ten, and some
-# room.
+# A winner with at least this chance of reaching the target gets no caution: it is a little below
+# nine of ten, as the chance itself is a prediction.
 SURE_CHANCE = 0.8
-# The option that bounds a study's time, which fresh seeds are out of where the search was not.
+# The option that bounds a study's time, and so its fresh seeds.
 WALL_SECONDS = "search.wall_seconds"
 TRAINING_SECONDS = "search.seconds"
 
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
-    """Give what would change the answer, the worst first; without a winner, why there is none."""
+    """Give all that could change the answer, the worst first. Without a winner, give the cause."""
     if result.winner is None:
         yield cause_of(result).why
         return
-    yield from _missed(result)
-    yield from _may_miss(result)
-    yield from _once(result)
+    yield from _missed_seeds(result)
+    yield from _chance_to_miss(result)
+    yield from _ran_once(result)
     yield from _gain_of_one_run(result)
-    # Only where a limit ended the search would more of it change the answer.
+    # More of a limit changes the answer only where that limit ended the search.
     if result.search.limit is not None and result.stop_reason is not None:
         yield result.stop_reason
     yield from _not_run_again(result)
     yield from _too_easy(result)
-    yield from _untold(result)
+    yield from _first_evaluation_hits(result)
     yield from _noisy_timing(result)
     yield from _open_interval(result)
 
 
 def warnings(result: StudyResult) -> tuple[str, ...]:
-    """Tell what stands beside a study wherever it is compared.
+    """Give the sentences that stand beside a study wherever it is compared.
 
-    That is, that nothing, or not all, reached the target, that USE ran once, or that it was too easy.
+    They say that nothing reached the target, that fresh seeds missed it, that USE ran only once, or
+    that the target was too easy.
     """
     if result.winner is None:
         return tuple(closest_texts(result))
-    return (*_missed(result), *_once(result), *_too_easy(result))
+    return (*_missed_seeds(result), *_ran_once(result), *_too_easy(result))
 
 
-def _missed(result: StudyResult) -> Iterator[str]:
-    """Winners that some fresh seeds missed."""
+def _missed_seeds(result: StudyResult) -> Iterator[str]:
+    """Name the winners with fresh seeds that missed the target."""
     for winner in (result.winner, result.other_winner):
         if winner is None or winner.confirmed is None or winner.confirmed.all_reached:
             continue
         yield f"only {fresh_text(winner.confirmed)} reached the target at {winner_text(winner)}"
 
 
-def _may_miss(result: StudyResult) -> Iterator[str]:
-    """Name a schedule that further seeds are not sure to reach the target with.
+def _chance_to_miss(result: StudyResult) -> Iterator[str]:
+    """Tell of a schedule with which further seeds are not sure to reach the target.
 
-    The few fresh ones may have reached it all the same.
+    The few fresh seeds that ran may have reached it all the same.
     """
     winner = result.winner
     if winner is None or winner.reaching is None or winner.horizon is None:
@@ -73,14 +74,14 @@ def _may_miss(result: StudyResult) -> Iterator[str]:
     yield text
 
 
-def _once(result: StudyResult) -> Iterator[str]:
+def _ran_once(result: StudyResult) -> Iterator[str]:
     """Tell of a winner that had no fresh seeds."""
     if result.winner is not None and result.winner.confirmed is None:
         yield from not_on_fresh_seeds(result)
 
 
 def not_on_fresh_seeds(result: StudyResult) -> Iterator[str]:
-    """Say that USE had one run, where it was to have fresh seeds, and what gives it some."""
+    """Say that USE had a single run, and what gives it fresh seeds."""
     if not result.search.replicates:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
         return
@@ -92,10 +93,10 @@ def not_on_fresh_seeds(result: StudyResult) -> Iterator[str]:
 
 
 def _gain_of_one_run(result: StudyResult) -> Iterator[str]:
-    """Say that the gain compares with a single run of the user's own configuration."""
+    """Tell of a gain that is over a single run of the user's own configuration."""
     gain = result.gain
     has_fresh_seeds = result.baseline is not None and result.baseline.runs > 0
-    # Of one that was stopped the gain is a bound.
+    # Over a baseline that was stopped the gain is a lower bound: fresh seeds would not change that.
     if gain is None or gain.at_least or has_fresh_seeds:
         return
     if gain.baseline_seeds == 0:
@@ -104,9 +105,9 @@ def _gain_of_one_run(result: StudyResult) -> Iterator[str]:
 
 def gain_of_single_run(result: StudyResult) -> Iterator[str]:
     """Say why the user's own configuration had no fresh seeds, and what gives it some."""
-    # As long as the study runs they are still to come.
+    # While the study runs its fresh seeds are still to come.
     if result.search.replicates and result.stop_reason is not None:
-        # Seconds of training bound these runs, too; what else ended the search does not.
+        # Of the limits that end a search, only those in seconds also bound the fresh seeds.
         limit = WALL_SECONDS
         if result.search.limit == TRAINING_SECONDS:
             limit = TRAINING_SECONDS
@@ -117,7 +118,7 @@ def gain_of_single_run(result: StudyResult) -> Iterator[str]:
 
 
 def _not_run_again(result: StudyResult) -> Iterator[str]:
-    """Give a point that is predicted to be better and got no fresh seeds."""
+    """Tell of a point that is predicted to be better than the winner and had no fresh seeds."""
     left_out = result.not_run_again
     if left_out is None:
         return
@@ -143,7 +144,7 @@ def _too_easy(result: StudyResult) -> Iterator[str]:
     )
 
 
-def _untold(result: StudyResult) -> Iterator[str]:
+def _first_evaluation_hits(result: StudyResult) -> Iterator[str]:
     """Tell of fresh seeds whose steps are not known, as their first evaluation met the target."""
     if result.winner is None:
         return
@@ -156,7 +157,10 @@ def _untold(result: StudyResult) -> Iterator[str]:
 
 
 def _noisy_timing(result: StudyResult) -> Iterator[str]:
-    """Tell of seconds that are known too badly, and what times them anew: a survey is kept."""
+    """Tell of steps whose seconds are not well known.
+
+    A survey is kept for later studies, so the option that times steps anew is named.
+    """
     noise = trust_in_timing(result)
     if noise is None or noise.good:
         return
@@ -167,7 +171,7 @@ def _noisy_timing(result: StudyResult) -> Iterator[str]:
 
 
 def _open_interval(result: StudyResult) -> Iterator[str]:
-    """Tell what would show a critical batch size whose interval is open."""
+    """Tell of a critical batch size whose interval is open, and what would close it."""
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size or not critical.is_open:
         return
@@ -177,4 +181,4 @@ def _open_interval(result: StudyResult) -> Iterator[str]:
     if critical.high is None:
         open_ends.append("upper")
     missing = f"the critical batch size has no {' and no '.join(open_ends)} end yet"
-    yield f"{missing}: {narrower(critical, result.search)}"
+    yield f"{missing}: {how_to_narrow(critical, result.search)}"

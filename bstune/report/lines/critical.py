@@ -24,7 +24,7 @@ def critical_lines(result: StudyResult) -> Iterator[str | None]:
         return
     text = f"batch size {critical_text(critical)}"
     if result.tokens is not None and critical.value is not None:
-        # In full, yet to no more digits than the batch size is known.
+        # The number is written in full, yet to no more digits than the batch size is known to.
         rounded = float(format_number(critical.value * result.tokens, 2))
         text += f", {format_count(rounded)} tokens"
     yield text
@@ -45,11 +45,11 @@ def critical_lines(result: StudyResult) -> Iterator[str | None]:
 
 
 def growth_text(growth: Growth, metric: str) -> str:
-    """Write how B_crit moves with the target, and as which power of the metric.
+    """Write how B_crit changes with the target: as a power of the metric.
 
     ``rises as the target gets harder: as val/loss^-4.3 (90%: -5.1 to -3.5) from 2.6 to 2``
     """
-    # What is raised to the power falls as the target gets harder: a negative exponent is a rise.
+    # The base of the power falls as the target gets harder, so a negative exponent means a rise.
     how = "shows no sure change"
     if growth.high < 0.0:
         how = "rises"
@@ -66,7 +66,7 @@ def growth_text(growth: Growth, metric: str) -> str:
 def regimes_text(result: StudyResult, critical: CriticalBatchSize) -> str:
     """Write up to where twice the batch halves the steps, and from where on it gains nothing.
 
-    What was not seen is said to be so.
+    A regime that no trial was in is said not to be shown.
     """
     below = format_number(critical.perfect_scaling_below, 2)
     above = format_number(critical.maximal_data_parallelism_above, 2)

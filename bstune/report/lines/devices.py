@@ -1,4 +1,4 @@
-"""DEVICES: the critical batch size, and how many devices pay."""
+"""DEVICES: the critical batch size, and how many devices are worth it."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,12 @@ from bstune.report.words import critical_text
 from bstune.result import DevicePlan, StudyResult
 from bstune.system.console import format_count, format_number
 
-# Below this efficiency more than half of each device is lost: that number is the last one named.
+# Below this efficiency more than half of each device is lost: that many devices do not pay.
 LEAST_EFFICIENCY = 0.5
 
 
 def devices(result: StudyResult) -> Iterator[str | None]:
-    """Give the critical batch size, and what further devices would be worth."""
+    """Give the critical batch size, and how much faster several devices would be."""
     critical = result.critical_batch_size
     if result.winner is None:
         if any(result.statuses.values()):
@@ -21,7 +21,7 @@ def devices(result: StudyResult) -> Iterator[str | None]:
     if critical is None:
         yield "not known yet"
         return
-    # One batch size tells no slope, and so nothing of others.
+    # One batch size shows no slope, and so tells nothing of others.
     if critical.is_of_one_size:
         size = format_count(critical.smallest)
         yield f"critical batch size not known, as batch size {size} alone reached the target"
@@ -31,21 +31,21 @@ def devices(result: StudyResult) -> Iterator[str | None]:
 
 
 def _plan_text(result: StudyResult) -> str | None:
-    """Tell what further devices are predicted to be worth, up to where more is wasted.
+    """Write how much faster several devices are predicted to be, up to where they do not pay.
 
     ``up to 8 pay: predicted 2.9 times as fast on 4 (batch size 900 in all), 4.5 times on 8 (batch
-    size 1,500), only 6.9 times on 16``
+    size 1,500), only 6.9 times on 16``. None without a plan.
     """
     paying = list[DevicePlan]()
     wasting = list[DevicePlan]()
-    for row in result.scale_out.told:
+    for row in result.scale_out.to_show:
         if row.devices <= 1:
             continue
         if row.efficiency >= LEAST_EFFICIENCY:
             paying.append(row)
         else:
             wasting.append(row)
-    # Without a stated all-reduce the plan is of devices that share a batch for nothing.
+    # Without a stated all-reduce the plan takes communication to cost nothing.
     communication = ", communication not counted"
     if result.scale_out.with_all_reduce:
         communication = ""
@@ -55,7 +55,7 @@ def _plan_text(result: StudyResult) -> str | None:
         count = wasting[0].devices
         speed_up = format_number(wasting[0].speed_up, 3)
         return f"no: {count} are predicted to be only {speed_up} times as fast{communication}"
-    # The last that pays and the one before it show what a further one still gives.
+    # The largest number that pays and the one before it show what further devices still give.
     texts = list[str]()
     for row in paying[-2:]:
         speed_up = format_number(row.speed_up, 3)

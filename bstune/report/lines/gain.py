@@ -9,7 +9,10 @@ from bstune.system.console import format_number, format_seconds, plural
 
 
 def gain(result: StudyResult) -> Iterator[str | None]:
-    """How much faster the winner is than the user's own configuration, or why that is not known."""
+    """Tell how much faster the winner is than the user's own configuration.
+
+    Where that is not known it tells why.
+    """
     baseline = result.baseline
     if baseline is None:
         return
@@ -27,8 +30,8 @@ def gain(result: StudyResult) -> Iterator[str | None]:
     if compared.merit == "time":
         better = "as fast as"
     ratio = _ratio_text(compared.ratio)
-    # What was stopped takes longer than that: the ratio is a bound, without an interval.
     basis = _basis_text(compared, baseline, result.search.replicates)
+    # A baseline that was stopped takes longer than it ran: so the ratio is a bound.
     if compared.at_least or compared.low is None:
         yield f"at least {ratio} times {better} {yours}, stopped before the target{basis}"
         return
@@ -36,7 +39,7 @@ def gain(result: StudyResult) -> Iterator[str | None]:
         f"{compared.level:.0%} interval: {_ratio_text(compared.low)} to "
         f"{_ratio_text(compared.high)}{basis}"
     )
-    # Where its interval holds 1 the winner may be no faster at all.
+    # Where the interval holds 1 the winner may be no faster at all.
     if compared.low <= 1.0:
         yield f"not shown to be faster than {yours}: keep what you have ({ratio} times, {interval})"
     else:
@@ -44,14 +47,14 @@ def gain(result: StudyResult) -> Iterator[str | None]:
 
 
 def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> str:
-    """Say, as the end of a sentence, on which runs a gain stands; empty where both had all their seeds.
+    """Write the end of a sentence: which runs tell the gain.
 
-    ``replicates``: the fresh seeds that were planned.
+    It is empty where both sides had all ``replicates``, the fresh seeds that were planned.
     """
     if compared.seeds >= replicates and compared.seeds and baseline.status == "reached":
         return ""
     text = f"; {_runs_text(compared)}"
-    # Such a run has no ratio, and would have made the gain larger.
+    # A run that was stopped has no ratio, and would have made the gain larger.
     missed = baseline.runs - baseline.reached
     if baseline.status != "reached" and baseline.reached:
         missed += 1
@@ -61,7 +64,7 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
 
 
 def _runs_text(compared: Gain) -> str:
-    """Write ``on 1 fresh seed of both``, or of each on which runs it stands."""
+    """Write which runs tell the gain: ``on 1 fresh seed of both``, or the runs of each."""
     if compared.seeds:
         return f"on {plural(compared.seeds, 'fresh seed')} of both"
     if compared.baseline_seeds is None or compared.winner_seeds is None:
@@ -76,7 +79,7 @@ def _runs_text(compared: Gain) -> str:
 
 
 def _ratio_text(ratio: float | None) -> str:
-    """Write a ratio to as many digits as tell it from 1."""
+    """Write a ratio to two digits, or to three below 2, where they tell it from 1."""
     digits = 2
     if ratio is not None and ratio < 2.0:
         digits = 3
@@ -84,7 +87,10 @@ def _ratio_text(ratio: float | None) -> str:
 
 
 def _compared_text(compared: AtEqualSeconds, yours: str) -> str:
-    """Tell what the closest point and the user's own had come to after equal seconds."""
+    """Compare the metrics of the closest point and of the user's own after equal seconds.
+
+    ``yours``: the user's own configuration in words.
+    """
     value = format_number(compared.value, 3)
     of_baseline = format_number(compared.baseline_value, 3)
     seconds = format_seconds(compared.seconds)
@@ -93,7 +99,10 @@ def _compared_text(compared: AtEqualSeconds, yours: str) -> str:
 
 
 def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, yours: str) -> str:
-    """Why there is no gain, and what the user's own configuration came to."""
+    """Say why there is no gain, and how the user's own configuration ended.
+
+    ``use``: the winner; None without one. ``yours``: the user's own configuration in words.
+    """
     after = plural(baseline.steps, "step")
     if baseline.status == "out of memory":
         return f"not known: {yours} ran out of memory after {after}"

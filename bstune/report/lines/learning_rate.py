@@ -8,7 +8,10 @@ from bstune.system.console import plural
 
 
 def lr_growth(result: StudyResult) -> Iterator[str | None]:
-    """Write ``grew as B^0.22 (0.16 to 0.27): slower than the square root``."""
+    """Tell how the best learning rate grew with the batch size, and which scaling rules fit.
+
+    ``grew as B^0.22 (0.16 to 0.27): slower than the square root``
+    """
     law = result.lr_exponent
     if result.winner is None or law is None:
         return
@@ -20,6 +23,7 @@ def lr_growth(result: StudyResult) -> Iterator[str | None]:
 
 
 def _exponent_text(law: Exponent) -> str:
+    """Write an exponent with its interval and the rules that fit it, or why it is not known."""
     if not law.identified:
         seen = f"{plural(law.reached, 'trial')} over {law.octaves:.1f} octaves of batch size"
         return f"not known: {seen} reached the target"
@@ -27,15 +31,15 @@ def _exponent_text(law: Exponent) -> str:
     power = f"{verb} as B^{law.exponent:z.2f} ({law.low:z.2f} to {law.high:z.2f})"
     if not law.rules:
         return power
-    return f"{power}: {verdict(law.low, law.high, law.rules)}"
+    return f"{power}: {fitting_rules_text(law.low, law.high, law.rules)}"
 
 
-def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
-    """Write which scaling rules fit an interval of the exponent, as a phrase.
+def fitting_rules_text(low: float, high: float, exponents: Mapping[str, float]) -> str:
+    """Write which scaling rules fit the interval of an exponent.
 
-    ``exponents`` are those of the rules, by name.
+    Such as ``slower than linear``. ``exponents``: the rules' exponents by their names.
     """
-    # From the slowest growth to the fastest, as the words below are said.
+    # The words below go from the slowest growth to the fastest.
     ordered = sorted(exponents.items(), key=lambda item: item[1])
     fitting = [RULES[name].words for name, exponent in ordered if low <= exponent <= high]
     if len(fitting) > 1:
@@ -43,8 +47,8 @@ def verdict(low: float, high: float, exponents: Mapping[str, float]) -> str:
         return f"{', '.join(fitting[:-1])} and {fitting[-1]} {all_of_them} fit"
     if fitting:
         return f"{fitting[0]} fits"
-    # Where none fits, the exponent is told by its neighbours among the powers of B: these are the
-    # rules that everybody knows.
+    # Where no rule fits, the exponent is told by its neighbours among the rules that are powers of
+    # B, which everybody knows.
     below = list[str]()
     above = list[str]()
     for name, exponent in ordered:

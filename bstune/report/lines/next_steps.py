@@ -1,4 +1,4 @@
-"""NEXT, the command that trains the winner, and MORE, what would show more."""
+"""NEXT, the command that trains the winner, and MORE, the options that would show more."""
 
 from collections.abc import Iterator
 
@@ -7,15 +7,16 @@ from bstune.report.lines.unreached import cause_of
 from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
 from bstune.system.console import format_count
 
-# The upper end of B_crit's interval over its lower one: up to this, nothing narrower is advised.
+# An interval of B_crit is narrow if its upper end is at most this many times its lower one. Then no
+# more trials are advised.
 NARROW_INTERVAL = 1.5
 
 
 def next_steps(result: StudyResult) -> Iterator[str | None]:
-    """Give the command that trains the winner; without one, what to change."""
+    """Give the command that trains the winner; without a winner, what to change."""
     if result.winner is not None:
         baseline = result.baseline
-        # The answer may be to change nothing; whoever wants USE all the same is not kept from it.
+        # The advice may be to change nothing. Whoever wants USE all the same gets the command, too.
         is_own = baseline is not None and is_of_baseline(result.winner, baseline)
         gain = result.gain
         is_shown = gain is None or gain.low is None or gain.low > 1.0
@@ -38,11 +39,11 @@ def more(result: StudyResult) -> Iterator[str | None]:
     if result.winner is None or critical is None or critical.is_of_one_size:
         return
     yield critical.note
-    yield narrower(critical, result.search)
+    yield how_to_narrow(critical, result.search)
 
 
-def narrower(critical: CriticalBatchSize, search: SearchPlan) -> str | None:
-    """Tell what would close or narrow the interval; None where it is narrow."""
+def how_to_narrow(critical: CriticalBatchSize, search: SearchPlan) -> str | None:
+    """Write which option would close or narrow B_crit's interval. None where it is narrow."""
     is_narrow = False
     if critical.low is not None and critical.high is not None:
         is_narrow = critical.high <= NARROW_INTERVAL * critical.low
@@ -52,7 +53,7 @@ def narrower(critical: CriticalBatchSize, search: SearchPlan) -> str | None:
     effect = "narrows the interval"
     if critical.is_open:
         effect = "looks further"
-    # More trials than it had time or means for would change nothing.
+    # Where a limit ended the search, more trials alone would change nothing.
     more_of = f"search.trials={2 * search.trials}"
     if search.limit is not None:
         more_of = f"a larger {search.limit}"

@@ -9,7 +9,7 @@ from bstune.system.console import format_seconds, plural
 
 
 def fewest(result: StudyResult) -> Iterator[str | None]:
-    """Give the point with the fewest steps, where another one is to use."""
+    """Give the point with the fewest steps, where it is not the point to use."""
     winner = result.other_winner
     if winner is None or result.use == "best_by_steps" or not _is_less(result, "steps"):
         return
@@ -20,7 +20,7 @@ def fewest(result: StudyResult) -> Iterator[str | None]:
 
 
 def fastest(result: StudyResult) -> Iterator[str | None]:
-    """Give the point with the least time, where another one is to use."""
+    """Give the point with the least time, where it is not the point to use."""
     winner = result.other_winner
     if winner is None or result.use != "best_by_steps" or not _is_less(result, "time"):
         return
@@ -31,17 +31,22 @@ def fastest(result: StudyResult) -> Iterator[str | None]:
 
 
 def _is_less(result: StudyResult, merit: Merit) -> bool:
-    """Whether the other winner takes less than the one to use, as far as both are known."""
+    """Whether the other winner takes less than the one to use, by a merit.
+
+    Where one of the two is not known it counts as less, so that it is shown.
+    """
     if result.winner is None or result.other_winner is None:
         return False
-    # What is not known of one of them does not speak against showing the other.
     of_use = result.winner.expected(merit)
     of_other = result.other_winner.expected(merit)
     return of_other is None or of_use is None or of_other < of_use
 
 
 def _other_text(winner: WinnerResult, value: str | None) -> str:
-    """Write ``46 steps at batch size 660, learning rate 1.34 (3 of 3 fresh seeds)``."""
+    """Write ``46 steps at batch size 660, learning rate 1.34 (3 of 3 fresh seeds)``.
+
+    ``value``: its steps or time in words; None where they are not known.
+    """
     how = "predicted"
     if winner.confirmed is not None:
         how = fresh_text(winner.confirmed)

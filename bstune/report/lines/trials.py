@@ -1,4 +1,4 @@
-"""TRIALS, what became of them, and NOTE, what to know beside the answer."""
+"""TRIALS, how they ended, and NOTE, further facts beside the answer."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ LOOP_NOT_CAPTURED = "lean, not graph: "
 
 
 def counts_text(result: StudyResult) -> str:
-    """Write ``37 reached, 26 stopped, 4 diverged``."""
+    """Write how trials ended: ``37 reached, 26 stopped, 4 diverged``."""
     counts = list[str]()
     for status, count in result.statuses.items():
         if count:
@@ -22,7 +22,7 @@ def counts_text(result: StudyResult) -> str:
 
 
 def trials(result: StudyResult) -> Iterator[str | None]:
-    """Tell what became of the trials, and what ended the search."""
+    """Tell how the trials ended, and what ended the search."""
     counts = counts_text(result)
     if counts:
         counts = f"{trials_text(result)}: {counts}"
@@ -31,7 +31,7 @@ def trials(result: StudyResult) -> Iterator[str | None]:
 
 
 def notes(result: StudyResult) -> Iterator[str | None]:
-    """Give the result's notes, and why another loop took steps than the option asks for."""
+    """Give the result's notes, and why steps were not taken by the loop that is asked for."""
     yield from result.notes
     for name in result.training_loops:
         # Where the option itself asks for Lightning's loop there is nothing to explain.

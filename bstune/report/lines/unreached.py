@@ -1,4 +1,4 @@
-"""What is said of a study that has not reached its target: the closest point, why, what to change."""
+"""Texts on a study that has not reached its target: the closest point, why, and what to change."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from bstune.result import StudyResult, Unreached
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
 NOTHING_REACHED = "nothing that was tried reached the target"
-# Times what was spent, where more of it is the advice.
+# Where more trials or a larger budget are advised, they are this many times as many.
 ADVISED_TIMES = 4
 
 
@@ -27,7 +27,7 @@ def closest_texts(result: StudyResult) -> Iterator[str]:
 
 
 def unreached_text(result: StudyResult) -> str:
-    """Write that the target was not reached, and the closest value."""
+    """Write that the target was not reached, and the closest value with its point."""
     if not result.trials:
         return f"no trial has run, so {result.target} was not reached"
     missed = f"{result.target} was not reached in {plural(result.trials, 'trial')}"
@@ -61,11 +61,11 @@ class Cause:
 
 
 def cause_of(result: StudyResult) -> Cause:
-    """Find the cause in what most trials ended with."""
+    """Find why no trial reached the target, by the status that most trials ended with."""
     statuses = result.statuses
     total = sum(statuses.values())
     if not total:
-        # Only what ended the search can say why no trial has run.
+        # Without a trial only the end of the search can tell why.
         return Cause(result.stop_reason)
     unreached = result.unreached
     if unreached is None or unreached.stopped is None:
@@ -85,10 +85,13 @@ def cause_of(result: StudyResult) -> Cause:
 
 
 def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Cause:
-    """Why stopped trials, so many, did not reach the target: by how many still improved."""
+    """Find why stopped trials did not reach the target, by how many of them still improved.
+
+    ``count``: how many trials were stopped.
+    """
     stopped = plural(count, "stopped trial")
     improving = unreached.improving
-    # Most had come to rest: more steps would not bring them to the target.
+    # Most no longer improved: more steps would not bring them to the target.
     if 2 * improving < count:
         changes = ["another learning rate (scaling.lr), another model or schedule"]
         if unreached.easier:
@@ -96,7 +99,7 @@ def _cause_of_stops(unreached: Unreached, count: int, result: StudyResult) -> Ca
             changes.insert(0, f"an easier target (workload.target.value={value})")
         why = f"{count - improving} of {stopped} no longer improved when they were stopped"
         return Cause(why, " or ".join(changes))
-    # Of those that still improved, what most were stopped by is what to give more of.
+    # Of those that still improved, most were stopped by one limit: more of that is the advice.
     improving_at_budget = unreached.improving_at_budget
     if 2 * improving_at_budget >= improving:
         why = f"{improving_at_budget} of {stopped} still improved at the end of their budget"

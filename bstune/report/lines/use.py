@@ -1,4 +1,4 @@
-"""USE, the winner and what it takes, and TEST, its metrics on the test set."""
+"""USE, the winner and its time to the target, and TEST, its metrics on the test set."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from bstune.system.console import format_number
 
 
 def use(result: StudyResult) -> Iterator[str | None]:
-    """Give the winner and what it takes; without one, the point that came closest."""
+    """Give the winner and its time and steps to the target; without one, the closest point."""
     winner = result.winner
     if winner is None:
         yield from closest_texts(result)
@@ -19,7 +19,7 @@ def use(result: StudyResult) -> Iterator[str | None]:
 
 
 def overridden_text(result: StudyResult, lr: float) -> str | None:
-    """Say where a learning rate belongs that was set in the optimizer; else None."""
+    """Say where to write the learning rate, if bstune set it in the optimizer. Else None."""
     if not result.overrides_lr:
         return None
     return (
@@ -29,10 +29,9 @@ def overridden_text(result: StudyResult, lr: float) -> str | None:
 
 
 def metrics_on_test_set(result: StudyResult) -> Iterator[str | None]:
-    """Give the winner's metrics on the test set."""
+    """Give the metrics of the winner to use on the test set."""
     if result.use is None:
         return
-    # The other winner's metrics are not those of this point.
     metrics = result.test.get(result.use, {})
     values = [f"{name} {format_number(value)}" for name, value in metrics.items()]
     if values:

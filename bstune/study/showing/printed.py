@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bstune.report.answer import Answer, Line
-from bstune.report.block import INDENT, block, labelled_rows
+from bstune.report.block import INDENT, console_rows, labelled_rows
 from bstune.system.console import line_width
 from bstune.system.files import Output
 
@@ -18,7 +18,7 @@ def show(study_answer: Answer, console: Console, further: Sequence[Line] = ()) -
 
     ``further``: lines that follow it.
     """
-    rows = ["", *block(study_answer, further, line_width(console))]
+    rows = ["", *console_rows(study_answer, further, line_width(console))]
     if not console.encoding.lower().startswith("utf"):
         # The dots between the title's parts would become question marks.
         rows = [row.replace("·", "-") for row in rows]
