@@ -22,7 +22,8 @@ from bstune.core.records import dump_json
 from bstune.hardware import roofline
 from bstune.hardware.known_devices import Prediction
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
-from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
+from bstune.hardware.survey import Survey, probe_text
+from bstune.hardware.survey_cache import compose_survey, survey_of
 from bstune.hardware.threads import threads_text
 from bstune.hardware.timing import StepTiming
 from bstune.report.drawing import (

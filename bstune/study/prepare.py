@@ -597,7 +597,8 @@ def _try_and_survey(
     """Take a few steps and survey the hardware; the space is what fits it."""
     # torch takes seconds to import.
     from bstune.hardware.report import headline
-    from bstune.hardware.survey import cached, measure_with
+    from bstune.hardware.survey import measure_with
+    from bstune.hardware.survey_cache import cached
 
     wall_seconds = options.search.wall_seconds
     has_time = wall_seconds is None or wall_seconds >= LEAST_SURVEYED

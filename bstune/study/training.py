@@ -32,7 +32,7 @@ from bstune.trial.processes.workers import Process, Workers
 
 if TYPE_CHECKING:
     from bstune.hardware.memory import Ceiling
-    from bstune.hardware.survey import HowTimed, TimedSteps
+    from bstune.hardware.workload_steps import HowTimed, TimedSteps
     from bstune.trial.checks.preflight import PreflightFindings
     from bstune.trial.workload import LightningBackend
 
@@ -148,7 +148,7 @@ class TrainingService:
 
     def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
         # torch takes seconds to import: the process that trains needs it.
-        from bstune.hardware.survey import survey_key
+        from bstune.hardware.survey_cache import survey_key
         from bstune.trial.checks.loaders import check_loaders
         from bstune.trial.checks.preflight import preflight
         from bstune.trial.checks.start import check_hooks
@@ -228,7 +228,7 @@ class TrainingService:
     ) -> "TimedSteps":
         """Time steps up to the memory ceiling, within some seconds."""
         # torch takes seconds to import: the process that trains needs it.
-        from bstune.hardware.survey import time_workload
+        from bstune.hardware.workload_steps import time_workload
 
         options = self._options
         with (
