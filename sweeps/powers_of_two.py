@@ -26,7 +26,13 @@ from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.several_devices import shared_steps
-from bstune.hardware.timing import StepTiming, busy_seconds, summarize_visits, time_trial, visits
+from bstune.hardware.timing import (
+    StepTiming,
+    busy_seconds,
+    summarize_visits,
+    time_trial,
+    visit_order,
+)
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.report.drawing import BLUE, GREY, INK, VERMILION
@@ -145,7 +151,7 @@ def run(
         timer=timer,
         busy=busy,
     )
-    order = visits(choice.sizes, repeats, seed)
+    order = visit_order(choice.sizes, repeats, seed)
     visits_of_round = dict[str, Sequence[int]]()
     for number, name in enumerate(round_names):
         first = number * len(choice.sizes)

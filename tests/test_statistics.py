@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from bstune.core.errors import HardwareError
-from bstune.hardware.timing import visits
+from bstune.hardware.timing import visit_order
 from bstune.sweeps.statistics import (
     Difference,
     choose_batch_sizes,
@@ -76,7 +76,7 @@ def test_a_factor_common_to_a_round_drops_out():
 def rounds_of(rng, sizes, rounds, planted=(), drift=0.0):
     """Return tau by batch size: a line, times what is planted, noise of 1%, and a drift over shuffled visits."""
     seconds = {size: [] for size in sizes}
-    order = visits(sizes, rounds, int(rng.integers(2**31)))
+    order = visit_order(sizes, rounds, int(rng.integers(2**31)))
     wander = np.cumsum(rng.normal(0.0, drift, len(order))) + np.linspace(
         0.0, 10 * drift, len(order)
     )

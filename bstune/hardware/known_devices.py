@@ -26,19 +26,19 @@ class KnownDevice:
 
     name: str
     flops_per_second: Mapping[Arithmetic, float]
-    """Of dense products, by what the device can compute in."""
+    """The peak of dense products, by the arithmetic that the device can compute in."""
     bytes_per_second: float
-    """Of its memory."""
+    """The bandwidth of its memory."""
     source: str
     """Where the figures are from."""
 
     def limits(self, arithmetic: Arithmetic) -> DeviceLimits:
-        """Give what its maker states in place of what a survey measures."""
+        """Give the maker's figures in the form of the limits that a survey measures."""
         return DeviceLimits(arithmetic, self.flops_per_second[arithmetic], self.bytes_per_second)
 
 
 def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:
-    # The names are Arithmetic's.
+    """Give FLOP/s by the name of an arithmetic, from TFLOP/s."""
     return {name: 1e12 * peak for name, peak in peaks.items()}  # type: ignore[misc]
 
 
@@ -86,11 +86,11 @@ class Prediction:
     ridge: float
     """FLOPs per byte."""
     turning_batch_size: float | None
-    """From where on it is compute-bound; None where it is memory-bound at any batch size."""
+    """The batch size from which on it is compute-bound; None: it is memory-bound at any."""
     batch_size: int
-    """Of the step whose seconds are predicted."""
+    """The batch size of the step whose seconds are predicted."""
     least_seconds: float
-    """What the roofline of its maker's peaks allows for that step: a real one takes longer."""
+    """The seconds that its maker's peaks allow for that step: a real one takes longer."""
 
 
 def predictions(cost: StepCost, arithmetic: Arithmetic, batch_size: int) -> list[Prediction]:

@@ -328,8 +328,8 @@ def _few_steps(
 def usable_sizes(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
     """Give the largest batch size up to ``high`` that a trial's budget can use.
 
-    A batch larger than all examples of the budget would be the trial's only one. Such sizes are left
-    out, and the second value is a note on that; else it is empty.
+    A batch larger than all examples of the budget would be the trial's only one. Such sizes are
+    left out, and the second value is a note on that; else it is empty.
     """
     if budget.steps > 1 or high <= budget.examples or budget.examples <= 1:
         return high, ()

@@ -361,7 +361,7 @@ def _time_ladder(
 
 
 def _longest_step(step_time: StepTimeOptions, warmup_steps: int, seconds: float) -> float:
-    """Give the seconds that a step may take, so that a first visit takes its share of ``seconds``."""
+    """Give the seconds that a step may take for a first visit to keep to its share of time."""
     return LARGEST_SHARE * seconds / (warmup_steps + step_time.min_steps)
 
 
