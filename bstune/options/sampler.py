@@ -23,7 +23,7 @@ from bstune.options.values import (
 
 
 class PolicyNumbers(OpenSection):
-    """How bstune's sampler chooses among what its posterior says."""
+    """How bstune's sampler chooses the next trial from its posterior."""
 
     particles: Annotated[int, Field(ge=10, le=10_000), NUMBER] = 10
     moves: OneTo1000 = 1
@@ -62,7 +62,10 @@ class SamplerNumbers(OpenSection):
 
 
 def check_sampler(sampler: Node, lookup: Lookup) -> None:
-    """Check the numbers of a sampler that ships; a reference is checked where it leads."""
+    """Check the numbers of a sampler that ships: a ValueError for one that is out of its range.
+
+    A reference is left out: the value that it refers to is checked where it stands.
+    """
     if not str(sampler.get("_target_")).startswith(("bstune.search.", "optuna.samplers.")):
         return
     try:
