@@ -35,7 +35,7 @@ from bstune.result import StudyResult
 from bstune.study.prepare import compose_checked
 from bstune.study.run import run as run_study
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.shallue_panel import paint_panel, panel_curve, panel_inches
+from bstune.sweeps.shallue_panel import law_text, paint_panel, panel_curve, panel_inches
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_count, format_number, plural, quieten
 from bstune.system.files import Output
@@ -43,10 +43,10 @@ from bstune.system.files import Output
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A slope at an end of the curve is taken over this factor of batch size.
+# A slope at an end of the curve is taken over this factor of the batch size.
 END_SPAN = 4.0
 BUDGET_INCHES = 3.0
-# What Hydra takes without quotes.
+# A text that Hydra takes without quotes.
 UNQUOTED = re.compile(r"[\w./:-]+")
 
 
@@ -64,18 +64,18 @@ def run(
     """Run or continue each study, and compare them.
 
     Args:
-        console: for what the studies say.
-        log: of the studies that have ended.
-        factor: what they differ in, in words.
-        folder: of the studies' folders and of their storage.
+        console: takes the lines of the studies.
+        log: keeps which studies have ended.
+        factor: the words for what the studies differ in.
+        folder: has the studies' folders and their storage.
         common: arguments of every study, as on the command line.
-        studies: further arguments of each study, by a name.
+        studies: further arguments of each study, by its name.
         options: arguments of every study, after all others.
-        only: studies to run now; none: all.
+        only: the studies to run now; empty: all.
 
     Raises:
-        ConfigError: for no study, or one that cannot be composed, before any of them runs.
-        Interrupted: with what is kept.
+        ConfigError: before any study runs, if there is none or one cannot be composed.
+        Interrupted: says where the finished trials are kept.
     """
     if not studies:
         raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
@@ -89,12 +89,12 @@ def run(
         except ConfigError as error:
             raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
     check_only(only, list(composed))
-    # Studies check for themselves what may change while they go on; one whose arguments are
-    # others is run again, and continues or refuses them.
+    # A study whose arguments have changed is run again. It checks for itself which options may
+    # change, and continues or refuses.
     log.begin(None, ("factor", "folder", "common", "studies", "options"))
     root.mkdir(parents=True, exist_ok=True)
     quieten(training=True)
-    # One whose folder has been moved away since runs again.
+    # A study whose folder has been moved away since runs again.
     log.drop(lambda record: not Output(root / record.unit).curve.exists())
 
     def run_to_its_end(name: str) -> int:
@@ -105,7 +105,7 @@ def run(
         )
         try:
             run_study(study.options, study.recipe, arguments[name], console)
-        # Lightning turns the first into the second.
+        # Lightning turns a KeyboardInterrupt into a SystemExit.
         except (KeyboardInterrupt, SystemExit) as error:
             raise Interrupted(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
@@ -130,6 +130,10 @@ def run(
     console.print()
     write_comparison(found, root, console)
     width, height = panel_inches(len(found.studies))
+    notes = list(found.notes)
+    on_law = law_text(list(map(panel_curve, found.studies)))
+    if on_law is not None:
+        notes.append(on_law)
     return Finding(
         sentence=sentence(factor, found),
         rows=[row(study, results[study.name]) for study in found.studies],
@@ -137,7 +141,7 @@ def run(
         device=", ".join(dict.fromkeys(study.device for study in found.studies)),
         paint=functools.partial(_paint_studies, found),
         inches=(width, height + BUDGET_INCHES),
-        notes=found.notes,
+        notes=notes,
         details={"pairs": list(map(str, found.pairs)), "arguments": arguments},
     )
 
@@ -155,12 +159,12 @@ def _kept_within(name: str, root: Path) -> list[str]:
 
 
 def row(study: Compared, result: StudyResult) -> dict[str, object]:
-    """Give what a study found.
+    """Make the row of a study.
 
     Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end
-    of the batch sizes that reached the target: -1 is perfect scaling, 0 none. ``steps`` and
-    ``examples`` are the least of a reached trial. ``searched`` has what the winner's trial has of
-    what was searched besides, such as a momentum.
+    of the batch sizes that reached the target: -1 is perfect scaling, 0 no gain. ``steps`` and
+    ``examples`` are the least of the trials that reached the target. ``searched`` has the winner's
+    values of other searched hyper-parameters, such as a momentum.
     """
     small, large = end_slopes(study)
     searched = dict[str, float | None]()
@@ -205,7 +209,7 @@ def row(study: Compared, result: StudyResult) -> dict[str, object]:
 
 
 def _searched_text(values: Mapping[str, float | None]) -> str:
-    """Give ``momentum 0.93``; a dash where only batch size and learning rate were searched."""
+    """Write ``momentum 0.93``; a dash where only batch size and learning rate were searched."""
     texts = list[str]()
     for name, value in values.items():
         if value is not None:
@@ -214,7 +218,10 @@ def _searched_text(values: Mapping[str, float | None]) -> str:
 
 
 def end_slopes(study: Compared) -> tuple[float | None, float | None]:
-    """Give the slopes of log S*(B) over log B at both ends of what was seen; None for no curve."""
+    """Give the slopes of log S*(B) over log B at the small and at the large end of the points.
+
+    None for both if there is no curve, or fewer than two batch sizes.
+    """
     if not study.steps.size or not study.points:
         return None, None
     low = study.points[0].batch_size
@@ -264,6 +271,7 @@ def sentence(factor: str, found: Comparison) -> str:
 
 
 def _verdict(pair: Pair) -> str:
+    """Write a pair's ratio, and whether the two are shown to differ."""
     ratio = f"{format_number(pair.ratio, 2)} times as large"
     if pair.differ is None:
         return f"{ratio}, with an open interval"
@@ -274,7 +282,10 @@ def _verdict(pair: Pair) -> str:
 
 
 def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
-    """Give examples E(B) and the fewest steps within them, (n,) each, from the least E on."""
+    """Give examples E(B) from the fewest on, and the fewest steps within so many, each (n,).
+
+    Both are empty where there is no curve.
+    """
     if not study.steps.size or not study.points:
         return np.empty(0), np.empty(0)
     from_smallest = study.batch_size >= study.points[0].batch_size
