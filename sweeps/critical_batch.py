@@ -6,7 +6,7 @@ is the top of a parabola through log steps at the best cell and its neighbours, 
 least-squares slope of its logarithm over that of B, with Student's t of as many batch sizes. Easier
 targets are read from the same runs.
 
-What a table says at one target is kept as soon as it is computed (:mod:`bstune.sweeps.unit_log`).
+The row of a table at one target is kept as soon as it is computed (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
@@ -36,13 +36,13 @@ from bstune.trial.replay import Table, read_index
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Batch sizes whose line is the slope at an end.
+# The slope at an end is that of a line through so many batch sizes.
 SIZES_AT_END = 3
 TABLE_MARKERS = "osD^vPX*"
 
 
 class CriticalRow(TypedDict):
-    """What a table says at one target, in result.json; what it leaves open is None."""
+    """A table's row in result.json, read at one target. A value that it leaves open is None."""
 
     table: str
     metric: str
@@ -62,9 +62,10 @@ class CriticalRow(TypedDict):
 
 @dataclass(frozen=True)
 class CellRecord:
-    """What a table comes to at one target: a row, or why there is none."""
+    """A table read at one target: a row, or why there is none."""
 
     row: CriticalRow | None
+    # Why there is no row; None if there is one.
     left_out: str | None
 
 
@@ -78,7 +79,7 @@ def _read_record(values: Mapping[str, Any]) -> CellRecord:
 
 @dataclass(frozen=True)
 class TableAtTarget:
-    """A table, by its name, that is read at one target."""
+    """The name of a table, and a target at which it is read."""
 
     table: str
     target: Target
@@ -93,7 +94,16 @@ def run(
     level: float,
     only: list[str],
 ) -> Finding:
-    """Read each table at each target that it determines."""
+    """Read each table at its target and at easier ones, and show how B_crit depends on the target.
+
+    Args:
+        log: keeps the rows.
+        tables: names or files; empty: all that ship.
+        target: its value; None: that of each table.
+        easier: multiples of the target, 1 or more.
+        level: of the intervals.
+        only: the units to read now; empty: all.
+    """
     if not easier or not all(math.isfinite(times) and times >= 1.0 for times in easier):
         raise ConfigError(
             f"sweep.experiment.easier must be multiples of the target, 1 or more, but got {easier}"
@@ -122,7 +132,7 @@ def run(
             # A table that is recorded anew, or has another target, is read again.
             inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
     check_only(only, list(cells))
-    # Recorded runs are read, which no device takes part in.
+    # Recorded runs are read: no device takes part.
     log.begin(None, ("tables", "target", "easier"))
 
     def read_cell(unit: str) -> dict[str, object]:
@@ -162,7 +172,7 @@ def run(
 
 
 def cell_record(name: str, table: Table, target: Target, level: float) -> CellRecord:
-    """Read a table at one target, or tell why it does not determine anything there."""
+    """Read a table at one target, and give the row, or why the table determines none there."""
     why = too_coarse(table, target)
     if why is None:
         try:
@@ -173,7 +183,7 @@ def cell_record(name: str, table: Table, target: Target, level: float) -> CellRe
 
 
 def shown(row: CriticalRow) -> dict[str, str]:
-    """Give a row as texts; ``numbers`` of result.json has its values."""
+    """Write a row as texts, for the printed table."""
     b_crit = "undetermined"
     if row["b_crit"] is not None:
         b_crit = format_number(row["b_crit"], 3)
@@ -193,15 +203,15 @@ def shown(row: CriticalRow) -> dict[str, str]:
 
 
 def _end(b_crit: float | None) -> str:
-    """Give an end of B_crit's interval as text."""
+    """Write an end of B_crit's interval; None is open."""
     return format_number(b_crit, 3) if b_crit else "open"
 
 
 def row(name: str, table: Table, target: Target, level: float) -> CriticalRow:
-    """Read a table at one target; CurveError where too few batch sizes reached it."""
+    """Make the row of a table at one target. CurveError if too few batch sizes reached it."""
     points = dense_points(table, target)
     fit = fit_curve(points, level)
-    # A half octave in which nothing reached the target is a bound, and no end of the curve.
+    # A half octave in which nothing reached the target is a bound, not an end of the curve.
     reached = [point for point in points if not point.stopped]
     exponent, low, high = lr_exponent(best_rates(table, target), level)
     return {
@@ -223,17 +233,20 @@ def row(name: str, table: Table, target: Target, level: float) -> CriticalRow:
 
 
 def _fit_as_values(fit: CurveFit) -> dict[str, object]:
-    """Give the fit as nested values, which go to the file alone."""
+    """Give the fit as nested values, which go to result.json alone."""
     values = dict(vars(fit))
-    # Last, below what is made of them.
+    # The points come last, below the numbers that follow from them.
     del values["points"]
     values["points"] = list(map(vars, fit.points))
     return values
 
 
 def too_coarse(table: Table, target: Target) -> str | None:
-    """Tell why the runs do not say when they passed a target: they were evaluated too seldom."""
-    # Of a run that was not evaluated shortly before, the first hit may be far past the target.
+    """Say that too many runs were evaluated too seldom to know when they passed a target.
+
+    None where most were evaluated often enough.
+    """
+    # If a run was not evaluated shortly before its first hit, that may be far past the target.
     gaps = list[float]()
     for run in table.runs:
         gap = _gap(run, target)
@@ -246,7 +259,10 @@ def too_coarse(table: Table, target: Target) -> str | None:
 
 
 def _gap(run: Run, target: Target) -> float | None:
-    """Give the last evaluated step that missed the target over the first that met it."""
+    """Give the last evaluated step that missed the target over the first that met it.
+
+    None where the run never met it.
+    """
     hit = run.steps_to(target)
     if hit is None:
         return None
@@ -254,7 +270,10 @@ def _gap(run: Run, target: Target) -> float | None:
 
 
 def best_rates(table: Table, target: Target) -> dict[int, float]:
-    """Give the learning rate of the fewest steps at each batch size that reached the target."""
+    """Give the learning rate of the fewest steps, by batch size, where the target was reached.
+
+    It lies between recorded rates, at the bottom of a parabola through the best and its neighbours.
+    """
     best = dict[int, float]()
     for batch_size in table.batch_sizes:
         steps = median_steps_over_rates(table, target, batch_size)
@@ -265,7 +284,7 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
         best[batch_size] = rates[fastest]
         near = rates[max(fastest - 1, 0) : fastest + 2]
         near_steps = list(map(steps.__getitem__, near))
-        # At an end of the recorded rates, or beside a miss, there is no parabola.
+        # The best rate stands where a neighbour was not recorded, or missed the target.
         if len(near) == 3 and all(map(math.isfinite, near_steps)):
             log_rates = np.log(near)
             middle = log_rates[1]
@@ -277,7 +296,10 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
 
 
 def median_steps_over_rates(table: Table, target: Target, batch_size: int) -> dict[float, float]:
-    """Give the median steps to target at each rate; infinite where half of the seeds miss it."""
+    """Give the median steps to target at a batch size, by learning rate.
+
+    They are infinite where half of the seeds miss it.
+    """
     medians = dict[float, float]()
     for (size, rate), runs in table.cells.items():
         if size != batch_size:
@@ -289,12 +311,15 @@ def median_steps_over_rates(table: Table, target: Target, batch_size: int) -> di
 def lr_exponent(
     best: Mapping[int, float], level: float
 ) -> tuple[float | None, float | None, float | None]:
-    """Give the best rate's exponent over B and its interval; None for fewer than three sizes."""
+    """Give the exponent of the best learning rate over B, and both ends of its interval.
+
+    ``best`` has the rate by batch size. All are None for fewer than three batch sizes.
+    """
     if len(best) < 3:
         return None, None, None
     log_sizes = np.log(list(best))
     log_rates = np.log(list(best.values()))
-    # Of a line: its slope and its height are fitted.
+    # Two degrees of freedom go to the slope and the height of the line.
     freedom = len(log_sizes) - 2
     away = log_sizes - log_sizes.mean()
     slope = float(away @ log_rates / (away @ away))
@@ -305,9 +330,9 @@ def lr_exponent(
 
 
 def growth_of(of_table: Iterable[Mapping[str, Any]]) -> Growth | None:
-    """Give how B_crit grows over the targets of one table's rows.
+    """Give how B_crit changes with the target, from the rows of one table.
 
-    None where too few determine it.
+    None where too few targets determine it.
     """
     points = list[CriticalAtTarget]()
     for row in of_table:
@@ -346,6 +371,7 @@ def sentence(rows: Sequence[CriticalRow]) -> str:
 
 
 def _by_table(rows: Sequence[CriticalRow]) -> dict[str, list[CriticalRow]]:
+    """Group rows by their table, in their order."""
     by_table = dict[str, list[CriticalRow]]()
     for row in rows:
         by_table.setdefault(row["table"], []).append(row)
@@ -353,8 +379,8 @@ def _by_table(rows: Sequence[CriticalRow]) -> dict[str, list[CriticalRow]]:
 
 
 def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figure") -> None:
-    """Draw B_crit over the target's share of the table's own, a line a table."""
-    # Only what draws waits for matplotlib.
+    """Draw B_crit with its interval over the target, a line for each table."""
+    # Only drawing waits for matplotlib.
     from matplotlib import colormaps
 
     axes = figure.subplots()
@@ -365,7 +391,7 @@ def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figu
         for row in of_table:
             b_crit = row["b_crit"]
             if b_crit is not None:
-                # An end that is open is drawn as no length.
+                # An open end is drawn with no length.
                 low_end = row["b_crit_low"] or b_crit
                 high_end = row["b_crit_high"] or b_crit
                 points.append((row["target"], b_crit, low_end, high_end))

@@ -2,12 +2,12 @@
 
 Raschka 2022, "No, We Don't Have to Choose Batch Sizes As Powers Of 2", timed ten epochs of
 MobileNetV3 once at each of a few batch sizes around 128 and 512, and says that repeated runs would
-be more reliable. Here the steps of short trials are timed at such batch sizes in rounds of shuffled
-order; whether one of them is out of line with its neighbours is tested over the rounds
-(:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is among them, since
-hardware may prefer those; and so is the memory ceiling, since other batch sizes serve to fill the
-memory. His 100, 128 and 156 are stated against each other, and on several devices (his 255, 256 and
-257) the steps are those of DDP.
+be more reliable. Here the steps of short trials are timed at such batch sizes. A round times each
+of them once, in shuffled order, and a test over the rounds says whether one of them is out of line
+with its neighbours (:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is
+among them, since hardware may prefer those. So is the memory ceiling, since other batch sizes serve
+to fill the memory. His 100, 128 and 156 are compared with each other, and on several devices (his
+255, 256 and 257) the steps are those of DDP.
 
 The ceiling and each round are kept as they end (:mod:`bstune.sweeps.unit_log`).
 """
@@ -61,14 +61,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 POWERS_FIGURE_INCHES = (13.0, 5.2)
-# By kind().
+# By the result of kind().
 COLOUR_OF_KIND = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}
 OTHER_KIND = "other batch size"
-# In the figure's legend.
+# The order of the figure's legend.
 LEGEND_ORDER = ("power of two", "multiple of 8", OTHER_KIND, "ceiling")
-# To each batch size, for the share of the device's time that is in use.
+# Visits to each batch size that measure the share of the device's time that is in use.
 BUSY_VISITS = 3
-# Units, besides the rounds.
+# The names of the units that are no rounds.
 CEILING_UNIT = "ceiling"
 BUSY_UNIT = "busy"
 Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
@@ -83,7 +83,7 @@ class CeilingProbe:
 
     low: int
     high: int
-    # The limit on a CPU; None: what is free there.
+    # The limit on a CPU; None: the memory that is free.
     cpu_bytes: int | None
     relative: float
     steps: int
@@ -111,10 +111,30 @@ def run(
     busy: BusyTimer = busy_seconds,
     find_ceiling: Callable[..., Ceiling] = measure_ceiling,
 ) -> Finding:
-    """Time the steps of a workload's trials around powers of two; tests replace the last three."""
+    """Time the steps of a workload's trials around powers of two, and test which are out of line.
+
+    Args:
+        composed: the workload.
+        console: for lines.
+        log: keeps the ceiling, the rounds and the device's share.
+        batch_sizes: timed alone, without neighbours.
+        against_each_other: three rising batch sizes to compare, or none.
+        centres: of the triplets.
+        ceiling: the largest batch size that fits; None: it is measured.
+        probe: how the ceiling is measured.
+        repeats: the number of rounds.
+        steps: timed at each visit.
+        lr: of all trials.
+        level: of the intervals.
+        seed: of the order.
+        only: the units to measure now; empty: all.
+        timer: times steps; tests replace it.
+        busy: times the device's work in steps; tests replace it.
+        find_ceiling: measures the ceiling; tests replace it.
+    """
     _check_choices(repeats, steps, level, lr, against_each_other)
     batch_sizes = [*batch_sizes, *against_each_other]
-    # What cannot be chosen is refused before any probe.
+    # Batch sizes that cannot be chosen are refused before any probe.
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
@@ -132,7 +152,7 @@ def run(
         find = functools.partial(find_ceiling, options, recipe)
         limit = _limit_of(options, probe)
         measure = functools.partial(_measured, find, workload.train_examples, probe, limit, console)
-        # Whatever is chosen: the other batch sizes follow from it.
+        # It is measured whatever units are chosen: the other batch sizes follow from it.
         plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
         ceiling = log.measure(plan, lambda name: measure())[CEILING_UNIT]
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
@@ -181,7 +201,7 @@ def run(
         for size, visit in of_round.items():
             timed[size].append(visit)
     title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
-    # The figure has a panel of its own for those that only the ceiling brings in.
+    # The figure has a panel of its own for batch sizes that only the ceiling brings in.
     asked = set(batch_sizes)
     for centre in centres:
         asked.update((centre - 1, centre, centre + 1))
@@ -193,11 +213,11 @@ def run(
 def _unit_names(
     round_names: Sequence[str], options: StudyOptions, ceiling: int | None
 ) -> list[str]:
-    """Name what is measured: the ceiling unless it is given, the rounds, the device's share."""
+    """Name all units: the ceiling unless it is given, the rounds, and the device's share."""
     names = list(round_names)
     if ceiling is None:
         names.insert(0, CEILING_UNIT)
-    # Of several devices' processes there is no one device whose time is in use.
+    # Several devices have no one share of time in use.
     if options.devices == 1:
         names.append(BUSY_UNIT)
     return names
@@ -219,7 +239,7 @@ class _TimedSteps:
     workload: Workload
     protocol: TrialProtocol
     batch_sizes: Sequence[int]
-    # Of a visit.
+    # The steps of a visit.
     steps: int
     lr: float
     timer: Timer
@@ -228,12 +248,16 @@ class _TimedSteps:
     def time_rounds(
         self, visits_of_round: Mapping[str, Sequence[int]], names: Sequence[str]
     ) -> Iterator[tuple[str, dict[int, tuple[float, ...]]]]:
-        """Yield the seconds of each step of these rounds, whose batch sizes are visited in turn."""
+        """Yield each round's name, and the seconds of its steps by batch size.
+
+        ``visits_of_round`` has the batch sizes of each round in the order in which they are
+        visited.
+        """
         with ExitStack() as processes:
             time_steps: Callable[[int, float, int], tuple[float, ...]]
             time_steps = functools.partial(self.timer, self.workload, self.protocol)
             if self.options.devices > 1:
-                # Of all the devices' processes, in place of trials in this one.
+                # The steps run in the devices' processes, not in this one.
                 time_steps = processes.enter_context(
                     shared_steps(self.options, self.recipe, self.protocol.warmup_steps)
                 )
@@ -242,7 +266,10 @@ class _TimedSteps:
                 yield name, {size: time_steps(size, self.lr, self.steps) for size in sizes}
 
     def time_busy(self) -> dict[int, float]:
-        """Give the seconds of a step in which the device is at work, the median of some visits."""
+        """Give the seconds of a step in which the device is at work, by batch size.
+
+        They are the median of BUSY_VISITS visits.
+        """
         medians = dict[int, float]()
         for size in self.batch_sizes:
             seconds = list[float]()
@@ -266,9 +293,10 @@ def _make_finding(
 
     Args:
         choice: the batch sizes.
-        asked: those that were asked for, whatever the ceiling.
-        timed: seconds of each step of each round, by batch size.
-        busy_by_size: seconds of a step in which the device is at work; empty where not measured.
+        asked: the batch sizes that were asked for, whatever the ceiling.
+        timed: the seconds of each step of each round, by batch size.
+        busy_by_size: the seconds of a step in which the device is at work, by batch size; empty
+            where they were not measured.
         against_each_other: three rising batch sizes, or none.
         level: of the intervals.
         device: its name.
@@ -305,19 +333,19 @@ def _make_finding(
 
 
 def _read_round(values: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
-    """Give the seconds of a round's steps by batch size, from JSON's keys."""
+    """Read the seconds of a round's steps by batch size, which is a text in JSON."""
     return {int(size): tuple(seconds) for size, seconds in values.items()}
 
 
 def _read_busy(values: Mapping[str, float]) -> dict[int, float]:
-    """Give the seconds of a step in which the device is at work by batch size, from JSON's keys."""
+    """Read the busy seconds of a step by batch size, which is a text in JSON."""
     return {int(size): float(seconds) for size, seconds in values.items()}
 
 
 def _check_choices(
     repeats: int, steps: int, level: float, lr: float, against_each_other: Sequence[int]
 ) -> None:
-    """Refuse numbers that cannot be."""
+    """Refuse numbers that are out of their range."""
     if repeats < 2:
         raise ConfigError(f"sweep.experiment.repeats must be at least 2, but got {repeats}")
     if steps < 1:
@@ -342,7 +370,10 @@ def _measured(
     limit: int | None,
     console: "Console",
 ) -> int:
-    """Measure the ceiling within a limit in bytes (None: what is free), and print it."""
+    """Measure the memory ceiling, print it, and give it, in examples.
+
+    ``limit`` is in bytes; None: all that is free.
+    """
 
     def report(result: ProbeResult) -> None:
         console.print(f"memory at batch size {result.batch_size}: {result.outcome}")
@@ -377,7 +408,16 @@ def _rows_of_sizes(
     filled: Effect,
     in_use: Mapping[int, float],
 ) -> list[dict[str, object]]:
-    """Make a row a batch size, with its contrast if it is a centre, then one a group of centres."""
+    """Make a row for each batch size, with its contrast if it is a centre, then for each group.
+
+    Args:
+        choice: the batch sizes.
+        timings: summaries of the steps of all rounds, by batch size.
+        medians: the median seconds of a step in each round, by batch size.
+        found: the effects.
+        filled: the ceiling's examples per second over those at the power of two below it.
+        in_use: the share of the device's time in use, by batch size; empty where not measured.
+    """
     alone = dict[int, Effect]()
     for effect in found:
         if len(effect.centres) == 1:
@@ -421,16 +461,17 @@ def _rows_of_sizes(
 
 
 def _speeds(size: int, seconds: Sequence[float]) -> list[float]:
-    """Give examples per second of each round, from the seconds of its steps."""
+    """Give the examples per second of each round, from the seconds of a step in it."""
     return [size / of_round for of_round in seconds]
 
 
 def _is_of_powers(effect: Effect) -> bool:
+    """Tell whether an effect is about powers of two alone."""
     return all(map(is_power_of_two, effect.centres))
 
 
 def _what_it_is(size: int) -> str:
-    """Give a batch size as what it is of: ``2^7``, ``8 x 15``, or nothing."""
+    """Write a batch size as ``2^7`` or ``8 x 15``; empty for another one."""
     if is_power_of_two(size):
         return f"2^{size.bit_length() - 1}"
     if kind(size):
@@ -439,12 +480,15 @@ def _what_it_is(size: int) -> str:
 
 
 def _three_digits(value: float) -> float:
-    """Round a deviation, whose own error over few rounds is far larger."""
+    """Round a standard deviation to three digits: over few rounds its own error is far larger."""
     return float(f"{value:.3g}")
 
 
 def _effect_cells(effect: Effect | None) -> dict[str, object]:
-    """Give what the table shows of an effect, p corrected and rounded up, and the whole effect."""
+    """Make a row's cells of an effect: percent, p corrected and rounded up, and all its values.
+
+    They are None for no effect.
+    """
     if effect is None:
         return {"percent": None, "p": None, "contrast": {}}
     return {
@@ -455,12 +499,12 @@ def _effect_cells(effect: Effect | None) -> dict[str, object]:
 
 
 def share_text(effect: Effect) -> str:
-    """Give an effect with its interval in percent: ``-0.42% (-1.10 to 0.26)``."""
+    """Write an effect with its interval in percent: ``-0.42% (-1.10 to +0.26)``."""
     return f"{100 * effect.mean:+.2f}% ({100 * effect.low:+.2f} to {100 * effect.high:+.2f})"
 
 
 def p_text(effect: Effect) -> str:
-    """Give the corrected p: ``p = 0.021``, ``p < 0.001``."""
+    """Write the corrected p of an effect: ``p = 0.021``, ``p < 0.001``."""
     if effect.corrected < 0.001:
         return "p < 0.001"
     return f"p = {effect.corrected:.2g}"
@@ -473,7 +517,7 @@ def sentence(
     filled: Effect,
     level: float,
 ) -> str:
-    """Say which batch sizes differ from their neighbours, and what the ceiling gives."""
+    """Say which batch sizes differ from their neighbours, and how fast the ceiling is."""
     at_ceiling = _speed_text(choice.ceiling, medians[choice.ceiling])
     at_power = _speed_text(choice.power, medians[choice.power])
     return (
@@ -484,7 +528,7 @@ def sentence(
 
 
 def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
-    """Say which batch sizes differ from their neighbours, or what the intervals leave room for."""
+    """Say which batch sizes differ from their neighbours; if none, how large an effect may be."""
     rounds = found[0].rounds
     significant = [effect for effect in found if effect.corrected < 1.0 - level]
     if significant:
@@ -495,7 +539,7 @@ def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
             f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at "
             f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(found)} tests)"
         )
-    # Nothing found is no proof of nothing: an effect up to this size would not have been seen.
+    # No significant effect does not mean no effect: one up to this size would not have been seen.
     room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
     least = min(found, key=lambda effect: effect.corrected)
     return (
@@ -506,7 +550,7 @@ def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
 
 
 def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, level: float) -> str:
-    """Say what three batch sizes give a second, and how far the middle one is off their line."""
+    """Compare the speeds of three batch sizes, and the middle one's steps with their line."""
     lower = share_text(speed_gain(medians, low, middle, level))
     upper = share_text(speed_gain(medians, middle, high, level))
     off_line = share_text(off_the_line(medians, low, middle, high, level))
@@ -518,6 +562,7 @@ def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, l
 
 
 def _speed_text(size: int, seconds: Sequence[float]) -> str:
+    """Write the mean of examples per second over rounds, with its standard deviation."""
     speeds = _speeds(size, seconds)
     mean = format_number(statistics.mean(speeds), 4)
     deviation = format_number(statistics.stdev(speeds), 2)
@@ -534,7 +579,7 @@ def _paint_speeds(
     figure: "Figure",
 ) -> None:
     """Draw examples per second by group of batch sizes, and the contrasts with their intervals."""
-    # Far from those that were asked for, batch sizes around the ceiling have a scale of their own.
+    # Batch sizes around the ceiling are far from the others, and have a scale of their own.
     near = [size for size in choice.sizes if size in asked]
     top = [size for size in choice.sizes if size not in asked]
     groups = list(filter(None, (near, top)))
@@ -564,7 +609,7 @@ def _paint_speeds(
 
 
 def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choice: Choice) -> None:
-    """Draw one point a batch size, evenly spaced: 127, 128 and 129 would be one on a true axis."""
+    """Draw a point for each batch size, evenly spaced: on a true axis 127 to 129 would be one."""
     for place, size in enumerate(group):
         speeds = _speeds(size, medians[size])
         mean = statistics.mean(speeds)
@@ -599,7 +644,7 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choi
 
 
 def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
-    """Draw one row an effect, with its interval and its p."""
+    """Draw a row for each effect, with its interval and its p."""
     axes.axvline(0.0, color=INK, linewidth=0.8)
     for row, effect in enumerate(found):
         reach = [[100 * (effect.mean - effect.low)], [100 * (effect.high - effect.mean)]]
