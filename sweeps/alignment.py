@@ -71,12 +71,15 @@ def run(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Finding:
     """Time each layer of a workload that misses the multiple, as it is and padded."""
-    positive = {"batch_size": batch_size, "rounds": rounds, "seconds": seconds, "lr": lr}
-    if multiple is not None:
-        positive["multiple"] = multiple
-    for name, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
+    _check_positive(
+        {
+            "batch_size": batch_size,
+            "rounds": rounds,
+            "seconds": seconds,
+            "lr": lr,
+            "multiple": multiple,
+        }
+    )
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
     first = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
@@ -139,6 +142,13 @@ def run(
         inches=PADDING_FIGURE_INCHES,
         details={"arithmetic": arithmetic, "multiple": multiple},
     )
+
+
+def _check_positive(values: Mapping[str, float | None]) -> None:
+    """Refuse values that are not positive; None is left out."""
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
 
 
 def input_shapes(

@@ -110,34 +110,15 @@ def run(
         )
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must be between 0 and 1, but got {level}")
-    cells = dict[str, TableAtTarget]()
-    inputs = dict[str, object]()
-    seeds = list[int]()
-    read_tables = dict[str, Table]()
-    for name, (file, shipped) in find_sources(tables, read_index()).items():
-        table = read_without_horizons(file)
-        goal = find_target(file, shipped, target)
-        if goal.mode != "min":
-            raise TableError(
-                f"{file}: its target {goal} is to be exceeded, and easier ones are multiples of a "
-                "loss or error"
-            )
-        read_tables[name] = table
-        seeds.append(min(map(len, table.cells.values())))
-        digest = sha256(file.read_bytes()).hexdigest()[:16]
-        for times in sorted(set(easier)):
-            easier_goal = replace(goal, value=goal.value * times)
-            unit = f"{name}/{times:g}"
-            cells[unit] = TableAtTarget(name, easier_goal)
-            # A table that is recorded anew, or has another target, is read again.
-            inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
+    planned = _plan_cells(tables, target, easier)
+    cells = planned.cells
     check_only(only, list(cells))
     # Recorded runs are read: no device takes part.
     log.begin(None, ("tables", "target", "easier"))
 
     def read_cell(unit: str) -> dict[str, object]:
         cell = cells[unit]
-        record = cell_record(cell.table, read_tables[cell.table], cell.target, level)
+        record = cell_record(cell.table, planned.tables[cell.table], cell.target, level)
         return vars(record)
 
     plan = UnitPlan(
@@ -145,7 +126,7 @@ def run(
         only=only,
         noun="target",
         read=_read_record,
-        inputs=inputs,
+        inputs=planned.inputs,
     )
     records = log.measure(plan, read_cell)
     log.check_finished(plan.names, records)
@@ -162,13 +143,54 @@ def run(
     return Finding(
         sentence=sentence(rows),
         rows=list(map(shown, rows)),
-        n=min(seeds),
+        n=min(min(map(len, table.cells.values())) for table in planned.tables.values()),
         device="recorded runs",
         paint=functools.partial(_paint_over_targets, rows, level),
         inches=(7.0, 4.6),
         notes=notes,
         details={"numbers": rows},
     )
+
+
+@dataclass(frozen=True)
+class _PlannedCells:
+    """The tables of a sweep, and the targets at which they are read.
+
+    Args:
+        tables: by name.
+        cells: a table at a target, by the name of the unit.
+        inputs: what each cell depends on, by the same names.
+    """
+
+    tables: dict[str, Table]
+    cells: dict[str, TableAtTarget]
+    inputs: dict[str, object]
+
+
+def _plan_cells(
+    tables: Sequence[str], target: float | None, easier: Sequence[float]
+) -> _PlannedCells:
+    """Read the tables, and pair each with its target and with easier ones."""
+    cells = dict[str, TableAtTarget]()
+    inputs = dict[str, object]()
+    read_tables = dict[str, Table]()
+    for name, (file, shipped) in find_sources(tables, read_index()).items():
+        table = read_without_horizons(file)
+        goal = find_target(file, shipped, target)
+        if goal.mode != "min":
+            raise TableError(
+                f"{file}: its target {goal} is to be exceeded, and easier ones are multiples of a "
+                "loss or error"
+            )
+        read_tables[name] = table
+        digest = sha256(file.read_bytes()).hexdigest()[:16]
+        for times in sorted(set(easier)):
+            easier_goal = replace(goal, value=goal.value * times)
+            unit = f"{name}/{times:g}"
+            cells[unit] = TableAtTarget(name, easier_goal)
+            # A table that is recorded anew, or has another target, is read again.
+            inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
+    return _PlannedCells(tables=read_tables, cells=cells, inputs=inputs)
 
 
 def cell_record(name: str, table: Table, target: Target, level: float) -> CellRecord:

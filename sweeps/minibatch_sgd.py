@@ -180,16 +180,10 @@ def run(
     )
     rounds = log.measure(loader_plan, time_round)
     log.check_finished(unit_names, {*results, *rounds})
-    resident, one_by_one = _medians_over_rounds(list(rounds.values()))
     trials: list[list[TrialResult]] = [[] for _ in runs]
     for name, result in results.items():
         trials[planned[name].place].append(result)
-    rows = list[SeriesRow]()
-    for place, series in enumerate(runs):
-        series_row = row(series, trials[place], level)
-        series_row["ms_resident"] = 1e3 * resident[place]
-        series_row["ms_row_by_row"] = 1e3 * one_by_one[place]
-        rows.append(series_row)
+    rows = _rows_of_series(runs, trials, list(rounds.values()), level)
     title = (
         f"{composed.options.workload.name} on {device}: medians and quartiles over "
         f"{len(seeds)} seeds"
@@ -202,6 +196,23 @@ def run(
         paint=functools.partial(_paint_losses, rows, level, metric, title),
         inches=LOSS_FIGURE_INCHES,
     )
+
+
+def _rows_of_series(
+    runs: Sequence[Series],
+    trials: Sequence[Sequence[TrialResult]],
+    rounds: Sequence[RoundMeans],
+    level: float,
+) -> list[SeriesRow]:
+    """Make the row of each series, with the milliseconds of a step by either source of rows."""
+    resident, one_by_one = _medians_over_rounds(rounds)
+    rows = list[SeriesRow]()
+    for place, series in enumerate(runs):
+        series_row = row(series, trials[place], level)
+        series_row["ms_resident"] = 1e3 * resident[place]
+        series_row["ms_row_by_row"] = 1e3 * one_by_one[place]
+        rows.append(series_row)
+    return rows
 
 
 @dataclass(frozen=True)

@@ -151,10 +151,13 @@ def run(
     if ceiling is None:
         find = functools.partial(find_ceiling, options, recipe)
         limit = _limit_of(options, probe)
-        measure = functools.partial(_measured, find, workload.train_examples, probe, limit, console)
+
+        def measure_ceiling_unit(name: str) -> int:
+            return _measured(find, workload.train_examples, probe, limit, console)
+
         # It is measured whatever units are chosen: the other batch sizes follow from it.
         plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
-        ceiling = log.measure(plan, lambda name: measure())[CEILING_UNIT]
+        ceiling = log.measure(plan, measure_ceiling_unit)[CEILING_UNIT]
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
         console.print(
@@ -171,11 +174,7 @@ def run(
         timer=timer,
         busy=busy,
     )
-    order = visit_order(choice.sizes, repeats, seed)
-    visits_of_round = dict[str, Sequence[int]]()
-    for number, name in enumerate(round_names):
-        first = number * len(choice.sizes)
-        visits_of_round[name] = order[first : first + len(choice.sizes)]
+    visits_of_round = _visits_by_round(choice.sizes, round_names, seed)
     rounds_plan = UnitPlan(
         names=round_names, only=only, noun="round", read=_read_round, choices=unit_names
     )
@@ -208,6 +207,18 @@ def run(
     return _make_finding(
         choice, asked, timed, busy_by_size, against_each_other, level, device, title
     )
+
+
+def _visits_by_round(
+    sizes: Sequence[int], round_names: Sequence[str], seed: int
+) -> dict[str, Sequence[int]]:
+    """Give the order in which each round visits all batch sizes, by the round's name."""
+    order = visit_order(sizes, len(round_names), seed)
+    visits = dict[str, Sequence[int]]()
+    for number, name in enumerate(round_names):
+        first = number * len(sizes)
+        visits[name] = order[first : first + len(sizes)]
+    return visits
 
 
 def _unit_names(

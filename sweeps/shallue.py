@@ -81,13 +81,9 @@ def run(
         raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
     root = Path(folder).absolute()
     arguments = dict[str, list[str]]()
-    composed = dict[str, Composed]()
     for name, own_arguments in studies.items():
         arguments[name] = [*common, *own_arguments, *options, *_kept_within(name, root)]
-        try:
-            composed[name] = compose_checked(arguments[name])
-        except ConfigError as error:
-            raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
+    composed = _compose_studies(arguments)
     check_only(only, list(composed))
     # A study whose arguments have changed is run again. It checks for itself which options may
     # change, and continues or refuses.
@@ -144,6 +140,17 @@ def run(
         notes=notes,
         details={"pairs": list(map(str, found.pairs)), "arguments": arguments},
     )
+
+
+def _compose_studies(arguments: Mapping[str, list[str]]) -> dict[str, Composed]:
+    """Compose each study from its arguments, by its name. ConfigError names the first wrong one."""
+    composed = dict[str, Composed]()
+    for name, of_study in arguments.items():
+        try:
+            composed[name] = compose_checked(of_study)
+        except ConfigError as error:
+            raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
+    return composed
 
 
 def _kept_within(name: str, root: Path) -> list[str]:

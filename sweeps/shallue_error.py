@@ -77,6 +77,10 @@ class TrainingBudget:
         return last
 
 
+# A budget, a batch size, and its best learning rate within the budget.
+ChosenRate = tuple[TrainingBudget, int, float]
+
+
 def run(
     composed: Composed,
     log: UnitLog,
@@ -151,16 +155,7 @@ def run(
         TrainingBudget(f"{format_count(steps)} steps", steps=steps),
         TrainingBudget("both"),
     )
-    # A batch size has no best rate before all of its learning rates are trained.
-    sizes_to_report = list[int]()
-    for size in batch_sizes:
-        if all(_run_name((size, lr, chosen_by)) in runs for lr in lrs):
-            sizes_to_report.append(size)
-    chosen = list[tuple[TrainingBudget, int, float]]()
-    for budget in budgets:
-        for size in sizes_to_report:
-            by_lr = {lr: runs[_run_name((size, lr, chosen_by))].history for lr in lrs}
-            chosen.append((budget, size, _best_lr(by_lr, budget, size, target.sign)))
+    chosen = _choose_rates(runs, budgets, product(batch_sizes, [chosen_by]), lrs, target.sign)
     again = list[SeedRun]()
     for _, size, lr in chosen:
         again += product([size], [lr], reported)
@@ -203,6 +198,36 @@ class ErrorRun:
 
 
 READ_RUN = TypeAdapter(ErrorRun)
+
+
+def _choose_rates(
+    runs: Mapping[str, ErrorRun],
+    budgets: Iterable[TrainingBudget],
+    sizes_and_seed: Iterable[tuple[int, int]],
+    lrs: Sequence[float],
+    sign: float,
+) -> list[ChosenRate]:
+    """Choose each batch size's best learning rate within each budget.
+
+    A batch size is left out before all of its learning rates are trained.
+
+    Args:
+        runs: by name.
+        budgets: in which a rate is the best.
+        sizes_and_seed: the batch sizes, each with the seed that chooses.
+        lrs: the learning rates to choose from.
+        sign: of the target: see :func:`best`.
+    """
+    histories = dict[int, dict[float, MetricHistory]]()
+    for size, seed in sizes_and_seed:
+        names = {lr: _run_name((size, lr, seed)) for lr in lrs}
+        if all(name in runs for name in names.values()):
+            histories[size] = {lr: runs[name].history for lr, name in names.items()}
+    chosen = list[ChosenRate]()
+    for budget in budgets:
+        for size, by_lr in histories.items():
+            chosen.append((budget, size, _best_lr(by_lr, budget, size, sign)))
+    return chosen
 
 
 def _run_name(seed_run: SeedRun) -> str:

@@ -229,24 +229,39 @@ def run(
     make_gathers = functools.partial(gathering, gathered_kib, place, generator)
     order_repeats = measured(order_names, ORDER_NAMES, make_gathers)
     log.check_finished(unit_names, {*product_repeats, *reading_repeats, *order_repeats})
+    levels = cache_levels(place)
     # A product has n^3 multiplications and as many additions.
     rows = _product_rows(by_way(product_repeats, ways_of_product), 2.0 * size**3)
     read_seconds = by_way(reading_repeats, named_sizes)
-    levels = cache_levels(place)
     read_rows = list[ReadRow]()
     for kib in sizes_kib:
         read_rows.append(_read_row(kib, read_seconds[str(kib)], levels))
     order_rows = _order_rows(by_way(order_repeats, ORDER_NAMES), gathered_kib * KIB)
+    title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
+    return _make_finding(rows, read_rows, order_rows, levels, title, device_text)
+
+
+def _make_finding(
+    rows: Sequence[ProductRow],
+    read_rows: Sequence[ReadRow],
+    order_rows: Sequence[OrderRow],
+    levels: Mapping[str, int],
+    title: str,
+    device: str,
+) -> Finding:
+    """Make the finding from the rows of the product's ways, of readings and of orders.
+
+    ``levels`` are the sizes of the caches, in bytes.
+    """
     # A slow way has fewer repeats than were asked for.
     n = min(row["repeats"] for row in [*rows, *read_rows, *order_rows])
-    title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
     return Finding(
         sentence=" ".join(
             filter(None, (sentence(rows, n), read_sentence(read_rows), order_sentence(order_rows)))
         ),
         rows=[*rows, *read_rows, *order_rows],
         n=n,
-        device=device_text,
+        device=device,
         paint=functools.partial(_paint_rates, rows, read_rows, order_rows, levels, title),
         inches=PRODUCT_FIGURE_INCHES,
         details={"cache_bytes": levels},
