@@ -192,18 +192,18 @@ def main() -> int:
     It is 0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or
     143 if interrupted.
     """
-    given = sys.argv[1:]
-    if given == ["--version"]:
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
         write_out(f"bstune {version('bstune')}")
         return 0
-    verb = given.pop(0) if given and given[0] in VERBS else "tune"
+    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
         _check_working_directory()
         remember_environment()
-        check_secrets(given)
-        with _json_on_stdout(verb, given) as write_json, filtered(), os_exit_answered():
-            write_json(getattr(importlib.import_module(module), function)(given))
+        check_secrets(arguments)
+        with _json_on_stdout(verb, arguments) as write_json, filtered(), os_exit_answered():
+            write_json(getattr(importlib.import_module(module), function)(arguments))
     except Interrupted as error:
         explain(error)
         return interruption.status() or error.exit_status
@@ -223,35 +223,35 @@ def main() -> int:
             )
         if not isinstance(error, Exception):
             raise
-        debug = any(argument.lower() in ("debug=true", "debug=1") for argument in given)
+        debug = any(argument.lower() in ("debug=true", "debug=1") for argument in arguments)
         return explain(full_disk(error) or unusable_name(error) or error, debug)
     return 0
 
 
 @contextmanager
-def _json_on_stdout(verb: str, given: list[str]) -> Iterator[Callable[[str | None], None]]:
+def _json_on_stdout(verb: str, arguments: list[str]) -> Iterator[Callable[[str | None], None]]:
     """Take ``--json`` out of the arguments, and yield the function that takes a verb's JSON.
 
     With ``--json`` standard output gets the JSON alone. All that is printed within the ``with``
     block, by other processes too, goes to standard error. Without it the JSON is dropped.
     """
-    if JSON not in given:
+    if JSON not in arguments:
         yield lambda text: None
         return
     if verb not in JSON_VERBS:
         raise ConfigError(f"{JSON} is of {', '.join(JSON_VERBS)}: leave it out")
-    given.remove(JSON)
+    arguments.remove(JSON)
     texts = list[str | None]()
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout_copy = os.dup(1)
     # Other processes print to where this process's descriptor leads.
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield texts.append
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
     text = texts[0]
     if text is None:
         raise ConfigError(f"there is no JSON of this: {JSON} is of one study or one trial")
@@ -362,11 +362,11 @@ def tune(arguments: list[str]) -> str | None:
 
         composed = compose(arguments, complete=complete)
         parsed = parse(arguments)
-        given = list[str]()
+        config_dir = list[str]()
         # A process that composes them again may have another working directory.
         if parsed.config_dir:
-            given += ["--config-dir", str(Path(parsed.config_dir).absolute())]
-        return run(composed, [*given, *parsed.overrides])
+            config_dir += ["--config-dir", str(Path(parsed.config_dir).absolute())]
+        return run(composed, [*config_dir, *parsed.overrides])
     _run_hydra(names, with_choices(in_full(arguments)))
     return None
 
@@ -507,22 +507,22 @@ def worker(arguments: list[str]) -> None:
     # It imports Hydra, which the help need not wait for.
     from bstune.config import resolved
 
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    if not {"storage", "study"} <= given.keys():
+    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    if not {"storage", "study"} <= options.keys():
         got = " ".join(arguments)
         raise ConfigError(
             f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}"
         )
     try:
         # It may be ${oc.env:...}.
-        url = expand_home(resolved(given["storage"]))
+        url = expand_home(resolved(options["storage"]))
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"storage: {str(error).splitlines()[0]}") from error
     remember(url)
     # It imports Optuna and, to train, Lightning.
     from bstune.study.study import Study
 
-    Study.join(given["study"], url, arguments, plain_console())
+    Study.join(options["study"], url, arguments, plain_console())
 
 
 def _lightning_parser() -> ArgumentParser:
@@ -589,8 +589,8 @@ def lightning(arguments: list[str]) -> str | None:
             "written to the workload: put it into an environment variable, and refer to it in that "
             "file, ${oc.env:NAME}"
         )
-    shown = redact_values(workload)
-    text = safe_dump(shown, sort_keys=False, default_flow_style=None, width=110)
+    without_secrets = redact_values(workload)
+    text = safe_dump(without_secrets, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
     if os.path.lexists(written) and not read_text(written, "the workload").startswith(MADE):
         raise ConfigError(

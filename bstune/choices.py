@@ -54,12 +54,15 @@ def with_choices_of(
         algorithm = config.pop("algorithm", None)
         if nothing_to_choose is not None:
             _refuse_choices(config, schedule, algorithm, nothing_to_choose)
-        stated = list[str]()
+        algorithm_keys = list[str]()
         for argument in arguments:
             name = argument.lstrip("+").partition("=")[0]
             if name.startswith("algorithm."):
-                stated.append(name.removeprefix("algorithm."))
-        places = [*_put_schedule(config, schedule), *_put_algorithm(config, algorithm, stated)]
+                algorithm_keys.append(name.removeprefix("algorithm."))
+        places = [
+            *_put_schedule(config, schedule),
+            *_put_algorithm(config, algorithm, algorithm_keys),
+        ]
         if not places:
             return config, list(unknown)
         below = tuple(f"{place}." for place in [*places, *ALWAYS_CHANGED])
@@ -133,12 +136,12 @@ def _takes(target: str, name: str) -> bool:
     return name in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
-def _put_algorithm(config: DictConfig, chosen: object, stated: Sequence[str]) -> list[str]:
+def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]) -> list[str]:
     """Put an optimizer in the place of the workload's, and give the key that it replaced.
 
     The reference learning rate changes with it. Between optimizers of one class lr/(1 - momentum)
     is kept, unless the command line gives ``algorithm.lr``. Else it is the algorithm's own ``lr``.
-    ``stated`` are the keys of the algorithm that the command line gives.
+    ``given_keys`` are the keys of the algorithm that the command line gives.
     """
     if chosen is None:
         return []
@@ -152,9 +155,9 @@ def _put_algorithm(config: DictConfig, chosen: object, stated: Sequence[str]) ->
     is_same_class = target_of(former) == optimizer["_target_"]
     if is_same_class:
         for name, value in former_arguments.items():
-            if name not in OF_ALGORITHM and f"optimizer.{name}" not in stated:
+            if name not in OF_ALGORITHM and f"optimizer.{name}" not in given_keys:
                 optimizer[name] = value
-    if not is_same_class or "lr" in stated:
+    if not is_same_class or "lr" in given_keys:
         config.workload.reference.lr = chosen.lr
     elif isinstance(reference, int | float):
         lr = reference * _one_minus_momentum(optimizer) / _one_minus_momentum(former_arguments)
@@ -217,15 +220,15 @@ def _optimizer_place(workload: DictConfig) -> str:
     if len(keys) == 1:
         return keys[0]
     target = target_of(module) if module else "none"
-    what = f"the module of the workload {workload.get('name')}, {target}"
+    module_text = f"the module of the workload {workload.get('name')}, {target}"
     if keys:
         raise ConfigError(
-            f"algorithm=... takes the place of one optimizer, but {what}, has {', '.join(keys)}: "
-            "leave out algorithm=..., and change them one by one"
+            f"algorithm=... takes the place of one optimizer, but {module_text}, has "
+            f"{', '.join(keys)}: leave out algorithm=..., and change them one by one"
         )
     raise ConfigError(
-        f"algorithm=... takes the place of an optimizer that the config names, but {what}, is "
-        "given none, so that it builds its own: let it take one, optimizer: {_target_: "
+        f"algorithm=... takes the place of an optimizer that the config names, but {module_text}, "
+        "is given none, so that it builds its own: let it take one, optimizer: {_target_: "
         "torch.optim.SGD, _partial_: true}, or leave out algorithm=..."
     )
 

@@ -197,11 +197,11 @@ def _check_one_goal(options: StudyOptions, arguments: Sequence[str]) -> None:
     The target of a workload's file is left alone.
     """
     key = "workload.target.value="
-    given = [argument for argument in arguments if argument.lstrip("+").startswith(key)]
-    if options.search.objective == "loss" and given:
+    targets = [argument for argument in arguments if argument.lstrip("+").startswith(key)]
+    if options.search.objective == "loss" and targets:
         raise ConfigError(
             f"search.objective=loss seeks the best {options.workload.target.metric} within a "
-            f"budget, and {given[0]} a target: leave one of them out"
+            f"budget, and {targets[0]} a target: leave one of them out"
         )
 
 
@@ -306,7 +306,7 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
     A choice of nothing, such as ``schedule=null``, is left out, and a value with ``~`` is quoted.
     ConfigError for a choice of a group that is no name.
     """
-    kept = list[str]()
+    hydra_arguments = list[str]()
     for argument in arguments:
         name, _, value = argument.partition("=")
         # Hydra's grammar has no ~ outside of quotes. What is quoted or nested is left as it is.
@@ -314,7 +314,7 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
             argument = f"{name}='{value}'"
         group = name.lstrip("+")
         if group not in GROUPS:
-            kept.append(argument)
+            hydra_arguments.append(argument)
             continue
         try:
             choice = OverridesParser.create().parse_override(argument).value()
@@ -324,8 +324,8 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
             continue
         if not isinstance(choice, Sweep) and not _are_names(choice):
             raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
-        kept.append(argument)
-    return kept
+        hydra_arguments.append(argument)
+    return hydra_arguments
 
 
 def _are_names(choice: object) -> bool:
@@ -613,18 +613,18 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
 
     References to values that only a trial or a machine knows stay as they are written.
     """
-    kept = config.copy()
-    with open_dict(kept):
+    escaped = config.copy()
+    with open_dict(escaped):
         for key in KEPT_REFERENCES:
             section = key.partition(".")[0]
-            if OmegaConf.select(kept, section, throw_on_missing=False) is not None:
+            if OmegaConf.select(escaped, section, throw_on_missing=False) is not None:
                 # An escaped reference is a text, which is not resolved.
-                OmegaConf.update(kept, key, f"\\${{{key}}}", force_add=True)
+                OmegaConf.update(escaped, key, f"\\${{{key}}}", force_add=True)
     for key in NODES:
         if option_at(options, key) is None:
             continue
         # A resolver that takes no text in the place of a reference gets its value.
-        for source in (kept, config):
+        for source in (escaped, config):
             mistakes: dict[str, str] = {}
             node = OmegaConf.select(source, key)
             values = _resolve(node, "", mistakes)
@@ -686,7 +686,7 @@ def _unknown_line(name: str, names: Mapping[str, object]) -> str:
         )
     # The unknown option itself, and what is below it, stand among the names.
     others = [option for option in names if not f"{option}.".startswith(f"{name}.")]
-    near = " or ".join(nearest(name, others))
-    if near:
-        return f"unknown option {name}: did you mean {near}?"
+    meant = " or ".join(nearest(name, others))
+    if meant:
+        return f"unknown option {name}: did you mean {meant}?"
     return f"unknown option {name}; bstune --cfg job +workload=NAME lists the options"

@@ -272,12 +272,12 @@ def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> Pad
 
     It has the median and the quartiles over rounds; ``times`` are those of :func:`padding_times`.
     """
-    before, after = np.array(times).T
+    seconds_as_is, seconds_padded = np.array(times).T
     # A padded batch has more examples. A padded layer does more, but nothing that counts.
     more = 1.0
     if row.dimension == "batch":
         more = row.padded / row.size
-    low, middle, high = np.quantile(more * before / after, QUARTILES)
+    low, middle, high = np.quantile(more * seconds_as_is / seconds_padded, QUARTILES)
     return {
         "layer": row.name,
         "kind": row.kind,
@@ -285,7 +285,7 @@ def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> Pad
         "size": row.size,
         "padded": row.padded,
         "rounds": len(times),
-        "seconds": float(np.median(before)),
+        "seconds": float(np.median(seconds_as_is)),
         "gain": float(middle),
         "gain_low": float(low),
         "gain_high": float(high),

@@ -304,11 +304,11 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
         if not math.isfinite(steps[rates[fastest]]):
             continue
         best[batch_size] = rates[fastest]
-        near = rates[max(fastest - 1, 0) : fastest + 2]
-        near_steps = list(map(steps.__getitem__, near))
+        near_rates = rates[max(fastest - 1, 0) : fastest + 2]
+        near_steps = list(map(steps.__getitem__, near_rates))
         # The best rate stands where a neighbour was not recorded, or missed the target.
-        if len(near) == 3 and all(map(math.isfinite, near_steps)):
-            log_rates = np.log(near)
+        if len(near_rates) == 3 and all(map(math.isfinite, near_steps)):
+            log_rates = np.log(near_rates)
             middle = log_rates[1]
             curvature, slope, _ = np.polyfit(log_rates - middle, np.log(near_steps), 2)
             if curvature > 0:
@@ -351,13 +351,13 @@ def lr_exponent(
     return slope, slope - error, slope + error
 
 
-def growth_of(of_table: Iterable[Mapping[str, Any]]) -> Growth | None:
+def growth_of(table_rows: Iterable[Mapping[str, Any]]) -> Growth | None:
     """Give how B_crit changes with the target, from the rows of one table.
 
     None where too few targets determine it.
     """
     points = list[CriticalAtTarget]()
-    for row in of_table:
+    for row in table_rows:
         points.append(
             CriticalAtTarget(
                 target=row["target"],
@@ -373,21 +373,21 @@ def growth_of(of_table: Iterable[Mapping[str, Any]]) -> Growth | None:
 def sentence(rows: Sequence[CriticalRow]) -> str:
     """Say how B_crit depends on the target, table by table."""
     texts = list[str]()
-    for name, of_table in _by_table(rows).items():
-        found = growth_of(of_table)
-        if found is None:
+    for name, table_rows in _by_table(rows).items():
+        growth = growth_of(table_rows)
+        if growth is None:
             texts.append(f"{name}: too few targets have a critical batch size with both ends")
             continue
         # A negative power is a rise: harder targets are smaller values.
         moves = "neither surely rises nor falls"
-        if found.high < 0:
+        if growth.high < 0:
             moves = "rises"
-        elif found.low > 0:
+        elif growth.low > 0:
             moves = "falls"
-        ends = f"{format_number(found.start)} to {format_number(found.end)}"
+        ends_text = f"{format_number(growth.start)} to {format_number(growth.end)}"
         texts.append(
-            f"{name}: from {of_table[0]['metric']} {ends} B_crit {moves}, as its power "
-            f"{found.exponent:.2f} ({found.level:.0%}: {found.low:.2f} to {found.high:.2f})"
+            f"{name}: from {table_rows[0]['metric']} {ends_text} B_crit {moves}, as its power "
+            f"{growth.exponent:.2f} ({growth.level:.0%}: {growth.low:.2f} to {growth.high:.2f})"
         )
     return "; ".join(texts) + "."
 
@@ -408,9 +408,9 @@ def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figu
     axes = figure.subplots()
     by_table = _by_table(rows)
     values = list[float]()
-    for i, (name, of_table) in enumerate(by_table.items()):
+    for i, (name, table_rows) in enumerate(by_table.items()):
         points = list[tuple[float, float, float, float]]()
-        for row in of_table:
+        for row in table_rows:
             b_crit = row["b_crit"]
             if b_crit is not None:
                 # An open end is drawn with no length.
@@ -428,7 +428,7 @@ def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figu
             targets,
             middle,
             [middle - low, high - middle],
-            label=f"{name}, {of_table[0]['metric']}",
+            label=f"{name}, {table_rows[0]['metric']}",
             color=colour,
             marker=TABLE_MARKERS[i % len(TABLE_MARKERS)],
             capsize=3.0,

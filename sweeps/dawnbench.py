@@ -237,9 +237,9 @@ def _trial_text(result: TrialResult) -> str:
     if share is not None:
         reached = f"accuracy {share:.4f}"
     text = f"{reached}, {result.status}"
-    took = seconds(result)
-    if took is not None:
-        text += f", {took:.2f} s of training"
+    training_seconds = seconds(result)
+    if training_seconds is not None:
+        text += f", {training_seconds:.2f} s of training"
     return text
 
 
@@ -377,15 +377,15 @@ def climb(
     return steps, left_out
 
 
-def _lacks_precision(composed: Composed, before: Composed) -> str | None:
+def _lacks_precision(composed: Composed, rung_below: Composed) -> str | None:
     """Say why the device cannot train in a rung's own precision; None if it can.
 
-    ``before`` is the rung below. ConfigError for any other mistake in the rung.
+    ``rung_below`` is the one before. ConfigError for any other mistake in the rung.
     """
     try:
         resolve(composed.options, composed.trained)
     except ConfigError as error:
-        if composed.options.precision == before.options.precision:
+        if composed.options.precision == rung_below.options.precision:
             raise
         return str(error)
     return None
@@ -505,8 +505,8 @@ def make_rows(
     where there are too few trials.
     """
     by_seed = list[dict[int, float | None]]()
-    for of_rung in trials:
-        by_seed.append(dict(zip(of_rung, map(accuracy, of_rung.values()), strict=True)))
+    for rung_trials in trials:
+        by_seed.append(dict(zip(rung_trials, map(accuracy, rung_trials.values()), strict=True)))
     # Nothing comes before the first rung.
     differences = [NO_PAIRS]
     for before, after in pairwise(by_seed):
@@ -514,11 +514,11 @@ def make_rows(
     # They are in the order of the rungs that have a p; each such rung takes the next one below.
     corrected = iter(holm(_known(difference.p for difference in differences)))
     rows = list[RungRow]()
-    for step, of_rung, difference in zip(steps, trials, differences, strict=True):
-        accuracies = _known(map(accuracy, of_rung.values()))
-        times = _known(map(seconds, of_rung.values()))
+    for step, rung_trials, difference in zip(steps, trials, differences, strict=True):
+        accuracies = _known(map(accuracy, rung_trials.values()))
+        times = _known(map(seconds, rung_trials.values()))
         # The share is of all seeds: a trial that did not get to its end is not at the level.
-        at_level = sum(share >= level for share in accuracies) / len(of_rung)
+        at_level = sum(share >= level for share in accuracies) / len(rung_trials)
         p = None
         if difference.p is not None:
             p = next(corrected)
@@ -542,7 +542,7 @@ def make_rows(
                 "difference_high": difference.high,
                 "p": p,
                 "pairs": {"n": difference.pairs, "p_uncorrected": difference.p},
-                "trials": [_trial_row(seed, trial) for seed, trial in sorted(of_rung.items())],
+                "trials": [_trial_row(seed, trial) for seed, trial in sorted(rung_trials.items())],
             }
         )
     return rows

@@ -132,20 +132,20 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
         n: the number of seeds.
         left_out: the names of the rungs that this device cannot train.
     """
-    ends = list[tuple[RungRow, float]]()
+    measured_rungs = list[tuple[RungRow, float]]()
     for row in rows:
         if row["accuracy"] is not None:
-            ends.append((row, row["accuracy"]))
-    if not ends:
+            measured_rungs.append((row, row["accuracy"]))
+    if not measured_rungs:
         return f"No trial of any rung got to its end (n = {_seed_count(n)})."
-    first, first_accuracy = ends[0]
-    last, last_accuracy = ends[-1]
+    first_rung, first_accuracy = measured_rungs[0]
+    last_rung, last_accuracy = measured_rungs[-1]
     text = (
-        f"From {first['rung']} to {last['rung']} accuracy goes from {100.0 * first_accuracy:.2f}% "
-        f"to {100.0 * last_accuracy:.2f}%"
+        f"From {first_rung['rung']} to {last_rung['rung']} accuracy goes from "
+        f"{100.0 * first_accuracy:.2f}% to {100.0 * last_accuracy:.2f}%"
     )
-    if last["at_level"] > 0:
-        text += f", {last['at_level']:.0%} of the seeds at {level:.1%} or over"
+    if last_rung["at_level"] > 0:
+        text += f", {last_rung['at_level']:.0%} of the seeds at {level:.1%} or over"
     gains = list(filter(None, map(rung_gain, rows)))
     if gains:
         text += (

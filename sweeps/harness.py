@@ -160,11 +160,11 @@ class Sweep:
             "log": lambda: self.open_log(console),
         }
         taken = inspect.signature(function).parameters
-        given = dict[str, object]()
+        given_arguments = dict[str, object]()
         for name, make in at_hand.items():
             if name in taken and name not in replaced:
-                given[name] = make()
-        return function(**given, **self.parameters, **replaced)
+                given_arguments[name] = make()
+        return function(**given_arguments, **self.parameters, **replaced)
 
 
 def main(arguments: list[str]) -> None:
@@ -334,14 +334,14 @@ def _check_elements(parameters: object) -> None:
 
 def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Give an experiment's parameters, in the types of its annotations, and as plain values."""
-    of_yaml = list[tuple[str, type]]()
+    yaml_parameters = list[tuple[str, type]]()
     for parameter in inspect.signature(experiment.func).parameters.values():
         # The YAML has all parameters without a default. Others, such as a clock, are for tests.
         required = parameter.default is parameter.empty
         if required and parameter.kind is parameter.KEYWORD_ONLY:
-            of_yaml.append((parameter.name, parameter.annotation))
+            yaml_parameters.append((parameter.name, parameter.annotation))
     # A structured config is how OmegaConf checks and converts types, nested ones too.
-    schema = make_dataclass("Parameters", of_yaml)
+    schema = make_dataclass("Parameters", yaml_parameters)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), experiment.keywords)
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -381,10 +381,10 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
             finding = sweep.find(console)
         # Lightning turns a KeyboardInterrupt into a SystemExit.
         except (KeyboardInterrupt, SystemExit) as error:
-            kept = "the sweep has written nothing"
+            kept_text = "the sweep has written nothing"
             if sweep.runs.exists():
-                kept = f"{sweep.runs} keeps what has ended; the same command goes on"
-            raise Interrupted(f"interrupted: {kept}") from error
+                kept_text = f"{sweep.runs} keeps what has ended; the same command goes on"
+            raise Interrupted(f"interrupted: {kept_text}") from error
         except UnfinishedError as unfinished:
             console.print(str(unfinished), soft_wrap=True, markup=False)
             return
@@ -443,11 +443,11 @@ def _measured_with(sweep: Sweep) -> dict[str, object]:
 
 def _versions() -> dict[str, str]:
     """Give the installed versions of the packages that a result depends on."""
-    found = dict[str, str]()
+    versions = dict[str, str]()
     for name in VERSIONED_PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def show(sweep: Sweep, finding: Finding, console: Console) -> None:

@@ -294,8 +294,13 @@ def _medians_over_rounds(rounds: Sequence[RoundMeans]) -> RoundMeans:
     """Give the median over rounds of a step's seconds, by source of rows and by run."""
     medians = list[list[float]]()
     # First the rounds of each source of rows, then the values of each run in them.
-    for of_source in zip(*rounds, strict=True):
-        medians.append([statistics.median(of_run) for of_run in zip(*of_source, strict=True)])
+    for rounds_of_source in zip(*rounds, strict=True):
+        medians.append(
+            [
+                statistics.median(values_of_run)
+                for values_of_run in zip(*rounds_of_source, strict=True)
+            ]
+        )
     return medians
 
 
@@ -404,18 +409,18 @@ def _steps_to(history: Mapping[int, float], level: float) -> float:
 
 def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
     """Say which run gets to ``level`` first, and how much later the others do."""
-    there = list[tuple[float, SeriesRow]]()
+    reached_rows = list[tuple[float, SeriesRow]]()
     absent = list[str]()
     for series_row in rows:
         if series_row["seconds_to_level"]:
-            there.append((series_row["seconds_to_level"], series_row))
+            reached_rows.append((series_row["seconds_to_level"], series_row))
         else:
             absent.append(series_row["run"])
     medians = f"(medians, n = {plural(n, 'seed')})"
-    if not there:
+    if not reached_rows:
         return f"No run reaches a loss of {format_number(level)} in its epochs {medians}."
-    there.sort(key=lambda pair: pair[0])
-    (least, first), *rest = there
+    reached_rows.sort(key=lambda pair: pair[0])
+    (least, first), *rest = reached_rows
     text = (
         f"{first['run']} reaches a loss of {format_number(level)} first, in "
         f"{format_seconds(least)} ({_cost_text(first)})"

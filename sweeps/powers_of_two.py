@@ -196,8 +196,8 @@ def run(
         measured.update(busy_units)
     log.check_finished(unit_names, measured)
     timed: dict[int, list[tuple[float, ...]]] = {size: [] for size in choice.sizes}
-    for of_round in measured_rounds.values():
-        for size, visit in of_round.items():
+    for visits_of_one_round in measured_rounds.values():
+        for size, visit in visits_of_one_round.items():
             timed[size].append(visit)
     title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
     # The figure has a panel of its own for batch sizes that only the ceiling brings in.
@@ -316,13 +316,13 @@ def _make_finding(
     medians = dict[int, list[float]]()
     for size, rounds in timed.items():
         medians[size] = list(map(statistics.median, rounds))
-    found = effects(medians, choice.centres, level)
+    tested = effects(medians, choice.centres, level)
     filled = speed_gain(medians, choice.power, choice.ceiling, level)
     in_use = dict[int, float]()
     for size, seconds in busy_by_size.items():
         in_use[size] = seconds / statistics.median(medians[size])
     summaries = {size: summarize_visits(size, rounds) for size, rounds in timed.items()}
-    parts = [sentence(found, choice, medians, filled, level)]
+    parts = [sentence(tested, choice, medians, filled, level)]
     # Where the largest of the three does not fit, two are no line.
     if against_each_other and against_each_other[-1] <= choice.ceiling:
         low, middle, high = against_each_other
@@ -335,10 +335,10 @@ def _make_finding(
         )
     return Finding(
         sentence=" ".join(parts),
-        rows=_rows_of_sizes(choice, summaries, medians, found, filled, in_use),
+        rows=_rows_of_sizes(choice, summaries, medians, tested, filled, in_use),
         n=len(medians[choice.ceiling]),
         device=device,
-        paint=functools.partial(_paint_speeds, choice, asked, medians, found, level, title),
+        paint=functools.partial(_paint_speeds, choice, asked, medians, tested, level, title),
         inches=POWERS_FIGURE_INCHES,
     )
 
@@ -389,7 +389,7 @@ def _measured(
     def report(result: ProbeResult) -> None:
         console.print(f"memory at batch size {result.batch_size}: {result.outcome}")
 
-    found = find(
+    ceiling = find(
         probe.low,
         probe.high,
         train_examples,
@@ -403,19 +403,19 @@ def _measured(
         report=report,
     )
     reached = "where the range ends"
-    if found.above is not None:
-        reached = f"under {found.at.limit / 2**20:,.0f} MiB"
-    console.print(f"ceiling {found.batch_size}, {reached}")
-    for note in found.notes:
+    if ceiling.above is not None:
+        reached = f"under {ceiling.at.limit / 2**20:,.0f} MiB"
+    console.print(f"ceiling {ceiling.batch_size}, {reached}")
+    for note in ceiling.notes:
         console.print(note)
-    return found.batch_size
+    return ceiling.batch_size
 
 
 def _rows_of_sizes(
     choice: Choice,
     timings: Mapping[int, StepTiming],
     medians: RoundsBySize,
-    found: Sequence[Effect],
+    tested: Sequence[Effect],
     filled: Effect,
     in_use: Mapping[int, float],
 ) -> list[dict[str, object]]:
@@ -425,21 +425,21 @@ def _rows_of_sizes(
         choice: the batch sizes.
         timings: summaries of the steps of all rounds, by batch size.
         medians: the median seconds of a step in each round, by batch size.
-        found: the effects.
+        tested: the effects.
         filled: the ceiling's examples per second over those at the power of two below it.
         in_use: the share of the device's time in use, by batch size; empty where not measured.
     """
     alone = dict[int, Effect]()
-    for effect in found:
+    for effect in tested:
         if len(effect.centres) == 1:
             (centre,) = effect.centres
             alone[centre] = effect
     rows = list[dict[str, object]]()
     for size in choice.sizes:
-        what = _what_it_is(size)
+        size_text = _what_it_is(size)
         over_power_of_two = dict[str, object]()
         if size == choice.ceiling:
-            what = "ceiling"
+            size_text = "ceiling"
             over_power_of_two = asdict(filled)
         share_in_use = dict[str, object]()
         if in_use:
@@ -448,7 +448,7 @@ def _rows_of_sizes(
         rows.append(
             {
                 "batch_size": size,
-                "what": what,
+                "what": size_text,
                 "n": len(speeds),
                 "ms": 1e3 * statistics.mean(medians[size]),
                 "ms_sd": _three_digits(1e3 * statistics.stdev(medians[size])),
@@ -462,18 +462,18 @@ def _rows_of_sizes(
                 "over_power_of_two": over_power_of_two,
             }
         )
-    for effect in found:
+    for effect in tested:
         if len(effect.centres) > 1:
-            what = f"{ALIGNED} x k"
+            size_text = f"{ALIGNED} x k"
             if _is_of_powers(effect):
-                what = "2^k"
-            rows.append({"what": what, "n": effect.rounds, **_effect_cells(effect)})
+                size_text = "2^k"
+            rows.append({"what": size_text, "n": effect.rounds, **_effect_cells(effect)})
     return rows
 
 
 def _speeds(size: int, seconds: Sequence[float]) -> list[float]:
     """Give the examples per second of each round, from the seconds of a step in it."""
-    return [size / of_round for of_round in seconds]
+    return [size / seconds_of_round for seconds_of_round in seconds]
 
 
 def _is_of_powers(effect: Effect) -> bool:
@@ -522,7 +522,7 @@ def p_text(effect: Effect) -> str:
 
 
 def sentence(
-    found: Sequence[Effect],
+    tested: Sequence[Effect],
     choice: Choice,
     medians: RoundsBySize,
     filled: Effect,
@@ -532,30 +532,30 @@ def sentence(
     at_ceiling = _speed_text(choice.ceiling, medians[choice.ceiling])
     at_power = _speed_text(choice.power, medians[choice.power])
     return (
-        f"{_contrasts_in_words(found, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} "
+        f"{_contrasts_in_words(tested, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} "
         f"examples/s, against {at_power} at B = {choice.power}, the largest power of two below it: "
         f"{share_text(filled)}."
     )
 
 
-def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
+def _contrasts_in_words(tested: Sequence[Effect], level: float) -> str:
     """Say which batch sizes differ from their neighbours; if none, how large an effect may be."""
-    rounds = found[0].rounds
-    significant = [effect for effect in found if effect.corrected < 1.0 - level]
+    rounds = tested[0].rounds
+    significant = [effect for effect in tested if effect.corrected < 1.0 - level]
     if significant:
         texts = list[str]()
         for effect in significant:
             texts.append(f"{effect.name} {share_text(effect)}, {p_text(effect)}")
         return (
             f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at "
-            f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(found)} tests)"
+            f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(tested)} tests)"
         )
     # No significant effect does not mean no effect: one up to this size would not have been seen.
-    room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
-    least = min(found, key=lambda effect: effect.corrected)
+    room = max(max(abs(effect.low), abs(effect.high)) for effect in tested)
+    least = min(tested, key=lambda effect: effect.corrected)
     return (
         f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the "
-        f"mean of its two neighbours (least {p_text(least)}, corrected for {len(found)} tests); "
+        f"mean of its two neighbours (least {p_text(least)}, corrected for {len(tested)} tests); "
         f"the {level:.0%} intervals leave room for {format_number(100 * room, 2)}% at most"
     )
 
@@ -584,27 +584,27 @@ def _paint_speeds(
     choice: Choice,
     asked: set[int],
     medians: RoundsBySize,
-    found: Sequence[Effect],
+    tested: Sequence[Effect],
     level: float,
     title: str,
     figure: "Figure",
 ) -> None:
     """Draw examples per second by group of batch sizes, and the contrasts with their intervals."""
     # Batch sizes around the ceiling are far from the others, and have a scale of their own.
-    near = [size for size in choice.sizes if size in asked]
-    top = [size for size in choice.sizes if size not in asked]
-    groups = list(filter(None, (near, top)))
+    asked_sizes = [size for size in choice.sizes if size in asked]
+    other_sizes = [size for size in choice.sizes if size not in asked]
+    groups = list(filter(None, (asked_sizes, other_sizes)))
     widths = [len(group) + 1.0 for group in groups]
     panels = figure.subplots(1, len(groups) + 1, width_ratios=[*widths, 0.8 * sum(widths)])
     for axes, group in zip(panels, groups, strict=False):
         _draw_speeds(axes, group, medians, choice)
     panels[0].set_ylabel("examples per second, mean and standard deviation over rounds")
-    _draw_effects(panels[-1], found, level)
+    _draw_effects(panels[-1], tested, level)
     figure.suptitle(title, fontsize=10.5, parse_math=False)
     handles: dict[str, Artist] = {}
     for axes in panels:
-        of_panel, labels = axes.get_legend_handles_labels()
-        handles |= dict(zip(labels, of_panel, strict=True))
+        handles_of_panel, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, handles_of_panel, strict=True))
     in_order = dict[str, "Artist"]()
     for name in LEGEND_ORDER:
         if name in handles:
@@ -654,10 +654,10 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choi
     axes.grid(axis="y", color=INK, alpha=0.07, linewidth=0.6)
 
 
-def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
+def _draw_effects(axes: "Axes", tested: Sequence[Effect], level: float) -> None:
     """Draw a row for each effect, with its interval and its p."""
     axes.axvline(0.0, color=INK, linewidth=0.8)
-    for row, effect in enumerate(found):
+    for row, effect in enumerate(tested):
         reach = [[100 * (effect.mean - effect.low)], [100 * (effect.high - effect.mean)]]
         colour = VERMILION if _is_of_powers(effect) else BLUE
         # A group of batch sizes is a diamond, as a mean over several usually is.
@@ -680,8 +680,8 @@ def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
             fontsize=8.5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5},
         )
-    axes.set_yticks(range(len(found)), [effect.name.replace(" (", "\n(") for effect in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_yticks(range(len(tested)), [effect.name.replace(" (", "\n(") for effect in tested])
+    axes.set_ylim(len(tested) - 0.4, -0.6)
     axes.set_xlabel(
         f"step time against the mean of both neighbours, %\n(left of 0: faster; {level:.0%} "
         "intervals, p by Holm)"

@@ -219,16 +219,16 @@ def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figur
     highest = max(cost.ratio for cost in costs if cost.ratio is not None)
     # Crosses are above all ratios, at another height for each rule: all of them are seen.
     crosses = {rule: highest * CROSS_STEP ** (k + 2) for k, rule in enumerate(rules)}
-    for axes, (table, of_table) in zip(panels, by_table.items(), strict=True):
+    for axes, (table, costs_of_table) in zip(panels, by_table.items(), strict=True):
         for colour, rule in zip(RULE_COLOURS, rules, strict=False):
-            of_rule = [cost for cost in of_table if cost.rule == rule]
-            _paint_rule(axes, of_rule, rule, colour, crosses[rule])
-        log_axis(axes, "x", log_limits([cost.batch_size for cost in of_table], (0.05, 0.05)))
+            costs_of_rule = [cost for cost in costs_of_table if cost.rule == rule]
+            _paint_rule(axes, costs_of_rule, rule, colour, crosses[rule])
+        log_axis(axes, "x", log_limits([cost.batch_size for cost in costs_of_table], (0.05, 0.05)))
         log_axis(axes, "y", (1.0 / CROSS_STEP, max(crosses.values()) * CROSS_STEP))
         axes.axhline(1.0, color=INK, linewidth=0.6)
         axes.set_xlabel("batch size")
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-        axes.set_title(f"{table}, lr tuned at {of_table[0].tuned_at}", fontsize=8.5)
+        axes.set_title(f"{table}, lr tuned at {costs_of_table[0].tuned_at}", fontsize=8.5)
     panels[0].set_ylabel("steps at the rule's rate / fewest steps\n(x: misses the target)")
     panels[min(1, len(panels) - 1)].legend(frameon=False, fontsize=8.0, loc="upper left")
 

@@ -215,18 +215,18 @@ def make_finding(
     every form. An infinite number (no trial has reached the target, no estimate) is null there.
     """
     objective = benchmarks[0].problem.objective
-    shown = list[Standing]()
+    shown_standings = list[Standing]()
     tables = list[dict[str, object]]()
     for benchmark, origin in zip(benchmarks, origins, strict=True):
-        shown += _by_group(_of_table(benchmark, standings))
+        shown_standings += _by_group(_of_table(benchmark, standings))
         tables.append({**_table_result(benchmark), **origin})
     # Two forms may have equal numbers: identity tells which of them is in the table.
-    are_shown = set(map(id, shown))
+    are_shown = set(map(id, shown_standings))
     results = [_result(standing, id(standing) in are_shown) for standing in standings]
-    notes = _notes(benchmarks, standings, shown)
+    notes = _notes(benchmarks, standings, shown_standings)
     return Finding(
         sentence=sentence(benchmarks, standings),
-        rows=[row(standing, objective) for standing in shown],
+        rows=[row(standing, objective) for standing in shown_standings],
         n=seeds,
         device=REPLAY_DEVICE,
         paint=functools.partial(paint, benchmarks, standings),
@@ -337,18 +337,18 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
         ordered = _by_group(_contenders(benchmark, standings))
         if is_curve:
             best = ordered[0]
-            found = f"{best.entry.group} by {_ratio_text(best.marks[-1].median)}"
+            text = f"{best.entry.group} by {_ratio_text(best.marks[-1].median)}"
         else:
-            found = _leaders(ordered)
-        parts.append(f"{benchmark.name}: {found}")
-    of_tables = "; ".join(parts)
+            text = _leaders(ordered)
+        parts.append(f"{benchmark.name}: {text}")
+    tables_text = "; ".join(parts)
     if is_curve:
-        last = MULTIPLES["curve"][-1]
+        last_multiple = MULTIPLES["curve"][-1]
         return (
-            f"After {last:g} times the frontier's cost B_crit is off least (median factor) with "
-            f"{of_tables}."
+            f"After {last_multiple:g} times the frontier's cost B_crit is off least (median "
+            f"factor) with {tables_text}."
         )
-    return f"Spending until within {WITHIN:g} of the best, in its cost (median): {of_tables}."
+    return f"Spending until within {WITHIN:g} of the best, in its cost (median): {tables_text}."
 
 
 def _leaders(ordered: Sequence[Standing]) -> str:
@@ -394,13 +394,13 @@ def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Sta
 
     The best of bstune's rules would be chosen on the seeds that it is compared on.
     """
-    of_table = _of_table(benchmark, standings)
-    keys = {standing.entry.key for standing in of_table}
+    on_table = _of_table(benchmark, standings)
+    keys = {standing.entry.key for standing in on_table}
     # If bstune ran with other rules alone, these are compared.
     if FRONTIER not in keys:
-        return of_table
+        return on_table
     contenders = list[Standing]()
-    for standing in of_table:
+    for standing in on_table:
         if standing.entry.name != FRONTIER or standing.entry.key == FRONTIER:
             contenders.append(standing)
     return contenders
@@ -503,9 +503,9 @@ def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     low_share, high_share = BAND_SHARES
     low = list[float]()
     high = list[float]()
-    for of_seeds in values:
-        low.append(min(percentile(of_seeds, low_share), OVER_THE_TOP))
-        high.append(min(percentile(of_seeds, high_share), OVER_THE_TOP))
+    for values_of_seeds in values:
+        low.append(min(percentile(values_of_seeds, low_share), OVER_THE_TOP))
+        high.append(min(percentile(values_of_seeds, high_share), OVER_THE_TOP))
     return low, high
 
 

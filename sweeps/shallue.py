@@ -122,32 +122,32 @@ def run(
     named = list[Compared]()
     for name, result in results.items():
         named.append(replace(compared(result, str(root / name)), name=name))
-    found = compare(named)
+    comparison = compare(named)
     console.print()
-    write_comparison(found, root, console)
-    width, height = panel_inches(len(found.studies))
-    notes = list(found.notes)
-    on_law = law_text(list(map(panel_curve, found.studies)))
+    write_comparison(comparison, root, console)
+    width, height = panel_inches(len(comparison.studies))
+    notes = list(comparison.notes)
+    on_law = law_text(list(map(panel_curve, comparison.studies)))
     if on_law is not None:
         notes.append(on_law)
     return Finding(
-        sentence=sentence(factor, found),
-        rows=[row(study, results[study.name]) for study in found.studies],
+        sentence=sentence(factor, comparison),
+        rows=[row(study, results[study.name]) for study in comparison.studies],
         n=1,
-        device=", ".join(dict.fromkeys(study.device for study in found.studies)),
-        paint=functools.partial(_paint_studies, found),
+        device=", ".join(dict.fromkeys(study.device for study in comparison.studies)),
+        paint=functools.partial(_paint_studies, comparison),
         inches=(width, height + BUDGET_INCHES),
         notes=notes,
-        details={"pairs": list(map(str, found.pairs)), "arguments": arguments},
+        details={"pairs": list(map(str, comparison.pairs)), "arguments": arguments},
     )
 
 
 def _compose_studies(arguments: Mapping[str, list[str]]) -> dict[str, Composed]:
     """Compose each study from its arguments, by its name. ConfigError names the first wrong one."""
     composed = dict[str, Composed]()
-    for name, of_study in arguments.items():
+    for name, study_arguments in arguments.items():
         try:
-            composed[name] = compose_checked(of_study)
+            composed[name] = compose_checked(study_arguments)
         except ConfigError as error:
             raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
     return composed
@@ -239,18 +239,18 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
     span = min(END_SPAN, high / low)
 
     def slope(start: float) -> float:
-        ends = np.log([start, start * span])
-        steps = np.interp(ends, np.log(study.batch_size), np.log(study.steps))
-        return float((steps[1] - steps[0]) / (ends[1] - ends[0]))
+        log_sizes = np.log([start, start * span])
+        log_steps = np.interp(log_sizes, np.log(study.batch_size), np.log(study.steps))
+        return float((log_steps[1] - log_steps[0]) / (log_sizes[1] - log_sizes[0]))
 
     return slope(low), slope(high / span)
 
 
-def sentence(factor: str, found: Comparison) -> str:
+def sentence(factor: str, comparison: Comparison) -> str:
     """Name the largest and the smallest critical batch size, and say whether they differ."""
     placed = list[tuple[float, Compared]]()
     missing = list[str]()
-    for study in found.studies:
+    for study in comparison.studies:
         if study.b_crit is None:
             missing.append(study.name)
         else:
@@ -260,20 +260,20 @@ def sentence(factor: str, found: Comparison) -> str:
         unknown = f" That of {' and '.join(missing)} is not known."
     if len(placed) < 2:
         return (
-            f"Of {len(found.studies)} studies too few have a critical batch size to compare them."
-            f"{unknown}"
+            f"Of {len(comparison.studies)} studies too few have a critical batch size to compare "
+            f"them.{unknown}"
         )
     placed.sort(key=lambda pair: pair[0])
     _, small = placed[0]
     _, large = placed[-1]
     # The comparison has each pair of studies once, in either order.
-    ends = {small.name, large.name}
-    pair = next(pair for pair in found.pairs if {pair.larger, pair.smaller} == ends)
-    differ = sum(pair.differ is True for pair in found.pairs)
+    end_names = {small.name, large.name}
+    pair = next(pair for pair in comparison.pairs if {pair.larger, pair.smaller} == end_names)
+    differ = sum(pair.differ is True for pair in comparison.pairs)
     return (
         f"{factor[0].upper()}{factor[1:]}: the critical batch size is largest for {large.name}, "
         f"{large.critical}, and smallest for {small.name}, {small.critical}, {_verdict(pair)}; of "
-        f"{len(found.pairs)} pairs {differ} differ.{unknown}"
+        f"{len(comparison.pairs)} pairs {differ} differ.{unknown}"
     )
 
 
@@ -282,10 +282,10 @@ def _verdict(pair: Pair) -> str:
     ratio = f"{format_number(pair.ratio, 2)} times as large"
     if pair.differ is None:
         return f"{ratio}, with an open interval"
-    shown = "which are not shown to differ"
+    verdict = "which are not shown to differ"
     if pair.differ:
-        shown = "which differ"
-    return f"{ratio} ({pair.interval}), {shown}"
+        verdict = "which differ"
+    return f"{ratio} ({pair.interval}), {verdict}"
 
 
 def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
@@ -307,15 +307,15 @@ def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
     return examples[start:], np.minimum.accumulate(steps[start:])
 
 
-def _paint_studies(found: Comparison, figure: "Figure") -> None:
+def _paint_studies(comparison: Comparison, figure: "Figure") -> None:
     """Draw each study's curve, all on one law, and the fewest steps within a budget of examples."""
-    _, height = panel_inches(len(found.studies))
+    _, height = panel_inches(len(comparison.studies))
     (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[height, BUDGET_INCHES])
-    paint_panel(top, list(map(panel_curve, found.studies)))
+    paint_panel(top, list(map(panel_curve, comparison.studies)))
     axes = foot.subplots()
     all_examples = list[np.ndarray]()
     all_steps = list[np.ndarray]()
-    for look in looks(found.studies):
+    for look in looks(comparison.studies):
         examples, steps = budget_curve(look.study)
         if examples.size:
             axes.plot(examples, steps, color=look.colour, linewidth=1.6, label=look.name)

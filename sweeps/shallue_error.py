@@ -69,12 +69,12 @@ class TrainingBudget:
 
     def last_step(self, batch_size: int) -> float:
         """Give the last step within the budget at a batch size; infinite without a limit."""
-        last = math.inf
+        limit = math.inf
         if self.steps is not None:
-            last = min(last, self.steps)
+            limit = min(limit, self.steps)
         if self.examples is not None:
-            last = min(last, self.examples / batch_size)
-        return last
+            limit = min(limit, self.examples / batch_size)
+        return limit
 
 
 # A budget, a batch size, and its best learning rate within the budget.
@@ -306,9 +306,9 @@ def _with_values(rows: Sequence[ErrorRow]) -> dict[str, list[ErrorRow]]:
     """Group the rows that have values by their budget; a budget may have none."""
     by_budget = dict[str, list[ErrorRow]]()
     for row in rows:
-        of_budget = by_budget.setdefault(row["budget"], [])
+        rows_of_budget = by_budget.setdefault(row["budget"], [])
         if row["values"]:
-            of_budget.append(row)
+            rows_of_budget.append(row)
     return by_budget
 
 
@@ -318,17 +318,17 @@ def sentence(rows: Sequence[ErrorRow], metric: str, mode: str, level: float) -> 
     It is decided by Welch's t interval of the difference, not corrected for the number of budgets.
     """
     parts = list[str]()
-    for name, of_budget in _with_values(rows).items():
-        if len(of_budget) < 2:
+    for name, rows_of_budget in _with_values(rows).items():
+        if len(rows_of_budget) < 2:
             parts.append(f"within {_budget_text(name)}, too few batch sizes have a value")
             continue
-        small = of_budget[0]
-        large = of_budget[-1]
+        small = rows_of_budget[0]
+        large = rows_of_budget[-1]
         low, high = difference(large["values"], small["values"], level)
-        ends = f"{_mean_text(large)}, {_mean_text(small)}"
+        means_text = f"{_mean_text(large)}, {_mean_text(small)}"
         parts.append(
             f"within {_budget_text(name)}, {_verdict_of(low, high, mode)} "
-            f"({ends}; difference {low:.2g} to {high:.2g})"
+            f"({means_text}; difference {low:.2g} to {high:.2g})"
         )
     return f"Best {metric}: {'; '.join(parts)}."
 
@@ -359,15 +359,17 @@ def _budget_text(budget: str) -> str:
     return "the longer of both" if budget == "both" else budget
 
 
-def difference(one: Sequence[float], other: Sequence[float], level: float) -> tuple[float, float]:
-    """Give both ends of Welch's interval of the difference of two means, ``one`` less ``other``.
+def difference(
+    values: Sequence[float], other_values: Sequence[float], level: float
+) -> tuple[float, float]:
+    """Give both ends of Welch's interval of the difference of two means, the first less the second.
 
     They are the difference itself if neither has any scatter.
     """
-    if np.ptp(one) == 0.0 and np.ptp(other) == 0.0:
-        exact = float(np.mean(one) - np.mean(other))
+    if np.ptp(values) == 0.0 and np.ptp(other_values) == 0.0:
+        exact = float(np.mean(values) - np.mean(other_values))
         return exact, exact
-    interval = stats.ttest_ind(one, other, equal_var=False).confidence_interval(level)
+    interval = stats.ttest_ind(values, other_values, equal_var=False).confidence_interval(level)
     return float(interval.low), float(interval.high)
 
 
@@ -375,8 +377,10 @@ def _paint_errors(rows: Sequence[ErrorRow], title: str, figure: "Figure") -> Non
     """Draw the best value over batch size, a line for each budget."""
     axes = figure.subplots()
     by_budget = _with_values(rows)
-    for colour, (name, of_budget) in zip(BUDGET_COLOURS, by_budget.items(), strict=True):
-        columns = [(row["batch_size"], row["mean"], row["low"], row["high"]) for row in of_budget]
+    for colour, (name, rows_of_budget) in zip(BUDGET_COLOURS, by_budget.items(), strict=True):
+        columns = [
+            (row["batch_size"], row["mean"], row["low"], row["high"]) for row in rows_of_budget
+        ]
         # Without rows the array has no columns of its own.
         sizes, middle, low, high = np.array(columns, dtype=np.float64).reshape(-1, 4).T
         axes.errorbar(

@@ -222,15 +222,15 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     all_sizes = list[Array]()
     all_excess = list[Array]()
     for place, curve in enumerate(curves):
-        of_points = over_perfect_scaling(curve, curve.point_sizes, curve.point_steps)
-        of_curve = over_perfect_scaling(curve, curve.batch_size, curve.steps)
+        placed_points = over_perfect_scaling(curve, curve.point_sizes, curve.point_steps)
+        placed_curve = over_perfect_scaling(curve, curve.batch_size, curve.steps)
         # Without B_crit a workload has no place on the law.
-        if of_points is None or of_curve is None:
+        if placed_points is None or placed_curve is None:
             continue
         colour, marker = look_of(place)
-        axes.scatter(*of_points, s=12, color=colour, marker=marker, label=curve.name, zorder=3)
-        axes.plot(*of_curve, color=colour, linewidth=1.0, alpha=0.7, zorder=4)
-        sizes, excess = of_points
+        axes.scatter(*placed_points, s=12, color=colour, marker=marker, label=curve.name, zorder=3)
+        axes.plot(*placed_curve, color=colour, linewidth=1.0, alpha=0.7, zorder=4)
+        sizes, excess = placed_points
         all_sizes.append(sizes)
         all_excess.append(excess)
     if not all_sizes:

@@ -76,11 +76,11 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
     centres = set(centres)
     if min(alone, default=1) < 1:
         raise ConfigError(f"sweep.experiment.batch_sizes must be positive, but got {sorted(alone)}")
-    odd = [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]
-    if odd:
+    unusable = [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]
+    if unusable:
         raise ConfigError(
             f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at "
-            f"least 2, but got {odd}"
+            f"least 2, but got {unusable}"
         )
     if ceiling < 3:
         raise HardwareError(
@@ -91,14 +91,14 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
     power = 1 << (ceiling - 1).bit_length() - 1
     # The upper neighbour of a centre below the ceiling is the ceiling at most.
     fitting = {centre for centre in centres if centre < ceiling} | {power}
-    asked = alone | _triplets(centres | {power}) | {ceiling}
+    asked_sizes = alone | _triplets(centres | {power}) | {ceiling}
     sizes = {size for size in alone if size <= ceiling} | _triplets(fitting) | {ceiling}
     return Choice(
         sizes=tuple(sorted(sizes)),
         centres=tuple(sorted(fitting)),
         ceiling=ceiling,
         power=power,
-        left_out=tuple(sorted(asked - sizes)),
+        left_out=tuple(sorted(asked_sizes - sizes)),
     )
 
 
@@ -132,30 +132,30 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
             f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch "
             f"size {centre}: the clock is too coarse for such steps"
         )
-    below, at, above = np.log(rounds)
-    return np.asarray(at - (below + above) / 2.0)
+    below, at_centre, above = np.log(rounds)
+    return np.asarray(at_centre - (below + above) / 2.0)
 
 
 def speed_gain(
-    seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float
+    seconds: Mapping[int, Sequence[float]], from_size: int, to_size: int, level: float
 ) -> Effect:
-    """Give the mean ratio of examples per second at batch size ``after`` and ``before``, less 1."""
+    """Give the mean ratio of examples per second at ``to_size`` and ``from_size``, less 1."""
     # They are paired by round: a disturbance of a whole round drops out.
-    log_after = np.log(after / np.array(seconds[after], dtype=np.float64))
-    log_before = np.log(before / np.array(seconds[before], dtype=np.float64))
-    ratios = np.asarray(log_after - log_before)
-    return estimate(f"{after} over {before}", (after, before), ratios, level)
+    log_speed_to = np.log(to_size / np.array(seconds[to_size], dtype=np.float64))
+    log_speed_from = np.log(from_size / np.array(seconds[from_size], dtype=np.float64))
+    ratios = np.asarray(log_speed_to - log_speed_from)
+    return estimate(f"{to_size} over {from_size}", (to_size, from_size), ratios, level)
 
 
 def off_the_line(
     seconds: Mapping[int, Sequence[float]], low: int, middle: int, high: int, level: float
 ) -> Effect:
     """Give the mean ratio of tau at ``middle`` and tau on the line through two others, less 1."""
-    below = np.array(seconds[low], dtype=np.float64)
-    at = np.array(seconds[middle], dtype=np.float64)
-    above = np.array(seconds[high], dtype=np.float64)
-    line = below + (above - below) * (middle - low) / (high - low)
-    ratios = np.asarray(np.log(at / line))
+    low_seconds = np.array(seconds[low], dtype=np.float64)
+    middle_seconds = np.array(seconds[middle], dtype=np.float64)
+    high_seconds = np.array(seconds[high], dtype=np.float64)
+    line = low_seconds + (high_seconds - low_seconds) * (middle - low) / (high - low)
+    ratios = np.asarray(np.log(middle_seconds / line))
     return estimate(f"{middle} between {low} and {high}", (middle,), ratios, level)
 
 
@@ -205,7 +205,7 @@ def effects(
     by_centre = dict[int, Array]()
     powers = list[int]()
     aligned = list[int]()
-    found = list[Effect]()
+    tested = list[Effect]()
     for centre in centres:
         by_centre[centre] = contrasts(seconds, centre)
         if is_power_of_two(centre):
@@ -213,7 +213,7 @@ def effects(
         if centre % ALIGNED == 0:
             aligned.append(centre)
         name = f"{centre} ({kind(centre)})"
-        found.append(estimate(name, [centre], by_centre[centre], level))
+        tested.append(estimate(name, [centre], by_centre[centre], level))
     groups = {
         tuple(aligned): f"multiples of {ALIGNED} together",
         tuple(powers): "powers of two together",
@@ -223,10 +223,10 @@ def effects(
         if len(members) > 1:
             # One mean for each round: its triplets share the disturbances of the round.
             together = np.mean(list(map(by_centre.__getitem__, members)), axis=0)
-            found.append(estimate(name, members, together, level))
-    corrected = holm([effect.p for effect in found])
+            tested.append(estimate(name, members, together, level))
+    corrected = holm([effect.p for effect in tested])
     with_correction = list[Effect]()
-    for effect, p in zip(found, corrected, strict=True):
+    for effect, p in zip(tested, corrected, strict=True):
         with_correction.append(replace(effect, corrected=p))
     return tuple(with_correction)
 

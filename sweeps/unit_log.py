@@ -214,12 +214,12 @@ class UnitLog:
         elsewhere = "choose another folder with sweep.output=DIR"
         if header.sweep != self._sweep:
             raise StudyError(f"{self._path} is of the sweep {header.sweep}: {elsewhere}")
-        before = {**header.settings, "device": header.device}
-        now = {**self._header.settings, "device": self._header.device}
-        if before != now:
+        settings_before = {**header.settings, "device": header.device}
+        settings_now = {**self._header.settings, "device": self._header.device}
+        if settings_before != settings_now:
             raise StudyError(
-                f"what is in {self._path} was measured with other options:\n{changes(before, now)}"
-                f"\ncontinue with those, or {elsewhere}"
+                f"what is in {self._path} was measured with other options:\n"
+                f"{changes(settings_before, settings_now)}\ncontinue with those, or {elsewhere}"
             )
 
     def measure(self, plan: UnitPlan[Value], measure: Callable[[str], object]) -> dict[str, Value]:
@@ -376,15 +376,15 @@ class UnitLog:
 
     def check_finished(self, names: Collection[str], measured: Collection[str]) -> None:
         """Raise UnfinishedError unless all units ``names`` are among the ``measured`` ones."""
-        there = len(set(names) & set(measured))
-        if there == len(names):
+        measured_count = len(set(names) & set(measured))
+        if measured_count == len(names):
             return
         where = ""
         if self._path is not None:
             where = f" in {self._path}"
         raise UnfinishedError(
-            f"{there} of {len(names)} units are measured{where}. The result needs all of them: the "
-            f"same command without {PARAMETER_PREFIX}{ONLY} goes on."
+            f"{measured_count} of {len(names)} units are measured{where}. The result needs all of "
+            f"them: the same command without {PARAMETER_PREFIX}{ONLY} goes on."
         )
 
 

@@ -410,13 +410,13 @@ def read_sentence(rows: Sequence[ReadRow]) -> str:
     if len(rows) < 2:
         return ""
     best = max(rows, key=lambda row: row["gb_per_second"])
-    last = rows[-1]
-    times = format_number(best["gb_per_second"] / last["gb_per_second"])
+    largest = rows[-1]
+    times = format_number(best["gb_per_second"] / largest["gb_per_second"])
     best_rate = format_number(best["gb_per_second"])
-    last_rate = format_number(last["gb_per_second"])
+    last_rate = format_number(largest["gb_per_second"])
     return (
         f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as "
-        f"one of {_where_text(last)} at {last_rate}."
+        f"one of {_where_text(largest)} at {last_rate}."
     )
 
 
@@ -466,12 +466,12 @@ def measure(
     """
     # All of them are drawn, so that a repeat has the same order whichever repeats are kept.
     orders = {name: rng.permutation(list(named)).tolist() for name in plan.names}
-    kept = log.recorded(plan)
+    kept_repeats = log.recorded(plan)
 
     def time_repeats(names: Sequence[str]) -> Iterator[tuple[str, RepeatSeconds]]:
         timers = _timers(make_calls(), clock)
         calls = {name: _calls_of_segment(timers[name], timing) for name in named}
-        spent = by_way(kept, named)
+        spent = by_way(kept_repeats, named)
         for repeat in names:
             seconds = RepeatSeconds()
             for way in orders[repeat]:
@@ -508,8 +508,8 @@ def _calls_of_segment(timer: Timer, timing: RepeatTiming) -> int:
 def by_way(repeats: Mapping[str, RepeatSeconds], named: Iterable[str]) -> dict[str, list[float]]:
     """Give the seconds of one call in each repeat, by the names of the ways."""
     seconds: dict[str, list[float]] = {name: [] for name in named}
-    for of_repeat in repeats.values():
-        for name, value in of_repeat.items():
+    for repeat_seconds in repeats.values():
+        for name, value in repeat_seconds.items():
             seconds[name].append(value)
     return seconds
 
@@ -538,12 +538,14 @@ def _product_rows(seconds: Mapping[str, Sequence[float]], flops: float) -> list[
 
 def sentence(rows: Sequence[ProductRow], n: int) -> str:
     """Compare the four ways in words, from their rows in order; each has ``n`` repeats or more."""
-    _, columns, blocks, last = rows
+    _, columns, blocks, whole_product = rows
+    over_elements = format_number(whole_product["times_as_fast"])
+    over_columns = format_number(whole_product["gflops"] / columns["gflops"])
+    share_of_blocks = blocks["gflops"] / whole_product["gflops"]
     return (
-        f"The whole product is {format_number(last['times_as_fast'])} times as fast as element by "
-        f"element and {format_number(last['gflops'] / columns['gflops'])} times as fast as column "
-        f"by column; {blocks['way']} reach {blocks['gflops'] / last['gflops']:.0%} of it (medians, "
-        f"n = {n} or more)."
+        f"The whole product is {over_elements} times as fast as element by element and "
+        f"{over_columns} times as fast as column by column; {blocks['way']} reach "
+        f"{share_of_blocks:.0%} of it (medians, n = {n} or more)."
     )
 
 

@@ -105,15 +105,15 @@ def predictions(cost: StepCost, arithmetic: Arithmetic, batch_size: int) -> list
     for device in KNOWN_DEVICES:
         for dtype in device.flops_per_second:
             limits = device.limits(dtype)
-            there = in_width(cost, DTYPES[dtype].itemsize / DTYPES[arithmetic].itemsize)
+            cost_there = in_width(cost, DTYPES[dtype].itemsize / DTYPES[arithmetic].itemsize)
             rows.append(
                 Prediction(
                     device=device.name,
                     dtype=dtype,
                     ridge=limits.ridge,
-                    turning_batch_size=turning_batch_size(there, limits.ridge),
+                    turning_batch_size=turning_batch_size(cost_there, limits.ridge),
                     batch_size=batch_size,
-                    least_seconds=allowed_seconds(there, limits, batch_size),
+                    least_seconds=allowed_seconds(cost_there, limits, batch_size),
                 )
             )
     return rows

@@ -497,8 +497,8 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
     for size in sorted(taken_by, reverse=True):
         rise = fit.training_bytes - taken_by[size]
         if rise >= MIN_RISE * (fit.limit - least):
-            left = fit.limit - fit.training_bytes
-            return fit.batch_size + left * (fit.batch_size - size) / rise
+            bytes_left = fit.limit - fit.training_bytes
+            return fit.batch_size + bytes_left * (fit.batch_size - size) / rise
     return None
 
 

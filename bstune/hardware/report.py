@@ -142,10 +142,10 @@ def survey_figure(survey: Survey) -> "Picture":
 
 def survey_html(survey: Survey) -> str:
     """Give the HTML of the tables that the command prints, and of the roofline if it is known."""
-    shown = printed_html(survey_tables(survey))
+    tables_html = printed_html(survey_tables(survey))
     if survey.cost is None or survey.limits is None:
-        return shown
-    return shown + image(survey_figure(survey), f"roofline of {survey.workload}")
+        return tables_html
+    return tables_html + image(survey_figure(survey), f"roofline of {survey.workload}")
 
 
 def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
@@ -217,11 +217,11 @@ def _throughput_advice(survey: Survey) -> Iterator[str]:
         yield "too little was timed to say more: raise hardware.seconds"
     elif plateau.batch_size < ceiling:
         size = format_count(plateau.batch_size)
-        there = format_number(plateau.throughput)
+        at_plateau = format_number(plateau.throughput)
         most = format_number(max(timing.throughput for timing in survey.measured.timings))
         yield (
             f"from batch size {size} on, a larger one hardly gives more examples a second "
-            f"({there} there, {most} at most): beyond it only fewer steps can pay"
+            f"({at_plateau} there, {most} at most): beyond it only fewer steps can pay"
         )
     else:
         yield f"examples a second still rise at the largest batch size, {format_count(ceiling)}"
@@ -328,8 +328,9 @@ def _ceiling_text(survey: Survey) -> str:
 def _limits_text(limits: DeviceLimits) -> str:
     """Write the device's measured ceilings and their ridge."""
     flops = f"{format_number(limits.flops_per_second / 1e9)} GFLOP/s in {limits.dtype}"
-    moved = f"{format_number(limits.bytes_per_second / 1e9)} GB/s"
-    return f"measured ceilings {flops}, {moved}, ridge {format_number(limits.ridge)} FLOPs per byte"
+    bandwidth = f"{format_number(limits.bytes_per_second / 1e9)} GB/s"
+    ridge = f"{format_number(limits.ridge)} FLOPs per byte"
+    return f"measured ceilings {flops}, {bandwidth}, ridge {ridge}"
 
 
 def bound_text(survey: Survey) -> str | None:
@@ -505,13 +506,13 @@ def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey
     """
     # All rates are in GFLOP/s, or in bytes/s over 1e9.
     peak = limits.flops_per_second / 1e9
-    moved = limits.bytes_per_second / 1e9
+    bandwidth = limits.bytes_per_second / 1e9
     known = points[points > 0.0]
     start = min(limits.ridge, *known) / 2.0
     end = max(limits.ridge, *known) * 2.0
     corners = np.array([start, limits.ridge, end])
-    corner_rates = np.minimum(peak, moved * corners)
-    attainable = np.minimum(peak, moved * points)
+    corner_rates = np.minimum(peak, bandwidth * corners)
+    attainable = np.minimum(peak, bandwidth * points)
     # At the same batch sizes as the points.
     measured = [row.share_of_peak * peak for row in survey.achieved]
     axes.set(xscale="log", yscale="log", xlim=(start, end), ylabel="attainable GFLOP/s")

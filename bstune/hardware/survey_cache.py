@@ -212,9 +212,11 @@ def cache_key(
     """16 hexadecimal digits that change with each thing that the survey depends on."""
     # The options have the user's arguments as they were written; objects built from them are left
     # out of the Trainer's.
-    given = {**options.trainer, **options.workload.trainer}
-    given |= getattr(options.workload, "given_trainer", {})
-    trainer = {name: value for name, value in protocol.trainer.items() if name not in given}
+    user_arguments = {**options.trainer, **options.workload.trainer}
+    user_arguments |= getattr(options.workload, "given_trainer", {})
+    trainer = {
+        name: value for name, value in protocol.trainer.items() if name not in user_arguments
+    }
     trainer |= options.trainer
     # It shows edits of the model's code.
     module_text = [repr(module)]

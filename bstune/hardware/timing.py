@@ -119,13 +119,13 @@ def visit_order(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
     """
     # The generator is for an order, not for a secret.
     shuffle = random.Random(seed)  # noqa: S311
-    ends = list(dict.fromkeys((min(sizes), max(sizes))))
-    between = [size for size in sizes if size not in ends]
+    both_ends = list(dict.fromkeys((min(sizes), max(sizes))))
+    between = [size for size in sizes if size not in both_ends]
     # The rounds are drawn first: a seed stands for this order of draws.
     rounds = list[int]()
     for _ in range(repeats - 1):
         rounds += shuffle.sample(list(sizes), len(sizes))
-    return [*ends, *shuffle.sample(between, len(between)), *rounds]
+    return [*both_ends, *shuffle.sample(between, len(between)), *rounds]
 
 
 def measure_step_times(
@@ -152,7 +152,7 @@ def measure_step_times(
         now: a clock.
     """
     start = now()
-    ends = (min(sizes), max(sizes))
+    both_ends = (min(sizes), max(sizes))
     taken = list[tuple[float, float]]()
     trials: dict[int, list[Sequence[float]]] = {}
     bares: dict[int, list[Sequence[float]]] = {}
@@ -161,7 +161,7 @@ def measure_step_times(
         began = now()
         # The seconds of a visit are predicted from those so far. Where this one would end too late,
         # one to a smaller batch size may still end in time.
-        is_needed = size in ends and size not in trials
+        is_needed = size in both_ends and size not in trials
         if not is_needed:
             predicted = float(fit_step_times(taken, size)(np.array(float(size))))
             if began - start + predicted > max_seconds:

@@ -183,9 +183,9 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
             f"the Trainer takes {batch_size} examples a step, but the trial's batch size is "
             f"{trial.batch_size}: give per_device_train_batch_size=trial.batch_size"
         )
-    stated = {"learning_rate": trial.lr, "seed": trial.seed, "max_steps": trial.max_steps}
+    trial_values = {"learning_rate": trial.lr, "seed": trial.seed, "max_steps": trial.max_steps}
     names = {"learning_rate": "lr"}
-    for name, value in stated.items():
+    for name, value in trial_values.items():
         if getattr(args, name) != value:
             raise ConfigError(
                 f"the Trainer has {name}={getattr(args, name)}, but the trial {value}: give "
@@ -216,11 +216,11 @@ def _check_accumulation(micro_batches: int, loader: Sized | None) -> None:
             f"gradient_accumulation_steps={micro_batches} needs training data with a length, as an "
             "epoch's last step may be smaller than the trial's: give such data, or leave it out"
         )
-    left = len(loader) % micro_batches
-    if left:
+    micro_batches_left = len(loader) % micro_batches
+    if micro_batches_left:
         raise ConfigError(
-            f"an epoch of {len(loader)} micro-batches ends with a step of {left} in place of "
-            f"gradient_accumulation_steps={micro_batches}: leave out examples of the training data "
-            "until they are a multiple of the trial's batch size, or leave "
+            f"an epoch of {len(loader)} micro-batches ends with a step of {micro_batches_left} in "
+            f"place of gradient_accumulation_steps={micro_batches}: leave out examples of the "
+            "training data until they are a multiple of the trial's batch size, or leave "
             "gradient_accumulation_steps out"
         )

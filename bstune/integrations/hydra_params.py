@@ -248,9 +248,9 @@ def _key_of(
         return keys[0]
     meaning = MEANINGS[role]
     range_of_it = EXAMPLES[role]
-    shown = ", ".join(bare(key) for key in searched) or "none"
+    searched_text = ", ".join(bare(key) for key in searched) or "none"
     if named is not None:
-        has = f"is none of {shown}"
+        has = f"is none of {searched_text}"
         if named in overrides:
             has = f"is {overrides[named].input_line}, one value"
         raise ConfigError(
@@ -259,7 +259,7 @@ def _key_of(
         )
     several = "several of them may be" if keys else "none of them is called"
     raise ConfigError(
-        f"which of the sweep's parameters ({shown}) is the {meaning}? {several} "
+        f"which of the sweep's parameters ({searched_text}) is the {meaning}? {several} "
         f"{' or '.join(usual)}: name it, hydra.sweeper.{role}=KEY, and give it a range, such as "
         f"'KEY={range_of_it}'"
     )

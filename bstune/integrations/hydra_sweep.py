@@ -227,9 +227,9 @@ def _check(settings: Settings, config: DictConfig) -> None:
 
 def _has_key(config: DictConfig, key: str) -> bool:
     """Tell whether a config has a dotted key."""
-    parent, _, last = key.rpartition(".")
+    parent, _, name = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
-    return isinstance(node, DictConfig) and last in list(node.keys())
+    return isinstance(node, DictConfig) and name in list(node.keys())
 
 
 def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
@@ -285,17 +285,17 @@ def _target(target: str, mode: str | None) -> Target | str:
 
 def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[int, float]:
     """Give the reference batch size and learning rate: the given ones, or the application's."""
-    given = settings.reference
-    if given is None:
-        given = [_selected(config, key) for key in (params.batch_size, params.lr)]
-    is_pair = len(given) == 2 and all(as_float(value) is not None for value in given)
-    if not is_pair or not given[0] >= 1 or not given[1] > 0:
+    pair = settings.reference
+    if pair is None:
+        pair = [_selected(config, key) for key in (params.batch_size, params.lr)]
+    is_pair = len(pair) == 2 and all(as_float(value) is not None for value in pair)
+    if not is_pair or not pair[0] >= 1 or not pair[1] > 0:
         raise ConfigError(
             "hydra.sweeper.reference must be a batch size and a learning rate that go together, as "
-            f"[64, 0.1]: the application's config has {bare(params.batch_size)}={given[0]!r} and "
-            f"{bare(params.lr)}={given[-1]!r}"
+            f"[64, 0.1]: the application's config has {bare(params.batch_size)}={pair[0]!r} and "
+            f"{bare(params.lr)}={pair[-1]!r}"
         )
-    return int(given[0]), float(given[1])
+    return int(pair[0]), float(pair[1])
 
 
 def _selected(config: DictConfig, key: str) -> Any:
@@ -370,14 +370,14 @@ def _overrides(trial: LoopTrial, settings: Settings, params: Params) -> list[str
     values = params.values(trial.hyperparameters)
     values[params.batch_size] = str(trial.batch_size)
     values[params.lr] = repr(trial.lr)
-    stated = [
+    trial_values = [
         (settings.seed, str(trial.seed)),
         (settings.max_steps, str(trial.max_steps)),
         (settings.save_to, _quoted(trial.save_to)),
     ]
     if trial.resume_from is not None:
-        stated.append((settings.resume_from, _quoted(trial.resume_from)))
-    for key, value in stated:
+        trial_values.append((settings.resume_from, _quoted(trial.resume_from)))
+    for key, value in trial_values:
         # The application does not take the values whose keys are not named.
         if key is not None:
             values[key] = value
@@ -414,8 +414,8 @@ def _launch(
     if len(batch) == 1:
         return [raised]
     jobs: list[JobReturn | Exception] = []
-    for trial, of_job in zip(batch, overrides, strict=True):
-        jobs += _launch(launcher, [trial], [of_job])
+    for trial, job_overrides in zip(batch, overrides, strict=True):
+        jobs += _launch(launcher, [trial], [job_overrides])
     return jobs
 
 
@@ -449,18 +449,18 @@ def _report_job(trial: LoopTrial, job: JobReturn | Exception, settings: Settings
     except Exception as error:  # noqa: BLE001 (the application may raise anything)
         trial.fail(error)
         return
-    told = returned
+    returned_dict = returned
     if not isinstance(returned, Mapping):
-        told = _number_as_dict(trial, returned, settings)
-    if not told.keys() <= IN_A_DICT or not {"history", "steps"} & told.keys():
+        returned_dict = _number_as_dict(trial, returned, settings)
+    if not returned_dict.keys() <= IN_A_DICT or not {"history", "steps"} & returned_dict.keys():
         raise ConfigError(
-            f"the task returned a dict of {', '.join(map(str, told))}: {WHAT_TO_RETURN}"
+            f"the task returned a dict of {', '.join(map(str, returned_dict))}: {WHAT_TO_RETURN}"
         )
-    first = trial.first_step
-    last = _tell(trial, told)
+    first_step = trial.first_step
+    last_step = _tell(trial, returned_dict)
     if trial.worth_saving and settings.checkpoint is not None:
         _keep_checkpoint(trial, job, settings.checkpoint)
-    seconds_per_step = as_float(told.get("seconds_per_step"))
+    seconds_per_step = as_float(returned_dict.get("seconds_per_step"))
     if seconds_per_step is None and settings.goal in ("time", "both") and not trial.has_diverged:
         raise ConfigError(
             f"hydra.sweeper.objective={settings.goal} needs seconds: let the task return "
@@ -468,16 +468,16 @@ def _report_job(trial: LoopTrial, job: JobReturn | Exception, settings: Settings
         )
     seconds: float | None = None
     if seconds_per_step is not None:
-        seconds = seconds_per_step * (last - first)
+        seconds = seconds_per_step * (last_step - first_step)
     trial.finish(seconds=seconds)
 
 
-def _tell(trial: LoopTrial, told: Mapping[str, object]) -> int:
+def _tell(trial: LoopTrial, returned_dict: Mapping[str, object]) -> int:
     """Report a dict that the task returned, and give its last step."""
     # A history says more than the steps to the target.
-    if "history" in told:
-        return _report_history(trial, told["history"])
-    return _tell_steps(trial, told["steps"])
+    if "history" in returned_dict:
+        return _report_history(trial, returned_dict["history"])
+    return _tell_steps(trial, returned_dict["steps"])
 
 
 def _number_as_dict(trial: LoopTrial, returned: object, settings: Settings) -> dict[str, Any]:
@@ -500,7 +500,7 @@ def _report_history(trial: LoopTrial, history: object) -> int:
 
     A continued trial's history may begin before the trial's first step.
     """
-    last = trial.first_step
+    last_step = trial.first_step
     pairs = list(history) if isinstance(history, list | tuple) else []
     are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
     if not pairs or not are_pairs:
@@ -514,15 +514,15 @@ def _report_history(trial: LoopTrial, history: object) -> int:
             continue
         # StopAtTarget and JSON have None for a value that is not finite.
         goes_on = trial.report(step, math.nan if value is None else value)
-        last = int(step)
+        last_step = int(step)
         if not goes_on:
             break
-    if last == trial.first_step:
+    if last_step == trial.first_step:
         raise ConfigError(
             f"the task returned a history until step {pairs[-1][0]}, but its trial went on after "
             f"step {trial.first_step}: load what {trial.resume_from} has, and count on from there"
         )
-    return last
+    return last_step
 
 
 def _tell_steps(trial: LoopTrial, steps: object) -> int:
@@ -549,19 +549,19 @@ def _tell_steps(trial: LoopTrial, steps: object) -> int:
 def _keep_checkpoint(trial: LoopTrial, job: JobReturn, checkpoint: str) -> None:
     """Copy a job's checkpoint from its output folder to where a continued trial finds it."""
     assert job.hydra_cfg is not None  # noqa: S101 (of a job that ran)
-    left = Path(job.hydra_cfg.hydra.runtime.output_dir) / checkpoint
-    if left.is_dir():
-        shutil.copytree(left, trial.save_to, dirs_exist_ok=True)
-    elif left.exists():
-        shutil.copyfile(left, trial.save_to)
+    job_checkpoint = Path(job.hydra_cfg.hydra.runtime.output_dir) / checkpoint
+    if job_checkpoint.is_dir():
+        shutil.copytree(job_checkpoint, trial.save_to, dirs_exist_ok=True)
+    elif job_checkpoint.exists():
+        shutil.copyfile(job_checkpoint, trial.save_to)
 
 
 def _write_results(result: Result, params: Params, folder: Path) -> None:
     """Write ``optimization_results.yaml`` with the best point, as Hydra's sweepers do."""
     best = result.best
     at_budget = result.summary.at_budget
-    of_others = params.values(best.hyperparameters)
-    named = {**of_others, params.batch_size: best.batch_size, params.lr: best.lr}
+    other_values = params.values(best.hyperparameters)
+    named = {**other_values, params.batch_size: best.batch_size, params.lr: best.lr}
     best_value: float | None = best.steps
     if at_budget is not None:
         best_value = at_budget.winner.value

@@ -71,7 +71,7 @@ def check_sampler(sampler: Node, lookup: Lookup) -> None:
     try:
         SamplerNumbers.model_validate(sampler)
     except ValidationError as error:
-        for one in error.errors():
-            if not lookup.is_reference("sampler", str(one["loc"][0])):
-                option = ".".join(["sampler", *map(str, one["loc"])])
-                raise ValueError(refusal(option, one)) from error
+        for details in error.errors():
+            if not lookup.is_reference("sampler", str(details["loc"][0])):
+                option = ".".join(["sampler", *map(str, details["loc"])])
+                raise ValueError(refusal(option, details)) from error

@@ -119,7 +119,7 @@ class TunableOptions(Section):
     @model_validator(mode="after")
     def _is_searchable(self) -> Self:
         """Refuse a key that no trial sets, and a range that cannot be searched on its scale."""
-        ends = f"low={self.low:g} and high={self.high:g}"
+        ends_text = f"low={self.low:g} and high={self.high:g}"
         # What lies below these keys is made anew for each trial.
         places = (MODULE, BUDGET)
         if not self.key.startswith(places) and self.key not in HALF_LIVES:
@@ -129,17 +129,18 @@ class TunableOptions(Section):
                 f"but got {self.key!r}"
             )
         if not self.low < self.high:
-            raise ValueError(f"low must be less than high, but got {ends}")
+            raise ValueError(f"low must be less than high, but got {ends_text}")
         if self.log and not self.complement and not self.low > 0:
-            raise ValueError(f"low must be over 0 on a log scale, but got {ends}")
+            raise ValueError(f"low must be over 0 on a log scale, but got {ends_text}")
         if self.log and self.complement and not self.high < 1:
             raise ValueError(
-                f"high must be less than 1 where its complement is on a log scale, but got {ends}"
+                "high must be less than 1 where its complement is on a log scale, but got "
+                f"{ends_text}"
             )
         if self.integer and self.complement:
             raise ValueError("a whole number has no complement: leave out complement or integer")
         if self.integer and not (self.low.is_integer() and self.high.is_integer()):
-            raise ValueError(f"low and high of a whole number must be whole, but got {ends}")
+            raise ValueError(f"low and high of a whole number must be whole, but got {ends_text}")
         return self
 
 

@@ -57,8 +57,8 @@ class ImageFiles:
         if self.labels.ndim == 1:
             return torch.tensor(self.labels[place])
         target = torch.zeros(len(self.classes))
-        first, last = np.searchsorted(self.labels[:, 0], (place, place + 1))
-        target[self.labels[first:last, 1]] = 1.0
+        first, end = np.searchsorted(self.labels[:, 0], (place, place + 1))
+        target[self.labels[first:end, 1]] = 1.0
         return target
 
 

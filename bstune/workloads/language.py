@@ -261,10 +261,10 @@ class TextData(LightningDataModule):
         # The last target is a token after the last sequence.
         least = sequences * self._context + 1
         if len(tokens) < least:
-            what = "a sequence" if name == "train" else f"{sequences} sequences"
+            needed = "a sequence" if name == "train" else f"{sequences} sequences"
             raise DataError(
                 f"{source} is too short, or cut short: its {name} part has {len(tokens)} tokens, "
-                f"but {what} of workload.data.context={self._context} tokens take {least}"
+                f"but {needed} of workload.data.context={self._context} tokens take {least}"
             )
         low = int(tokens.min())
         high = int(tokens.max())

@@ -259,11 +259,11 @@ def muon_and_adam(
             "adam_rate and eps must be over 0 and betas lie in [0, 1), but got "
             f"adam_rate={adam_rate}, eps={eps}, betas={list(betas)}"
         )
-    given: list[Group] = [{"params": listed}]
+    given_groups: list[Group] = [{"params": listed}]
     if listed and isinstance(listed[0], Mapping):
-        given = [dict(group) for group in listed]
+        given_groups = [dict(group) for group in listed]
     matrices = list[Parameter]()
-    for group in given:
+    for group in given_groups:
         for parameter in group["params"]:
             if parameter.ndim >= 2:
                 matrices.append(parameter)
@@ -277,22 +277,22 @@ def muon_and_adam(
     for place in adam_matrices:
         muons.discard(id(matrices[place]))
     groups = list[Group]()
-    for group in given:
-        of_muon = list[Parameter]()
-        of_adam = list[Parameter]()
+    for group in given_groups:
+        muon_parameters = list[Parameter]()
+        adam_parameters = list[Parameter]()
         for parameter in group["params"]:
-            chosen = of_muon if id(parameter) in muons else of_adam
+            chosen = muon_parameters if id(parameter) in muons else adam_parameters
             chosen.append(parameter)
-        if of_muon:
-            groups.append({**group, "params": of_muon, "orthogonalise": True})
-        if of_adam:
+        if muon_parameters:
+            groups.append({**group, "params": muon_parameters, "orthogonalise": True})
+        if adam_parameters:
             options_of_adam = {
                 "lr": group.get("lr", lr) * adam_rate,
                 "betas": tuple(betas),
                 "eps": eps,
                 "orthogonalise": False,
             }
-            groups.append({**group, "params": of_adam, **options_of_adam})
+            groups.append({**group, "params": adam_parameters, **options_of_adam})
     return Muon(groups, lr, normalise_weights=False, **options)
 
 

@@ -108,13 +108,13 @@ def one_cycle(
     # step more.
     _check(total_steps, peak, start=start, end=end)
     top = max(0.0, peak * total_steps - 1.0)
-    last = total_steps - 1.0
+    last_step = total_steps - 1.0
 
     def factor(step: int) -> float:
         if step < top:
             return _cosine(start, 1.0, step / top)
-        if last > top:
-            return _cosine(1.0, end, min(1.0, (step - top) / (last - top)))
+        if last_step > top:
+            return _cosine(1.0, end, min(1.0, (step - top) / (last_step - top)))
         # The cycle has no time to fall.
         if step <= top:
             return 1.0
@@ -176,7 +176,7 @@ def piecewise_linear(
 
 
 def _scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
-    """Make the scheduler whose factor at a step is ``factor(step)``, or 0 once a group is frozen."""
+    """Make the scheduler with ``factor(step)`` at a step, and 0 for a group that is frozen."""
     factors = [_factor_of_group(group, factor) for group in optimizer.param_groups]
     freezes = any("steps" in group for group in optimizer.param_groups)
     scheduler = _Freezing if freezes else LambdaLR
