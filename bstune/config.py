@@ -635,9 +635,9 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
 
 
 def _write_types(node: DictConfig, section: Section) -> None:
-    """Write a section's checked values, whose types may be others, into the section's node.
+    """Put a section's checked values into the section's node of the config.
 
-    References stay as they are.
+    Checking may have changed their types, such as an int to a float. References stay as they are.
     """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

@@ -142,7 +142,7 @@ def run(
         raise TableError(f"no table determines anything: {'; '.join(notes)}")
     return Finding(
         sentence=sentence(rows),
-        rows=list(map(shown, rows)),
+        rows=list(map(row_as_texts, rows)),
         n=min(min(map(len, table.cells.values())) for table in planned.tables.values()),
         device="recorded runs",
         paint=functools.partial(_paint_over_targets, rows, level),
@@ -204,7 +204,7 @@ def cell_record(name: str, table: Table, target: Target, level: float) -> CellRe
     return CellRecord(None, why)
 
 
-def shown(row: CriticalRow) -> dict[str, str]:
+def row_as_texts(row: CriticalRow) -> dict[str, str]:
     """Write a row as texts, for the printed table."""
     b_crit = "undetermined"
     if row["b_crit"] is not None:

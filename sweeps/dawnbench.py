@@ -35,9 +35,16 @@ from bstune.config import Composed, with_settings
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.options import StudyOptions, option_at
-from bstune.sweeps.dawnbench_report import CONFIDENCE, RungRow, RungTrial, paint, sentence, shown
+from bstune.sweeps.dawnbench_report import (
+    CONFIDENCE,
+    RungRow,
+    RungTrial,
+    paint,
+    printed_row,
+    sentence,
+)
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.statistics import NO_PAIRS, compare_pairs, holm
+from bstune.sweeps.statistics import NO_PAIRS, compare_pairs, holm_corrected
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, read_trial
 from bstune.system.console import format_seconds
 from bstune.trial.devices.device import device_name, device_of, synchronize
@@ -147,7 +154,7 @@ def run(
     """
     _check_ladder(rungs, seeds, level, reduced)
     # Every rung is built before the first is trained, so that mistakes in the last are found now.
-    steps, left_out = climb(composed, rungs, reduced, Target(metric, 0.0, "min").never_met)
+    steps, left_out = build_rungs(composed, rungs, reduced, Target(metric, 0.0, "min").never_met)
     for reason in left_out.values():
         console.print(reason, soft_wrap=True, markup=False)
     if not steps:
@@ -168,7 +175,7 @@ def run(
         notes.append(data_note(steps[0], statistics.median(taus)))
     return Finding(
         sentence=sentence(rows, level, len(seeds), list(left_out)),
-        rows=list(map(shown, rows)),
+        rows=list(map(printed_row, rows)),
         n=len(seeds),
         device=device,
         paint=functools.partial(paint, rows, level, title, reduced.enabled),
@@ -340,7 +347,7 @@ def _is_positive(number: float) -> bool:
     return 0.0 < number < math.inf
 
 
-def climb(
+def build_rungs(
     composed: Composed, rungs: Sequence[Rung], reduced: Reduced, target: Target
 ) -> tuple[list[BuiltRung], dict[str, str]]:
     """Build the rungs that can be trained on this device.
@@ -359,9 +366,9 @@ def climb(
     reached = composed
     for rung in rungs:
         try:
-            composed_rung = applied(reached, rung.set)
+            composed_rung = with_rung_settings(reached, rung.set)
             if reduced.enabled:
-                composed_rung = applied(composed_rung, reduced.set.get(rung.name, {}))
+                composed_rung = with_rung_settings(composed_rung, reduced.set.get(rung.name, {}))
             # Rungs after one that is left out go on from the one before it.
             why = _lacks_precision(composed_rung, reached)
             if why is not None:
@@ -455,7 +462,7 @@ def _data_key(options: StudyOptions) -> str:
     return text
 
 
-def applied(composed: Composed, settings: Mapping[str, Any]) -> Composed:
+def with_rung_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
     """Give the study with a rung's values and nodes at their dotted keys.
 
     ConfigError for a key that is not there and has no leading +.
@@ -512,7 +519,7 @@ def make_rows(
     for before, after in pairwise(by_seed):
         differences.append(compare_pairs(before, after, CONFIDENCE))
     # They are in the order of the rungs that have a p; each such rung takes the next one below.
-    corrected = iter(holm(_known(difference.p for difference in differences)))
+    corrected = iter(holm_corrected(_known(difference.p for difference in differences)))
     rows = list[RungRow]()
     for step, rung_trials, difference in zip(steps, trials, differences, strict=True):
         accuracies = _known(map(accuracy, rung_trials.values()))

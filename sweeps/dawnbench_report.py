@@ -216,7 +216,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def shown(row: RungRow) -> dict[str, object]:
+def printed_row(row: RungRow) -> dict[str, object]:
     """Make the printed table's row, which has all numbers of the rung under ``measured``."""
     measured = dict[str, object](row)
     # Both stand beside it.

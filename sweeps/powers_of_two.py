@@ -42,11 +42,11 @@ from bstune.sweeps.statistics import (
     Choice,
     Effect,
     choose_batch_sizes,
-    effects,
     is_power_of_two,
-    kind,
+    kind_of_size,
     off_the_line,
     speed_gain,
+    tested_effects,
 )
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 POWERS_FIGURE_INCHES = (13.0, 5.2)
-# By the result of kind().
+# By the result of kind_of_size().
 COLOUR_OF_KIND = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}
 OTHER_KIND = "other batch size"
 # The order of the figure's legend.
@@ -316,7 +316,7 @@ def _make_finding(
     medians = dict[int, list[float]]()
     for size, rounds in timed.items():
         medians[size] = list(map(statistics.median, rounds))
-    tested = effects(medians, choice.centres, level)
+    tested = tested_effects(medians, choice.centres, level)
     filled = speed_gain(medians, choice.power, choice.ceiling, level)
     in_use = dict[int, float]()
     for size, seconds in busy_by_size.items():
@@ -485,7 +485,7 @@ def _what_it_is(size: int) -> str:
     """Write a batch size as ``2^7`` or ``8 x 15``; empty for another one."""
     if is_power_of_two(size):
         return f"2^{size.bit_length() - 1}"
-    if kind(size):
+    if kind_of_size(size):
         return f"{ALIGNED} x {size // ALIGNED}"
     return ""
 
@@ -640,10 +640,10 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choi
             mean,
             yerr=statistics.stdev(speeds),
             fmt="o",
-            color=COLOUR_OF_KIND[kind(size)],
+            color=COLOUR_OF_KIND[kind_of_size(size)],
             capsize=3.5,
             markersize=6.0,
-            label=kind(size) or OTHER_KIND,
+            label=kind_of_size(size) or OTHER_KIND,
         )
     labels = [format_number(size, 6) for size in group]
     # So many labels side by side would run into each other.

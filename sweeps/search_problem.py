@@ -546,7 +546,10 @@ def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> 
 
 
 def spending_within(path: Sequence[tuple[float, float | None]], within: float = WITHIN) -> float:
-    """Give the spending at which the ratio is first at most ``within``; infinite if it never is."""
+    """Give the spending at which the incumbent's time over the best is first at most ``within``.
+
+    ``path`` is that of a :class:`SearchRun`. It is infinite if the ratio never gets there.
+    """
     for spent, ratio in path:
         if ratio is not None and ratio <= within * MET_EXACTLY:
             return spent

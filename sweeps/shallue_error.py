@@ -167,7 +167,7 @@ def run(
         values = list[float]()
         for seed in reported:
             history = runs[_run_name((size, lr, seed))].history
-            values.append(best(history, size, target.sign, budget))
+            values.append(best_within(history, size, target.sign, budget))
         rows.append(row(budget.name, size, lr, values, level))
     title = (
         f"{options.workload.name} on {device}: best {target.metric}, {len(reported)} seeds, "
@@ -216,7 +216,7 @@ def _choose_rates(
         budgets: in which a rate is the best.
         sizes_and_seed: the batch sizes, each with the seed that chooses.
         lrs: the learning rates to choose from.
-        sign: of the target: see :func:`best`.
+        sign: of the target: see :func:`best_within`.
     """
     histories = dict[int, dict[float, MetricHistory]]()
     for size, seed in sizes_and_seed:
@@ -240,9 +240,9 @@ def _best_lr(
 ) -> float:
     """Choose the learning rate with the best value within a budget, the first of equals.
 
-    ``by_lr`` has the history of each rate; ``sign`` is that of the target: see :func:`best`.
+    ``by_lr`` has the history of each rate; ``sign`` is that of the target: see :func:`best_within`.
     """
-    return min(by_lr, key=lambda lr: sign * best(by_lr[lr], batch_size, sign, budget))
+    return min(by_lr, key=lambda lr: sign * best_within(by_lr[lr], batch_size, sign, budget))
 
 
 def _check_grid(
@@ -262,7 +262,9 @@ def _check_grid(
         )
 
 
-def best(history: MetricHistory, batch_size: int, sign: float, budget: TrainingBudget) -> float:
+def best_within(
+    history: MetricHistory, batch_size: int, sign: float, budget: TrainingBudget
+) -> float:
     """Give the best value within a budget; the worst there can be if nothing was measured.
 
     ``sign`` is 1 if a smaller metric is better, else -1.

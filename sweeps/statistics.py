@@ -76,7 +76,7 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
     centres = set(centres)
     if min(alone, default=1) < 1:
         raise ConfigError(f"sweep.experiment.batch_sizes must be positive, but got {sorted(alone)}")
-    unusable = [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]
+    unusable = [centre for centre in sorted(centres) if centre < 2 or not kind_of_size(centre)]
     if unusable:
         raise ConfigError(
             f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at "
@@ -115,7 +115,7 @@ def _triplet(centre: int) -> tuple[int, int, int]:
     return centre - 1, centre, centre + 1
 
 
-def kind(size: int) -> str:
+def kind_of_size(size: int) -> str:
     """Give ``power of two``, else ``multiple of 8``, else an empty text."""
     if is_power_of_two(size):
         return "power of two"
@@ -144,7 +144,7 @@ def speed_gain(
     log_speed_to = np.log(to_size / np.array(seconds[to_size], dtype=np.float64))
     log_speed_from = np.log(from_size / np.array(seconds[from_size], dtype=np.float64))
     ratios = np.asarray(log_speed_to - log_speed_from)
-    return estimate(f"{to_size} over {from_size}", (to_size, from_size), ratios, level)
+    return estimate_effect(f"{to_size} over {from_size}", (to_size, from_size), ratios, level)
 
 
 def off_the_line(
@@ -156,10 +156,10 @@ def off_the_line(
     high_seconds = np.array(seconds[high], dtype=np.float64)
     line = low_seconds + (high_seconds - low_seconds) * (middle - low) / (high - low)
     ratios = np.asarray(np.log(middle_seconds / line))
-    return estimate(f"{middle} between {low} and {high}", (middle,), ratios, level)
+    return estimate_effect(f"{middle} between {low} and {high}", (middle,), ratios, level)
 
 
-def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
+def estimate_effect(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
     """Give the mean, the interval and the test of an effect.
 
     Args:
@@ -169,7 +169,8 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
         level: of the interval.
 
     Returns:
-        The effect, whose p is not corrected: :func:`holm` corrects those of several effects.
+        The effect, whose p is not corrected: :func:`holm_corrected` corrects those of several
+        effects.
     """
     # Student's t divides by the scatter.
     if np.ptp(values) == 0.0:
@@ -192,7 +193,7 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
     )
 
 
-def effects(
+def tested_effects(
     seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float
 ) -> tuple[Effect, ...]:
     """Test the effects of each triplet, of all powers of two and of all multiples of 8 together.
@@ -212,8 +213,8 @@ def effects(
             powers.append(centre)
         if centre % ALIGNED == 0:
             aligned.append(centre)
-        name = f"{centre} ({kind(centre)})"
-        tested.append(estimate(name, [centre], by_centre[centre], level))
+        name = f"{centre} ({kind_of_size(centre)})"
+        tested.append(estimate_effect(name, [centre], by_centre[centre], level))
     groups = {
         tuple(aligned): f"multiples of {ALIGNED} together",
         tuple(powers): "powers of two together",
@@ -223,15 +224,15 @@ def effects(
         if len(members) > 1:
             # One mean for each round: its triplets share the disturbances of the round.
             together = np.mean(list(map(by_centre.__getitem__, members)), axis=0)
-            tested.append(estimate(name, members, together, level))
-    corrected = holm([effect.p for effect in tested])
+            tested.append(estimate_effect(name, members, together, level))
+    corrected = holm_corrected([effect.p for effect in tested])
     with_correction = list[Effect]()
     for effect, p in zip(tested, corrected, strict=True):
         with_correction.append(replace(effect, corrected=p))
     return tuple(with_correction)
 
 
-def holm(p: Sequence[float]) -> list[float]:
+def holm_corrected(p: Sequence[float]) -> list[float]:
     """Give p-values corrected for their number, in the order of ``p``.
 
     Holm 1979, Scand. J. Statist. 6, 65-70: of m p-values the k-th smallest becomes m - k + 1 times

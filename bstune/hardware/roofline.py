@@ -85,9 +85,9 @@ class DeviceLimits:
 def arithmetic_of(precision: str, device: torch.device, convolves: bool) -> Arithmetic:
     """Give the arithmetic of a network's products under a precision, such as ``bf16-mixed``.
 
-    On a device with tf32, products of fp32 may be in tf32. cuDNN by default computes convolutions
-    in it, which have most FLOPs of a network that ``convolves``. Matrix products are in it where
-    PyTorch is set to that.
+    On a device with tf32, products under fp32 may be in tf32. A network that ``convolves`` has most
+    of its FLOPs in convolutions, which cuDNN computes in tf32 by default. Matrix products are in
+    tf32 if PyTorch is set to that.
     """
     name = ARITHMETICS[precision.partition("-")[0]]
     if name != "fp32" or device.type != "cuda":

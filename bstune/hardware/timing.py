@@ -388,8 +388,8 @@ def busy_seconds(
     """Measure the seconds of a training step in which the device itself is at work.
 
     On a CPU they are the process's CPU seconds over its threads, the median of ``steps`` steps. On
-    CUDA they are the seconds of kernels and copies: those of a profiled trial of twice the steps
-    less those of one of them, over their number, so that start, warm-up and evaluation drop out.
+    CUDA they are the seconds of kernels and copies in two profiled trials, of ``steps`` steps and
+    of twice as many: their difference over ``steps``. So start, warm-up and evaluation drop out.
     """
     schedule = replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION)
     unevaluated = replace(protocol, evaluation_schedule=schedule)

@@ -87,14 +87,14 @@ class Classifier(LightningModule):
     @property
     def initial_images(self) -> int:
         """How many images :meth:`initialise_from` needs; 0 if no part of the model needs any."""
-        return max((part.images for part in self._initialised()), default=0)
+        return max((part.images for part in self._parts_from_images()), default=0)
 
     def initialise_from(self, images: Tensor) -> None:
         """Hand normalised training images (N, C, H, W) to each part that starts from images."""
-        for part in self._initialised():
+        for part in self._parts_from_images():
             part.initialise_from(images)
 
-    def _initialised(self) -> list[Any]:
+    def _parts_from_images(self) -> list[Any]:
         """Give the parts of the model that start from images, such as whitening."""
         return [part for part in self.model.modules() if hasattr(part, "initialise_from")]
 
