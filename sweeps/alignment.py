@@ -70,7 +70,19 @@ def run(
     only: list[str],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Time each layer of a workload that misses the multiple, as it is and padded."""
+    """Time each layer of a workload that misses the multiple, as it is and padded.
+
+    Args:
+        composed: the workload.
+        log: keeps the timings.
+        batch_size: of the layers' inputs.
+        multiple: of the dimensions; None: that of the device's tensor cores.
+        rounds: the number of rounds.
+        seconds: how long either form of a layer is timed in a round.
+        lr: with which the module is built.
+        only: the dimensions to time now; empty: all.
+        clock: in seconds; tests replace it.
+    """
     _check_positive(
         {
             "batch_size": batch_size,

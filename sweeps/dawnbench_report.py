@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from scipy import stats
 
 from bstune.report.drawing import BLUE, GREY, INK, VERMILION
-from bstune.system.console import format_number
+from bstune.system.console import format_number, listing, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,12 +132,13 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
         n: the number of seeds.
         left_out: the names of the rungs that this device cannot train.
     """
+    seeds = plural(n, "seed")
     measured_rungs = list[tuple[RungRow, float]]()
     for row in rows:
         if row["accuracy"] is not None:
             measured_rungs.append((row, row["accuracy"]))
     if not measured_rungs:
-        return f"No trial of any rung got to its end (n = {_seed_count(n)})."
+        return f"No trial of any rung got to its end (n = {seeds})."
     first_rung, first_accuracy = measured_rungs[0]
     last_rung, last_accuracy = measured_rungs[-1]
     text = (
@@ -150,15 +151,15 @@ def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[s
     if gains:
         text += (
             f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, "
-            f"paired by seed, n = {_seed_count(n)}, p corrected for {len(gains)} comparisons)"
+            f"paired by seed, n = {seeds}, p corrected for {len(gains)} comparisons)"
         )
     else:
-        text += f" (n = {_seed_count(n)}: too few for a test)"
+        text += f" (n = {seeds}: too few for a test)"
     lost = 0
     for row in rows:
         lost += sum(trial["accuracy"] is None for trial in row["trials"])
     if lost:
-        text += f"; {lost} trial{_plural(lost)} did not get to the end"
+        text += f"; {plural(lost, 'trial')} did not get to the end"
     if left_out:
         text += f"; left out on this device: {_listed(left_out)}"
     return f"{text}."
@@ -197,23 +198,9 @@ def _third_person(subjects: Sequence[str]) -> str:
     return "s"
 
 
-def _plural(count: int) -> str:
-    """Give the ending of a noun for a count."""
-    if count > 1:
-        return "s"
-    return ""
-
-
-def _seed_count(n: int) -> str:
-    """Write ``1 seed`` or ``3 seeds``."""
-    return f"{n} seed{_plural(n)}"
-
-
 def _listed(names: Sequence[str]) -> str:
-    """Join names by commas, the last one by ``and``."""
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    """Join names by commas, the last one by ``and``; empty for no names."""
+    return listing(names) if names else ""
 
 
 def printed_row(row: RungRow) -> dict[str, object]:

@@ -47,6 +47,8 @@ SEARCH_MARKERS = "osD^v<>P"
 MAX_RATIO = 10.0
 # A value above the figure, which stands for infinite ones.
 OVER_THE_TOP = 2.0 * MAX_RATIO
+# The factor between the bars of two searches, along the axis of spending.
+BAR_DISTANCE = 1.045
 # A band or an error bar reaches from the lower to the upper one of these shares of the seeds.
 BAND_SHARES = (0.1, 0.9)
 COMMON_RULES = (
@@ -477,7 +479,7 @@ def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None
     ``index`` is the search's place among ``count`` searches.
     """
     # On a logarithmic axis equal factors are equal distances: error bars do not hide each other.
-    beside = 1.045 ** (index - (count - 1) / 2.0)
+    beside = BAR_DISTANCE ** (index - (count - 1) / 2.0)
     spending = list[float]()
     medians = list[float]()
     factors = list[list[float]]()

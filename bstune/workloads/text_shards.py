@@ -81,7 +81,7 @@ def load_shards(
     root = Path(root).expanduser()
     shards = {part: _matching(root, part, pattern) for part, pattern in patterns.items()}
     _check_apart(shards)
-    folder = Path(cache).expanduser() / _key(shards, vocabulary)
+    folder = Path(cache).expanduser() / _name_of_tokens(shards, vocabulary)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # One of several trials side by side tokenises, and the others wait.
@@ -92,7 +92,7 @@ def load_shards(
         raise DataError(
             f"workload.data.load.cache={cache} cannot be written ({error.strerror})"
         ) from error
-    return _read(folder, str(root), shards)
+    return _map_tokens(folder, str(root), shards)
 
 
 def _check_apart(shards: Mapping[str, Sequence[Path]]) -> None:
@@ -106,7 +106,7 @@ def _check_apart(shards: Mapping[str, Sequence[Path]]) -> None:
                 )
 
 
-def _key(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> str:
+def _name_of_tokens(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> str:
     """Name the folder of the shards' tokens, by the shards' names, sizes and times."""
     files = list[list[Any]]()
     for part, paths in shards.items():
@@ -225,7 +225,7 @@ def lines_of(path: Path) -> Iterator[str]:
         )
 
 
-def _read(folder: Path, source: str, shards: Mapping[str, Sequence[Path]]) -> Text:
+def _map_tokens(folder: Path, source: str, shards: Mapping[str, Sequence[Path]]) -> Text:
     """Map the kept tokens of each part into memory. DataError for a file that is not whole.
 
     ``source`` is the name of the text in messages.
