@@ -477,7 +477,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
 
         # It imports what trains, 3 s, while this process does.
         start_server()
-    with watching(write_out, None), waiting_for("the libraries"):
+    with watching(write_out, seconds=None), waiting_for("the libraries"):
         quieten(training=is_trained)
         # Optuna, Rich and, to train, Lightning take 4 s and more: help and mistakes do not wait.
         from bstune.study.study import Study

@@ -527,7 +527,7 @@ def check(
         _write_types(config, options)
     options = _with_nodes(options, config)
     if not isinstance(options, TrainedOptions):
-        return Composed(options, None)
+        return Composed(options, recipe=None)
     values: Any = OmegaConf.to_container(config, resolve=False)
     keys = {name: tunable.key for name, tunable in options.workload.tunable.items()}
     return Composed(options, HydraRecipe(values, keys))

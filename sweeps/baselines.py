@@ -468,7 +468,7 @@ class FrontierSearch(OptunaSearch):
             },
             seed=trial_seed(seed, 0, purpose=1),
         )
-        super().__init__(problem, seed, self.sampler, None, "pruned")
+        super().__init__(problem, seed, self.sampler, rule=None, form="pruned")
 
     def ending(
         self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]

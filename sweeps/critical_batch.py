@@ -114,7 +114,7 @@ def run(
     cells = planned.cells
     check_only(only, list(cells))
     # Recorded runs are read: no device takes part.
-    log.begin(None, ("tables", "target", "easier"))
+    log.begin(device=None, may_change=("tables", "target", "easier"))
 
     def read_cell(unit: str) -> dict[str, object]:
         cell = cells[unit]
@@ -198,10 +198,10 @@ def cell_record(name: str, table: Table, target: Target, level: float) -> CellRe
     why = too_coarse(table, target)
     if why is None:
         try:
-            return CellRecord(row(name, table, target, level), None)
+            return CellRecord(row=row(name, table, target, level), left_out=None)
         except CurveError as error:
             why = str(error)
-    return CellRecord(None, why)
+    return CellRecord(row=None, left_out=why)
 
 
 def row_as_texts(row: CriticalRow) -> dict[str, str]:
@@ -367,7 +367,7 @@ def growth_of(table_rows: Iterable[Mapping[str, Any]]) -> Growth | None:
                 high=row["b_crit_high"],
             )
         )
-    return growth_over_target(points, 0.0)
+    return growth_over_target(points, ideal=0.0)
 
 
 def sentence(rows: Sequence[CriticalRow]) -> str:

@@ -154,7 +154,9 @@ def run(
     """
     _check_ladder(rungs, seeds, level, reduced)
     # Every rung is built before the first is trained, so that mistakes in the last are found now.
-    steps, left_out = build_rungs(composed, rungs, reduced, Target(metric, 0.0, "min").never_met)
+    steps, left_out = build_rungs(
+        composed, rungs, reduced, Target(metric, value=0.0, mode="min").never_met
+    )
     for reason in left_out.values():
         console.print(reason, soft_wrap=True, markup=False)
     if not steps:
@@ -437,7 +439,7 @@ def _build(
     protocol = replace(
         protocol,
         target=target,
-        budget=Budget(steps, 1),
+        budget=Budget(steps=steps, examples=1),
         evaluation_schedule=replace(protocol.evaluation_schedule, share=NO_EVALUATION),
         # The value before training would only be compared with a target that is never met.
         trainer={**protocol.trainer, "num_sanity_val_steps": 0},

@@ -147,7 +147,7 @@ def run(
 
     def train(name: str) -> dict[str, object]:
         trial = planned[name]
-        own_protocol = replace(protocol, budget=Budget(trial.steps, 1))
+        own_protocol = replace(protocol, budget=Budget(steps=trial.steps, examples=1))
         return asdict(run_trial(workload, trial.spec, own_protocol))
 
     # A step takes nearly the same time at all of these batch sizes: the work is in proportion to

@@ -115,7 +115,7 @@ def run(
     cases = planned.cases
     check_only(only, list(cases))
     # Recorded runs are replayed: no device takes part.
-    log.begin(None, NOT_OF_A_SEARCH)
+    log.begin(device=None, may_change=NOT_OF_A_SEARCH)
     log.drop(functools.partial(_is_of, again))
     plan = UnitPlan(
         names=list(cases),

@@ -171,7 +171,7 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
                 values.append(factor(run.b_crit[index]))
             else:
                 values.append(ratio_after(run.path, multiple))
-        marks.append(MeritMark(multiple, statistics.median(values), percentile(values, 0.9)))
+        marks.append(MeritMark(multiple, statistics.median(values), percentile(values, share=0.9)))
     # Under the objective ``curve`` there is no time over the best.
     spending = [math.inf] * len(runs)
     if objective != "curve":
@@ -180,7 +180,7 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
         table=benchmark.name,
         entry=entry,
         marks=tuple(marks),
-        within=(statistics.median(spending), percentile(spending, 0.9)),
+        within=(statistics.median(spending), percentile(spending, share=0.9)),
         trials=statistics.median(run.trials for run in runs),
         cut_short=sum(not run.complete for run in runs),
         runs=tuple(runs),

@@ -87,7 +87,7 @@ def run(
     check_only(only, list(composed))
     # A study whose arguments have changed is run again. It checks for itself which options may
     # change, and continues or refuses.
-    log.begin(None, ("factor", "folder", "common", "studies", "options"))
+    log.begin(device=None, may_change=("factor", "folder", "common", "studies", "options"))
     root.mkdir(parents=True, exist_ok=True)
     quieten(training=True)
     # A study whose folder has been moved away since runs again.

@@ -245,7 +245,7 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     log_axis(axes, "x", size_limits, decimal=True)
     log_axis(axes, "y", log_limits(np.concatenate([*all_excess, law]), (0.05, 0.08)))
     # The axis is in units of B_crit.
-    _shade_regimes(axes, 1.0)
+    _shade_regimes(axes, b_crit=1.0)
     axes.grid(**GRID)
     axes.annotate(
         "1 + B/B_crit",

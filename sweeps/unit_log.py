@@ -160,7 +160,7 @@ class UnitLog:
         self._file = UnitFile()
         # The records of the file, and those that this command has added.
         self._records = dict[str, UnitRecord]()
-        self._header = self._header_of(None, ())
+        self._header = self._header_of(device=None, may_change=())
         # Whether a header stands in the file under which records may be appended.
         self._has_header = False
 

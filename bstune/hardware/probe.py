@@ -302,7 +302,7 @@ def _run(
     try:
         if options.devices > 1:
             # DDP's buffers count, too.
-            join(0, 1)
+            join(rank=0, count=1)
         workload, protocol = load_workload(options, probe.recipe)
         spec = TrialSpec(
             number=0, trial_index=0, batch_size=share, lr=options.scaling.lr, delta=None, seed=0
@@ -330,7 +330,7 @@ def _short_protocol(protocol: TrialProtocol, probe: TrialProbe) -> TrialProtocol
     if protocol.noise_scale_every is not None:
         noise_scale_every = 1
     return replace(
-        protocol.for_steps_only(Budget(probe.steps, 1)),
+        protocol.for_steps_only(Budget(steps=probe.steps, examples=1)),
         devices=1,
         noise_scale_every=noise_scale_every,
         trainer=trainer,

@@ -320,7 +320,7 @@ def _few_steps(
     """
     alone = replace(protocol, devices=1)
     try:
-        return preflight(workload, alone, space, None, continues=False, survey=True)
+        return preflight(workload, alone, space, trial=None, continues=False, survey=True)
     except ConfigError:
         return None
 

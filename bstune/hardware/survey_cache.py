@@ -119,7 +119,7 @@ def survey_key(
         number=0,
         trial_index=0,
         batch_size=space.low,
-        lr=space.lr(space.low, 0.0),
+        lr=space.lr(space.low, delta=0.0),
         delta=None,
         seed=0,
     )

@@ -345,7 +345,7 @@ def time_trial(
     mark, seconds_between = _marker(device, now)
     micro_batches = len(micro_batch_sizes_of(batch_size, protocol.micro_batch_size))
     # The first step's edge is the first tick within training, and the last step ends without one.
-    budget = Budget(protocol.warmup_steps + steps + 2, 1)
+    budget = Budget(steps=protocol.warmup_steps + steps + 2, examples=1)
     trainer = {
         **without_monitors(protocol.trainer),
         "num_sanity_val_steps": 0,
@@ -488,11 +488,11 @@ def measure_limits(
     misaligned: float | None = None
     try:
         with products_in(tf32=arithmetic == "tf32"):
-            flops = _best_rate(product, 3, device, share, matrix_sizes)
+            flops = _best_rate(product, matrix_sizes, device, share, power=3)
             if has_tensor_cores:
                 odd_sizes = [size + 1 for size in matrix_sizes]
-                misaligned = _best_rate(product, 3, device, share, odd_sizes)
-        bandwidth = _best_rate(copy, 1, device, share, copy_bytes)
+                misaligned = _best_rate(product, odd_sizes, device, share, power=3)
+        bandwidth = _best_rate(copy, copy_bytes, device, share, power=1)
     # torch without CUDA asserts.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -509,10 +509,11 @@ def measure_limits(
 
 def _best_rate(
     prepare: Callable[[int], Callable[[], object]],
-    power: int,
+    sizes: Sequence[int],
     device: torch.device,
     seconds: float,
-    sizes: Sequence[int],
+    *,
+    power: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Give the highest rate over sizes n, in operations or bytes a second.
@@ -523,10 +524,10 @@ def _best_rate(
 
     Args:
         prepare: makes the call of a size.
-        power: of the size.
+        sizes: the sizes n.
         device: on which it runs.
         seconds: what all calls may take.
-        sizes: the sizes n.
+        power: of the size.
         clock: in seconds; tests replace it.
     """
 

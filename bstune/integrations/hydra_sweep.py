@@ -280,7 +280,7 @@ def _target(target: str, mode: str | None) -> Target | str:
     """
     if mode is None or any(sign in target for sign in "<=>"):
         return target
-    return Target(target, 0.0, mode).never_met  # type: ignore[arg-type]
+    return Target(target, value=0.0, mode=mode).never_met  # type: ignore[arg-type]
 
 
 def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[int, float]:

@@ -96,7 +96,7 @@ class TargetOptions(Section):
     def target(self) -> Target:
         """The target as trials have it: one that is never met if its value is ``auto``."""
         if self.value == "auto":
-            return Target(self.metric, 0.0, self.mode).never_met
+            return Target(self.metric, value=0.0, mode=self.mode).never_met
         return Target(self.metric, self.value, self.mode)
 
 

@@ -305,7 +305,7 @@ class Lookahead(Callback):
             share = min(1.0, step / self._total_steps)
             self._update(pl_module, self._decay * share**self._power)
         if step == self._total_steps:
-            self._update(pl_module, 1.0)
+            self._update(pl_module, decay=1.0)
 
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:

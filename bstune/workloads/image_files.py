@@ -248,14 +248,16 @@ class ImageFileData(LightningDataModule):
         assert self._files is not None  # noqa: S101  # prepared
         images = _Decoded(self._files[0], self._image_size, self._classes, at_random=True)
         if self._train_examples is None:
-            return self._loader(images, 1, shuffle=True)
+            return self._loader(images, batch_size=1, shuffle=True)
         if not 1 <= self._train_examples <= len(images):
             raise ConfigError(
                 f"workload.data.train_examples must be from 1 to {len(images)}, but got "
                 f"{self._train_examples}"
             )
         order = np.random.RandomState(0).permutation(len(images))[: self._train_examples]
-        return self._loader(torch.utils.data.Subset(images, order.tolist()), 1, shuffle=True)
+        return self._loader(
+            torch.utils.data.Subset(images, order.tolist()), batch_size=1, shuffle=True
+        )
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Make a loader of the images for the target, in their order."""

@@ -313,7 +313,7 @@ class TokenBatches:
             device = tokens.device
         else:
             self._sequences = sliding_window_view(tokens, context + 1)[::stride]
-        (order,) = seeded_generators(seed, device, 1)
+        (order,) = seeded_generators(seed, device, count=1)
         self.stream = IndexStream(len(self._sequences), batch_size, order)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

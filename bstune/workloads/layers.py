@@ -104,7 +104,7 @@ class BatchNorm(nn.BatchNorm2d):
             output, statistics = self._normalise(input, groups)
         else:
             output, statistics = self._normalise(input[: groups * size], groups)
-            last, statistics_of_last = self._normalise(input[groups * size :], 1)
+            last, statistics_of_last = self._normalise(input[groups * size :], groups=1)
             output = torch.cat([output, last])
             statistics = statistics.lerp(statistics_of_last, rest / len(input))
         with torch.no_grad():
