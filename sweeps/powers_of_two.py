@@ -46,7 +46,7 @@ from bstune.sweeps.statistics import (
     kind_of_size,
     off_the_line,
     speed_gain,
-    tested_effects,
+    triplet_effects,
 )
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
@@ -316,7 +316,7 @@ def _make_finding(
     medians = dict[int, list[float]]()
     for size, rounds in timed.items():
         medians[size] = list(map(statistics.median, rounds))
-    tested = tested_effects(medians, choice.centres, level)
+    tested = triplet_effects(medians, choice.centres, level)
     filled = speed_gain(medians, choice.power, choice.ceiling, level)
     in_use = dict[int, float]()
     for size, seconds in busy_by_size.items():

@@ -193,7 +193,7 @@ def estimate_effect(name: str, centres: Sequence[int], values: Array, level: flo
     )
 
 
-def tested_effects(
+def triplet_effects(
     seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float
 ) -> tuple[Effect, ...]:
     """Test the effects of each triplet, of all powers of two and of all multiples of 8 together.

@@ -16,7 +16,7 @@ from bstune.sweeps.statistics import (
     estimate_effect,
     holm_corrected,
     kind_of_size,
-    tested_effects,
+    triplet_effects,
 )
 
 OVERHEAD, PER_EXAMPLE = 9e-3, 4.4e-4
@@ -91,7 +91,7 @@ SIZES, CENTRES = (119, 120, 121, 127, 128, 129, 511, 512, 513), (120, 128, 512)
 
 def test_planted_effects_are_found():
     seconds = rounds_of(np.random.default_rng(1), SIZES, 20, planted={128: 1.05, 512: 0.9})
-    found = {effect.centres: effect for effect in tested_effects(seconds, CENTRES, 0.95)}
+    found = {effect.centres: effect for effect in triplet_effects(seconds, CENTRES, 0.95)}
     assert list(found) == [(120,), (128,), (512,), (128, 512), (120, 128, 512)]
     planted = {(120,): 0.0, (128,): 0.05, (512,): -0.1, (128, 512): math.sqrt(1.05 * 0.9) - 1}
     for centres, share in planted.items():
@@ -120,7 +120,7 @@ def test_planted_effects_are_found():
 )
 def test_groups(centres, groups, last):
     sizes = sorted({size + step for size in centres for step in (-1, 0, 1)})
-    found = tested_effects(rounds_of(np.random.default_rng(0), sizes, 5), centres, 0.95)
+    found = triplet_effects(rounds_of(np.random.default_rng(0), sizes, 5), centres, 0.95)
     assert ([effect.centres for effect in found], found[-1].name) == (groups, last)
     assert [effect.corrected for effect in found] == holm_corrected([effect.p for effect in found])
 
@@ -131,7 +131,7 @@ def test_noise_alone_is_taken_for_an_effect_as_often_as_stated():
     rng, studies = np.random.default_rng(0), 400
     single, any_corrected = np.zeros(5), 0
     for _ in range(studies):
-        found = tested_effects(rounds_of(rng, SIZES, 8, drift=0.005), CENTRES, 0.95)
+        found = triplet_effects(rounds_of(rng, SIZES, 8, drift=0.005), CENTRES, 0.95)
         single += [effect.p < 0.05 for effect in found]
         any_corrected += any(effect.corrected < 0.05 for effect in found)
     # a binomial's 99.9% interval around 0.05; of any at all, with Holm: at most
