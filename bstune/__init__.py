@@ -1,4 +1,4 @@
-"""bstune tunes the batch size and learning rate of a training workload, and maps its critical batch size.
+"""bstune tunes the batch size and learning rate of a workload, and maps its critical batch size.
 
 >>> import bstune
 >>> bstune.survey("workload=digits").ceiling.batch_size  # doctest: +SKIP
@@ -65,7 +65,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        # 15 of the 17 ms that this package takes to import
+        # It takes 15 of the 17 ms that this package takes to import.
         from importlib.metadata import PackageNotFoundError, version
 
         try:

@@ -1,8 +1,8 @@
-"""The command: ``bstune [tune] | lightning | worker | survey | ...``, see VERBS, and the one way in which it ends.
+"""The command ``bstune [tune] | lightning | worker | survey | ...``, see VERBS, and how it ends.
 
-A run composes its config once, by Hydra's compose API. What Hydra's own command line does besides
-(``--cfg``, ``--multirun``, ``hydra.*`` options, ...) is left to ``hydra.main``. What takes long to
-import is imported once an interruption ends in a line.
+A run composes its config once, by Hydra's compose API. The other uses of Hydra's own command line
+(``--cfg``, ``--multirun``, ``hydra.*`` options, ...) are left to ``hydra.main``. Slow imports come
+late, once an interruption ends in a line.
 """
 
 import atexit
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from bstune.config import Composed
 
-# Each is called with what stands after it, and raises what ends it.
+# The function of each verb. It is called with the arguments after the verb; errors are raised.
 VERBS = {
     "tune": "bstune.__main__:tune",
     "lightning": "bstune.__main__:lightning",
@@ -115,7 +115,7 @@ WITH_VALUE = {
     ),
     *("--config-name", "-cn", "--shell-completion", "-sc"),
 }
-# Begins a workload that was made of a LightningCLI's file.
+# The first words of a workload that was made of a LightningCLI's file.
 MADE = "# Made by bstune lightning"
 WRITTEN = "options are written NAME=VALUE; bstune --help shows the most useful ones"
 # A line that ends with a backslash goes on in the next one.
@@ -153,7 +153,10 @@ bstune --cfg job +workload=NAME; Hydra's own: bstune --hydra-help.
 
 
 def command() -> None:
-    """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds."""
+    """Run the command as a process of its own, which SIGINT and SIGTERM end within seconds.
+
+    It never returns: it exits with the status of :func:`main`.
+    """
     try:
         # The user's modules are found as with python -m; main() says that the folder is gone.
         if not sys.flags.safe_path and "" not in sys.path:
@@ -169,7 +172,7 @@ def command() -> None:
         # A crash of the user's code in this process, as in the preflight, says where it was.
         faulthandler.enable()
         status = main()
-    # Just before main() minds it, or just after.
+    # An interruption just before main() handles it, or just after.
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         status = interruption.status() or Interrupted.exit_status
@@ -189,24 +192,24 @@ def main() -> int:
     It is 0; 1 for an error of the user's code, or of bstune's; 2 for what cannot be used; 130 or
     143 if interrupted.
     """
-    given = sys.argv[1:]
-    if given == ["--version"]:
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
         write_out(f"bstune {version('bstune')}")
         return 0
-    verb = given.pop(0) if given and given[0] in VERBS else "tune"
+    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "tune"
     try:
         module, function = VERBS[verb].split(":")
         _check_working_directory()
         remember_environment()
-        check_secrets(given)
-        with _json_on_stdout(verb, given) as write_json, filtered(), os_exit_answered():
-            write_json(getattr(importlib.import_module(module), function)(given))
+        check_secrets(arguments)
+        with _json_on_stdout(verb, arguments) as write_json, filtered(), os_exit_answered():
+            write_json(getattr(importlib.import_module(module), function)(arguments))
     except Interrupted as error:
         explain(error)
         return interruption.status() or error.exit_status
     except BaseException as error:
         status = interruption.status()
-        # Whatever a library made of an interruption.
+        # A library may have made another error of an interruption.
         if status is not None or isinstance(error, KeyboardInterrupt):
             sys.stderr.write("interrupted\n")
             return status or Interrupted.exit_status
@@ -220,35 +223,35 @@ def main() -> int:
             )
         if not isinstance(error, Exception):
             raise
-        debug = any(argument.lower() in ("debug=true", "debug=1") for argument in given)
+        debug = any(argument.lower() in ("debug=true", "debug=1") for argument in arguments)
         return explain(full_disk(error) or unusable_name(error) or error, debug)
     return 0
 
 
 @contextmanager
-def _json_on_stdout(verb: str, given: list[str]) -> Iterator[Callable[[str | None], None]]:
-    """Take ``--json`` out of the arguments, and yield what writes a verb's JSON.
+def _json_on_stdout(verb: str, arguments: list[str]) -> Iterator[Callable[[str | None], None]]:
+    """Take ``--json`` out of the arguments, and yield the function that takes a verb's JSON.
 
-    Where it was asked for, standard output gets the JSON alone, and all that is printed meanwhile,
-    by other processes too, goes to standard error.
+    With ``--json`` standard output gets the JSON alone. All that is printed within the ``with``
+    block, by other processes too, goes to standard error. Without it the JSON is dropped.
     """
-    if JSON not in given:
+    if JSON not in arguments:
         yield lambda text: None
         return
     if verb not in JSON_VERBS:
         raise ConfigError(f"{JSON} is of {', '.join(JSON_VERBS)}: leave it out")
-    given.remove(JSON)
+    arguments.remove(JSON)
     texts = list[str | None]()
     sys.stdout.flush()
-    kept = os.dup(1)
-    # What other processes print goes to where this one's descriptor leads.
+    stdout_copy = os.dup(1)
+    # Other processes print to where this process's descriptor leads.
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield texts.append
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
     text = texts[0]
     if text is None:
         raise ConfigError(f"there is no JSON of this: {JSON} is of one study or one trial")
@@ -266,7 +269,11 @@ def _check_working_directory() -> None:
 
 
 def explain(error: Exception, debug: bool = False) -> int:
-    """Write an error as plain lines or as a traceback, and give its exit status."""
+    """Write an error, and give its exit status.
+
+    An error of bstune's is written as plain lines, any other one, or with ``debug``, as a
+    traceback.
+    """
     if isinstance(error, BstuneError) and not debug:
         write_error(f"error: {error}")
     else:
@@ -275,9 +282,9 @@ def explain(error: Exception, debug: bool = False) -> int:
 
 
 def check_secrets(arguments: Sequence[str]) -> None:
-    """Refuse a password on the command line.
+    """Refuse a password or token among the arguments.
 
-    All users of the machine may read it there, and its shell keeps it.
+    All users of the machine can read a command line, and its shell keeps it.
     """
     suspicious = [argument for argument in arguments if MAY_BE_SECRET.search(argument)]
     if not suspicious:
@@ -300,9 +307,9 @@ def check_secrets(arguments: Sequence[str]) -> None:
 
 
 def check_words(arguments: Sequence[str]) -> None:
-    """Refuse what is neither NAME=VALUE nor Hydra's own.
+    """Refuse arguments that are neither NAME=VALUE nor Hydra's own.
 
-    ConfigError names the nearest verb, workload or option.
+    The ConfigError names the nearest verb, workload or option.
     """
     # Hydra takes a quarter of a second to import.
     from bstune.config import nearest, option_names
@@ -333,7 +340,10 @@ def check_words(arguments: Sequence[str]) -> None:
 
 
 def tune(arguments: list[str]) -> str | None:
-    """Run a study, or one trial, and give its JSON; or do what is asked of Hydra's command line."""
+    """Run a study or one trial, and give its JSON; or leave the arguments to Hydra's command line.
+
+    None where Hydra's command line or the help was asked for.
+    """
     names = {argument.split("=", 1)[0].lstrip("+~") for argument in arguments}
     if names & {"--help", "-h"}:
         verbs = " | ".join(verb for verb in VERBS if verb != "tune")
@@ -341,14 +351,7 @@ def tune(arguments: list[str]) -> str | None:
         sys.stdout.write(HELP.format(verbs=verbs, workloads=workloads))
         return None
     # Hydra takes half a second to import, which the help need not wait for.
-    from bstune.config import (
-        CONFIG_NAME,
-        config_shown,
-        in_full,
-        parse,
-        plain_error,
-        with_choices,
-    )
+    from bstune.config import in_full, parse, with_choices
 
     check_words(arguments)
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
@@ -359,12 +362,20 @@ def tune(arguments: list[str]) -> str | None:
 
         composed = compose(arguments, complete=complete)
         parsed = parse(arguments)
-        given = list[str]()
+        config_dir = list[str]()
         # A process that composes them again may have another working directory.
         if parsed.config_dir:
-            given += ["--config-dir", str(Path(parsed.config_dir).absolute())]
-        return run(composed, [*given, *parsed.overrides])
-    arguments = with_choices(in_full(arguments))
+            config_dir += ["--config-dir", str(Path(parsed.config_dir).absolute())]
+        return run(composed, [*config_dir, *parsed.overrides])
+    _run_hydra(names, with_choices(in_full(arguments)))
+    return None
+
+
+def _run_hydra(names: set[str], arguments: Sequence[str]) -> None:
+    """Run Hydra's own command line, such as ``--cfg job`` or ``--multirun``.
+
+    ``names`` are the arguments without their values. What Hydra prints has no secrets.
+    """
     # Hydra reads the arguments from there.
     sys.argv = [sys.argv[0], *arguments]
     # Hydra raises what it would print, so that it ends as everything else.
@@ -375,6 +386,7 @@ def tune(arguments: list[str]) -> str | None:
     from omegaconf.errors import OmegaConfBaseException
 
     from bstune import hydra_versions
+    from bstune.config import CONFIG_NAME, config_shown, plain_error
 
     hydra_main = hydra.main(
         config_path=f"pkg://{CONFIG_MODULE}",
@@ -397,11 +409,10 @@ def tune(arguments: list[str]) -> str | None:
         raise ConfigError(f"Hydra cannot run with these options: {cause(error)}") from error
     finally:
         sys.stdout.write(printable(config_shown(printed.getvalue())))
-    return None
 
 
 def _workload_named(arguments: Sequence[str]) -> str:
-    """Name the workload that is asked for, as far as it shows before Hydra is imported."""
+    """Name the workload in the arguments, for a line that is written before Hydra is imported."""
     for argument in arguments:
         name, _, value = argument.lstrip("+").partition("=")
         if name == "workload":
@@ -410,7 +421,7 @@ def _workload_named(arguments: Sequence[str]) -> str:
 
 
 def _job(config: "DictConfig") -> None:
-    """Run one of Hydra's jobs.
+    """Run one of the jobs of Hydra's command line, and exit with its status on an error.
 
     A launcher may run it in a process of its own, so errors end here.
     """
@@ -450,7 +461,7 @@ def _job_arguments() -> list[str]:
 def run(composed: "Composed", arguments: Sequence[str]) -> str:
     """Run the study, or the one trial, that was composed, and give its JSON.
 
-    The arguments compose it again.
+    ``arguments`` are those of a command line that compose it again, in other processes.
     """
     options = composed.options
     is_trained = composed.recipe is not None
@@ -466,7 +477,7 @@ def run(composed: "Composed", arguments: Sequence[str]) -> str:
 
         # It imports what trains, 3 s, while this process does.
         start_server()
-    with watching(write_out, None), waiting_for("the libraries"):
+    with watching(write_out, seconds=None), waiting_for("the libraries"):
         quieten(training=is_trained)
         # Optuna, Rich and, to train, Lightning take 4 s and more: help and mistakes do not wait.
         from bstune.study.study import Study
@@ -496,26 +507,26 @@ def worker(arguments: list[str]) -> None:
     # It imports Hydra, which the help need not wait for.
     from bstune.config import resolved
 
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    if not {"storage", "study"} <= given.keys():
+    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    if not {"storage", "study"} <= options.keys():
         got = " ".join(arguments)
         raise ConfigError(
             f"bstune worker needs storage=URL and study=NAME of the study to join, but got {got}"
         )
     try:
         # It may be ${oc.env:...}.
-        url = expand_home(resolved(given["storage"]))
+        url = expand_home(resolved(options["storage"]))
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"storage: {str(error).splitlines()[0]}") from error
     remember(url)
     # It imports Optuna and, to train, Lightning.
     from bstune.study.study import Study
 
-    Study.join(given["study"], url, arguments, plain_console())
+    Study.join(options["study"], url, arguments, plain_console())
 
 
-def lightning(arguments: list[str]) -> str | None:
-    """Make a workload of a config file of LightningCLI, tune it, and give the study's JSON."""
+def _lightning_parser() -> ArgumentParser:
+    """Make the parser of ``bstune lightning``."""
     parser = ArgumentParser(
         prog="bstune lightning",
         description=(
@@ -545,7 +556,12 @@ def lightning(arguments: list[str]) -> str | None:
     )
     parser.add_argument("--name", help="of the workload (default: the model's class)")
     parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE", help="options of bstune")
-    options = parser.parse_intermixed_args(arguments)
+    return parser
+
+
+def lightning(arguments: list[str]) -> str | None:
+    """Make a workload of a config file of LightningCLI, tune it, and give the study's JSON."""
+    options = _lightning_parser().parse_intermixed_args(arguments)
     if options.target is None:
         options.target, options.overrides = _target_among(options.overrides)
     if options.target is not None and "search.objective=loss" in options.overrides:
@@ -573,8 +589,8 @@ def lightning(arguments: list[str]) -> str | None:
             "written to the workload: put it into an environment variable, and refer to it in that "
             "file, ${oc.env:NAME}"
         )
-    shown = redact_values(workload)
-    text = safe_dump(shown, sort_keys=False, default_flow_style=None, width=110)
+    without_secrets = redact_values(workload)
+    text = safe_dump(without_secrets, sort_keys=False, default_flow_style=None, width=110)
     written = Path("bstune_conf", "workload", f"{workload['name']}.yaml")
     if os.path.lexists(written) and not read_text(written, "the workload").startswith(MADE):
         raise ConfigError(
@@ -582,7 +598,7 @@ def lightning(arguments: list[str]) -> str | None:
             "NAME"
         )
     composed = [f"workload={workload['name']}", *options.overrides]
-    # Whatever is wrong is found before anything is written.
+    # Mistakes are found before anything is written.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "workload").mkdir()
         Path(folder, "workload", written.name).write_text(text, encoding="utf-8")
@@ -595,7 +611,10 @@ def lightning(arguments: list[str]) -> str | None:
 
 
 def _target_among(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Take ``target=...`` out of options, and give what it says and the others."""
+    """Give the value of the last ``target=...`` among options, and the other options.
+
+    The value is None if there is no target among them.
+    """
     target = None
     others = list[str]()
     for option in overrides:
@@ -638,8 +657,8 @@ def fit(arguments: list[str]) -> str:
     return dump_json(asdict(curve), indent=2)
 
 
-def plan(arguments: list[str]) -> None:
-    """Print one global batch over devices: micro-batches, weights and learning rate."""
+def _plan_parser(noisy: Sequence[str]) -> ArgumentParser:
+    """Make the parser of ``bstune plan``; ``noisy`` are the rules that take a noise scale."""
     parser = ArgumentParser(
         prog="bstune plan",
         description=(
@@ -671,8 +690,14 @@ def plan(arguments: list[str]) -> None:
         default="sqrt",
         help="the rule from B0 to B (default: sqrt)",
     )
-    noisy = [name for name, rule in RULES.items() if rule.takes_noise_scale]
     parser.add_argument("--noise-scale", type=float, help=f"in examples, for {' and '.join(noisy)}")
+    return parser
+
+
+def plan(arguments: list[str]) -> None:
+    """Print one global batch over devices: micro-batches, weights and learning rate."""
+    noisy = [name for name, rule in RULES.items() if rule.takes_noise_scale]
+    parser = _plan_parser(noisy)
     options = parser.parse_args(arguments)
     if options.lr is None and options.reference_batch_size is not None:
         parser.error("--reference-batch-size needs the learning rate that goes with it: give --lr")

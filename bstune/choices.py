@@ -1,4 +1,4 @@
-"""What a choice of ``schedule`` or ``algorithm`` puts in the place of a part of the workload's module.
+"""Puts a choice of ``schedule`` or ``algorithm`` in the place of a part of the workload's module.
 
 The optimizer's node is the one below ``workload.module`` that is called ``optimizer`` or builds one
 of torch's; it is written as Hydra does or as LightningCLI does. A module that builds its optimizer
@@ -17,12 +17,12 @@ from bstune.core.search_space import HALF_LIVES, MODULE, OVERRIDE_LR
 from bstune.hydra_recipe import target_of
 from bstune.options import Node
 
-# Of these a choice changes parts.
-ALWAYS = ("workload.tunable", "workload.reference")
+# Any choice changes parts of these.
+ALWAYS_CHANGED = ("workload.tunable", "workload.reference")
 SCHEDULE_KEYS = frozenset({"rate", "average"})
 ALGORITHM_KEYS = frozenset({"lr", "optimizer", "tunable"})
-# What makes the algorithm; the rest, such as a weight decay, stays the workload's where its
-# optimizer is of that class.
+# The arguments of an optimizer that make an algorithm. The others, such as a weight decay, stay
+# those of the workload if its optimizer is of the same class.
 OF_ALGORITHM = ("_target_", "_partial_", "momentum", "nesterov", "dampening", "betas")
 
 
@@ -32,18 +32,19 @@ def with_choices_of(
     arguments: Sequence[str],
     unknown: Sequence[str],
 ) -> tuple[DictConfig, list[str]]:
-    """Put the chosen schedule and algorithm into a config's workload, then what the command line sets in them.
+    """Put the chosen schedule and algorithm into a config's workload.
+
+    Arguments of the command line that set a value in a replaced part are applied again after it.
+    (Hydra would merge a choice with the workload's own part.)
 
     Args:
-        config: composed by Hydra, which would merge a choice with what the workload has; it is
-            changed.
+        config: composed by Hydra; it is changed.
         nothing_to_choose: why the workload has no place for a choice; None where it may have one.
-        arguments: of the command line; those that set a part of what a choice replaced are applied
-            again.
+        arguments: of the command line.
         unknown: options that Hydra refused, as the workload's own part has no such key.
 
     Returns:
-        The config, and those of ``unknown`` that are so still.
+        The config, and the names of ``unknown`` that no choice has, either.
 
     Raises:
         ConfigError: for a choice of other keys, or one that the workload has no place for.
@@ -53,15 +54,18 @@ def with_choices_of(
         algorithm = config.pop("algorithm", None)
         if nothing_to_choose is not None:
             _refuse_choices(config, schedule, algorithm, nothing_to_choose)
-        stated = list[str]()
+        algorithm_keys = list[str]()
         for argument in arguments:
             name = argument.lstrip("+").partition("=")[0]
             if name.startswith("algorithm."):
-                stated.append(name.removeprefix("algorithm."))
-        places = [*_put_schedule(config, schedule), *_put_algorithm(config, algorithm, stated)]
+                algorithm_keys.append(name.removeprefix("algorithm."))
+        places = [
+            *_put_schedule(config, schedule),
+            *_put_algorithm(config, algorithm, algorithm_keys),
+        ]
         if not places:
             return config, list(unknown)
-        below = tuple(f"{place}." for place in [*places, *ALWAYS])
+        below = tuple(f"{place}." for place in [*places, *ALWAYS_CHANGED])
         for argument in arguments:
             if argument.lstrip("+").startswith(below) and "=" in argument:
                 override = OverridesParser.create().parse_override(argument)
@@ -70,7 +74,10 @@ def with_choices_of(
 
 
 def _refuse_choices(config: DictConfig, schedule: object, algorithm: object, why: str) -> None:
-    """Refuse choices that a workload has no place for."""
+    """Refuse choices, and options of the optimizer, that a workload has no place for.
+
+    ``why`` says why it has none.
+    """
     for name, chosen in (("schedule", schedule), ("algorithm", algorithm)):
         if chosen is not None:
             raise ConfigError(f"{why}, so it has no {name}: leave out {name}=...")
@@ -83,7 +90,7 @@ def _refuse_choices(config: DictConfig, schedule: object, algorithm: object, why
 
 
 def _put_schedule(config: DictConfig, chosen: object) -> list[str]:
-    """Put a schedule into the workload's module; give the places whose values it replaced."""
+    """Put a schedule into the workload's module, and give the keys whose values it replaced."""
     if chosen is None:
         return []
     known = {*SCHEDULE_KEYS, "tunable"}
@@ -117,9 +124,9 @@ def _put_schedule(config: DictConfig, chosen: object) -> list[str]:
 
 
 def _takes(target: str, name: str) -> bool:
-    """Say whether a class takes an argument.
+    """Whether a class or function, by its path, takes an argument.
 
-    True where that cannot be found out before it is built.
+    True where that shows only once it is called.
     """
     try:
         parameters = inspect.signature(get_object(target)).parameters
@@ -129,11 +136,12 @@ def _takes(target: str, name: str) -> bool:
     return name in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
-def _put_algorithm(config: DictConfig, chosen: object, stated: Sequence[str]) -> list[str]:
-    """Put an optimizer in the place of the workload's, and its reference learning rate.
+def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]) -> list[str]:
+    """Put an optimizer in the place of the workload's, and give the key that it replaced.
 
-    Between optimizers of one class lr/(1 - momentum) of the reference is kept, else it is the
-    algorithm's ``lr``; what the command line has ``stated`` of the algorithm always is.
+    The reference learning rate changes with it. Between optimizers of one class lr/(1 - momentum)
+    is kept, unless the command line gives ``algorithm.lr``. Else it is the algorithm's own ``lr``.
+    ``given_keys`` are the keys of the algorithm that the command line gives.
     """
     if chosen is None:
         return []
@@ -147,15 +155,15 @@ def _put_algorithm(config: DictConfig, chosen: object, stated: Sequence[str]) ->
     is_same_class = target_of(former) == optimizer["_target_"]
     if is_same_class:
         for name, value in former_arguments.items():
-            if name not in OF_ALGORITHM and f"optimizer.{name}" not in stated:
+            if name not in OF_ALGORITHM and f"optimizer.{name}" not in given_keys:
                 optimizer[name] = value
-    if not is_same_class or "lr" in stated:
+    if not is_same_class or "lr" in given_keys:
         config.workload.reference.lr = chosen.lr
     elif isinstance(reference, int | float):
-        lr = reference * _share_of_gradient(optimizer) / _share_of_gradient(former_arguments)
-        # Twelve digits: the quotient's last ones are those of its rounding.
+        lr = reference * _one_minus_momentum(optimizer) / _one_minus_momentum(former_arguments)
+        # Twelve digits: the last digits of the quotient are rounding.
         config.workload.reference.lr = float(f"{lr:.12g}")
-    # It stands in the node where the module does not give it.
+    # The workload's node has a rate where the module does not give the optimizer one.
     if "lr" in former_arguments:
         optimizer["lr"] = former_arguments["lr"]
     prefix = place
@@ -172,9 +180,9 @@ def _put_algorithm(config: DictConfig, chosen: object, stated: Sequence[str]) ->
 
 
 def _own_values(config: DictConfig, place: str) -> None:
-    """Give the nodes above a place values of their own, where they refer to another node.
+    """Replace references by copies of their values, in the nodes above the key ``place``.
 
-    Setting a value below a reference would cut it off from the rest.
+    Setting a value below a reference would leave that value alone in the node.
     """
     node = config
     for part in place.split(".")[:-1]:
@@ -184,7 +192,15 @@ def _own_values(config: DictConfig, place: str) -> None:
 
 
 def _put_tunables(config: DictConfig, added: object, replaced: Sequence[str], place: str) -> None:
-    """Add tunables, their keys below a place or of a half-life; drop those of what was replaced."""
+    """Add a choice's tunables to the workload, and drop those of the parts that it replaced.
+
+    Args:
+        config: whose workload is changed.
+        added: the choice's tunables by name. A key of theirs is below ``place``, unless it is a
+            half-life. None: there are none.
+        replaced: the keys of the parts that were replaced.
+        place: the key that those of the added tunables are below.
+    """
     below = tuple(f"{key}." for key in replaced)
     tunables = dict[str, object]()
     for name, tunable in (config.workload.get("tunable") or {}).items():
@@ -198,27 +214,27 @@ def _put_tunables(config: DictConfig, added: object, replaced: Sequence[str], pl
 
 
 def _optimizer_place(workload: DictConfig) -> str:
-    """Give the key of the one node that builds an optimizer."""
+    """Give the key of the one node that builds an optimizer. ConfigError for none or several."""
     module = OmegaConf.select(workload, "module")
     keys = list(_optimizers(module, MODULE.rstrip(".")))
     if len(keys) == 1:
         return keys[0]
     target = target_of(module) if module else "none"
-    what = f"the module of the workload {workload.get('name')}, {target}"
+    module_text = f"the module of the workload {workload.get('name')}, {target}"
     if keys:
         raise ConfigError(
-            f"algorithm=... takes the place of one optimizer, but {what}, has {', '.join(keys)}: "
-            "leave out algorithm=..., and change them one by one"
+            f"algorithm=... takes the place of one optimizer, but {module_text}, has "
+            f"{', '.join(keys)}: leave out algorithm=..., and change them one by one"
         )
     raise ConfigError(
-        f"algorithm=... takes the place of an optimizer that the config names, but {what}, is "
-        "given none, so that it builds its own: let it take one, optimizer: {_target_: "
+        f"algorithm=... takes the place of an optimizer that the config names, but {module_text}, "
+        "is given none, so that it builds its own: let it take one, optimizer: {_target_: "
         "torch.optim.SGD, _partial_: true}, or leave out algorithm=..."
     )
 
 
 def _optimizers(node: object, key: str) -> Iterator[str]:
-    """Yield the keys of the nodes that build optimizers, below a node."""
+    """Yield the keys of the nodes below ``node`` that build optimizers; its own is ``key``."""
     if not isinstance(node, DictConfig):
         return
     for name in map(str, node):
@@ -235,7 +251,7 @@ def _optimizers(node: object, key: str) -> Iterator[str]:
 
 
 def _arguments(node: object) -> Node:
-    """Give what a node gives its target, references as they are."""
+    """Give the arguments that a node has for its target, with references as they are written."""
     values = _plain(node)
     if "class_path" in values:
         return dict(values.get("init_args") or {})
@@ -243,15 +259,15 @@ def _arguments(node: object) -> Node:
 
 
 def _plain(node: object) -> Node:
-    """Copy a node as plain values, references as they are."""
+    """Copy a node as plain values, with references as they are written."""
     values = OmegaConf.to_container(node)
     if not isinstance(values, Mapping):
         return {}
     return {str(key): value for key, value in values.items()}
 
 
-def _share_of_gradient(arguments: Mapping[str, object]) -> float:
-    """Give 1 - momentum; 1 where there is none."""
+def _one_minus_momentum(arguments: Mapping[str, object]) -> float:
+    """Give 1 - momentum of an optimizer's arguments; 1 where it has none."""
     momentum = arguments.get("momentum")
     if isinstance(momentum, int | float) and 0.0 <= momentum < 1.0:
         return 1.0 - momentum

@@ -1,8 +1,8 @@
-"""What composes options and a recipe out of YAML and arguments, by Hydra.
+"""Composes options and a recipe out of YAML and arguments, by Hydra.
 
 This module, :mod:`bstune.choices`, :mod:`bstune.hydra_recipe` and the integrations alone know Hydra
-and OmegaConf. What they give is typed: :class:`bstune.options.StudyOptions`, whose values
-:func:`check` has checked against their bounds, all mistakes at once, and a recipe.
+and OmegaConf. They give typed values: :class:`bstune.options.StudyOptions`, whose bounds
+:func:`check` has checked with all mistakes at once, and a recipe.
 """
 
 import argparse
@@ -64,10 +64,10 @@ ADDS = "+"
 GROUPS = ("workload", "scaling", "sampler", "schedule", "algorithm")
 # Groups without a choice by default.
 OPTIONAL = ("schedule", "algorithm")
-# Of a choice; no file's name is longer.
+# The most characters of a choice; no file's name is longer.
 LONGEST_CHOICE = 200
-# What the nodes refer to and is only known in a trial, or on a machine: it stands in the options as
-# a reference, so that a node says where it comes from.
+# The values that are known only in a trial or on a machine. Nodes of the options keep references to
+# them.
 KEPT_REFERENCES = (
     "trial.batch_size",
     "trial.lr",
@@ -85,17 +85,18 @@ NODES = (
     "scaling.rule",
     "sampler",
 )
-# What a replayed workload takes from its table: of the values that it has, those that it lacks, by
+# Takes the values that a replayed workload has, and gives those that it lacks, from its table, by
 # the dotted key of the config.
 Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A composed study: its options, and what builds what it trains (None: it is replayed)."""
+    """A composed study: its options, and the recipe of what it trains."""
 
     options: StudyOptions
     recipe: HydraRecipe | None
+    """None for a study that is answered from recorded runs."""
 
     @property
     def trained(self) -> HydraRecipe:
@@ -109,7 +110,10 @@ class Composed:
 
 
 def compose(arguments: Sequence[str], complete: Complete | None = None) -> Composed:
-    """Compose a command line and check it; a ConfigError lists all of its mistakes."""
+    """Compose a command line, and check it. A ConfigError lists all of its mistakes.
+
+    ``complete`` gives the values that a replayed workload takes from its table.
+    """
     parsed = parse(arguments)
     options = in_full(parsed.overrides)
     if parsed.config_dir:
@@ -130,7 +134,7 @@ def compose(arguments: Sequence[str], complete: Complete | None = None) -> Compo
 
 
 def _workload_file(folder: str | None, arguments: Sequence[str]) -> Path | None:
-    """Give the file of the user's that holds the workload; None where it is one that ships."""
+    """Give the user's file that holds the workload; None if the workload is one that ships."""
     names = list[str]()
     for argument in arguments:
         if argument.startswith("workload="):
@@ -143,10 +147,10 @@ def _workload_file(folder: str | None, arguments: Sequence[str]) -> Path | None:
 
 
 def _with_place(line: str, file: Path, arguments: Sequence[str]) -> str:
-    """Add the file, and the line in it, to what is wrong with an option of the workload.
+    """Add the workload's file, and the line in it, to a message on an option of the workload.
 
-    An option that the file does not have comes from elsewhere, such as another file of its
-    defaults, and nothing is added; one that is missing is to be added to the file.
+    Nothing is added for an option that the file does not have, as it comes from elsewhere. For one
+    that is missing the file alone is added.
     """
     name = re.match(r"workload\.[\w.]+\w", line)
     if name is None or any(option.lstrip("+~").startswith(f"{name[0]}=") for option in arguments):
@@ -160,11 +164,11 @@ def _with_place(line: str, file: Path, arguments: Sequence[str]) -> str:
 
 
 def _line_of(path: Sequence[str], text: str) -> int | None:
-    """Find the line of an option in a workload's YAML; None: it is not there.
+    """Find the line of an option in a workload's YAML; None if it is not there.
 
     Args:
-        path: the option's names from ``workload`` on, with which a file for the global package
-            begins, and no other.
+        path: the option's names from ``workload`` on. A file for Hydra's global package has
+            ``workload`` in it, another file begins below that.
         text: of the file.
     """
     root = compose_yaml(text, SafeLoader)
@@ -175,7 +179,7 @@ def _line_of(path: Sequence[str], text: str) -> int | None:
 
 
 def _line_below(node: YamlNode | None, names: Sequence[str]) -> int | None:
-    """Find the line of the key that nested mappings have at these names; None: they have none."""
+    """Find the line of the key at these names in nested mappings; None if there is none."""
     if not isinstance(node, MappingNode):
         return None
     for key, value in node.value:
@@ -188,23 +192,23 @@ def _line_below(node: YamlNode | None, names: Sequence[str]) -> int | None:
 
 
 def _check_one_goal(options: StudyOptions, arguments: Sequence[str]) -> None:
-    """Refuse a target beside the objective loss, which has none.
+    """Refuse a target on the command line under the objective ``loss``, which has none.
 
-    That of a workload's file is left alone.
+    The target of a workload's file is left alone.
     """
     key = "workload.target.value="
-    given = [argument for argument in arguments if argument.lstrip("+").startswith(key)]
-    if options.search.objective == "loss" and given:
+    targets = [argument for argument in arguments if argument.lstrip("+").startswith(key)]
+    if options.search.objective == "loss" and targets:
         raise ConfigError(
             f"search.objective=loss seeks the best {options.workload.target.metric} within a "
-            f"budget, and {given[0]} a target: leave one of them out"
+            f"budget, and {targets[0]} a target: leave one of them out"
         )
 
 
 def groups_in(folder: str | None) -> frozenset[str]:
-    """Name the config groups in a folder of the user's.
+    """Name the config groups in a folder of the user's; none without a folder.
 
-    They may stand beside bstune's own options.
+    Sections with these names may stand beside bstune's own options.
     """
     if not folder:
         return frozenset()
@@ -214,12 +218,12 @@ def groups_in(folder: str | None) -> frozenset[str]:
 def compose_given(
     workload: Mapping[str, Any], arguments: Sequence[str], set_options: Mapping[str, Any]
 ) -> StudyOptions:
-    """Compose the options of a workload that is given as values instead of by name, and check them.
+    """Compose the options for a workload that is given as values, not by name, and check them.
 
     Args:
         workload: the options of :class:`bstune.options.GivenWorkload`.
         arguments: those of a command line.
-        set_options: values by option, which come after the arguments.
+        set_options: further values by the option's dotted key; they replace those of the arguments.
     """
     name = "given"
     store = ConfigStore.instance()
@@ -228,7 +232,7 @@ def compose_given(
         arguments_with_workload = [f"workload={name}", *arguments]
         config, unknown = compose_known(CONFIG_MODULE, CONFIG_NAME, arguments_with_workload)
     finally:
-        # The store is the process's: later it would be listed among the workloads.
+        # All of this process shares the store: later composing would find this workload.
         del store.repo["workload"][f"{name}.yaml"]
     for option, value in set_options.items():
         OmegaConf.update(config, option, value, force_add=True)
@@ -238,7 +242,7 @@ def compose_given(
 def resolved(text: str) -> str:
     """Resolve the references in a text, such as ``${oc.env:NAME}``.
 
-    A ConfigError where one cannot be.
+    ConfigError for one that cannot be resolved.
     """
     try:
         return str(OmegaConf.create({"text": text}).text)
@@ -247,7 +251,10 @@ def resolved(text: str) -> str:
 
 
 def mlflow_options(uri: str | None) -> MlflowOptions:
-    """Give the options of MLflow by default, with another address (None: that of the environment)."""
+    """Give the default options of MLflow with another address.
+
+    ``uri`` may have references. None: the address is that of the environment.
+    """
     values = {**read_yaml(f"{CONFIG_NAME}.yaml")["mlflow"], "uri": None}
     if uri is not None:
         values["uri"] = resolved(uri)
@@ -282,7 +289,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def in_full(arguments: Sequence[str]) -> list[str]:
-    """Write out what may be said shorter: ``+workload=NAME``, and the workload's ``target=VALUE``."""
+    """Write arguments in Hydra's full form: ``workload=NAME``, and ``workload.target.value=VALUE``.
+
+    On the command line they may be ``+workload=NAME`` and ``target=VALUE``.
+    """
     full = list[str]()
     for argument in arguments:
         workload = re.sub(r"^\++workload=", "workload=", argument)
@@ -293,10 +303,10 @@ def in_full(arguments: Sequence[str]) -> list[str]:
 def with_choices(arguments: Sequence[str]) -> list[str]:
     """Give the arguments as Hydra takes them.
 
-    Without ``schedule=null`` and its like, and with ``~`` in quotes. ConfigError for the choice of
-    a group that is no name.
+    A choice of nothing, such as ``schedule=null``, is left out, and a value with ``~`` is quoted.
+    ConfigError for a choice of a group that is no name.
     """
-    kept = list[str]()
+    hydra_arguments = list[str]()
     for argument in arguments:
         name, _, value = argument.partition("=")
         # Hydra's grammar has no ~ outside of quotes. What is quoted or nested is left as it is.
@@ -304,7 +314,7 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
             argument = f"{name}='{value}'"
         group = name.lstrip("+")
         if group not in GROUPS:
-            kept.append(argument)
+            hydra_arguments.append(argument)
             continue
         try:
             choice = OverridesParser.create().parse_override(argument).value()
@@ -314,27 +324,28 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
             continue
         if not isinstance(choice, Sweep) and not _are_names(choice):
             raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")
-        kept.append(argument)
-    return kept
+        hydra_arguments.append(argument)
+    return hydra_arguments
 
 
 def _are_names(choice: object) -> bool:
-    """Say whether a choice is a name, or a list of them."""
+    """Whether a choice is a name, or a list of names."""
     names = choice if isinstance(choice, list) else [choice]
     return all(isinstance(name, str) and 0 < len(name) <= LONGEST_CHOICE for name in names)
 
 
 def secret_option(argument: str) -> str | None:
-    """Name the option whose value, in an argument of the command line, holds a secret; or None.
+    """Name the option whose value, in an argument of the command line, holds a secret.
 
-    The name is empty for a word that is no option. References to the environment are no secrets.
+    None if there is no secret; empty if the argument is no option. A reference to the environment
+    is no secret.
     """
     named = re.fullmatch(r"[+~-]*([\w./@:-]+?)=(.*)", argument, re.DOTALL)
     if named is None or "://" in named[1]:
         return "" if secret_options(argument) else None
     name = named[1]
     value: object = named[2].strip("\"'")
-    # What Hydra refuses is said later; or it is a URL with a comma, which its grammar refuses.
+    # Hydra may refuse the argument, as it does a URL with a comma. A wrong one is reported later.
     with suppress(HydraException):
         override = OverridesParser.create().parse_override(argument)
         if not override.is_sweep_override():
@@ -343,9 +354,10 @@ def secret_option(argument: str) -> str | None:
 
 
 def config_shown(text: str) -> str:
-    """Show a config that Hydra printed, as YAML without secrets.
+    """Give a text that Hydra printed, without the secrets of a config.
 
-    A text without any, or no config, as it is.
+    A config with secrets is written anew, as YAML. A text that is no config, or has no secret,
+    stays as it is.
     """
     try:
         config = OmegaConf.create(text)
@@ -361,11 +373,11 @@ def config_shown(text: str) -> str:
 class HideSecrets(Callback):
     """Hydra's call-back that leaves secrets out of the config which Hydra writes of a multirun.
 
-    Jobs compose theirs.
+    The multirun's jobs compose configs of their own, which have the secrets.
     """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Change the config in place."""
+        """Take the secrets out of the multirun's config, in place."""
         remember(OmegaConf.to_container(config, resolve=False))
         with read_write(config):
             for name in config:
@@ -375,11 +387,17 @@ class HideSecrets(Callback):
 
 
 def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Compose a config of the options that Hydra knows; the names of others are given beside it."""
+    """Compose a config of the options that Hydra knows, and give the names of the others beside it.
+
+    Args:
+        module: the package of configs.
+        name: of the config.
+        options: arguments of a command line, in full.
+    """
     unknown: list[str] = []
     options = with_choices(options)
     with _own_hydra(), initialize_config_module(module, **hydra_versions.BEHAVIOUR):
-        # Hydra names one unknown option at a time: each is left out, until it takes the rest.
+        # Hydra names one unknown option at a time. Each is left out, until Hydra takes the rest.
         while True:
             known = list[str]()
             for option in options:
@@ -392,7 +410,7 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
                 if refused is None or refused[1] in unknown:
                     raise ConfigError(plain_error(error)) from error
                 unknown.append(refused[1])
-            # Of bytes, numbers and defaults.
+            # These are for bytes that are no text, for numbers, and for defaults without an end.
             except (YAMLError, ValueError, RecursionError) as error:
                 raise ConfigError(
                     f"a config file is none that Hydra reads: {' '.join(str(error).split())}"
@@ -403,9 +421,9 @@ def compose_known(module: str, name: str, options: Sequence[str]) -> tuple[DictC
 
 @contextmanager
 def _own_hydra() -> Iterator[None]:
-    """Put aside, for a while, the Hydra of a program that calls this one.
+    """Put the Hydra of a calling program aside within a ``with`` block.
 
-    It would be refused as a second one.
+    Hydra refuses to start a second time.
     """
     theirs = GlobalHydra.instance().hydra
     version = VersionBase.instance().version_base
@@ -421,7 +439,7 @@ def _own_hydra() -> Iterator[None]:
 
 
 def plain_error(error: Exception) -> str:
-    """Write Hydra's message without its search path, its workloads on one line."""
+    """Write Hydra's message without its search path, and with the workloads on one line."""
     message = str(error) or str(error.__cause__)
     lines = list[str]()
     for line in message.split("Config search path")[0].splitlines():
@@ -446,14 +464,14 @@ def validate(
     groups: Collection[str] = (),
     arguments: Sequence[str] = (),
 ) -> Composed:
-    """Make the choices of a config that Hydra composed, and check every value.
+    """Put the choices of schedule and algorithm into a composed config, and check every value.
 
     Args:
-        config: as composed; it stays as it is.
+        config: as Hydra composed it; it stays as it is.
         unknown: options that were already found to be unknown.
-        complete: gives what a replayed workload takes from its table.
+        complete: gives the values that a replayed workload takes from its table.
         groups: further sections, which the user's own files refer to.
-        arguments: those that composed it.
+        arguments: those that composed the config.
 
     Raises:
         ConfigError: for all mistakes, a line each.
@@ -463,8 +481,8 @@ def validate(
     if OmegaConf.select(config, "search.objective") == "loss":
         _leave_target_open(config)
     if kind is ReplayedOptions and complete is not None:
-        # What is missing the table may give.
-        _, mistakes = _parse(config, unknown, groups)
+        # The table may give the options that are missing.
+        _, mistakes = _options_and_mistakes(config, unknown, groups)
         others = [line for line in mistakes if " is missing: " not in line]
         if others:
             raise ConfigError("\n".join(others))
@@ -474,7 +492,7 @@ def validate(
 
 
 def _leave_target_open(config: DictConfig) -> None:
-    """Let a workload without a target's value have none, where a budget is what is asked."""
+    """Set a missing value of the target to ``auto``: a study within a budget needs none."""
     key = "workload.target.value"
     if OmegaConf.select(config, "workload.target") is None:
         OmegaConf.update(config, "workload.target", {}, force_add=True)
@@ -483,9 +501,9 @@ def _leave_target_open(config: DictConfig) -> None:
 
 
 def _nothing_to_choose(kind: type[StudyOptions]) -> str | None:
-    """Say why a workload has no place for another schedule or algorithm.
+    """Say why a workload has no place for a choice of schedule or algorithm.
 
-    None where it may have one.
+    None where it may have a place.
     """
     if kind is ReplayedOptions:
         return "a replayed workload is not trained"
@@ -499,26 +517,26 @@ def check(
 ) -> Composed:
     """Check every value of a config in which all choices are made.
 
-    Nothing that the config names is imported, and the checked values are written into it.
-    ConfigError as :func:`validate`.
+    The checked values are written into the config. Nothing that it names is imported. ConfigError
+    and arguments as in :func:`validate`.
     """
-    options, mistakes = _parse(config, unknown, groups)
+    options, mistakes = _options_and_mistakes(config, unknown, groups)
     if mistakes or options is None:
         raise ConfigError("\n".join(mistakes))
     with open_dict(config):
         _write_types(config, options)
     options = _with_nodes(options, config)
     if not isinstance(options, TrainedOptions):
-        return Composed(options, None)
+        return Composed(options, recipe=None)
     values: Any = OmegaConf.to_container(config, resolve=False)
     keys = {name: tunable.key for name, tunable in options.workload.tunable.items()}
     return Composed(options, HydraRecipe(values, keys))
 
 
 def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
-    """Put values and nodes into the places that their dotted keys name, and check the whole again.
+    """Set values and nodes at their dotted keys in a composed study, and check all of it again.
 
-    A key that begins with + is one that is not there yet. ConfigError for another one.
+    A key that begins with + is added. ConfigError for another key that is not there yet.
     """
     config: DictConfig = OmegaConf.create(dict(composed.trained.values))
     for path, value in settings.items():
@@ -540,29 +558,29 @@ def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
 
 
 class _ConfigLookup:
-    """What checks of values ask of the config that they come from."""
+    """Looks up values of a composed config for the checks of options."""
 
     def __init__(self, config: DictConfig) -> None:
         self._config = config
 
     def value_at(self, key: str) -> object:
-        """Give the value at a dotted key."""
+        """Give the value at a dotted key; the text ``nothing`` where there is none."""
         return OmegaConf.select(self._config, key, default="nothing")
 
     def is_reference(self, section: str, name: str) -> bool:
-        """Whether a value is a reference to another one, where it is checked."""
+        """Whether a value of a section refers to another one, which is checked where it stands."""
         return OmegaConf.is_interpolation(self._config[section], name)
 
 
-def _parse(
+def _options_and_mistakes(
     config: DictConfig, unknown: Sequence[str], groups: Collection[str]
 ) -> tuple[StudyOptions | None, list[str]]:
-    """Give the options of a config and its mistakes, a line each.
+    """Give the options of a config, and its mistakes, a line each.
 
-    The options are None with mistakes.
+    The options are None if a value is refused.
     """
     names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
-    mistakes = {name: _unknown(name, names) for name in unknown}
+    mistakes = {name: _unknown_line(name, names) for name in unknown}
     values = _resolve(config, "", mistakes)
     remember(values)
     known = dict[str, object]()
@@ -578,7 +596,7 @@ def _parse(
             name = ".".join(str(part) for part in details["loc"])
             line = mistake(name, details)
             if details["type"] == "extra_forbidden":
-                line = _unknown(name, names)
+                line = _unknown_line(name, names)
             mistakes.setdefault(name, line)
     lines = list[str]()
     for name, line in mistakes.items():
@@ -586,27 +604,27 @@ def _parse(
         original = str(names.get(name))[2:-1]
         if original not in mistakes:
             lines.append(line)
-    # Of options that are copies of each other none is left.
+    # If options are copies of each other, none has a line yet: then all have one.
     return options, lines or list(mistakes.values())
 
 
 def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
-    """Give the options' nodes the checked values that they refer to.
+    """Give the options with nodes that have checked values in the place of references.
 
-    References that a trial or a machine resolves stay as they are written.
+    References to values that only a trial or a machine knows stay as they are written.
     """
-    kept = config.copy()
-    with open_dict(kept):
+    escaped = config.copy()
+    with open_dict(escaped):
         for key in KEPT_REFERENCES:
             section = key.partition(".")[0]
-            if OmegaConf.select(kept, section, throw_on_missing=False) is not None:
-                # Escaped: a text, which is no reference any more.
-                OmegaConf.update(kept, key, f"\\${{{key}}}", force_add=True)
+            if OmegaConf.select(escaped, section, throw_on_missing=False) is not None:
+                # An escaped reference is a text, which is not resolved.
+                OmegaConf.update(escaped, key, f"\\${{{key}}}", force_add=True)
     for key in NODES:
         if option_at(options, key) is None:
             continue
-        # What takes no text in the place of a reference gets its value.
-        for source in (kept, config):
+        # A resolver that takes no text in the place of a reference gets its value.
+        for source in (escaped, config):
             mistakes: dict[str, str] = {}
             node = OmegaConf.select(source, key)
             values = _resolve(node, "", mistakes)
@@ -617,9 +635,9 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
 
 
 def _write_types(node: DictConfig, section: Section) -> None:
-    """Write a section's checked values into its node, but for references.
+    """Put a section's checked values into the section's node of the config.
 
-    An int may have become a float.
+    Checking may have changed their types, such as an int to a float. References stay as they are.
     """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -630,16 +648,17 @@ def _write_types(node: DictConfig, section: Section) -> None:
             for key, tunable in value.items():
                 _write_types(node[name][key], tunable)
         elif field.annotation != Node and (name in node or not field.exclude):
-            # A home directory, or a reference to a text that is a number.
+            # A text that changed had ~ for the home directory, or refers to a number.
             changed = isinstance(value, str) and value != node[name]
             if changed or not OmegaConf.is_interpolation(node, name):
                 node[name] = value
 
 
 def _resolve(node: object, name: str, mistakes: dict[str, str]) -> Any:
-    """Make plain values of a config node.
+    """Give the plain values of a config node, with references resolved.
 
-    ``mistakes`` gets a line for each that is missing or cannot be read.
+    ``mistakes`` gets a line, by the option's name, for each value that is missing or cannot be
+    read. ``name`` is the node's dotted key, with a dot at its end.
     """
     if not isinstance(node, DictConfig | ListConfig):
         return node
@@ -658,8 +677,8 @@ def _resolve(node: object, name: str, mistakes: dict[str, str]) -> Any:
     return list(values.values())
 
 
-def _unknown(name: str, names: Mapping[str, object]) -> str:
-    """Write the line for an option that there is not, with the nearest one that there is."""
+def _unknown_line(name: str, names: Mapping[str, object]) -> str:
+    """Write the line on an unknown option, with the nearest of the names that there are."""
     if name in ("workload.data", "workload.module"):
         return (
             f"{name}: a workload is trained (data and module) or replayed (table), but this one "
@@ -667,7 +686,7 @@ def _unknown(name: str, names: Mapping[str, object]) -> str:
         )
     # The unknown option itself, and what is below it, stand among the names.
     others = [option for option in names if not f"{option}.".startswith(f"{name}.")]
-    near = " or ".join(nearest(name, others))
-    if near:
-        return f"unknown option {name}: did you mean {near}?"
+    meant = " or ".join(nearest(name, others))
+    if meant:
+        return f"unknown option {name}: did you mean {meant}?"
     return f"unknown option {name}; bstune --cfg job +workload=NAME lists the options"

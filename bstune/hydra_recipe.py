@@ -1,4 +1,4 @@
-"""What the nodes of a composed config build, by Hydra: data, modules, Trainer arguments, samplers, rules.
+"""Builds what the nodes of a composed config name, by Hydra: data, modules, samplers, rules.
 
 References such as ``${trial.lr}`` resolve anew for each trial. No other module resolves them.
 """
@@ -26,11 +26,11 @@ from bstune.recipe import TrialValues
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule
 
-# Of what LightningCLI instantiates.
+# The keys of a node that LightningCLI instantiates.
 CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
 # Names of a module's argument that takes the learning rate.
 RATE_ARGUMENTS = ("lr", "learning_rate", "learningrate", "base_lr", "max_lr")
-# Two values of a trial that differ, by which it shows what is built from them.
+# Two values of a trial that differ. A part that is built from the value differs between them.
 _TWO_VALUES: dict[str, tuple[float, float]] = {"lr": (1.0, 2.0), "total_steps": (1, 2)}
 
 
@@ -39,8 +39,8 @@ class HydraRecipe:
     """A recipe of the nodes ``workload.data``, ``.module`` and ``.trainer``, and ``trainer``.
 
     Args:
-        values: the composed config as plain values, references unresolved.
-        keys: of the workload's tunables, by name: the dotted key that each one sets.
+        values: the composed config as plain values, with references as they are written.
+        keys: the dotted key that each of the workload's tunables sets, by the tunable's name.
     """
 
     values: Mapping[str, Any]
@@ -56,7 +56,10 @@ class HydraRecipe:
 
     @cached_property
     def _config_of_trials(self) -> DictConfig:
-        """Takes one trial's values after another's: a copy for each takes longer than a small module."""
+        """A copy that takes the values of each trial in turn.
+
+        A new copy for each trial takes longer than a small module.
+        """
         return self._config.copy()
 
     @property
@@ -79,7 +82,7 @@ class HydraRecipe:
         """None: a node builds the same data at each batch size."""
 
     def module(self, values: TrialValues) -> "LightningModule":
-        """Instantiate the module's node, a trial's values in the places of its references."""
+        """Instantiate the module's node, with a trial's values where it refers to them."""
         config = self._config_of_trials
         if values.hyperparameters:
             config = self._config.copy()
@@ -92,7 +95,7 @@ class HydraRecipe:
         return instantiate(config.workload.module, "workload.module")  # type: ignore[no-any-return]
 
     def trainer(self) -> dict[str, object]:
-        """Instantiate the Trainer's arguments: the workload's stand over those of the config."""
+        """Instantiate the Trainer's arguments: those of the config, then the workload's own."""
         arguments: dict[str, object] = {}
         for key in ("trainer", "workload.trainer"):
             node = OmegaConf.select(self._config, key)
@@ -101,7 +104,7 @@ class HydraRecipe:
         return arguments
 
     def takes(self, name: str) -> bool:
-        """Whether the workload resolves to other values where a value of the trial is another one."""
+        """Whether the workload depends on a value of the trial: ``lr`` or ``total_steps``."""
         resolved = []
         for value in _TWO_VALUES[name]:
             trial = {"batch_size": 1, "lr": 1.0, "total_steps": 1, name: value}
@@ -111,15 +114,15 @@ class HydraRecipe:
 
     @property
     def override(self) -> str:
-        """The option that sets the rate in the optimizer."""
+        """The option that sets the learning rate in the optimizer."""
         return f"{OVERRIDE_LR}=true"
 
     def advice_on_rate(self) -> str:
-        """Name the argument that should get ``${trial.lr}``."""
+        """Say which argument of the module should get ``${trial.lr}``."""
         module = self._config.workload.module
         inner = "init_args." if "class_path" in module else ""
         parameters: Mapping[str, inspect.Parameter] = {}
-        # What cannot be imported is said when it is built.
+        # A module that cannot be imported is reported when it is built.
         with suppress(ImportError, AttributeError, TypeError, ValueError):
             parameters = inspect.signature(get_object(self.module_name)).parameters
         for argument in RATE_ARGUMENTS:
@@ -131,15 +134,16 @@ class HydraRecipe:
         )
 
     def on(self, device: str, precision: str) -> "HydraRecipe":
-        """Give the recipe whose references to the device and the precision resolve to these."""
+        """Give the recipe whose references to the device and the precision have these values."""
         return HydraRecipe({**self.values, "device": device, "precision": precision}, self.keys)
 
 
 def instantiate(node: Node | DictConfig, what: str) -> Any:
-    """Build what a node names, whose targets are written as Hydra does or as LightningCLI does.
+    """Call the target that a node names with the node's arguments.
 
     Args:
-        node: with a ``_target_`` or a ``class_path``.
+        node: written as Hydra does, with a ``_target_``, or as LightningCLI does, with a
+            ``class_path``.
         what: its name in messages.
 
     Raises:
@@ -147,27 +151,27 @@ def instantiate(node: Node | DictConfig, what: str) -> Any:
     """
     try:
         return hydra_instantiate(_with_targets(node), _convert_="all", **INSTANTIATE_TRUSTS)
-    # TypeError: of _partial_ and its like.
+    # A TypeError is raised for a wrong _partial_ and its like.
     except (InstantiationException, OmegaConfBaseException, TypeError) as error:
         if isinstance(error.__cause__, BstuneError):
-            # It caused the error: a ring of causes has no end.
+            # The new error must not be the cause of its own cause.
             raise error.__cause__ from None
         reason = _not_found(error) or " ".join(str(error).split())
         raise ConfigError(f"{what} cannot be built: {reason}") from error
 
 
 def instantiate_partial(node: Node, what: str) -> Any:
-    """Give what a node names as a ``functools.partial``, whose further arguments are the caller's."""
+    """Give the target of a node as a ``functools.partial`` that has the node's arguments."""
     return instantiate({**node, "_partial_": True}, what)
 
 
 def target_of(node: Mapping[Any, Any]) -> str:
-    """Name what a node builds; empty where it builds nothing."""
+    """Give the path of the class or function that a node names; empty if it names none."""
     return str(node.get("_target_") or node.get("class_path") or "")
 
 
 def _with_targets(node: Node | DictConfig) -> Node | DictConfig:
-    """Write ``class_path`` and ``init_args`` as ``_target_`` and the arguments beside it."""
+    """Rewrite a node of LightningCLI's as one of Hydra's; one of Hydra's stays as it is."""
     config = node if isinstance(node, DictConfig) else OmegaConf.create(node)
     if "class_path" not in OmegaConf.to_yaml(config):
         return config
@@ -176,9 +180,10 @@ def _with_targets(node: Node | DictConfig) -> Node | DictConfig:
 
 
 def _targets(value: Any) -> Any:
+    """Write ``class_path`` as ``_target_`` with its arguments beside it, at each depth."""
     if isinstance(value, list):
         return [_targets(item) for item in value]
-    # The target of a node that is not recursive reads what is inside.
+    # The target of a node that is not recursive takes the nodes inside as they are.
     if not isinstance(value, dict) or value.get("_recursive_") is False:
         return value
     if "class_path" in value and value.keys() <= CLASS_KEYS:
@@ -191,9 +196,9 @@ def _targets(value: Any) -> Any:
 
 
 def _not_found(error: Exception) -> str | None:
-    """Say which module, or which name in a module, a target misses.
+    """Say which module, or which name of a module, was missing when a target was imported.
 
-    None if that is not what is wrong.
+    None if the error is another one.
     """
     located = re.match(r"Error locating target '([^']*)'", str(error))
     if located is None or error.__cause__ is None:

@@ -1,4 +1,4 @@
-"""What builds a study's data and its modules: the one thing in a study that is code and no value.
+"""A recipe builds a study's data and modules: the one thing in a study that is code and no value.
 
 A study is :class:`bstune.options.StudyOptions`, which are plain values, and a recipe. There are two
 kinds: :class:`bstune.hydra_recipe.HydraRecipe` of a config's nodes, and
@@ -25,9 +25,9 @@ class TrialValues:
     lr: float
     seed: int
     total_steps: int
-    """After which a schedule that ends with the trial is to end."""
+    """The steps after which a schedule that ends with the trial is to end."""
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
-    """What the study searches besides, by the tunable's name."""
+    """The values of the other searched hyper-parameters, by the tunable's name."""
 
 
 class Recipe(Protocol):
@@ -46,9 +46,9 @@ class Recipe(Protocol):
 
     @property
     def data_at(self) -> "Callable[[int], LightningDataModule] | None":
-        """Builds the data of a batch size, where the user gives a function of it.
+        """The function that builds the data for a batch size, if the user gives one.
 
-        None: they are the same at each.
+        None: the data are the same at each batch size.
         """
 
     def module(self, values: TrialValues) -> "LightningModule":
@@ -58,14 +58,17 @@ class Recipe(Protocol):
         """Build the user's arguments of Lightning's Trainer."""
 
     def takes(self, name: str) -> bool:
-        """Whether what is built depends on a value of the trial: ``lr`` or ``total_steps``."""
+        """Whether the module depends on a value of the trial: ``lr`` or ``total_steps``."""
 
     @property
     def override(self) -> str:
-        """What sets the rate in the optimizer, in the words of whoever gives the recipe: ``override_lr=True``."""
+        """The setting that puts the trial's learning rate into the optimizer.
+
+        It is written as the user would write it, such as ``override_lr=True``.
+        """
 
     def advice_on_rate(self) -> str:
         """Say what to change so that the module takes the trial's learning rate."""
 
     def on(self, device: str, precision: str) -> "Recipe":
-        """Give the recipe for a device and a precision that are no longer ``auto``."""
+        """Give the recipe for this device and precision, which are no longer ``auto``."""

@@ -1,10 +1,10 @@
-"""What padding gives a layer whose dimensions miss the multiple that tensor cores take.
+"""The gain of padding a layer whose dimensions miss the multiple that tensor cores take.
 
 NVIDIA's guide to matrix products asks for dimensions in multiples of 16 bytes: 8 in 16 bits, 4 in
-tf32. The survey of a workload names the layers that miss it and predicts by the roofline what
-padding gives. Here each of them is timed alone, forward and backward, as it is and padded, side by
-side in turns; weights and inputs are random, in the arithmetic's type. A layer's timings are kept
-as they end (:mod:`bstune.sweeps.unit_log`).
+tf32. The survey of a workload names the layers that miss it, and predicts the gain of padding by
+the roofline. Here each of them is timed alone, forward and backward, as it is and padded, in turns.
+Weights and inputs are random, in the arithmetic's type. A layer's timings are kept as they end
+(:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PADDING_FIGURE_INCHES = (9.0, 4.5)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Of a dimension's rounds: seconds of the layer as it is and padded.
+# The seconds of a layer as it is and padded, in each round.
 READ_TIMES = TypeAdapter(list[tuple[float, float]])
 CONVOLUTION_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
@@ -70,13 +70,28 @@ def run(
     only: list[str],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Time each layer of a workload that misses the multiple: what padding it gives."""
-    positive = {"batch_size": batch_size, "rounds": rounds, "seconds": seconds, "lr": lr}
-    if multiple is not None:
-        positive["multiple"] = multiple
-    for name, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
+    """Time each layer of a workload that misses the multiple, as it is and padded.
+
+    Args:
+        composed: the workload.
+        log: keeps the timings.
+        batch_size: of the layers' inputs.
+        multiple: of the dimensions; None: that of the device's tensor cores.
+        rounds: the number of rounds.
+        seconds: how long either form of a layer is timed in a round.
+        lr: with which the module is built.
+        only: the dimensions to time now; empty: all.
+        clock: in seconds; tests replace it.
+    """
+    _check_positive(
+        {
+            "batch_size": batch_size,
+            "rounds": rounds,
+            "seconds": seconds,
+            "lr": lr,
+            "multiple": multiple,
+        }
+    )
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
     first = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
@@ -104,12 +119,12 @@ def run(
     sizes = options.hardware.ceilings.traced_batch_sizes
     cost = roofline.step_cost(module, draw, loss, arithmetic, sizes)
     shapes = input_shapes(module, draw(sizes[0]), loss, batch_size / sizes[0])
-    # Nothing is predicted here, so that no limit of the device counts.
+    # The device's limits predict a gain, which is not used here: any limits do.
     limits = roofline.DeviceLimits(dtype=arithmetic, flops_per_second=1.0, bytes_per_second=1.0)
     misaligned = dict[str, TensorCoreMisalignment]()
     for row in roofline.misalignments(cost, limits, multiple, batch_size):
         layer = module.get_submodule(row.name)
-        # One that a pass never reaches, or that cannot be made anew alone, is not timed.
+        # A layer that no pass reaches, or that cannot be made anew alone, is not timed.
         if row.name in shapes and layer_like(layer, {}) is not None:
             misaligned[f"{row.name}/{row.dimension}"] = row
     check_only(only, list(misaligned))
@@ -141,13 +156,20 @@ def run(
     )
 
 
+def _check_positive(values: Mapping[str, float | None]) -> None:
+    """Refuse values that are not positive; None is left out."""
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"sweep.experiment.{name} must be positive, but got {value}")
+
+
 def input_shapes(
     module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor], factor: float
 ) -> dict[str, tuple[int, ...]]:
-    """Give the shape of each layer's first input, by the layer's name, in a larger batch.
+    """Give the shape of each layer's first input, by the layer's name, for a larger batch.
 
-    Of a layer that is called several times it is the last call's. The batch, which is ``factor``
-    times as small, is passed through once, without gradients.
+    The larger batch is ``factor`` times ``batch``, which is passed through the module once without
+    gradients. For a layer that is called several times it is the shape of the last call.
     """
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -157,7 +179,7 @@ def input_shapes(
 
     with ExitStack() as hooks, torch.no_grad():
         for name, layer in module.named_modules():
-            # Leaves alone: containers are not timed.
+            # Only leaves are timed, not containers.
             if next(layer.children(), None) is None:
                 hooks.enter_context(layer.register_forward_pre_hook(functools.partial(note, name)))
         loss(module, batch)
@@ -165,10 +187,11 @@ def input_shapes(
 
 
 def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None:
-    """Make a fresh Linear or convolution with dimensions of other sizes; None for other layers.
+    """Make a new Linear or convolution like a layer, with other sizes of some dimensions.
 
-    Dimensions are those of :class:`~bstune.hardware.roofline.LayerCost`: of a grouped convolution
-    they are a group's. Others change nothing.
+    ``changes`` has the sizes by the dimensions' names in
+    :class:`~bstune.hardware.roofline.LayerCost`, which for a grouped convolution are those of a
+    group; other names change nothing. None if the layer is of another kind.
     """
     has_bias = getattr(layer, "bias", None) is not None
     if isinstance(layer, nn.Linear):
@@ -186,10 +209,10 @@ def layer_like(layer: nn.Module, changes: Mapping[str, int]) -> nn.Module | None
 
 
 def padded_shape(row: TensorCoreMisalignment, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Give a layer's input shape with a row's dimension padded."""
+    """Give the shape of a layer's input once the dimension of ``row`` is padded."""
     place = {"batch": 0, "in_features": -1, "in_channels": 1}.get(row.dimension)
     padded = list(shape)
-    # Outputs are no part of the input's shape.
+    # A padded output does not change the input's shape.
     if place is not None:
         padded[place] = shape[place] * row.padded // row.size
     return tuple(padded)
@@ -205,9 +228,20 @@ def padding_times(
     seconds: float,
     clock: Callable[[], float],
 ) -> list[tuple[float, float]]:
-    """Time a forward and backward pass in each round, as the layer is and padded: seconds of both.
+    """Time forward and backward passes of a layer as it is and padded, in turns.
 
-    ``seconds`` are what either takes of a round, warm-up left out.
+    Args:
+        layer: the workload's own, which is not changed.
+        row: says which dimension is padded.
+        shape: of the layer's input.
+        device: on which it runs.
+        arithmetic: the type of weights and inputs.
+        rounds: the number of rounds.
+        seconds: how long either form is timed in a round.
+        clock: in seconds; tests replace it.
+
+    Returns:
+        The seconds of a pass as the layer is and padded, for each round.
     """
 
     def read() -> float:
@@ -218,17 +252,17 @@ def padding_times(
         x = torch.randn(shape, device=device).to(DTYPES[arithmetic])
         layer = layer.to(device, DTYPES[arithmetic])
         if len(shape) == 4:
-            # The format in which convolutions reach tensor cores without a copy.
+            # Convolutions of this format reach tensor cores without a copy.
             x = x.contiguous(memory_format=torch.channels_last)
             layer = layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x.requires_grad_()
-        # Without a loss: its own time would be part of both.
+        # There is no loss, whose own time would be part of both.
         gradient = torch.randn_like(layer(x))
         call = "x.grad = None; layer.zero_grad(); layer(x).backward(gradient)"
         names = {"x": x, "layer": layer, "gradient": gradient}
         return Timer(call, timer=read, globals=names, num_threads=torch.get_num_threads())
 
-    # Both fresh, so that neither has the workload's hooks or its memory format.
+    # Both are new layers, without the workload's hooks and memory format.
     plain = layer_like(layer, {})
     padded = layer_like(layer, {row.dimension: row.padded})
     if plain is None or padded is None:
@@ -236,7 +270,7 @@ def padding_times(
     pair = (timer(plain, shape), timer(padded, padded_shape(row, shape)))
     times = list[tuple[float, float]]()
     for number in range(rounds):
-        # Turn about, so that neither is always timed on the warmer device.
+        # They take turns at being first: neither is always timed on the warmer device.
         order = (0, 1) if number % 2 == 0 else (1, 0)
         medians = [0.0, 0.0]
         for place in order:
@@ -246,13 +280,16 @@ def padding_times(
 
 
 def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> PaddingRow:
-    """Give a layer's throughput when padded over that as it is: the median and the quartiles."""
-    before, after = np.array(times).T
-    # A padded batch has more examples; a padded layer does no more that counts.
+    """Make the row of a dimension: the throughput when padded over that as the layer is.
+
+    It has the median and the quartiles over rounds; ``times`` are those of :func:`padding_times`.
+    """
+    seconds_as_is, seconds_padded = np.array(times).T
+    # A padded batch has more examples. A padded layer does more, but nothing that counts.
     more = 1.0
     if row.dimension == "batch":
         more = row.padded / row.size
-    low, middle, high = np.quantile(more * before / after, QUARTILES)
+    low, middle, high = np.quantile(more * seconds_as_is / seconds_padded, QUARTILES)
     return {
         "layer": row.name,
         "kind": row.kind,
@@ -260,7 +297,7 @@ def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> Pad
         "size": row.size,
         "padded": row.padded,
         "rounds": len(times),
-        "seconds": float(np.median(before)),
+        "seconds": float(np.median(seconds_as_is)),
         "gain": float(middle),
         "gain_low": float(low),
         "gain_high": float(high),
@@ -268,11 +305,11 @@ def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> Pad
 
 
 def sentence(rows: Sequence[PaddingRow], rounds: int) -> str:
-    """Put the finding into words."""
+    """Say how many dimensions padding makes faster, and which one gains most."""
     if not rows:
         return "Every layer that can be padded is aligned: there is nothing to time."
     best = max(rows, key=lambda row: row["gain"])
-    # By the quartile, as a median alone is over 1 by chance half of the time.
+    # The lower quartile decides: a median alone is over 1 by chance half of the time.
     faster = sum(row["gain_low"] > 1.0 for row in rows)
     return (
         f"Padding makes {faster} of {plural(len(rows), 'dimension')} faster by the lower quartile; "
@@ -282,7 +319,7 @@ def sentence(rows: Sequence[PaddingRow], rounds: int) -> str:
 
 
 def _paint_gains(rows: Sequence[PaddingRow], title: str, figure: "Figure") -> None:
-    """Draw one bar a dimension, with its quartiles."""
+    """Draw a bar for each dimension, with its quartiles."""
     axes = figure.subplots()
     names = list[str]()
     gains = list[float]()

@@ -41,17 +41,17 @@ Form = Literal["pruned", "bound"]
 FORMS: tuple[Form, ...] = ("pruned", "bound")
 AXES = ("lr", "sqrt", "linear", "saturating", "surge")
 SAMPLERS = ("random", "qmc", "tpe", "gp")
-# They never look at values: one form.
+# Samplers that never look at values: both forms are the same.
 BLIND = ("random", "qmc")
 # Rules that take a noise scale.
 WITH_NOISE_SCALE = ("saturating", "surge")
 FRONTIER = "bstune"
-# As prior mean, besides the square root.
+# The other rules that bstune's search takes as prior mean, besides the square root.
 FRONTIER_RULES = ("none", "linear")
-# Of Zeus.
+# Zeus prunes in so many rounds.
 PRUNING_ROUNDS = 2
-# Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times what TPE takes: 60 of them, 10 to 12 s,
-# for each seed.
+# Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times as long as TPE. Its 60 trials take 10 to
+# 12 s for each seed.
 MAX_GP_TRIALS = 60
 
 
@@ -60,15 +60,19 @@ class Entry:
     """A search that can be chosen by name: ``NAME``, ``NAME/AXIS`` or ``NAME/AXIS/FORM``."""
 
     name: str
-    axis: str | None  # None for a search that has its own
-    form: Form | None  # None where recording a stopped trial otherwise makes no difference
-    make: Callable[[Problem, int], Search]  # for a problem and a seed
+    # None for a search that has an axis of its own.
+    axis: str | None
+    # How a stopped trial is recorded; None where that makes no difference.
+    form: Form | None
+    # Makes the search of a problem and a seed.
+    make: Callable[[Problem, int], Search]
     max_trials: int = MAX_TRIALS
-    needs_noise_scale: bool = False  # as its axis is a rule that takes one
+    # Whether its axis is a rule that takes a noise scale.
+    needs_noise_scale: bool = False
 
     @property
     def group(self) -> str:
-        """Name and axis: of its forms, the better one is shown."""
+        """Name and axis; the better one of a group's forms is shown."""
         return "/".join(filter(None, (self.name, self.axis)))
 
     @property
@@ -78,7 +82,7 @@ class Entry:
 
 
 def searches() -> tuple[Entry, ...]:
-    """Give all searches that have a name, each Optuna sampler with each axis and form."""
+    """Give all searches that have a name; Optuna's samplers have one for each axis and form."""
     entries = [Entry(FRONTIER, axis=None, form=None, make=FrontierSearch)]
     for rule in FRONTIER_RULES:
         entries.append(
@@ -96,6 +100,7 @@ def searches() -> tuple[Entry, ...]:
 
 
 def _optuna_entry(name: str, axis: str, form: Form | None) -> Entry:
+    """Make the entry of one of Optuna's samplers."""
     max_trials = MAX_TRIALS
     if name == "gp":
         max_trials = MAX_GP_TRIALS
@@ -112,6 +117,7 @@ def _optuna_entry(name: str, axis: str, form: Form | None) -> Entry:
 def _optuna_search(
     problem: Problem, seed: int, *, name: str, axis: str, form: Form | None
 ) -> Search:
+    """Make the search of one of Optuna's samplers for a problem and a seed."""
     sampler_seed = trial_seed(seed, 0, purpose=1)
     # Some samplers are experimental to Optuna, which would say so for each seed.
     with warnings.catch_warnings():
@@ -121,6 +127,7 @@ def _optuna_search(
 
 
 def _sampler(name: str, seed: int) -> BaseSampler:
+    """Make Optuna's sampler with a name of SAMPLERS."""
     if name == "random":
         return RandomSampler(seed=seed)
     if name == "qmc":
@@ -134,7 +141,7 @@ def _sampler(name: str, seed: int) -> BaseSampler:
 
 
 def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
-    """Give the rule through the problem's reference; None for the axis ``lr``."""
+    """Give the scaling rule through the problem's reference pair; None for the axis ``lr``."""
     reference = {
         "reference_batch_size": problem.reference_batch_size,
         "reference_lr": problem.reference_lr,
@@ -153,17 +160,23 @@ def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
 
 
 def trial_seed(seed: int, number: int, purpose: int = 0) -> int:
-    """Give a trial's seed, of the search with ``seed``; other purposes have independent ones."""
+    """Give the seed of trial ``number`` in the search with ``seed``.
+
+    Other purposes than a trial's own seed, such as a sampler's, have independent seeds.
+    """
     return int(np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0])
 
 
 class LearningRateAxis:
-    """What a search sees of the learning rate: itself, or its octaves off a scaling rule.
+    """The coordinate that a search has for the learning rate.
+
+    It is the learning rate itself or, with a rule, the octaves between it and the rule's.
 
     Attributes:
         name: of the coordinate, ``lr`` or, with a rule, ``delta`` = log2(lr / rule(B)).
-        low, high: its range; of ``delta`` half of the learning rates' in octaves to either side.
-        is_log: whether it is searched in log.
+        low, high: its range. That of ``delta`` is half of the learning rates' range in octaves, to
+            either side.
+        is_log: whether it is searched on a log scale.
     """
 
     def __init__(self, problem: Problem, rule: scaling.ScalingRule | None) -> None:
@@ -181,11 +194,11 @@ class LearningRateAxis:
             self.is_log = False
 
     def suggest(self, trial: optuna.Trial) -> float:
-        """Ask Optuna for a coordinate."""
+        """Ask Optuna for the trial's coordinate."""
         return trial.suggest_float(self.name, self.low, self.high, log=self.is_log)
 
     def rate_at(self, batch_size: int, coordinate: float) -> tuple[float, float | None]:
-        """Give the learning rate, clipped into the range, and ``delta``; None without a rule."""
+        """Give the learning rate, clipped into the range, and ``delta``, None without a rule."""
         if self._rule is None:
             return coordinate, None
         lr = self._problem.clip_lr(self._rule(batch_size) * math.exp2(coordinate))
@@ -195,13 +208,11 @@ class LearningRateAxis:
 class OptunaSearch(Search):
     """Any Optuna sampler, asked and told in memory.
 
-    The parameters are ``batch_size`` (log integer) and ``lr`` (log) or, with a rule, ``delta`` =
-    log2(lr / rule(B)), half of the learning rates' range in octaves to either side; the learning
-    rate is then clipped into the range. The value is the logarithm of seconds (or steps) to target.
-    A trial that did not reach the target is ``pruned``, with its last distance from the target as
-    the intermediate value that ranks it, or complete at its ``bound``: the seconds at which it
-    would have been stopped. That holds for a diverged trial too, whose own seconds would make it
-    look fast.
+    The parameters are ``batch_size`` (log integer) and the coordinate of :class:`LearningRateAxis`.
+    The value is the logarithm of seconds (or steps) to target. A trial that did not reach the
+    target is ``pruned``, with its last distance from the target as the intermediate value that
+    ranks it. Or it is complete at its ``bound``, the seconds at which it would have been stopped.
+    That holds for a diverged trial too: its own seconds would make it look fast.
     """
 
     def __init__(
@@ -224,7 +235,7 @@ class OptunaSearch(Search):
         return least(finished, self._problem.objective)
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
-        """Tell the last trial, ask for the next."""
+        """Tell Optuna the result of the last trial, and ask it for the next one."""
         if self._asked is not None:
             self.tell(*self._asked, finished[-1])
         problem = self._problem
@@ -262,13 +273,16 @@ class OptunaSearch(Search):
     def ending(
         self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
     ) -> tuple[int, int | None]:
-        """Give a trial's last step and the trial that it continues; subclasses decide both."""
+        """Give a trial's last step, and the number of the trial that it continues.
+
+        None: it begins afresh, as here; subclasses decide both.
+        """
         return stopping_step(self._problem, batch_size, finished), None
 
     def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:
         """Tell the study the result of a trial that was to end at ``last_step``."""
         cost = result.time_to_target
-        # A bound: it would have cost as much at least.
+        # The trial would have cost at least as much as this bound.
         if cost is None and self._form == "bound":
             cost = last_step * self._problem.tau(result.batch_size)
         if cost is not None:
@@ -277,7 +291,8 @@ class OptunaSearch(Search):
             return
         values = [value for _, value in result.history if value is not None]
         if values:
-            # At step 1 for all: TPE ranks by step first, and steps differ with the batch size.
+            # All are reported at step 1: TPE ranks by step first, and steps differ between batch
+            # sizes.
             trial.report(self._problem.target.gap(values[-1]), step=1)
         self.study.tell(trial, state=TrialState.PRUNED)
 
@@ -285,9 +300,9 @@ class OptunaSearch(Search):
 def new_trial(
     problem: Problem, seed: int, batch_size: int, lr: float, finished: Sequence[TrialResult]
 ) -> TrialSpec:
-    """Give the next trial of a search, at a learning rate that follows no scaling rule's delta.
+    """Make the next trial of a search that has no scaling rule.
 
-    It ends by the rule that all general searches follow; ``seed`` is the search's.
+    It ends by :func:`~bstune.sweeps.search_problem.stopping_step`. ``seed`` is the search's.
     """
     number = len(finished)
     return TrialSpec(
@@ -376,7 +391,8 @@ class Zeus(Search):
         return new_trial(self._problem, self._seed, batch_size, lr, finished)
 
     def _end_round(self) -> None:
-        # By cost, then by batch size, so that of two equal ones the smaller is taken.
+        """Keep the batch sizes that reached the target in this round, or start over if none did."""
+        # They are ordered by cost, then by batch size: of two equal ones the smaller is taken.
         reached = list[tuple[float, int]]()
         for trial in self._round:
             if trial.reached:
@@ -392,6 +408,7 @@ class Zeus(Search):
             self.left = self._problem.batch_sizes
 
     def _thompson(self, finished: Sequence[TrialResult]) -> int:
+        """Draw each batch size's mean cost from its posterior, and give the cheapest one."""
         rng = np.random.default_rng(trial_seed(self._seed, len(finished), purpose=3))
         draws = list[tuple[float, int]]()
         for batch_size in self.left:
@@ -406,10 +423,10 @@ class Zeus(Search):
 def next_to_prune(
     batch_sizes: Sequence[int], default: int, tried: Sequence[TrialResult]
 ) -> int | None:
-    """Choose the next batch size of a round of Zeus's pruning, None if the round is over.
+    """Choose the next batch size of a round of Zeus's pruning; None if the round is over.
 
-    From ``default`` downwards to the first that failed to reach the target, then from above it
-    upwards likewise.
+    The order is from ``default`` downwards to the first that failed to reach the target, then from
+    above it upwards to the first that failed. ``tried`` are the trials of the round.
     """
     reached = {trial.batch_size: trial.reached for trial in tried}
     down = [size for size in sorted(batch_sizes, reverse=True) if size <= default]
@@ -424,7 +441,7 @@ def next_to_prune(
 
 
 class FrontierSearch(OptunaSearch):
-    """bstune's sampler; its B_crit is what a study would report.
+    """bstune's sampler, in the place of one of Optuna's.
 
     Every stopped trial can be continued, except one that ended before its ``max_steps``: its record
     goes no further.
@@ -451,7 +468,7 @@ class FrontierSearch(OptunaSearch):
             },
             seed=trial_seed(seed, 0, purpose=1),
         )
-        super().__init__(problem, seed, self.sampler, None, "pruned")
+        super().__init__(problem, seed, self.sampler, rule=None, form="pruned")
 
     def ending(
         self, trial: optuna.Trial, batch_size: int, finished: Sequence[TrialResult]
@@ -466,7 +483,7 @@ class FrontierSearch(OptunaSearch):
         return max_steps, resumed_from
 
     def tell(self, trial: optuna.Trial, last_step: int, result: TrialResult) -> None:
-        """Tell the study the trial's result, with its record."""
+        """Tell the study the trial's result, whose record the sampler reads."""
         if result.status == "stopped" and result.steps < last_step:
             self._exhausted.add(result.number)
         trial.set_user_attr(RECORD, result.to_json())
@@ -474,10 +491,10 @@ class FrontierSearch(OptunaSearch):
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
         """Name the trial whose point is best by the posterior's mean, not the luckiest one."""
-        # Only a trial that reached the target changes it.
+        # Only a trial that reached the target changes the incumbent.
         if not finished or not finished[-1].reached:
             return self._incumbent
-        # The next proposal would tell the last trial, which is too late here.
+        # The last trial is told now: the next proposal, which would do it, is too late.
         if self._asked is not None:
             self.tell(*self._asked, finished[-1])
             self._asked = None
@@ -488,7 +505,7 @@ class FrontierSearch(OptunaSearch):
         return self._incumbent
 
     def b_crit(self, finished: Sequence[TrialResult]) -> float | None:
-        """Give what a study would report: the posterior's median; None where it claims none."""
+        """Give the B_crit that a study would report, the posterior's median; None without one."""
         posterior = self.sampler.posterior(self.study, particles=REPORT_PARTICLES, moves=MOVES)
         if posterior is None:
             return None

@@ -6,7 +6,7 @@ is the top of a parabola through log steps at the best cell and its neighbours, 
 least-squares slope of its logarithm over that of B, with Student's t of as many batch sizes. Easier
 targets are read from the same runs.
 
-What a table says at one target is kept as soon as it is computed (:mod:`bstune.sweeps.unit_log`).
+The row of a table at one target is kept as soon as it is computed (:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
@@ -36,13 +36,13 @@ from bstune.trial.replay import Table, read_index
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Batch sizes whose line is the slope at an end.
+# The slope at an end is that of a line through so many batch sizes.
 SIZES_AT_END = 3
 TABLE_MARKERS = "osD^vPX*"
 
 
 class CriticalRow(TypedDict):
-    """What a table says at one target, in result.json; what it leaves open is None."""
+    """A table's row in result.json, read at one target. A value that it leaves open is None."""
 
     table: str
     metric: str
@@ -62,9 +62,10 @@ class CriticalRow(TypedDict):
 
 @dataclass(frozen=True)
 class CellRecord:
-    """What a table comes to at one target: a row, or why there is none."""
+    """A table read at one target: a row, or why there is none."""
 
     row: CriticalRow | None
+    # Why there is no row; None if there is one.
     left_out: str | None
 
 
@@ -78,7 +79,7 @@ def _read_record(values: Mapping[str, Any]) -> CellRecord:
 
 @dataclass(frozen=True)
 class TableAtTarget:
-    """A table, by its name, that is read at one target."""
+    """The name of a table, and a target at which it is read."""
 
     table: str
     target: Target
@@ -93,41 +94,31 @@ def run(
     level: float,
     only: list[str],
 ) -> Finding:
-    """Read each table at each target that it determines."""
+    """Read each table at its target and at easier ones, and show how B_crit depends on the target.
+
+    Args:
+        log: keeps the rows.
+        tables: names or files; empty: all that ship.
+        target: its value; None: that of each table.
+        easier: multiples of the target, 1 or more.
+        level: of the intervals.
+        only: the units to read now; empty: all.
+    """
     if not easier or not all(math.isfinite(times) and times >= 1.0 for times in easier):
         raise ConfigError(
             f"sweep.experiment.easier must be multiples of the target, 1 or more, but got {easier}"
         )
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must be between 0 and 1, but got {level}")
-    cells = dict[str, TableAtTarget]()
-    inputs = dict[str, object]()
-    seeds = list[int]()
-    read_tables = dict[str, Table]()
-    for name, (file, shipped) in find_sources(tables, read_index()).items():
-        table = read_without_horizons(file)
-        goal = find_target(file, shipped, target)
-        if goal.mode != "min":
-            raise TableError(
-                f"{file}: its target {goal} is to be exceeded, and easier ones are multiples of a "
-                "loss or error"
-            )
-        read_tables[name] = table
-        seeds.append(min(map(len, table.cells.values())))
-        digest = sha256(file.read_bytes()).hexdigest()[:16]
-        for times in sorted(set(easier)):
-            easier_goal = replace(goal, value=goal.value * times)
-            unit = f"{name}/{times:g}"
-            cells[unit] = TableAtTarget(name, easier_goal)
-            # A table that is recorded anew, or has another target, is read again.
-            inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
+    planned = _plan_cells(tables, target, easier)
+    cells = planned.cells
     check_only(only, list(cells))
-    # Recorded runs are read, which no device takes part in.
-    log.begin(None, ("tables", "target", "easier"))
+    # Recorded runs are read: no device takes part.
+    log.begin(device=None, may_change=("tables", "target", "easier"))
 
     def read_cell(unit: str) -> dict[str, object]:
         cell = cells[unit]
-        record = cell_record(cell.table, read_tables[cell.table], cell.target, level)
+        record = cell_record(cell.table, planned.tables[cell.table], cell.target, level)
         return vars(record)
 
     plan = UnitPlan(
@@ -135,7 +126,7 @@ def run(
         only=only,
         noun="target",
         read=_read_record,
-        inputs=inputs,
+        inputs=planned.inputs,
     )
     records = log.measure(plan, read_cell)
     log.check_finished(plan.names, records)
@@ -151,8 +142,8 @@ def run(
         raise TableError(f"no table determines anything: {'; '.join(notes)}")
     return Finding(
         sentence=sentence(rows),
-        rows=list(map(shown, rows)),
-        n=min(seeds),
+        rows=list(map(row_as_texts, rows)),
+        n=min(min(map(len, table.cells.values())) for table in planned.tables.values()),
         device="recorded runs",
         paint=functools.partial(_paint_over_targets, rows, level),
         inches=(7.0, 4.6),
@@ -161,19 +152,60 @@ def run(
     )
 
 
+@dataclass(frozen=True)
+class _PlannedCells:
+    """The tables of a sweep, and the targets at which they are read.
+
+    Args:
+        tables: by name.
+        cells: a table at a target, by the name of the unit.
+        inputs: what each cell depends on, by the same names.
+    """
+
+    tables: dict[str, Table]
+    cells: dict[str, TableAtTarget]
+    inputs: dict[str, object]
+
+
+def _plan_cells(
+    tables: Sequence[str], target: float | None, easier: Sequence[float]
+) -> _PlannedCells:
+    """Read the tables, and pair each with its target and with easier ones."""
+    cells = dict[str, TableAtTarget]()
+    inputs = dict[str, object]()
+    read_tables = dict[str, Table]()
+    for name, (file, shipped) in find_sources(tables, read_index()).items():
+        table = read_without_horizons(file)
+        goal = find_target(file, shipped, target)
+        if goal.mode != "min":
+            raise TableError(
+                f"{file}: its target {goal} is to be exceeded, and easier ones are multiples of a "
+                "loss or error"
+            )
+        read_tables[name] = table
+        digest = sha256(file.read_bytes()).hexdigest()[:16]
+        for times in sorted(set(easier)):
+            easier_goal = replace(goal, value=goal.value * times)
+            unit = f"{name}/{times:g}"
+            cells[unit] = TableAtTarget(name, easier_goal)
+            # A table that is recorded anew, or has another target, is read again.
+            inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
+    return _PlannedCells(tables=read_tables, cells=cells, inputs=inputs)
+
+
 def cell_record(name: str, table: Table, target: Target, level: float) -> CellRecord:
-    """Read a table at one target, or tell why it does not determine anything there."""
+    """Read a table at one target, and give the row, or why the table determines none there."""
     why = too_coarse(table, target)
     if why is None:
         try:
-            return CellRecord(row(name, table, target, level), None)
+            return CellRecord(row=row(name, table, target, level), left_out=None)
         except CurveError as error:
             why = str(error)
-    return CellRecord(None, why)
+    return CellRecord(row=None, left_out=why)
 
 
-def shown(row: CriticalRow) -> dict[str, str]:
-    """Give a row as texts; ``numbers`` of result.json has its values."""
+def row_as_texts(row: CriticalRow) -> dict[str, str]:
+    """Write a row as texts, for the printed table."""
     b_crit = "undetermined"
     if row["b_crit"] is not None:
         b_crit = format_number(row["b_crit"], 3)
@@ -193,15 +225,15 @@ def shown(row: CriticalRow) -> dict[str, str]:
 
 
 def _end(b_crit: float | None) -> str:
-    """Give an end of B_crit's interval as text."""
+    """Write an end of B_crit's interval; None is open."""
     return format_number(b_crit, 3) if b_crit else "open"
 
 
 def row(name: str, table: Table, target: Target, level: float) -> CriticalRow:
-    """Read a table at one target; CurveError where too few batch sizes reached it."""
+    """Make the row of a table at one target. CurveError if too few batch sizes reached it."""
     points = dense_points(table, target)
     fit = fit_curve(points, level)
-    # A half octave in which nothing reached the target is a bound, and no end of the curve.
+    # A half octave in which nothing reached the target is a bound, not an end of the curve.
     reached = [point for point in points if not point.stopped]
     exponent, low, high = lr_exponent(best_rates(table, target), level)
     return {
@@ -223,17 +255,20 @@ def row(name: str, table: Table, target: Target, level: float) -> CriticalRow:
 
 
 def _fit_as_values(fit: CurveFit) -> dict[str, object]:
-    """Give the fit as nested values, which go to the file alone."""
+    """Give the fit as nested values, which go to result.json alone."""
     values = dict(vars(fit))
-    # Last, below what is made of them.
+    # The points come last, below the numbers that follow from them.
     del values["points"]
     values["points"] = list(map(vars, fit.points))
     return values
 
 
 def too_coarse(table: Table, target: Target) -> str | None:
-    """Tell why the runs do not say when they passed a target: they were evaluated too seldom."""
-    # Of a run that was not evaluated shortly before, the first hit may be far past the target.
+    """Say that too many runs were evaluated too seldom to know when they passed a target.
+
+    None where most were evaluated often enough.
+    """
+    # If a run was not evaluated shortly before its first hit, that may be far past the target.
     gaps = list[float]()
     for run in table.runs:
         gap = _gap(run, target)
@@ -246,7 +281,10 @@ def too_coarse(table: Table, target: Target) -> str | None:
 
 
 def _gap(run: Run, target: Target) -> float | None:
-    """Give the last evaluated step that missed the target over the first that met it."""
+    """Give the last evaluated step that missed the target over the first that met it.
+
+    None where the run never met it.
+    """
     hit = run.steps_to(target)
     if hit is None:
         return None
@@ -254,7 +292,10 @@ def _gap(run: Run, target: Target) -> float | None:
 
 
 def best_rates(table: Table, target: Target) -> dict[int, float]:
-    """Give the learning rate of the fewest steps at each batch size that reached the target."""
+    """Give the learning rate of the fewest steps, by batch size, where the target was reached.
+
+    It lies between recorded rates, at the bottom of a parabola through the best and its neighbours.
+    """
     best = dict[int, float]()
     for batch_size in table.batch_sizes:
         steps = median_steps_over_rates(table, target, batch_size)
@@ -263,11 +304,11 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
         if not math.isfinite(steps[rates[fastest]]):
             continue
         best[batch_size] = rates[fastest]
-        near = rates[max(fastest - 1, 0) : fastest + 2]
-        near_steps = list(map(steps.__getitem__, near))
-        # At an end of the recorded rates, or beside a miss, there is no parabola.
-        if len(near) == 3 and all(map(math.isfinite, near_steps)):
-            log_rates = np.log(near)
+        near_rates = rates[max(fastest - 1, 0) : fastest + 2]
+        near_steps = list(map(steps.__getitem__, near_rates))
+        # The best rate stands where a neighbour was not recorded, or missed the target.
+        if len(near_rates) == 3 and all(map(math.isfinite, near_steps)):
+            log_rates = np.log(near_rates)
             middle = log_rates[1]
             curvature, slope, _ = np.polyfit(log_rates - middle, np.log(near_steps), 2)
             if curvature > 0:
@@ -277,7 +318,10 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
 
 
 def median_steps_over_rates(table: Table, target: Target, batch_size: int) -> dict[float, float]:
-    """Give the median steps to target at each rate; infinite where half of the seeds miss it."""
+    """Give the median steps to target at a batch size, by learning rate.
+
+    They are infinite where half of the seeds miss it.
+    """
     medians = dict[float, float]()
     for (size, rate), runs in table.cells.items():
         if size != batch_size:
@@ -289,12 +333,15 @@ def median_steps_over_rates(table: Table, target: Target, batch_size: int) -> di
 def lr_exponent(
     best: Mapping[int, float], level: float
 ) -> tuple[float | None, float | None, float | None]:
-    """Give the best rate's exponent over B and its interval; None for fewer than three sizes."""
+    """Give the exponent of the best learning rate over B, and both ends of its interval.
+
+    ``best`` has the rate by batch size. All are None for fewer than three batch sizes.
+    """
     if len(best) < 3:
         return None, None, None
     log_sizes = np.log(list(best))
     log_rates = np.log(list(best.values()))
-    # Of a line: its slope and its height are fitted.
+    # Two degrees of freedom go to the slope and the height of the line.
     freedom = len(log_sizes) - 2
     away = log_sizes - log_sizes.mean()
     slope = float(away @ log_rates / (away @ away))
@@ -304,13 +351,13 @@ def lr_exponent(
     return slope, slope - error, slope + error
 
 
-def growth_of(of_table: Iterable[Mapping[str, Any]]) -> Growth | None:
-    """Give how B_crit grows over the targets of one table's rows.
+def growth_of(table_rows: Iterable[Mapping[str, Any]]) -> Growth | None:
+    """Give how B_crit changes with the target, from the rows of one table.
 
-    None where too few determine it.
+    None where too few targets determine it.
     """
     points = list[CriticalAtTarget]()
-    for row in of_table:
+    for row in table_rows:
         points.append(
             CriticalAtTarget(
                 target=row["target"],
@@ -320,32 +367,33 @@ def growth_of(of_table: Iterable[Mapping[str, Any]]) -> Growth | None:
                 high=row["b_crit_high"],
             )
         )
-    return growth_over_target(points, 0.0)
+    return growth_over_target(points, ideal=0.0)
 
 
 def sentence(rows: Sequence[CriticalRow]) -> str:
     """Say how B_crit depends on the target, table by table."""
     texts = list[str]()
-    for name, of_table in _by_table(rows).items():
-        found = growth_of(of_table)
-        if found is None:
+    for name, table_rows in _by_table(rows).items():
+        growth = growth_of(table_rows)
+        if growth is None:
             texts.append(f"{name}: too few targets have a critical batch size with both ends")
             continue
         # A negative power is a rise: harder targets are smaller values.
         moves = "neither surely rises nor falls"
-        if found.high < 0:
+        if growth.high < 0:
             moves = "rises"
-        elif found.low > 0:
+        elif growth.low > 0:
             moves = "falls"
-        ends = f"{format_number(found.start)} to {format_number(found.end)}"
+        ends_text = f"{format_number(growth.start)} to {format_number(growth.end)}"
         texts.append(
-            f"{name}: from {of_table[0]['metric']} {ends} B_crit {moves}, as its power "
-            f"{found.exponent:.2f} ({found.level:.0%}: {found.low:.2f} to {found.high:.2f})"
+            f"{name}: from {table_rows[0]['metric']} {ends_text} B_crit {moves}, as its power "
+            f"{growth.exponent:.2f} ({growth.level:.0%}: {growth.low:.2f} to {growth.high:.2f})"
         )
     return "; ".join(texts) + "."
 
 
 def _by_table(rows: Sequence[CriticalRow]) -> dict[str, list[CriticalRow]]:
+    """Group rows by their table, in their order."""
     by_table = dict[str, list[CriticalRow]]()
     for row in rows:
         by_table.setdefault(row["table"], []).append(row)
@@ -353,19 +401,19 @@ def _by_table(rows: Sequence[CriticalRow]) -> dict[str, list[CriticalRow]]:
 
 
 def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figure") -> None:
-    """Draw B_crit over the target's share of the table's own, a line a table."""
-    # Only what draws waits for matplotlib.
+    """Draw B_crit with its interval over the target, a line for each table."""
+    # Only drawing waits for matplotlib.
     from matplotlib import colormaps
 
     axes = figure.subplots()
     by_table = _by_table(rows)
     values = list[float]()
-    for i, (name, of_table) in enumerate(by_table.items()):
+    for i, (name, table_rows) in enumerate(by_table.items()):
         points = list[tuple[float, float, float, float]]()
-        for row in of_table:
+        for row in table_rows:
             b_crit = row["b_crit"]
             if b_crit is not None:
-                # An end that is open is drawn as no length.
+                # An open end is drawn with no length.
                 low_end = row["b_crit_low"] or b_crit
                 high_end = row["b_crit_high"] or b_crit
                 points.append((row["target"], b_crit, low_end, high_end))
@@ -380,7 +428,7 @@ def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figu
             targets,
             middle,
             [middle - low, high - middle],
-            label=f"{name}, {of_table[0]['metric']}",
+            label=f"{name}, {table_rows[0]['metric']}",
             color=colour,
             marker=TABLE_MARKERS[i % len(TABLE_MARKERS)],
             capsize=3.0,

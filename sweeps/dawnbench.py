@@ -1,4 +1,4 @@
-"""The DAWNBench ladder: tricks of training turned on one by one, and what each of them gives.
+"""The DAWNBench ladder: tricks of training turned on one by one, and the gain of each.
 
 Page 2018-2019, How to Train Your ResNet, part 8, and Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds
 on a Single GPU (arXiv 2404.00498), each went from one trick to the next: a little more accuracy,
@@ -10,9 +10,9 @@ A rung is compared with the one before it on the same seeds: the mean difference
 interval by Student's t over the pairs. The p-values are corrected for the number of rungs (Holm's),
 since one of twenty rungs without any effect would stand out by chance.
 
-Where there is no GPU the whole ladder is too long, so there is a reduced setting: one number of
-steps and one batch size for all rungs, and narrower networks. Then the rungs differ in what they
-turn on alone, not in epochs.
+Without a GPU the whole ladder takes too long, so there is a reduced setting: one number of steps
+and one batch size for all rungs, and narrower networks. Then the rungs differ only in their tricks,
+not in epochs.
 
 A trial is kept as it ends, so that the same command goes on (:mod:`bstune.sweeps.unit_log`).
 """
@@ -35,9 +35,16 @@ from bstune.config import Composed, with_settings
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target, TrialProtocol, TrialResult, TrialSpec
 from bstune.options import StudyOptions, option_at
-from bstune.sweeps.dawnbench_report import CONFIDENCE, RungRow, RungTrial, paint, sentence, shown
+from bstune.sweeps.dawnbench_report import (
+    CONFIDENCE,
+    RungRow,
+    RungTrial,
+    paint,
+    printed_row,
+    sentence,
+)
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.statistics import NO_PAIRS, compare_pairs, holm
+from bstune.sweeps.statistics import NO_PAIRS, compare_pairs, holm_corrected
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, read_trial
 from bstune.system.console import format_seconds
 from bstune.trial.devices.device import device_name, device_of, synchronize
@@ -54,12 +61,11 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
     from rich.console import Console
 
-# In a rung's settings, for ${ of the rung's own config: ${ itself is resolved before there is a
-# rung.
+# In a rung's settings it stands for the ${ of the rung's own config; ${ itself is resolved before.
 LATER = "%{"
-# Of what preparing and moving them takes.
+# So many batches are timed for what preparing and moving them takes.
 TIMED_BATCHES = 20
-# No trial is evaluated before its end.
+# The share of evaluation with which no trial is evaluated before its end.
 NO_EVALUATION = 1e-9
 # Parameters that no trial depends on: they choose trials, order them, or judge them.
 NOT_OF_A_TRIAL = ("seeds", "order_seed", "level")
@@ -72,14 +78,17 @@ class Rung:
     """One rung of the ladder."""
 
     name: str
-    # The source's training time and accuracy, None where it gives none.
+    # The source's training time and accuracy; None where it gives none.
     seconds: float | None
     accuracy: float | None
-    epochs: float  # training examples seen, over those that there are
+    # Examples that a trial trains on, over those of the training data.
+    epochs: float
     batch_size: int
-    lr: float  # the peak of the schedule
-    # Values and nodes by the dotted key of the config whose place they take, on top of all rungs
-    # before. A leading + adds a key that is not there; %{trial.lr} refers to the rung's own config.
+    # The peak of the schedule.
+    lr: float
+    # Values and nodes by the dotted key of the config whose place they take, on top of those of all
+    # rungs before. A leading + adds a key that is not there; %{trial.lr} refers to the rung's own
+    # config.
     set: dict[str, Any]
 
 
@@ -88,13 +97,14 @@ class Reduced:
     """A smaller setting of all rungs, for a machine without a GPU."""
 
     enabled: bool
-    steps: int  # of every trial
+    # The steps and the batch size of every trial.
+    steps: int
     batch_size: int
-    # By rung; all others follow the linear rule, lr x batch_size / the rung's own.
+    # Learning rates by rung. The other rungs follow the linear rule, lr x batch_size / their own.
     lr: dict[str, float]
-    # By rung, on top of the rung's; they stay for the rungs after it.
+    # Settings by rung, on top of the rung's own; they stay for the rungs after it.
     set: dict[str, dict[str, Any]]
-    # Rungs that differ from the one before in their epochs alone, which are the same here.
+    # Rungs that differ from the one before only in their epochs, which are the same here.
     left_out: list[str]
 
 
@@ -126,12 +136,27 @@ def run(
 ) -> Finding:
     """Train each rung on each seed, in shuffled order, and compare it with the rung before.
 
-    A rung of a precision that the device lacks is left out; those after it go on without its
-    settings. Tests replace ``trainer``.
+    A rung in a precision that the device lacks is left out, and the rungs after it go on without
+    its settings.
+
+    Args:
+        composed: the workload.
+        console: for lines.
+        log: keeps the trials.
+        rungs: from the first to the last.
+        seeds: of the trials.
+        order_seed: of the order.
+        metric: the error whose value at the end counts.
+        level: an accuracy; a rung's row has the share of seeds that reach it.
+        reduced: the smaller setting.
+        only: the trials to run now; empty: all.
+        trainer: trains a trial; tests replace it.
     """
     _check_ladder(rungs, seeds, level, reduced)
-    # Every rung is built before the first is trained: what is wrong with the last one is said now.
-    steps, left_out = climb(composed, rungs, reduced, Target(metric, 0.0, "min").never_met)
+    # Every rung is built before the first is trained, so that mistakes in the last are found now.
+    steps, left_out = build_rungs(
+        composed, rungs, reduced, Target(metric, value=0.0, mode="min").never_met
+    )
     for reason in left_out.values():
         console.print(reason, soft_wrap=True, markup=False)
     if not steps:
@@ -145,14 +170,14 @@ def run(
     if reduced.enabled:
         title += f"; reduced: {reduced.steps} steps of {reduced.batch_size} at every rung"
         panels = 2
-    # Without a step that was timed there is nothing to compare what its batch takes with.
+    # The time of a batch is compared with that of a step, if a step was timed.
     taus = _known(trial.seconds_per_step for trial in trials[0].values())
     notes = list[str]()
     if taus:
         notes.append(data_note(steps[0], statistics.median(taus)))
     return Finding(
         sentence=sentence(rows, level, len(seeds), list(left_out)),
-        rows=list(map(shown, rows)),
+        rows=list(map(printed_row, rows)),
         n=len(seeds),
         device=device,
         paint=functools.partial(paint, rows, level, title, reduced.enabled),
@@ -169,13 +194,13 @@ def _train(
     log: UnitLog,
     trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult],
 ) -> list[dict[int, TrialResult]]:
-    """Train each rung on each seed that is not kept yet; give the trials by rung and seed."""
+    """Train each rung on each seed that is not kept yet, and give each rung's trials by seed."""
     rng = np.random.default_rng(order_seed)
-    # A trial's place among the rungs, and its seed.
+    # The place of each trial's rung and its seed, by the trial's name.
     trial_keys = dict[str, tuple[int, int]]()
     work = dict[str, float]()
     for seed in seeds:
-        # Shuffled anew: what the machine does meanwhile is to hit every rung.
+        # Each seed has a new order, so that a disturbance of the machine hits every rung alike.
         for place in rng.permutation(len(steps)).tolist():
             step = steps[place]
             name = f"{step.rung.name}/{seed}"
@@ -215,25 +240,30 @@ def _train(
 
 
 def _trial_text(result: TrialResult) -> str:
-    """Say what a trial has come to."""
+    """Write a trial's accuracy, its status and its seconds."""
     share = accuracy(result)
     reached = "no accuracy"
     if share is not None:
         reached = f"accuracy {share:.4f}"
     text = f"{reached}, {result.status}"
-    took = seconds(result)
-    if took is not None:
-        text += f", {took:.2f} s of training"
+    training_seconds = seconds(result)
+    if training_seconds is not None:
+        text += f", {training_seconds:.2f} s of training"
     return text
 
 
 def data_note(
     step: BuiltRung, seconds_per_step: float, now: Callable[[], float] = time.perf_counter
 ) -> str:
-    """Tell what preparing a rung's batches takes of its steps, and what moving them to a GPU would.
+    """Say how long a rung's batches take to prepare, and how long moving them to a GPU would take.
 
-    Page's first gains were these two: all images moved at once, as bytes, and prepared on the
-    device. Tests replace the clock.
+    Page's first two gains were there: all images are moved at once, as bytes, and prepared on the
+    device.
+
+    Args:
+        step: the rung.
+        seconds_per_step: of its trials.
+        now: the clock; tests replace it.
     """
     place = device_of(step.protocol.trainer)
     spec = TrialSpec(
@@ -251,7 +281,7 @@ def data_note(
         synchronize(place)
         return (now() - began) / TIMED_BATCHES
 
-    # Drawn, augmented and normalised: all that a batch needs before its step.
+    # A batch is drawn, augmented and normalised, which is all that it needs before its step.
     made = timed(lambda: next(batches))
     epoch = math.ceil(step.workload.train_examples / step.batch_size)
     text = (
@@ -277,6 +307,7 @@ def data_note(
 def _check_ladder(
     rungs: Sequence[Rung], seeds: Sequence[int], level: float, reduced: Reduced
 ) -> None:
+    """Refuse rungs and choices that are out of their range, and names that no rung has."""
     if not rungs or not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ConfigError(
             f"this sweep needs rungs, and seeds from 0, each once, but got {len(rungs)} rungs and "
@@ -314,17 +345,22 @@ def _check_ladder(
 
 
 def _is_positive(number: float) -> bool:
+    """Tell whether a number is over 0 and finite."""
     return 0.0 < number < math.inf
 
 
-def climb(
+def build_rungs(
     composed: Composed, rungs: Sequence[Rung], reduced: Reduced, target: Target
 ) -> tuple[list[BuiltRung], dict[str, str]]:
-    """Build the rungs that can be trained here; also tell why others are left out, by name.
+    """Build the rungs that can be trained on this device.
 
-    Rungs with the same data share them. Those that the reduced setting leaves out are in neither.
+    Rungs with the same data share them.
+
+    Returns:
+        The built rungs, and by name the reasons why others are left out. Rungs that the reduced
+        setting leaves out are in neither.
     """
-    # Before the first rung: a missing device is no rung's fault, and is not to be said as one's.
+    # A missing device is reported before any rung, as it is the mistake of none.
     resolve(composed.options, composed.trained)
     steps = list[BuiltRung]()
     left_out = dict[str, str]()
@@ -332,11 +368,10 @@ def climb(
     reached = composed
     for rung in rungs:
         try:
-            composed_rung = applied(reached, rung.set)
+            composed_rung = with_rung_settings(reached, rung.set)
             if reduced.enabled:
-                composed_rung = applied(composed_rung, reduced.set.get(rung.name, {}))
-            # The rungs after it stand on the one before: without its precision, and without all
-            # else that it turns on.
+                composed_rung = with_rung_settings(composed_rung, reduced.set.get(rung.name, {}))
+            # Rungs after one that is left out go on from the one before it.
             why = _lacks_precision(composed_rung, reached)
             if why is not None:
                 left_out[rung.name] = (
@@ -351,15 +386,15 @@ def climb(
     return steps, left_out
 
 
-def _lacks_precision(composed: Composed, before: Composed) -> str | None:
-    """Tell why a rung's own precision is none of the device's; None where it can be trained.
+def _lacks_precision(composed: Composed, rung_below: Composed) -> str | None:
+    """Say why the device cannot train in a rung's own precision; None if it can.
 
-    ConfigError for anything else that is wrong with it.
+    ``rung_below`` is the one before. ConfigError for any other mistake in the rung.
     """
     try:
         resolve(composed.options, composed.trained)
     except ConfigError as error:
-        if composed.options.precision == before.options.precision:
+        if composed.options.precision == rung_below.options.precision:
             raise
         return str(error)
     return None
@@ -372,6 +407,10 @@ def _build(
     target: Target,
     data: "dict[str, LightningDataModule]",
 ) -> BuiltRung:
+    """Build a rung's workload and protocol, with the data of an earlier rung if they are the same.
+
+    ``data`` has the data modules so far; the rung's is added.
+    """
     options, recipe = resolve(composed.options, composed.trained)
     key = _data_key(options)
     if key not in data:
@@ -379,7 +418,7 @@ def _build(
     batch_size = rung.batch_size
     lr = rung.lr
     if reduced.enabled:
-        # One batch size for all rungs would leave each with a rate that was tuned for another.
+        # The rung's rate was tuned for another batch size.
         by_linear_rule = rung.lr * reduced.batch_size / rung.batch_size
         batch_size = reduced.batch_size
         lr = reduced.lr.get(rung.name, by_linear_rule)
@@ -390,22 +429,23 @@ def _build(
         )
     steps = reduced.steps
     if not reduced.enabled:
-        # Rounded, as 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last digit.
+        # It is rounded first: 9.74848 epochs of 50,000 images are 476 steps of 1024 and a last
+        # digit.
         steps = math.ceil(round(rung.epochs * examples / batch_size, 6))
-    # Its budget is a schedule's horizon too.
+    # The budget is a schedule's horizon, too.
     composed = with_settings(composed, {"budget.steps": steps, "budget.examples": 1})
     options, recipe = resolve(composed.options, composed.trained)
     protocol = checked_protocol(options, recipe)
     protocol = replace(
         protocol,
         target=target,
-        budget=Budget(steps, 1),
+        budget=Budget(steps=steps, examples=1),
         evaluation_schedule=replace(protocol.evaluation_schedule, share=NO_EVALUATION),
         # The value before training would only be compared with a target that is never met.
         trainer={**protocol.trainer, "num_sanity_val_steps": 0},
     )
     workload = build_workload(options, recipe, data[key])
-    # What is wrong with the module is to be said before anything is trained.
+    # Building a module shows its mistakes before anything is trained.
     spec = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
     workload.build_module(spec)
     return BuiltRung(
@@ -414,15 +454,18 @@ def _build(
 
 
 def _data_key(options: StudyOptions) -> str:
-    """Tell data modules apart: the data's node, and the values that it refers to."""
+    """Give a text that is the same for rungs with the same data.
+
+    It is the data's node, with the values that it refers to.
+    """
     text = json.dumps(option_at(options, "workload.data"), sort_keys=True, default=str)
     for name in ("device", "precision", "data.root"):
         text = text.replace(f"${{{name}}}", str(option_at(options, name)))
     return text
 
 
-def applied(composed: Composed, settings: Mapping[str, Any]) -> Composed:
-    """Put a rung's values and nodes in the places that their dotted keys name.
+def with_rung_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
+    """Give the study with a rung's values and nodes at their dotted keys.
 
     ConfigError for a key that is not there and has no leading +.
     """
@@ -433,7 +476,7 @@ def applied(composed: Composed, settings: Mapping[str, Any]) -> Composed:
 
 
 def _referring(value: object) -> object:
-    """Write the references in a rung's value as the config has them."""
+    """Replace %{ by ${ at each depth of a rung's value."""
     if isinstance(value, Mapping):
         return dict(zip(value, map(_referring, value.values()), strict=True))
     if isinstance(value, list | tuple):
@@ -444,17 +487,17 @@ def _referring(value: object) -> object:
 
 
 def accuracy(trial: TrialResult) -> float | None:
-    """Give the accuracy at a trial's end; None if it did not reach it, as one that diverged."""
+    """Give the accuracy at a trial's end; None for a trial that did not get there."""
     if trial.status != "stopped" or not trial.history or trial.history[-1][1] is None:
         return None
-    # Rounded: 0.94 at an error of 0.06.
+    # It is rounded, so that it is 0.94 at an error of 0.06.
     return round(1.0 - trial.history[-1][1], 12)
 
 
 def seconds(trial: TrialResult) -> float | None:
-    """Give steps x tau(B) of a trial that reached its end; None of any other.
+    """Give the seconds of training, steps x tau(B), of a trial that got to its end; else None.
 
-    Not the clock's own seconds: a trial's warm-up costs no more than other steps here.
+    They are not the clock's own: here a trial's warm-up costs no more than its other steps.
     """
     if accuracy(trial) is None or trial.seconds_per_step is None:
         return None
@@ -464,26 +507,27 @@ def seconds(trial: TrialResult) -> float | None:
 def make_rows(
     steps: Sequence[BuiltRung], trials: Sequence[Mapping[int, TrialResult]], level: float
 ) -> list[RungRow]:
-    """Make a row a rung; means and deviations are over the ``n`` trials that reached their end.
+    """Make a row for each rung; means and deviations are over the ``n`` trials that got to the end.
 
-    ``at_level`` is the share of all seeds. ``difference`` and its interval are from the rung
-    before, and ``p`` is corrected for the number of rungs; None where there are too few trials.
+    ``at_level`` is the share of all seeds whose accuracy is at least ``level``. ``difference``, its
+    interval and ``p``, corrected for the number of rungs, are from the rung before; they are None
+    where there are too few trials.
     """
     by_seed = list[dict[int, float | None]]()
-    for of_rung in trials:
-        by_seed.append(dict(zip(of_rung, map(accuracy, of_rung.values()), strict=True)))
+    for rung_trials in trials:
+        by_seed.append(dict(zip(rung_trials, map(accuracy, rung_trials.values()), strict=True)))
     # Nothing comes before the first rung.
     differences = [NO_PAIRS]
     for before, after in pairwise(by_seed):
         differences.append(compare_pairs(before, after, CONFIDENCE))
-    # In the order of the rungs that have a p: each takes the next one below.
-    corrected = iter(holm(_known(difference.p for difference in differences)))
+    # They are in the order of the rungs that have a p; each such rung takes the next one below.
+    corrected = iter(holm_corrected(_known(difference.p for difference in differences)))
     rows = list[RungRow]()
-    for step, of_rung, difference in zip(steps, trials, differences, strict=True):
-        accuracies = _known(map(accuracy, of_rung.values()))
-        times = _known(map(seconds, of_rung.values()))
-        # Of all seeds: a trial that did not reach its end is not at the level.
-        at_level = sum(share >= level for share in accuracies) / len(of_rung)
+    for step, rung_trials, difference in zip(steps, trials, differences, strict=True):
+        accuracies = _known(map(accuracy, rung_trials.values()))
+        times = _known(map(seconds, rung_trials.values()))
+        # The share is of all seeds: a trial that did not get to its end is not at the level.
+        at_level = sum(share >= level for share in accuracies) / len(rung_trials)
         p = None
         if difference.p is not None:
             p = next(corrected)
@@ -507,13 +551,14 @@ def make_rows(
                 "difference_high": difference.high,
                 "p": p,
                 "pairs": {"n": difference.pairs, "p_uncorrected": difference.p},
-                "trials": [_trial_row(seed, trial) for seed, trial in sorted(of_rung.items())],
+                "trials": [_trial_row(seed, trial) for seed, trial in sorted(rung_trials.items())],
             }
         )
     return rows
 
 
 def _trial_row(seed: int, trial: TrialResult) -> RungTrial:
+    """Give the values of a trial that go to result.json."""
     return {
         "seed": seed,
         "status": trial.status,
@@ -526,16 +571,19 @@ def _trial_row(seed: int, trial: TrialResult) -> RungTrial:
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
+    """Leave out the values that are None."""
     return [value for value in values if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float | None:
+    """Give the mean; None for no values."""
     if not values:
         return None
     return statistics.fmean(values)
 
 
 def _deviation(values: Sequence[float]) -> float | None:
+    """Give the standard deviation; None for fewer than two values."""
     if len(values) < 2:
         return None
     return statistics.stdev(values)

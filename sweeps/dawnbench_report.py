@@ -1,6 +1,6 @@
-"""What the DAWNBench ladder comes to: differences between rungs, the sentence and the figure.
+"""The results of the DAWNBench ladder: differences between rungs, the sentence and the figure.
 
-A rung is compared with the one before it on the same seeds, so that what a seed does to both drops
+A rung is compared with the one before it on the same seeds, so that a seed's effect on both drops
 out.
 """
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from scipy import stats
 
 from bstune.report.drawing import BLUE, GREY, INK, VERMILION
-from bstune.system.console import format_number
+from bstune.system.console import format_number, listing, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Of a line, that the points of the seeds lie under their mean.
+# The points of the seeds lie by this share of a line below their mean.
 SEEDS_BELOW = 0.24
-# Of the intervals; significant is a corrected p below 1 - CONFIDENCE.
+# The level of the intervals. An effect is significant if its corrected p is below 1 - CONFIDENCE.
 CONFIDENCE = 0.95
-# How a source's own value is drawn.
+# The style of a source's own value.
 HOLLOW_SQUARE: dict[str, Any] = {
     "marker": "s",
     "linestyle": "none",
@@ -29,12 +29,12 @@ HOLLOW_SQUARE: dict[str, Any] = {
     "markerfacecolor": "none",
     "markersize": 7,
 }
-# How the values of the seeds are.
+# The style of the values of the seeds.
 SEED_POINTS: dict[str, Any] = {"s": 16, "color": BLUE, "alpha": 0.45, "linewidths": 0}
 
 
 class RungTrial(TypedDict):
-    """A trial of a rung; what it did not come to is None."""
+    """A trial of a rung in result.json; accuracy and seconds are None if it ended early."""
 
     seed: int
     status: str
@@ -53,9 +53,9 @@ class RungPairs(TypedDict):
 
 
 class RungRow(TypedDict):
-    """A rung's row in result.json; what cannot be said of it is None.
+    """A rung's row in result.json; a value that is not known is None.
 
-    ``n`` trials came to their end, and means and deviations are over them. ``difference`` is in
+    ``n`` trials got to their end, and means and deviations are over them. ``difference`` is in
     accuracy, from the rung before, with its interval and a p that is corrected for the number of
     rungs.
     """
@@ -82,7 +82,7 @@ class RungRow(TypedDict):
 
 
 class RungGain(NamedTuple):
-    """What a rung gives over the one before, in points of accuracy."""
+    """The gain of a rung over the one before, in points of accuracy, with its interval."""
 
     rung: str
     mean: float
@@ -92,17 +92,17 @@ class RungGain(NamedTuple):
 
     @property
     def points(self) -> str:
-        """Mean and interval as text."""
+        """Mean and interval, as text."""
         return f"{self.mean:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
     @property
     def named_points(self) -> str:
-        """The rung with mean and interval, as text."""
+        """The rung with its mean and interval, as text."""
         return f"{self.rung} ({self.mean:+.2f}, {self.low:+.2f} to {self.high:+.2f})"
 
 
 def rung_gain(row: RungRow) -> RungGain | None:
-    """Give what a rung was tested for; None where there were too few pairs."""
+    """Give a rung's gain from its row; None where there were too few pairs for a test."""
     mean = row["difference"]
     low = row["difference_low"]
     high = row["difference_high"]
@@ -119,49 +119,57 @@ def rung_gain(row: RungRow) -> RungGain | None:
 
 
 def _standard_errors(n: int) -> float:
-    """Tell how many standard errors Student's interval of a mean of n reaches to each side."""
+    """Give how many standard errors Student's interval of a mean over n values has on each side."""
     return float(stats.t.ppf((1.0 + CONFIDENCE) / 2.0, n - 1))
 
 
 def sentence(rows: Sequence[RungRow], level: float, n: int, left_out: Sequence[str]) -> str:
-    """Say what the ladder comes to, and which rungs help or hurt beyond the noise."""
-    ends = list[tuple[RungRow, float]]()
+    """Say how accuracy changes along the ladder, and which rungs help or hurt beyond the noise.
+
+    Args:
+        rows: of the rungs.
+        level: the accuracy whose share of seeds is stated.
+        n: the number of seeds.
+        left_out: the names of the rungs that this device cannot train.
+    """
+    seeds = plural(n, "seed")
+    measured_rungs = list[tuple[RungRow, float]]()
     for row in rows:
         if row["accuracy"] is not None:
-            ends.append((row, row["accuracy"]))
-    if not ends:
-        return f"No trial of any rung got to its end (n = {_seed_count(n)})."
-    first, first_accuracy = ends[0]
-    last, last_accuracy = ends[-1]
+            measured_rungs.append((row, row["accuracy"]))
+    if not measured_rungs:
+        return f"No trial of any rung got to its end (n = {seeds})."
+    first_rung, first_accuracy = measured_rungs[0]
+    last_rung, last_accuracy = measured_rungs[-1]
     text = (
-        f"From {first['rung']} to {last['rung']} accuracy goes from {100.0 * first_accuracy:.2f}% "
-        f"to {100.0 * last_accuracy:.2f}%"
+        f"From {first_rung['rung']} to {last_rung['rung']} accuracy goes from "
+        f"{100.0 * first_accuracy:.2f}% to {100.0 * last_accuracy:.2f}%"
     )
-    if last["at_level"] > 0:
-        text += f", {last['at_level']:.0%} of the seeds at {level:.1%} or over"
+    if last_rung["at_level"] > 0:
+        text += f", {last_rung['at_level']:.0%} of the seeds at {level:.1%} or over"
     gains = list(filter(None, map(rung_gain, rows)))
     if gains:
         text += (
             f": {_effects_in_words(gains)} (points of accuracy with {CONFIDENCE:.0%} intervals, "
-            f"paired by seed, n = {_seed_count(n)}, p corrected for {len(gains)} comparisons)"
+            f"paired by seed, n = {seeds}, p corrected for {len(gains)} comparisons)"
         )
     else:
-        text += f" (n = {_seed_count(n)}: too few for a test)"
+        text += f" (n = {seeds}: too few for a test)"
     lost = 0
     for row in rows:
         lost += sum(trial["accuracy"] is None for trial in row["trials"])
     if lost:
-        text += f"; {lost} trial{_plural(lost)} did not get to the end"
+        text += f"; {plural(lost, 'trial')} did not get to the end"
     if left_out:
         text += f"; left out on this device: {_listed(left_out)}"
     return f"{text}."
 
 
 def _effects_in_words(gains: Sequence[RungGain]) -> str:
-    """Say which rungs help or hurt beyond the noise, which only uncorrected, how many neither."""
+    """Say which rungs help or hurt significantly, and which stand out only without correction."""
     helps = list[str]()
     hurts = list[str]()
-    # Their own interval leaves 0 out, which one of twenty does by chance.
+    # The interval of these rungs leaves 0 out, which one of twenty does by chance.
     alone = list[str]()
     quiet = 0
     for gain in gains:
@@ -184,34 +192,21 @@ def _effects_in_words(gains: Sequence[RungGain]) -> str:
 
 
 def _third_person(subjects: Sequence[str]) -> str:
-    """Give the ending of a verb."""
+    """Give the ending of a verb for one subject, or for several."""
     if len(subjects) > 1:
         return ""
     return "s"
 
 
-def _plural(count: int) -> str:
-    """Give the ending of a noun."""
-    if count > 1:
-        return "s"
-    return ""
-
-
-def _seed_count(n: int) -> str:
-    return f"{n} seed{_plural(n)}"
-
-
 def _listed(names: Sequence[str]) -> str:
-    """Join names by commas, the last one by ``and``."""
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    """Join names by commas, the last one by ``and``; empty for no names."""
+    return listing(names) if names else ""
 
 
-def shown(row: RungRow) -> dict[str, object]:
-    """Give a row as the table shows it, with its numbers under ``measured``."""
+def printed_row(row: RungRow) -> dict[str, object]:
+    """Make the printed table's row, which has all numbers of the rung under ``measured``."""
     measured = dict[str, object](row)
-    # They stand beside it.
+    # Both stand beside it.
     del measured["rung"], measured["trials"]
     source = list[str]()
     if row["source_seconds"] is not None:
@@ -240,6 +235,7 @@ def shown(row: RungRow) -> dict[str, object]:
 def _with_deviation(
     mean: float | None, deviation: float | None, write: Callable[[float], str]
 ) -> str | None:
+    """Write a mean, with its deviation in brackets if it is known; None without a mean."""
     if mean is None:
         return None
     if deviation is None:
@@ -250,10 +246,10 @@ def _with_deviation(
 def paint(
     rows: Sequence[RungRow], level: float, title: str, reduced: bool, figure: "Figure"
 ) -> None:
-    """Draw a line a rung, the first on top: accuracies, differences, seconds beside the source's.
+    """Draw a line for each rung, the first on top: accuracies, differences and seconds.
 
-    Seconds are left out of the reduced setting: those of the source are of another network and
-    other steps.
+    The reduced setting has no panel of seconds: the source's are of another network and other
+    steps.
     """
     count = 2 if reduced else 3
     panels = figure.subplots(1, count, sharey=True)
@@ -271,6 +267,7 @@ def paint(
 
 
 def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduced: bool) -> None:
+    """Draw the accuracy of each seed, its mean with an interval, and the source's."""
     for place, row in enumerate(rows):
         # One entry in the legend is enough for all rungs.
         seed_label: str | None = None
@@ -298,7 +295,7 @@ def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduce
             )
         if row["source_accuracy"] is not None and not reduced:
             axes.plot(100.0 * row["source_accuracy"], place, **HOLLOW_SQUARE)
-    # A source's accuracy is of its own network and epochs, which the reduced setting has not.
+    # The source's accuracy is of its own network and epochs, not of the reduced ones.
     if not reduced:
         axes.plot([], [], label="source", **HOLLOW_SQUARE)
         goal = 100.0 * level
@@ -308,6 +305,7 @@ def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduce
 
 
 def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
+    """Draw each rung's gain over the one before, with its interval."""
     axes.axvline(0.0, color=INK, linewidth=0.8)
     for place, row in enumerate(rows):
         gain = rung_gain(row)
@@ -337,6 +335,7 @@ def _draw_differences(axes: "Axes", rows: Sequence[RungRow]) -> None:
 
 
 def _colour_of(gain: RungGain) -> str:
+    """Give the colour of a gain: grey if it is not significant, else by its sign."""
     if not gain.significant:
         return GREY
     if gain.mean > 0:
@@ -345,6 +344,7 @@ def _colour_of(gain: RungGain) -> str:
 
 
 def _draw_seconds(axes: "Axes", rows: Sequence[RungRow]) -> None:
+    """Draw the seconds of each seed, their mean, and the source's."""
     for place, row in enumerate(rows):
         seconds = list[float]()
         for trial in row["trials"]:

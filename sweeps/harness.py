@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
 SWEEP_MODULE = "bstune.sweeps"
 COMMAND = "python -m bstune sweep"
-# Whose versions a result depends on, as far as they are installed: of Lightning's two packages one
-# may be.
+# The packages whose versions a result depends on. One of Lightning's two may not be installed.
 VERSIONED_PACKAGES = (
     "bstune",
     "lightning",
@@ -62,9 +61,9 @@ VERSIONED_PACKAGES = (
     "scipy",
     "torch",
 )
-# Columns of a table that goes into a file.
+# The least width, in columns, of a table that goes into a file.
 FILE_WIDTH = 118
-# Options of bstune that what is trained depends on, besides those that a study may not change.
+# Options of bstune that training depends on, besides those that a study may not change.
 TRAINING_OPTIONS = ("precision", "compile", "devices")
 
 
@@ -72,10 +71,11 @@ TRAINING_OPTIONS = ("precision", "compile", "devices")
 class Finding:
     """What a sweep found: a sentence, the numbers behind it, and one figure."""
 
-    sentence: str  # computed from the rows
-    # Of plain values, one a line; nested ones go to result.json alone.
+    # Computed from the rows.
+    sentence: str
+    # Plain values, one a cell of the table; nested ones go to result.json alone.
     rows: Sequence[Mapping[str, object]]
-    # Measurements behind each row: repeats, or seeds.
+    # The number of measurements behind each row: repeats, or seeds.
     n: int
     device: str
     # Draws on an empty figure.
@@ -89,7 +89,7 @@ class Finding:
 
 @dataclass
 class SweepKeys:
-    """The keys under ``sweep``; no defaults here, the YAML owns them."""
+    """The keys under ``sweep`` in a sweep's YAML, which has all of them."""
 
     source: str
     output: str
@@ -102,30 +102,33 @@ class Sweep:
 
     name: str
     source: str
-    output: Path  # the folder
+    # The folder of its files.
+    output: Path
     # The options of bstune, checked, and the recipe; None for a sweep without a workload.
     composed: Composed | None
+    # The function that runs the sweep, and its parameters: each of its annotated type, and as the
+    # YAML has them.
     experiment: functools.partial[Finding]
-    parameters: Mapping[str, Any]  # each of its annotated type
+    parameters: Mapping[str, Any]
     plain_parameters: Mapping[str, Any]
 
     @property
     def result(self) -> Path:
-        """The file of the finding with all that it rests on."""
+        """The file of the finding: the sentence, the rows and all else but the figure."""
         return self.output / "result.json"
 
     @property
     def figure(self) -> Path:
-        """The file of the one figure."""
+        """The file of the figure."""
         return self.output / "figure.png"
 
     @property
     def runs(self) -> Path:
-        """The file of the units that have ended, of a sweep that keeps them."""
+        """The file of the units that have ended, if the sweep keeps them."""
         return self.output / "runs.jsonl"
 
     def settings(self) -> dict[str, object]:
-        """Collect, by dotted key, all that what is measured may depend on."""
+        """Collect the settings that measurements may depend on, by dotted key, without secrets."""
         settings = _flat(self.plain_parameters, PARAMETER_PREFIX)
         if self.composed is not None:
             options = self.composed.options
@@ -135,7 +138,7 @@ class Sweep:
         return without_secrets
 
     def open_log(self, console: Console) -> UnitLog:
-        """Give the log of the sweep's units, which is read when the experiment begins."""
+        """Make the log of the sweep's units; its file is read when the experiment begins."""
         return UnitLog(
             path=self.runs,
             sweep=self.name,
@@ -146,7 +149,10 @@ class Sweep:
         )
 
     def find(self, console: Console, **replaced: Any) -> Finding:
-        """Call the experiment; tests replace parameters that the YAML does not have, as a clock."""
+        """Run the experiment, and give its finding.
+
+        Tests replace parameters that the YAML does not have, such as a clock.
+        """
         function = self.experiment.func
         at_hand: dict[str, Callable[[], object]] = {
             "composed": lambda: self.composed,
@@ -154,11 +160,11 @@ class Sweep:
             "log": lambda: self.open_log(console),
         }
         taken = inspect.signature(function).parameters
-        given = dict[str, object]()
+        given_arguments = dict[str, object]()
         for name, make in at_hand.items():
             if name in taken and name not in replaced:
-                given[name] = make()
-        return function(**given, **self.parameters, **replaced)
+                given_arguments[name] = make()
+        return function(**given_arguments, **self.parameters, **replaced)
 
 
 def main(arguments: list[str]) -> None:
@@ -202,7 +208,7 @@ def listing() -> str:
 
 
 def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
-    """Give the config of a sweep, composed but not checked."""
+    """Compose the config of a sweep; only its name and the names of the options are checked."""
     if name not in sweep_names():
         raise ConfigError(f"there is no sweep {name!r}; sweeps: {', '.join(sweep_names())}")
     config, unknown = compose_known(SWEEP_MODULE, name, in_full(options))
@@ -213,7 +219,7 @@ def compose_sweep(name: str, options: Sequence[str]) -> DictConfig:
 
 
 def check_sweep(name: str, config: DictConfig) -> Sweep:
-    """Check a composed sweep and its output folder, writing nothing."""
+    """Check a composed sweep and its output folder, and give the sweep; nothing is written."""
     if not isinstance(config.get("sweep"), DictConfig):
         raise ConfigError(
             "sweep must have the keys source, output and experiment, but got "
@@ -221,10 +227,10 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         )
     try:
         root = config.sweep.get("output")
-        # Before others refer to it.
+        # It is expanded before other keys refer to it.
         if isinstance(root, str):
             config.sweep.output = _expanded(root)
-        # It may refer to keys beside it.
+        # The experiment may refer to keys beside it.
         values = OmegaConf.to_container(config.sweep, resolve=True)
         keys = OmegaConf.merge(OmegaConf.structured(SweepKeys), values)
         experiment = instantiate(keys.experiment, "sweep.experiment")
@@ -261,6 +267,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
 
 
 def _expanded(root: str) -> str:
+    """Replace ~ by the home directory; ConfigError if there is none."""
     try:
         return expand_home(root)
     except ValueError as error:
@@ -268,7 +275,7 @@ def _expanded(root: str) -> str:
 
 
 def _check_own_files(sweep: Sweep) -> None:
-    """Refuse to write over a result or a figure that is not an earlier one of this sweep."""
+    """Refuse a folder with a result or a figure that is not an earlier one of this sweep."""
     if not sweep.result.exists() and not sweep.figure.exists():
         return
     try:
@@ -284,7 +291,7 @@ def _check_own_files(sweep: Sweep) -> None:
 
 
 def _checked(name: str, rest: DictConfig) -> Composed | None:
-    """Check what a sweep's config has besides the sweep's own keys."""
+    """Check the options of bstune in a sweep's config, ``rest``; None if it has none."""
     # Where conf/config.yaml is not among the sweep's defaults, nothing else may be there.
     if "protocol" not in rest:
         if rest:
@@ -300,7 +307,10 @@ def _checked(name: str, rest: DictConfig) -> Composed | None:
 
 
 def _flat(value: object, prefix: str) -> dict[str, object]:
-    """Join nested parameters by dotted keys; mappings in a list go by their places."""
+    """Give nested parameters in one mapping, by dotted keys that begin with ``prefix``.
+
+    Mappings in a list have their places in it as keys.
+    """
     if isinstance(value, Mapping):
         by_key = value
     elif isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
@@ -314,7 +324,7 @@ def _flat(value: object, prefix: str) -> dict[str, object]:
 
 
 def _check_elements(parameters: object) -> None:
-    """Refuse lists within an experiment's lists, which OmegaConf takes for texts and numbers."""
+    """Refuse lists and mappings within lists of texts or numbers, which OmegaConf lets through."""
     for name, value in vars(parameters).items():
         if not isinstance(value, list):
             continue
@@ -323,15 +333,15 @@ def _check_elements(parameters: object) -> None:
 
 
 def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give an experiment's parameters, as its annotations have them and as plain values."""
-    of_yaml = list[tuple[str, type]]()
+    """Give an experiment's parameters, in the types of its annotations, and as plain values."""
+    yaml_parameters = list[tuple[str, type]]()
     for parameter in inspect.signature(experiment.func).parameters.values():
-        # One with a default is not the YAML's: a clock that tests replace.
+        # The YAML has all parameters without a default. Others, such as a clock, are for tests.
         required = parameter.default is parameter.empty
         if required and parameter.kind is parameter.KEYWORD_ONLY:
-            of_yaml.append((parameter.name, parameter.annotation))
+            yaml_parameters.append((parameter.name, parameter.annotation))
     # A structured config is how OmegaConf checks and converts types, nested ones too.
-    schema = make_dataclass("Parameters", of_yaml)
+    schema = make_dataclass("Parameters", yaml_parameters)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), experiment.keywords)
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -354,24 +364,27 @@ def _typed(experiment: functools.partial[Finding]) -> tuple[dict[str, Any], dict
 
 
 def run_sweep(name: str, options: Sequence[str]) -> None:
-    """Run a sweep, write its result and its figure, and print its table and its sentence."""
+    """Run a sweep, write its result and its figure, and print its table and its sentence.
+
+    Nothing is written where units were chosen and others are still to be measured.
+    """
     sweep = check_sweep(name, compose_sweep(name, options))
     quieten(training=sweep.composed is not None)
     console = safe_console()
     # A file has no width of its own, and rich takes 80 columns for it.
     if not console.is_terminal:
         console = safe_console(width=max(FILE_WIDTH, console.width))
-    # Two commands would write their units into each other's file.
+    # Two commands at once would write their units into the same file.
     with held_alone(sweep.output, "sweep.output"):
         console.print(f"{name}: {sweep.source}", soft_wrap=True, markup=False)
         try:
             finding = sweep.find(console)
-        # Lightning turns the first into the second.
+        # Lightning turns a KeyboardInterrupt into a SystemExit.
         except (KeyboardInterrupt, SystemExit) as error:
-            kept = "the sweep has written nothing"
+            kept_text = "the sweep has written nothing"
             if sweep.runs.exists():
-                kept = f"{sweep.runs} keeps what has ended; the same command goes on"
-            raise Interrupted(f"interrupted: {kept}") from error
+                kept_text = f"{sweep.runs} keeps what has ended; the same command goes on"
+            raise Interrupted(f"interrupted: {kept_text}") from error
         except UnfinishedError as unfinished:
             console.print(str(unfinished), soft_wrap=True, markup=False)
             return
@@ -380,7 +393,10 @@ def run_sweep(name: str, options: Sequence[str]) -> None:
 
 
 def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
-    """Write ``result.json`` and ``figure.png``: both are whole, or as they were."""
+    """Write ``result.json`` and ``figure.png`` into the sweep's folder, which is there.
+
+    Both are written whole, or stay as they were.
+    """
     values = {
         "sweep": sweep.name,
         "source": sweep.source,
@@ -395,12 +411,9 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "notes": finding.notes,
         **finding.details,
     }
-    # Taken away again if nothing can be written, from the innermost on.
-    made = [path for path in (sweep.output, *sweep.output.parents) if not path.exists()]
-    # Renamed once the result stands too.
+    # It is renamed once the result is written, too.
     figure = sweep.output / ".figure.png"
     try:
-        sweep.output.mkdir(parents=True, exist_ok=True)
         save_figure(finding.paint, finding.inches, figure)
         write_text(sweep.result, dump_json(values, indent=2) + "\n")
         figure.replace(sweep.figure)
@@ -411,14 +424,13 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         ) from error
     finally:
         figure.unlink(missing_ok=True)
-        # Those that are not empty stay: the outputs are there.
-        with suppress(OSError):
-            for path in made:
-                path.rmdir()
 
 
 def _measured_with(sweep: Sweep) -> dict[str, object]:
-    """Give device, versions and commit of all units, those of earlier commands among them."""
+    """Give the devices, versions and commits that units were measured with, by any command.
+
+    It is empty for a sweep without a log of units.
+    """
     if "log" not in inspect.signature(sweep.experiment.func).parameters:
         return {}
     circumstances = list[dict[str, object]]()
@@ -430,11 +442,12 @@ def _measured_with(sweep: Sweep) -> dict[str, object]:
 
 
 def _versions() -> dict[str, str]:
-    found = dict[str, str]()
+    """Give the installed versions of the packages that a result depends on."""
+    versions = dict[str, str]()
     for name in VERSIONED_PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def show(sweep: Sweep, finding: Finding, console: Console) -> None:
@@ -442,13 +455,13 @@ def show(sweep: Sweep, finding: Finding, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     columns = _plain_columns(finding.rows)
     for key, values in columns.items():
-        # Numbers stand below each other by their last digits.
+        # Numbers are aligned by their last digits.
         justify: Literal["left", "right"] = "right"
         if any(isinstance(value, str) for value in values):
             justify = "left"
         table.add_column(key.replace("_", " "), justify=justify, overflow="fold")
     for cells in zip(*columns.values(), strict=True):
-        # A text may have brackets, which are markup to rich.
+        # Brackets of a text would be markup to rich.
         table.add_row(*map(escape, map(_text_of_cell, cells)))
     console.print(table)
     lines = [f"- {note}" for note in finding.notes]
@@ -458,7 +471,7 @@ def show(sweep: Sweep, finding: Finding, console: Console) -> None:
 
 
 def _plain_columns(rows: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
-    """Give the rows' values by key, without the keys that have a nested value in any row."""
+    """Give the columns of rows by key, without those that have a nested value in any row."""
     keys = dict[str, None]()
     for row in rows:
         keys |= dict.fromkeys(row)
@@ -471,6 +484,7 @@ def _plain_columns(rows: Sequence[Mapping[str, object]]) -> dict[str, list[objec
 
 
 def _text_of_cell(value: object) -> str:
+    """Write a value for a cell of a table."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return format_number(value, 4)
     if value is None:

@@ -1,4 +1,4 @@
-"""Loss over seconds at several batch sizes: what a batch size costs a step, and saves in steps.
+"""Loss over seconds at several batch sizes: larger ones take longer steps, and fewer of them.
 
 Zhang, Lipton, Li and Smola, Dive into Deep Learning, 12.5.4: gradient descent, SGD with one example
 a step and two minibatches on the same linear regression. Each is a trial of bstune's own, with a
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 LOSS_FIGURE_INCHES = (8.0, 5.0)
 SERIES_COLOURS = (INK, VERMILION, BLUE, PURPLE, GREY)
 ROW_BY_ROW = "workload.data.row_by_row"
-# Evaluations, up to which each is drawn as a point.
+# Up to so many evaluations are each drawn as a point.
 MOST_POINTS = 40
-# Parameters that no trial and no round depends on: they choose them, order them, or judge trials.
+# Parameters that no trial and no round depends on: they choose or order them, or judge trials.
 NOT_OF_A_UNIT = ("seeds", "order_seed", "level", "loader.rounds")
 # Mean seconds of a step in a round, by source of rows and by run.
 RoundMeans = list[list[float]]
@@ -66,7 +66,7 @@ class LossCurve(TypedDict):
 
 
 class SeriesRow(TypedDict):
-    """The medians of a series over its trials, in result.json."""
+    """The row of a series in result.json: medians over its trials, one for each seed."""
 
     run: str
     batch_size: int
@@ -78,8 +78,8 @@ class SeriesRow(TypedDict):
     seconds_to_level: float | None
     curve: LossCurve
     trials: list[dict[str, object]]
-    # Of a step, with rows that live on the device, and with rows that a DataLoader takes out one by
-    # one.
+    # Milliseconds of a step, with rows that live on the device, and with rows that a DataLoader
+    # takes out one by one.
     ms_resident: NotRequired[float]
     ms_row_by_row: NotRequired[float]
 
@@ -96,10 +96,12 @@ class Series:
 
 @dataclass  # not frozen: OmegaConf could not fill it in
 class LoaderTiming:
-    """How steps are timed whose rows come one by one."""
+    """How steps with either source of rows are timed: resident ones, and one by one."""
 
-    rounds: int  # of all runs with either source of rows, in shuffled order
-    steps: int  # in each
+    # A round times each run with each source once, in shuffled order.
+    rounds: int
+    # The steps that are timed at a time.
+    steps: int
 
 
 def run(
@@ -117,13 +119,23 @@ def run(
 ) -> Finding:
     """Train each of ``runs`` on each seed, in shuffled order, and show the loss over seconds.
 
-    Tests replace ``timer``.
+    Args:
+        composed: the workload.
+        log: keeps the trials and the rounds.
+        metric: the loss.
+        level: the loss whose first time is compared.
+        seeds: of the trials.
+        order_seed: of the order.
+        loader: how either source of rows is timed.
+        runs: the series.
+        only: the units to measure now; empty: all.
+        timer: tests replace it.
     """
     workload, protocol = load_workload(composed.options, composed.trained)
     # A trial that ended at the level would have no curve beyond it.
     protocol = replace(protocol, target=Target(metric, level, "min").never_met)
     _check_series(runs, seeds, loader, workload.train_examples)
-    # Now, as a workload without such rows is refused before anything is trained.
+    # A workload without such rows is refused now, before anything is trained.
     from_loader = row_by_row(composed)
     loader_workload, _ = load_workload(from_loader.options, from_loader.trained)
     planned = _shuffled_trials(workload.train_examples, runs, seeds, order_seed)
@@ -135,10 +147,11 @@ def run(
 
     def train(name: str) -> dict[str, object]:
         trial = planned[name]
-        own_protocol = replace(protocol, budget=Budget(trial.steps, 1))
+        own_protocol = replace(protocol, budget=Budget(steps=trial.steps, examples=1))
         return asdict(run_trial(workload, trial.spec, own_protocol))
 
-    # A step takes nearly the same time at all of these batch sizes, so that steps are the work.
+    # A step takes nearly the same time at all of these batch sizes: the work is in proportion to
+    # the steps.
     work = {name: float(trial.steps) for name, trial in planned.items()}
     trial_plan = UnitPlan(
         names=list(planned),
@@ -152,7 +165,7 @@ def run(
     rng = np.random.default_rng(order_seed)
     sources = (workload, loader_workload)
     pairs = len(sources) * len(runs)
-    # All of them are drawn, so that a round has the same order whichever rounds are kept.
+    # The orders of all rounds are drawn, so that each has the same one whichever rounds are kept.
     orders = {name: rng.permutation(pairs).tolist() for name in round_names}
 
     def time_round(name: str) -> RoundMeans:
@@ -167,16 +180,10 @@ def run(
     )
     rounds = log.measure(loader_plan, time_round)
     log.check_finished(unit_names, {*results, *rounds})
-    resident, one_by_one = _medians_over_rounds(list(rounds.values()))
     trials: list[list[TrialResult]] = [[] for _ in runs]
     for name, result in results.items():
         trials[planned[name].place].append(result)
-    rows = list[SeriesRow]()
-    for place, series in enumerate(runs):
-        series_row = row(series, trials[place], level)
-        series_row["ms_resident"] = 1e3 * resident[place]
-        series_row["ms_row_by_row"] = 1e3 * one_by_one[place]
-        rows.append(series_row)
+    rows = _rows_of_series(runs, trials, list(rounds.values()), level)
     title = (
         f"{composed.options.workload.name} on {device}: medians and quartiles over "
         f"{len(seeds)} seeds"
@@ -191,11 +198,29 @@ def run(
     )
 
 
+def _rows_of_series(
+    runs: Sequence[Series],
+    trials: Sequence[Sequence[TrialResult]],
+    rounds: Sequence[RoundMeans],
+    level: float,
+) -> list[SeriesRow]:
+    """Make the row of each series, with the milliseconds of a step by either source of rows."""
+    resident, one_by_one = _medians_over_rounds(rounds)
+    rows = list[SeriesRow]()
+    for place, series in enumerate(runs):
+        series_row = row(series, trials[place], level)
+        series_row["ms_resident"] = 1e3 * resident[place]
+        series_row["ms_row_by_row"] = 1e3 * one_by_one[place]
+        rows.append(series_row)
+    return rows
+
+
 @dataclass(frozen=True)
 class PlannedTrial:
     """A trial of a series."""
 
-    place: int  # of its series among all
+    # The place of its series among all.
+    place: int
     spec: TrialSpec
     steps: int
 
@@ -203,11 +228,11 @@ class PlannedTrial:
 def _shuffled_trials(
     train_examples: int, runs: Sequence[Series], seeds: Sequence[int], order_seed: int
 ) -> dict[str, PlannedTrial]:
-    """Plan a trial for each of ``runs`` and each seed, by the trial's name, in their order."""
+    """Plan a trial for each of ``runs`` and each seed, by the trial's name, in the order to run."""
     rng = np.random.default_rng(order_seed)
     planned = dict[str, PlannedTrial]()
     for seed in seeds:
-        # Shuffled anew: what the machine does meanwhile is to hit every run.
+        # Each seed has a new order, so that a disturbance of the machine hits every run alike.
         for place in rng.permutation(len(runs)).tolist():
             series = runs[place]
             number = len(planned)
@@ -225,7 +250,10 @@ def _shuffled_trials(
 
 
 def row_by_row(composed: Composed) -> Composed:
-    """Have a DataLoader take the rows out one by one."""
+    """Give the study with data that a DataLoader takes out row by row.
+
+    ConfigError for a workload whose data cannot do that.
+    """
     if option_at(composed.options, ROW_BY_ROW) is None:
         raise ConfigError(
             "this sweep is of the workload airfoil, whose data have row_by_row; "
@@ -242,9 +270,16 @@ def loader_round(
     order: Sequence[int],
     timer: Callable[..., tuple[float, ...]],
 ) -> RoundMeans:
-    """Time each run with each source of rows once: mean seconds of a step, over ``steps`` steps.
+    """Time each run with each source of rows once, and give the mean seconds of a step.
 
-    ``order`` has the numbers of all pairs of a source and a run, sources in turn.
+    Args:
+        sources: workloads with either source of rows.
+        protocol: of the trials.
+        runs: the series.
+        steps: timed at a time.
+        order: the numbers of all pairs of a source and a run, as they are timed; pair ``source *
+            len(runs) + place`` is of that source and that run.
+        timer: times steps.
     """
     means: RoundMeans = [[math.nan] * len(runs) for _ in sources]
     for index in order:
@@ -256,17 +291,23 @@ def loader_round(
 
 
 def _medians_over_rounds(rounds: Sequence[RoundMeans]) -> RoundMeans:
-    """Give the medians over rounds of what each round has, by source of rows and by run."""
+    """Give the median over rounds of a step's seconds, by source of rows and by run."""
     medians = list[list[float]]()
-    # Of a source of rows the rounds, and of those what each has of a run.
-    for of_source in zip(*rounds, strict=True):
-        medians.append([statistics.median(of_run) for of_run in zip(*of_source, strict=True)])
+    # First the rounds of each source of rows, then the values of each run in them.
+    for rounds_of_source in zip(*rounds, strict=True):
+        medians.append(
+            [
+                statistics.median(values_of_run)
+                for values_of_run in zip(*rounds_of_source, strict=True)
+            ]
+        )
     return medians
 
 
 def _check_series(
     runs: Sequence[Series], seeds: Sequence[int], loader: LoaderTiming, examples: int
 ) -> None:
+    """Refuse series, seeds and timings out of their range, for ``examples`` of training data."""
     if loader.rounds < 1 or loader.steps < 1:
         raise ConfigError(
             f"sweep.experiment.loader needs rounds and steps from 1, but got {loader}"
@@ -277,7 +318,7 @@ def _check_series(
             f"seeds {list(seeds)}"
         )
     names = [series.name for series in runs]
-    # Its trials are known by it.
+    # The trials of a series are known by its name.
     if len(set(names)) < len(names):
         raise ConfigError(f"every run needs a name of its own, but got {', '.join(names)}")
     for series in runs:
@@ -290,11 +331,11 @@ def _check_series(
 
 
 def row(series: Series, trials: Sequence[TrialResult], level: float) -> SeriesRow:
-    """Give the medians of a series over its trials, one a seed.
+    """Make the row of a series: medians over its trials, one for each seed.
 
-    ``steps_to_level`` and ``seconds_to_level``, those steps x tau(B), are None where the median
-    trial does not reach the level. The curve holds the steps at which every trial was evaluated and
-    had a finite loss.
+    ``steps_to_level`` and ``seconds_to_level``, which is those steps x tau(B), are None if the
+    median trial does not reach the level. The curve has the steps at which every trial was
+    evaluated and had a finite loss.
     """
     histories = list[dict[int, float]]()
     taus = list[float]()
@@ -332,6 +373,7 @@ def row(series: Series, trials: Sequence[TrialResult], level: float) -> SeriesRo
 
 
 def _loss_curve(histories: Sequence[Mapping[int, float]], tau: float) -> LossCurve:
+    """Give the median and the quartiles of the loss at the steps that all histories have."""
     # Trials on other seeds may have ended early, or had a loss that was not finite somewhere.
     steps = sorted(set.intersection(*map(set, histories)))
     curve: LossCurve = {
@@ -351,6 +393,7 @@ def _loss_curve(histories: Sequence[Mapping[int, float]], tau: float) -> LossCur
 
 
 def _trial_values(trial: TrialResult) -> dict[str, object]:
+    """Give the values of a trial that go to result.json."""
     return {
         "seed": trial.seed,
         "status": trial.status,
@@ -366,18 +409,18 @@ def _steps_to(history: Mapping[int, float], level: float) -> float:
 
 def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
     """Say which run gets to ``level`` first, and how much later the others do."""
-    there = list[tuple[float, SeriesRow]]()
+    reached_rows = list[tuple[float, SeriesRow]]()
     absent = list[str]()
     for series_row in rows:
         if series_row["seconds_to_level"]:
-            there.append((series_row["seconds_to_level"], series_row))
+            reached_rows.append((series_row["seconds_to_level"], series_row))
         else:
             absent.append(series_row["run"])
     medians = f"(medians, n = {plural(n, 'seed')})"
-    if not there:
+    if not reached_rows:
         return f"No run reaches a loss of {format_number(level)} in its epochs {medians}."
-    there.sort(key=lambda pair: pair[0])
-    (least, first), *rest = there
+    reached_rows.sort(key=lambda pair: pair[0])
+    (least, first), *rest = reached_rows
     text = (
         f"{first['run']} reaches a loss of {format_number(level)} first, in "
         f"{format_seconds(least)} ({_cost_text(first)})"
@@ -393,12 +436,13 @@ def sentence(rows: Sequence[SeriesRow], level: float, n: int) -> str:
 
 
 def _cost_text(row: SeriesRow) -> str:
+    """Write the steps to the level, and the time of a step."""
     steps = format_count(row["steps_to_level"])
     return f"{steps} steps of {format_number(row['ms_per_step'])} ms"
 
 
 def loader_sentence(rows: Sequence[SeriesRow], rounds: int) -> str:
-    """Say how much longer a step takes whose rows a DataLoader takes out one by one."""
+    """Say how much longer a step takes if a DataLoader takes its rows out one by one."""
     parts = list[str]()
     for series_row in sorted(rows, key=lambda row: row["batch_size"]):
         times = format_number(series_row["ms_row_by_row"] / series_row["ms_resident"])
@@ -418,7 +462,7 @@ def _paint_losses(
     for row in rows:
         if row["curve"]["seconds"]:
             last_seconds.append(row["curve"]["seconds"][-1])
-    # Of the shortest curve, which would be lost in a unit of the longest.
+    # The unit is that of the shortest curve, which would be lost in a unit of the longest.
     scale, unit = time_unit(min(last_seconds, default=1.0))
     for place, row in enumerate(rows):
         curve = row["curve"]

@@ -2,12 +2,12 @@
 
 Raschka 2022, "No, We Don't Have to Choose Batch Sizes As Powers Of 2", timed ten epochs of
 MobileNetV3 once at each of a few batch sizes around 128 and 512, and says that repeated runs would
-be more reliable. Here the steps of short trials are timed at such batch sizes in rounds of shuffled
-order; whether one of them is out of line with its neighbours is tested over the rounds
-(:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is among them, since
-hardware may prefer those; and so is the memory ceiling, since other batch sizes serve to fill the
-memory. His 100, 128 and 156 are stated against each other, and on several devices (his 255, 256 and
-257) the steps are those of DDP.
+be more reliable. Here the steps of short trials are timed at such batch sizes. A round times each
+of them once, in shuffled order, and a test over the rounds says whether one of them is out of line
+with its neighbours (:mod:`bstune.sweeps.statistics`). A multiple of 8 that is no power of two is
+among them, since hardware may prefer those. So is the memory ceiling, since other batch sizes serve
+to fill the memory. His 100, 128 and 156 are compared with each other, and on several devices (his
+255, 256 and 257) the steps are those of DDP.
 
 The ceiling and each round are kept as they end (:mod:`bstune.sweeps.unit_log`).
 """
@@ -26,7 +26,13 @@ from bstune.core.records import TrialProtocol
 from bstune.hardware.memory import Ceiling, ProbeResult
 from bstune.hardware.probe import measure_ceiling
 from bstune.hardware.several_devices import shared_steps
-from bstune.hardware.timing import StepTiming, busy_seconds, summarize_visits, time_trial, visits
+from bstune.hardware.timing import (
+    StepTiming,
+    busy_seconds,
+    summarize_visits,
+    time_trial,
+    visit_order,
+)
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
 from bstune.report.drawing import BLUE, GREY, INK, VERMILION
@@ -36,11 +42,11 @@ from bstune.sweeps.statistics import (
     Choice,
     Effect,
     choose_batch_sizes,
-    effects,
     is_power_of_two,
-    kind,
+    kind_of_size,
     off_the_line,
     speed_gain,
+    triplet_effects,
 )
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_number
@@ -55,14 +61,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 POWERS_FIGURE_INCHES = (13.0, 5.2)
-# By kind().
+# By the result of kind_of_size().
 COLOUR_OF_KIND = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}
 OTHER_KIND = "other batch size"
-# In the figure's legend.
+# The order of the figure's legend.
 LEGEND_ORDER = ("power of two", "multiple of 8", OTHER_KIND, "ceiling")
-# To each batch size, for the share of the device's time that is in use.
+# Visits to each batch size that measure the share of the device's time that is in use.
 BUSY_VISITS = 3
-# Units, besides the rounds.
+# The names of the units that are no rounds.
 CEILING_UNIT = "ceiling"
 BUSY_UNIT = "busy"
 Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
@@ -77,7 +83,7 @@ class CeilingProbe:
 
     low: int
     high: int
-    # The limit on a CPU; None: what is free there.
+    # The limit on a CPU; None: the memory that is free.
     cpu_bytes: int | None
     relative: float
     steps: int
@@ -105,10 +111,30 @@ def run(
     busy: BusyTimer = busy_seconds,
     find_ceiling: Callable[..., Ceiling] = measure_ceiling,
 ) -> Finding:
-    """Time the steps of a workload's trials around powers of two; tests replace the last three."""
+    """Time the steps of a workload's trials around powers of two, and test which are out of line.
+
+    Args:
+        composed: the workload.
+        console: for lines.
+        log: keeps the ceiling, the rounds and the device's share.
+        batch_sizes: timed alone, without neighbours.
+        against_each_other: three rising batch sizes to compare, or none.
+        centres: of the triplets.
+        ceiling: the largest batch size that fits; None: it is measured.
+        probe: how the ceiling is measured.
+        repeats: the number of rounds.
+        steps: timed at each visit.
+        lr: of all trials.
+        level: of the intervals.
+        seed: of the order.
+        only: the units to measure now; empty: all.
+        timer: times steps; tests replace it.
+        busy: times the device's work in steps; tests replace it.
+        find_ceiling: measures the ceiling; tests replace it.
+    """
     _check_choices(repeats, steps, level, lr, against_each_other)
     batch_sizes = [*batch_sizes, *against_each_other]
-    # What cannot be chosen is refused before any probe.
+    # Batch sizes that cannot be chosen are refused before any probe.
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
@@ -125,10 +151,13 @@ def run(
     if ceiling is None:
         find = functools.partial(find_ceiling, options, recipe)
         limit = _limit_of(options, probe)
-        measure = functools.partial(_measured, find, workload.train_examples, probe, limit, console)
-        # Whatever is chosen: the other batch sizes follow from it.
+
+        def measure_ceiling_unit(name: str) -> int:
+            return _measured(find, workload.train_examples, probe, limit, console)
+
+        # It is measured whatever units are chosen: the other batch sizes follow from it.
         plan = UnitPlan(names=[CEILING_UNIT], only=(), noun="ceiling", read=int)
-        ceiling = log.measure(plan, lambda name: measure())[CEILING_UNIT]
+        ceiling = log.measure(plan, measure_ceiling_unit)[CEILING_UNIT]
     choice = choose_batch_sizes(batch_sizes, centres, ceiling)
     if choice.left_out:
         console.print(
@@ -145,11 +174,7 @@ def run(
         timer=timer,
         busy=busy,
     )
-    order = visits(choice.sizes, repeats, seed)
-    visits_of_round = dict[str, Sequence[int]]()
-    for number, name in enumerate(round_names):
-        first = number * len(choice.sizes)
-        visits_of_round[name] = order[first : first + len(choice.sizes)]
+    visits_of_round = _visits_by_round(choice.sizes, round_names, seed)
     rounds_plan = UnitPlan(
         names=round_names, only=only, noun="round", read=_read_round, choices=unit_names
     )
@@ -171,11 +196,11 @@ def run(
         measured.update(busy_units)
     log.check_finished(unit_names, measured)
     timed: dict[int, list[tuple[float, ...]]] = {size: [] for size in choice.sizes}
-    for of_round in measured_rounds.values():
-        for size, visit in of_round.items():
+    for visits_of_one_round in measured_rounds.values():
+        for size, visit in visits_of_one_round.items():
             timed[size].append(visit)
     title = f"{options.workload.name} in {options.precision}, {device}; n = {repeats} rounds"
-    # The figure has a panel of its own for those that only the ceiling brings in.
+    # The figure has a panel of its own for batch sizes that only the ceiling brings in.
     asked = set(batch_sizes)
     for centre in centres:
         asked.update((centre - 1, centre, centre + 1))
@@ -184,14 +209,26 @@ def run(
     )
 
 
+def _visits_by_round(
+    sizes: Sequence[int], round_names: Sequence[str], seed: int
+) -> dict[str, Sequence[int]]:
+    """Give the order in which each round visits all batch sizes, by the round's name."""
+    order = visit_order(sizes, len(round_names), seed)
+    visits = dict[str, Sequence[int]]()
+    for number, name in enumerate(round_names):
+        first = number * len(sizes)
+        visits[name] = order[first : first + len(sizes)]
+    return visits
+
+
 def _unit_names(
     round_names: Sequence[str], options: StudyOptions, ceiling: int | None
 ) -> list[str]:
-    """Name what is measured: the ceiling unless it is given, the rounds, the device's share."""
+    """Name all units: the ceiling unless it is given, the rounds, and the device's share."""
     names = list(round_names)
     if ceiling is None:
         names.insert(0, CEILING_UNIT)
-    # Of several devices' processes there is no one device whose time is in use.
+    # Several devices have no one share of time in use.
     if options.devices == 1:
         names.append(BUSY_UNIT)
     return names
@@ -213,7 +250,7 @@ class _TimedSteps:
     workload: Workload
     protocol: TrialProtocol
     batch_sizes: Sequence[int]
-    # Of a visit.
+    # The steps of a visit.
     steps: int
     lr: float
     timer: Timer
@@ -222,12 +259,16 @@ class _TimedSteps:
     def time_rounds(
         self, visits_of_round: Mapping[str, Sequence[int]], names: Sequence[str]
     ) -> Iterator[tuple[str, dict[int, tuple[float, ...]]]]:
-        """Yield the seconds of each step of these rounds, whose batch sizes are visited in turn."""
+        """Yield each round's name, and the seconds of its steps by batch size.
+
+        ``visits_of_round`` has the batch sizes of each round in the order in which they are
+        visited.
+        """
         with ExitStack() as processes:
             time_steps: Callable[[int, float, int], tuple[float, ...]]
             time_steps = functools.partial(self.timer, self.workload, self.protocol)
             if self.options.devices > 1:
-                # Of all the devices' processes, in place of trials in this one.
+                # The steps run in the devices' processes, not in this one.
                 time_steps = processes.enter_context(
                     shared_steps(self.options, self.recipe, self.protocol.warmup_steps)
                 )
@@ -236,7 +277,10 @@ class _TimedSteps:
                 yield name, {size: time_steps(size, self.lr, self.steps) for size in sizes}
 
     def time_busy(self) -> dict[int, float]:
-        """Give the seconds of a step in which the device is at work, the median of some visits."""
+        """Give the seconds of a step in which the device is at work, by batch size.
+
+        They are the median of BUSY_VISITS visits.
+        """
         medians = dict[int, float]()
         for size in self.batch_sizes:
             seconds = list[float]()
@@ -260,9 +304,10 @@ def _make_finding(
 
     Args:
         choice: the batch sizes.
-        asked: those that were asked for, whatever the ceiling.
-        timed: seconds of each step of each round, by batch size.
-        busy_by_size: seconds of a step in which the device is at work; empty where not measured.
+        asked: the batch sizes that were asked for, whatever the ceiling.
+        timed: the seconds of each step of each round, by batch size.
+        busy_by_size: the seconds of a step in which the device is at work, by batch size; empty
+            where they were not measured.
         against_each_other: three rising batch sizes, or none.
         level: of the intervals.
         device: its name.
@@ -271,13 +316,13 @@ def _make_finding(
     medians = dict[int, list[float]]()
     for size, rounds in timed.items():
         medians[size] = list(map(statistics.median, rounds))
-    found = effects(medians, choice.centres, level)
+    tested = triplet_effects(medians, choice.centres, level)
     filled = speed_gain(medians, choice.power, choice.ceiling, level)
     in_use = dict[int, float]()
     for size, seconds in busy_by_size.items():
         in_use[size] = seconds / statistics.median(medians[size])
     summaries = {size: summarize_visits(size, rounds) for size, rounds in timed.items()}
-    parts = [sentence(found, choice, medians, filled, level)]
+    parts = [sentence(tested, choice, medians, filled, level)]
     # Where the largest of the three does not fit, two are no line.
     if against_each_other and against_each_other[-1] <= choice.ceiling:
         low, middle, high = against_each_other
@@ -290,28 +335,28 @@ def _make_finding(
         )
     return Finding(
         sentence=" ".join(parts),
-        rows=_rows_of_sizes(choice, summaries, medians, found, filled, in_use),
+        rows=_rows_of_sizes(choice, summaries, medians, tested, filled, in_use),
         n=len(medians[choice.ceiling]),
         device=device,
-        paint=functools.partial(_paint_speeds, choice, asked, medians, found, level, title),
+        paint=functools.partial(_paint_speeds, choice, asked, medians, tested, level, title),
         inches=POWERS_FIGURE_INCHES,
     )
 
 
 def _read_round(values: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
-    """Give the seconds of a round's steps by batch size, from JSON's keys."""
+    """Read the seconds of a round's steps by batch size, which is a text in JSON."""
     return {int(size): tuple(seconds) for size, seconds in values.items()}
 
 
 def _read_busy(values: Mapping[str, float]) -> dict[int, float]:
-    """Give the seconds of a step in which the device is at work by batch size, from JSON's keys."""
+    """Read the busy seconds of a step by batch size, which is a text in JSON."""
     return {int(size): float(seconds) for size, seconds in values.items()}
 
 
 def _check_choices(
     repeats: int, steps: int, level: float, lr: float, against_each_other: Sequence[int]
 ) -> None:
-    """Refuse numbers that cannot be."""
+    """Refuse numbers that are out of their range."""
     if repeats < 2:
         raise ConfigError(f"sweep.experiment.repeats must be at least 2, but got {repeats}")
     if steps < 1:
@@ -336,12 +381,15 @@ def _measured(
     limit: int | None,
     console: "Console",
 ) -> int:
-    """Measure the ceiling within a limit in bytes (None: what is free), and print it."""
+    """Measure the memory ceiling, print it, and give it, in examples.
+
+    ``limit`` is in bytes; None: all that is free.
+    """
 
     def report(result: ProbeResult) -> None:
         console.print(f"memory at batch size {result.batch_size}: {result.outcome}")
 
-    found = find(
+    ceiling = find(
         probe.low,
         probe.high,
         train_examples,
@@ -355,34 +403,43 @@ def _measured(
         report=report,
     )
     reached = "where the range ends"
-    if found.above is not None:
-        reached = f"under {found.at.limit / 2**20:,.0f} MiB"
-    console.print(f"ceiling {found.batch_size}, {reached}")
-    for note in found.notes:
+    if ceiling.above is not None:
+        reached = f"under {ceiling.at.limit / 2**20:,.0f} MiB"
+    console.print(f"ceiling {ceiling.batch_size}, {reached}")
+    for note in ceiling.notes:
         console.print(note)
-    return found.batch_size
+    return ceiling.batch_size
 
 
 def _rows_of_sizes(
     choice: Choice,
     timings: Mapping[int, StepTiming],
     medians: RoundsBySize,
-    found: Sequence[Effect],
+    tested: Sequence[Effect],
     filled: Effect,
     in_use: Mapping[int, float],
 ) -> list[dict[str, object]]:
-    """Make a row a batch size, with its contrast if it is a centre, then one a group of centres."""
+    """Make a row for each batch size, with its contrast if it is a centre, then for each group.
+
+    Args:
+        choice: the batch sizes.
+        timings: summaries of the steps of all rounds, by batch size.
+        medians: the median seconds of a step in each round, by batch size.
+        tested: the effects.
+        filled: the ceiling's examples per second over those at the power of two below it.
+        in_use: the share of the device's time in use, by batch size; empty where not measured.
+    """
     alone = dict[int, Effect]()
-    for effect in found:
+    for effect in tested:
         if len(effect.centres) == 1:
             (centre,) = effect.centres
             alone[centre] = effect
     rows = list[dict[str, object]]()
     for size in choice.sizes:
-        what = _what_it_is(size)
+        size_text = _what_it_is(size)
         over_power_of_two = dict[str, object]()
         if size == choice.ceiling:
-            what = "ceiling"
+            size_text = "ceiling"
             over_power_of_two = asdict(filled)
         share_in_use = dict[str, object]()
         if in_use:
@@ -391,7 +448,7 @@ def _rows_of_sizes(
         rows.append(
             {
                 "batch_size": size,
-                "what": what,
+                "what": size_text,
                 "n": len(speeds),
                 "ms": 1e3 * statistics.mean(medians[size]),
                 "ms_sd": _three_digits(1e3 * statistics.stdev(medians[size])),
@@ -405,40 +462,44 @@ def _rows_of_sizes(
                 "over_power_of_two": over_power_of_two,
             }
         )
-    for effect in found:
+    for effect in tested:
         if len(effect.centres) > 1:
-            what = f"{ALIGNED} x k"
+            size_text = f"{ALIGNED} x k"
             if _is_of_powers(effect):
-                what = "2^k"
-            rows.append({"what": what, "n": effect.rounds, **_effect_cells(effect)})
+                size_text = "2^k"
+            rows.append({"what": size_text, "n": effect.rounds, **_effect_cells(effect)})
     return rows
 
 
 def _speeds(size: int, seconds: Sequence[float]) -> list[float]:
-    """Give examples per second of each round, from the seconds of its steps."""
-    return [size / of_round for of_round in seconds]
+    """Give the examples per second of each round, from the seconds of a step in it."""
+    return [size / seconds_of_round for seconds_of_round in seconds]
 
 
 def _is_of_powers(effect: Effect) -> bool:
+    """Tell whether an effect is about powers of two alone."""
     return all(map(is_power_of_two, effect.centres))
 
 
 def _what_it_is(size: int) -> str:
-    """Give a batch size as what it is of: ``2^7``, ``8 x 15``, or nothing."""
+    """Write a batch size as ``2^7`` or ``8 x 15``; empty for another one."""
     if is_power_of_two(size):
         return f"2^{size.bit_length() - 1}"
-    if kind(size):
+    if kind_of_size(size):
         return f"{ALIGNED} x {size // ALIGNED}"
     return ""
 
 
 def _three_digits(value: float) -> float:
-    """Round a deviation, whose own error over few rounds is far larger."""
+    """Round a standard deviation to three digits: over few rounds its own error is far larger."""
     return float(f"{value:.3g}")
 
 
 def _effect_cells(effect: Effect | None) -> dict[str, object]:
-    """Give what the table shows of an effect, p corrected and rounded up, and the whole effect."""
+    """Make a row's cells of an effect: percent, p corrected and rounded up, and all its values.
+
+    They are None for no effect.
+    """
     if effect is None:
         return {"percent": None, "p": None, "contrast": {}}
     return {
@@ -449,58 +510,58 @@ def _effect_cells(effect: Effect | None) -> dict[str, object]:
 
 
 def share_text(effect: Effect) -> str:
-    """Give an effect with its interval in percent: ``-0.42% (-1.10 to 0.26)``."""
+    """Write an effect with its interval in percent: ``-0.42% (-1.10 to +0.26)``."""
     return f"{100 * effect.mean:+.2f}% ({100 * effect.low:+.2f} to {100 * effect.high:+.2f})"
 
 
 def p_text(effect: Effect) -> str:
-    """Give the corrected p: ``p = 0.021``, ``p < 0.001``."""
+    """Write the corrected p of an effect: ``p = 0.021``, ``p < 0.001``."""
     if effect.corrected < 0.001:
         return "p < 0.001"
     return f"p = {effect.corrected:.2g}"
 
 
 def sentence(
-    found: Sequence[Effect],
+    tested: Sequence[Effect],
     choice: Choice,
     medians: RoundsBySize,
     filled: Effect,
     level: float,
 ) -> str:
-    """Say which batch sizes differ from their neighbours, and what the ceiling gives."""
+    """Say which batch sizes differ from their neighbours, and how fast the ceiling is."""
     at_ceiling = _speed_text(choice.ceiling, medians[choice.ceiling])
     at_power = _speed_text(choice.power, medians[choice.power])
     return (
-        f"{_contrasts_in_words(found, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} "
+        f"{_contrasts_in_words(tested, level)}. At the ceiling, B = {choice.ceiling}, {at_ceiling} "
         f"examples/s, against {at_power} at B = {choice.power}, the largest power of two below it: "
         f"{share_text(filled)}."
     )
 
 
-def _contrasts_in_words(found: Sequence[Effect], level: float) -> str:
-    """Say which batch sizes differ from their neighbours, or what the intervals leave room for."""
-    rounds = found[0].rounds
-    significant = [effect for effect in found if effect.corrected < 1.0 - level]
+def _contrasts_in_words(tested: Sequence[Effect], level: float) -> str:
+    """Say which batch sizes differ from their neighbours; if none, how large an effect may be."""
+    rounds = tested[0].rounds
+    significant = [effect for effect in tested if effect.corrected < 1.0 - level]
     if significant:
         texts = list[str]()
         for effect in significant:
             texts.append(f"{effect.name} {share_text(effect)}, {p_text(effect)}")
         return (
             f"Over {rounds} rounds a step's time differs from the mean of its two neighbours' at "
-            f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(found)} tests)"
+            f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(tested)} tests)"
         )
-    # Nothing found is no proof of nothing: an effect up to this size would not have been seen.
-    room = max(max(abs(effect.low), abs(effect.high)) for effect in found)
-    least = min(found, key=lambda effect: effect.corrected)
+    # No significant effect does not mean no effect: one up to this size would not have been seen.
+    room = max(max(abs(effect.low), abs(effect.high)) for effect in tested)
+    least = min(tested, key=lambda effect: effect.corrected)
     return (
         f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the "
-        f"mean of its two neighbours (least {p_text(least)}, corrected for {len(found)} tests); "
+        f"mean of its two neighbours (least {p_text(least)}, corrected for {len(tested)} tests); "
         f"the {level:.0%} intervals leave room for {format_number(100 * room, 2)}% at most"
     )
 
 
 def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, level: float) -> str:
-    """Say what three batch sizes give a second, and how far the middle one is off their line."""
+    """Compare the speeds of three batch sizes, and the middle one's steps with their line."""
     lower = share_text(speed_gain(medians, low, middle, level))
     upper = share_text(speed_gain(medians, middle, high, level))
     off_line = share_text(off_the_line(medians, low, middle, high, level))
@@ -512,6 +573,7 @@ def sentence_of_three(low: int, middle: int, high: int, medians: RoundsBySize, l
 
 
 def _speed_text(size: int, seconds: Sequence[float]) -> str:
+    """Write the mean of examples per second over rounds, with its standard deviation."""
     speeds = _speeds(size, seconds)
     mean = format_number(statistics.mean(speeds), 4)
     deviation = format_number(statistics.stdev(speeds), 2)
@@ -522,27 +584,27 @@ def _paint_speeds(
     choice: Choice,
     asked: set[int],
     medians: RoundsBySize,
-    found: Sequence[Effect],
+    tested: Sequence[Effect],
     level: float,
     title: str,
     figure: "Figure",
 ) -> None:
     """Draw examples per second by group of batch sizes, and the contrasts with their intervals."""
-    # Far from those that were asked for, batch sizes around the ceiling have a scale of their own.
-    near = [size for size in choice.sizes if size in asked]
-    top = [size for size in choice.sizes if size not in asked]
-    groups = list(filter(None, (near, top)))
+    # Batch sizes around the ceiling are far from the others, and have a scale of their own.
+    asked_sizes = [size for size in choice.sizes if size in asked]
+    other_sizes = [size for size in choice.sizes if size not in asked]
+    groups = list(filter(None, (asked_sizes, other_sizes)))
     widths = [len(group) + 1.0 for group in groups]
     panels = figure.subplots(1, len(groups) + 1, width_ratios=[*widths, 0.8 * sum(widths)])
     for axes, group in zip(panels, groups, strict=False):
         _draw_speeds(axes, group, medians, choice)
     panels[0].set_ylabel("examples per second, mean and standard deviation over rounds")
-    _draw_effects(panels[-1], found, level)
+    _draw_effects(panels[-1], tested, level)
     figure.suptitle(title, fontsize=10.5, parse_math=False)
     handles: dict[str, Artist] = {}
     for axes in panels:
-        of_panel, labels = axes.get_legend_handles_labels()
-        handles |= dict(zip(labels, of_panel, strict=True))
+        handles_of_panel, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, handles_of_panel, strict=True))
     in_order = dict[str, "Artist"]()
     for name in LEGEND_ORDER:
         if name in handles:
@@ -558,7 +620,7 @@ def _paint_speeds(
 
 
 def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choice: Choice) -> None:
-    """Draw one point a batch size, evenly spaced: 127, 128 and 129 would be one on a true axis."""
+    """Draw a point for each batch size, evenly spaced: on a true axis 127 to 129 would be one."""
     for place, size in enumerate(group):
         speeds = _speeds(size, medians[size])
         mean = statistics.mean(speeds)
@@ -578,10 +640,10 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choi
             mean,
             yerr=statistics.stdev(speeds),
             fmt="o",
-            color=COLOUR_OF_KIND[kind(size)],
+            color=COLOUR_OF_KIND[kind_of_size(size)],
             capsize=3.5,
             markersize=6.0,
-            label=kind(size) or OTHER_KIND,
+            label=kind_of_size(size) or OTHER_KIND,
         )
     labels = [format_number(size, 6) for size in group]
     # So many labels side by side would run into each other.
@@ -592,10 +654,10 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choi
     axes.grid(axis="y", color=INK, alpha=0.07, linewidth=0.6)
 
 
-def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
-    """Draw one row an effect, with its interval and its p."""
+def _draw_effects(axes: "Axes", tested: Sequence[Effect], level: float) -> None:
+    """Draw a row for each effect, with its interval and its p."""
     axes.axvline(0.0, color=INK, linewidth=0.8)
-    for row, effect in enumerate(found):
+    for row, effect in enumerate(tested):
         reach = [[100 * (effect.mean - effect.low)], [100 * (effect.high - effect.mean)]]
         colour = VERMILION if _is_of_powers(effect) else BLUE
         # A group of batch sizes is a diamond, as a mean over several usually is.
@@ -618,8 +680,8 @@ def _draw_effects(axes: "Axes", found: Sequence[Effect], level: float) -> None:
             fontsize=8.5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5},
         )
-    axes.set_yticks(range(len(found)), [effect.name.replace(" (", "\n(") for effect in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_yticks(range(len(tested)), [effect.name.replace(" (", "\n(") for effect in tested])
+    axes.set_ylim(len(tested) - 0.4, -0.6)
     axes.set_xlabel(
         f"step time against the mean of both neighbours, %\n(left of 0: faster; {level:.0%} "
         "intervals, p by Holm)"

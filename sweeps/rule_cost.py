@@ -1,10 +1,10 @@
-"""What a learning-rate rule costs: steps to target at its rate, over the fewest of any rate.
+"""The cost of a learning-rate rule: steps to target at its rate, over the fewest of any rate.
 
 At one batch size the learning rate is tuned: it is the best recorded one. A rule carries it to
 every other batch size of the table. There S at the rule's rate is read between the two recorded
 rates around it, log S on a straight line over log lr, with S of a cell the median over its seeds.
 Where one of the two misses the target in half of its runs or more, the rule misses it. A rate
-outside of what was recorded tells nothing.
+outside of the recorded ones tells nothing.
 """
 
 import functools
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Times the batch size of the tuned rate: from there on the sentence counts.
+# The sentence counts batch sizes from so many times that of the tuned rate on.
 FAR_BATCH_SIZE = 8.0
 RULE_PANEL_INCHES = (2.6, 3.0)
-# Between the crosses of two rules, as a factor.
+# The factor between the heights of two rules' crosses.
 CROSS_STEP = 1.2
 RULE_COLOURS = (VERMILION, BLUE, GREEN, PURPLE)
 Outcome = Literal["reached", "missed", "not recorded"]
@@ -40,7 +40,7 @@ Outcome = Literal["reached", "missed", "not recorded"]
 
 @dataclass(frozen=True)
 class RuleCost:
-    """One rule at one batch size of one table."""
+    """The cost of one rule at one batch size of one table."""
 
     table: str
     batch_size: int
@@ -48,7 +48,7 @@ class RuleCost:
     """The batch size whose best rate the rule carries on."""
     rule: str
     lr: float
-    """The rule's."""
+    """The rule's learning rate."""
     best_lr: float
     """The recorded rate of the fewest steps at this batch size."""
     outcome: Outcome
@@ -57,7 +57,14 @@ class RuleCost:
 
 
 def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: float) -> Finding:
-    """Give a row for each batch size of each table, with every rule's cost."""
+    """Compare rules on recorded tables: a row for each batch size, with every rule's cost.
+
+    Args:
+        tables: names or files; empty: all that ship.
+        target: its value; None: that of each table.
+        rules: names of rules without a noise scale.
+        tuned_at: the learning rate is tuned at the recorded batch size nearest to this one.
+    """
     # A table has no noise scale to give to the others.
     plain = [rule for rule, entry in RULES.items() if not entry.takes_noise_scale]
     if not rules or len(set(rules)) < len(rules) or not set(rules) <= set(plain):
@@ -87,7 +94,7 @@ def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: 
 def table_costs(
     name: str, table: Table, target: Target, rules: Sequence[str], tuned_at: float
 ) -> list[RuleCost]:
-    """Give each rule's cost at each batch size that reached the target; TableError for none."""
+    """Give each rule's cost at each batch size that reached the target. TableError if none did."""
     reached = dict[int, tuple[float, dict[float, float]]]()
     for size in table.batch_sizes:
         steps = median_steps_over_rates(table, target, size)
@@ -96,7 +103,7 @@ def table_costs(
             reached[size] = best_lr, steps
     if not reached:
         raise TableError(f"{name}: no cell reaches {target} in more than half of its runs")
-    # The nearest by its ratio: recorded batch sizes go in factors.
+    # The nearest one is that by ratio, as recorded batch sizes go in factors.
     start = min(reached, key=lambda size: abs(math.log(size / tuned_at)))
     start_lr, _ = reached[start]
     costs = list[RuleCost]()
@@ -123,7 +130,7 @@ def table_costs(
 
 
 def best_rate(steps: Mapping[float, float]) -> float | None:
-    """Give the learning rate of the fewest steps; None where none reached the target."""
+    """Give the learning rate of the fewest steps, from steps by rate; None if none reached it."""
     best = min(steps, key=lambda lr: steps[lr])
     if math.isinf(steps[best]):
         return None
@@ -131,11 +138,13 @@ def best_rate(steps: Mapping[float, float]) -> float | None:
 
 
 def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | None]:
-    """Read the steps to the target at a learning rate between recorded ones."""
+    """Read the steps to the target at ``lr`` from those at recorded learning rates.
+
+    Gives the outcome, and the steps if it is ``reached``, else None.
+    """
     rates = sorted(steps)
     nearest = min(rates, key=lambda rate: abs(math.log(rate / lr)))
-    # A rule that ends at a recorded rate, but for the last digits of its arithmetic, is that
-    # rate's.
+    # A rate that differs from a recorded one in the last digits of its arithmetic is that one.
     if math.isclose(nearest, lr, rel_tol=1e-9):
         if math.isinf(steps[nearest]):
             return "missed", None
@@ -151,7 +160,7 @@ def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | 
 
 
 def shown_rows(costs: Sequence[RuleCost], rules: Sequence[str]) -> list[dict[str, object]]:
-    """Give a row a batch size of each table: the best rate, and each rule's cost as a text."""
+    """Make a row for each batch size of each table: the best rate, and each rule's cost."""
     rows = dict[tuple[str, int], dict[str, object]]()
     for cost in costs:
         row = rows.setdefault(
@@ -170,10 +179,10 @@ def shown_rows(costs: Sequence[RuleCost], rules: Sequence[str]) -> list[dict[str
 
 
 def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
-    """Say of each rule what it costs far from the batch size of its tuned rate."""
+    """Say for each rule how many steps it takes far from the batch size of the tuned rate."""
     parts = list[str]()
     for rule in rules:
-        # One that missed counts as infinitely dear, so that the median is over all of them.
+        # A miss counts as infinitely dear, so that the median is over all batch sizes.
         ratios = list[float]()
         for cost in costs:
             is_far = cost.batch_size >= FAR_BATCH_SIZE * cost.tuned_at
@@ -197,28 +206,29 @@ def sentence(costs: Sequence[RuleCost], rules: Sequence[str]) -> str:
 
 
 def _or_infinite(ratio: float | None) -> float:
+    """Give a ratio, infinite for None."""
     return math.inf if ratio is None else ratio
 
 
 def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figure") -> None:
-    """Draw a panel a table: ratios over batch size, a line a rule, a cross where it misses."""
+    """Draw a panel for each table: ratios over batch size, a line and crosses for each rule."""
     by_table = dict[str, list[RuleCost]]()
     for cost in costs:
         by_table.setdefault(cost.table, []).append(cost)
     panels = figure.subplots(1, len(by_table), sharey=True, squeeze=False)[0]
     highest = max(cost.ratio for cost in costs if cost.ratio is not None)
-    # Above all ratios, and one above the other: crosses of two rules at a batch size are both seen.
+    # Crosses are above all ratios, at another height for each rule: all of them are seen.
     crosses = {rule: highest * CROSS_STEP ** (k + 2) for k, rule in enumerate(rules)}
-    for axes, (table, of_table) in zip(panels, by_table.items(), strict=True):
+    for axes, (table, costs_of_table) in zip(panels, by_table.items(), strict=True):
         for colour, rule in zip(RULE_COLOURS, rules, strict=False):
-            of_rule = [cost for cost in of_table if cost.rule == rule]
-            _paint_rule(axes, of_rule, rule, colour, crosses[rule])
-        log_axis(axes, "x", log_limits([cost.batch_size for cost in of_table], (0.05, 0.05)))
+            costs_of_rule = [cost for cost in costs_of_table if cost.rule == rule]
+            _paint_rule(axes, costs_of_rule, rule, colour, crosses[rule])
+        log_axis(axes, "x", log_limits([cost.batch_size for cost in costs_of_table], (0.05, 0.05)))
         log_axis(axes, "y", (1.0 / CROSS_STEP, max(crosses.values()) * CROSS_STEP))
         axes.axhline(1.0, color=INK, linewidth=0.6)
         axes.set_xlabel("batch size")
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
-        axes.set_title(f"{table}, lr tuned at {of_table[0].tuned_at}", fontsize=8.5)
+        axes.set_title(f"{table}, lr tuned at {costs_of_table[0].tuned_at}", fontsize=8.5)
     panels[0].set_ylabel("steps at the rule's rate / fewest steps\n(x: misses the target)")
     panels[min(1, len(panels) - 1)].legend(frameon=False, fontsize=8.0, loc="upper left")
 
@@ -226,16 +236,17 @@ def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figur
 def _paint_rule(
     axes: "Axes", costs: Sequence[RuleCost], rule: str, colour: str, cross: float
 ) -> None:
+    """Draw a rule's ratios over batch size, and its misses at the height ``cross``."""
     sizes = list[int]()
     ratios = list[float]()
     missed = list[int]()
     for cost in costs:
         sizes.append(cost.batch_size)
-        # A gap in the line where there is no ratio.
+        # The line has a gap where there is no ratio.
         ratios.append(math.nan if cost.ratio is None else cost.ratio)
         if cost.outcome == "missed":
             missed.append(cost.batch_size)
-    # In the figure nobody reads none as the rule that it is.
+    # A reader of the figure would not take "none" for a rule.
     label = "constant" if rule == "none" else rule
     axes.plot(sizes, ratios, color=colour, marker="o", markersize=3.5, label=label)
     axes.plot(missed, [cross] * len(missed), color=colour, marker="x", linestyle="none")

@@ -35,8 +35,8 @@ SEEDS = 20
 QUICK_SEEDS = 3
 QUICK_SEARCHES = (FRONTIER, "random/lr", "tpe/lr", "tpe/sqrt", "shallue", "zeus")
 READ_RUN = TypeAdapter(SearchRun)
-# Parameters that no search depends on: they choose searches; the target and the table's digest are
-# kept with each.
+# Parameters that no search depends on: they choose searches. The target and the table's digest are
+# kept with each search.
 NOT_OF_A_SEARCH = ("tables", "target", "searches", "seeds", "quick", "again", "workers")
 
 
@@ -54,8 +54,8 @@ class Case:
         return f"{self.benchmark.name}/{self.entry.key}/{self.seed}"
 
     def run(self) -> SearchRun:
-        """Run the search."""
-        # Here too: it may be another process.
+        """Run the search, in whatever process this is."""
+        # Another process has another verbosity.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         problem = self.benchmark.problem
         search = self.entry.make(problem, self.seed)
@@ -79,7 +79,22 @@ def run(
     workers: int,
     only: list[str],
 ) -> Finding:
-    """Run each search on each table and seed, and compare what they found."""
+    """Run each search on each table and seed, and compare what they found.
+
+    Args:
+        log: keeps the searches.
+        tables: names or files; empty: all that ship.
+        target: its value; None: that of each table.
+        searches: names; empty: all.
+        seeds: their number; None: SEEDS, or QUICK_SEEDS with ``quick``.
+        objective: a key of MULTIPLES.
+        quick: whether only QUICK_SEARCHES run.
+        lr_factor: puts the reference learning rate off.
+        budget_factor: puts the first budget off.
+        again: names of searches to run again.
+        workers: the number of processes.
+        only: the units to run now; empty: all.
+    """
     n = SEEDS
     if seeds is not None:
         n = seeds
@@ -99,8 +114,8 @@ def run(
     planned = _plan_cases(sources, entries, n)
     cases = planned.cases
     check_only(only, list(cases))
-    # Recorded runs are replayed, which no device takes part in.
-    log.begin(None, NOT_OF_A_SEARCH)
+    # Recorded runs are replayed: no device takes part.
+    log.begin(device=None, may_change=NOT_OF_A_SEARCH)
     log.drop(functools.partial(_is_of, again))
     plan = UnitPlan(
         names=list(cases),
@@ -131,9 +146,10 @@ def run(
 
 @dataclass(frozen=True)
 class _Source:
-    """A benchmark, and where its table comes from: digest, and the command that recorded it."""
+    """A benchmark, and where its table comes from."""
 
     benchmark: Benchmark
+    # The table's digest, and the command that recorded it, None for a table of somebody's own.
     origin: dict[str, str | None]
 
 
@@ -144,13 +160,13 @@ def _read_sources(
     lr_factor: float,
     budget_factor: float,
 ) -> list[_Source]:
-    """Read the tables, and make a benchmark of each."""
+    """Read the tables, and make a benchmark of each; for the arguments see :func:`run`."""
     sources = list[_Source]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         goal = find_target(file, shipped, target)
         table = read_without_horizons(file)
         benchmark = make_benchmark(name, table, goal, objective, lr_factor, budget_factor)
-        # A table that is recorded anew is another one, whatever its name.
+        # The digest tells tables of one name apart that were recorded at different times.
         digest = sha256(file.read_bytes()).hexdigest()[:16]
         command: str | None = None
         if shipped is not None:
@@ -164,10 +180,10 @@ class _PlannedCases:
     """The searches of a comparison.
 
     Args:
-        cases: one for each seed, by the names of their units.
+        cases: one for each table, search and seed, by the names of their units.
         inputs: what each case depends on, by the same names.
-        compared: benchmark and entry of each standing, in the order of the tables.
-        left_out: a line for each search that a table cannot be asked.
+        compared: the pairs of benchmark and entry to compare, in the order of the tables.
+        left_out: a line for each search that cannot run on a table.
     """
 
     cases: dict[str, Case]
@@ -205,7 +221,7 @@ def _plan_cases(sources: Sequence[_Source], entries: Sequence[Entry], n: int) ->
 
 
 def _is_of(searches: Sequence[str], record: UnitRecord) -> bool:
-    """Tell whether a record is of one of the searches, each NAME, NAME/AXIS or NAME/AXIS/FORM."""
+    """Tell whether a record is of one of ``searches``, each NAME, NAME/AXIS or NAME/AXIS/FORM."""
     inputs = record.inputs
     if not searches or not isinstance(inputs, Mapping):
         return False
@@ -213,17 +229,18 @@ def _is_of(searches: Sequence[str], record: UnitRecord) -> bool:
 
 
 def _usable(benchmark: Benchmark, entry: Entry) -> bool:
+    """Tell whether a benchmark has a noise scale, if the search needs one."""
     return benchmark.problem.noise_scale is not None or not entry.needs_noise_scale
 
 
 def choose(names: Sequence[str], quick: bool) -> list[Entry]:
-    """Choose the searches that are named; of none, all, or those of ``quick``."""
+    """Choose the searches that are named; without names all, or with ``quick`` QUICK_SEARCHES."""
     entries = searches()
     if not names:
         return [entry for entry in entries if not quick or entry.group in QUICK_SEARCHES]
     chosen: dict[str, Entry] = {}
-    # A group has all of its forms; a bare name has all of its axes, but for bstune's own, whose
-    # usual rule is a group by itself.
+    # The name of a group chooses all of its forms, a bare name all of its axes. But bstune's bare
+    # name is a group, that of its usual rule.
     for name in names:
         matching = [entry for entry in entries if name in (entry.group, entry.key)]
         matching = matching or [entry for entry in entries if name == entry.name]
@@ -241,6 +258,7 @@ def choose(names: Sequence[str], quick: bool) -> list[Entry]:
 
 
 def _imported(name: str) -> Entry:
+    """Import a search that is given as ``MODULE:FUNCTION``; ConfigError if that fails."""
     module, _, function = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), function)
@@ -254,7 +272,11 @@ def _imported(name: str) -> Entry:
 def find_sources(
     names: Sequence[str], index: Mapping[str, TableSource]
 ) -> dict[str, tuple[Path, TableSource | None]]:
-    """Find the tables that are named or given by path, all that ship for none: file and source."""
+    """Find the tables that are named or given by path; without names all that ship.
+
+    ``index`` has those that ship. Gives by name the file, and the source of a table that ships,
+    None for another one.
+    """
     sources: dict[str, tuple[Path, TableSource | None]] = {}
     if not names:
         sources = {name: (source.path, source) for name, source in index.items()}
@@ -270,7 +292,7 @@ def find_sources(
         shipped = index.get(name) or _shipped_at(path, index)
         if shipped is not None:
             path = shipped.path
-        # Of two files of one name the later one goes by its path.
+        # The later one of two files with one name is known by its path.
         known_as = path.stem
         if path.stem in sources:
             known_as = str(path)
@@ -284,7 +306,7 @@ def find_sources(
 
 
 def _shipped_at(path: Path, index: Mapping[str, TableSource]) -> TableSource | None:
-    """Give the source of the table that ships as this file."""
+    """Give the source of the table that ships as this file; None for another file."""
     for source in index.values():
         if source.path.resolve() == path.resolve():
             return source
@@ -292,7 +314,7 @@ def _shipped_at(path: Path, index: Mapping[str, TableSource]) -> TableSource | N
 
 
 def read_without_horizons(path: Path) -> Table:
-    """Read a table whose trials may be stopped anywhere; TableError where runs have horizons."""
+    """Read a table whose trials may be stopped anywhere. TableError if its runs have horizons."""
     table = read_table(path)
     if table.has_horizons:
         raise TableError(
@@ -303,9 +325,9 @@ def read_without_horizons(path: Path) -> Table:
 
 
 def find_target(path: Path, shipped: TableSource | None, value: float | None) -> Target:
-    """Give a table's target: the given value, or what a table that ships was recorded for."""
+    """Give a table's target: that with ``value``, else the one that the table was recorded for."""
     if value is not None:
-        # A table of somebody's own does not say what its metric is.
+        # A table of somebody's own does not name its metric.
         metric = "error"
         if shipped is not None:
             metric = shipped.target.metric
@@ -327,9 +349,9 @@ def run_cases(cases: Sequence[Case], workers: int) -> Iterator[tuple[Case, Searc
     with ProcessPoolExecutor(workers) as pool:
         pending = {pool.submit(case.run): case for case in cases}
         try:
-            # As they end, not in their order: each is kept at once.
+            # They come as they end, so that each is kept at once.
             for future in as_completed(pending):
                 yield pending[future], future.result()
-        # An interruption does not wait for what has not begun.
+        # An interruption does not wait for cases that have not begun.
         finally:
             pool.shutdown(cancel_futures=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# From Okabe and Ito's palette, which survives the common colour blindnesses.
+# Okabe and Ito's palette, which people with the common colour blindnesses can tell apart.
 SEARCH_COLOURS = (
     VERMILION,
     BLUE,
@@ -43,11 +43,13 @@ SEARCH_COLOURS = (
     "#9a9a9a",
 )
 SEARCH_MARKERS = "osD^v<>P"
-# Of the figure.
+# The largest ratio in the figure.
 MAX_RATIO = 10.0
-# What lies above the figure, in place of what is infinite.
+# A value above the figure, which stands for infinite ones.
 OVER_THE_TOP = 2.0 * MAX_RATIO
-# Of the seeds, that a band or an error bar leaves out at each end.
+# The factor between the bars of two searches, along the axis of spending.
+BAR_DISTANCE = 1.045
+# A band or an error bar reaches from the lower to the upper one of these shares of the seeds.
 BAND_SHARES = (0.1, 0.9)
 COMMON_RULES = (
     f"The budget is {BUDGET_FACTOR:g} times what the best cell needs (times budget_factor); no "
@@ -98,7 +100,7 @@ RULES_OF_COMPARISON: dict[SearchObjective, tuple[str, ...]] = {
     ),
 }
 
-# Of the figure's axes.
+# The labels of the figure's axes.
 LABELS: dict[SearchObjective, tuple[str, str]] = {
     "time": (
         "spending / cost of the best trial",
@@ -117,7 +119,7 @@ LABELS: dict[SearchObjective, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class MeritMark:
-    """A figure of merit after some spending, over seeds; infinite where there is none."""
+    """A search's figure of merit after some spending, over seeds; infinite where it has none."""
 
     spending: float
     median: float
@@ -131,11 +133,13 @@ class Standing:
     Args:
         table: its name.
         entry: the search.
-        marks: after each of the multiples, the incumbent's ratio, or by what factor B_crit is off.
-        within: spending until first within WITHIN, median and 90th percentile over seeds.
-        trials: median over seeds.
-        cut_short: seeds that the cap on trials ended, not the spending.
-        runs: a run a seed.
+        marks: after each of the multiples, the incumbent's ratio, or the factor by which B_crit is
+            off.
+        within: the spending until the ratio is first at most WITHIN, as median and 90th percentile
+            over seeds.
+        trials: their number, the median over seeds.
+        cut_short: the number of seeds that the cap on trials ended, not the spending.
+        runs: one for each seed.
     """
 
     table: str
@@ -148,12 +152,16 @@ class Standing:
 
     @property
     def merit(self) -> tuple[float, ...]:
-        """What orders searches, less first: spending to come within, medians from the last back."""
+        """The key by which searches are ordered, the best first.
+
+        It is the median spending until within WITHIN, then the medians of the marks from the last
+        one back.
+        """
         return (self.within[0], *(mark.median for mark in reversed(self.marks)))
 
 
 def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> Standing:
-    """Tell how a search did over its seeds, at least one."""
+    """Sum up the runs of a search on a benchmark, one for each seed."""
     objective = benchmark.problem.objective
     marks = list[MeritMark]()
     for index, multiple in enumerate(MULTIPLES[objective]):
@@ -163,8 +171,8 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
                 values.append(factor(run.b_crit[index]))
             else:
                 values.append(ratio_after(run.path, multiple))
-        marks.append(MeritMark(multiple, statistics.median(values), percentile(values, 0.9)))
-    # Of the objective curve an estimate has no time over the best.
+        marks.append(MeritMark(multiple, statistics.median(values), percentile(values, share=0.9)))
+    # Under the objective ``curve`` there is no time over the best.
     spending = [math.inf] * len(runs)
     if objective != "curve":
         spending = [spending_within(run.path) for run in runs]
@@ -172,7 +180,7 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
         table=benchmark.name,
         entry=entry,
         marks=tuple(marks),
-        within=(statistics.median(spending), percentile(spending, 0.9)),
+        within=(statistics.median(spending), percentile(spending, share=0.9)),
         trials=statistics.median(run.trials for run in runs),
         cut_short=sum(not run.complete for run in runs),
         runs=tuple(runs),
@@ -180,15 +188,19 @@ def standing(benchmark: Benchmark, entry: Entry, runs: Sequence[SearchRun]) -> S
 
 
 def best_by(standings: Iterable[Standing], name: Callable[[Standing], str]) -> list[Standing]:
-    """Give the best standing of each name, the best first."""
+    """Give the best standing of each name, the best of all first.
+
+    ``name`` gives the name of a standing.
+    """
     best = dict[str, Standing]()
     for candidate in sorted(standings, key=lambda standing: standing.merit):
-        # In order of merit, so that the first one of a name is its best.
+        # They come in order of merit: the first one with a name is its best.
         best.setdefault(name(candidate), candidate)
     return list(best.values())
 
 
 def _by_group(standings: Iterable[Standing]) -> list[Standing]:
+    """Give the better form of each search and axis, the best of all first."""
     return best_by(standings, lambda standing: standing.entry.group)
 
 
@@ -199,24 +211,24 @@ def make_finding(
     origins: Sequence[Mapping[str, object]],
     seeds: int,
 ) -> Finding:
-    """Compare: a row for the better form of each search, and the figure.
+    """Make the finding of a comparison: a row for the better form of each search, and the figure.
 
-    ``result.json`` has the tables (with ``origins``, one mapping each) and every form's numbers
-    too; what is infinite (no trial has reached the target, no estimate) is null there.
+    ``result.json`` has the tables, too, with ``origins``, a mapping for each, and the numbers of
+    every form. An infinite number (no trial has reached the target, no estimate) is null there.
     """
     objective = benchmarks[0].problem.objective
-    shown = list[Standing]()
+    shown_standings = list[Standing]()
     tables = list[dict[str, object]]()
     for benchmark, origin in zip(benchmarks, origins, strict=True):
-        shown += _by_group(_of_table(benchmark, standings))
+        shown_standings += _by_group(_of_table(benchmark, standings))
         tables.append({**_table_result(benchmark), **origin})
-    # Two forms may have equal numbers: what counts is which of them is in the table.
-    are_shown = set(map(id, shown))
+    # Two forms may have equal numbers: identity tells which of them is in the table.
+    are_shown = set(map(id, shown_standings))
     results = [_result(standing, id(standing) in are_shown) for standing in standings]
-    notes = _notes(benchmarks, standings, shown)
+    notes = _notes(benchmarks, standings, shown_standings)
     return Finding(
         sentence=sentence(benchmarks, standings),
-        rows=[row(standing, objective) for standing in shown],
+        rows=[row(standing, objective) for standing in shown_standings],
         n=seeds,
         device=REPLAY_DEVICE,
         paint=functools.partial(paint, benchmarks, standings),
@@ -227,6 +239,7 @@ def make_finding(
 
 
 def _of_table(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Standing]:
+    """Give the standings on a benchmark's table."""
     return [standing for standing in standings if standing.table == benchmark.name]
 
 
@@ -247,7 +260,7 @@ def _notes(
 
 
 def title(benchmark: Benchmark) -> str:
-    """Tell a table's target, its best cell and, for ``curve``, its B_crit."""
+    """Write a table's target, its best cell and, for ``curve``, its B_crit."""
     batch_size, lr, cost = benchmark.best
     unit = "examples" if benchmark.problem.objective == "steps" else "s"
     text = (
@@ -262,7 +275,7 @@ def title(benchmark: Benchmark) -> str:
 
 
 def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
-    """Give a standing as a line of the table, of text: ``1.22/1.53``, ``none/none``, ``> 60``."""
+    """Write a standing as a row of texts, such as ``1.22/1.53``, ``none/none`` and ``> 60``."""
     cells = {
         "table": standing.table,
         "search": standing.entry.group,
@@ -277,17 +290,19 @@ def row(standing: Standing, objective: SearchObjective) -> dict[str, str]:
             spending = f"{median:.1f}"
         cells[f"to_{WITHIN:g}"] = spending
     cells["trials"] = f"{standing.trials:g}"
-    # What it means stands among the notes.
+    # A note says what the star means.
     if standing.cut_short:
         cells["trials"] += "*"
     return cells
 
 
 def _ratio_text(value: float) -> str:
+    """Write a ratio; ``none`` for an infinite one."""
     return f"{value:.2f}" if math.isfinite(value) else "none"
 
 
 def _table_result(benchmark: Benchmark) -> dict[str, object]:
+    """Give the values of a benchmark that go to result.json."""
     problem = benchmark.problem
     return {
         "table": benchmark.name,
@@ -301,6 +316,7 @@ def _table_result(benchmark: Benchmark) -> dict[str, object]:
 
 
 def _result(standing: Standing, shown: bool) -> dict[str, object]:
+    """Give the values of a standing for result.json; ``shown`` says whether it is in the table."""
     median, p90 = standing.within
     return {
         "table": standing.table,
@@ -323,18 +339,18 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
         ordered = _by_group(_contenders(benchmark, standings))
         if is_curve:
             best = ordered[0]
-            found = f"{best.entry.group} by {_ratio_text(best.marks[-1].median)}"
+            text = f"{best.entry.group} by {_ratio_text(best.marks[-1].median)}"
         else:
-            found = _leaders(ordered)
-        parts.append(f"{benchmark.name}: {found}")
-    of_tables = "; ".join(parts)
+            text = _leaders(ordered)
+        parts.append(f"{benchmark.name}: {text}")
+    tables_text = "; ".join(parts)
     if is_curve:
-        last = MULTIPLES["curve"][-1]
+        last_multiple = MULTIPLES["curve"][-1]
         return (
-            f"After {last:g} times the frontier's cost B_crit is off least (median factor) with "
-            f"{of_tables}."
+            f"After {last_multiple:g} times the frontier's cost B_crit is off least (median "
+            f"factor) with {tables_text}."
         )
-    return f"Spending until within {WITHIN:g} of the best, in its cost (median): {of_tables}."
+    return f"Spending until within {WITHIN:g} of the best, in its cost (median): {tables_text}."
 
 
 def _leaders(ordered: Sequence[Standing]) -> str:
@@ -343,20 +359,20 @@ def _leaders(ordered: Sequence[Standing]) -> str:
     text = ", ".join(map(_spending_of, (*optunas[:1], *others[:1])))
     if not optunas or not others:
         return text
-    # A ratio needs both: with searches of one kind alone they stand for themselves.
+    # A ratio needs searches of both kinds.
     optuna_spends, _ = optunas[0].within
     other_spends, _ = others[0].within
     if math.isfinite(other_spends):
         times = min(optuna_spends, MULTIPLES["time"][-1]) / other_spends
         text += f", {times:.1f} times as much"
-        # One that never comes within has spent all that there was.
+        # A search that never comes within has spent all that there was.
         if math.isinf(optuna_spends):
             text += " or more"
     return text
 
 
 def _apart(standings: Sequence[Standing]) -> tuple[list[Standing], list[Standing]]:
-    """Give the standings of Optuna's samplers, and the others, each in their order."""
+    """Give the standings of Optuna's samplers, and those of the other searches, in their order."""
     optunas = list[Standing]()
     others = list[Standing]()
     for standing in standings:
@@ -368,7 +384,7 @@ def _apart(standings: Sequence[Standing]) -> tuple[list[Standing], list[Standing
 
 
 def _spending_of(standing: Standing) -> str:
-    """Tell after how much spending a search comes within WITHIN of the best."""
+    """Write a search and the spending after which it comes within WITHIN of the best."""
     median, _ = standing.within
     if math.isfinite(median):
         return f"{standing.entry.group} after {median:.1f}"
@@ -376,31 +392,31 @@ def _spending_of(standing: Standing) -> str:
 
 
 def _contenders(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Standing]:
-    """Give a table's standings that may be compared: of bstune's the one with its usual rule.
+    """Give the standings on a table that are compared: all but bstune's with an unusual rule.
 
-    The best of its rules would be chosen on the seeds that it is compared on.
+    The best of bstune's rules would be chosen on the seeds that it is compared on.
     """
-    of_table = _of_table(benchmark, standings)
-    keys = {standing.entry.key for standing in of_table}
-    # Where only other rules were run, they are all that there is of bstune's.
+    on_table = _of_table(benchmark, standings)
+    keys = {standing.entry.key for standing in on_table}
+    # If bstune ran with other rules alone, these are compared.
     if FRONTIER not in keys:
-        return of_table
+        return on_table
     contenders = list[Standing]()
-    for standing in of_table:
+    for standing in on_table:
         if standing.entry.name != FRONTIER or standing.entry.key == FRONTIER:
             contenders.append(standing)
     return contenders
 
 
 def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure: "Figure") -> None:
-    """Draw a panel a table, a line for the best axis and form of each search, at most eight.
+    """Draw a panel for each table, with a line for the best axis and form of up to eight searches.
 
     For ``time`` and ``steps`` a band shows 10 to 90% of the seeds of two lines, bstune's (or the
     best that is not Optuna's) and the best of Optuna's: eight bands would hide each other. For
     ``curve`` every search has an error bar of that width.
     """
     in_order = sorted(standings, key=_place_in_legend)
-    # One colour and one marker a name in every panel, whatever is best there.
+    # A name has one colour and one marker in every panel, whatever is best there.
     names = list(dict.fromkeys(standing.entry.name for standing in in_order))
     names = names[: len(SEARCH_COLOURS)]
     panels = np.atleast_1d(figure.subplots(1, len(benchmarks)))
@@ -419,7 +435,7 @@ def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure
 
 
 def _names_with_band(best: Sequence[Standing]) -> set[str]:
-    """Name the two searches whose spread is drawn, of a table's best standings, the best first."""
+    """Name the two searches whose spread is drawn, from a table's best standings in order."""
     optunas, others = _apart(best)
     if any(standing.entry.name == FRONTIER for standing in others):
         names = {FRONTIER}
@@ -431,14 +447,14 @@ def _names_with_band(best: Sequence[Standing]) -> set[str]:
 
 
 def _place_in_legend(standing: Standing) -> tuple[bool, int, str]:
-    """Order searches: bstune's, others by name, Optuna's in the order of SAMPLERS."""
+    """Give the key that sorts searches: bstune's, others by name, Optuna's in SAMPLERS' order."""
     name = standing.entry.name
     place = SAMPLERS.index(name) if name in SAMPLERS else -1
     return name != FRONTIER, place, name
 
 
 def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -> None:
-    """Draw the median, with gaps where it is infinite; a band is open above where it is."""
+    """Draw the median ratio over spending, with gaps where it is infinite, and a band if wanted."""
     spending = np.geomspace(1.0, MULTIPLES["time"][-1], 400)
     ratios = list[list[float]]()
     for spent in spending.tolist():
@@ -458,9 +474,12 @@ def _draw_line(axes: "Axes", standing: Standing, colour: str, with_band: bool) -
 
 
 def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None:
-    """Draw the medians with 10 to 90% of the seeds, beside those of the other searches."""
+    """Draw the medians with bars over 10 to 90% of the seeds, beside those of other searches.
+
+    ``index`` is the search's place among ``count`` searches.
+    """
     # On a logarithmic axis equal factors are equal distances: error bars do not hide each other.
-    beside = 1.045 ** (index - (count - 1) / 2.0)
+    beside = BAR_DISTANCE ** (index - (count - 1) / 2.0)
     spending = list[float]()
     medians = list[float]()
     factors = list[list[float]]()
@@ -482,22 +501,23 @@ def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None
 
 
 def _band(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Give both ends of the band over the seeds' values at each place."""
+    """Give both ends of the band, from the values of all seeds at each place of the axis."""
     low_share, high_share = BAND_SHARES
     low = list[float]()
     high = list[float]()
-    for of_seeds in values:
-        low.append(min(percentile(of_seeds, low_share), OVER_THE_TOP))
-        high.append(min(percentile(of_seeds, high_share), OVER_THE_TOP))
+    for values_of_seeds in values:
+        low.append(min(percentile(values_of_seeds, low_share), OVER_THE_TOP))
+        high.append(min(percentile(values_of_seeds, high_share), OVER_THE_TOP))
     return low, high
 
 
 def _drawable(values: Iterable[float]) -> list[float]:
-    """Leave gaps where values are infinite, which matplotlib would stretch its axes for."""
+    """Replace infinite values by gaps: matplotlib would stretch its axes for them."""
     return [value if math.isfinite(value) else math.nan for value in values]
 
 
 def _finish(axes: "Axes", benchmark: Benchmark) -> None:
+    """Set the scales, ticks, labels and legend of a table's panel."""
     objective = benchmark.problem.objective
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -1,9 +1,9 @@
-"""One search run on one recorded table: what it may know, what it is charged, what counts.
+"""One search run on one recorded table: what it knows beforehand, its costs, and what counts.
 
 A :class:`Search` proposes one trial after another; each is answered from the table
 (:func:`bstune.trial.replay.replay`) and charged its simulated training seconds, stopped trials
-included. A trial counts once it has finished: one that the limit on the spending cuts through is
-left out.
+included. A trial counts once it has finished. The one that would end past the limit on the spending
+is left out.
 """
 
 import math
@@ -35,10 +35,10 @@ MULTIPLES: dict[SearchObjective, tuple[float, ...]] = {
 STOP_FACTOR = 2.0
 # The first budget over what the best cell needs.
 BUDGET_FACTOR = 4.0
-# Of the best: a search is as good as there.
+# A search is as good as the best from this ratio to it on.
 WITHIN = 1.25
 MAX_TRIALS = 1000
-# In log B: as far outside of a table's batch sizes is its B_crit sought.
+# B_crit is sought so far outside of a table's batch sizes, in log B.
 SOUGHT_BEYOND = 5.0
 # A limit that is met exactly still holds.
 MET_EXACTLY = 1.0 + 1e-9
@@ -46,10 +46,10 @@ MET_EXACTLY = 1.0 + 1e-9
 
 @dataclass(frozen=True)
 class Problem:
-    """What a search knows before its first trial: nothing that the table has at its learning rates.
+    """All that a search knows before its first trial: nothing of the table's runs.
 
-    ``budget`` is what a trial gets while nothing has reached the target. ``seconds_per_step`` is
-    tau at each of ``batch_sizes``: a study measures it before its first trial, at no cost to its
+    ``budget`` is that of a trial while nothing has reached the target. ``seconds_per_step`` is tau
+    at each of ``batch_sizes``: a study measures it before its first trial, at no cost to its
     budget. ``noise_scale`` is the table's own B_crit, more than a study would know; None where the
     table does not determine it.
     """
@@ -73,7 +73,10 @@ class Problem:
         return min(max(lr, self.lr_low), self.lr_high)
 
     def tau(self, batch_size: float) -> float:
-        """Give seconds per step: log tau is linear in log B between sizes, constant beyond."""
+        """Give the seconds of a step at a batch size.
+
+        log tau is linear in log B between the table's batch sizes, and constant beyond them.
+        """
         pairs = list(zip(self.batch_sizes, self.seconds_per_step, strict=True))
         if batch_size <= pairs[0][0]:
             return pairs[0][1]
@@ -115,26 +118,32 @@ class Search(Protocol):
 class Benchmark:
     """A problem, the table that answers it, and the truth that the answers are measured against."""
 
-    name: str  # of the table
+    # Of the table.
+    name: str
     table: Table
     problem: Problem
-    # Batch size, lr and cost of the best cell, the median over its seeds: the fastest or, for the
-    # objective steps, the one of the fewest steps. A cost is in seconds, or in examples for steps.
+    # Batch size, learning rate and cost of the best cell: the fastest or, for the objective steps,
+    # that of the fewest steps. The cost is the median over its seeds, in seconds, or in examples
+    # for steps.
     best: BestCell
-    # The sum over batch sizes of the cheapest cell that reached the target.
+    # The sum over batch sizes of the cost of the cheapest cell that reached the target.
     frontier_cost: float
-    b_crit: float | None  # see dense_b_crit
+    # See dense_b_crit.
+    b_crit: float | None
 
     @property
     def unit(self) -> float:
-        """What spending is counted in: the best trial's cost, or the frontier's for ``curve``."""
+        """The unit of spending: the best trial's cost, or for ``curve`` that of the frontier."""
         if self.problem.objective == "curve":
             return self.frontier_cost
         _, _, cost = self.best
         return cost
 
     def ratio(self, batch_size: int, lr: float) -> float | None:
-        """Give a point's median seconds (steps) over the best cell's; None if half miss it."""
+        """Give a point's median seconds (or steps) to target over the best cell's.
+
+        None if half of the point's runs miss the target.
+        """
         cost = median_time(self.table, batch_size, lr, self.problem.target)
         if cost is None:
             return None
@@ -145,14 +154,15 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class SearchRun:
-    """What a search came to on a benchmark with one seed; spendings are in ``Benchmark.unit``."""
+    """The results of a search on a benchmark with one seed; spendings are in ``Benchmark.unit``."""
 
-    # (spending, incumbent's time over the best) after each trial that changed the ratio; the ratio
-    # is None where the incumbent's point does not reach the target in half of the table's runs.
+    # (spending, incumbent's time over the best) after each trial that changed the ratio. The ratio
+    # is None if the incumbent's point does not reach the target in half of the table's runs.
     path: tuple[tuple[float, float | None], ...]
-    # Estimate over the table's own after each multiple, for ``curve``.
+    # For ``curve``, the estimate of B_crit over the table's own after each multiple.
     b_crit: tuple[float | None, ...]
-    trials: int  # finished within the spending
+    # The number of trials that finished within the spending.
+    trials: int
     spent: float
     # False if the cap on trials ended the search, not the spending.
     complete: bool
@@ -166,12 +176,13 @@ def make_benchmark(
     lr_factor: float = 1.0,
     budget_factor: float = 1.0,
 ) -> Benchmark:
-    """Pose the benchmark of a table; the two factors put its reference lr and its first budget off.
+    """Make the benchmark of a table.
 
-    The reference is the geometric middle of the table's batch sizes and learning rates. The first
-    budget is ``BUDGET_FACTOR`` times the steps, and times the examples, of the best cell, whichever
-    takes longer: at every batch size at least that many times the frontier, as S* falls and B S*
-    rises with B.
+    The two factors put its reference learning rate and its first budget off. The reference is the
+    geometric middle of the table's batch sizes and learning rates. The first budget is
+    ``BUDGET_FACTOR`` times the steps, and times the examples, of the best cell, whichever takes
+    longer: at every batch size at least that many times the frontier, as S* falls and B S* rises
+    with B.
     """
     for option, value in {"lr_factor": lr_factor, "budget_factor": budget_factor}.items():
         if not (math.isfinite(value) and value > 0):
@@ -227,17 +238,18 @@ def make_benchmark(
 
 @dataclass(frozen=True)
 class _TableInExamples(Table):
-    """A table whose steps cost the examples of a point's own batch size, recorded or not."""
+    """A table in which a step costs the examples of the point's own batch size, recorded or not."""
 
+    # The table that answers.
     recorded: Table
 
     def outcome(self, batch_size: float, lr: float, seed: int, target: Target) -> Outcome:
-        """Give what a trial comes to, at the price of its batch size."""
+        """Give the outcome of a trial, at the price of its batch size."""
         outcome = self.recorded.outcome(batch_size, lr, seed, target)
         return replace(outcome, seconds_per_step=float(batch_size))
 
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        """Give the outcome with the run at a share of a cell's, at the price of its batch size."""
+        """Give the outcome of the run at a share of a cell's, at the price of its batch size."""
         outcome = self.recorded.read(batch_size, lr, target, share)
         return replace(outcome, seconds_per_step=float(batch_size))
 
@@ -251,7 +263,7 @@ def _without_hardware(table: Table) -> Table:
 
 
 def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], float]:
-    """Give the median time to target of each cell that reaches it."""
+    """Give the median time to target of each cell that reaches it, by batch size and rate."""
     times = dict[tuple[int, float], float]()
     for batch_size, lr in table.cells:
         time = median_time(table, batch_size, lr, target)
@@ -261,7 +273,10 @@ def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], fl
 
 
 def _best_cell(times: Mapping[tuple[int, float], float], objective: SearchObjective) -> BestCell:
-    """Give the best cell by the objective; of equals the one of least cost, then the smallest."""
+    """Give the best cell by the objective, from the cells' times.
+
+    Of equally good cells it is the one of least cost, then the smallest.
+    """
 
     def order(cell: tuple[int, float]) -> tuple[float, float, tuple[int, float]]:
         batch_size, _ = cell
@@ -273,6 +288,7 @@ def _best_cell(times: Mapping[tuple[int, float], float], objective: SearchObject
 
 
 def _seconds_per_step(table: Table, batch_size: int) -> float:
+    """Give the median seconds per step of the runs at a batch size."""
     of_size = list[float]()
     for run in table.runs:
         if run.batch_size == batch_size:
@@ -281,14 +297,17 @@ def _seconds_per_step(table: Table, batch_size: int) -> float:
 
 
 def merit(objective: SearchObjective, cost: float, batch_size: int) -> float:
-    """Give what is minimised: a run's cost in seconds, or its steps where costs are examples."""
+    """Give the value that a search minimises: the cost in seconds, or for ``steps`` the steps.
+
+    For ``steps`` costs are in examples.
+    """
     return cost / batch_size if objective == "steps" else cost
 
 
 def median_time(table: Table, batch_size: float, lr: float, target: Target) -> float | None:
     """Give the median seconds to target over the seeds; None if half of them did not reach it."""
-    # A cell is drawn from by a share: with so many even shares each of its runs comes equally
-    # often, however many runs a cell has.
+    # A share draws one of a cell's runs. With so many even shares each run is drawn equally often,
+    # however many runs a cell has.
     draws = math.lcm(*set(map(len, table.cells.values())))
     times = list[float]()
     for draw in range(draws):
@@ -315,8 +334,8 @@ def median_steps(runs: Iterable[Run], target: Target) -> float:
 def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
     """Give the frontier of the table's cells, each at the median steps to target of its seeds.
 
-    A cell of which half the runs miss the target counts as stopped, at the last step that all of
-    them ran.
+    If half of a cell's runs miss the target, it counts as stopped at the last step that all of them
+    ran.
     """
     medians = list[TrialResult]()
     for number, ((batch_size, lr), runs) in enumerate(table.cells.items()):
@@ -339,10 +358,11 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
 
 
 def dense_b_crit(table: Table, target: Target) -> float | None:
-    """Find where the slope of log S* over log B is -1/2, by all cells; None if they leave it open.
+    """Give a table's B_crit, where the slope of log S* over log B is -1/2, from all of its cells.
 
-    Between and beyond the batch sizes S* is as far off the law fitted to them as at the nearest; a
-    small-batch term of the fit is left out, as it is of a study's B_crit.
+    Between and beyond the batch sizes S* is as far off the law fitted to them as at the nearest. A
+    small-batch term of the fit is left out, as in a study's B_crit. None where the cells leave it
+    open.
     """
     points = dense_points(table, target)
     try:
@@ -354,8 +374,8 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
         return None
     reached = [(point.batch_size, point.steps) for point in points if not point.stopped]
     sizes, steps = np.array(reached).T
-    # The table need not follow the law; its distance from it is carried over to where the slope is
-    # sought.
+    # The table need not follow the law. Its distance from the law is carried over to the batch
+    # sizes at which the slope is sought.
     law = 1.0 + b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
     off = np.log(steps) - np.log(law)
     low = math.log(sizes[0]) - SOUGHT_BEYOND
@@ -368,7 +388,10 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
 def least(
     finished: Sequence[TrialResult], objective: SearchObjective = "time"
 ) -> TrialResult | None:
-    """Name the trial of the least time to target, or the fewest steps, the first of equals."""
+    """Give the trial of the least time to target, or of the fewest steps, the first of equals.
+
+    None if none reached the target.
+    """
     reached = list[tuple[float, int, TrialResult]]()
     for trial in finished:
         time = trial.time_to_target
@@ -383,12 +406,12 @@ def least(
 def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialResult]) -> int:
     """Give the last step of a trial at ``batch_size`` by the rule that all general searches follow.
 
-    While nothing has reached the target it is the budget's. After that, for ``time``, a trial ends
-    once it has cost ``STOP_FACTOR`` times the seconds of the fastest (for ``steps``, the steps of
-    the one with the fewest). For ``curve`` that would cut off both ends of the frontier: there a
-    trial ends once it has taken as many times the steps of a trial at no larger a batch size, or
-    the examples of one at no smaller: S* falls and B S* rises with B. No trial runs past the
-    budget.
+    While nothing has reached the target, it is the budget's. After that, for ``time``, a trial ends
+    once it has cost ``STOP_FACTOR`` times the seconds of the fastest, for ``steps`` as many times
+    the steps of the one with the fewest. For ``curve`` that would cut off both ends of the
+    frontier. There a trial ends once it has taken as many times the steps of a trial at no larger a
+    batch size, or the examples of one at no smaller, as S* falls and B S* rises with B. No trial
+    runs past the budget.
     """
     budget = problem.budget.last_step(batch_size)
     reached = [trial for trial in finished if trial.reached]
@@ -405,7 +428,10 @@ def stopping_step(problem: Problem, batch_size: int, finished: Sequence[TrialRes
 
 
 def _least_frontier_steps(trial: TrialResult, batch_size: int) -> float:
-    """Give the steps at another batch size that a trial which reached the target stands for."""
+    """Give the steps that a trial which reached the target would take at another batch size.
+
+    They are its steps if it ran at a smaller batch size, else those of its examples.
+    """
     if trial.batch_size <= batch_size:
         return trial.steps
     return trial.examples / batch_size
@@ -416,8 +442,7 @@ def run_search(
 ) -> SearchRun:
     """Let a new search spend up to the last of the rising ``multiples`` of ``Benchmark.unit``.
 
-    B_crit is asked for at each multiple. After ``max_trials`` a search ends and keeps what it has
-    found.
+    B_crit is asked for at each multiple. After ``max_trials`` a search ends with what it has found.
     """
     finished = list[TrialResult]()
     path = list[tuple[float, float | None]]()
@@ -429,7 +454,7 @@ def run_search(
         if len(finished) < max_trials:
             trial = _answer(search.propose(finished), benchmark, finished)
             after = spent + trial.train_seconds
-        # What is known at a multiple is what the trials before it have shown.
+        # The estimate at a multiple is from the trials that ended before it.
         for multiple in multiples[len(estimates) :]:
             if after <= multiple * benchmark.unit * MET_EXACTLY:
                 break
@@ -454,7 +479,7 @@ def run_search(
 
 
 def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResult]) -> TrialResult:
-    """Run a proposed trial on the table."""
+    """Answer a proposed trial from the table. ConfigError if the search may not propose it."""
     if spec.number != len(finished):
         raise ConfigError(
             f"a search must number its trials from 0: expected {len(finished)}, but got "
@@ -476,7 +501,10 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
 
 
 def _continued(spec: TrialSpec, finished: Sequence[TrialResult]) -> TrialResult | None:
-    """Give the trial that a proposed one continues; None if it starts afresh."""
+    """Give the trial that a proposed one continues; None if it begins afresh.
+
+    ConfigError if that is no stopped trial at the same point.
+    """
     number = spec.resumed_from
     if number is None:
         return None
@@ -495,6 +523,7 @@ def _continued(spec: TrialSpec, finished: Sequence[TrialResult]) -> TrialResult 
 def _estimate(
     search: Search, benchmark: Benchmark, finished: Sequence[TrialResult]
 ) -> float | None:
+    """Give the search's B_crit over the table's own, for ``curve``; None if either is not known."""
     if benchmark.problem.objective != "curve" or benchmark.b_crit is None:
         return None
     b_crit = search.b_crit(finished)
@@ -504,17 +533,23 @@ def _estimate(
 
 
 def ratio_after(path: Sequence[tuple[float, float | None]], multiple: float) -> float:
-    """Give the incumbent's time over the best after spending ``multiple``; infinite for none."""
+    """Give the incumbent's time over the best after spending ``multiple``.
+
+    ``path`` is that of a :class:`SearchRun`. It is infinite without an incumbent.
+    """
     ratio = math.inf
     for spent, value in path:
-        # The last change within the spending counts: an incumbent may have become a worse one.
+        # The last change within the spending counts: a later incumbent may be worse.
         if spent <= multiple * MET_EXACTLY:
             ratio = math.inf if value is None else value
     return ratio
 
 
 def spending_within(path: Sequence[tuple[float, float | None]], within: float = WITHIN) -> float:
-    """Give the spending at which the ratio is first at most ``within``; infinite if it never is."""
+    """Give the spending at which the incumbent's time over the best is first at most ``within``.
+
+    ``path`` is that of a :class:`SearchRun`. It is infinite if the ratio never gets there.
+    """
     for spent, ratio in path:
         if ratio is not None and ratio <= within * MET_EXACTLY:
             return spent
@@ -522,13 +557,13 @@ def spending_within(path: Sequence[tuple[float, float | None]], within: float = 
 
 
 def factor(ratio: float | None) -> float:
-    """Tell by what factor an estimate is off, max(x, 1/x); infinite where there is none."""
+    """Give the factor by which an estimate is off, max(x, 1/x); infinite without an estimate."""
     if ratio is None or ratio <= 0.0:
         return math.inf
     return max(ratio, 1.0 / ratio)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Give the least value that at least ``share`` of them do not exceed; it may be infinite."""
+    """Give the least of ``values`` that at least ``share`` of them do not exceed."""
     rank = math.ceil(share * len(values) / MET_EXACTLY)
     return sorted(values)[max(0, rank - 1)]

@@ -35,7 +35,7 @@ from bstune.result import StudyResult
 from bstune.study.prepare import compose_checked
 from bstune.study.run import run as run_study
 from bstune.sweeps.harness import Finding
-from bstune.sweeps.shallue_panel import paint_panel, panel_curve, panel_inches
+from bstune.sweeps.shallue_panel import law_text, paint_panel, panel_curve, panel_inches
 from bstune.sweeps.unit_log import UnitLog, UnitPlan, check_only
 from bstune.system.console import format_count, format_number, plural, quieten
 from bstune.system.files import Output
@@ -43,10 +43,10 @@ from bstune.system.files import Output
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A slope at an end of the curve is taken over this factor of batch size.
+# A slope at an end of the curve is taken over this factor of the batch size.
 END_SPAN = 4.0
 BUDGET_INCHES = 3.0
-# What Hydra takes without quotes.
+# A text that Hydra takes without quotes.
 UNQUOTED = re.compile(r"[\w./:-]+")
 
 
@@ -64,37 +64,33 @@ def run(
     """Run or continue each study, and compare them.
 
     Args:
-        console: for what the studies say.
-        log: of the studies that have ended.
-        factor: what they differ in, in words.
-        folder: of the studies' folders and of their storage.
+        console: takes the lines of the studies.
+        log: keeps which studies have ended.
+        factor: the words for what the studies differ in.
+        folder: has the studies' folders and their storage.
         common: arguments of every study, as on the command line.
-        studies: further arguments of each study, by a name.
+        studies: further arguments of each study, by its name.
         options: arguments of every study, after all others.
-        only: studies to run now; none: all.
+        only: the studies to run now; empty: all.
 
     Raises:
-        ConfigError: for no study, or one that cannot be composed, before any of them runs.
-        Interrupted: with what is kept.
+        ConfigError: before any study runs, if there is none or one cannot be composed.
+        Interrupted: says where the finished trials are kept.
     """
     if not studies:
         raise ConfigError("this sweep compares studies, but sweep.experiment.studies has none")
     root = Path(folder).absolute()
     arguments = dict[str, list[str]]()
-    composed = dict[str, Composed]()
     for name, own_arguments in studies.items():
         arguments[name] = [*common, *own_arguments, *options, *_kept_within(name, root)]
-        try:
-            composed[name] = compose_checked(arguments[name])
-        except ConfigError as error:
-            raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
+    composed = _compose_studies(arguments)
     check_only(only, list(composed))
-    # Studies check for themselves what may change while they go on; one whose arguments are
-    # others is run again, and continues or refuses them.
-    log.begin(None, ("factor", "folder", "common", "studies", "options"))
+    # A study whose arguments have changed is run again. It checks for itself which options may
+    # change, and continues or refuses.
+    log.begin(device=None, may_change=("factor", "folder", "common", "studies", "options"))
     root.mkdir(parents=True, exist_ok=True)
     quieten(training=True)
-    # One whose folder has been moved away since runs again.
+    # A study whose folder has been moved away since runs again.
     log.drop(lambda record: not Output(root / record.unit).curve.exists())
 
     def run_to_its_end(name: str) -> int:
@@ -105,7 +101,7 @@ def run(
         )
         try:
             run_study(study.options, study.recipe, arguments[name], console)
-        # Lightning turns the first into the second.
+        # Lightning turns a KeyboardInterrupt into a SystemExit.
         except (KeyboardInterrupt, SystemExit) as error:
             raise Interrupted(
                 f"interrupted: {root} keeps all finished trials; the same command goes on"
@@ -126,20 +122,35 @@ def run(
     named = list[Compared]()
     for name, result in results.items():
         named.append(replace(compared_study(result, str(root / name)), name=name))
-    found = compare(named)
+    comparison = compare(named)
     console.print()
-    write_comparison(found, root, console)
-    width, height = panel_inches(len(found.studies))
+    write_comparison(comparison, root, console)
+    width, height = panel_inches(len(comparison.studies))
+    notes = list(comparison.notes)
+    on_law = law_text(list(map(panel_curve, comparison.studies)))
+    if on_law is not None:
+        notes.append(on_law)
     return Finding(
-        sentence=sentence(factor, found),
-        rows=[row(study, results[study.name]) for study in found.studies],
+        sentence=sentence(factor, comparison),
+        rows=[row(study, results[study.name]) for study in comparison.studies],
         n=1,
-        device=", ".join(dict.fromkeys(study.device for study in found.studies)),
-        paint=functools.partial(_paint_studies, found),
+        device=", ".join(dict.fromkeys(study.device for study in comparison.studies)),
+        paint=functools.partial(_paint_studies, comparison),
         inches=(width, height + BUDGET_INCHES),
-        notes=found.notes,
-        details={"pairs": list(map(str, found.pairs)), "arguments": arguments},
+        notes=notes,
+        details={"pairs": list(map(str, comparison.pairs)), "arguments": arguments},
     )
+
+
+def _compose_studies(arguments: Mapping[str, list[str]]) -> dict[str, Composed]:
+    """Compose each study from its arguments, by its name. ConfigError names the first wrong one."""
+    composed = dict[str, Composed]()
+    for name, study_arguments in arguments.items():
+        try:
+            composed[name] = compose_checked(study_arguments)
+        except ConfigError as error:
+            raise ConfigError(f"sweep.experiment.studies.{name}: {error}") from error
+    return composed
 
 
 def _kept_within(name: str, root: Path) -> list[str]:
@@ -155,12 +166,12 @@ def _kept_within(name: str, root: Path) -> list[str]:
 
 
 def row(study: Compared, result: StudyResult) -> dict[str, object]:
-    """Give what a study found.
+    """Make the row of a study.
 
     Slopes are those of log S*(B) over log B, over a factor of 4 at the small and at the large end
-    of the batch sizes that reached the target: -1 is perfect scaling, 0 none. ``steps`` and
-    ``examples`` are the least of a reached trial. ``searched`` has what the winner's trial has of
-    what was searched besides, such as a momentum.
+    of the batch sizes that reached the target: -1 is perfect scaling, 0 no gain. ``steps`` and
+    ``examples`` are the least of the trials that reached the target. ``searched`` has the winner's
+    values of other searched hyper-parameters, such as a momentum.
     """
     small, large = end_slopes(study)
     searched = dict[str, float | None]()
@@ -205,7 +216,7 @@ def row(study: Compared, result: StudyResult) -> dict[str, object]:
 
 
 def _searched_text(values: Mapping[str, float | None]) -> str:
-    """Give ``momentum 0.93``; a dash where only batch size and learning rate were searched."""
+    """Write ``momentum 0.93``; a dash where only batch size and learning rate were searched."""
     texts = list[str]()
     for name, value in values.items():
         if value is not None:
@@ -214,7 +225,10 @@ def _searched_text(values: Mapping[str, float | None]) -> str:
 
 
 def end_slopes(study: Compared) -> tuple[float | None, float | None]:
-    """Give the slopes of log S*(B) over log B at both ends of what was seen; None for no curve."""
+    """Give the slopes of log S*(B) over log B at the small and at the large end of the points.
+
+    None for both if there is no curve, or fewer than two batch sizes.
+    """
     if not study.steps.size or not study.points:
         return None, None
     low = study.points[0].batch_size
@@ -225,18 +239,18 @@ def end_slopes(study: Compared) -> tuple[float | None, float | None]:
     span = min(END_SPAN, high / low)
 
     def slope(start: float) -> float:
-        ends = np.log([start, start * span])
-        steps = np.interp(ends, np.log(study.batch_size), np.log(study.steps))
-        return float((steps[1] - steps[0]) / (ends[1] - ends[0]))
+        log_sizes = np.log([start, start * span])
+        log_steps = np.interp(log_sizes, np.log(study.batch_size), np.log(study.steps))
+        return float((log_steps[1] - log_steps[0]) / (log_sizes[1] - log_sizes[0]))
 
     return slope(low), slope(high / span)
 
 
-def sentence(factor: str, found: Comparison) -> str:
+def sentence(factor: str, comparison: Comparison) -> str:
     """Name the largest and the smallest critical batch size, and say whether they differ."""
     placed = list[tuple[float, Compared]]()
     missing = list[str]()
-    for study in found.studies:
+    for study in comparison.studies:
         if study.b_crit is None:
             missing.append(study.name)
         else:
@@ -246,35 +260,39 @@ def sentence(factor: str, found: Comparison) -> str:
         unknown = f" That of {' and '.join(missing)} is not known."
     if len(placed) < 2:
         return (
-            f"Of {len(found.studies)} studies too few have a critical batch size to compare them."
-            f"{unknown}"
+            f"Of {len(comparison.studies)} studies too few have a critical batch size to compare "
+            f"them.{unknown}"
         )
     placed.sort(key=lambda pair: pair[0])
     _, small = placed[0]
     _, large = placed[-1]
     # The comparison has each pair of studies once, in either order.
-    ends = {small.name, large.name}
-    pair = next(pair for pair in found.pairs if {pair.larger, pair.smaller} == ends)
-    differ = sum(pair.differ is True for pair in found.pairs)
+    end_names = {small.name, large.name}
+    pair = next(pair for pair in comparison.pairs if {pair.larger, pair.smaller} == end_names)
+    differ = sum(pair.differ is True for pair in comparison.pairs)
     return (
         f"{factor[0].upper()}{factor[1:]}: the critical batch size is largest for {large.name}, "
         f"{large.critical}, and smallest for {small.name}, {small.critical}, {_verdict(pair)}; of "
-        f"{len(found.pairs)} pairs {differ} differ.{unknown}"
+        f"{len(comparison.pairs)} pairs {differ} differ.{unknown}"
     )
 
 
 def _verdict(pair: Pair) -> str:
+    """Write a pair's ratio, and whether the two are shown to differ."""
     ratio = f"{format_number(pair.ratio, 2)} times as large"
     if pair.differ is None:
         return f"{ratio}, with an open interval"
-    shown = "which are not shown to differ"
+    verdict = "which are not shown to differ"
     if pair.differ:
-        shown = "which differ"
-    return f"{ratio} ({pair.interval}), {shown}"
+        verdict = "which differ"
+    return f"{ratio} ({pair.interval}), {verdict}"
 
 
 def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
-    """Give examples E(B) and the fewest steps within them, (n,) each, from the least E on."""
+    """Give examples E(B) from the fewest on, and the fewest steps within so many, each (n,).
+
+    Both are empty where there is no curve.
+    """
     if not study.steps.size or not study.points:
         return np.empty(0), np.empty(0)
     from_smallest = study.batch_size >= study.points[0].batch_size
@@ -289,15 +307,15 @@ def budget_curve(study: Compared) -> tuple[np.ndarray, np.ndarray]:
     return examples[start:], np.minimum.accumulate(steps[start:])
 
 
-def _paint_studies(found: Comparison, figure: "Figure") -> None:
+def _paint_studies(comparison: Comparison, figure: "Figure") -> None:
     """Draw each study's curve, all on one law, and the fewest steps within a budget of examples."""
-    _, height = panel_inches(len(found.studies))
+    _, height = panel_inches(len(comparison.studies))
     (top,), (foot,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[height, BUDGET_INCHES])
-    paint_panel(top, list(map(panel_curve, found.studies)))
+    paint_panel(top, list(map(panel_curve, comparison.studies)))
     axes = foot.subplots()
     all_examples = list[np.ndarray]()
     all_steps = list[np.ndarray]()
-    for look in looks(found.studies):
+    for look in looks(comparison.studies):
         examples, steps = budget_curve(look.study)
         if examples.size:
             axes.plot(examples, steps, color=look.colour, linewidth=1.6, label=look.name)

@@ -4,10 +4,10 @@ Shallue et al. 2018 (arXiv 1811.03600), section 4.8: solution quality depends on
 than on the batch size. Within a budget of examples large batches take few steps, and within one of
 steps small batches see few examples; within the longer of the two neither is short.
 
-Each batch size is trained at each learning rate on the first seed. A budget's best learning rate
-there is trained on the other seeds, which alone are reported: what was chosen by is no evidence. A
-run lasts until both budgets are spent, and its history says what it had reached within either. It
-is kept as it ends (:mod:`bstune.sweeps.unit_log`).
+Each batch size is trained at each learning rate on the first seed, which chooses the best rate for
+each budget. The best rates are trained on the other seeds, and only these are reported. A run lasts
+until both budgets are spent, and its history has the metric within either. It is kept as it ends
+(:mod:`bstune.sweeps.unit_log`).
 """
 
 import functools
@@ -45,7 +45,10 @@ MetricHistory = Sequence[tuple[int, float]]
 
 
 class ErrorRow(TypedDict):
-    """The mean of a batch size's best values within a budget, one a seed; None if one diverged."""
+    """A batch size's row: its best value within a budget, the mean over seeds with an interval.
+
+    These are None if a run has no value within the budget.
+    """
 
     budget: str
     batch_size: int
@@ -58,20 +61,24 @@ class ErrorRow(TypedDict):
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """A budget of steps, of examples, of both, or none beside the runs' own."""
+    """A budget of steps, of examples or of both; with neither, all of a run is within it."""
 
     name: str
     steps: int | None = None
     examples: int | None = None
 
     def last_step(self, batch_size: int) -> float:
-        """Give the steps that it allows at a batch size."""
-        last = math.inf
+        """Give the last step within the budget at a batch size; infinite without a limit."""
+        limit = math.inf
         if self.steps is not None:
-            last = min(last, self.steps)
+            limit = min(limit, self.steps)
         if self.examples is not None:
-            last = min(last, self.examples / batch_size)
-        return last
+            limit = min(limit, self.examples / batch_size)
+        return limit
+
+
+# A budget, a batch size, and its best learning rate within the budget.
+ChosenRate = tuple[TrainingBudget, int, float]
 
 
 def run(
@@ -87,20 +94,31 @@ def run(
     only: list[str],
     trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult] = run_trial,
 ) -> Finding:
-    """Train each batch size as the module says, and compare the best errors.
+    """Train each batch size as the module says, and compare the best values.
 
-    ``level`` is that of the intervals; the metric is the workload's target's, whose direction says
-    what is best. Tests replace ``trainer``.
+    The metric is that of the workload's target, whose direction says which value is best.
+
+    Args:
+        composed: the workload.
+        log: keeps the runs.
+        batch_sizes: two or more.
+        lrs: the learning rates to choose from.
+        seeds: the first chooses the rates, the others are reported.
+        steps: the budget of steps.
+        examples: the budget of examples.
+        level: of the intervals.
+        only: the runs to train now; empty: all.
+        trainer: trains a trial; tests replace it.
     """
     options = composed.options
-    # The target sets what is measured, and no trial ends at it.
+    # The target names the metric, and no trial ends at it.
     workload, protocol = load_workload(options, composed.trained)
     _check_grid(batch_sizes, lrs, seeds, workload.train_examples)
     target = protocol.target
     budget_of_runs = Budget(steps, examples)
     protocol = replace(protocol.for_steps_only(budget_of_runs), noise_scale_every=None)
     chosen_by, *reported = seeds
-    # All that may be trained: only the best rates of the first seed are trained on others.
+    # All runs that there may be: only the best rates of the first seed are trained on others.
     grid = dict[str, SeedRun]()
     for seed_run in product(batch_sizes, lrs, seeds):
         grid[_run_name(seed_run)] = seed_run
@@ -137,16 +155,7 @@ def run(
         TrainingBudget(f"{format_count(steps)} steps", steps=steps),
         TrainingBudget("both"),
     )
-    # A batch size of which a learning rate is not trained yet, as it was not chosen, has no best.
-    sizes_to_report = list[int]()
-    for size in batch_sizes:
-        if all(_run_name((size, lr, chosen_by)) in runs for lr in lrs):
-            sizes_to_report.append(size)
-    chosen = list[tuple[TrainingBudget, int, float]]()
-    for budget in budgets:
-        for size in sizes_to_report:
-            by_lr = {lr: runs[_run_name((size, lr, chosen_by))].history for lr in lrs}
-            chosen.append((budget, size, _best_lr(by_lr, budget, size, target.sign)))
+    chosen = _choose_rates(runs, budgets, product(batch_sizes, [chosen_by]), lrs, target.sign)
     again = list[SeedRun]()
     for _, size, lr in chosen:
         again += product([size], [lr], reported)
@@ -158,7 +167,7 @@ def run(
         values = list[float]()
         for seed in reported:
             history = runs[_run_name((size, lr, seed))].history
-            values.append(best(history, size, target.sign, budget))
+            values.append(best_within(history, size, target.sign, budget))
         rows.append(row(budget.name, size, lr, values, level))
     title = (
         f"{options.workload.name} on {device}: best {target.metric}, {len(reported)} seeds, "
@@ -176,7 +185,7 @@ def run(
 
 @dataclass(frozen=True)
 class ErrorRun:
-    """What is kept of a trial: how it ended, and the metric over its steps."""
+    """The kept values of a trial: how it ended, and the metric over its steps."""
 
     status: Status
     steps: list[int]
@@ -191,21 +200,55 @@ class ErrorRun:
 READ_RUN = TypeAdapter(ErrorRun)
 
 
+def _choose_rates(
+    runs: Mapping[str, ErrorRun],
+    budgets: Iterable[TrainingBudget],
+    sizes_and_seed: Iterable[tuple[int, int]],
+    lrs: Sequence[float],
+    sign: float,
+) -> list[ChosenRate]:
+    """Choose each batch size's best learning rate within each budget.
+
+    A batch size is left out before all of its learning rates are trained.
+
+    Args:
+        runs: by name.
+        budgets: in which a rate is the best.
+        sizes_and_seed: the batch sizes, each with the seed that chooses.
+        lrs: the learning rates to choose from.
+        sign: of the target: see :func:`best_within`.
+    """
+    histories = dict[int, dict[float, MetricHistory]]()
+    for size, seed in sizes_and_seed:
+        names = {lr: _run_name((size, lr, seed)) for lr in lrs}
+        if all(name in runs for name in names.values()):
+            histories[size] = {lr: runs[name].history for lr, name in names.items()}
+    chosen = list[ChosenRate]()
+    for budget in budgets:
+        for size, by_lr in histories.items():
+            chosen.append((budget, size, _best_lr(by_lr, budget, size, sign)))
+    return chosen
+
+
 def _run_name(seed_run: SeedRun) -> str:
-    """Name a run by batch size, learning rate and seed."""
+    """Name a run by its batch size, learning rate and seed."""
     return "/".join(map(str, seed_run))
 
 
 def _best_lr(
     by_lr: Mapping[float, MetricHistory], budget: TrainingBudget, batch_size: int, sign: float
 ) -> float:
-    """Choose the learning rate of the best value within a budget, the first of equals."""
-    return min(by_lr, key=lambda lr: sign * best(by_lr[lr], batch_size, sign, budget))
+    """Choose the learning rate with the best value within a budget, the first of equals.
+
+    ``by_lr`` has the history of each rate; ``sign`` is that of the target: see :func:`best_within`.
+    """
+    return min(by_lr, key=lambda lr: sign * best_within(by_lr[lr], batch_size, sign, budget))
 
 
 def _check_grid(
     batch_sizes: Sequence[int], lrs: Sequence[float], seeds: Sequence[int], examples: int
 ) -> None:
+    """Refuse batch sizes, learning rates and seeds that are out of their range, or too few."""
     if len(set(batch_sizes)) < 2 or not 1 <= min(batch_sizes) <= max(batch_sizes) <= examples:
         raise ConfigError(
             f"this sweep needs two batch sizes or more, from 1 to {examples}, but got "
@@ -219,18 +262,26 @@ def _check_grid(
         )
 
 
-def best(history: MetricHistory, batch_size: int, sign: float, budget: TrainingBudget) -> float:
-    """Give the best value within a budget; the worst there can be where nothing was measured."""
+def best_within(
+    history: MetricHistory, batch_size: int, sign: float, budget: TrainingBudget
+) -> float:
+    """Give the best value within a budget; the worst there can be if nothing was measured.
+
+    ``sign`` is 1 if a smaller metric is better, else -1.
+    """
     limit = budget.last_step(batch_size)
-    # With the sign a smaller one is better, whichever way the metric is to go.
+    # Times the sign, a smaller value is better in either direction.
     heights = [sign * value for step, value in history if step <= limit]
     return sign * min(heights, default=math.inf)
 
 
 def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level: float) -> ErrorRow:
-    """Give the mean of a batch size's best values with Student's interval; None if one diverged."""
+    """Make a batch size's row: the mean of its best values, one a seed, with Student's interval.
+
+    They are None if one of the values is infinite.
+    """
     mean = float(np.mean(values))
-    # A trial without a value within the budget has an infinite one, and so has the mean.
+    # The mean is infinite if a trial has no value within the budget.
     if not math.isfinite(mean):
         return {
             "budget": budget,
@@ -254,62 +305,73 @@ def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level:
 
 
 def _with_values(rows: Sequence[ErrorRow]) -> dict[str, list[ErrorRow]]:
-    """Give the rows that have values, by budget."""
+    """Group the rows that have values by their budget; a budget may have none."""
     by_budget = dict[str, list[ErrorRow]]()
     for row in rows:
-        of_budget = by_budget.setdefault(row["budget"], [])
+        rows_of_budget = by_budget.setdefault(row["budget"], [])
         if row["values"]:
-            of_budget.append(row)
+            rows_of_budget.append(row)
     return by_budget
 
 
 def sentence(rows: Sequence[ErrorRow], metric: str, mode: str, level: float) -> str:
-    """Say of each budget whether the largest batch size is worse than the smallest.
+    """Say for each budget whether the largest batch size is worse than the smallest.
 
-    Welch's t interval of the difference, not corrected for the number of budgets.
+    It is decided by Welch's t interval of the difference, not corrected for the number of budgets.
     """
     parts = list[str]()
-    for name, of_budget in _with_values(rows).items():
-        if len(of_budget) < 2:
+    for name, rows_of_budget in _with_values(rows).items():
+        if len(rows_of_budget) < 2:
             parts.append(f"within {_budget_text(name)}, too few batch sizes have a value")
             continue
-        small = of_budget[0]
-        large = of_budget[-1]
+        small = rows_of_budget[0]
+        large = rows_of_budget[-1]
         low, high = difference(large["values"], small["values"], level)
-        ends = f"{_mean_text(large)}, {_mean_text(small)}"
+        means_text = f"{_mean_text(large)}, {_mean_text(small)}"
         parts.append(
             f"within {_budget_text(name)}, {_verdict_of(low, high, mode)} "
-            f"({ends}; difference {low:.2g} to {high:.2g})"
+            f"({means_text}; difference {low:.2g} to {high:.2g})"
         )
     return f"Best {metric}: {'; '.join(parts)}."
 
 
 def _mean_text(row: ErrorRow) -> str:
+    """Write the mean of a batch size."""
     return f"{format_number(row['mean'])} at B = {row['batch_size']}"
 
 
 def _verdict_of(low: float, high: float, mode: str) -> str:
-    """Say what an interval of the larger batch size's value less the smaller one's shows."""
+    """Say which batch size an interval shows to be better.
+
+    ``low`` and ``high`` are its ends, of the larger batch size's value less the smaller one's;
+    ``mode`` is the target's.
+    """
     rises = low > 0.0
     falls = high < 0.0
     if not rises and not falls:
         return "no difference is shown"
-    # Of an accuracy a rise is what is wanted.
+    # A rise is worse for an error, and better for an accuracy.
     if rises == (mode == "min"):
         return "larger is worse"
     return "larger is better"
 
 
 def _budget_text(budget: str) -> str:
+    """Write a budget's name in a sentence."""
     return "the longer of both" if budget == "both" else budget
 
 
-def difference(one: Sequence[float], other: Sequence[float], level: float) -> tuple[float, float]:
-    """Give Welch's interval of two means' difference; the difference itself if neither scatters."""
-    if np.ptp(one) == 0.0 and np.ptp(other) == 0.0:
-        exact = float(np.mean(one) - np.mean(other))
+def difference(
+    values: Sequence[float], other_values: Sequence[float], level: float
+) -> tuple[float, float]:
+    """Give both ends of Welch's interval of the difference of two means, the first less the second.
+
+    They are the difference itself if neither has any scatter.
+    """
+    if np.ptp(values) == 0.0 and np.ptp(other_values) == 0.0:
+        exact = float(np.mean(values) - np.mean(other_values))
         return exact, exact
-    interval = stats.ttest_ind(one, other, equal_var=False).confidence_interval(level)
+    interval = stats.ttest_ind(values, other_values, equal_var=False).confidence_interval(level)
     return float(interval.low), float(interval.high)
 
 
@@ -317,9 +379,11 @@ def _paint_errors(rows: Sequence[ErrorRow], title: str, figure: "Figure") -> Non
     """Draw the best value over batch size, a line for each budget."""
     axes = figure.subplots()
     by_budget = _with_values(rows)
-    for colour, (name, of_budget) in zip(BUDGET_COLOURS, by_budget.items(), strict=True):
-        columns = [(row["batch_size"], row["mean"], row["low"], row["high"]) for row in of_budget]
-        # A budget may have no row, and an empty array has no columns of its own.
+    for colour, (name, rows_of_budget) in zip(BUDGET_COLOURS, by_budget.items(), strict=True):
+        columns = [
+            (row["batch_size"], row["mean"], row["low"], row["high"]) for row in rows_of_budget
+        ]
+        # Without rows the array has no columns of its own.
         sizes, middle, low, high = np.array(columns, dtype=np.float64).reshape(-1, 4).T
         axes.errorbar(
             sizes,

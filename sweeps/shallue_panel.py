@@ -37,21 +37,21 @@ REGIME_SHADE = "#f0f0f0"
 
 @dataclass(frozen=True)
 class PanelCurve:
-    """Steps to target of one workload over batch size."""
+    """The steps to target of one workload over batch size."""
 
     name: str
     point_sizes: Array
-    """Batch sizes of the frontier that reached the target, rising, (n,)."""
+    """The batch sizes of the frontier that reached the target, rising, (n,)."""
     point_steps: Array
-    """Optimizer steps of these, (n,)."""
+    """The optimizer steps of these points, (n,)."""
     batch_size: Array
-    """Of the curve, rising, (m,); m is 0 where there is none."""
+    """The batch sizes of the curve, rising, (m,); m is 0 where there is no curve."""
     steps: Array
-    """S*(B) at these, (m,)."""
+    """S*(B) at the curve's batch sizes, (m,)."""
     steps_low: Array
-    """Lower end of its interval, (m,)."""
+    """The lower end of its interval, (m,)."""
     steps_high: Array
-    """Upper end of its interval, (m,)."""
+    """The upper end of its interval, (m,)."""
     b_crit: float | None
     """In examples; None where it is not known."""
     s_min: float | None
@@ -59,7 +59,7 @@ class PanelCurve:
 
     @property
     def least_examples(self) -> float | None:
-        """E_min = S_min B_crit, the examples of perfect scaling; None where it is not known."""
+        """E_min = S_min B_crit, the examples to target in perfect scaling; None if not known."""
         if self.b_crit is None or self.s_min is None:
             return None
         return self.s_min * self.b_crit
@@ -80,7 +80,7 @@ class PanelCurve:
 
 
 def panel_curve(study: Compared) -> PanelCurve:
-    """Take the curve of a study that is compared with others."""
+    """Make the curve of a study that is compared with others."""
     return PanelCurve(
         name=study.name,
         point_sizes=np.array([point.batch_size for point in study.points], dtype=np.float64),
@@ -97,16 +97,21 @@ def panel_curve(study: Compared) -> PanelCurve:
 def over_perfect_scaling(
     curve: PanelCurve, batch_size: Array, steps: Array
 ) -> tuple[Array, Array] | None:
-    """Give B/B_crit and steps over those of perfect scaling, (n,) each; None without B_crit."""
+    """Give B/B_crit, and steps over those of perfect scaling, each (n,).
+
+    ``batch_size`` and ``steps``, each (n,), are points of the curve. None where B_crit or S_min is
+    not known.
+    """
     if curve.b_crit is None or curve.least_examples is None:
         return None
     return batch_size / curve.b_crit, steps * batch_size / curve.least_examples
 
 
 def distance_from_law(curves: Iterable[PanelCurve]) -> float | None:
-    """Give the root mean square of log S over the law at the points, each workload counting alike.
+    """Give how far the points lie off the law: the root mean square of log(S over the law's S).
 
-    None where no workload has B_crit and S_min.
+    Each workload counts alike, however many points it has. None where no workload has points,
+    B_crit and S_min.
     """
     squares = list[float]()
     for curve in curves:
@@ -119,8 +124,24 @@ def distance_from_law(curves: Iterable[PanelCurve]) -> float | None:
     return math.sqrt(sum(squares) / len(squares))
 
 
+def law_text(curves: Sequence[PanelCurve]) -> str | None:
+    """Say how near the points lie to the law, and how many curves show its outer regimes.
+
+    None where no curve has B_crit and S_min.
+    """
+    distance = distance_from_law(curves)
+    if distance is None:
+        return None
+    perfect = sum(curve.shows_perfect_scaling for curve in curves)
+    flat = sum(curve.shows_maximal_data_parallelism for curve in curves)
+    return (
+        f"the points lie within {distance:.0%} of one law (root mean square); perfect scaling "
+        f"shows on {perfect} of {len(curves)} studies, maximal data parallelism on {flat}"
+    )
+
+
 def panel_inches(count: int) -> tuple[float, float]:
-    """Give width and height of the figure of so many workloads."""
+    """Give the width and the height of the figure of ``count`` workloads."""
     width, height = PANEL_INCHES
     return COLUMNS * width, math.ceil(count / COLUMNS) * height + LAW_INCHES
 
@@ -136,7 +157,7 @@ def paint_panel(figure: "Figure | SubFigure", curves: Sequence[PanelCurve]) -> N
         _draw_workload(panels[place], curve, place)
     for unused in panels[len(curves) :]:
         unused.set_axis_off()
-    # Once for all: a small panel has no room for labels of its own.
+    # All panels share labels: a small one has no room for its own.
     top.supxlabel(
         "batch size B (examples per optimizer step); dashed: perfect scaling, dotted: B_crit",
         fontsize=8.5,
@@ -147,7 +168,10 @@ def paint_panel(figure: "Figure | SubFigure", curves: Sequence[PanelCurve]) -> N
 
 
 def _draw_workload(axes: "Axes", curve: PanelCurve, place: int) -> None:
-    """Draw S(B) of one workload beside perfect scaling, with B_crit and the outer regimes."""
+    """Draw S(B) of one workload beside perfect scaling, with B_crit and the outer regimes.
+
+    ``place`` is that of the workload among all, which sets its colour.
+    """
     colour, marker = look_of(place)
     axes.set_title(curve.name, fontsize=8.5, loc="left", parse_math=False)
     axes.tick_params(labelsize=7.0)
@@ -198,15 +222,15 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     all_sizes = list[Array]()
     all_excess = list[Array]()
     for place, curve in enumerate(curves):
-        of_points = over_perfect_scaling(curve, curve.point_sizes, curve.point_steps)
-        of_curve = over_perfect_scaling(curve, curve.batch_size, curve.steps)
+        placed_points = over_perfect_scaling(curve, curve.point_sizes, curve.point_steps)
+        placed_curve = over_perfect_scaling(curve, curve.batch_size, curve.steps)
         # Without B_crit a workload has no place on the law.
-        if of_points is None or of_curve is None:
+        if placed_points is None or placed_curve is None:
             continue
         colour, marker = look_of(place)
-        axes.scatter(*of_points, s=12, color=colour, marker=marker, label=curve.name, zorder=3)
-        axes.plot(*of_curve, color=colour, linewidth=1.0, alpha=0.7, zorder=4)
-        sizes, excess = of_points
+        axes.scatter(*placed_points, s=12, color=colour, marker=marker, label=curve.name, zorder=3)
+        axes.plot(*placed_curve, color=colour, linewidth=1.0, alpha=0.7, zorder=4)
+        sizes, excess = placed_points
         all_sizes.append(sizes)
         all_excess.append(excess)
     if not all_sizes:
@@ -221,7 +245,7 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     log_axis(axes, "x", size_limits, decimal=True)
     log_axis(axes, "y", log_limits(np.concatenate([*all_excess, law]), (0.05, 0.08)))
     # The axis is in units of B_crit.
-    _shade_regimes(axes, 1.0)
+    _shade_regimes(axes, b_crit=1.0)
     axes.grid(**GRID)
     axes.annotate(
         "1 + B/B_crit",

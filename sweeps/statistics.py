@@ -1,13 +1,14 @@
-"""Tests of what was measured: triplets of batch sizes over rounds, and pairs of values by seed.
+"""Tests of measurements: triplets of batch sizes over rounds, and pairs of values by seed.
 
-Is one batch size off the line through its neighbours? Of a triplet P - 1, P, P + 1 the contrast of
-a round is c = log tau(P) - (log tau(P - 1) + log tau(P + 1)) / 2, with tau the seconds per step.
-For tau = alpha + beta B it is -log(1 - x^2)/2 with x = beta/(alpha + beta P) <= 1/P: under 4e-5
-from P = 120 on. What is common to a round, such as a machine that is slower for a while, drops out
-too. So a mean over rounds that is not 0 is the batch size's own.
+Is one batch size off the line through its neighbours? A round times each batch size once. In a
+round the contrast of a triplet P - 1, P, P + 1 is c = log tau(P) - (log tau(P - 1) + log tau(P +
+1)) / 2, with tau the seconds per step. For tau = alpha + beta B it is -log(1 - x^2)/2 with x =
+beta/(alpha + beta P) <= 1/P: under 4e-5 from P = 120 on. A disturbance of a whole round, such as a
+machine that is slower for a while, drops out too. So a mean over rounds that is not 0 is the batch
+size's own.
 
-Assumed is that rounds are independent, and that what disturbs a visit knows nothing of its batch
-size: hence the shuffled order.
+Two assumptions: rounds are independent, and a disturbance of a visit does not depend on its batch
+size. Hence the shuffled order.
 """
 
 import math
@@ -31,25 +32,33 @@ class Choice:
     """The batch sizes to measure, all rising."""
 
     sizes: tuple[int, ...]
-    # Of the triplets P - 1, P, P + 1 that lie wholly below the ceiling or end at it.
+    # The middles P of the triplets P - 1, P, P + 1 that lie below the ceiling or end at it.
     centres: tuple[int, ...]
-    ceiling: int  # the largest batch size that fits
-    power: int  # the largest power of two below it
-    left_out: tuple[int, ...]  # asked for, but over the ceiling
+    # The largest batch size that fits.
+    ceiling: int
+    # The largest power of two below the ceiling.
+    power: int
+    # Batch sizes that were asked for, but are over the ceiling.
+    left_out: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The mean of some contrasts over rounds, as shares: 0.01 is a step that takes 1% longer."""
+    """The mean of contrasts over rounds, as a share: 0.01 is a step that takes 1% longer."""
 
     name: str
-    centres: tuple[int, ...]  # of the triplets that it rests on
+    # The centres of the triplets that it rests on.
+    centres: tuple[int, ...]
     rounds: int
-    mean: float  # exp(mean contrast) - 1
-    low: float  # ends of its interval, by Student's t, not corrected for the number of effects
+    # exp(mean contrast) - 1.
+    mean: float
+    # The ends of its interval, by Student's t, not corrected for the number of effects.
+    low: float
     high: float
-    p: float  # of the one-sample t-test against 0
-    corrected: float  # p after Holm's correction; p itself where there was none
+    # Of the one-sample t-test against 0.
+    p: float
+    # p after Holm's correction; p itself where there was none.
+    corrected: float
 
 
 def is_power_of_two(number: int) -> bool:
@@ -58,42 +67,43 @@ def is_power_of_two(number: int) -> bool:
 
 
 def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: int) -> Choice:
-    """Choose the batch sizes ``alone``, the triplets and the ceiling, each once, if they fit.
+    """Choose the batch sizes to measure, as far as they fit under ``ceiling``.
 
-    One triplet more than asked for is around the largest power of two below the ceiling.
+    They are those in ``alone``, a triplet around each of ``centres``, one more triplet around the
+    largest power of two below the ceiling, and the ceiling itself.
     """
     alone = set(alone)
     centres = set(centres)
     if min(alone, default=1) < 1:
         raise ConfigError(f"sweep.experiment.batch_sizes must be positive, but got {sorted(alone)}")
-    odd = [centre for centre in sorted(centres) if centre < 2 or not kind(centre)]
-    if odd:
+    unusable = [centre for centre in sorted(centres) if centre < 2 or not kind_of_size(centre)]
+    if unusable:
         raise ConfigError(
             f"sweep.experiment.centres must be powers of two or multiples of {ALIGNED}, and at "
-            f"least 2, but got {odd}"
+            f"least 2, but got {unusable}"
         )
     if ceiling < 3:
         raise HardwareError(
             f"the ceiling is {ceiling}: below it there is no power of two with two neighbours; "
             "give the training more memory, or a smaller model"
         )
-    # Below a ceiling that is a power of two itself: a centre needs an upper neighbour that fits.
+    # If the ceiling is a power of two, it is the one below: a centre needs an upper neighbour.
     power = 1 << (ceiling - 1).bit_length() - 1
     # The upper neighbour of a centre below the ceiling is the ceiling at most.
     fitting = {centre for centre in centres if centre < ceiling} | {power}
-    asked = alone | _triplets(centres | {power}) | {ceiling}
+    asked_sizes = alone | _triplets(centres | {power}) | {ceiling}
     sizes = {size for size in alone if size <= ceiling} | _triplets(fitting) | {ceiling}
     return Choice(
         sizes=tuple(sorted(sizes)),
         centres=tuple(sorted(fitting)),
         ceiling=ceiling,
         power=power,
-        left_out=tuple(sorted(asked - sizes)),
+        left_out=tuple(sorted(asked_sizes - sizes)),
     )
 
 
 def _triplets(centres: Iterable[int]) -> set[int]:
-    """Give the batch sizes of all the triplets."""
+    """Give the batch sizes of the triplets around some centres."""
     sizes = set[int]()
     for centre in centres:
         sizes.update(_triplet(centre))
@@ -101,11 +111,12 @@ def _triplets(centres: Iterable[int]) -> set[int]:
 
 
 def _triplet(centre: int) -> tuple[int, int, int]:
+    """Give a batch size between its two neighbours."""
     return centre - 1, centre, centre + 1
 
 
-def kind(size: int) -> str:
-    """Give ``power of two``, ``multiple of 8`` where it is that alone, or nothing."""
+def kind_of_size(size: int) -> str:
+    """Give ``power of two``, else ``multiple of 8``, else an empty text."""
     if is_power_of_two(size):
         return "power of two"
     if size % ALIGNED == 0:
@@ -114,42 +125,42 @@ def kind(size: int) -> str:
 
 
 def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
-    """Give c of every round, (rounds,), from tau of every round by batch size."""
+    """Give the contrast of a triplet in every round, (rounds,), from the seconds by batch size."""
     rounds = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
         raise HardwareError(
             f"a contrast needs positive seconds, but got {rounds.ravel().tolist()} around batch "
             f"size {centre}: the clock is too coarse for such steps"
         )
-    below, at, above = np.log(rounds)
-    return np.asarray(at - (below + above) / 2.0)
+    below, at_centre, above = np.log(rounds)
+    return np.asarray(at_centre - (below + above) / 2.0)
 
 
 def speed_gain(
-    seconds: Mapping[int, Sequence[float]], before: int, after: int, level: float
+    seconds: Mapping[int, Sequence[float]], from_size: int, to_size: int, level: float
 ) -> Effect:
-    """Compare examples per second at ``after`` with those at ``before``: their ratio less 1."""
-    # Paired by round: what is common to a round drops out.
-    log_after = np.log(after / np.array(seconds[after], dtype=np.float64))
-    log_before = np.log(before / np.array(seconds[before], dtype=np.float64))
-    ratios = np.asarray(log_after - log_before)
-    return estimate(f"{after} over {before}", (after, before), ratios, level)
+    """Give the mean ratio of examples per second at ``to_size`` and ``from_size``, less 1."""
+    # They are paired by round: a disturbance of a whole round drops out.
+    log_speed_to = np.log(to_size / np.array(seconds[to_size], dtype=np.float64))
+    log_speed_from = np.log(from_size / np.array(seconds[from_size], dtype=np.float64))
+    ratios = np.asarray(log_speed_to - log_speed_from)
+    return estimate_effect(f"{to_size} over {from_size}", (to_size, from_size), ratios, level)
 
 
 def off_the_line(
     seconds: Mapping[int, Sequence[float]], low: int, middle: int, high: int, level: float
 ) -> Effect:
-    """Compare tau at a batch size with the one on the line through two others, less 1, by round."""
-    below = np.array(seconds[low], dtype=np.float64)
-    at = np.array(seconds[middle], dtype=np.float64)
-    above = np.array(seconds[high], dtype=np.float64)
-    line = below + (above - below) * (middle - low) / (high - low)
-    ratios = np.asarray(np.log(at / line))
-    return estimate(f"{middle} between {low} and {high}", (middle,), ratios, level)
+    """Give the mean ratio of tau at ``middle`` and tau on the line through two others, less 1."""
+    low_seconds = np.array(seconds[low], dtype=np.float64)
+    middle_seconds = np.array(seconds[middle], dtype=np.float64)
+    high_seconds = np.array(seconds[high], dtype=np.float64)
+    line = low_seconds + (high_seconds - low_seconds) * (middle - low) / (high - low)
+    ratios = np.asarray(np.log(middle_seconds / line))
+    return estimate_effect(f"{middle} between {low} and {high}", (middle,), ratios, level)
 
 
-def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
-    """Give mean, interval and test of an effect.
+def estimate_effect(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
+    """Give the mean, the interval and the test of an effect.
 
     Args:
         name: of the effect.
@@ -158,7 +169,8 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
         level: of the interval.
 
     Returns:
-        The effect, whose p is not corrected: :func:`holm` corrects those of several.
+        The effect, whose p is not corrected: :func:`holm_corrected` corrects those of several
+        effects.
     """
     # Student's t divides by the scatter.
     if np.ptp(values) == 0.0:
@@ -181,50 +193,51 @@ def estimate(name: str, centres: Sequence[int], values: Array, level: float) -> 
     )
 
 
-def effects(
+def triplet_effects(
     seconds: Mapping[int, Sequence[float]], centres: Sequence[int], level: float
 ) -> tuple[Effect, ...]:
     """Test the effects of each triplet, of all powers of two and of all multiples of 8 together.
 
-    Together means the mean contrast of a round, so n stays the number of rounds: triplets of one
-    round are not independent. A group of one triplet, or of the same triplets as another one, is
-    left out. The p-values are corrected for the number of all effects, since the finding names
-    whichever of them is significant.
+    Together means the mean contrast of each round, so n stays the number of rounds: triplets of one
+    round are not independent. A group of one triplet, or of the same triplets as another group, is
+    left out. The p-values are corrected for the number of all effects, since the finding names each
+    significant one.
     """
     by_centre = dict[int, Array]()
     powers = list[int]()
     aligned = list[int]()
-    found = list[Effect]()
+    tested = list[Effect]()
     for centre in centres:
         by_centre[centre] = contrasts(seconds, centre)
         if is_power_of_two(centre):
             powers.append(centre)
         if centre % ALIGNED == 0:
             aligned.append(centre)
-        name = f"{centre} ({kind(centre)})"
-        found.append(estimate(name, [centre], by_centre[centre], level))
+        name = f"{centre} ({kind_of_size(centre)})"
+        tested.append(estimate_effect(name, [centre], by_centre[centre], level))
     groups = {
         tuple(aligned): f"multiples of {ALIGNED} together",
         tuple(powers): "powers of two together",
     }
-    # By its members: where both groups are the same, the second name stands.
+    # The groups are keyed by their members: where both are the same, the second name stands.
     for members, name in reversed(groups.items()):
         if len(members) > 1:
-            # A mean a round: the triplets of a round share what disturbed it.
+            # One mean for each round: its triplets share the disturbances of the round.
             together = np.mean(list(map(by_centre.__getitem__, members)), axis=0)
-            found.append(estimate(name, members, together, level))
-    corrected = holm([effect.p for effect in found])
+            tested.append(estimate_effect(name, members, together, level))
+    corrected = holm_corrected([effect.p for effect in tested])
     with_correction = list[Effect]()
-    for effect, p in zip(found, corrected, strict=True):
+    for effect, p in zip(tested, corrected, strict=True):
         with_correction.append(replace(effect, corrected=p))
     return tuple(with_correction)
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Give p-values corrected for their number, in their order; empty for none.
+def holm_corrected(p: Sequence[float]) -> list[float]:
+    """Give p-values corrected for their number, in the order of ``p``.
 
-    Holm 1979, Scand. J. Statist. 6, 65-70: the k-th smallest of m times m - k + 1, at most 1, and
-    none below a smaller one's. It holds whatever the dependence between the tests.
+    Holm 1979, Scand. J. Statist. 6, 65-70: of m p-values the k-th smallest becomes m - k + 1 times
+    itself, at most 1, and at least the corrected value of the one before. It holds whatever the
+    dependence between the tests.
     """
     order = sorted(range(len(p)), key=lambda i: p[i])
     corrected = [0.0] * len(p)
@@ -238,13 +251,17 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean of paired differences, None for none; interval and p are None for fewer than two."""
+    """The mean of paired differences, with its interval.
+
+    The mean is None without pairs. The interval and p are None for fewer than two.
+    """
 
     pairs: int
     mean: float | None
     low: float | None
     high: float | None
-    p: float | None  # of the paired t-test against 0
+    # Of the paired t-test against 0.
+    p: float | None
 
 
 NO_PAIRS = Difference(pairs=0, mean=None, low=None, high=None, p=None)
@@ -253,7 +270,10 @@ NO_PAIRS = Difference(pairs=0, mean=None, low=None, high=None, p=None)
 def compare_pairs(
     before: Mapping[int, float | None], after: Mapping[int, float | None], level: float
 ) -> Difference:
-    """Compare values by seed, paired, by Student's t; a seed counts where both have a value."""
+    """Give the mean difference of values after and before, paired by seed, with Student's interval.
+
+    A seed counts if it has both values. ``level`` is that of the interval.
+    """
     pairs = list[tuple[float, float]]()
     for seed, value in after.items():
         value_before = before.get(seed)

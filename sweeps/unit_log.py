@@ -31,13 +31,14 @@ from bstune.system.console import format_seconds
 from bstune.system.files import append_text, write_text
 from bstune.system.inputs import parse_json, read_text
 
-# Of the file; a file of another number is measured again.
+# The format of the file. Units in a file of another format are measured again.
 UNITS_FORMAT = 1
-# Seconds between two lines on units of which no line of their own is wanted, such as rounds.
+# Seconds between two lines of progress, for units too short for a line of their own.
 LINE_EVERY_SECONDS = 10.0
-# Up to so many units are listed by name; of more, what their names begin with.
+# Up to so many units are listed by name; of more, only the beginnings of their names.
 MOST_LISTED_UNITS = 40
-# Of an experiment's parameters among the settings, and of the one that chooses units.
+# The beginning of the settings' keys that are an experiment's parameters, and the name of the
+# parameter that chooses units.
 PARAMETER_PREFIX = "sweep.experiment."
 ONLY = "only"
 
@@ -50,13 +51,13 @@ class UnfinishedError(Exception):
 
 @dataclass(frozen=True)
 class UnitHeader:
-    """What the units below it depend on, a line of the file."""
+    """A line of the file: all that the units below it depend on."""
 
     format: int
     sweep: str
     # By dotted key, as JSON has them.
     settings: Mapping[str, object]
-    # None where a unit names its own, as a study does.
+    # None where each unit has a device of its own, as a study does, or none at all.
     device: str | None
     # By package.
     versions: Mapping[str, str]
@@ -65,28 +66,30 @@ class UnitHeader:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit that has ended, a line of the file."""
+    """A line of the file: one unit that has ended."""
 
+    # Its name.
     unit: str
     # What it depends on besides the header, such as the digest of a table; None: nothing.
     inputs: object
-    # From the end of the unit before, or the beginning.
+    # From the end of the unit before, or from the beginning, to its own end.
     seconds: float
-    # As JSON has it.
+    # What was measured, as JSON has it.
     value: object
 
 
 @dataclass(frozen=True)
 class UnitFile:
-    """What a file of units holds; of two records of a unit the later one counts."""
+    """The contents of a file of units."""
 
     headers: tuple[UnitHeader, ...] = ()
+    # By name; of two records of a unit the later one counts.
     records: Mapping[str, UnitRecord] = field(default_factory=dict)
     # All of its whole lines.
     text: str = ""
-    # A line that a killed process left without its end stands below them.
+    # Whether a line without its end, which a killed process left, stands below them.
     is_torn: bool = False
-    # It holds other lines than those of this format, and nothing of it is read.
+    # Whether it has lines of another format; then nothing of it is read.
     is_foreign: bool = False
 
 
@@ -96,16 +99,17 @@ class UnitPlan(Generic[Value]):
 
     Args:
         names: of the units, in the order in which they are measured.
-        only: those of them that are chosen, by name or by what names begin with before a slash;
+        only: the units that are chosen, by their names or by what stands before a slash in them;
             empty: all.
-        noun: what a unit is, for messages.
+        noun: the word for a unit in messages, such as ``trial``.
         read: makes a unit's value of JSON's; AttributeError, LookupError, TypeError or ValueError
             for another form.
-        choices: all names that may be chosen, where the sweep has units of other plans too.
-        inputs: what units depend on besides the header, by name; a record with others does not
-            count.
-        work: how long units take in comparison, by name; 1 each if it is empty.
-        shown: makes the text of a unit's own line; None: units are too short for that.
+        choices: all names that may be chosen; empty: the plan's own. A sweep with several plans
+            gives the names of all.
+        inputs: what each unit depends on besides the header, by its name. A record with other
+            inputs does not count.
+        work: how long each unit takes relative to others, by its name; empty: all take as long.
+        shown: writes a unit's value for a line of its own; None: units are too short for lines.
     """
 
     names: Sequence[str]
@@ -119,17 +123,17 @@ class UnitPlan(Generic[Value]):
 
 
 def _print_plain(console: Console, line: str) -> None:
-    """Print a line as it is: names of units and files may have brackets in them."""
+    """Print a line without markup: names of units and files may have brackets in them."""
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 class UnitLog:
-    """The units of one sweep.
+    """The units of one sweep that have ended, kept in a file.
 
     Args:
         path: the file; None: nothing is kept.
-        sweep: its name.
-        settings: all of its options, by dotted key.
+        sweep: the name of the sweep.
+        settings: all options of the sweep, by dotted key.
         versions: of the packages that results depend on.
         commit: of the working directory; None where it is in no repository.
         console: for progress.
@@ -154,19 +158,19 @@ class UnitLog:
         self._console = console
         self._now = now
         self._file = UnitFile()
-        # Those of the file, and those of this command.
+        # The records of the file, and those that this command has added.
         self._records = dict[str, UnitRecord]()
-        self._header = self._header_of(None, ())
+        self._header = self._header_of(device=None, may_change=())
         # Whether a header stands in the file under which records may be appended.
         self._has_header = False
 
     def begin(self, device: str | None, may_change: Collection[str]) -> None:
-        """Read what has been measured, and check that it is of this sweep; nothing is written.
+        """Read the file, and check that its units are of this sweep; nothing is written.
 
         Args:
-            device: that all units are measured on.
-            may_change: parameters of the experiment, by dotted key, that choose units or that units
-                do not depend on: they may be others than in the command that measured them.
+            device: that all units are measured on; None: they have no common one.
+            may_change: the experiment's parameters, by dotted key, that may differ between the
+                commands of a sweep: they choose units, or no unit depends on them.
 
         Raises:
             StudyError: for a file of other options, another device or another sweep.
@@ -180,16 +184,13 @@ class UnitLog:
         if self._file.headers:
             self._has_header = self._file.headers[-1] == self._header
 
-    def take_over(self, records: Iterable[UnitRecord]) -> None:
-        """Count units that were recorded elsewhere, before the sweep begins; they are not written."""
-        for record in records:
-            self._records[record.unit] = record
-
     def _take(self, file: UnitFile) -> None:
+        """Take the units of a file."""
         self._file = file
         self._records |= file.records
 
     def _header_of(self, device: str | None, may_change: Collection[str]) -> UnitHeader:
+        """Make this command's header, without the parameters that may change."""
         settings = dict[str, object]()
         left_out = [f"{PARAMETER_PREFIX}{name}" for name in (ONLY, *may_change)]
         for key, value in self._settings.items():
@@ -206,18 +207,19 @@ class UnitLog:
         return UnitHeader(**as_json(asdict(header)))
 
     def _check_same(self, header: UnitHeader) -> None:
-        # Optuna is behind it, which the list of the sweeps need not wait for.
+        """Refuse a header of another sweep, of other settings, or of another device."""
+        # It imports Optuna, which the list of the sweeps need not wait for.
         from bstune.study.storage.opening import changed_settings
 
         elsewhere = "choose another folder with sweep.output=DIR"
         if header.sweep != self._sweep:
             raise StudyError(f"{self._path} is of the sweep {header.sweep}: {elsewhere}")
-        before = {**header.settings, "device": header.device}
-        now = {**self._header.settings, "device": self._header.device}
-        if before != now:
+        settings_before = {**header.settings, "device": header.device}
+        settings_now = {**self._header.settings, "device": self._header.device}
+        if settings_before != settings_now:
             raise StudyError(
-                f"what is in {self._path} was measured with other options:\n{changed_settings(before, now)}"
-                f"\ncontinue with those, or {elsewhere}"
+                f"what is in {self._path} was measured with other options:\n"
+                f"{changed_settings(settings_before, settings_now)}\ncontinue with those, or {elsewhere}"
             )
 
     def measure(self, plan: UnitPlan[Value], measure: Callable[[str], object]) -> dict[str, Value]:
@@ -228,11 +230,11 @@ class UnitLog:
             measure: measures a unit, by its name; it gives plain values, which become JSON.
 
         Returns:
-            The units that are measured, by name in the plan's order: those that are not chosen may
-            be missing.
+            The values of the units, by name in the plan's order. Units that are not chosen and have
+            not been measured are missing.
 
         Raises:
-            ConfigError: for a chosen unit that there is not.
+            ConfigError: if a name in ``only`` is that of no unit.
         """
 
         def in_turn(names: Sequence[str]) -> Iterator[tuple[str, object]]:
@@ -246,7 +248,11 @@ class UnitLog:
         plan: UnitPlan[Value],
         measure_all: Callable[[Sequence[str]], Iterable[tuple[str, object]]],
     ) -> dict[str, Value]:
-        """Do the same where ``measure_all`` gives units as they end, as several processes do."""
+        """Measure units as :meth:`measure` does, by a function that gives all of them as they end.
+
+        ``measure_all`` takes the names of the missing units, and yields a name and a value as each
+        ends, in any order, as several processes do.
+        """
         check_only(plan.only, plan.choices or plan.names)
         values = self.recorded(plan)
         missing = list[str]()
@@ -269,7 +275,10 @@ class UnitLog:
         recorded: Iterable[str],
         measure_all: Callable[[Sequence[str]], Iterable[tuple[str, object]]],
     ) -> dict[str, Value]:
-        """Measure what is missing, keep each unit as it ends, and say so."""
+        """Measure the units in ``missing``, keep each as it ends, and give their values by name.
+
+        ``recorded`` are the names of the plan's other units, which have ended before.
+        """
         values = dict[str, Value]()
         seconds = {name: self._records[name].seconds for name in recorded}
         progress = UnitProgress(plan, seconds, missing, self._console)
@@ -278,7 +287,7 @@ class UnitLog:
         last_line = began
         for name, measured in measure_all(missing):
             ended = self._now()
-            # Read back, so that a result is the same whether it was measured or recorded.
+            # It is read back, so that a value is the same whether it was measured or recorded.
             value = as_json(measured)
             inputs = as_json(plan.inputs.get(name))
             self._append(UnitRecord(unit=name, inputs=inputs, seconds=ended - began, value=value))
@@ -291,7 +300,10 @@ class UnitLog:
         return values
 
     def recorded(self, plan: UnitPlan[Value]) -> dict[str, Value]:
-        """Give the units of a plan that need not be measured again, by name."""
+        """Give the values of a plan's units that are kept, by name.
+
+        A record with other inputs, or one that cannot be read, is left out.
+        """
         values = dict[str, Value]()
         for name in plan.names:
             record = self._records.get(name)
@@ -307,7 +319,10 @@ class UnitLog:
         return values
 
     def _make_writable(self) -> None:
-        """Have the file end with a whole line of this format, and say what is not taken over."""
+        """Make the file ready for more lines, and print what becomes of its old ones.
+
+        A file of another format is moved aside, and a torn last line is dropped.
+        """
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -328,22 +343,24 @@ class UnitLog:
             _print_plain(
                 self._console, f"{self._path} goes on with other versions, or at another commit"
             )
-        # What was wrong is mended and said once.
+        # The file is mended now, and that is said once.
         self._file = replace(self._file, is_foreign=False, is_torn=False)
 
     def _append(self, record: UnitRecord) -> None:
+        """Keep a record, and write it to the file below a header."""
         self._records[record.unit] = record
         if self._path is None:
             return
         lines = dump_json(asdict(record)) + "\n"
-        # With the first record, so that a command that is interrupted before leaves nothing.
+        # The header comes with the first record: a command that is interrupted before leaves
+        # nothing.
         if not self._has_header:
             lines = dump_json(asdict(self._header)) + "\n" + lines
         append_text(self._path, lines)
         self._has_header = True
 
     def drop(self, is_dropped: Callable[[UnitRecord], bool]) -> None:
-        """Take the records of some units out of the file, so that they are measured again."""
+        """Take the records for which ``is_dropped`` holds out of the file, to be measured again."""
         dropped = {name for name, record in self._records.items() if is_dropped(record)}
         if self._path is None or not dropped:
             return
@@ -358,24 +375,30 @@ class UnitLog:
         self._take(read_units(self._path))
 
     def check_finished(self, names: Collection[str], measured: Collection[str]) -> None:
-        """Raise UnfinishedError where units were chosen, and others are still to be measured."""
-        there = len(set(names) & set(measured))
-        if there == len(names):
+        """Raise UnfinishedError unless all units ``names`` are among the ``measured`` ones."""
+        measured_count = len(set(names) & set(measured))
+        if measured_count == len(names):
             return
         where = ""
         if self._path is not None:
             where = f" in {self._path}"
         raise UnfinishedError(
-            f"{there} of {len(names)} units are measured{where}. The result needs all of them: the "
-            f"same command without {PARAMETER_PREFIX}{ONLY} goes on."
+            f"{measured_count} of {len(names)} units are measured{where}. The result needs all of "
+            f"them: the same command without {PARAMETER_PREFIX}{ONLY} goes on."
         )
 
 
 class UnitProgress(Generic[Value]):
-    """How far a plan's units are, and how long the rest is likely to take.
+    """How many of a plan's units have ended, and how long the others are likely to take.
 
-    The rest is predicted from the seconds of the units that have ended, those of earlier commands
-    among them, in proportion to the plan's ``work``.
+    That is predicted from the seconds of the units that have ended, those of earlier commands among
+    them, in proportion to the plan's ``work``.
+
+    Args:
+        plan: of all units.
+        seconds: of the units that have ended, by name.
+        missing: the names of the others.
+        console: for lines.
     """
 
     def __init__(
@@ -393,7 +416,7 @@ class UnitProgress(Generic[Value]):
         self._said_any = False
 
     def note(self, name: str, seconds: float) -> None:
-        """Note that a unit has ended after so many seconds."""
+        """Note that a unit has ended, which took ``seconds``."""
         self._seconds[name] = seconds
         del self._left[name]
 
@@ -406,21 +429,22 @@ class UnitProgress(Generic[Value]):
         return sum(self._seconds.values()) / work_done * work_left
 
     def _work(self, name: str) -> float:
+        """Give how long a unit takes relative to others."""
         return self._plan.work.get(name, 1.0)
 
     def deserves_line(self, seconds_since_last: float) -> bool:
-        """Tell whether the unit that has just ended gets a line."""
+        """Tell whether the unit that has just ended gets a line of progress."""
         is_first_or_last = not self._said_any or not self._left
         has_own = self._plan.shown is not None
         return has_own or is_first_or_last or seconds_since_last >= LINE_EVERY_SECONDS
 
     def say_start(self) -> None:
-        """Say what is still to be measured."""
+        """Print how many units are to be measured, and how long that may take."""
         line = f"{len(self._left)} of {self._total} units to measure"
         _print_plain(self._console, "; ".join([line, *self._to_go()]))
 
     def say(self, name: str, value: Value) -> None:
-        """Say that a unit has ended."""
+        """Print that a unit has ended, with its value."""
         parts = [f"{self._plan.noun} {len(self._seconds)} of {self._total}, {name}"]
         if self._plan.shown is not None:
             parts[0] += f": {self._plan.shown(value)}"
@@ -429,6 +453,7 @@ class UnitProgress(Generic[Value]):
         self._said_any = True
 
     def _to_go(self) -> list[str]:
+        """Write the predicted time of the units that are left; empty where it is not known."""
         seconds = self.seconds_to_go()
         if seconds is None or not self._left:
             return []
@@ -436,10 +461,7 @@ class UnitProgress(Generic[Value]):
 
 
 def read_units(path: Path) -> UnitFile:
-    """Read a file of units; an empty one where there is none.
-
-    InputError where the file is no text.
-    """
+    """Read a file of units; a missing file has none. InputError for a file that is no text."""
     if not path.exists():
         return UnitFile()
     text = read_text(path, "the file of units")
@@ -455,7 +477,7 @@ def read_units(path: Path) -> UnitFile:
             else:
                 record = _READ_RECORD.validate_python(values)
                 records[record.unit] = record
-    # A value of pydantic that does not fit is a ValueError.
+    # pydantic's error for a value of another form is a ValueError.
     except (InputError, ValueError):
         return UnitFile(is_foreign=True)
     formats = {header.format for header in headers}
@@ -470,24 +492,24 @@ _READ_RECORD = TypeAdapter(UnitRecord)
 
 
 def read_trial(value: object) -> TrialResult:
-    """Make a trial's record of JSON's values; RecordError, a ValueError, where it is none."""
+    """Make a trial's record of JSON's values; RecordError, a ValueError, for other values."""
     return TrialResult.from_json(dump_json(value))
 
 
 def as_json(value: object) -> Any:
-    """Give a value as it is once it has been written as JSON and read again."""
+    """Write a value as JSON, and give it as it is read back."""
     return json.loads(dump_json(value))
 
 
 def is_chosen(name: str, only: Sequence[str]) -> bool:
-    """Tell whether a unit is chosen, by its whole name or by what stands before a slash."""
+    """Tell whether ``only`` has a unit's name, or a part of it before a slash; empty: all."""
     if not only:
         return True
     return any(name == choice or name.startswith(f"{choice}/") for choice in only)
 
 
 def check_only(only: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse a choice that no unit has; the ConfigError lists the units."""
+    """Refuse a choice in ``only`` that matches none of ``names``; the ConfigError lists these."""
     unknown = list[str]()
     for choice in only:
         if not any(is_chosen(name, [choice]) for name in names):
@@ -495,7 +517,7 @@ def check_only(only: Sequence[str], names: Sequence[str]) -> None:
     if not unknown:
         return
     listed = list(names)
-    # Of thousands of searches nobody reads a list; their tables and searches can be chosen, too.
+    # Nobody reads a list of thousands; the parts before the last slash can be chosen, too.
     if len(listed) > MOST_LISTED_UNITS:
         listed = list(dict.fromkeys(name.rpartition("/")[0] or name for name in names))
     raise ConfigError(
@@ -505,7 +527,7 @@ def check_only(only: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _free_name(path: Path) -> Path:
-    """Give a name beside a file under which there is nothing."""
+    """Give a free path beside a file, to move it to."""
     number = 1
     while True:
         aside = path.with_name(f"{path.stem}.other-{number}{path.suffix}")

@@ -16,7 +16,7 @@ A repeat of all ways, one of all readings and one of all orders is kept as it en
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 FLOATS = {name: dtype for name, dtype in DTYPES.items() if name != "tf32"}
 PRODUCT_FIGURE_INCHES = (15.0, 4.5)
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# In one call at least, so that what a call costs is no part of it.
+# A call reads at least so many bytes, next to which the call itself takes no time.
 READ_BYTES = 2**26
 # Bytes of a KiB, and of a number in fp32.
 KIB = 2**10
@@ -52,10 +52,13 @@ FP32_BYTES = 4
 NO_CACHE = "no cache"
 # Numbers between two that are read one after another: 64 bytes, a line of most processors' caches.
 STRIDE = 16
-# Seconds, below which torch read a clock that stands still: it takes 1e-9 then.
+# Seconds of a call below which torch read a clock that stands still: torch takes 1e-9 then.
 STANDING_STILL = 1e-8
+ORDER_NAMES = ("in order", f"in strides of {STRIDE}", "at random")
 Way = Callable[[Tensor, Tensor, Tensor], None]
-# Of a repeat: seconds of one call, by way; without those that have had their time.
+# Calls to time, by the name of a way.
+Calls = Mapping[str, Callable[[], object]]
+# The seconds of one call in a repeat, by way; ways that have had their time are left out.
 RepeatSeconds = dict[str, float]
 READ_REPEAT: TypeAdapter[RepeatSeconds] = TypeAdapter(RepeatSeconds)
 
@@ -162,8 +165,11 @@ def run(
     only: list[str],
     now: Callable[[], float] = time.perf_counter,
 ) -> Finding:
-    """Measure GFLOP/s of the ways and GB/s of readings and orders: median, quartiles of repeats."""
-    # Before anything else, so that a missing device is what is said.
+    """Measure GFLOP/s of the ways, and GB/s of readings and orders: medians and quartiles.
+
+    Tests replace ``now``, the clock.
+    """
+    # A missing device is reported before anything else.
     place = resolve_device(device, "sweep.experiment.device")
     _check_choices(
         dtype,
@@ -190,7 +196,10 @@ def run(
     b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
     c = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
     a = torch.zeros_like(b)
-    products = {name: functools.partial(way, a, b, c) for name, way in ways(block).items()}
+    ways_of_product = ways(block)
+
+    def make_products() -> Calls:
+        return {name: functools.partial(way, a, b, c) for name, way in ways_of_product.items()}
 
     def clock() -> float:
         # CUDA's calls return before their work is done.
@@ -201,7 +210,7 @@ def run(
     timing = RepeatTiming(repeats, segment_seconds, limit_seconds)
 
     def measured(
-        names: Sequence[str], timed: Mapping[str, Callable[[], object]]
+        names: Sequence[str], named: Sequence[str], make_calls: Callable[[], Calls]
     ) -> dict[str, RepeatSeconds]:
         plan = UnitPlan(
             names=names,
@@ -210,33 +219,49 @@ def run(
             read=READ_REPEAT.validate_python,
             choices=unit_names,
         )
-        return measure(log, plan, timed, timing, rng, clock)
+        return measure(log, plan, named, make_calls, timing, rng, clock)
 
-    product_repeats = measured(product_names, products)
-    reads = reading(working_sets, place)
-    named_reads = {str(kib): read for kib, read in reads.items()}
-    reading_repeats = measured(reading_names, named_reads)
-    gathers = gathering(gathered_kib, place, generator)
-    order_repeats = measured(order_names, gathers)
+    product_repeats = measured(product_names, list(ways_of_product), make_products)
+    sizes_kib = sorted(set(working_sets))
+    named_sizes = list(map(str, sizes_kib))
+    make_reads = functools.partial(reading, sizes_kib, place)
+    reading_repeats = measured(reading_names, named_sizes, make_reads)
+    make_gathers = functools.partial(gathering, gathered_kib, place, generator)
+    order_repeats = measured(order_names, ORDER_NAMES, make_gathers)
     log.check_finished(unit_names, {*product_repeats, *reading_repeats, *order_repeats})
-    # Of a product: n^3 multiplications and as many additions.
-    rows = _product_rows(by_way(product_repeats, products), 2.0 * size**3)
-    read_seconds = by_way(reading_repeats, named_reads)
     levels = cache_levels(place)
+    # A product has n^3 multiplications and as many additions.
+    rows = _product_rows(by_way(product_repeats, ways_of_product), 2.0 * size**3)
+    read_seconds = by_way(reading_repeats, named_sizes)
     read_rows = list[ReadRow]()
-    for kib in reads:
+    for kib in sizes_kib:
         read_rows.append(_read_row(kib, read_seconds[str(kib)], levels))
-    order_rows = _order_rows(by_way(order_repeats, gathers), gathered_kib * KIB)
+    order_rows = _order_rows(by_way(order_repeats, ORDER_NAMES), gathered_kib * KIB)
+    title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
+    return _make_finding(rows, read_rows, order_rows, levels, title, device_text)
+
+
+def _make_finding(
+    rows: Sequence[ProductRow],
+    read_rows: Sequence[ReadRow],
+    order_rows: Sequence[OrderRow],
+    levels: Mapping[str, int],
+    title: str,
+    device: str,
+) -> Finding:
+    """Make the finding from the rows of the product's ways, of readings and of orders.
+
+    ``levels`` are the sizes of the caches, in bytes.
+    """
     # A slow way has fewer repeats than were asked for.
     n = min(row["repeats"] for row in [*rows, *read_rows, *order_rows])
-    title = f"A = B C of {size} x {size} matrices in {dtype}, {device_text}"
     return Finding(
         sentence=" ".join(
             filter(None, (sentence(rows, n), read_sentence(read_rows), order_sentence(order_rows)))
         ),
         rows=[*rows, *read_rows, *order_rows],
         n=n,
-        device=device_text,
+        device=device,
         paint=functools.partial(_paint_rates, rows, read_rows, order_rows, levels, title),
         inches=PRODUCT_FIGURE_INCHES,
         details={"cache_bytes": levels},
@@ -246,7 +271,7 @@ def run(
 def _check_choices(
     dtype: str, working_sets: Sequence[int], gathered_kib: int, positive: Mapping[str, float]
 ) -> None:
-    """Refuse values that cannot be, such as ``positive`` ones that are not."""
+    """Refuse choices out of their range; the values of ``positive`` are to be positive."""
     if dtype not in FLOATS:
         raise ConfigError(
             f"sweep.experiment.dtype must be one of {', '.join(FLOATS)}, but got {dtype!r}"
@@ -265,36 +290,41 @@ def _check_choices(
         )
 
 
-def reading(working_sets: Sequence[int], place: torch.device) -> dict[int, Callable[[], Tensor]]:
-    """Give calls, by KiB, that read a vector of fp32 again and again, READ_BYTES in a call."""
-    calls = dict[int, Callable[[], Tensor]]()
-    for kib in sorted(set(working_sets)):
+def reading(sizes_kib: Sequence[int], place: torch.device) -> dict[str, Callable[[], Tensor]]:
+    """Give calls that read a vector of fp32 again and again, by the vector's KiB.
+
+    A call reads READ_BYTES.
+    """
+    calls = dict[str, Callable[[], Tensor]]()
+    for kib in sizes_kib:
         # Ones, as untouched pages of a host are not memory.
         vector = torch.ones(kib * KIB // FP32_BYTES, device=place)
         # Rows of stride 0: the same bytes, so that only the vector itself has to fit a cache.
         again = vector.expand(_reads_of_call(kib), len(vector))
-        calls[kib] = functools.partial(torch.sum, again, dim=1)
+        calls[str(kib)] = functools.partial(torch.sum, again, dim=1)
     return calls
 
 
 def _reads_of_call(kib: int) -> int:
+    """Give how often a call reads a vector of so many KiB."""
     return max(1, READ_BYTES // (kib * KIB))
 
 
 def orders(count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Give three orders of the places 0 to ``count`` - 1, a multiple of STRIDE, by name."""
     places = torch.arange(count)
-    return {
-        "in order": places,
-        f"in strides of {STRIDE}": places.view(-1, STRIDE).T.flatten(),
-        "at random": torch.randperm(count, generator=generator),
-    }
+    in_strides = places.view(-1, STRIDE).T.flatten()
+    at_random = torch.randperm(count, generator=generator)
+    return dict(zip(ORDER_NAMES, (places, in_strides, at_random), strict=True))
 
 
 def gathering(
     kib: int, place: torch.device, generator: torch.Generator
 ) -> dict[str, Callable[[], Tensor]]:
-    """Give calls, by order, that gather every number of a vector of fp32 once."""
+    """Give calls that gather every number of a vector of fp32 once, by the order's name.
+
+    The vector has ``kib`` KiB.
+    """
     count = kib * KIB // FP32_BYTES
     vector = torch.ones(count, device=place)
     into = torch.empty_like(vector)
@@ -305,7 +335,10 @@ def gathering(
 
 
 def cache_levels(place: torch.device, folder: Path = CACHES) -> dict[str, int]:
-    """Give the bytes of each cache that holds data, the smallest first, if the system says them."""
+    """Give the bytes of each cache that holds data, the smallest first, by its name, such as L2.
+
+    It is empty if the system does not say them. ``folder`` is where Linux does.
+    """
     if place.type == "cuda":
         return {"L2": int(torch.cuda.get_device_properties(place).L2_cache_size)}
     levels = dict[str, int]()
@@ -320,6 +353,7 @@ def cache_levels(place: torch.device, folder: Path = CACHES) -> dict[str, int]:
 
 
 def _read_row(kib: int, seconds: Sequence[float], levels: Mapping[str, int]) -> ReadRow:
+    """Make the row of a vector's size, from the seconds of one call in each repeat."""
     read_bytes = _reads_of_call(kib) * kib * KIB
     low, middle, high = np.quantile(read_bytes / np.array(seconds) / 1e9, QUARTILES).tolist()
     return {
@@ -334,6 +368,7 @@ def _read_row(kib: int, seconds: Sequence[float], levels: Mapping[str, int]) -> 
 
 
 def _order_rows(seconds: Mapping[str, Sequence[float]], read_bytes: int) -> list[OrderRow]:
+    """Make a row for each order, from the seconds of one call in each repeat."""
     rows = list[OrderRow]()
     for name, values in seconds.items():
         low, middle, high = np.quantile(read_bytes / np.array(values) / 1e9, QUARTILES).tolist()
@@ -354,7 +389,7 @@ def _order_rows(seconds: Mapping[str, Sequence[float]], read_bytes: int) -> list
 
 
 def _smallest_that_holds(kib: int, levels: Mapping[str, int]) -> str | None:
-    """Name the smallest cache that holds so much; None where the system does not say."""
+    """Name the smallest cache that holds ``kib`` KiB; None if the system names no caches."""
     if not levels:
         return None
     for level, size in levels.items():
@@ -364,28 +399,29 @@ def _smallest_that_holds(kib: int, levels: Mapping[str, int]) -> str | None:
 
 
 def _size_text(kib: int) -> str:
+    """Write a size in MiB where they are whole, else in KiB."""
     if kib % KIB == 0:
         return f"{kib // KIB} MiB"
     return f"{kib} KiB"
 
 
 def read_sentence(rows: Sequence[ReadRow]) -> str:
-    """Say what the fastest reading has over the largest vector's; nothing for fewer than two."""
+    """Compare the fastest reading with that of the largest vector; empty for fewer than two."""
     if len(rows) < 2:
         return ""
     best = max(rows, key=lambda row: row["gb_per_second"])
-    last = rows[-1]
-    times = format_number(best["gb_per_second"] / last["gb_per_second"])
+    largest = rows[-1]
+    times = format_number(best["gb_per_second"] / largest["gb_per_second"])
     best_rate = format_number(best["gb_per_second"])
-    last_rate = format_number(last["gb_per_second"])
+    last_rate = format_number(largest["gb_per_second"])
     return (
         f"A vector of {_where_text(best)} is read at {best_rate} GB/s, {times} times as fast as "
-        f"one of {_where_text(last)} at {last_rate}."
+        f"one of {_where_text(largest)} at {last_rate}."
     )
 
 
 def order_sentence(rows: Sequence[OrderRow]) -> str:
-    """Say how much longer the numbers take in strides and at random than in order."""
+    """Say how much longer gathering takes in strides and at random than in order."""
     _, strided, random = rows
     return (
         f"{strided['way'].capitalize()} takes {format_number(strided['times_as_long'])} times as "
@@ -394,7 +430,7 @@ def order_sentence(rows: Sequence[OrderRow]) -> str:
 
 
 def _where_text(row: ReadRow) -> str:
-    """Give a vector's size, and which cache it fits."""
+    """Write a vector's size, and which cache it fits."""
     size = _size_text(row["kib"])
     if row["fits"] is None:
         return size
@@ -404,26 +440,38 @@ def _where_text(row: ReadRow) -> str:
 
 
 def _repeat_names(group: str, repeats: int) -> list[str]:
+    """Name the repeats of a group, such as ``product/1``."""
     return [f"{group}/{number}" for number in range(1, repeats + 1)]
 
 
 def measure(
     log: UnitLog,
     plan: UnitPlan[RepeatSeconds],
-    named: Mapping[str, Callable[[], object]],
+    named: Sequence[str],
+    make_calls: Callable[[], Calls],
     timing: RepeatTiming,
     rng: np.random.Generator,
     clock: Callable[[], float],
 ) -> dict[str, RepeatSeconds]:
-    """Give the seconds of one call of each way by repeat, warm-up left out."""
+    """Time the repeats of a plan that are not kept, and give the seconds of one call by repeat.
+
+    Args:
+        log: keeps the repeats.
+        plan: of the repeats.
+        named: the ways' names.
+        make_calls: makes the call of each way; only where a repeat is to be measured.
+        timing: how calls are timed.
+        rng: shuffles the ways of each repeat.
+        clock: in seconds.
+    """
     # All of them are drawn, so that a repeat has the same order whichever repeats are kept.
     orders = {name: rng.permutation(list(named)).tolist() for name in plan.names}
-    kept = log.recorded(plan)
+    kept_repeats = log.recorded(plan)
 
     def time_repeats(names: Sequence[str]) -> Iterator[tuple[str, RepeatSeconds]]:
-        timers = _timers(named, clock)
+        timers = _timers(make_calls(), clock)
         calls = {name: _calls_of_segment(timers[name], timing) for name in named}
-        spent = by_way(kept, named)
+        spent = by_way(kept_repeats, named)
         for repeat in names:
             seconds = RepeatSeconds()
             for way in orders[repeat]:
@@ -438,11 +486,10 @@ def measure(
     return log.measure_as_they_end(plan, time_repeats)
 
 
-def _timers(
-    named: Mapping[str, Callable[[], object]], clock: Callable[[], float]
-) -> dict[str, Timer]:
+def _timers(calls: Calls, clock: Callable[[], float]) -> dict[str, Timer]:
+    """Make torch's timer of each call, by name."""
     timers = dict[str, Timer]()
-    for name, way in named.items():
+    for name, way in calls.items():
         names = {"way": way}
         timers[name] = Timer(
             "way()", globals=names, timer=clock, num_threads=torch.get_num_threads()
@@ -451,25 +498,24 @@ def _timers(
 
 
 def _calls_of_segment(timer: Timer, timing: RepeatTiming) -> int:
-    """Time a call, to tell how many of them a segment has."""
+    """Time one call, and give how many calls a segment has."""
     once = timer.timeit(1).median
     if once < STANDING_STILL:
         return 1
     return max(1, math.ceil(timing.segment_seconds / once))
 
 
-def by_way(
-    repeats: Mapping[str, RepeatSeconds], named: Mapping[str, object]
-) -> dict[str, list[float]]:
-    """Give the seconds of one call over the repeats, by way."""
+def by_way(repeats: Mapping[str, RepeatSeconds], named: Iterable[str]) -> dict[str, list[float]]:
+    """Give the seconds of one call in each repeat, by the names of the ways."""
     seconds: dict[str, list[float]] = {name: [] for name in named}
-    for of_repeat in repeats.values():
-        for name, value in of_repeat.items():
+    for repeat_seconds in repeats.values():
+        for name, value in repeat_seconds.items():
             seconds[name].append(value)
     return seconds
 
 
 def _product_rows(seconds: Mapping[str, Sequence[float]], flops: float) -> list[ProductRow]:
+    """Make a row for each way of the product, from the seconds of one call in each repeat."""
     rows = list[ProductRow]()
     slowest = math.nan
     for name, values in seconds.items():
@@ -491,13 +537,15 @@ def _product_rows(seconds: Mapping[str, Sequence[float]], flops: float) -> list[
 
 
 def sentence(rows: Sequence[ProductRow], n: int) -> str:
-    """Put the finding into words, from the rows of the four ways in their order."""
-    _, columns, blocks, last = rows
+    """Compare the four ways in words, from their rows in order; each has ``n`` repeats or more."""
+    _, columns, blocks, whole_product = rows
+    over_elements = format_number(whole_product["times_as_fast"])
+    over_columns = format_number(whole_product["gflops"] / columns["gflops"])
+    share_of_blocks = blocks["gflops"] / whole_product["gflops"]
     return (
-        f"The whole product is {format_number(last['times_as_fast'])} times as fast as element by "
-        f"element and {format_number(last['gflops'] / columns['gflops'])} times as fast as column "
-        f"by column; {blocks['way']} reach {blocks['gflops'] / last['gflops']:.0%} of it (medians, "
-        f"n = {n} or more)."
+        f"The whole product is {over_elements} times as fast as element by element and "
+        f"{over_columns} times as fast as column by column; {blocks['way']} reach "
+        f"{share_of_blocks:.0%} of it (medians, n = {n} or more)."
     )
 
 
@@ -518,6 +566,7 @@ def _paint_rates(
 
 
 def _draw_products(axes: "Axes", rows: Sequence[ProductRow]) -> None:
+    """Draw a bar for each way of the product, with its quartiles."""
     names = list[str]()
     values = list[float]()
     below = list[float]()
@@ -554,6 +603,7 @@ def _draw_products(axes: "Axes", rows: Sequence[ProductRow]) -> None:
 
 
 def _draw_readings(reads: "Axes", read_rows: Sequence[ReadRow], levels: Mapping[str, int]) -> None:
+    """Draw the rate of reading over the vector's size, and the sizes of the caches."""
     sizes = list[int]()
     rates = list[float]()
     low = list[float]()
@@ -579,6 +629,7 @@ def _draw_readings(reads: "Axes", read_rows: Sequence[ReadRow], levels: Mapping[
 
 
 def _draw_orders(axes: "Axes", rows: Sequence[OrderRow]) -> None:
+    """Draw a bar for each order, with its quartiles."""
     names = list[str]()
     values = list[float]()
     below = list[float]()

@@ -108,7 +108,7 @@ def test_the_sign_of_its_growth_is_said(tmp_path, power, word):
     assert f"made: from error 3 to 2 B_crit {word}, as its power " in finding.sentence
     assert float(finding.sentence.split("power ")[1].split(" ")[0]) == pytest.approx(power, abs=0.3)
     assert [one["B_crit"] for one in finding.rows] == [
-        critical_batch.shown(one)["B_crit"] for one in finding.details["numbers"]
+        critical_batch.row_as_texts(one)["B_crit"] for one in finding.details["numbers"]
     ]
     assert json.dumps(finding.details["numbers"])
     assert len(finding.rows) == 3

@@ -22,8 +22,15 @@ from bstune.core.records import Target
 from bstune.options import flatten
 from bstune.recipe import TrialValues
 from bstune.sweeps import dawnbench
-from bstune.sweeps.dawnbench import BuiltRung, Rung, applied, climb, data_note, make_rows
-from bstune.sweeps.dawnbench_report import sentence, shown
+from bstune.sweeps.dawnbench import (
+    BuiltRung,
+    Rung,
+    build_rungs,
+    data_note,
+    make_rows,
+    with_rung_settings,
+)
+from bstune.sweeps.dawnbench_report import printed_row, sentence
 from bstune.sweeps.harness import check_sweep, compose_sweep, write
 from bstune.sweeps.unit_log import UnfinishedError
 from bstune.trial.loop import run_trial
@@ -98,7 +105,9 @@ def run(sweep, log=None, **arguments):
 def climbed(sweep):
     """Return the rungs that were built, and which were left out."""
     never = Target("val/error", 0.0, "min").never_met
-    return climb(sweep.composed, sweep.parameters["rungs"], sweep.parameters["reduced"], never)
+    return build_rungs(
+        sweep.composed, sweep.parameters["rungs"], sweep.parameters["reduced"], never
+    )
 
 
 def untrained(sweep, **changes):
@@ -303,7 +312,7 @@ def test_settings_replace_what_stood_there(checked):
         "+workload.module.optimizer.nesterov": True,
         "precision": "bf16-mixed",
     }
-    own = applied(composed, settings)
+    own = with_rung_settings(composed, settings)
     assert composed.options.model_dump() == before
     # Merged with nothing.
     assert own.options.workload.module["schedule"] == {
@@ -316,7 +325,7 @@ def test_settings_replace_what_stood_there(checked):
         "nesterov": True,
     }
     assert own.options.precision == "bf16-mixed"
-    momentum = applied(own, {"workload.module.optimizer.momentum": 0.5})
+    momentum = with_rung_settings(own, {"workload.module.optimizer.momentum": 0.5})
     values = TrialValues(batch_size=64, lr=0.1, seed=0, total_steps=17)
     configured = momentum.trained.module(values).configure_optimizers()
     factor = configured["lr_scheduler"]["scheduler"].lr_lambdas[0]
@@ -408,7 +417,7 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
     reached, by_rung = sweep.composed, {}
     rungs = {one.name: one for one in sweep.parameters["rungs"]}
     for name, one in rungs.items():
-        reached = by_rung[name] = applied(reached, one.set)
+        reached = by_rung[name] = with_rung_settings(reached, one.set)
 
     def parts(composed):
         workload = composed.options.workload
@@ -515,7 +524,7 @@ def test_rows_as_the_table_shows_them():
     rungs = [trials(0.0595, 0.0625), trials(0.0495, 0.0425), dict(enumerate(lost))]
     rungs[1][0] = trial(0, 0.0495, seconds_per_step=None)
     steps = [built("a", 70.0, 0.941), built("b"), built("c", None, 0.941)]
-    first, second, third = map(shown, make_rows(steps, rungs, 0.94))
+    first, second, third = map(printed_row, make_rows(steps, rungs, 0.94))
     nested = ("measured", "trials")
     assert {key: value for key, value in first.items() if key not in nested} == {
         "rung": "a",
@@ -587,6 +596,7 @@ def test_the_sentence_is_computed(rows, n, left_out, text):
 def test_the_files_are_written(checked):
     sweep = checked()
     _, finding, _ = untrained(sweep)
+    sweep.output.mkdir(parents=True)
     write(sweep, finding, ())
     result = json.loads(sweep.result.read_text(), parse_constant=pytest.fail)
     assert [row["rung"] for row in result["rows"]] == ["start", "smoothing", "momentum"]

@@ -138,6 +138,7 @@ def test_each_trial_runs_through_its_epochs_and_full_batches_descend_as_in_numpy
         np.testing.assert_allclose(
             losses, descend(table[:, :5], table[:, 5], trial["seed"], 0.3, 8), rtol=2e-5
         )
+    sweep.output.mkdir(parents=True, exist_ok=True)
     write(sweep, finding, ())
 
 
@@ -151,6 +152,7 @@ def test_a_run_that_diverges_is_drawn_and_named(root):
     assert finding.sentence.startswith(
         "No run reaches a loss of 0.25 in its epochs (medians, n = 2 seeds). With a "
     )
+    sweep.output.mkdir(parents=True, exist_ok=True)
     write(sweep, finding, ())
 
 

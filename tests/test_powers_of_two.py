@@ -15,7 +15,7 @@ from bstune.core.errors import ConfigError, HardwareError
 from bstune.core.records import dump_json
 from bstune.hardware.memory import find_ceiling
 from bstune.hardware.probe import measure_ceiling
-from bstune.hardware.timing import visits
+from bstune.hardware.timing import visit_order
 from bstune.report.drawing import save_figure
 from bstune.sweeps.harness import check_sweep, compose_sweep, show
 from bstune.sweeps.powers_of_two import run
@@ -80,7 +80,9 @@ def test_the_finding_names_what_is_planted_and_how_large():
     finding, _ = found(
         "sweep.experiment.ceiling=628", "seed=3", "protocol.warmup_steps=2", machine=machine
     )
-    assert [size for size, _, _ in machine.visited] == visits((*NEAR, 511, 512, 513, 628), 8, 3)
+    assert [size for size, _, _ in machine.visited] == visit_order(
+        (*NEAR, 511, 512, 513, 628), 8, 3
+    )
     # The reference rate of digits.
     assert {visit[1:] for visit in machine.visited} == {(0.4, 2)}
     rows = {row.get("batch_size") or row["what"]: row for row in finding.rows}

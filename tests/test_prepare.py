@@ -18,6 +18,7 @@ from toolbox import entries, made_table, make_result, make_survey, trials_of
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialSpec
 from bstune.hardware import survey as hardware_survey
+from bstune.hardware import survey_cache
 from bstune.options import flat_settings
 from bstune.report.block import INDENT
 from bstune.study import report
@@ -281,7 +282,7 @@ def test_a_study_runs_on_a_backend_of_ones_own(tmp_path, monkeypatch, sampler):
 def test_what_cannot_be_tuned_is_refused_before_the_survey(
     bstune, tmp_path, monkeypatch, option, message
 ):
-    monkeypatch.setattr(hardware_survey, "cached", None)
+    monkeypatch.setattr(survey_cache, "cached", None)
     status, _, err = bstune(
         *DIGITS, "device=cpu", "hardware.enabled=true", "search.workers=0", option
     )
@@ -353,7 +354,7 @@ def test_the_survey_leaves_most_of_the_wall_time_to_the_search(monkeypatch, wall
 
     monkeypatch.setattr(hardware_survey, "measure_with", surveyed)
     monkeypatch.setattr(
-        hardware_survey, "cached", lambda options, key, how, measured, log: (measured(), True)
+        survey_cache, "cached", lambda options, key, how, measured, log: (measured(), True)
     )
     prepared = prepared_study(
         "workload=digits", "device=cpu", "search.workers=0", f"search.wall_seconds={wall_seconds}"

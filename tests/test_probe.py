@@ -16,7 +16,7 @@ from bstune.hardware.probe import (
     MemoryClock,
     TrialProbe,
     _clock,
-    _read,
+    _result_of,
     evaluated_batches,
     largest_in_time,
     measure_ceiling,
@@ -142,7 +142,7 @@ def test_the_peak_of_a_cuda_device_has_what_was_loaded_after_the_start(
     ],
 )
 def test_what_the_end_of_a_probe_means(messages, stopped, exitcode, errors, outcome, message):
-    result = _read(8, 100, messages, stopped, exitcode, errors)
+    result = _result_of(8, 100, messages, stopped, exitcode, errors)
     assert (result.batch_size, result.outcome, result.message) == (8, outcome, message)
     assert result.fits == (outcome == "fits")
 

@@ -35,6 +35,7 @@ def sweep(*options):
 @pytest.mark.slow
 def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shallue, "law_text", lambda curves: f"{len(curves)} on the law")
     folder = tmp_path / "outputs/sweeps/shallue_regularisation"
     with monkeypatch.context() as patched:
         first = [shallue.run_study, interrupted]
@@ -58,6 +59,7 @@ def test_each_study_runs_goes_on_and_is_compared(tmp_path, monkeypatch, capfd):
         for row in result["rows"]
     )
     assert result["sentence"] in out
+    assert result["notes"][-1] == "2 on the law"
     assert {path.name for path in folder.glob("*.*")} == {
         *("result.json", "figure.png", "studies.db", "comparison.html", "comparison.png"),
         "runs.jsonl",

@@ -11,7 +11,7 @@ from unit_logs import StoppedError, stopping_after, units_in
 
 from bstune.core.errors import ConfigError, StudyError
 from bstune.sweeps.harness import check_sweep, compose_sweep
-from bstune.sweeps.shallue_error import TrainingBudget, best, difference, row, sentence
+from bstune.sweeps.shallue_error import TrainingBudget, best_within, difference, row, sentence
 from bstune.sweeps.unit_log import UnfinishedError
 
 # Of a sweep: a change elsewhere seldom breaks it, and CI runs it.
@@ -155,7 +155,7 @@ def test_what_cannot_be_compared_is_refused(option, text, tmp_path):
 )
 def test_the_best_within_a_budget(sign, steps, examples, expected):
     budget = TrainingBudget("b", steps, examples)
-    assert best([(10, 0.5), (20, 0.3), (30, 0.4), (40, 0.1)], 8, sign, budget) == expected
+    assert best_within([(10, 0.5), (20, 0.3), (30, 0.4), (40, 0.1)], 8, sign, budget) == expected
 
 
 LOW, HIGH = (0.10, 0.11, 0.12), (0.20, 0.21, 0.22)

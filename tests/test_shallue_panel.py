@@ -11,6 +11,7 @@ from bstune.report.drawing import figure_of
 from bstune.sweeps.shallue_panel import (
     PanelCurve,
     distance_from_law,
+    law_text,
     over_perfect_scaling,
     paint_panel,
     panel_curve,
@@ -74,6 +75,16 @@ def test_the_distance_counts_each_workload_alike():
     # One whose S_min is not known has no place there.
     assert distance_from_law([off_it, replace(on_it, s_min=None)]) == pytest.approx(0.2)
     assert distance_from_law([replace(on_it, b_crit=None)]) is None
+
+
+def test_the_text_counts_the_regimes_that_show():
+    perfect = curve_of(90.0, [10, 90])
+    both = curve_of(90.0, [10, 90, 810])
+    assert law_text([perfect, both]) == (
+        "the points lie within 0% of one law (root mean square); perfect scaling shows on 2 of 2 "
+        "studies, maximal data parallelism on 1"
+    )
+    assert law_text([replace(both, b_crit=None)]) is None
 
 
 def test_a_studys_curve_is_taken_over():

@@ -7,16 +7,16 @@ import pytest
 from scipy import stats
 
 from bstune.core.errors import HardwareError
-from bstune.hardware.timing import visits
+from bstune.hardware.timing import visit_order
 from bstune.sweeps.statistics import (
     Difference,
     choose_batch_sizes,
     compare_pairs,
     contrasts,
-    effects,
-    estimate,
-    holm,
-    kind,
+    estimate_effect,
+    holm_corrected,
+    kind_of_size,
+    triplet_effects,
 )
 
 OVERHEAD, PER_EXAMPLE = 9e-3, 4.4e-4
@@ -49,7 +49,7 @@ def test_batch_sizes_around_a_ceiling(ceiling, power, sizes, centres, left_out):
 
 def test_kinds():
     kinds = {1: "power of two", 8: "power of two", 120: "multiple of 8", 12: "", 0: "multiple of 8"}
-    assert {size: kind(size) for size in kinds} == kinds
+    assert {size: kind_of_size(size) for size in kinds} == kinds
 
 
 @pytest.mark.parametrize("centre", [8, 120, 1024])
@@ -76,7 +76,7 @@ def test_a_factor_common_to_a_round_drops_out():
 def rounds_of(rng, sizes, rounds, planted=(), drift=0.0):
     """Return tau by batch size: a line, times what is planted, noise of 1%, and a drift over shuffled visits."""
     seconds = {size: [] for size in sizes}
-    order = visits(sizes, rounds, int(rng.integers(2**31)))
+    order = visit_order(sizes, rounds, int(rng.integers(2**31)))
     wander = np.cumsum(rng.normal(0.0, drift, len(order))) + np.linspace(
         0.0, 10 * drift, len(order)
     )
@@ -91,7 +91,7 @@ SIZES, CENTRES = (119, 120, 121, 127, 128, 129, 511, 512, 513), (120, 128, 512)
 
 def test_planted_effects_are_found():
     seconds = rounds_of(np.random.default_rng(1), SIZES, 20, planted={128: 1.05, 512: 0.9})
-    found = {effect.centres: effect for effect in effects(seconds, CENTRES, 0.95)}
+    found = {effect.centres: effect for effect in triplet_effects(seconds, CENTRES, 0.95)}
     assert list(found) == [(120,), (128,), (512,), (128, 512), (120, 128, 512)]
     planted = {(120,): 0.0, (128,): 0.05, (512,): -0.1, (128, 512): math.sqrt(1.05 * 0.9) - 1}
     for centres, share in planted.items():
@@ -120,9 +120,9 @@ def test_planted_effects_are_found():
 )
 def test_groups(centres, groups, last):
     sizes = sorted({size + step for size in centres for step in (-1, 0, 1)})
-    found = effects(rounds_of(np.random.default_rng(0), sizes, 5), centres, 0.95)
+    found = triplet_effects(rounds_of(np.random.default_rng(0), sizes, 5), centres, 0.95)
     assert ([effect.centres for effect in found], found[-1].name) == (groups, last)
-    assert [effect.corrected for effect in found] == holm([effect.p for effect in found])
+    assert [effect.corrected for effect in found] == holm_corrected([effect.p for effect in found])
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_noise_alone_is_taken_for_an_effect_as_often_as_stated():
     rng, studies = np.random.default_rng(0), 400
     single, any_corrected = np.zeros(5), 0
     for _ in range(studies):
-        found = effects(rounds_of(rng, SIZES, 8, drift=0.005), CENTRES, 0.95)
+        found = triplet_effects(rounds_of(rng, SIZES, 8, drift=0.005), CENTRES, 0.95)
         single += [effect.p < 0.05 for effect in found]
         any_corrected += any(effect.corrected < 0.05 for effect in found)
     # a binomial's 99.9% interval around 0.05; of any at all, with Holm: at most
@@ -142,7 +142,7 @@ def test_noise_alone_is_taken_for_an_effect_as_often_as_stated():
 
 def test_interval_and_p_are_students():
     values = np.array([0.01, -0.02, 0.03, 0.05])
-    effect = estimate("x", [8], values, 0.9)
+    effect = estimate_effect("x", [8], values, 0.9)
     standard_error = values.std(ddof=1) / 2
     reach = stats.t.ppf(0.95, 3) * standard_error
     middle = values.mean()
@@ -153,7 +153,7 @@ def test_interval_and_p_are_students():
     with pytest.raises(
         HardwareError, match="it: all 2 rounds took the same time to the last digit"
     ):
-        estimate("it", [8], np.array([0.1, 0.1]), 0.95)
+        estimate_effect("it", [8], np.array([0.1, 0.1]), 0.95)
 
 
 def test_holm():
@@ -163,7 +163,7 @@ def test_holm():
         ([0.5, 0.6, 0.001], [1.0, 1.0, 0.003]),
         ([0.012, 0.2, 0.0014, 0.04], [0.036, 0.2, 0.0056, 0.08]),
     ):
-        assert holm(p) == pytest.approx(corrected)
+        assert holm_corrected(p) == pytest.approx(corrected)
 
 
 def test_differences_are_students_over_pairs():

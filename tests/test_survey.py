@@ -1,45 +1,22 @@
-"""The survey of the hardware: its command on a CPU, its cache, and what a study takes from it."""
+"""The survey of the hardware: its command on a CPU, a trial's memory, and what a study takes from it."""
 
 import json
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import options_of, resolved
+from builders import options_of
 from toolbox import column
 
-from bstune.core.errors import HardwareError
-from bstune.core.step_time import StepTime
 from bstune.hardware import survey as survey_module
-from bstune.hardware import timing
-from bstune.hardware.survey import (
-    SURVEYS,
-    _device_errors,
-    _roofline,
-    _time_ladder,
-    _trial_limit,
-    cached_survey,
-    read_survey,
-)
-from bstune.hardware.threads import ThreadChoice
+from bstune.hardware.survey import _trial_limit
+from bstune.hardware.survey_cache import SURVEYS, read_survey
 from bstune.study.tune import survey
-from bstune.trial.backend import make_protocol, make_space
-from bstune.trial.checks.preflight import PreflightFindings
-from bstune.trial.workload import build_workload, load_data
-from tests.toolbox import entries, make_survey
+from tests.toolbox import FAST_SURVEY, entries
 
 MiB = 2**20
-FAST = (
-    "hardware.step_time.rungs=3",
-    "hardware.step_time.repeats=1",
-    "hardware.step_time.visit_seconds=0.01",
-    "hardware.ceilings.seconds=0.05",
-    "hardware.ceilings.matrix_sizes=[64]",
-    "hardware.ceilings.copy_bytes=[1000000]",
-    "hardware.memory.verify=0",
-)
+FAST = (*FAST_SURVEY, "hardware.memory.verify=0")
 
 
 @pytest.mark.slow
@@ -104,124 +81,6 @@ def test_bad_input(bstune, tmp_path, arguments, message):
     assert entries(tmp_path) == []
 
 
-class OddError(Exception):
-    """No error that anyone expects."""
-
-
-def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
-    def not_now(*arguments):
-        raise OddError("not now")
-
-    monkeypatch.setattr(timing, "time_trial", lambda *arguments: (0.01,) * 3)
-    options, recipe = resolved("workload=digits", "device=cpu", *FAST)
-    workload = replace(build_workload(options, recipe), build_module=not_now)
-    space = make_space(options)
-    protocol = make_protocol(options, recipe)
-    arguments = options, torch.device("cpu"), workload, protocol, space
-    limits, cost, notes = _roofline(*arguments)
-    assert (limits.dtype, cost) == ("fp32", None)
-    assert re.fullmatch(r"no roofline: OddError: not now \(test_survey.py:\d+\)", *notes)
-    with monkeypatch.context() as patch:
-        patch.setattr(timing, "measure_limits", not_now)
-        assert _roofline(*arguments) == (None, None, notes)
-    ceiling = make_survey().ceiling
-    device = torch.device("cpu")
-    measured, notes = _time_ladder(
-        options, recipe, space, protocol, workload, ceiling, device, 30.0, None
-    )
-    assert {row.bare for row in measured.timings} == {None}
-    assert re.fullmatch(r"no share of overhead: OddError: not now \(test_survey.py:\d+\)", *notes)
-
-
-@pytest.mark.parametrize(
-    ("fast", "device", "warmup_steps"),
-    [("auto", "cuda", 1), ("graph", "cpu", 1), ("graph", "cuda", 3)],
-)
-def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, warmup_steps):
-    timed = []
-
-    def time_trial(workload, protocol, *arguments):
-        timed.append(protocol.warmup_steps)
-        return (0.01,) * 3
-
-    monkeypatch.setattr(timing, "time_trial", time_trial)
-    monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,) * 3)
-    overrides = (
-        f"protocol.fast={fast}",
-        "hardware.step_time.warmup_steps=1",
-        "hardware.step_time.repeats=1",
-    )
-    options, recipe = resolved("workload=digits", "device=cpu", *FAST, *overrides)
-    arguments = (
-        make_space(options),
-        make_protocol(options, recipe),
-        None,
-        make_survey().ceiling,
-        torch.device(device),
-    )
-    _time_ladder(options, recipe, *arguments, 30.0, None)
-    assert set(timed) == {warmup_steps}
-
-
-@pytest.mark.parametrize(
-    ("seconds_per_example", "largest"),
-    [
-        # All of them are in time.
-        (1e-6, 512),
-        # 0.3 of 50 s are five steps of 3 s.
-        (0.01, 300),
-        # Steps of twice the smallest size are in time.
-        (10.0, 64),
-    ],
-)
-def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
-    monkeypatch, seconds_per_example, largest
-):
-    timed = []
-    bare = []
-
-    def time_trial(workload, protocol, size, lr, steps):
-        timed.append(size)
-        return (seconds_per_example * size,) * steps
-
-    def time_bare(workload, protocol, size, *arguments):
-        bare.append(size)
-        return (0.01,)
-
-    monkeypatch.setattr(timing, "time_trial", time_trial)
-    monkeypatch.setattr(timing, "time_bare", time_bare)
-    options, recipe = resolved(
-        "workload=digits",
-        "device=cpu",
-        "search.batch_size.low=32",
-        "hardware.step_time.warmup_steps=2",
-        "hardware.step_time.min_steps=3",
-        "hardware.step_time.rungs=3",
-    )
-    found = PreflightFindings(32, StepTime(0.0, seconds_per_example), 4, ())
-    device = torch.device("cpu")
-    space = make_space(options)
-    protocol = make_protocol(options, recipe)
-    ceiling = replace(make_survey().ceiling, smallest=32)
-    ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
-    _, notes = _time_ladder(options, recipe, space, protocol, None, ceiling, device, 50.0, found)
-    assert max(timed) == largest
-    assert len(notes) == (largest < 512)
-    # Without the framework no visit takes more than 2.5 s.
-    assert all(5 * seconds_per_example * size <= 2.5 for size in bare)
-    assert bool(bare) == (seconds_per_example < 1.0)
-
-
-def test_a_device_that_is_lost():
-    with (
-        pytest.raises(HardwareError, match=r"the device was lost .*CUDA error: GPU is lost"),
-        _device_errors(),
-    ):
-        raise RuntimeError("CUDA error: GPU is lost\nmore")
-    with pytest.raises(RuntimeError, match="another"), _device_errors():
-        raise RuntimeError("another")
-
-
 @pytest.mark.parametrize(
     ("given", "device", "workers", "limit"),
     [
@@ -247,88 +106,3 @@ def test_the_memory_of_a_trial(given, device, workers, limit, monkeypatch):
         f"search.workers={workers}",
     )
     assert _trial_limit(options, torch.device(device)) == limit
-
-
-@pytest.fixture
-def cached(monkeypatch, tmp_path):
-    """The survey of digits under overrides: the cached one, or else ``found``; and whether it was cached."""
-    data = load_data(*resolved("workload=digits", "device=cpu"))
-
-    def of(found, log, *overrides):
-        monkeypatch.setattr(survey_module, "measure", lambda *arguments: found)
-        options, recipe = resolved(
-            "workload=digits", "device=cpu", "threads=1", f"hardware.cache={tmp_path}", *overrides
-        )
-        space = make_space(options)
-        protocol = make_protocol(options, recipe)
-        return cached_survey(options, recipe, space, protocol, data, None, log)
-
-    return of
-
-
-@pytest.mark.slow
-def test_what_a_survey_depends_on(cached, tmp_path):
-    found = make_survey()
-    same = ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=90")
-    other = (
-        "search.workers=2",
-        "workload.module.model.hidden=[64]",
-        "search.batch_size.high=600",
-        "protocol.micro_batch_size=64",
-        "precision=bf16-mixed",
-        "compile=default",
-        "hardware.memory.limit=1000000000",
-        "workload.data.eval_batch_size=100",
-    )
-    assert not cached(found, print)[1]
-    assert [option for option in (*same, *other) if cached(found, print, option)[1]] == list(same)
-    assert len(entries(tmp_path)) == 1 + len(other)
-    assert not cached(found, print, "hardware.refresh=true")[1]
-    assert len(entries(tmp_path)) == 1 + len(other)
-
-
-@pytest.mark.parametrize(
-    ("changes", "options", "why"),
-    [
-        (
-            {"threads": ThreadChoice(2)},
-            (),
-            "its steps ran on 2 threads, and this study's run on 1",
-        ),
-        # One number that was given says nothing of the others.
-        ({}, ("threads=auto",), "its steps ran on 1 thread, and no other number was tried"),
-        ({"threads": None}, (), "its number of threads was left alone"),
-        ({"seconds_of": "trainer"}, (), "its seconds are those of trainer, not of lean"),
-        ({}, ("seconds_of=trainer",), "its seconds are those of lean, not of trainer"),
-    ],
-)
-def test_a_survey_that_was_timed_otherwise_is_measured_again_and_a_line_says_why(
-    cached, tmp_path, monkeypatch, changes, options, why
-):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    path = tmp_path / "digits-0123.json"
-    monkeypatch.setattr(survey_module, "cache_key", lambda *arguments: "0123")
-    made = make_survey(notes=("made",))
-    path.write_bytes(SURVEYS.dump_json(replace(make_survey(), **changes)))
-    lines = list[str]()
-    assert cached(made, lines.append, *options) == (made, False)
-    line = f"the cached survey of the hardware is not used, it is measured again: {why}"
-    assert lines == [line]
-
-
-def test_the_cache(cached, tmp_path):
-    path = tmp_path / "digits-0123.json"
-    path.write_text('{"ceiling": {"limit": 0.1}}')
-    made = make_survey(notes=("so",))
-    assert cached(made, print) == (made, False)
-    assert cached(made, print) == (made, True)
-    for broken in (
-        b"",
-        b"{}",
-        SURVEYS.dump_json(made).replace(b'"fp32"', b'"fp31"'),
-        b'{"workload": 3}',
-    ):
-        path.write_bytes(broken)
-        assert read_survey(path) is None
-    assert read_survey(tmp_path / "nowhere") is None

@@ -18,7 +18,7 @@ from bstune.hardware.timing import (
     summarize_visits,
     time_bare,
     time_trial,
-    visits,
+    visit_order,
 )
 from bstune.trial.backend import make_protocol
 from tests.toolbox import FakeTime
@@ -33,14 +33,14 @@ def line(size: float) -> float:
 def test_a_ladder_has_both_ends_and_each_round_visits_every_size_in_its_own_order():
     assert ladder(8, 500, 4, 8) == SIZES
     assert ladder(5, 5, 3, 1) == (5,)
-    order = visits(SIZES, 6, 1)
+    order = visit_order(SIZES, 6, 1)
     rounds = np.array(order[:24]).reshape(6, 4)
     for each in rounds:
         assert sorted(each) == list(SIZES)
     assert len(np.unique(rounds, axis=0)) > 1
     assert order[:2] == [8, 500]
-    assert visits((5,), 2, 1) == [5, 5]
-    assert order == visits(SIZES, 6, 1)
+    assert visit_order((5,), 2, 1) == [5, 5]
+    assert order == visit_order(SIZES, 6, 1)
 
 
 def measured(sizes, repeats, max_seconds):

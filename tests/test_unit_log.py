@@ -11,7 +11,6 @@ from bstune.sweeps.unit_log import (
     UnfinishedError,
     UnitPlan,
     UnitProgress,
-    UnitRecord,
     check_only,
     is_chosen,
     read_units,
@@ -183,13 +182,6 @@ def test_what_is_dropped_is_measured_again(path):
     log.drop(lambda record: record.unit.startswith("b/"))
     assert units_in(path) == ["a/0", "a/1"]
     assert log.recorded(plan_of()) == {"a/0": 0.0, "a/1": 1.0}
-
-
-def test_units_that_were_recorded_elsewhere_count(path):
-    log = log_at(path)
-    log.take_over([UnitRecord("a/1", None, 0.0, 7.0)])
-    assert complete(log, number_of) == {**EVERY, "a/1": 7.0}
-    assert units_in(path) == ["a/0", "b/0", "b/1"]
 
 
 def test_a_choice_measures_those_units_alone(path):

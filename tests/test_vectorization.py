@@ -61,7 +61,8 @@ def measured(seconds, seed=0, log=None, stop_after=None, **changes):
     plan = UnitPlan(names=names, only=(), noun="repeat", read=READ_REPEAT.validate_python)
     log = log or unkept()
     log.begin(None, ())
-    repeats = measure(log, plan, named, timing, np.random.default_rng(seed), clock)
+    rng = np.random.default_rng(seed)
+    repeats = measure(log, plan, list(named), lambda: named, timing, rng, clock)
     return by_way(repeats, named), calls
 
 
@@ -95,6 +96,26 @@ def test_a_choice_of_repeats_measures_those_alone(tmp_path):
         run(log_at(path), only=["blocks"], **short)
     assert run(log_at(path), **short).n == 3
     assert run(log_at(path), now=None, **short).n == 3
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"), [("product", []), ("reading", ["reading"]), ("order", ["gathering"])]
+)
+def test_vectors_are_made_for_the_chosen_groups_alone(monkeypatch, tmp_path, group, expected):
+    made = []
+
+    def noted(name, make):
+        def made_now(*arguments):
+            made.append(name)
+            return make(*arguments)
+
+        return made_now
+
+    for name in ("reading", "gathering"):
+        monkeypatch.setattr(vectorization, name, noted(name, getattr(vectorization, name)))
+    with pytest.raises(UnfinishedError):
+        run(log_at(tmp_path / "runs.jsonl"), only=[group], gathered_kib=2)
+    assert made == expected
 
 
 @pytest.mark.parametrize(("once", "calls"), [(2.0, 1), (0.5, 2), (0.3, 4), (0.0, 1)])

@@ -321,7 +321,7 @@ def surveyed(sizes=(32, 128, 512)):
 def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, caplog):
     """One of the processes dies on the way."""
     write_module("trained", TRAINED)
-    monkeypatch.setattr("bstune.hardware.survey.cached", lambda *_: (surveyed(), True))
+    monkeypatch.setattr("bstune.hardware.survey_cache.cached", lambda *_: (surveyed(), True))
     arguments = (
         *DIGITS,
         "workload.target.value=1.0",
@@ -377,7 +377,7 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     ],
 )
 def test_bad_input(bstune, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.setattr("bstune.hardware.survey.cached", lambda *_: (surveyed((512,)), True))
+    monkeypatch.setattr("bstune.hardware.survey_cache.cached", lambda *_: (surveyed((512,)), True))
     status, _, err = bstune(*arguments, "search.workers=2")
     assert status == 2
     assert message in " ".join(err.split())

@@ -25,6 +25,15 @@ from bstune.study.planning.replicates import Winner, winners
 # With this cost no evaluation is ever too dear, and with this ratio every step is due.
 EVERY_STEP = EvaluationSchedule(ratio=1.0001, share=1.0, cost=1e-9, near=1.5)
 TRAINER = {"accelerator": "cpu", "devices": 1}
+# A survey of few and short measurements.
+FAST_SURVEY = (
+    "hardware.step_time.rungs=3",
+    "hardware.step_time.repeats=1",
+    "hardware.step_time.visit_seconds=0.01",
+    "hardware.ceilings.seconds=0.05",
+    "hardware.ceilings.matrix_sizes=[64]",
+    "hardware.ceilings.copy_bytes=[1000000]",
+)
 
 
 class FakeTime:

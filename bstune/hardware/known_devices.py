@@ -26,19 +26,19 @@ class KnownDevice:
 
     name: str
     flops_per_second: Mapping[Arithmetic, float]
-    """Of dense products, by what the device can compute in."""
+    """The peak of dense products, by the arithmetic that the device can compute in."""
     bytes_per_second: float
-    """Of its memory."""
+    """The bandwidth of its memory."""
     source: str
     """Where the figures are from."""
 
     def limits(self, arithmetic: Arithmetic) -> DeviceLimits:
-        """Give what its maker states in place of what a survey measures."""
+        """Give the maker's figures in the form of the limits that a survey measures."""
         return DeviceLimits(arithmetic, self.flops_per_second[arithmetic], self.bytes_per_second)
 
 
 def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:
-    # The names are Arithmetic's.
+    """Give FLOP/s by the name of an arithmetic, from TFLOP/s."""
     return {name: 1e12 * peak for name, peak in peaks.items()}  # type: ignore[misc]
 
 
@@ -86,11 +86,11 @@ class Prediction:
     ridge: float
     """FLOPs per byte."""
     turning_batch_size: float | None
-    """From where on it is compute-bound; None where it is memory-bound at any batch size."""
+    """The batch size from which on it is compute-bound; None: it is memory-bound at any."""
     batch_size: int
-    """Of the step whose seconds are predicted."""
+    """The batch size of the step whose seconds are predicted."""
     least_seconds: float
-    """What the roofline of its maker's peaks allows for that step: a real one takes longer."""
+    """The seconds that its maker's peaks allow for that step: a real one takes longer."""
 
 
 def predictions(cost: StepCost, arithmetic: Arithmetic, batch_size: int) -> list[Prediction]:
@@ -105,15 +105,15 @@ def predictions(cost: StepCost, arithmetic: Arithmetic, batch_size: int) -> list
     for device in KNOWN_DEVICES:
         for dtype in device.flops_per_second:
             limits = device.limits(dtype)
-            there = in_width(cost, DTYPES[dtype].itemsize / DTYPES[arithmetic].itemsize)
+            cost_there = in_width(cost, DTYPES[dtype].itemsize / DTYPES[arithmetic].itemsize)
             rows.append(
                 Prediction(
                     device=device.name,
                     dtype=dtype,
                     ridge=limits.ridge,
-                    turning_batch_size=turning_batch_size(there, limits.ridge),
+                    turning_batch_size=turning_batch_size(cost_there, limits.ridge),
                     batch_size=batch_size,
-                    least_seconds=allowed_seconds(there, limits, batch_size),
+                    least_seconds=allowed_seconds(cost_there, limits, batch_size),
                 )
             )
     return rows

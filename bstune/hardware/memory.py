@@ -20,14 +20,15 @@ import torch
 
 from bstune.core.errors import HardwareError
 
-# All of it fits; the first part that does not; it failed for another reason; the device is gone.
+# All of a trial fits; or the first part of it that does not; or it failed for another reason than
+# memory; or the device is gone.
 ProbeOutcome = Literal["fits", "startup", "training", "evaluation", "error", "device"]
-# Between the first probes, which only look for a size whose memory differs from the smallest's.
+# The first probes grow by this factor, until memory differs from that of the smallest batch size.
 PROBE_GROWTH = 16
-# Of the memory that is left: no line is drawn through a smaller difference.
+# No line is drawn through a difference below this share of the memory that is left.
 MIN_RISE = 0.05
-# Of the limit. Probes of one size differ by some percent, so one that takes less need not be
-# repeated.
+# Probes of one size differ by some percent. One that takes less than this share of the limit need
+# not be repeated.
 FAR_BELOW = 0.5
 BYTES_PER_MIB = 2**20
 
@@ -39,11 +40,11 @@ class ProbeResult:
     batch_size: int
     outcome: ProbeOutcome
     limit: int
-    """Bytes that it was allowed."""
+    """The bytes that it was allowed."""
     training_bytes: int | None = None
-    """None where the training steps did not end."""
+    """The peak while training; None where the training steps did not end."""
     peak_bytes: int | None = None
-    """A lower bound if the probe was stopped; None where it is not known."""
+    """The peak of all; a lower bound if the probe was stopped, None where it is not known."""
     message: str | None = None
     """The error, or the reason for stopping."""
 
@@ -54,6 +55,7 @@ class ProbeResult:
 
 
 Probe = Callable[[int], ProbeResult]
+"""Trains and evaluates at a batch size."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class MemoryModel:
     per_example: float
 
     def __call__(self, batch_size: float) -> float:
-        """Give the bytes at a batch size."""
+        """Give the bytes of training at ``batch_size``."""
         return self.base + self.per_example * batch_size
 
 
@@ -79,19 +81,24 @@ class Ceiling:
     smallest: int
     """The smallest batch size that runs."""
     precision: int
-    """Examples between the two probes, at most."""
+    """The most examples between those two probes."""
     spread: float | None
-    """Largest over smallest peak of the probes at the ceiling, less 1; None: it was probed once."""
+    """The largest peak of the probes at the ceiling over the smallest, less 1.
+
+    None where it was probed once.
+    """
     model: MemoryModel | None
-    """Fitted to every probe that fits; None for fewer than two batch sizes."""
+    """The line through all probes that fit; None for fewer than two batch sizes."""
     model_error: float | None
-    """Relative, of the model without the ceiling's own probe; None for fewer than two others."""
+    """The relative error at the ceiling of a line through the smaller batch sizes.
+
+    None where there are fewer than two of them.
+    """
     probes: tuple[ProbeResult, ...]
-    """In order."""
+    """All of them, in the order in which they ran."""
     notes: tuple[str, ...] = ()
     predicted: int | None = None
-    """The largest batch size by the model, where there was no time to probe it; None: it was
-    probed."""
+    """The largest batch size by the model; None where the largest one was probed."""
 
     @property
     def batch_size(self) -> int:
@@ -101,9 +108,10 @@ class Ceiling:
         return self.at.batch_size
 
     def extended(self, largest: int) -> "Ceiling":
-        """Add batch sizes up to ``largest`` that were not probed, as far as the model allows it.
+        """Raise the ceiling to ``largest``, or as far towards it as the model says that it fits.
 
-        They take less than half of the limit by the model, which two probes are enough for.
+        The sizes in between were not probed: there was no time. They take less than half of the
+        limit by the model, and so far from it a line through two probes is good enough.
         """
         if self.model is None or largest <= self.at.batch_size:
             return self
@@ -124,7 +132,7 @@ class Ceiling:
 
     @property
     def spread_examples(self) -> int | None:
-        """The spread of the probes at the ceiling in examples; None where it is not known."""
+        """The spread of the probes at the ceiling, as a number of examples; None if not known."""
         if self.spread is None or self.at.peak_bytes is None:
             return None
         if self.model is None or self.model.per_example <= 0.0:
@@ -155,7 +163,10 @@ def fit_memory(results: Sequence[ProbeResult]) -> MemoryModel | None:
 
 @dataclass
 class _Bracket:
-    """The probes so far, and what :func:`find_ceiling` was given."""
+    """The probes so far, and the arguments of :func:`find_ceiling`.
+
+    The bracket lies between the largest batch size that fits and the smallest that does not.
+    """
 
     probe: Probe
     low: int
@@ -166,9 +177,9 @@ class _Bracket:
     is_late: Callable[[], bool]
     """Whether there is no time for another probe."""
     done: list[ProbeResult] = field(default_factory=list)
-    """In order."""
+    """All probes, in the order in which they ran."""
     bad: ProbeResult | None = None
-    """The smallest that does not fit."""
+    """The smallest probe that does not fit; None while all fit."""
 
     @property
     def end(self) -> int:
@@ -183,7 +194,7 @@ class _Bracket:
         return [result for result in self.done if result.fits]
 
     def run(self, batch_size: int) -> ProbeResult:
-        """Probe a batch size; a lost device raises HardwareError."""
+        """Probe a batch size and keep the result. HardwareError if the device is lost."""
         result = self.probe(batch_size)
         self.done.append(result)
         self.report(result)
@@ -197,10 +208,9 @@ class _Bracket:
         return result
 
     def passes(self, batch_size: int, times: int) -> bool:
-        """Say whether a batch size fits in as many more probes; the first that does not ends it.
+        """Tell whether the last batch size fits in ``times`` more probes, up to one that does not.
 
-        None is needed where the last probe took far less than its limit, and none is run without
-        time for it.
+        No probe runs if the last one took far less than its limit, or if there is no time.
         """
         peak = self.done[-1].peak_bytes
         if peak is not None and peak < FAR_BELOW * self.done[-1].limit:
@@ -208,13 +218,13 @@ class _Bracket:
         return all(self.is_late() or self.run(batch_size).fits for _ in range(times))
 
     def precision(self, batch_size: int) -> int:
-        """Say how far apart, in examples, the two ends of the bracket may stay."""
+        """Give how many examples apart the two ends of the bracket may stay."""
         return max(self.multiple, math.floor(self.relative * batch_size))
 
     def snap(self, batch_size: float, above: int) -> int:
-        """Give the candidate at or below ``batch_size``, but over ``above``.
+        """Give the largest batch size to probe at or below ``batch_size``, but over ``above``.
 
-        Candidates are the multiples, and the largest batch size of all.
+        Batch sizes to probe are the multiples of ``multiple``, and the largest of the range.
         """
         if batch_size >= self.high:
             return self.high
@@ -238,23 +248,23 @@ def find_ceiling(
 ) -> Ceiling:
     """Find the largest batch size that fits.
 
-    It probes ``low``, then sizes each 16 times larger until memory rises by MIN_RISE; a line
-    through the largest sizes that fit says where the limit is, and a probe on either side confirms
-    it. A probe that contradicts the line draws it anew; where two probes have not halved the
-    bracket, the next one does. So both ends are tested whatever the law of memory; where memory
-    falls as the batch grows, sizes beyond ``above`` may fit again.
+    It probes ``low``, then sizes each 16 times larger until memory rises by MIN_RISE. A line
+    through the largest sizes that fit then says where the limit is, and a probe on either side
+    confirms it. A probe that contradicts the line draws it anew. Where two probes have not halved
+    the bracket, the next one does. So both ends are tested whatever the law of memory. Where memory
+    falls as the batch grows, sizes beyond the one that does not fit may fit again.
 
     Args:
         probe: trains at a batch size.
         low: the smallest batch size, which is probed in any case.
         high: the largest batch size that is asked for.
-        multiple: to which the answer is exact.
-        relative: the share of the answer to which it is exact, where that is larger.
-        largest_first: whether ``high`` is probed first, in any case; if it fits, only ``low`` is
-            besides.
+        multiple: the answer is exact to so many examples.
+        relative: or to this share of itself, where that is more.
+        largest_first: whether ``high`` is probed first, in any case. If it fits, only ``low`` is
+            probed besides.
         verify: how many more times the answer has to fit.
         notes: lines that the answer begins with.
-        report: is told of each probe.
+        report: takes the result of each probe.
         is_late: whether there is no time for another probe. Then the answer is the largest one that
             has fitted, however far above it the probe that did not fit lies, and a note says so.
     """
@@ -314,9 +324,9 @@ def find_ceiling(
 
 
 def _spread_at(bracket: _Bracket, batch_size: int) -> float | None:
-    """Compare the peaks of a batch size's probes: the largest over the smallest, less 1.
+    """Give the largest peak of the probes that fit at a batch size over the smallest, less 1.
 
-    None for fewer than two.
+    None for fewer than two of them.
     """
     peaks = list[int]()
     for result in bracket.fitting:
@@ -328,7 +338,10 @@ def _spread_at(bracket: _Bracket, batch_size: int) -> float | None:
 
 
 def _model_error(bracket: _Bracket, fit: ProbeResult) -> float | None:
-    """Compare a probe with what smaller ones predict for it, relatively; None if they do not."""
+    """Give the relative error of a line through the smaller batch sizes at the ceiling's probe.
+
+    None where there are too few of them for a line.
+    """
     smaller = [result for result in bracket.fitting if result.batch_size < fit.batch_size]
     model = fit_memory(smaller)
     if model is None or not fit.training_bytes:
@@ -337,7 +350,10 @@ def _model_error(bracket: _Bracket, fit: ProbeResult) -> float | None:
 
 
 def _largest_below(bracket: _Bracket, batch_size: int) -> ProbeResult:
-    """Give the probe of the largest size below one that failed its verification."""
+    """Give the largest probe below ``batch_size`` whose size has fitted each time.
+
+    HardwareError where there is none.
+    """
     failed = {result.batch_size for result in bracket.done if not result.fits}
     below = list[ProbeResult]()
     for result in bracket.fitting:
@@ -349,7 +365,12 @@ def _largest_below(bracket: _Bracket, batch_size: int) -> ProbeResult:
 
 
 def _smallest_that_runs(bracket: _Bracket) -> ProbeResult:
-    """Probe ``low``; where it fails, and not for memory, find the smallest that does not."""
+    """Give the probe of the smallest batch size that trains, which is ``low`` if that does.
+
+    Some modules fail at small batch sizes for another reason than memory. Then growing steps find a
+    size that trains, and halving finds the smallest. HardwareError where all sizes fail, or the
+    smallest does not fit.
+    """
     # These failures are of small batches: they say nothing of the bracket's upper end.
     too_large = bracket.bad
     first = bracket.run(bracket.low)
@@ -378,7 +399,7 @@ def _smallest_that_runs(bracket: _Bracket) -> ProbeResult:
 
 
 def _does_not_fit(result: ProbeResult) -> HardwareError:
-    """Say why the smallest batch size does not fit, and what to change."""
+    """Make the error that says why the smallest batch size does not fit, and what to change."""
     size = result.batch_size
     limit = f"{result.limit / BYTES_PER_MIB:,.0f} MiB"
     taken = ""
@@ -401,12 +422,13 @@ def _does_not_fit(result: ProbeResult) -> HardwareError:
 
 
 def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
-    """Probe until the bracket is as narrow as the precision, or the range ends.
+    """Probe until the bracket is as narrow as the precision, its range ends, or it is late.
 
-    Gives its end that fits.
+    Each probe is where a line through the probes so far meets the limit, or close to that. Gives
+    the largest probe that fits.
     """
     widths = list[float]()
-    # How often in a row a size fitted beyond where the line ends, or failed before it.
+    # How often in a row a size fitted above the limit by the line, or failed below it.
     fitted_beyond = 0
     failed_before = 0
     while True:
@@ -424,16 +446,19 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
         is_close = is_bracketed and end <= 2 * size
         confirms = False
         backs_off = False
+        # No line yet: the middle of the bracket in log B, or far above where nothing has failed.
         if limit_at is None and is_bracketed:
             wanted = math.sqrt(size * end)
         elif limit_at is None:
             wanted = size * PROBE_GROWTH
+        # The last two probes have not halved the bracket: its middle does.
         elif is_close and len(widths) > 2 and widths[-1] > widths[-3] / 2:
             wanted = (size + end) / 2
         elif is_bracketed and limit_at >= end:
-            # The line is contradicted: the farther the extrapolation, the farther back.
+            # The line says that the failed size fits: each time that it is wrong, farther back.
             backs_off = True
             wanted = end - max(precision, (end - size) / 8) * 2**failed_before
+        # The largest size that fits is at the limit already: one just above it is to fail.
         elif limit_at - size <= precision:
             confirms = True
             wanted = size + precision * 2**fitted_beyond
@@ -452,9 +477,9 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
 
 
 def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
-    """Say where the line through the largest sizes that fit meets the limit.
+    """Give the batch size at which a line through the largest sizes that fit meets the limit.
 
-    None if their memory hardly differs.
+    None where their memory hardly differs, or training bytes are not known.
     """
     if fit.training_bytes is None:
         return None
@@ -472,15 +497,15 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
     for size in sorted(taken_by, reverse=True):
         rise = fit.training_bytes - taken_by[size]
         if rise >= MIN_RISE * (fit.limit - least):
-            left = fit.limit - fit.training_bytes
-            return fit.batch_size + left * (fit.batch_size - size) / rise
+            bytes_left = fit.limit - fit.training_bytes
+            return fit.batch_size + bytes_left * (fit.batch_size - size) / rise
     return None
 
 
 def memory_limit(root: Path, resident: int) -> int:
-    """Give the bytes that a further process may take beside this one's ``resident`` bytes.
+    """Give the bytes that one more process may take beside the ``resident`` bytes of this one.
 
-    ``root`` is ``/``. HardwareError where nothing is left.
+    ``root`` is ``/``; tests have another. HardwareError where nothing is left.
     """
     limits = [(_available(root), "the memory that is free")]
     for limit in _cgroup_limits(root):
@@ -494,9 +519,10 @@ def memory_limit(root: Path, resident: int) -> int:
 
 
 def _cgroup_limits(root: Path) -> list[int]:
-    """Read the limits of the process's own control group and of those above it, in bytes.
+    """Read the memory limits of this process's control group and of those above it, in bytes.
 
-    They stand in ``memory.max`` (cgroup v2) or ``memory.limit_in_bytes`` (v1).
+    They stand in ``memory.max`` (cgroup v2) or ``memory.limit_in_bytes`` (v1). Without a limit the
+    list is empty.
     """
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -549,9 +575,9 @@ def resident_bytes(process: int | None = None) -> int:
 
 
 def peak_resident_bytes() -> int:
-    """Read VmHWM, the peak since it was last reset.
+    """Read this process's peak of resident memory since it was last reset (VmHWM), in bytes.
 
-    Where /proc is missing it is the peak since the process began.
+    Where /proc is missing, it is the peak since the process began.
     """
     try:
         status = Path("/proc/self/status").read_text()
@@ -566,7 +592,7 @@ def peak_resident_bytes() -> int:
 
 
 def cap_cuda_memory(device: torch.device, share: float) -> None:
-    """Let this process take at most a share, cut to 0 to 1, of a CUDA device's memory."""
+    """Let this process take at most ``share`` of a CUDA device's memory, cut to 0 to 1."""
     fraction = min(1.0, max(0.0, share))
     # set_per_process_memory_fraction refuses a device without an index.
     indexed = torch.device("cuda", device.index or 0)

@@ -57,12 +57,12 @@ from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import CONTEXT, lead_group, start_process, start_server
 from bstune.trial.workload import load_workload
 
-# Between two looks at a probe's memory.
+# Seconds between two looks at a probe's memory.
 PROBE_LOOK_SECONDS = 0.004
-# That a probe's evaluation may take: it reads as many batches, or one.
+# A probe's evaluation reads as many batches as take so long, or one.
 EVALUATION_SECONDS = 5.0
-# Of a probe's seconds, that its steps may be predicted to take: its start and the noise scale take
-# some of them, and the prediction is from a few steps at other batch sizes.
+# The share of a probe's seconds that its steps are to take by prediction. Its start and the noise
+# scale take some too, and the prediction is from a few steps at other batch sizes.
 PROBE_ROOM = 1 / 3
 DEVICE_LOST = re.compile(
     "No CUDA GPUs are available|no CUDA-capable device|busy or unavailable|GPU is lost|"
@@ -77,17 +77,17 @@ PHASES: Mapping[Phase, ProbeOutcome] = {
 
 
 Message = ProbeOutcome | ProbeResult | BstuneError
-"""What a probe's process sends: a phase as it begins, by what it means to end there; then a result,
-or an error of the workload at any batch size."""
+"""A message of a probe's process. It sends each phase as it begins, as the outcome of a probe that
+ends there; then a result, or an error that the workload has at any batch size."""
 
 
 class MemoryClock(TrialClock):
     """A trial's clock that notes the peak memory of each phase.
 
     Args:
-        peak: gives the bytes since the last reset.
-        reset: begins another peak.
-        report: is called with each phase as it begins.
+        peak: reads the peak since the last reset, in bytes.
+        reset: makes the next peak begin.
+        report: takes each phase as it begins.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class MemoryClock(TrialClock):
         report(self.last)
 
     def enter(self, phase: Phase) -> float:
-        """Note the peak of the phase that ends."""
+        """Enter a phase, note the peak of the one that ends, and give its seconds."""
         self.last = self._phase
         elapsed = super().enter(phase)
         self.peaks[self.last] = max(self.peaks.get(self.last, 0), self._peak())
@@ -119,10 +119,11 @@ class MemoryClock(TrialClock):
         """Give the result of a probe that ended by itself.
 
         Args:
-            batch_size: the probe's.
-            limit: bytes that it was allowed.
-            out_of_memory: the device's own error; None where there was none.
-            enforced: whether the device itself enforced the limit; else the peaks count.
+            batch_size: of the probe.
+            limit: the bytes that it was allowed.
+            out_of_memory: the device's own error; None where it had enough memory.
+            enforced: whether the device itself enforced the limit. If not, the peaks are compared
+                with it.
         """
         training_bytes: int | None = None
         if not out_of_memory:
@@ -142,7 +143,7 @@ class MemoryClock(TrialClock):
         )
 
     def _first_over(self, limit: int) -> ProbeOutcome:
-        """Name the first phase whose peak is over a limit of bytes."""
+        """Name the first phase whose peak is over ``limit`` bytes; ``fits`` if there is none."""
         for phase, outcome in PHASES.items():
             if self.peaks.get(phase, 0) > limit:
                 return outcome
@@ -151,18 +152,18 @@ class MemoryClock(TrialClock):
 
 @dataclass(frozen=True)
 class TrialProbe:
-    """Probes a workload: at a batch size, a short trial in a process of its own."""
+    """Probes a workload: a call runs a short trial at a batch size, in a process of its own."""
 
     options: StudyOptions
     recipe: Recipe
     limit: int | None
-    """Bytes; None: all memory of a CUDA device."""
+    """The bytes that it may take; None: all memory of a CUDA device."""
     steps: int
-    """Of training."""
+    """The number of training steps."""
     seconds: float
-    """After which a probe fails."""
+    """A probe that takes longer fails."""
     evaluation_batches: int | None = None
-    """How many it evaluates; None: all of them."""
+    """The number of batches that it evaluates; None: all of them."""
 
     @property
     def on_cpu(self) -> bool:
@@ -170,7 +171,7 @@ class TrialProbe:
         return not self.options.device.startswith("cuda")
 
     def __call__(self, batch_size: int) -> ProbeResult:
-        """Run a probe; ConfigError if its workload cannot be built at any batch size."""
+        """Run a probe at ``batch_size``. ConfigError if the workload cannot be built at any."""
         start_server()
         receiver, sender = CONTEXT.Pipe(duplex=False)
         what = f"the survey's probe of memory at batch size {batch_size}"
@@ -201,11 +202,11 @@ class TrialProbe:
                     process.join()
             messages += _received(receiver)
             errors = log.read().decode(errors="replace")
-        return _read(batch_size, self.limit or 0, messages, stopped, process.exitcode, errors)
+        return _result_of(batch_size, self.limit or 0, messages, stopped, process.exitcode, errors)
 
 
 def _received(receiver: Connection) -> list[Message]:
-    """Receive the messages that wait in a pipe, but one that a killed process left unfinished."""
+    """Receive the messages that wait in a pipe, without one that a kill left unfinished."""
     messages = list[Message]()
     # The other end may be closed.
     with suppress(EOFError, OSError):
@@ -214,25 +215,27 @@ def _received(receiver: Connection) -> list[Message]:
     return messages
 
 
-def _read(
-    size: int,
+def _result_of(
+    batch_size: int,
     limit: int,
     messages: list[Message],
     stopped: str | int | None,
     exitcode: int | None,
     errors: str,
 ) -> ProbeResult:
-    """Find the result among a probe's messages, or what its phases, its exit and its errors mean.
+    """Give the result of a probe whose process has ended.
 
-    ConfigError where its workload cannot be built at any batch size.
+    It is the last message, or else follows from the phase that was reached and from how the process
+    ended. ConfigError where the workload cannot be built at any batch size.
 
     Args:
-        size: the batch size.
-        limit: bytes that it was allowed.
+        batch_size: of the probe.
+        limit: the bytes that it was allowed.
         messages: the phases, as they began, then a result or an error.
-        stopped: the reason for which it was stopped, or the bytes that were over the limit.
-        exitcode: the process's.
-        errors: what it printed.
+        stopped: the reason for which it was stopped, or the bytes that were over the limit. None:
+            it ended by itself.
+        exitcode: of the process.
+        errors: what the process printed.
     """
     latest: Message = messages[-1] if messages else "startup"
     if isinstance(latest, BstuneError):
@@ -240,26 +243,26 @@ def _read(
     if isinstance(latest, ProbeResult):
         return latest
     if isinstance(stopped, str):
-        return ProbeResult(size, "error", limit, message=stopped)
+        return ProbeResult(batch_size, "error", limit, message=stopped)
     if stopped is not None:
         message = f"stopped at {stopped / memory.BYTES_PER_MIB:,.0f} MiB"
-        return ProbeResult(size, latest, limit, peak_bytes=stopped, message=message)
+        return ProbeResult(batch_size, latest, limit, peak_bytes=stopped, message=message)
     if exitcode == -signal.SIGKILL:
         message = "ended by the system, as it does when memory runs out"
-        return ProbeResult(size, latest, limit, message=message)
+        return ProbeResult(batch_size, latest, limit, message=message)
     message = f"the probe ended with status {exitcode} and printed nothing"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     if lines:
-        # What Python prints last of an error is the error itself.
+        # The last line that Python prints of an error is the error itself.
         message = redact(lines[-1])
     outcome: ProbeOutcome = "error"
     if DEVICE_LOST.search(errors):
         outcome = "device"
-    return ProbeResult(size, outcome, limit, message=message)
+    return ProbeResult(batch_size, outcome, limit, message=message)
 
 
 def _write_if_allowed(path: str, text: str) -> None:
-    # Not every system has the file, or lets a process write to it.
+    """Write to a file of the system, if it is there and this process may write to it."""
     with suppress(OSError):
         Path(path).write_text(text)
 
@@ -267,9 +270,10 @@ def _write_if_allowed(path: str, text: str) -> None:
 def _run(
     probe: TrialProbe, batch_size: int, sender: Connection, log: str, environment: Mapping[str, str]
 ) -> None:
-    """Run in the probe's process, and print to ``log``.
+    """Run a probe's trial; this is what its process does.
 
-    It sends each phase as it begins, then the result or a ConfigError.
+    It sends each phase as it begins, then the result or a ConfigError. Whatever is printed goes to
+    the file ``log``. ``environment`` is that of the process that started it.
     """
     # The process that started it ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -281,7 +285,7 @@ def _run(
         return
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    # The server's is that of the moment when it started.
+    # The fork server has the environment of the moment when it started.
     os.environ.update(environment)
     # Where memory runs out, the system is to end the probe before any other process.
     _write_if_allowed("/proc/self/oom_score_adj", "1000")
@@ -293,12 +297,12 @@ def _run(
         sender.send(ProbeResult(batch_size, "device", probe.limit or 0, message=message))
         return
     clock, limit = _clock(device, probe.limit, lambda phase: sender.send(PHASES[phase]))
-    # The largest of the devices'.
+    # The largest share of a batch that one of the devices trains.
     share = -(-batch_size // options.devices)
     try:
         if options.devices > 1:
             # DDP's buffers count, too.
-            join(0, 1)
+            join(rank=0, count=1)
         workload, protocol = load_workload(options, probe.recipe)
         spec = TrialSpec(
             number=0, trial_index=0, batch_size=share, lr=options.scaling.lr, delta=None, seed=0
@@ -321,12 +325,12 @@ def _short_protocol(protocol: TrialProtocol, probe: TrialProbe) -> TrialProtocol
     trainer = {**without_monitors(protocol.trainer), "num_sanity_val_steps": 0}
     if probe.evaluation_batches is not None:
         trainer["limit_val_batches"] = probe.evaluation_batches
-    # What trials do at some of their steps a probe does at each.
+    # Trials measure the noise scale at some of their steps, a probe at each of its few.
     noise_scale_every: int | None = None
     if protocol.noise_scale_every is not None:
         noise_scale_every = 1
     return replace(
-        protocol.for_steps_only(Budget(probe.steps, 1)),
+        protocol.for_steps_only(Budget(steps=probe.steps, examples=1)),
         devices=1,
         noise_scale_every=noise_scale_every,
         trainer=trainer,
@@ -336,7 +340,11 @@ def _short_protocol(protocol: TrialProtocol, probe: TrialProbe) -> TrialProtocol
 def _clock(
     device: torch.device, limit: int | None, report: Callable[[Phase], object]
 ) -> tuple[MemoryClock, int]:
-    """Make a clock of the device's memory; give the limit, too: the given one, or all of it."""
+    """Make a clock that notes the memory of the device.
+
+    Gives the limit in bytes, too: the given one, or else all memory of a CUDA device, and 0 on a
+    CPU.
+    """
     if device.type == "cpu":
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
@@ -344,8 +352,8 @@ def _clock(
     taken = total - free
 
     def peak() -> int:
-        # What is no tensor grows after the start: kernels and libraries are loaded with their first
-        # use.
+        # Memory outside of tensors grows after the start: kernels and libraries are loaded with
+        # their first use.
         free = torch.cuda.mem_get_info(device)[0]
         outside = max(taken, total - free - torch.cuda.memory_reserved(device))
         return outside + torch.cuda.max_memory_reserved(device)
@@ -359,9 +367,9 @@ def _clock(
 
 
 def evaluated_batches(tried: PreflightFindings | None) -> int | None:
-    """Say how many validation batches a probe reads; None: all, as they take few seconds.
+    """Give how many validation batches a probe reads; None: all of them, as that takes few seconds.
 
-    The first batch takes as much memory as the others, but where a module keeps what it sees.
+    One batch takes as much memory as all of them, unless a module keeps what it sees.
     """
     if tried is None or tried.evaluation_seconds <= EVALUATION_SECONDS:
         return None
@@ -372,8 +380,8 @@ def evaluated_batches(tried: PreflightFindings | None) -> int | None:
 def largest_in_time(high: int, low: int, seconds: float, step_time: StepTime) -> int:
     """Give the largest batch size from ``low`` to ``high`` whose step is predicted to end in time.
 
-    Those that take at most twice as long as the smallest are in time, as nothing much shorter is to
-    be had.
+    A step may take ``seconds``, or twice as long as at ``low`` if that is more: no step is much
+    shorter than that one.
     """
     limit = max(seconds, 2.0 * step_time(low))
     if step_time(high) <= limit:
@@ -396,23 +404,22 @@ def measure_ceiling(
     wanted_seconds: float = math.inf,
     **search: Any,
 ) -> Ceiling:
-    """Find the largest batch size of a workload that fits, as far as there are examples.
+    """Find the largest batch size of a workload that fits, at most the size of the training data.
 
     Args:
         options: of the study.
         recipe: builds the workload.
         low: the smallest batch size.
         high: the largest batch size that is asked for.
-        train_examples: of the training data.
-        limit: bytes, by default all that the device has.
-        steps: of training in a probe.
-        seconds: after which a probe is ended.
-        tried: what a few steps have shown: no probe is started that would not end in time. What a
-            larger batch size takes is predicted then.
-        wanted_seconds: within which a probe is to end, too.
-        search: :func:`find_ceiling`'s.
+        train_examples: the examples of the training data; 0: not known, as those of a stream.
+        limit: the bytes that a probe may take; None: all that the device has.
+        steps: the training steps of a probe.
+        seconds: a probe that takes longer is ended.
+        tried: what a few steps have shown. Batch sizes whose probe would not end in time are then
+            not probed, and their memory is predicted. None: all may be probed.
+        wanted_seconds: a probe is planned to take at most so long.
+        search: the other arguments of :func:`find_ceiling`.
     """
-    # 0: of a stream they are not known.
     train_examples = train_examples or high
     if low > train_examples:
         raise HardwareError(

@@ -22,7 +22,8 @@ from bstune.core.records import dump_json
 from bstune.hardware import roofline
 from bstune.hardware.known_devices import Prediction
 from bstune.hardware.roofline import TENSOR_CORE_SOURCE, DeviceLimits, LayerCost, StepCost
-from bstune.hardware.survey import Survey, compose_survey, probe_text, survey_of
+from bstune.hardware.survey import Survey, probe_text
+from bstune.hardware.survey_cache import compose_survey, survey_of
 from bstune.hardware.threads import threads_text
 from bstune.hardware.timing import StepTiming
 from bstune.report.drawing import (
@@ -47,17 +48,17 @@ if TYPE_CHECKING:
     from bstune.report.picture import Picture
 
 Array = NDArray[np.float64]
-# Dimensions of layers that the advice names.
+# So many dimensions of layers does the advice name.
 MAX_MISALIGNED = 8
-# Share of a step that the framework takes, from which on the advice names it.
+# The advice names batch sizes at which the framework takes more than this share of a step.
 MUCH_OVERHEAD = 0.2
-# Of the roofline's figure, in inches: its width, the roof above, and a layer's row below it.
+# Inches of the roofline's figure: its width, the height of the roof, and of a layer's row below it.
 ROOFLINE_WIDTH = 11.0
 ROOF_HEIGHT = 3.6
 LAYER_HEIGHT = 0.24
-# Of the figure's title, in letters a line.
+# Letters of a line of the figure's title.
 ROOFLINE_TITLE_WIDTH = 120
-# Of layers: those that take the most of the time allowed.
+# So many layers are drawn: those to which the roofline allows the most time.
 MAX_LAYERS = 14
 
 
@@ -95,7 +96,7 @@ def main(arguments: list[str]) -> None:
 
 
 def survey_json(survey: Survey) -> str:
-    """Write the survey as strict JSON, with what follows from it."""
+    """Write the survey as strict JSON: its fields, and under ``derived`` what follows from them."""
     model = survey.step_time
     step_time: dict[str, float] | None = None
     if model is not None:
@@ -121,7 +122,7 @@ def survey_json(survey: Survey) -> str:
 def write_survey(survey: Survey, output: Output, missing: list[str]) -> None:
     """Write ``hardware.json`` and, where the step's cost is known, ``roofline.png``.
 
-    ``missing`` gets a line where that fails.
+    ``missing`` gets a line if the figure cannot be drawn.
     """
     write_text(output.survey, survey_json(survey))
     if survey.cost is not None and survey.limits is not None:
@@ -131,7 +132,7 @@ def write_survey(survey: Survey, output: Output, missing: list[str]) -> None:
 
 
 def survey_figure(survey: Survey) -> "Picture":
-    """Draw the roofline, of a page's resolution; HardwareError where it is not known."""
+    """Draw the roofline as a picture with a page's resolution. HardwareError if it is not known."""
     # The notes say why it is not.
     if survey.cost is None or survey.limits is None:
         raise HardwareError("\n".join(["the roofline is not known", *survey.notes]))
@@ -140,15 +141,15 @@ def survey_figure(survey: Survey) -> "Picture":
 
 
 def survey_html(survey: Survey) -> str:
-    """Show what the command prints, and the roofline where it is known."""
-    shown = printed_html(survey_tables(survey))
+    """Give the HTML of the tables that the command prints, and of the roofline if it is known."""
+    tables_html = printed_html(survey_tables(survey))
     if survey.cost is None or survey.limits is None:
-        return shown
-    return shown + image(survey_figure(survey), f"roofline of {survey.workload}")
+        return tables_html
+    return tables_html + image(survey_figure(survey), f"roofline of {survey.workload}")
 
 
 def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
-    """Give the lines of a survey in a study's plan; ``cached``: it is one of before."""
+    """Give the lines on a survey in a study's plan. ``cached`` says that it was measured before."""
     sizes = [format_count(size) for size, _ in survey.pairs]
     origin = f"measured in {format_seconds(survey.seconds)}"
     if cached:
@@ -163,7 +164,7 @@ def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
 
 
 def survey_tables(survey: Survey) -> Group:
-    """Lay out all that a survey found, for 80 columns."""
+    """Give the tables of all that a survey found, for a console of 80 columns."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(overflow="fold")
@@ -198,7 +199,7 @@ def survey_tables(survey: Survey) -> Group:
 
 
 def advice(survey: Survey) -> list[str]:
-    """Say what follows for the choice of a batch size, each with its number."""
+    """Give sentences on what follows for the choice of a batch size, each with its number."""
     return [
         *_throughput_advice(survey),
         *_ceiling_advice(survey),
@@ -216,18 +217,18 @@ def _throughput_advice(survey: Survey) -> Iterator[str]:
         yield "too little was timed to say more: raise hardware.seconds"
     elif plateau.batch_size < ceiling:
         size = format_count(plateau.batch_size)
-        there = format_number(plateau.throughput)
+        at_plateau = format_number(plateau.throughput)
         most = format_number(max(timing.throughput for timing in survey.measured.timings))
         yield (
             f"from batch size {size} on, a larger one hardly gives more examples a second "
-            f"({there} there, {most} at most): beyond it only fewer steps can pay"
+            f"({at_plateau} there, {most} at most): beyond it only fewer steps can pay"
         )
     else:
         yield f"examples a second still rise at the largest batch size, {format_count(ceiling)}"
 
 
 def _ceiling_advice(survey: Survey) -> Iterator[str]:
-    """Say that the ceiling itself fits, whatever power of two lies below it."""
+    """Say that the ceiling fits, though it is no power of two; or that the range ends before it."""
     ceiling = survey.ceiling.batch_size
     power = 2 ** (ceiling.bit_length() - 1)
     tau = survey.step_time
@@ -317,7 +318,7 @@ def _ceiling_text(survey: Survey) -> str:
     spread_examples = ceiling.spread_examples
     if ceiling.spread is None or spread_examples is None:
         return text
-    # What processes differ by matters where it is more than the answer's own steps.
+    # The spread between processes matters where it is more than the ceiling's own precision.
     if spread_examples > ceiling.precision:
         examples = f"{format_count(spread_examples)} examples"
         text += f"; like processes differ by {ceiling.spread:.1%}, or {examples}"
@@ -325,16 +326,18 @@ def _ceiling_text(survey: Survey) -> str:
 
 
 def _limits_text(limits: DeviceLimits) -> str:
+    """Write the device's measured ceilings and their ridge."""
     flops = f"{format_number(limits.flops_per_second / 1e9)} GFLOP/s in {limits.dtype}"
-    moved = f"{format_number(limits.bytes_per_second / 1e9)} GB/s"
-    return f"measured ceilings {flops}, {moved}, ridge {format_number(limits.ridge)} FLOPs per byte"
+    bandwidth = f"{format_number(limits.bytes_per_second / 1e9)} GB/s"
+    ridge = f"{format_number(limits.ridge)} FLOPs per byte"
+    return f"measured ceilings {flops}, {bandwidth}, ridge {ridge}"
 
 
 def bound_text(survey: Survey) -> str | None:
     """Say in one sentence what bounds a step; None where its cost is not known.
 
-    Where the measured steps take ten times what the roofline allows, neither arithmetic nor memory
-    bounds them, whatever their shapes. Elsewhere it is what the shapes say.
+    If the measured steps take ten times the seconds that the roofline allows, neither arithmetic
+    nor memory bounds them. If not, the shapes of the layers say which of both does.
     """
     if survey.cost is None or survey.limits is None:
         return None
@@ -362,6 +365,7 @@ def bound_text(survey: Survey) -> str | None:
 
 
 def _model_text(survey: Survey) -> str:
+    """Write tau(B) with its error, and the visits that there was no time for."""
     model = survey.step_time
     measured = survey.measured
     if model is None:
@@ -382,9 +386,10 @@ def _model_text(survey: Survey) -> str:
 
 
 def _timings_table(survey: Survey) -> Table:
-    """Lay the timings out, a row a batch size.
+    """Give the table of timings, a row for each batch size.
 
-    Spread is between the quartiles over the median, drift between repeats.
+    Spread is the distance of the quartiles over the median; drift is the largest visit over the
+    smallest, less 1.
     """
     table = Table(
         title="seconds per step", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
@@ -415,7 +420,7 @@ def _timings_table(survey: Survey) -> Table:
 
 
 def _elsewhere_table(survey: Survey, title: str, text_of: Callable[[Prediction], str]) -> Table:
-    """Lay the known devices out, a row each: what ``text_of`` says of each arithmetic."""
+    """Give the table of known devices, a row each; ``text_of`` writes the cell of an arithmetic."""
     table = Table(
         title=f"elsewhere, predicted: {title}",
         title_justify="left",
@@ -438,6 +443,7 @@ def _elsewhere_table(survey: Survey, title: str, text_of: Callable[[Prediction],
 
 
 def _turning_text(row: Prediction) -> str:
+    """Write a device's ridge, and the batch size from which on the step is compute-bound there."""
     turning = "never"
     if row.turning_batch_size is not None:
         turning = format_count(row.turning_batch_size)
@@ -493,20 +499,20 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
 
 
 def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey) -> None:
-    """Draw the roof, the layers and the whole step on it, and what was measured.
+    """Draw the roof, the layers and the whole step on it, and the measured steps below it.
 
-    The ends of that have their batch size beside them. ``points``: FLOPs per byte, shape (parts,
-    batch sizes), the whole step's first.
+    The smallest and the largest batch size are named. ``points`` are FLOPs per byte, of shape
+    (parts, batch sizes); the first part is the whole step, the others are layers.
     """
     # All rates are in GFLOP/s, or in bytes/s over 1e9.
     peak = limits.flops_per_second / 1e9
-    moved = limits.bytes_per_second / 1e9
+    bandwidth = limits.bytes_per_second / 1e9
     known = points[points > 0.0]
     start = min(limits.ridge, *known) / 2.0
     end = max(limits.ridge, *known) * 2.0
     corners = np.array([start, limits.ridge, end])
-    corner_rates = np.minimum(peak, moved * corners)
-    attainable = np.minimum(peak, moved * points)
+    corner_rates = np.minimum(peak, bandwidth * corners)
+    attainable = np.minimum(peak, bandwidth * points)
     # At the same batch sizes as the points.
     measured = [row.share_of_peak * peak for row in survey.achieved]
     axes.set(xscale="log", yscale="log", xlim=(start, end), ylabel="attainable GFLOP/s")
@@ -544,7 +550,10 @@ def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey
 def _draw_ranges(
     axes: "Axes", limits: DeviceLimits, points: Array, sizes: Sequence[int], names: Sequence[str]
 ) -> None:
-    """Draw a row for the step and for each layer: FLOPs per byte over the batch sizes."""
+    """Draw a row for the step and for each layer: their FLOPs per byte over the batch sizes.
+
+    ``points`` are those of :func:`_draw_roof`; ``names`` are the labels of their rows.
+    """
     areas = np.linspace(14.0, 60.0, len(sizes))
     for row, values in enumerate(points):
         # The whole step is the first one.

@@ -65,13 +65,16 @@ class DeviceLimits:
     """What a device can do at most, as measured."""
 
     dtype: Arithmetic
-    """Of the matrix product."""
+    """The arithmetic of the matrix products."""
     flops_per_second: float
-    """Of the best matrix product."""
+    """The rate of the best matrix product."""
     bytes_per_second: float
-    """Of the best copy; each byte copied counts twice, read and written."""
+    """The rate of the best copy; each byte copied counts twice, read and written."""
     misaligned_flops_per_second: float | None = None
-    """Of the best product whose sides miss the tensor cores' multiple by one; None without one."""
+    """The rate of the best product whose sides miss the tensor cores' multiple by one.
+
+    None where no such product was measured.
+    """
 
     @property
     def ridge(self) -> float:
@@ -82,8 +85,9 @@ class DeviceLimits:
 def arithmetic_of(precision: str, device: torch.device, convolves: bool) -> Arithmetic:
     """Give the arithmetic of a network's products under a precision, such as ``bf16-mixed``.
 
-    One that ``convolves`` has most of its FLOPs in convolutions, which cuDNN by default computes in
-    tf32 where the device has it; matrix products are in tf32 where PyTorch is set to that.
+    On a device with tf32, products under fp32 may be in tf32. A network that ``convolves`` has most
+    of its FLOPs in convolutions, which cuDNN computes in tf32 by default. Matrix products are in
+    tf32 if PyTorch is set to that.
     """
     name = ARITHMETICS[precision.partition("-")[0]]
     if name != "fp32" or device.type != "cuda":
@@ -100,12 +104,16 @@ def is_convolutional(module: nn.Module) -> bool:
 
 
 def tensor_core_multiple(arithmetic: str, device_type: str) -> int | None:
-    """Give what dimensions should be multiples of (8 in 16 bits, 4 in tf32); None for any."""
+    """Give the number that dimensions should be multiples of for tensor cores.
+
+    It is 8 in 16 bits and 4 in tf32; None where any dimension is as good.
+    """
     if device_type != "cuda":
         return None
     return TENSOR_CORE_MULTIPLES.get(arithmetic)
 
 
+# The name of a step's cost that no layer has.
 OUTSIDE = "(between layers)"
 
 
@@ -129,14 +137,14 @@ class AffineCost:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs in a training step, forward and backward."""
+    """The cost of one layer in a training step, forward and backward."""
 
     name: str
     """Its path in the module; ``OUTSIDE`` for what lies between layers."""
     kind: str
-    """Its class."""
+    """The name of its class."""
     flops: AffineCost
-    """In a step."""
+    """Its FLOPs in a step."""
     inputs: AffineCost
     """Bytes moved of its inputs and of their gradients."""
     outputs: AffineCost
@@ -147,7 +155,7 @@ class LayerCost:
     """Those of NVIDIA's guides to tensor cores: features of a Linear, channels of a group of a
     convolution that is not depthwise."""
     rows_per_example: int | None = None
-    """Of a Linear's product."""
+    """The rows of a Linear's product that an example makes; None for other layers."""
 
     @property
     def bytes(self) -> AffineCost:
@@ -157,7 +165,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a training step costs."""
+    """The cost of a training step."""
 
     layers: tuple[LayerCost, ...]
     """In the order of their first call, without those of no FLOPs and no bytes."""
@@ -224,9 +232,19 @@ def step_cost(
     arithmetic: Arithmetic,
     batch_sizes: Sequence[int] = (2, 4),
 ) -> StepCost:
-    """Trace a training step at two batch sizes and give its cost over batch size.
+    """Trace a training step at two batch sizes, and give its cost over batch size.
 
-    The module takes the gradients.
+    The cost of each layer is a line through both. The module is left with gradients of the step.
+
+    Args:
+        module: on the device, in training mode.
+        make_batch: makes a batch of a size.
+        loss: runs a step, and gives its loss.
+        arithmetic: says how wide floating-point tensors count.
+        batch_sizes: two sizes, the smaller one first.
+
+    Raises:
+        HardwareError: where no FLOPs are found.
     """
     if len(batch_sizes) != 2 or not 1 <= batch_sizes[0] < batch_sizes[1]:
         raise HardwareError(
@@ -275,9 +293,9 @@ def intensity(cost: LayerCost | StepCost, batch_size: float) -> float:
 
 
 def in_width(cost: StepCost, factor: float) -> StepCost:
-    """Give the cost with tensors so many times as wide, 0.5 for fp32 in 16 bits.
+    """Give the cost with tensors ``factor`` times as wide, such as 0.5 for fp32 in 16 bits.
 
-    Whole numbers count as the others.
+    Tensors of whole numbers are scaled with the others.
     """
     layers = list[LayerCost]()
     for layer in cost.layers:
@@ -292,7 +310,7 @@ def in_width(cost: StepCost, factor: float) -> StepCost:
 
 
 def turning_batch_size(cost: LayerCost | StepCost, ridge: float) -> float | None:
-    """Give the batch size from which on the cost is compute-bound, at least 1; None for never.
+    """Give the batch size from which on the cost is compute-bound, at least 1; None if it never is.
 
     There F(B)/bytes(B) = ridge: with F = f + F' B and bytes = a + b B, it is
     B = (ridge a - f)/(F' - ridge b).
@@ -304,12 +322,12 @@ def turning_batch_size(cost: LayerCost | StepCost, ridge: float) -> float | None
 
 
 def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> float:
-    """Give the seconds that the roofline allows for a step: each layer's larger time, summed."""
+    """Give the seconds that the roofline allows for a step: the sum of :func:`layer_seconds`."""
     return sum(layer_seconds(layer, limits, batch_size) for layer in cost.layers)
 
 
 def layer_seconds(layer: LayerCost, limits: DeviceLimits, batch_size: float) -> float:
-    """Give the larger of the seconds that FLOPs and bytes take at the device's limits."""
+    """Give the seconds of a layer at the device's limits: of its FLOPs, or of its bytes if more."""
     computing = layer.flops.at(batch_size) / limits.flops_per_second
     moving = layer.bytes.at(batch_size) / limits.bytes_per_second
     return max(computing, moving)
@@ -327,9 +345,9 @@ class _Traced:
     )
     """FLOPs and bytes, as in :class:`LayerCost`."""
     rows: int | None = None
-    """Of a Linear's product, over the whole batch."""
+    """The rows of a Linear's product, over the whole batch; None for other layers."""
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """Those that no layer before it has."""
+    """Its parameters, without those that a layer before it has, too."""
     passes_gradient: bool = False
     """Whether its input gets a gradient."""
 
@@ -337,7 +355,11 @@ class _Traced:
 def _trace(
     module: TracedModule, batch: Batch, loss: Callable[[TracedModule, Batch], Tensor], width: int
 ) -> list[_Traced]:
-    """Run one training step and give its layers in the order of their first call, OUTSIDE last."""
+    """Run one training step, and give the FLOPs and bytes of its layers.
+
+    They are in the order of their first call; ``OUTSIDE`` is the last. ``width`` is the bytes of a
+    floating-point number.
+    """
     tracer = _Tracer(width)
     with ExitStack() as hooks:
         for name, layer in module.named_modules():
@@ -361,8 +383,8 @@ def _trace(
 class _Tracer:
     """Hooks that charge FLOPs and bytes to the layer that runs.
 
-    Backward that is the one whose call made the autograd node. torch's own module tracker takes a
-    layer whose input needs no gradient to run until the end.
+    In the backward pass that is the layer whose call made the autograd node. (torch's own module
+    tracker lets a layer whose input needs no gradient run until the end of the pass.)
     """
 
     def __init__(self, width: int) -> None:
@@ -370,19 +392,19 @@ class _Tracer:
         self.counter = FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS)
         self._width = width
         self._layers: dict[str, _Traced] = {}
-        # Of all layers so far, and of their inputs.
+        # The autograd nodes of all layers so far, and of their inputs.
         self._nodes: set[Node] = set()
-        # Those that a layer has.
+        # The parameters that a layer has.
         self._claimed: set[nn.Parameter] = set()
         # FLOPs that are charged already, or were counted outside of layers.
         self._counted = 0
-        # Of the running layer's inputs, by the address of the storage: the tensor and its version.
+        # The inputs of the running layer with their versions, by the address of the storage.
         self._storages: dict[int, tuple[Tensor, int]] = {}
         # Whether the running layer's inputs need a gradient.
         self._needs: list[bool] = []
 
     def before(self, module: nn.Module, args: object, kwargs: object) -> None:
-        """Note a layer's inputs as they are before its call: one in place changes them."""
+        """Note a layer's inputs as they are before its call, which may change them in place."""
         self._storages = {}
         self._needs = []
         for tensor in _tensors((args, kwargs)):
@@ -396,7 +418,7 @@ class _Tracer:
     def after(
         self, name: str, module: nn.Module, args: object, kwargs: object, output: object
     ) -> None:
-        """Charge a call to its layer, and mark the autograd nodes that it made."""
+        """Charge a call's FLOPs and bytes to its layer, and mark the call's autograd nodes."""
         layer = self._layers.setdefault(
             name, _Traced(name, type(module).__name__, _dimensions(module))
         )
@@ -426,7 +448,10 @@ class _Tracer:
         layer.passes_gradient |= has_backward and any(self._needs)
 
     def layers(self, parameters: Iterable[nn.Parameter]) -> list[_Traced]:
-        """Give the layers once the step has ended; ``parameters``: all of the module's."""
+        """Give the layers once the step has ended, with the bytes of their weights.
+
+        ``parameters`` are all parameters of the module.
+        """
         layers = list(self._layers.values())
         outside = _Traced(OUTSIDE, "")
         outside.counts["flops"] = self.counter.get_total_flops()
@@ -442,7 +467,7 @@ class _Tracer:
         return [*layers, outside]
 
     def _bytes(self, tensor: Tensor) -> int:
-        """Give a tensor's bytes in the width that is traced; whole numbers keep their own."""
+        """Give a tensor's bytes in the traced width; whole numbers keep their own width."""
         width = tensor.element_size()
         if tensor.is_floating_point():
             width = self._width
@@ -467,10 +492,11 @@ class _Tracer:
             stack.extend(following for following, _ in node.next_functions)
 
     def _enter(self, gradients: object) -> None:
-        """Leave out what ran since the last node: it is of no layer."""
+        """Leave out the FLOPs since the last autograd node: they belong to no layer."""
         self._counted = self.counter.get_total_flops()
 
     def _charge(self, layer: _Traced) -> None:
+        """Charge to a layer the FLOPs that were counted since the last charge."""
         total = self.counter.get_total_flops()
         layer.counts["flops"] += total - self._counted
         self._counted = total
@@ -479,10 +505,12 @@ class _Tracer:
 def _convolution_backward(
     gradient: torch.Size, x: torch.Size, weight: torch.Size, *arguments: Any, **others: object
 ) -> int:
-    """Count the FLOPs of the gradients that are asked for, those of the input and of the weight.
+    """Count the FLOPs of a convolution's gradients that are asked for: of its input and its weight.
 
-    torch's own count multiplies the weight's by the groups.
+    It replaces torch's own count, which multiplies those of the weight by the groups.
     """
+    # After bias sizes, stride, padding and dilation; then come output padding, groups and the mask
+    # of the gradients that are asked for.
     is_transposed = arguments[4]
     needs = arguments[7]
     positions = math.prod(x if is_transposed else gradient)
@@ -493,7 +521,7 @@ FLOP_FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
 def _tensors(values: object) -> list[Tensor]:
-    """Give the dense tensors anywhere in what a layer is given or returns."""
+    """Give all dense tensors in the arguments or the output of a layer, however nested."""
     tensors = list[Tensor]()
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
@@ -502,6 +530,7 @@ def _tensors(values: object) -> list[Tensor]:
 
 
 def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
+    """Give the names and sizes of a layer's dimensions that tensor cores want in multiples."""
     if isinstance(module, nn.Linear):
         return ("in_features", module.in_features), ("out_features", module.out_features)
     if isinstance(module, nn.modules.conv._ConvNd) and not 1 < module.groups == module.in_channels:
@@ -526,16 +555,18 @@ class TensorCoreMisalignment:
     padded: int
     """The next size that is aligned."""
     predicted_gain: float | None
-    """Throughput with it over that as it is, by the roofline; None: the rate of misaligned products
-    is not known."""
+    """The throughput with the padded size over that as it is, by the roofline.
+
+    None where the rate of misaligned products is not known.
+    """
 
 
 def misalignments(
     cost: StepCost, limits: DeviceLimits, multiple: int, batch_size: int
 ) -> list[TensorCoreMisalignment]:
-    """Give the dimensions that miss :func:`tensor_core_multiple` at a batch size.
+    """Give the dimensions that miss ``multiple`` at a batch size, with the gain of padding them.
 
-    With each stands what padding would give.
+    The multiple is that of :func:`tensor_core_multiple`.
     """
     rows = list[TensorCoreMisalignment]()
     for layer in cost.layers:
@@ -547,7 +578,7 @@ def misalignments(
         for dimension, size, step in sizes:
             padded = -(-size // step) * step
             if padded != size:
-                gain = _gain(layer, dimension, padded / size, limits, batch_size)
+                gain = _padding_gain(layer, dimension, padded / size, limits, batch_size)
                 rows.append(
                     TensorCoreMisalignment(
                         name=layer.name,
@@ -561,10 +592,14 @@ def misalignments(
     return rows
 
 
-def _gain(
+def _padding_gain(
     layer: LayerCost, dimension: str, factor: float, limits: DeviceLimits, batch_size: int
 ) -> float | None:
-    """Predict a layer's examples/s with a dimension padded by a factor over those as it is."""
+    """Predict a layer's examples a second with a padded dimension over those as it is.
+
+    ``factor`` is the padded size over the size. None where the rate of misaligned products is not
+    known.
+    """
     if limits.misaligned_flops_per_second is None:
         return None
     as_is = replace(limits, flops_per_second=limits.misaligned_flops_per_second)

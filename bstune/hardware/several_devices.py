@@ -20,7 +20,7 @@ from bstune.trial.loop import run_trial
 from bstune.trial.processes.workers import Train, Workers
 from bstune.trial.workload import load_workload
 
-# Of a trial at one of two batch sizes.
+# The steps that are timed at each of two batch sizes, and those before them that are not.
 SHARED_STEPS = 4
 SHARED_WARMUP_STEPS = 1
 # The larger of the two batch sizes over the smaller one.
@@ -30,9 +30,9 @@ TimeTrial = Callable[[int, float, int], tuple[float, ...]]
 
 
 def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Train:
-    """Give what trains a trial without its target, for its seconds per step.
+    """Load the workload in a device's process, and give the function that trains short trials.
 
-    It runs in one of the devices' processes.
+    The trial has no target: only its seconds per step count.
     """
     quieten()
     workload, protocol = load_workload(options_of_process(options), recipe)
@@ -46,7 +46,11 @@ def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) 
 
 @contextmanager
 def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Iterator[TimeTrial]:
-    """Give what times steps of a trial on all devices: one number, their median."""
+    """Start a process for each device, and give the function that times steps on all of them.
+
+    The function gives one number, the median of the steps' seconds. It raises HardwareError if the
+    batch size cannot be trained.
+    """
     devices = options.devices
     opens = partial(open_short_trials, options, recipe, warmup_steps)
     seconds = options.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + SHARED_STEPS)
@@ -79,7 +83,10 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
 
 
 def shared_step_time(options: StudyOptions, recipe: Recipe, space: Space) -> StepTime:
-    """Measure tau(B) by a few steps at the smallest batch size and at one a few times larger."""
+    """Measure the seconds of a step that several devices share, as a line over batch size.
+
+    It goes through a few steps at the smallest batch size and at one SHARED_SPREAD times larger.
+    """
     larger = min(space.high, space.low * SHARED_SPREAD)
     sizes = sorted({space.snap(space.low), space.snap(larger)})
     timed = list[tuple[int, float]]()

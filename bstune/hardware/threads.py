@@ -18,7 +18,7 @@ from bstune.system.console import plural
 
 # OpenMP's own option, which a user may have set.
 OMP_THREADS = "OMP_NUM_THREADS"
-# A number of threads is timed this often at each batch size; the least counts.
+# How often each number of threads is timed at each batch size; the least seconds count.
 VISITS = 2
 
 
@@ -33,17 +33,17 @@ class ThreadTiming:
 
 @dataclass(frozen=True)
 class ThreadChoice:
-    """The number of threads to train with, and what it was chosen by; no timings: it was given."""
+    """The number of threads to train with, and the timings that chose it; none if it was given."""
 
     threads: int
     timings: tuple[ThreadTiming, ...] = ()
 
 
 def counts_to_try(options: StudyOptions) -> tuple[int, ...]:
-    """Give the numbers of threads to choose from: one, half of torch's and all.
+    """Give the numbers of threads to choose from: one, half of torch's and all of torch's.
 
-    One number where it is given; empty where threads do not train, as on CUDA, or where several
-    processes share them.
+    It is one number if the user has given it. It is empty if torch's threads are left alone: on
+    CUDA, where they do not train, and where several processes share them.
     """
     most = torch.get_num_threads()
     if options.device != "cpu" or options.devices > 1:
@@ -57,7 +57,7 @@ def counts_to_try(options: StudyOptions) -> tuple[int, ...]:
 
 @contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
-    """Let torch have so many threads meanwhile."""
+    """Give torch ``count`` threads within a ``with`` block; then it has as many as before."""
     count_before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -69,12 +69,12 @@ def threads_of_torch(count: int) -> Iterator[None]:
 def choose_threads(
     time_step: Callable[[int], float], counts: Sequence[int], batch_sizes: Sequence[int]
 ) -> ThreadChoice:
-    """Time steps with each number of threads, in turns, and choose.
+    """Time steps with each number of threads, in turns, and choose the fastest.
 
     Args:
         time_step: gives the seconds of a step at a batch size, with the threads that torch has.
-        counts: numbers of threads; one alone is not timed.
-        batch_sizes: at which they are timed.
+        counts: the numbers of threads. If there is one, it is chosen without timing.
+        batch_sizes: the batch sizes at which steps are timed.
     """
     if len(counts) == 1:
         return ThreadChoice(counts[0])
@@ -91,9 +91,9 @@ def choose_threads(
 
 
 def _best_count(timings: Sequence[ThreadTiming]) -> int:
-    """Give the number whose steps are fastest by the geometric mean over batch sizes.
+    """Give the number of threads with the least geometric mean of seconds over batch sizes.
 
-    Of equals it is the fewest.
+    Of equally fast numbers it is the smallest.
     """
     means = mean_seconds(timings)
     return min(means, key=lambda count: (means[count], count))
@@ -108,7 +108,10 @@ def mean_seconds(timings: Sequence[ThreadTiming]) -> Mapping[int, float]:
 
 
 def threads_text(choice: ThreadChoice) -> str | None:
-    """Write ``1 thread; 2 take 4.5 times as long``; None where nothing was chosen."""
+    """Write the choice as ``1 thread; 2 take 4.5 times as long``.
+
+    None where fewer than two numbers of threads were timed.
+    """
     means = mean_seconds(choice.timings)
     if len(means) < 2:
         return None

@@ -1,4 +1,4 @@
-"""What is timed: steps on a ladder of batch sizes in shuffled order, and the device's limits."""
+"""Times steps on a ladder of batch sizes in shuffled order, and measures the device's limits."""
 
 import random
 import statistics
@@ -38,33 +38,33 @@ from bstune.trial.workload import on_device
 # So small that no trial that is profiled is evaluated before its end.
 SHARE_OF_EVALUATION = 1e-9
 QUARTILES = (0.25, 0.75)
-# Upper over lower quartile of the visits of a batch size that is visited again.
+# A batch size is visited again if the upper quartile of its visits is so many times the lower one.
 NOISY_QUARTILES = 1.5
-# Times as many visits as are asked for, of a batch size whose visits differ much.
+# A batch size whose visits differ much gets at most so many times the visits that are asked for.
 MOST_REPEATS = 4
-# Of a size at least: three to warm up, one to choose the block, one block.
+# The fewest calls of a size: three to warm up, one to choose the block, one block.
 TIMER_CALLS = 5
 
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds per step at one batch size, over the means of all repeats."""
+    """Seconds per step at one batch size, over the means of all visits to it."""
 
     batch_size: int
     seconds: float
-    """Median."""
+    """The median of the means."""
     low: float
-    """Lower quartile."""
+    """Their lower quartile."""
     high: float
-    """Upper quartile."""
+    """Their upper quartile."""
     drift: float
-    """Largest over smallest of them, less 1."""
+    """The largest mean over the smallest, less 1."""
     steps: int
-    """How many were timed."""
+    """How many steps were timed."""
     visits: int
-    """At which they were timed."""
+    """How many visits they were timed in."""
     bare: float | None
-    """Median of the bare forward, backward and optimizer step; None where it was not timed."""
+    """The median seconds of a step in a loop without the framework; None if none was timed."""
 
     @property
     def throughput(self) -> float:
@@ -73,9 +73,9 @@ class StepTiming:
 
     @property
     def overhead_share(self) -> float | None:
-        """The share of the step that is the framework's; None if not timed.
+        """The share of the step's seconds that the framework takes; noise can put it below 0.
 
-        Noise can put it below 0.
+        None where no loop without the framework was timed.
         """
         if self.bare is None:
             return None
@@ -84,22 +84,22 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class Measured:
-    """Timings by batch size, smallest first, and what there was no time for."""
+    """The timings of batch sizes, and the visits that there was no time for."""
 
     timings: tuple[StepTiming, ...]
+    """The smallest batch size first."""
     left_out: tuple[int, ...]
     """Batch sizes without a visit."""
     cut: tuple[int, ...]
     """Batch sizes with fewer visits than were asked for."""
     waited: float = 0.0
-    """The share of the wall's seconds for which the timing waited for a processor; it is in no
-    timing."""
+    """The share of wall-clock time in which the timing waited for a processor. No timing has it."""
 
 
 def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]:
-    """Give at most ``rungs`` batch sizes evenly spread over log B, both ends with them.
+    """Give at most ``rungs`` batch sizes, evenly spread over log B from ``low`` to ``ceiling``.
 
-    Those between are snapped to ``multiple``.
+    Both ends are among them. The sizes between are multiples of ``multiple``.
     """
     sizes = {low, ceiling}
     for i in range(1, rungs - 1):
@@ -110,66 +110,69 @@ def ladder(low: int, ceiling: int, rungs: int, multiple: int) -> tuple[int, ...]
     return tuple(sorted(sizes))
 
 
-def visits(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
-    """Give the order of measurement.
+def visit_order(sizes: Sequence[int], repeats: int, seed: int) -> list[int]:
+    """Give the order in which batch sizes are measured, each of them ``repeats`` times.
 
-    The smallest and the largest come first, then all the others, then rounds of all. Each round is
-    shuffled anew, so that a clock that drifts spreads over all sizes in place of bending tau(B).
+    The smallest and the largest come first, then the others, then all of them again and again. Each
+    round is shuffled anew: a machine that slows down then slows all sizes, and does not bend
+    tau(B).
     """
-    # Of an order, not of a secret.
+    # The generator is for an order, not for a secret.
     shuffle = random.Random(seed)  # noqa: S311
-    ends = list(dict.fromkeys((min(sizes), max(sizes))))
-    between = [size for size in sizes if size not in ends]
+    both_ends = list(dict.fromkeys((min(sizes), max(sizes))))
+    between = [size for size in sizes if size not in both_ends]
     # The rounds are drawn first: a seed stands for this order of draws.
     rounds = list[int]()
     for _ in range(repeats - 1):
         rounds += shuffle.sample(list(sizes), len(sizes))
-    return [*ends, *shuffle.sample(between, len(between)), *rounds]
+    return [*both_ends, *shuffle.sample(between, len(between)), *rounds]
 
 
 def measure_step_times(
-    run: Callable[[int], tuple[Sequence[float], Sequence[float]]],
+    time_steps: Callable[[int], tuple[Sequence[float], Sequence[float]]],
     sizes: Sequence[int],
     repeats: int,
     seed: int,
     max_seconds: float,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Measure each batch size ``repeats`` times, both ends first and always.
+    """Measure the seconds of a step at each batch size, in ``repeats`` visits to it.
 
-    The others come in shuffled order if there is time. Batch sizes whose visits differ much are
-    visited again, up to four times as often, while there is time.
+    The smallest and the largest come first and are measured in any case. The others come in
+    shuffled order if there is time. Batch sizes whose visits differ much are visited again, up to
+    four times as often, while there is time.
 
     Args:
-        run: gives the seconds of single steps of a trial, at least one, and of a bare loop.
+        time_steps: visits a batch size. It gives the seconds of single steps of a trial, at least
+            one, and those of a loop without the framework, which may be none.
         sizes: the batch sizes.
-        repeats: visits of each.
+        repeats: the number of visits to each.
         seed: of the order.
-        max_seconds: of all visits.
+        max_seconds: what all visits may take.
         now: a clock.
     """
     start = now()
-    ends = (min(sizes), max(sizes))
+    both_ends = (min(sizes), max(sizes))
     taken = list[tuple[float, float]]()
     trials: dict[int, list[Sequence[float]]] = {}
     bares: dict[int, list[Sequence[float]]] = {}
 
     def visit(size: int) -> None:
         began = now()
-        # What a visit takes is predicted from those so far; a smaller one may still end in time
-        # where this does not.
-        is_needed = size in ends and size not in trials
+        # The seconds of a visit are predicted from those so far. Where this one would end too late,
+        # one to a smaller batch size may still end in time.
+        is_needed = size in both_ends and size not in trials
         if not is_needed:
             predicted = float(fit_step_times(taken, size)(np.array(float(size))))
             if began - start + predicted > max_seconds:
                 return
-        trial, bare = run(size)
+        trial, bare = time_steps(size)
         trials.setdefault(size, []).append(trial)
         if bare:
             bares.setdefault(size, []).append(bare)
         taken.append((float(size), now() - began))
 
-    for size in visits(sizes, repeats, seed):
+    for size in visit_order(sizes, repeats, seed):
         visit(size)
     for _ in range((MOST_REPEATS - 1) * repeats):
         noisy = [size for size, repeated in trials.items() if _is_noisy(repeated)]
@@ -190,7 +193,7 @@ def measure_step_times(
 
 
 def _is_noisy(repeats: Sequence[Sequence[float]]) -> bool:
-    """Tell whether the visits of a batch size lie far apart."""
+    """Tell whether the mean seconds of a batch size's visits lie far apart."""
     means = [statistics.mean(repeat) for repeat in repeats]
     low, high = np.quantile(means, QUARTILES).tolist()
     return bool(high > NOISY_QUARTILES * low)
@@ -199,10 +202,14 @@ def _is_noisy(repeats: Sequence[Sequence[float]]) -> bool:
 def summarize_visits(
     batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[Sequence[float]] = ()
 ) -> StepTiming:
-    """Give median and quartiles over the means of repeats, in seconds.
+    """Give the median and quartiles of a batch size's visits, each counted by its mean step.
 
-    Means, as what some steps alone do, such as making the batches of several, is part of them all.
-    ``bare`` are the repeats of a bare loop.
+    A mean has the work that a step does for several, such as making their batches.
+
+    Args:
+        batch_size: at which the steps were timed.
+        repeats: the seconds of single steps, a sequence for each visit.
+        bare: the same of a loop without the framework.
     """
     means = [statistics.mean(repeat) for repeat in repeats]
     lower, upper = QUARTILES
@@ -225,11 +232,11 @@ def summarize_visits(
 def _marker(
     device: torch.device, now: Callable[[], float]
 ) -> tuple[Callable[[], object], Callable[[tuple[Any, Any]], float]]:
-    """Give what marks a moment of the device's work, and what tells the seconds between two marks.
+    """Give a function that marks a moment of the device's work, and one that times two marks.
 
-    On CUDA the marks are events of its stream: to set one does not wait, so that the host prepares
-    the next step while the device computes, as in training; the seconds are read once the device
-    has been waited for. On a CPU the clock stands still while this thread waits for a processor.
+    On CUDA the marks are events of its stream. Setting one does not wait, so the host prepares the
+    next step while the device computes, as in training. The seconds are read once the device has
+    been waited for. On a CPU the clock stands still while this thread waits for a processor.
     """
     if device.type != "cuda":
         # Another clock, such as the processor's own, knows of no wait.
@@ -247,7 +254,7 @@ def _marker(
 
 
 class _StepClock(TrialClock):
-    """A trial's clock that marks when the first micro-batch of a step is drawn, and pauses."""
+    """A trial's clock that marks the edges of each step, and leaves out what is not training."""
 
     def __init__(
         self,
@@ -259,13 +266,16 @@ class _StepClock(TrialClock):
         super().__init__(now, synchronize)
         self._wait = wait
         self._mark = mark
-        # Of each step the marks around its stretches of training.
+        # For each step, the marks at the beginning and the end of its stretches of training.
         self.steps: list[list[tuple[object, object]]] = []
         # The mark at which the running stretch began.
         self._begin: object = None
 
     def enter(self, phase: Phase) -> float:
-        """End a stretch of training, and begin another one with the phase."""
+        """Enter a phase of the trial: a running stretch of training ends, and one may begin.
+
+        Gives the seconds of the phase that ends.
+        """
         self._wait.progress()
         if self._phase is Phase.TRAINING:
             self._end_stretch(self._mark())
@@ -275,7 +285,7 @@ class _StepClock(TrialClock):
         return elapsed
 
     def tick(self) -> None:
-        """Begin a step, if the training runs."""
+        """Begin a step, as its first micro-batch is drawn; nothing outside of training."""
         self._wait.progress()
         if self._phase is Phase.TRAINING:
             moment = self._mark()
@@ -284,7 +294,7 @@ class _StepClock(TrialClock):
             self._begin = moment
 
     def _end_stretch(self, moment: object) -> None:
-        # What runs before the first step's edge is of none.
+        # A stretch before the first step belongs to no step.
         if self.steps:
             self.steps[-1].append((self._begin, moment))
 
@@ -314,6 +324,7 @@ class _Watched:
 
 
 def _step_at(batch_size: int) -> str:
+    """Name a step in the message about one that never ends."""
     return f"a training step of the survey at batch size {batch_size}"
 
 
@@ -325,16 +336,16 @@ def time_trial(
     steps: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, ...]:
-    """Time each of ``steps`` steps of a real trial, after the protocol's warm-up, in seconds.
+    """Give the seconds of each of ``steps`` steps of a real trial, after the protocol's warm-up.
 
-    Evaluation is left out. A step lasts from one request for a batch to the next, as the device
-    gets to it: it is waited for at the end alone. HardwareError where the trial ended before.
+    Evaluation is left out. A step lasts from one request for a batch to the next. The device is
+    waited for at the end alone. HardwareError where the trial ended before.
     """
     device = device_of(protocol.trainer)
     mark, seconds_between = _marker(device, now)
     micro_batches = len(micro_batch_sizes_of(batch_size, protocol.micro_batch_size))
     # The first step's edge is the first tick within training, and the last step ends without one.
-    budget = Budget(protocol.warmup_steps + steps + 2, 1)
+    budget = Budget(steps=protocol.warmup_steps + steps + 2, examples=1)
     trainer = {
         **without_monitors(protocol.trainer),
         "num_sanity_val_steps": 0,
@@ -377,8 +388,8 @@ def busy_seconds(
     """Measure the seconds of a training step in which the device itself is at work.
 
     On a CPU they are the process's CPU seconds over its threads, the median of ``steps`` steps. On
-    CUDA they are the seconds of kernels and copies: those of a profiled trial of twice the steps
-    less those of one of them, over their number, so that start, warm-up and evaluation drop out.
+    CUDA they are the seconds of kernels and copies in two profiled trials, of ``steps`` steps and
+    of twice as many: their difference over ``steps``. So start, warm-up and evaluation drop out.
     """
     schedule = replace(protocol.evaluation_schedule, share=SHARE_OF_EVALUATION)
     unevaluated = replace(protocol, evaluation_schedule=schedule)
@@ -404,11 +415,12 @@ def time_bare(
     device: torch.device,
     now: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, ...]:
-    """Time steps of a bare loop in the trial's precision, compiled as it, without a Trainer.
+    """Give the seconds of each of ``steps`` steps of a plain loop, without a Trainer.
 
-    Each is a batch of B, even where trials accumulate, zero_grad, forward, backward and optimizer
-    step; no schedule. The device is waited for at the end alone. HardwareError where the module
-    steps by itself.
+    The loop has the trial's precision and compilation. A step is zero_grad, forward, backward and
+    the optimizer's step, on a whole batch even where trials accumulate micro-batches; it has no
+    schedule. The device is waited for at the end alone. HardwareError where the module steps its
+    optimizers itself, or has several.
     """
     spec = TrialSpec(number=0, trial_index=0, batch_size=batch_size, lr=lr, delta=None, seed=0)
     module, trainer = at_start(workload, spec, protocol)
@@ -450,10 +462,10 @@ def measure_limits(
     matrix_sizes: Sequence[int],
     copy_bytes: Sequence[int],
 ) -> DeviceLimits:
-    """Measure the limits of ``device``: the best over a few sizes, warmed up.
+    """Measure the limits of ``device``: the best rates of matrix products and of copies.
 
-    ``seconds`` are shared evenly between products, copies and, for tensor cores, misaligned
-    products. HardwareError where the device cannot do it.
+    ``seconds`` are shared evenly between products, copies and, on tensor cores, products of sizes
+    that miss their multiple. HardwareError where the device cannot compute in ``arithmetic``.
     """
     has_tensor_cores = tensor_core_multiple(arithmetic, device.type) is not None
     share = seconds / 2.0
@@ -476,11 +488,11 @@ def measure_limits(
     misaligned: float | None = None
     try:
         with products_in(tf32=arithmetic == "tf32"):
-            flops = _best_rate(product, 3, device, share, matrix_sizes)
+            flops = _best_rate(product, matrix_sizes, device, share, power=3)
             if has_tensor_cores:
                 odd_sizes = [size + 1 for size in matrix_sizes]
-                misaligned = _best_rate(product, 3, device, share, odd_sizes)
-        bandwidth = _best_rate(copy, 1, device, share, copy_bytes)
+                misaligned = _best_rate(product, odd_sizes, device, share, power=3)
+        bandwidth = _best_rate(copy, copy_bytes, device, share, power=1)
     # torch without CUDA asserts.
     except (RuntimeError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -497,17 +509,26 @@ def measure_limits(
 
 def _best_rate(
     prepare: Callable[[int], Callable[[], object]],
-    power: int,
+    sizes: Sequence[int],
     device: torch.device,
     seconds: float,
-    sizes: Sequence[int],
+    *,
+    power: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Give the highest rate of 2 n^power operations, or bytes, a second over sizes n.
+    """Give the highest rate over sizes n, in operations or bytes a second.
 
-    The smallest size is timed in any case, a larger one only where the seconds left are enough for
-    it. What the device's libraries take to load is no part of them: on a GPU it is longer than all
-    the rest.
+    A call of size n does 2 n^``power`` operations, or moves as many bytes. The smallest size is
+    timed in any case, a larger one only if enough of ``seconds`` is left. The time in which the
+    device's libraries load is no part of them: on a GPU it is longer than all the rest.
+
+    Args:
+        prepare: makes the call of a size.
+        sizes: the sizes n.
+        device: on which it runs.
+        seconds: what all calls may take.
+        power: of the size.
+        clock: in seconds; tests replace it.
     """
 
     # The Timer's own clock waits for the current CUDA device, whichever is measured.

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer under a study: a call-back tells a trial what the Trainer evaluates, and ends it.
+"""Hugging Face's Trainer under a study: a call-back reports evaluations to a trial, and ends it.
 
 >>> from transformers import Trainer, TrainingArguments
 >>> import bstune
@@ -28,7 +28,7 @@
 ...     )
 ...     trainer.train(resume_from_checkpoint=last_checkpoint(trial))
 
-Arguments that would train something else than the trial are refused by name. It needs
+Arguments that do not train the trial are refused by name. It needs
 ``pip install 'bstune[huggingface]'``.
 """
 
@@ -44,14 +44,14 @@ from bstune.core.errors import ConfigError
 from bstune.trial.devices.device import synchronize
 from bstune.trial.own_loop import LoopTrial
 
-# Rates that do not depend on how many steps a trial is given.
+# Schedules that do not depend on the number of a trial's steps.
 SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 def last_checkpoint(trial: LoopTrial) -> str | None:
     """Give the checkpoint from which a trial goes on, for ``resume_from_checkpoint``.
 
-    None: it starts afresh.
+    None if it begins afresh.
     """
     if trial.resume_from is None:
         return None
@@ -98,7 +98,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Count the seconds from here on."""
+        """Begin to count seconds, unless they are counted already."""
         if self._since is None:
             synchronize()
             self._since = self._now()
@@ -106,7 +106,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Have the trial's last step evaluated; before an evaluation no more seconds count."""
+        """Have the trial's last step evaluated, and stop counting before an evaluation."""
         if state.global_step >= self._trial.max_steps:
             control.should_evaluate = True
         if control.should_evaluate or control.should_training_stop:
@@ -115,7 +115,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Count no seconds of an evaluation between epochs."""
+        """Stop counting before an evaluation between epochs."""
         if control.should_evaluate:
             self._pause()
 
@@ -127,9 +127,9 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         metrics: dict[str, float],
         **_: Any,
     ) -> None:
-        """Report the metric; a trial that ends is saved, if it may go on.
+        """Report the metric, and stop the training once the trial ends.
 
-        What is evaluated once the trial is finished is none of its own.
+        A trial that may go on is saved. Evaluations after the trial's end are not reported.
         """
         trial = self._trial
         if trial.finished is not None:
@@ -139,7 +139,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
                 f"the target's metric is {trial.metric!r}, but the Trainer evaluates "
                 f"{', '.join(sorted(metrics))}: let the target name one of them"
             )
-        # Of what was evaluated already when the trial was stopped.
+        # This step was evaluated and reported before the trial was stopped.
         if 0 < state.global_step <= trial.first_step:
             return
         if trial.report(state.global_step, metrics[trial.metric]):
@@ -151,11 +151,12 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Finish the trial."""
+        """Finish the trial with the counted seconds."""
         self._pause()
         self._trial.finish(seconds=self._seconds)
 
     def _pause(self) -> None:
+        """Stop counting seconds."""
         if self._since is not None:
             synchronize()
             self._seconds += self._now() - self._since
@@ -163,7 +164,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _check(args: TrainingArguments, trial: LoopTrial) -> None:
-    """Refuse arguments with which the Trainer would train something else than the trial."""
+    """Refuse arguments with which the Trainer would not train the trial."""
     if args.eval_strategy == "no":
         raise ConfigError(
             "the Trainer evaluates nothing, and a trial ends by its metric: give "
@@ -182,9 +183,9 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
             f"the Trainer takes {batch_size} examples a step, but the trial's batch size is "
             f"{trial.batch_size}: give per_device_train_batch_size=trial.batch_size"
         )
-    stated = {"learning_rate": trial.lr, "seed": trial.seed, "max_steps": trial.max_steps}
+    trial_values = {"learning_rate": trial.lr, "seed": trial.seed, "max_steps": trial.max_steps}
     names = {"learning_rate": "lr"}
-    for name, value in stated.items():
+    for name, value in trial_values.items():
         if getattr(args, name) != value:
             raise ConfigError(
                 f"the Trainer has {name}={getattr(args, name)}, but the trial {value}: give "
@@ -204,7 +205,10 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
 
 
 def _check_accumulation(micro_batches: int, loader: Sized | None) -> None:
-    """Refuse micro-batches of which an epoch's last step has fewer: the Trainer steps there with what is left."""
+    """Refuse micro-batches that leave fewer of them to the last step of an epoch.
+
+    The Trainer would take that step with the micro-batches that are left.
+    """
     if micro_batches == 1:
         return
     if loader is None or not has_length(loader):
@@ -212,11 +216,11 @@ def _check_accumulation(micro_batches: int, loader: Sized | None) -> None:
             f"gradient_accumulation_steps={micro_batches} needs training data with a length, as an "
             "epoch's last step may be smaller than the trial's: give such data, or leave it out"
         )
-    left = len(loader) % micro_batches
-    if left:
+    micro_batches_left = len(loader) % micro_batches
+    if micro_batches_left:
         raise ConfigError(
-            f"an epoch of {len(loader)} micro-batches ends with a step of {left} in place of "
-            f"gradient_accumulation_steps={micro_batches}: leave out examples of the training data "
-            "until they are a multiple of the trial's batch size, or leave "
+            f"an epoch of {len(loader)} micro-batches ends with a step of {micro_batches_left} in "
+            f"place of gradient_accumulation_steps={micro_batches}: leave out examples of the "
+            "training data until they are a multiple of the trial's batch size, or leave "
             "gradient_accumulation_steps out"
         )

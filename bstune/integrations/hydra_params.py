@@ -1,8 +1,8 @@
-"""The parameters of a sweep of anyone's Hydra application, and what a study makes of their ranges.
+"""The parameters of a sweep of anyone's Hydra application, as ranges that a study can search.
 
 They are written as for Hydra's Optuna sweeper: ``interval(low, high)``,
-``tag(log, interval(...))``, ``int(interval(...))``, ``choice(...)`` and ``range(...)``; what is no
-sweep is the same in each job.
+``tag(log, interval(...))``, ``int(interval(...))``, ``choice(...)`` and ``range(...)``. An override
+with one value is the same in each job.
 """
 
 import math
@@ -19,9 +19,9 @@ from hydra.errors import HydraException
 
 from bstune.core.errors import ConfigError
 
-# The last parts of the keys that are taken for the batch size and for the learning rate.
 # Names that a study has of its own.
 OWN_NAMES = frozenset({"batch_size", "lr", "delta"})
+# The last parts of the keys that are taken for the batch size and for the learning rate.
 USUAL_NAMES = {"batch_size": ("batch_size", "train_batch_size"), "lr": ("lr", "learning_rate")}
 MEANINGS = {"batch_size": "batch size", "lr": "learning rate"}
 EXAMPLES = {"batch_size": "int(interval(8, 512))", "lr": "tag(log, interval(0.001, 1))"}
@@ -32,11 +32,11 @@ class Range:
     """The values of a parameter.
 
     Args:
-        low: the smallest one.
-        high: the largest one.
+        low: the smallest one; NaN if some values are no numbers.
+        high: the largest one; NaN likewise.
         is_log: whether it is searched on a log scale.
-        is_integer: whether it is a whole number.
-        values: what it is made of, as Hydra takes them; none of an interval.
+        is_integer: whether it is a whole number, or is searched by the place among ``values``.
+        values: all values, as Hydra takes them; empty for an interval.
     """
 
     low: float
@@ -68,17 +68,17 @@ class Params:
 
     @property
     def multiple(self) -> int | None:
-        """Of which the batch sizes are multiples, by the values that they have.
-
-        None: of an interval.
-        """
+        """The greatest common divisor of the batch sizes; None if they are an interval."""
         if not self.batch_sizes.values:
             return None
         return math.gcd(*(int(value) for value in self.batch_sizes.values))
 
     @property
     def names(self) -> dict[str, str]:
-        """The name in the study of each other parameter, by its key: the last part where that is enough."""
+        """The name in the study of each other parameter, by its key.
+
+        It is the last part of the key, unless another parameter or the study has that name.
+        """
         uses = Counter(_last_part(key) for key in self.others)
         names = dict[str, str]()
         for key in self.others:
@@ -89,7 +89,10 @@ class Params:
 
     @property
     def tunable(self) -> dict[str, dict[str, float | bool]]:
-        """The other parameters as :class:`bstune.Study` takes them: choices by their places."""
+        """The other parameters as :class:`bstune.Study` takes them, by name.
+
+        A choice is searched by the places of its values.
+        """
         tunable: dict[str, dict[str, float | bool]] = {}
         for key, name in self.names.items():
             searched = self.others[key]
@@ -107,7 +110,10 @@ class Params:
         return tunable
 
     def values(self, hyperparameters: Mapping[str, int | float | None]) -> dict[str, str]:
-        """Give the values of the other parameters by key, as an override has them."""
+        """Give the values of the other parameters by key, as an override has them.
+
+        ``hyperparameters`` are those of a trial, by their names in the study.
+        """
         values = dict[str, str]()
         for key, name in self.names.items():
             value = hyperparameters[name]
@@ -117,27 +123,28 @@ class Params:
 
 
 def bare(key: str) -> str:
-    """Give a key without what says how it is set."""
+    """Give a key without the + or ~ that says how it is set."""
     return key.lstrip("+~")
 
 
 def _last_part(key: str) -> str:
+    """Give the last name of a key: ``lr`` of ``optimizer.lr``."""
     return re.split(r"[./@:]", bare(key))[-1]
 
 
 def read_params(
     lines: Sequence[str], batch_size: str | None, lr: str | None, loader: ConfigLoader
 ) -> Params:
-    """Read the parameters of a sweep; of one key the last stands.
+    """Read the parameters of a sweep.
 
     Args:
-        lines: ``KEY=VALUES`` each.
-        batch_size: key of the batch size; None: that of such a name.
-        lr: key of the learning rate; None: likewise.
+        lines: ``KEY=VALUES`` each; of several with one key the last one counts.
+        batch_size: key of the batch size; None: it has one of USUAL_NAMES.
+        lr: key of the learning rate; None: it has one of USUAL_NAMES.
         loader: finds the choices of a group.
 
     Raises:
-        ConfigError: where they cannot be searched.
+        ConfigError: if the parameters cannot be searched.
     """
     try:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(lines))
@@ -156,7 +163,7 @@ def read_params(
     for key, values in searched.items():
         if key in (size_key, rate_key):
             continue
-        # A choice of one value is none.
+        # A choice of one value is fixed.
         if len(values.values) == 1:
             fixed.append(f"{key}={values.values[0]}")
         else:
@@ -175,11 +182,12 @@ def read_params(
 
 
 def _is_fixed(override: Override) -> bool:
+    """Tell whether an override has one value."""
     return not override.is_sweep_override()
 
 
 def _range(override: Override) -> Range | None:
-    """Give what an override sweeps over; None: it does not sweep."""
+    """Give the range of values that an override sweeps over; None if it has one value."""
     if _is_fixed(override):
         return None
     swept = override.value()
@@ -199,8 +207,7 @@ def _range(override: Override) -> Range | None:
         return Range(math.nan, math.nan, is_log=False, is_integer=True, values=values)
     low = min(numbers)
     high = max(numbers)
-    # A range of neighbouring whole numbers is what it says; other values are searched by their
-    # places.
+    # Neighbouring whole numbers are searched as such, other values by their places.
     steps_by_one = isinstance(swept, RangeSweep) and swept.step == 1 and not swept.shuffle
     if steps_by_one and all(number.is_integer() for number in numbers):
         return Range(low, high, is_log=False, is_integer=True)
@@ -208,7 +215,7 @@ def _range(override: Override) -> Range | None:
 
 
 def _numbers(texts: Sequence[str]) -> list[float]:
-    """Give the numbers among some texts."""
+    """Give the numbers among some texts; other texts are left out."""
     numbers = list[float]()
     for text in texts:
         with suppress(ValueError):
@@ -222,7 +229,17 @@ def _key_of(
     searched: Mapping[str, Range],
     overrides: Mapping[str, Override],
 ) -> str:
-    """Find the key of the batch size or of the learning rate among those that are searched."""
+    """Find the key of the batch size or of the learning rate among the searched ones.
+
+    Args:
+        role: ``batch_size`` or ``lr``.
+        named: the key that the settings name; None: it is found by USUAL_NAMES.
+        searched: the ranges of all searched parameters, by key.
+        overrides: all overrides, for the message.
+
+    Raises:
+        ConfigError: if there is not exactly one.
+    """
     usual = USUAL_NAMES[role]
     keys = [key for key in searched if bare(key) == named]
     if named is None:
@@ -231,9 +248,9 @@ def _key_of(
         return keys[0]
     meaning = MEANINGS[role]
     range_of_it = EXAMPLES[role]
-    shown = ", ".join(bare(key) for key in searched) or "none"
+    searched_text = ", ".join(bare(key) for key in searched) or "none"
     if named is not None:
-        has = f"is none of {shown}"
+        has = f"is none of {searched_text}"
         if named in overrides:
             has = f"is {overrides[named].input_line}, one value"
         raise ConfigError(
@@ -242,14 +259,14 @@ def _key_of(
         )
     several = "several of them may be" if keys else "none of them is called"
     raise ConfigError(
-        f"which of the sweep's parameters ({shown}) is the {meaning}? {several} "
+        f"which of the sweep's parameters ({searched_text}) is the {meaning}? {several} "
         f"{' or '.join(usual)}: name it, hydra.sweeper.{role}=KEY, and give it a range, such as "
         f"'KEY={range_of_it}'"
     )
 
 
 def _whole(key: str, sizes: Range) -> Range:
-    """Refuse batch sizes that are none."""
+    """Give the range as it is. ConfigError if its batch sizes are no whole numbers from 1 on."""
     values = _numbers(sizes.values)
     # The ends of other values than numbers are NaN.
     if not values or len(values) < len(sizes.values):
@@ -263,7 +280,7 @@ def _whole(key: str, sizes: Range) -> Range:
 
 
 def _positive(key: str, rates: Range) -> Range:
-    """Refuse learning rates that are none."""
+    """Give the range as it is. ConfigError if its learning rates are no numbers over 0."""
     if not 0.0 < rates.low <= rates.high < math.inf:
         raise ConfigError(
             f"the learning rate {key} must lie between numbers over 0, but got {_range_text(rates)}"
@@ -272,4 +289,5 @@ def _positive(key: str, rates: Range) -> Range:
 
 
 def _range_text(values: Range) -> str:
+    """Write a range's values, or its ends."""
     return ", ".join(values.values) or f"{values.low:g} to {values.high:g}"

@@ -1,29 +1,30 @@
-"""What ``hydra/sweeper=bstune`` does: a study whose trials are jobs of anyone's Hydra application.
+"""Runs a study whose trials are jobs of anyone's Hydra application: ``hydra/sweeper=bstune``.
 
 Each trial is one job, which the application's launcher starts with the trial's values as overrides.
-What its task returns is reported to the trial: a number that the config names, or a dict::
+The task's return value is reported to the trial: a number that the config names, or a dict::
 
     {"history": [(step, value), ...], "seconds_per_step": 0.01}    # the target's metric; None: NaN
     {"steps": 120, "seconds_per_step": 0.01}                       # to the target; math.inf: missed
 
 ``objective: time`` needs the seconds. A number is ``returns: steps``, or ``returns: metric`` at the
 end of ``budget``, which is compared as by ``objective: loss``; ``target`` is then a name alone. A
-job that raises an error or comes to NaN is a trial. What is no number ends the sweep with a line.
+job that raises an error is a failed trial, one that returns NaN a diverged one. Any other value
+ends the sweep with a line.
 
-What stands below ``hydra.sweeper`` (all of it is in
+The keys below ``hydra.sweeper`` (all of them are in
 :class:`hydra_plugins.bstune_sweeper.sweeper.BstuneSweeperConf`):
 
 * ``params`` as of Hydra's Optuna sweeper; the command line's come after. ``batch_size: KEY`` and
   ``lr: KEY`` name the two where their keys do not end in ``batch_size``, ``lr`` or
-  ``learning_rate``. Of a choice of batch sizes all multiples of their greatest common divisor are
-  searched, of rates all between.
+  ``learning_rate``. A choice of batch sizes searches all multiples of their greatest common
+  divisor, a choice of rates all rates between.
 * ``reference: [B, lr]`` is where the search begins; left out, it is the application's own pair.
 * ``max_steps``, ``resume_from`` and ``save_to`` name the keys by which jobs are stopped and
   continued; ``checkpoint: PATH`` is where a job saves below its output folder, in place of
   ``save_to``. Without them each job runs to its end. ``seed`` names the key of the trial's seed;
   without it nothing runs again on fresh seeds.
-* ``sampler`` is one of bstune's by name, or a node with the ``_target_`` of any of Optuna's.
-* ``n_jobs`` trials are handed together to ``hydra/launcher``, and the next ones follow once all have
+* ``sampler`` is one of bstune's by name, or a node with the ``_target_`` of any of Optuna's. *
+``n_jobs`` trials are handed together to ``hydra/launcher``, and the next ones follow once all have
   ended. Where a launcher loses a whole batch, each of its jobs is launched once more, by itself.
 
 The same command goes on after a kill. ``multirun.yaml`` and ``optimization_results.yaml`` go to
@@ -64,13 +65,13 @@ from bstune.trial.own_loop import LoopLimits, LoopTrial
 
 OWN_SAMPLER = "frontier"
 PAGE_FILE = "report.html"
-# Full trials' cost, which no study spends.
+# A spending, in costs of a full trial, that no study comes to.
 NEVER_SPENT = 1e6
 SAME_SEED = (
     "each job has the seed of the application's config, so that none runs again on a fresh one; "
     "hydra.sweeper.seed=KEY names where it takes one"
 )
-# Optuna's samplers search plus and minus three of them.
+# Optuna's samplers search so many sigmas on each side of the rule.
 SIGMAS = 3.0
 RETURNS = ("steps", "metric")
 NAMED_KEYS = ("seed", "max_steps", "resume_from", "save_to")
@@ -82,7 +83,7 @@ WHAT_TO_RETURN = (
 
 
 class Sweeping(Protocol):
-    """What Hydra's sweeper has: its settings, and what Hydra gave it before it sweeps."""
+    """Hydra's sweeper: its settings, and the values that Hydra sets before it sweeps."""
 
     settings: dict[str, Any]
     config: DictConfig | None
@@ -90,12 +91,12 @@ class Sweeping(Protocol):
     hydra_context: HydraContext | None
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Raise an error where the overrides of a job cannot be composed."""
+        """Raise an error if the overrides of a job cannot be composed."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What stands below ``hydra.sweeper``, as ``BstuneSweeperConf`` says it."""
+    """The keys below ``hydra.sweeper``; ``BstuneSweeperConf`` says what they mean."""
 
     params: Mapping[str, object] | None
     batch_size: str | None
@@ -121,7 +122,7 @@ class Settings:
 
     @property
     def goal(self) -> str:
-        """What the study seeks: of a number that is a metric the best one, else the fewest steps."""
+        """The study's objective: the given one, else ``loss`` if tasks return a metric."""
         if self.objective:
             return self.objective
         return "loss" if self.returns == "metric" else "steps"
@@ -133,9 +134,9 @@ class Settings:
 
 
 def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
-    """Search, or go on with it, and write what it came to.
+    """Run or continue the study, and write its results.
 
-    A line and status 2 for what the user can mend.
+    An error that the user can mend ends the process with a line and status 2.
     """
     try:
         _sweep(sweeper, arguments)
@@ -145,6 +146,7 @@ def run_sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
 
 
 def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
+    """Run or continue the study; ``arguments`` are the parameters on the command line."""
     settings = Settings(**sweeper.settings)
     config = sweeper.config
     launcher = sweeper.launcher
@@ -171,7 +173,7 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     for batch in batches_of(study.options, assumptions, limits):
         overrides = [_overrides(trial, settings, params) for trial in batch]
         jobs = _launch(launcher, batch, overrides)
-        _take_all(batch, jobs, settings)
+        _report_jobs(batch, jobs, settings)
     _write_results(study.result, params, folder)
 
 
@@ -224,13 +226,14 @@ def _check(settings: Settings, config: DictConfig) -> None:
 
 
 def _has_key(config: DictConfig, key: str) -> bool:
-    parent, _, last = key.rpartition(".")
+    """Tell whether a config has a dotted key."""
+    parent, _, name = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
-    return isinstance(node, DictConfig) and last in list(node.keys())
+    return isinstance(node, DictConfig) and name in list(node.keys())
 
 
 def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
-    """Make the study of a sweep."""
+    """Make the study of a sweep from the settings, the parameters and the application's config."""
     reference = _reference(settings, params, config)
     options = list[str]()
     if params.multiple is not None:
@@ -256,42 +259,47 @@ def _study(settings: Settings, params: Params, config: DictConfig) -> Study:
 
 
 def _seed_options(settings: Settings) -> list[str]:
-    """Let nothing run again where the application takes no seed: it would be the same job."""
+    """Give the options that let no trial run again, if the application takes no seed.
+
+    It would be the same job again.
+    """
     if settings.seed is not None:
         return []
     options = ["search.replicates=0"]
-    # It would look at its best points again, on fresh seeds.
+    # The sampler would run its best points again, on fresh seeds.
     if settings.goal == "loss" and settings.has_own_sampler:
         options.append(f"sampler.policy.loss_fresh_after={NEVER_SPENT:g}")
     return options
 
 
 def _target(target: str, mode: str | None) -> Target | str:
-    """Give the target as a study takes it, which knows the mode by the metric's name else."""
+    """Give the target as a study takes it.
+
+    A name without a goal, with a mode, becomes an open target. Without a mode the study knows it by
+    the metric's name.
+    """
     if mode is None or any(sign in target for sign in "<=>"):
         return target
-    return Target(target, 0.0, mode).never_met  # type: ignore[arg-type]
+    return Target(target, value=0.0, mode=mode).never_met  # type: ignore[arg-type]
 
 
 def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[int, float]:
-    """Give the batch size and the learning rate that go together.
-
-    They are the application's own, where none are given.
-    """
-    given = settings.reference
-    if given is None:
-        given = [_selected(config, key) for key in (params.batch_size, params.lr)]
-    is_pair = len(given) == 2 and all(as_float(value) is not None for value in given)
-    if not is_pair or not given[0] >= 1 or not given[1] > 0:
+    """Give the reference batch size and learning rate: the given ones, or the application's."""
+    pair = settings.reference
+    if pair is None:
+        pair = [_selected(config, key) for key in (params.batch_size, params.lr)]
+    is_pair = len(pair) == 2 and all(as_float(value) is not None for value in pair)
+    if not is_pair or not pair[0] >= 1 or not pair[1] > 0:
         raise ConfigError(
             "hydra.sweeper.reference must be a batch size and a learning rate that go together, as "
-            f"[64, 0.1]: the application's config has {bare(params.batch_size)}={given[0]!r} and "
-            f"{bare(params.lr)}={given[-1]!r}"
+            f"[64, 0.1]: the application's config has {bare(params.batch_size)}={pair[0]!r} and "
+            f"{bare(params.lr)}={pair[-1]!r}"
         )
-    return int(given[0]), float(given[1])
+    return int(pair[0]), float(pair[1])
 
 
 def _selected(config: DictConfig, key: str) -> Any:
+    """Give the value at a dotted key; None if there is none."""
     try:
         return OmegaConf.select(config, bare(key))
     except OmegaConfBaseException:
@@ -299,9 +307,10 @@ def _selected(config: DictConfig, key: str) -> Any:
 
 
 def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]:
-    """Give the options of a sampler.
+    """Give the options that choose one of Optuna's samplers; none for bstune's own.
 
-    One of Optuna searches all rates of the range alike at each batch size.
+    Such a sampler searches the same range of learning rates at each batch size. ``lr`` is the
+    reference's.
     """
     sampler = settings.sampler
     if settings.has_own_sampler:
@@ -318,7 +327,7 @@ def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]
             f"{{_target_: optuna.samplers.CmaEsSampler}}, but got {sampler!r}"
         )
     options += ["sampler=random", f"sampler._target_={arguments.pop('_target_')}"]
-    # A study gives its sampler the study's own.
+    # A study's sampler has the study's seed.
     seed = arguments.pop("seed", None)
     if seed is not None:
         options.append(f"seed={seed}")
@@ -328,7 +337,7 @@ def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]
 
 
 def _check_new(study: Study) -> None:
-    """Refuse to go on with a study that has begun."""
+    """Refuse a study that has begun before."""
     options = study.options
     try:
         find_study(options.study, options.storage)
@@ -341,7 +350,7 @@ def _check_new(study: Study) -> None:
 
 
 def _check_jobs(sweeper: Sweeping, settings: Settings, params: Params, study: Study) -> None:
-    """Compose a job as trials have them, so that an unknown key ends the sweep before it begins."""
+    """Compose a job like a trial's, so that an unknown key ends the sweep before it begins."""
     lowest = {name: tunable["low"] for name, tunable in params.tunable.items()}
     reference = study.options.workload.reference
     values = params.values(lowest)
@@ -361,37 +370,38 @@ def _overrides(trial: LoopTrial, settings: Settings, params: Params) -> list[str
     values = params.values(trial.hyperparameters)
     values[params.batch_size] = str(trial.batch_size)
     values[params.lr] = repr(trial.lr)
-    stated = [
+    trial_values = [
         (settings.seed, str(trial.seed)),
         (settings.max_steps, str(trial.max_steps)),
         (settings.save_to, _quoted(trial.save_to)),
     ]
     if trial.resume_from is not None:
-        stated.append((settings.resume_from, _quoted(trial.resume_from)))
-    for key, value in stated:
-        # An application need not take all of them.
+        trial_values.append((settings.resume_from, _quoted(trial.resume_from)))
+    for key, value in trial_values:
+        # The application does not take the values whose keys are not named.
         if key is not None:
             values[key] = value
     return _lines(params, values)
 
 
 def _lines(params: Params, values: Mapping[str, str]) -> list[str]:
-    """Write the overrides of a job: those of all jobs, and its own."""
+    """Write the overrides of a job: those of all jobs, then its own."""
     return [*params.fixed, *(f"{key}={value}" for key, value in values.items())]
 
 
 def _quoted(path: Path) -> str:
+    """Write an absolute path in quotes for an override."""
     return QuotedString(str(path.absolute()), Quote.single).with_quotes()
 
 
 def _launch(
     launcher: Launcher, batch: Sequence[LoopTrial], overrides: Sequence[Sequence[str]]
 ) -> list[JobReturn | Exception]:
-    """Launch a job for each trial, all at once, and give what they came to, in the trials' order.
+    """Launch a job for each trial, all at once, and give their returns or errors, in that order.
 
-    A job whose process ends, as for want of memory, or that calls ``sys.exit``, raises an error in
-    place of all jobs of its batch, which says neither which one it was nor what the others came to:
-    each is then launched once more, by itself.
+    If the process of a job ends, as for want of memory, or the job calls ``sys.exit``, the launcher
+    raises an error for the whole batch. That does not say which job it was, nor what the others
+    returned. Each is then launched once more, by itself.
     """
     try:
         return list(launcher.launch(overrides, initial_job_idx=batch[0].number))
@@ -404,30 +414,33 @@ def _launch(
     if len(batch) == 1:
         return [raised]
     jobs: list[JobReturn | Exception] = []
-    for trial, of_job in zip(batch, overrides, strict=True):
-        jobs += _launch(launcher, [trial], [of_job])
+    for trial, job_overrides in zip(batch, overrides, strict=True):
+        jobs += _launch(launcher, [trial], [job_overrides])
     return jobs
 
 
-def _take_all(
+def _report_jobs(
     batch: Sequence[LoopTrial], jobs: Sequence[JobReturn | Exception], settings: Settings
 ) -> None:
-    """Report what the jobs of a batch came to.
+    """Report the returns of a batch's jobs to their trials.
 
-    What the user is to mend is raised once all others are told.
+    A ConfigError, which the user is to mend, is raised once all jobs are reported.
     """
     to_mend: ConfigError | None = None
     for trial, job in zip(batch, jobs, strict=True):
         try:
-            _take(trial, job, settings)
+            _report_job(trial, job, settings)
         except ConfigError as error:
             to_mend = to_mend or error
     if to_mend is not None:
         raise to_mend
 
 
-def _take(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> None:
-    """Report what a trial's job came to, and end the trial."""
+def _report_job(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> None:
+    """Report the return or the error of a trial's job, and end the trial.
+
+    ConfigError for a return value that the sweep cannot use.
+    """
     if isinstance(job, Exception):
         trial.fail(job)
         return
@@ -436,18 +449,18 @@ def _take(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> N
     except Exception as error:  # noqa: BLE001 (the application may raise anything)
         trial.fail(error)
         return
-    told = returned
+    returned_dict = returned
     if not isinstance(returned, Mapping):
-        told = _of_number(trial, returned, settings)
-    if not told.keys() <= IN_A_DICT or not {"history", "steps"} & told.keys():
+        returned_dict = _number_as_dict(trial, returned, settings)
+    if not returned_dict.keys() <= IN_A_DICT or not {"history", "steps"} & returned_dict.keys():
         raise ConfigError(
-            f"the task returned a dict of {', '.join(map(str, told))}: {WHAT_TO_RETURN}"
+            f"the task returned a dict of {', '.join(map(str, returned_dict))}: {WHAT_TO_RETURN}"
         )
-    first = trial.first_step
-    last = _tell(trial, told)
+    first_step = trial.first_step
+    last_step = _tell(trial, returned_dict)
     if trial.worth_saving and settings.checkpoint is not None:
         _keep_checkpoint(trial, job, settings.checkpoint)
-    seconds_per_step = as_float(told.get("seconds_per_step"))
+    seconds_per_step = as_float(returned_dict.get("seconds_per_step"))
     if seconds_per_step is None and settings.goal in ("time", "both") and not trial.has_diverged:
         raise ConfigError(
             f"hydra.sweeper.objective={settings.goal} needs seconds: let the task return "
@@ -455,20 +468,20 @@ def _take(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> N
         )
     seconds: float | None = None
     if seconds_per_step is not None:
-        seconds = seconds_per_step * (last - first)
+        seconds = seconds_per_step * (last_step - first_step)
     trial.finish(seconds=seconds)
 
 
-def _tell(trial: LoopTrial, told: Mapping[str, object]) -> int:
-    """Report what a dict holds; give the last step of it."""
+def _tell(trial: LoopTrial, returned_dict: Mapping[str, object]) -> int:
+    """Report a dict that the task returned, and give its last step."""
     # A history says more than the steps to the target.
-    if "history" in told:
-        return _report(trial, told["history"])
-    return _tell_steps(trial, told["steps"])
+    if "history" in returned_dict:
+        return _report_history(trial, returned_dict["history"])
+    return _tell_steps(trial, returned_dict["steps"])
 
 
-def _of_number(trial: LoopTrial, returned: object, settings: Settings) -> dict[str, Any]:
-    """Make of a number that the task returned what a dict would hold."""
+def _number_as_dict(trial: LoopTrial, returned: object, settings: Settings) -> dict[str, Any]:
+    """Give the dict that stands for a number that the task returned; ConfigError for no number."""
     number = as_float(returned)
     if number is None:
         raise ConfigError(f"the task returned {shown(returned)}: {WHAT_TO_RETURN}")
@@ -482,12 +495,12 @@ def _of_number(trial: LoopTrial, returned: object, settings: Settings) -> dict[s
     return {"steps": number}
 
 
-def _report(trial: LoopTrial, history: object) -> int:
-    """Report a history, of which a part before the trial's first step may be left in.
+def _report_history(trial: LoopTrial, history: object) -> int:
+    """Report a history of (step, metric), and give its last step.
 
-    Give its last step.
+    A continued trial's history may begin before the trial's first step.
     """
-    last = trial.first_step
+    last_step = trial.first_step
     pairs = list(history) if isinstance(history, list | tuple) else []
     are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
     if not pairs or not are_pairs:
@@ -495,25 +508,28 @@ def _report(trial: LoopTrial, history: object) -> int:
             f"the task returned the history {shown(history)}: it must be pairs of step and metric"
         )
     for step, value in pairs:
-        # What is no whole number is for the trial to refuse.
+        # The trial itself refuses steps that are no whole numbers.
         steps = as_int(step)
         if steps is not None and 0 < trial.first_step >= steps:
             continue
         # StopAtTarget and JSON have None for a value that is not finite.
         goes_on = trial.report(step, math.nan if value is None else value)
-        last = int(step)
+        last_step = int(step)
         if not goes_on:
             break
-    if last == trial.first_step:
+    if last_step == trial.first_step:
         raise ConfigError(
             f"the task returned a history until step {pairs[-1][0]}, but its trial went on after "
             f"step {trial.first_step}: load what {trial.resume_from} has, and count on from there"
         )
-    return last
+    return last_step
 
 
 def _tell_steps(trial: LoopTrial, steps: object) -> int:
-    """Tell the steps to the target; infinite: it was missed, NaN: the training is lost."""
+    """Report the steps to the target, and give the trial's last step.
+
+    Infinite steps say that the target was missed, NaN that the training diverged.
+    """
     number = as_float(steps)
     if number is None or number <= 0 or (math.isfinite(number) and not number.is_integer()):
         raise ConfigError(
@@ -531,21 +547,21 @@ def _tell_steps(trial: LoopTrial, steps: object) -> int:
 
 
 def _keep_checkpoint(trial: LoopTrial, job: JobReturn, checkpoint: str) -> None:
-    """Copy what a job has left of itself to where a trial that goes on finds it."""
+    """Copy a job's checkpoint from its output folder to where a continued trial finds it."""
     assert job.hydra_cfg is not None  # noqa: S101 (of a job that ran)
-    left = Path(job.hydra_cfg.hydra.runtime.output_dir) / checkpoint
-    if left.is_dir():
-        shutil.copytree(left, trial.save_to, dirs_exist_ok=True)
-    elif left.exists():
-        shutil.copyfile(left, trial.save_to)
+    job_checkpoint = Path(job.hydra_cfg.hydra.runtime.output_dir) / checkpoint
+    if job_checkpoint.is_dir():
+        shutil.copytree(job_checkpoint, trial.save_to, dirs_exist_ok=True)
+    elif job_checkpoint.exists():
+        shutil.copyfile(job_checkpoint, trial.save_to)
 
 
 def _write_results(result: Result, params: Params, folder: Path) -> None:
-    """Write what the sweep came to, as Hydra's sweepers do."""
+    """Write ``optimization_results.yaml`` with the best point, as Hydra's sweepers do."""
     best = result.best
     at_budget = result.summary.at_budget
-    of_others = params.values(best.hyperparameters)
-    named = {**of_others, params.batch_size: best.batch_size, params.lr: best.lr}
+    other_values = params.values(best.hyperparameters)
+    named = {**other_values, params.batch_size: best.batch_size, params.lr: best.lr}
     best_value: float | None = best.steps
     if at_budget is not None:
         best_value = at_budget.winner.value

@@ -1,4 +1,4 @@
-"""Every option: its type, its bounds, its cross-checks. The defaults are in ``conf/``, none is here.
+"""Every option: its type, its bounds, its cross-checks. The defaults are all in ``conf/``.
 
 A file has the section of its name: ``search.trials`` stands in ``search.py``. Those without a
 section, such as ``seed``, stand in ``study.py``.

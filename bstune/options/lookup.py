@@ -1,4 +1,4 @@
-"""What checks of options need of the config that the values come from."""
+"""Looks up other values of the config that checked options come from."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,13 +7,13 @@ from pydantic import ValidationInfo
 
 
 class Lookup(Protocol):
-    """What checks need of the config that the values come from; pydantic's ``context``."""
+    """The config that checked values come from, as checks ask for it: pydantic's ``context``."""
 
     def value_at(self, key: str) -> object:
         """Give the value at a dotted key; the text ``nothing`` where there is none."""
 
     def is_reference(self, section: str, name: str) -> bool:
-        """Whether a value of a section is a reference to another one, where it is checked."""
+        """Whether a value of a section refers to another one, which is checked where it stands."""
 
 
 class PlainLookup:
@@ -32,7 +32,7 @@ class PlainLookup:
         return value
 
     def is_reference(self, section: str, name: str) -> bool:
-        """Say no: there are none."""
+        """Whether a value is a reference: none is here."""
         return False
 
 

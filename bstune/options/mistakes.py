@@ -10,7 +10,10 @@ from bstune.options.study import StudyOptions
 
 
 def mistake(name: str, error: Mapping[str, Any]) -> str:
-    """Write one of pydantic's errors as a line: the option, what is allowed and what was received."""
+    """Write one of pydantic's errors as a line: the option, the allowed values, the value received.
+
+    ``name`` is the dotted name of the option.
+    """
     if error["type"] == "missing":
         allowed = _choices_of(StudyOptions, name)
         if allowed:
@@ -20,7 +23,7 @@ def mistake(name: str, error: Mapping[str, Any]) -> str:
 
 
 def _choices_of(section: type[BaseModel], name: str) -> list[str]:
-    """List what an option may be, by its dotted name, where that is one of some words; empty elsewhere."""
+    """List the words that an option may be, by its dotted name; none if it may be another value."""
     first, _, rest = name.partition(".")
     field = section.model_fields.get(first)
     if field is None:
@@ -29,4 +32,6 @@ def _choices_of(section: type[BaseModel], name: str) -> list[str]:
     if rest:
         is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
         return _choices_of(annotation, rest) if is_section else []  # type: ignore[arg-type]
-    return [str(one) for one in get_args(annotation)] if get_origin(annotation) is Literal else []
+    if get_origin(annotation) is not Literal:
+        return []
+    return [str(word) for word in get_args(annotation)]

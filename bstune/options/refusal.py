@@ -1,4 +1,4 @@
-"""How a value that is refused is told."""
+"""Writes the line on an option's value that is refused."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,10 @@ from typing import Any
 
 
 def refusal(name: str, error: Mapping[str, Any]) -> str:
-    """Write pydantic's error as a line: the option, what is allowed and what was received."""
+    """Write pydantic's error on a value as a line: the option, what is allowed, what it received.
+
+    ``name`` is the dotted name of the option.
+    """
     message = re.sub(r", (unable|got) .*| after validation.*", "", error["msg"])
     message = re.sub(r"^(Input|List|String) should", "must", message)
     if error["type"] == "int_parsing_size":

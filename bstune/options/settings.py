@@ -29,9 +29,9 @@ def option_at(options: BaseModel, key: str) -> object:
 
 
 def with_option(options: AnySection, key: str, value: object) -> AnySection:
-    """Copy the options with another value in the place of one of them, by its dotted key.
+    """Copy the options with ``value`` in the place of the option at a dotted key.
 
-    The value is not checked again: it is bstune's own, or that of a tunable.
+    The value is not checked: it is bstune's own, or that of a tunable.
 
     Raises:
         AttributeError: for a key that no option has.
@@ -45,9 +45,9 @@ def with_option(options: AnySection, key: str, value: object) -> AnySection:
 
 
 def with_tuned(options: StudyOptions, values: Mapping[str, float]) -> StudyOptions:
-    """Copy the options with the values of a trial's tunables that are options of bstune's own.
+    """Copy the options with the values of a trial's tunables, such as a half-life.
 
-    Those below ``workload.module`` are the recipe's, which builds the module from them.
+    Tunables below ``workload.module`` are left out: the recipe builds the module from those.
     """
     for name, value in values.items():
         key = options.workload.tunable[name].key
@@ -57,22 +57,22 @@ def with_tuned(options: StudyOptions, values: Mapping[str, float]) -> StudyOptio
 
 
 def overrides(options: StudyOptions, values: Mapping[str, float]) -> list[str]:
-    """Write the arguments of the command line that give tunables their values."""
+    """Write the arguments of a command line that give tunables these values."""
     return [f"{options.workload.tunable[name].key}={value!r}" for name, value in values.items()]
 
 
 def flat_settings(options: StudyOptions) -> dict[str, object]:
     """Collect the settings, by dotted key, that must not change while a study goes on.
 
-    Budget, sampler and what the search spends may; so may the place of the data, whose checksums
-    are pinned.
+    The budget, the sampler and the search's own budget may change. So may the folder of the data,
+    whose checksums are pinned.
     """
     sections = ("workload", "scaling", "prior", "protocol", "trainer")
     values = flatten(options.model_dump(mode="json", include=set(sections)))
     values |= flatten({"search": {"batch_size": options.search.batch_size.model_dump()}})
     for name in ("trials", "budget.steps", "budget.examples"):
         values.pop(f"workload.{name}", None)
-    # What may be searched is no matter of a study that does not.
+    # A tunable that this study does not search may change.
     searched = tuple(f"workload.tunable.{name}." for name in options.search.tune)
     for key in list(values):
         if key.startswith("workload.tunable") and not key.startswith(searched):
@@ -81,14 +81,17 @@ def flat_settings(options: StudyOptions) -> dict[str, object]:
     if not options.scaling.override_lr:
         del values["scaling.override_lr"]
     if options.search.objective == "loss":
-        # There it is what is asked, and the value of a target is not.
+        # Under this objective the budget is what is asked, and the target's value is not used.
         values |= flatten({"budget": options.budget.model_dump()})
         values.pop("workload.target.value", None)
     return {**values, "search.objective": options.search.objective, "seed": options.seed}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Join nested mappings to one, its keys joined by dots."""
+    """Give the values of nested mappings in one mapping, by their keys joined by dots.
+
+    ``prefix`` stands before each key.
+    """
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"

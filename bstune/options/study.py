@@ -72,13 +72,13 @@ class StudyOptions(Section):
     workload: WorkloadOptions
     """What is trained, and what is to be reached."""
     budget: TrialBudgetOptions
-    """Of one trial."""
+    """When one trial gives up."""
     scaling: ScalingOptions
     """The rule of the learning rate."""
     prior: PriorOptions
-    """Of the posterior."""
+    """The prior of the posterior."""
     protocol: ProtocolOptions
-    """Of every trial."""
+    """What stays fixed in every trial."""
     trial: TrialOptions
     """One trial in place of a study."""
     data: DataOptions
@@ -97,12 +97,14 @@ class StudyOptions(Section):
     @field_validator("sampler")
     @classmethod
     def _has_numbers_in_range(cls, sampler: Node, info: ValidationInfo) -> Node:
+        """Refuse numbers of a sampler that are out of their range."""
         check_sampler(sampler, lookup_of(info))
         return sampler
 
     @field_validator("search")
     @classmethod
     def _goes_with_the_rest(cls, search: SearchOptions, info: ValidationInfo) -> SearchOptions:
+        """Refuse options of the search that do not go with those of other sections."""
         protocol = info.data.get("protocol")
         workload = info.data.get("workload")
         budget = info.data.get("budget")
@@ -148,7 +150,7 @@ OPTION_NAMES = frozenset(StudyOptions.model_fields)
 
 
 def kind_of_options(workload: object) -> type[StudyOptions]:
-    """Choose the options that go with a workload's keys: replayed, given in Python, or trained."""
+    """Choose the class of options by a workload's keys: replayed, given in Python, or trained."""
     keys = set(workload) if isinstance(workload, Mapping) else set()
     if "table" in keys:
         return ReplayedOptions
@@ -158,6 +160,7 @@ def kind_of_options(workload: object) -> type[StudyOptions]:
 
 
 def _check_own_process(search: SearchOptions, protocol: ProtocolOptions) -> None:
+    """Refuse a time limit of trials that run in this process, which cannot end them."""
     if search.workers == 0 and protocol.trial_seconds is not None:
         raise ValueError(
             f"search.workers=0 runs trials in this process, which cannot end one after "
@@ -167,6 +170,7 @@ def _check_own_process(search: SearchOptions, protocol: ProtocolOptions) -> None
 
 
 def _check_tune(search: SearchOptions, workload: WorkloadOptions, lookup: Lookup) -> None:
+    """Refuse names in ``search.tune`` that are no tunable, stand twice, or set no number."""
     for name in search.tune:
         named = f"search.tune names {name!r}"
         if name not in workload.tunable:
@@ -181,11 +185,11 @@ def _check_tune(search: SearchOptions, workload: WorkloadOptions, lookup: Lookup
         if search.tune.count(name) > 1:
             raise ValueError(f"{named} twice")
         if isinstance(workload, GivenWorkload):
-            # Its module's arguments are no numbers of a config.
+            # The arguments of a Python object do not stand in the config.
             continue
         key = workload.tunable[name].key
         value = lookup.value_at(key)
-        # null: what it tunes is off.
+        # null: the part that it tunes is off.
         if type(value) not in (int, float, type(None)):
             raise ValueError(
                 f"workload.tunable.{name}.key={key} must name a number of the config, or null, "
@@ -199,6 +203,7 @@ def _check_workers(
     trial: TrialOptions,
     hardware: HardwareOptions,
 ) -> None:
+    """Refuse several trials side by side where none is trained, or no survey times the steps."""
     if search.workers <= 1 or trial.batch_size is not None:
         return
     reason = None

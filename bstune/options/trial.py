@@ -22,6 +22,7 @@ class TrialOptions(Section):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
+        """Refuse a batch size without a learning rate, and the reverse."""
         if (self.batch_size is None) != (self.lr is None):
             pair = f"batch_size={shown(self.batch_size)} and lr={shown(self.lr)}"
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What every section of options is made of: value types with their bounds, and the section itself."""
+"""What every section of options is made of: types of values with their bounds, and the section."""
 
 import math
 import unicodedata
@@ -12,12 +12,13 @@ from bstune.core.records import FastMode
 from bstune.system.files import expand_home
 
 MOST_THREADS = 1024
-# Of a metric.
+# The largest size of a metric's value.
 LARGEST_VALUE = 1e15
 
 
 def _not_bool(value: object) -> object:
-    if isinstance(value, bool):  # pydantic takes true for 1
+    """Refuse true and false, which pydantic takes for 1 and 0."""
+    if isinstance(value, bool):
         raise PydanticCustomError("number_type", "Input should be a number")
     return value
 
@@ -26,7 +27,10 @@ NUMBER = BeforeValidator(_not_bool)
 
 
 def auto_or_count(value: object) -> object:
-    """Refuse what is neither, in one line: pydantic would say why it is none of the two."""
+    """Give ``auto`` or a number of threads as it is; ValueError for anything else.
+
+    It is one line, where pydantic would have one for each of the two.
+    """
     is_count = isinstance(value, int) and not isinstance(value, bool)
     if value == "auto" or (is_count and 1 <= value <= MOST_THREADS):  # type: ignore[operator]
         return value
@@ -34,7 +38,7 @@ def auto_or_count(value: object) -> object:
 
 
 def auto_or_number(value: object) -> object:
-    """Refuse what is neither, in one line, as :func:`auto_or_count` does."""
+    """Give ``auto`` as it is, and a number as a float; ValueError for anything else."""
     if value == "auto":
         return value
     try:
@@ -79,18 +83,17 @@ Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "1
 
 
 def _is_text(value: str) -> str:
-    """Refuse what no file name, database or terminal takes."""
+    """Refuse an empty text, and characters that no file name, database or terminal takes."""
     if not value.strip():
         raise PydanticCustomError("text", "must not be empty")
-    if any(
-        unicodedata.category(character) in ("Cc", "Cs") for character in value
-    ):  # NUL is one; undecodable bytes
+    # Control characters, such as NUL, and surrogates, which stand for bytes that no text decodes.
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
         raise PydanticCustomError("text", "must not contain control characters")
     return value
 
 
 def _is_name(value: str) -> str:
-    """Refuse a name that, as a path below a folder, leaves it or is no path."""
+    """Refuse a name that is no path below a folder, or leads out of the folder."""
     parts = value.split("/")
     if any(part.strip() in ("", ".", "..") or len(part.encode()) > 200 for part in parts):
         raise PydanticCustomError(
@@ -100,14 +103,17 @@ def _is_name(value: str) -> str:
 
 
 def _is_one_name(value: str) -> str:
+    """Refuse what is no name, and names with / between."""
     if "/" in _is_name(value):
         raise PydanticCustomError("text", "must be a name without /")
     return value
 
 
 def _is_uri(value: str) -> str:
+    """Refuse a text that is no URL."""
     try:
-        urlsplit(value).port  # noqa: B018  # raises for what is no address
+        # It raises for what is no address.
+        urlsplit(value).port  # noqa: B018
     except ValueError as error:
         raise PydanticCustomError(
             "text", "must be a URL: {reason}", {"reason": str(error)}
@@ -115,7 +121,7 @@ def _is_uri(value: str) -> str:
     return value
 
 
-# What no file name, database or terminal takes is refused.
+# Types of texts, and what they refuse.
 Text = Annotated[str, Field(max_length=4000), AfterValidator(_is_text)]
 Name = Annotated[str, Field(max_length=400), AfterValidator(_is_text), AfterValidator(_is_name)]
 OneName = Annotated[
@@ -125,7 +131,7 @@ OneName = Annotated[
 HomePath = Annotated[Text, AfterValidator(expand_home)]
 # The address of a service; empty: none.
 Uri = Annotated[str, Field(max_length=4000), AfterValidator(_is_uri), AfterValidator(expand_home)]
-# Instantiated by Hydra: takes what its target takes.
+# What Hydra builds: a target and its arguments.
 Node = dict[str, Any]
 
 

@@ -23,9 +23,9 @@ from bstune.options.values import (
     auto_or_number,
 )
 
-# What builds several loaders, or none.
+# Targets that build several loaders, or none.
 COLLECTIONS = ("builtins.dict", "builtins.list", "builtins.tuple")
-# Of workload.data that builds loaders.
+# The message on a workload.data that builds loaders.
 NO_DATA_MODULE = (
     "must build a LightningDataModule, but builds {got}: let _target_ be "
     "lightning.pytorch.LightningDataModule.from_datasets, with train_dataset and val_dataset; in "
@@ -52,6 +52,7 @@ class BatchSizeRange(Section):
 
     @model_validator(mode="after")
     def _is_range(self) -> Self:
+        """Refuse a range whose low end is above its high end."""
         _check_range(self.low, self.high)
         return self
 
@@ -70,6 +71,7 @@ class TargetOptions(Section):
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
+        """Refuse a target that no value within the bounds meets, or that each of them meets."""
         if self.bounds is None:
             return self
         if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
@@ -92,9 +94,9 @@ class TargetOptions(Section):
 
     @property
     def target(self) -> Target:
-        """The target as trials have it; open where its value is that of a first trial."""
+        """The target as trials have it: one that is never met if its value is ``auto``."""
         if self.value == "auto":
-            return Target(self.metric, 0.0, self.mode).never_met
+            return Target(self.metric, value=0.0, mode=self.mode).never_met
         return Target(self.metric, self.value, self.mode)
 
 
@@ -116,8 +118,9 @@ class TunableOptions(Section):
 
     @model_validator(mode="after")
     def _is_searchable(self) -> Self:
-        ends = f"low={self.low:g} and high={self.high:g}"
-        # These are made anew for each trial.
+        """Refuse a key that no trial sets, and a range that cannot be searched on its scale."""
+        ends_text = f"low={self.low:g} and high={self.high:g}"
+        # What lies below these keys is made anew for each trial.
         places = (MODULE, BUDGET)
         if not self.key.startswith(places) and self.key not in HALF_LIVES:
             half_lives = " or ".join(HALF_LIVES)
@@ -126,17 +129,18 @@ class TunableOptions(Section):
                 f"but got {self.key!r}"
             )
         if not self.low < self.high:
-            raise ValueError(f"low must be less than high, but got {ends}")
+            raise ValueError(f"low must be less than high, but got {ends_text}")
         if self.log and not self.complement and not self.low > 0:
-            raise ValueError(f"low must be over 0 on a log scale, but got {ends}")
+            raise ValueError(f"low must be over 0 on a log scale, but got {ends_text}")
         if self.log and self.complement and not self.high < 1:
             raise ValueError(
-                f"high must be less than 1 where its complement is on a log scale, but got {ends}"
+                "high must be less than 1 where its complement is on a log scale, but got "
+                f"{ends_text}"
             )
         if self.integer and self.complement:
             raise ValueError("a whole number has no complement: leave out complement or integer")
         if self.integer and not (self.low.is_integer() and self.high.is_integer()):
-            raise ValueError(f"low and high of a whole number must be whole, but got {ends}")
+            raise ValueError(f"low and high of a whole number must be whole, but got {ends_text}")
         return self
 
 
@@ -171,6 +175,7 @@ class WorkloadOptions(Section):
     @field_validator("tunable")
     @classmethod
     def _has_free_names(cls, tunable: dict[str, TunableOptions]) -> dict[str, TunableOptions]:
+        """Refuse names that a study's own parameters have."""
         taken = sorted({"batch_size", "lr", "delta"} & tunable.keys())
         if taken:
             raise ValueError(f"a study has {', '.join(taken)} already: choose another name")
@@ -188,9 +193,9 @@ class TrainedWorkload(WorkloadOptions):
     @field_validator("data", mode="before")
     @classmethod
     def _is_no_loader(cls, data: object) -> object:
-        """Refuse loaders by their names.
+        """Refuse a node that builds loaders, by the name of its target.
 
-        What else is no data module is known only once it is imported and built.
+        Other nodes that build no data module are known only once they are built.
         """
         target = ""
         if isinstance(data, Mapping):

@@ -637,7 +637,8 @@ def _try_and_survey(
     """
     # torch takes seconds to import.
     from bstune.hardware.report import headline
-    from bstune.hardware.survey import cached, measure_with
+    from bstune.hardware.survey import measure_with
+    from bstune.hardware.survey_cache import cached
 
     continues = trial is None and stops_trials(options)
     surveyed = _is_surveyed(options, trial)

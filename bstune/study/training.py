@@ -33,7 +33,7 @@ from bstune.trial.processes.workers import Process, Workers
 
 if TYPE_CHECKING:
     from bstune.hardware.memory import Ceiling
-    from bstune.hardware.survey import HowTimed, TimedSteps
+    from bstune.hardware.workload_steps import HowTimed, TimedSteps
     from bstune.trial.checks.preflight import PreflightFindings
     from bstune.trial.lightning.installed import LightningDataModule
     from bstune.trial.workload import LightningBackend
@@ -158,7 +158,7 @@ class TrainingService:
     def _look(self, trial: TrialSpec | None, continues: bool, surveyed: bool, say: Say) -> Tried:
         """Do what :meth:`look` does, without a watch over steps that never end."""
         # torch takes seconds to import: the process that trains needs it.
-        from bstune.hardware.survey import survey_key
+        from bstune.hardware.survey_cache import survey_key
         from bstune.trial.checks.preflight import preflight
         from bstune.trial.checks.start import check_hooks
         from bstune.trial.checks.tunables import check_tunables
@@ -238,7 +238,7 @@ class TrainingService:
     ) -> "TimedSteps":
         """Time steps at batch sizes up to the memory ceiling, for about ``seconds`` in all."""
         # torch takes seconds to import: the process that trains needs it.
-        from bstune.hardware.survey import time_workload
+        from bstune.hardware.workload_steps import time_workload
 
         options = self._options
         with (

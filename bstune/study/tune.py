@@ -6,7 +6,8 @@ from typing import Any, ParamSpec
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import Budget, Target
-from bstune.hardware.survey import Survey, compose_survey, survey_of
+from bstune.hardware.survey import Survey
+from bstune.hardware.survey_cache import compose_survey, survey_of
 from bstune.study.given import Data, GivenObjects, Module
 from bstune.study.result import Result
 from bstune.study.study import Study, compose_objects, users_errors

@@ -1,4 +1,7 @@
-"""The eight-layer convolutional network of cifar10-airbench's airbench94 (Jordan 2024, arXiv 2404.00498)."""
+"""The eight-layer convolutional network of cifar10-airbench's airbench94.
+
+(Jordan 2024, arXiv 2404.00498.)
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -87,6 +90,6 @@ class Airbench(nn.Module):
                 self.head.weight.div_(self.head.weight.std())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits."""
+        """Compute logits (N, classes) of images (N, 3, 32, 32)."""
         logits: Tensor = self.head(self.features(self.whitening(x))) * self.logit_scale
         return logits

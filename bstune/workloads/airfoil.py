@@ -22,7 +22,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 class LinearRegression(LightningModule):
-    """Trains x w + b on (features, labels) and logs ``val/loss``, the mean over examples of (x w + b - y)^2 / 2.
+    """Trains x w + b on (features, labels) and logs ``val/loss``.
+
+    The loss is the mean over examples of (x w + b - y)^2 / 2.
 
     Args:
         features: number of features.
@@ -47,7 +49,7 @@ class LinearRegression(LightningModule):
         return predictions
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Compute the batch's mean loss."""
+        """Compute the mean loss of the batch's examples."""
         features, labels = batch
         losses: Tensor = (self(features) - labels) ** 2 / 2
         return losses.mean()
@@ -58,7 +60,7 @@ class LinearRegression(LightningModule):
         self.log("val/loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[1]))
 
     def configure_optimizers(self) -> Optimizer:
-        """Make the optimizer; the learning rate is constant."""
+        """Make the optimizer. The learning rate is constant."""
         return self.make_optimizer(self.parameters(), lr=self.lr)
 
 
@@ -106,20 +108,23 @@ class AirfoilData(LightningDataModule):
             self._resident = _Rows(rows[:, :-1].contiguous(), rows[:, -1].contiguous())
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Give the rows, as one batch."""
+        """Make a loader whose one batch has all rows."""
         self.setup()
         assert self._resident is not None  # noqa: S101  # set up
         if self._row_by_row:
             in_memory = TensorDataset(*(part.cpu() for part in self._resident.tensors))
             return DataLoader(in_memory, batch_size=self._rows)
-        # What _Rows returns is a whole batch already.
+        # _Rows returns whole batches already.
         return DataLoader(self._resident, batch_size=self._rows, collate_fn=lambda batch: batch)
 
     val_dataloader = train_dataloader
 
 
 class _Rows(TensorDataset):
-    """Rows on a device that are taken out by batches: a row at a time would cost more than the training step."""
+    """Rows on a device that are taken out by batches.
+
+    A row at a time would take longer than the training step.
+    """
 
     def __getitems__(self, index: list[int]) -> tuple[Tensor, ...]:
         # torch.tensor is slow on lists.

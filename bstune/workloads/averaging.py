@@ -26,37 +26,42 @@ Slot = tuple[dict[str, Any], str]
 
 @dataclass
 class _Averaged:
-    """Averages, and where the module has what they are of."""
+    """Averages, each with the place of the module's own value that it is an average of."""
 
     tensors: list[Tensor] = field(default_factory=list)
+    """The averages."""
     slots: list[Slot] = field(default_factory=list)
+    """The places in the module, in the same order."""
 
     def values(self) -> list[Tensor]:
-        """Take the module's own values, as they are now."""
+        """Take the module's own values as they are now, in the order of the averages."""
         return [values_of[name] for values_of, name in self.slots]
 
 
 class _DeviceAverage(WeightAveraging):
-    """Averages weights and buffers: average <- decay x average + (1 - decay) x weights, at some of the steps.
+    """Averages weights and buffers, at some of the steps.
 
-    The first update copies the weights. Whole numbers, such as counts of batches, are copied, never
-    averaged.
+    An update is average <- decay x average + (1 - decay) x weights. The first update copies the
+    weights. Whole numbers, such as counts of batches, are copied, never averaged.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._training: list[Tensor] = []
         self._updates = np.zeros((), np.int64)
-        # Of whole numbers, and of all others.
+        # The averages of whole numbers, and those of all others.
         self._counts = _Averaged()
         self._averages = _Averaged()
 
     @abstractmethod
     def decay(self, step: int) -> float:
-        """Give the share of the average so far in that of ``step``."""
+        """Give the share that the average so far has in the average after ``step``."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Make the average, in the module's type before Lightning casts it: float32 for weights in half precision."""
+        """Make the average, in the type that the module has before Lightning casts it.
+
+        So it is in float32 for weights in half precision.
+        """
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
             # On the host: torch's AveragedModel branches on its count, so that each update would
@@ -65,10 +70,10 @@ class _DeviceAverage(WeightAveraging):
             self._average_model.n_averaged = torch.from_numpy(self._updates)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Move the average to the weights' device, to which Lightning moves the module only after ``setup``."""
+        """Move the average to the weights' device: Lightning moves the module after ``setup``."""
         assert self._average_model is not None  # noqa: S101  # set up
         self._average_model.module.to(pl_module.device)
-        # What is there is of the last fit.
+        # The pairs of an earlier fit are dropped.
         self._counts = _Averaged()
         self._averages = _Averaged()
 
@@ -83,14 +88,15 @@ class _DeviceAverage(WeightAveraging):
 
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:
+        """Update the average by the module's weights; ``decay`` is the average's own share."""
         if not self._counts.tensors and not self._averages.tensors:
             self._pair(pl_module)
         counts = self._counts.tensors
         averages = self._averages.tensors
         counted = self._counts.values()
         values = self._averages.values()
-        # All at once: one by one, most are of a few numbers, and each would be an operator of an
-        # accelerator.
+        # All tensors at once: most have a few numbers, and each would be an operator of its own on
+        # an accelerator.
         if not self._updates:
             torch._foreach_copy_([*counts, *averages], [*counted, *values])
         else:
@@ -103,7 +109,7 @@ class _DeviceAverage(WeightAveraging):
         self._updates += 1
 
     def _pair(self, pl_module: LightningModule) -> None:
-        """Find where the module has what each average is of."""
+        """Pair each average with the place of the module's own value, and note both."""
         assert self._average_model is not None  # noqa: S101  # set up
         tensors = _tensors(self._average_model.module)
         for tensor, slot in zip(tensors, _slots(pl_module), strict=True):
@@ -113,17 +119,14 @@ class _DeviceAverage(WeightAveraging):
 
     @torch.no_grad()
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in the weights' place, rounded to their type.
-
-        The average itself keeps its own.
-        """
+        """Put the average in the place of the weights, which are kept, rounded to their type."""
         if self._average_model is not None:
             self._training = [value.clone() for value in _tensors(pl_module)]
             self._copy_average_to_current(pl_module)
 
     @torch.no_grad()
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the weights back."""
+        """Put the kept weights back."""
         # Nothing was kept where there is no average.
         has_average = self._average_model is not None
         for value, trained in zip(_tensors(pl_module), self._training, strict=has_average):
@@ -132,33 +135,34 @@ class _DeviceAverage(WeightAveraging):
 
 
 def _slots(module: nn.Module) -> list[Slot]:
-    """Find where a module has its parameters and buffers, in the order of :func:`_tensors`.
+    """Find the places of a module's parameters and buffers, in the order of :func:`_tensors`.
 
-    Walking takes long, so that the places are kept.
+    To look for them at each update would take long.
     """
     slots: dict[int, Slot] = {}
     for kind in ("_parameters", "_buffers"):
         for part in module.modules():
             values: dict[str, Any] = getattr(part, kind)
             for name, value in values.items():
-                # One that several parts share is there once.
+                # A tensor that several parts share has one place.
                 if value is not None:
                     slots.setdefault(id(value), (values, name))
     return list(slots.values())
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
+    """Give a module's parameters, then its buffers, without their gradients' graph."""
     return [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
 
 
 class RunningWeightAverage(_DeviceAverage):
-    """Evaluates an average whose window is ``fraction`` of the steps so far: no horizon, no length in steps.
+    """Evaluates an average of the weights whose window is ``fraction`` of the steps so far.
 
-    The weights of step s count in proportion to s^(1/fraction - 1) at every later step t, so that
-    their cumulative weight is (s/t)^(1/fraction) and their mean age is t fraction/(1 + fraction)
-    (polynomial-decay averaging, Shamir and Zhang 2013, eq. 6 with eta = 1/fraction - 1), the same
-    share of the run at every batch size. The average is updated every ``fraction``/16 of the steps
-    so far (at least one step apart).
+    So it needs no horizon and no length in steps. The weights of step s count in proportion to
+    s^(1/fraction - 1) at every later step t, so that their cumulative weight is (s/t)^(1/fraction)
+    and their mean age is t fraction/(1 + fraction) (polynomial-decay averaging, Shamir and Zhang
+    2013, eq. 6 with eta = 1/fraction - 1), the same share of the run at every batch size. The
+    average is updated every ``fraction``/16 of the steps so far (at least one step apart).
 
     Args:
         fraction: in (0, 1].
@@ -184,7 +188,7 @@ class RunningWeightAverage(_DeviceAverage):
 
 
 class ExponentialMovingAverage(_DeviceAverage):
-    """Evaluates an exponential moving average of weights and buffers, updated at the first step and every few after.
+    """Evaluates an exponential moving average of weights and buffers, updated every few steps.
 
     average <- decay^every x average + (1 - decay^every) x weights, as in Page's rung of 34 s (2019,
     "How to train your ResNet 8": 0.99 every 5 steps), but from the weights of the first step. Its
@@ -220,16 +224,16 @@ class OptimizersAverage(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the weights to train at in place."""
+        """Put the weights that are trained in place."""
         self._switch(trainer, "train")
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in place."""
+        """Put the average in the place of the weights."""
         self._switch(trainer, "eval")
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the weights to train at back."""
-        # What is evaluated after a fit keeps its average.
+        """Put the weights that are trained back."""
+        # An evaluation after the fit leaves the average in place.
         if trainer.state.fn == "fit":
             self._switch(trainer, "train")
 
@@ -239,6 +243,7 @@ class OptimizersAverage(Callback):
 
     @staticmethod
     def _switch(trainer: Trainer, mode: Literal["train", "eval"]) -> None:
+        """Let each optimizer put its trained weights, or its average, into the module."""
         for optimizer in trainer.optimizers:
             getattr(optimizer, mode)()
 
@@ -291,7 +296,7 @@ class Lookahead(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *arguments: Any
     ) -> None:
-        """Update both if it is due, at the last micro-batch of a step."""
+        """Update slow and fast weights if that is due, at the last micro-batch of a step."""
         step = trainer.global_step
         if step <= self._step:
             return
@@ -300,16 +305,17 @@ class Lookahead(Callback):
             share = min(1.0, step / self._total_steps)
             self._update(pl_module, self._decay * share**self._power)
         if step == self._total_steps:
-            self._update(pl_module, 1.0)
+            self._update(pl_module, decay=1.0)
 
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:
+        """Set both to ``decay`` times the slow weights + (1 - ``decay``) times the fast ones."""
         fast = _floating(pl_module)
         torch._foreach_lerp_(self._slow, fast, 1.0 - decay)
         torch._foreach_copy_(fast, self._slow)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the slow weights and the step at which they were last updated."""
+        """Give the slow weights and the number of the last step."""
         return {"slow": self._slow, "step": self._step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -319,4 +325,5 @@ class Lookahead(Callback):
 
 
 def _floating(module: nn.Module) -> list[Tensor]:
+    """Give a module's parameters and buffers that are not whole numbers."""
     return [tensor for tensor in _tensors(module) if tensor.is_floating_point()]

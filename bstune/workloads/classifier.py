@@ -1,4 +1,4 @@
-"""The Lightning module of the shipped workloads: image classification with any model, optimizer and schedule."""
+"""The Lightning module of the shipped workloads: it classifies, with any model and optimizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +15,10 @@ from bstune.workloads.schedules import constant
 
 
 class Classifier(LightningModule):
-    """Trains ``model`` on (images, labels) and logs ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``.
+    """Trains ``model`` on (images, labels), and logs its error and loss.
 
-    Smoothed labels and views at test time are in ``val/loss`` and ``test/loss`` too.
+    They are ``val/error``, ``val/loss``, ``test/error`` and ``test/loss``. Smoothed labels and
+    views at test time are in the losses, too.
 
     Args:
         model: maps images (N, C, H, W) to logits (N, classes).
@@ -85,18 +86,16 @@ class Classifier(LightningModule):
 
     @property
     def initial_images(self) -> int:
-        """How many images :meth:`initialise_from` needs.
-
-        0 where no part of the model starts from images.
-        """
-        return max((part.images for part in self._initialised()), default=0)
+        """How many images :meth:`initialise_from` needs; 0 if no part of the model needs any."""
+        return max((part.images for part in self._parts_from_images()), default=0)
 
     def initialise_from(self, images: Tensor) -> None:
-        """Hand training images (N, C, H, W), normalised, to each part of the model that starts from them."""
-        for part in self._initialised():
+        """Hand normalised training images (N, C, H, W) to each part that starts from images."""
+        for part in self._parts_from_images():
             part.initialise_from(images)
 
-    def _initialised(self) -> list[Any]:
+    def _parts_from_images(self) -> list[Any]:
+        """Give the parts of the model that start from images, such as whitening."""
         return [part for part in self.model.modules() if hasattr(part, "initialise_from")]
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -113,7 +112,7 @@ class Classifier(LightningModule):
     test_step = validation_step
 
     def add_up(self, logits: Tensor, labels: Tensor) -> None:
-        """Add errors and losses of logits (N, classes) to those of the evaluation."""
+        """Add the errors and losses of logits (N, classes) to the sums of the evaluation."""
         # Three digits of bfloat16 are too few.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = self.loss(logits, labels).float() * len(labels)
@@ -148,12 +147,13 @@ class Classifier(LightningModule):
         }
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
-        """List the call-backs, the averaging one last."""
+        """List the call-backs; the one that averages is the last."""
         if self.average is None:
             return [*self.callbacks]
         return [*self.callbacks, self.average]
 
     def _log(self, stage: str) -> None:
+        """Log the error and the loss of an evaluation, ``val`` or ``test``, and drop its sums."""
         # Counts are summed before they are divided: a mean of means would miss a target of 0.1 at
         # 500 of 5,000.
         wrong, loss, examples = torch.stack(self._sums).sum(dim=0)
@@ -162,7 +162,7 @@ class Classifier(LightningModule):
 
 
 def _check_average(optimizer: Optimizer, average: Callback | None) -> None:
-    """Refuse an optimizer whose own average is not evaluated, and another as if it kept one."""
+    """Refuse an optimizer whose own average is not evaluated, and one that has none to evaluate."""
     keeps_average = callable(getattr(optimizer, "eval", None))
     if keeps_average is isinstance(average, OptimizersAverage):
         return
@@ -179,7 +179,7 @@ def _check_average(optimizer: Optimizer, average: Callback | None) -> None:
 
 
 def _check_groups(optimizer: Optimizer) -> None:
-    """Refuse an option of a group that the optimizer does not read: torch keeps it without a word."""
+    """Refuse an option of a group that the optimizer does not read, and that torch would ignore."""
     # The last two are read by schedules.
     known = {*optimizer.defaults, "params", "steps", "fade"}
     unknown = sorted(set[str]().union(*optimizer.param_groups) - known)

@@ -3,7 +3,7 @@
 A complete local copy is used without a network, and its folder may be read-only. A missing file is
 downloaded by https, verified and renamed into place; no more is read or unpacked than is published.
 Checksums and sizes are those of the uncompressed bytes, since the gzip wrapping differs between
-mirrors. Parsers check nothing: what they get has the published checksum.
+mirrors. Parsers check nothing: their bytes have the published checksum.
 """
 
 import gzip
@@ -27,11 +27,10 @@ from bstune.core.errors import ConfigError, DataError
 from bstune.system.files import whole_file
 
 logger = logging.getLogger(__name__)
-# A download that fails at two mirrors is to fail within 20 s.
+# Seconds for a connection, and between two reads: at two mirrors a download fails within 20 s.
 MIRROR_CONNECT_SECONDS = 3.0
-# Between two reads.
 MIRROR_READ_SECONDS = 6.0
-# That a download may have besides its files: of gzip, of tar, a readme.
+# The bytes that a download may have besides its files, for gzip, tar and a readme.
 WRAPPING_BYTES = 2**20
 
 
@@ -67,11 +66,11 @@ class Source:
 
     name: str
     folder: str
-    """Under the root."""
+    """The name of its folder under the root."""
     sha256: Mapping[str, str]
-    """Of each file's uncompressed bytes, by file name."""
+    """The checksum of each file's uncompressed bytes, by file name."""
     sizes: Mapping[str, int]
-    """Of the same bytes."""
+    """The number of these bytes."""
     mirrors: tuple[str, ...]
     """https URLs that end before the remote file's name, tried in this order."""
     archive: str | None = None
@@ -172,7 +171,7 @@ TINY_SHAKESPEARE = Source(
 )
 
 
-# By the name of the function that reads them.
+# The sources by the name of the function that reads them.
 LOADED = {
     "load_fashion_mnist": FASHION_MNIST,
     "load_mnist": MNIST,
@@ -186,7 +185,7 @@ def load_digits() -> ImageDataset:
 
     They have no test images.
     """
-    # Here, because scikit-learn takes a second to import.
+    # scikit-learn takes a second to import.
     from sklearn.datasets import load_digits as load
 
     digits = load()
@@ -197,7 +196,9 @@ def load_digits() -> ImageDataset:
 
 
 def load_fashion_mnist(root: str | Path) -> ImageDataset:
-    """Read Fashion-MNIST (Xiao et al. 2017, arXiv 1708.07747): 60,000 and 10,000 images of 1 x 28 x 28.
+    """Read Fashion-MNIST (Xiao et al. 2017, arXiv 1708.07747).
+
+    It has 60,000 training and 10,000 test images of 1 x 28 x 28.
 
     Args:
         root: folder that holds, or is to hold, ``fashion-mnist/`` with the four IDX files, gzipped
@@ -236,19 +237,23 @@ def load_cifar10(root: str | Path) -> ImageDataset:
 
 
 def load_airfoil(root: str | Path) -> NDArray[np.float64]:
-    """Read NASA's airfoil self-noise (Brooks, Pope and Marcolini 1989; UCI 291): 1503 rows of 5 features and a label.
+    """Read NASA's airfoil self-noise (Brooks, Pope and Marcolini 1989; UCI 291).
 
-    The features are frequency in Hz, angle of attack in degrees, chord length in m, free-stream
-    velocity in m/s and displacement thickness of the suction side in m; the label is the sound
-    pressure level in dB. The file is kept in ``root/airfoil/``; otherwise as
-    :func:`load_fashion_mnist`.
+    It has 1503 rows of 5 features and a label. The features are frequency in Hz, angle of attack in
+    degrees, chord length in m, free-stream velocity in m/s and displacement thickness of the
+    suction side in m; the label is the sound pressure level in dB. The file is kept in
+    ``root/airfoil/``; otherwise as :func:`load_fashion_mnist`.
     """
     (data,) = read_files(AIRFOIL, root).values()
     return np.array([line.split(b"\t") for line in data.splitlines() if line], np.float64)
 
 
 def _load_idx(source: Source, root: str | Path) -> ImageDataset:
-    """Read IDX files: two zeros, the type (unsigned bytes), the number of sizes, the sizes, the values."""
+    """Read the images and labels of a source in IDX files.
+
+    A file has two zeros, the type (unsigned bytes), the number of dimensions, their sizes as 32-bit
+    numbers, and the values.
+    """
     arrays = dict[str, NDArray[np.uint8]]()
     for name, data in read_files(source, root).items():
         dimensions = data[3]
@@ -262,7 +267,7 @@ def _load_idx(source: Source, root: str | Path) -> ImageDataset:
 def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
     """Read the uncompressed, verified bytes of each of a source's files, by name.
 
-    Download the missing ones.
+    Missing files are downloaded.
     """
     folder, paths = _local_paths(source, root)
     files = dict[str, bytes]()
@@ -282,9 +287,9 @@ def read_files(source: Source, root: str | Path) -> dict[str, bytes]:
 
 
 def fetch(loader: str, root: str | Path, say: Callable[[str], None]) -> None:
-    """Download what is missing of the data that a function of this module, by its name, loads.
+    """Download the missing files of the data that the function ``loader`` of this module reads.
 
-    ``say`` takes a line before it. What is there is neither read nor verified here.
+    ``say`` takes a line before the download. Files that are there are not verified.
     """
     source = LOADED.get(loader)
     if source is None:
@@ -298,7 +303,7 @@ def fetch(loader: str, root: str | Path, say: Callable[[str], None]) -> None:
 
 
 def _local_paths(source: Source, root: str | Path) -> tuple[Path, dict[str, Path | None]]:
-    """Find a source's folder under a root, and the path of each file; None: it is missing."""
+    """Give a source's folder under a root, and the path of each file, None for a missing one."""
     if not str(root or ""):
         raise ConfigError(
             f"data.root is empty: set it, or BSTUNE_DATA, to the folder that holds {source.folder}/"
@@ -306,12 +311,13 @@ def _local_paths(source: Source, root: str | Path) -> tuple[Path, dict[str, Path
     try:
         folder = Path(root).expanduser() / source.folder
         return folder, {name: _local_path(folder, name) for name in source.sha256}
-    # RuntimeError: there is no such home directory.
+    # expanduser raises a RuntimeError for a home directory that there is not.
     except (OSError, RuntimeError) as error:
         raise DataError(f"data.root={root} cannot be read ({error}). {_advice(source)}") from error
 
 
 def _advice(source: Source) -> str:
+    """Say which folder to give for files of one's own."""
     suffix = "" if source.archive else ", gzipped or not"
     return (
         "Set data.root or the environment variable BSTUNE_DATA to a folder that holds "
@@ -320,6 +326,7 @@ def _advice(source: Source) -> str:
 
 
 def _local_path(folder: Path, name: str) -> Path | None:
+    """Give the path of a file, plain or gzipped; None if it is missing."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -327,7 +334,7 @@ def _local_path(folder: Path, name: str) -> Path | None:
 
 
 class _Limited:
-    """A file that gives or takes so many bytes and no more."""
+    """A file that gives or takes at most ``limit`` bytes: a DataError for more."""
 
     def __init__(self, file: BinaryIO | gzip.GzipFile, limit: int) -> None:
         self._file = file
@@ -335,13 +342,14 @@ class _Limited:
         self._left = limit
 
     def _count(self, size: int) -> None:
+        """Count bytes that were given or taken."""
         self._left -= size
         if self._left < 0:
             raise DataError(f"larger than what is published: over {self._limit:,} bytes")
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to ``size`` bytes, all without it."""
-        # A byte over the limit tells that there are more.
+        """Read up to ``size`` bytes; by default all."""
+        # One byte over the limit shows that there are more.
         most = self._left + 1
         if size >= 0:
             most = min(size, most)
@@ -355,12 +363,15 @@ class _Limited:
         return self._file.write(data)
 
     def flush(self) -> None:
-        """Write what the system holds back."""
+        """Write the bytes that are buffered."""
         self._file.flush()
 
 
 def _verified(file: BinaryIO, source: Source, name: str) -> bytes:
-    """Read a file's bytes without their gzip wrapping, if they have one: no published file starts with its magic."""
+    """Read a file's bytes without their gzip wrapping, and verify their size and checksum.
+
+    No published file itself begins as a gzipped one does. DataError for other bytes.
+    """
     size = source.sizes[name]
     try:
         data = _Limited(file, size + WRAPPING_BYTES).read()
@@ -378,9 +389,9 @@ def _verified(file: BinaryIO, source: Source, name: str) -> bytes:
 
 
 def _unpacked(path: Path, source: Source, names: Sequence[str]) -> dict[str, bytes]:
-    """Read the verified bytes of ``names`` in a gzipped tar archive.
+    """Read the verified bytes of the files ``names`` in a gzipped tar archive.
 
-    No path that it gives is ever written to.
+    Nothing is written to the paths in it. DataError for a missing file.
     """
     files = dict[str, bytes]()
     with gzip.open(path) as unzipped:
@@ -399,21 +410,22 @@ def _unpacked(path: Path, source: Source, names: Sequence[str]) -> dict[str, byt
 
 
 def _refuse_http(response: Any, **_: Any) -> None:
-    """Refuse an answer that came, or is to come after a redirection, without https."""
+    """Refuse an answer that does not come by https, and one that redirects to http."""
     url = response.headers.get("location") or response.url
     if url.lower().startswith("http:") or not response.url.startswith("https:"):
         raise DataError(f"the server leads to {url}, which is not https")
 
 
 def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str, bytes]:
-    # By name of the remote file, which of the missing ones it holds.
+    """Download missing files into a source's folder, and give their verified bytes, by name."""
+    # The missing files that a remote file holds, by its name.
     remote: dict[str, Sequence[str]] = {name + source.suffix: [name] for name in missing}
     if source.archive:
         remote = {source.archive: missing}
     files: dict[str, bytes] = {}
     try:
-        # In a folder that exists: others are made for verified data only, and a rename stays on one
-        # file system.
+        # Downloads go to a folder that exists, on the same file system. The data's own folder is
+        # made for verified data only.
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         with TemporaryDirectory(prefix=".download-", dir=existing) as staging:
             for remote_name, names in remote.items():
@@ -423,7 +435,7 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
                     with whole_file(folder / name) as file:
                         file.write(data)
                 files |= fetched
-    # About the disk: _fetch turns what a mirror does wrong into a DataError.
+    # This is of the disk: _fetch turns errors of a mirror into a DataError.
     except OSError as error:
         raise DataError(
             f"{source.name} is not complete and cannot be written to {folder} ({error}). "
@@ -435,7 +447,11 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
 def _fetch(
     source: Source, folder: Path, remote_name: str, names: Sequence[str], path: Path
 ) -> dict[str, bytes]:
-    """Download the verified bytes of ``names``, which the remote file holds, from the first mirror that has them."""
+    """Download a remote file, and give the verified bytes of the files ``names`` that it holds.
+
+    The first mirror that has them is used. ``path`` is where the remote file is kept meanwhile.
+    DataError with the failures of all mirrors.
+    """
     failures = list[str]()
     # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and
     # Untar follows an archive's links out of its folder on Python 3.11 (no extraction filter).

@@ -12,7 +12,7 @@ from bstune.core.errors import ConfigError
 def schedule_free_adamw(params: ParamsT, **options: Any) -> Optimizer:
     """Make schedulefree's AdamW (Defazio et al. 2024, arXiv 2405.15682).
 
-    It trains at other weights than those that it gives
+    It keeps an average of the weights, which is to be evaluated in their place
     (:class:`bstune.workloads.averaging.OptimizersAverage`).
 
     Raises:
@@ -23,7 +23,9 @@ def schedule_free_adamw(params: ParamsT, **options: Any) -> Optimizer:
 
 
 def soap(params: ParamsT, **options: Any) -> Optimizer:
-    """Make pytorch_optimizer's SOAP, Adam in Shampoo's eigenbasis (Vyas et al. 2024, arXiv 2409.11321).
+    """Make pytorch_optimizer's SOAP (Vyas et al. 2024, arXiv 2409.11321).
+
+    It is Adam in Shampoo's eigenbasis.
 
     Raises:
         ConfigError: without that library.
@@ -33,6 +35,7 @@ def soap(params: ParamsT, **options: Any) -> Optimizer:
 
 
 def _of_library(library: str, name: str) -> Any:
+    """Import a class of a library that an extra installs; ConfigError where it is not installed."""
     try:
         module = importlib.import_module(library)
     except ImportError as error:

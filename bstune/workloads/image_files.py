@@ -1,6 +1,7 @@
-"""Images that are read from files as they are needed, for data sets that fit no device: ImageNet and Open Images.
+"""Images that are read from files as they are needed, for data sets that fit no device.
 
-Decoding is Pillow's. A file that does not decode ends the trial with its name: nothing is skipped.
+They are ImageNet and Open Images. Decoding is Pillow's. A file that does not decode ends the trial
+with its name: nothing is skipped.
 """
 
 import csv
@@ -22,43 +23,50 @@ from bstune.core.errors import ConfigError, DataError, check_positive_integer
 from bstune.trial.lightning.installed import LightningDataModule
 from bstune.workloads.classifier import Classifier
 
-# In any case; ImageNet's end in .JPEG.
+# Endings of images, in lower case; ImageNet's are .JPEG.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-# Of ImageNet's pixels, black being 0 and white 1.
+# Mean and deviation of ImageNet's pixels per channel, black being 0 and white 1.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-# Of the crops that Szegedy et al. 2014 (arXiv 1409.4842) train on.
+# Share of the area, and ratio of the sides, of the crops that Szegedy et al. 2014 (arXiv 1409.4842)
+# train on.
 CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
-# For a crop that lies within the image, before a central one is taken.
+# So many crops are drawn until one lies within the image; then a central one is taken.
 CROP_TRIES = 10
-# Of the resized image over the crop that is evaluated.
+# The shorter side of the resized image over the side of the crop that is evaluated.
 SHORT_SIDE = 256 / 224
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Files of images, with what is to be learnt of each."""
+    """Files of images with their classes."""
 
     paths: tuple[Path, ...]
     labels: NDArray[np.int64]
-    """(n,): a class; or (pairs, 2): the place of a file and one of its classes, in order."""
+    """Of shape (n,): the class of each file. Or of shape (pairs, 2), sorted: the place of a file,
+    and a class that it has."""
     classes: tuple[str, ...]
+    """The names of the classes."""
 
     def target(self, place: int) -> Tensor:
-        """Give a file's class, int64 (); or float (classes,), 1 where it has the class."""
+        """Give the class of the file at ``place``, int64 ().
+
+        If files may have several classes, it is float (classes,): 1 for each that the file has.
+        """
         if self.labels.ndim == 1:
             return torch.tensor(self.labels[place])
         target = torch.zeros(len(self.classes))
-        first, last = np.searchsorted(self.labels[:, 0], (place, place + 1))
-        target[self.labels[first:last, 1]] = 1.0
+        first, end = np.searchsorted(self.labels[:, 0], (place, place + 1))
+        target[self.labels[first:end, 1]] = 1.0
         return target
 
 
 def load_folders(root: str | Path) -> tuple[ImageFiles, ImageFiles]:
-    """List training and validation images of ``root/train/CLASS/`` and ``root/val/CLASS/``, as ImageNet's are kept.
+    """List the training and validation images of ``root/train/CLASS/`` and ``root/val/CLASS/``.
 
-    Classes are numbered in the order of their names; other files than images are left alone.
+    ImageNet's are kept so. Classes are numbered in the order of their names; other files than
+    images are left alone.
 
     Raises:
         DataError: for a folder that is missing or of another layout, a class without images, or one
@@ -78,10 +86,10 @@ def load_folders(root: str | Path) -> tuple[ImageFiles, ImageFiles]:
 
 
 def load_open_images(root: str | Path) -> tuple[ImageFiles, ImageFiles]:
-    """List training and validation images of Open Images (Kuznetsova et al. 2020), each with all of its classes.
+    """List the training and validation images of Open Images, each with all of its classes.
 
-    They are kept as its publisher's tools leave them: ``root/train/*.jpg`` and
-    ``root/validation/*.jpg``, the labels that people verified in
+    (Kuznetsova et al. 2020.) They are kept as its publisher's tools leave them:
+    ``root/train/*.jpg`` and ``root/validation/*.jpg``, the labels that people verified in
     ``root/PART-annotations-human-imagelabels.csv`` (ImageID, Source, LabelName, Confidence), and
     the classes, one a line, in ``root/classes-trainable.txt``. Classes that are not in that file do
     not count; an image without a label is one of none.
@@ -99,12 +107,14 @@ def load_open_images(root: str | Path) -> tuple[ImageFiles, ImageFiles]:
 
 
 def _at(root: str | Path) -> Path:
+    """Give the folder of the data set; ConfigError if it is empty."""
     if not str(root or ""):
         raise ConfigError("workload.data.load.root is empty: set it to the folder of the data set")
     return Path(root).expanduser()
 
 
 def _folder(root: str | Path, part: str) -> ImageFiles:
+    """List the images of a part, ``train`` or ``val``, whose folders are the classes."""
     folder = _at(root) / part
     layout = f"{_at(root)} must hold train/CLASS/*.jpg and val/CLASS/*.jpg"
     folders = [entry for entry in _entries(folder, layout) if entry.is_dir()]
@@ -123,6 +133,7 @@ def _folder(root: str | Path, part: str) -> ImageFiles:
 
 
 def _labelled(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
+    """List the images of a part of Open Images with the labels of the part's table."""
     paths = _images(root / part)
     if not paths:
         raise DataError(f"{root / part} has no images ({', '.join(SUFFIXES)})")
@@ -140,7 +151,7 @@ def _labelled(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
     for row in rows:
         if not row["Confidence"]:
             raise DataError(f"{table}, line {rows.line_num} is cut short")
-        # Of confidence 0: people said that it is not there.
+        # A confidence of 0 says that people did not find the class in the image.
         if row["Confidence"] == "0" or row["LabelName"] not in number:
             continue
         if row["ImageID"] not in place:
@@ -154,10 +165,12 @@ def _labelled(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
 
 
 def _images(folder: Path) -> list[Path]:
+    """List the images in a folder, sorted by name."""
     return [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
 
 
 def _entries(folder: Path, layout: str = "") -> list[Path]:
+    """List what is in a folder, sorted by name. The DataError for a missing one says the layout."""
     try:
         return sorted(folder.iterdir())
     except OSError as error:
@@ -166,6 +179,7 @@ def _entries(folder: Path, layout: str = "") -> list[Path]:
 
 
 def _lines(path: Path) -> list[str]:
+    """Read the lines of a text file; DataError for one that cannot be read."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -175,11 +189,12 @@ def _lines(path: Path) -> list[str]:
 
 
 class ImageFileData(LightningDataModule):
-    """Images from files, cropped and mirrored at random for training, resized and cropped in the middle otherwise.
+    """Images from files, cropped at random for training, and in the middle for evaluation.
 
-    Training crops are of 8% to 100% of the image's area and of a ratio of sides from 3/4 to 4/3
-    (Szegedy et al. 2014); evaluated is the middle of the image whose shorter side is 256/224 of the
-    crop's. Pixels are normalised by ImageNet's mean and deviation.
+    Training images are mirrored half of the time, too. Training crops are of 8% to 100% of the
+    image's area and of a ratio of sides from 3/4 to 4/3 (Szegedy et al. 2014); evaluated is the
+    middle of the image whose shorter side is 256/224 of the crop's. Pixels are normalised by
+    ImageNet's mean and deviation.
 
     Args:
         load: returns the files to train on and those for the target, as :func:`load_folders` does.
@@ -228,22 +243,24 @@ class ImageFileData(LightningDataModule):
         self._files = train, validation
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Give the images to train on, shuffled."""
+        """Make a loader of the images to train on, shuffled; it gives single examples."""
         self.prepare_data()
         assert self._files is not None  # noqa: S101  # prepared
         images = _Decoded(self._files[0], self._image_size, self._classes, at_random=True)
         if self._train_examples is None:
-            return self._loader(images, 1, shuffle=True)
+            return self._loader(images, batch_size=1, shuffle=True)
         if not 1 <= self._train_examples <= len(images):
             raise ConfigError(
                 f"workload.data.train_examples must be from 1 to {len(images)}, but got "
                 f"{self._train_examples}"
             )
         order = np.random.RandomState(0).permutation(len(images))[: self._train_examples]
-        return self._loader(torch.utils.data.Subset(images, order.tolist()), 1, shuffle=True)
+        return self._loader(
+            torch.utils.data.Subset(images, order.tolist()), batch_size=1, shuffle=True
+        )
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Give the images for the target, in their order."""
+        """Make a loader of the images for the target, in their order."""
         self.prepare_data()
         assert self._files is not None  # noqa: S101  # prepared
         images = _Decoded(self._files[1], self._image_size, self._classes, at_random=False)
@@ -252,6 +269,7 @@ class ImageFileData(LightningDataModule):
     def _loader(
         self, images: Dataset[Any], batch_size: int, shuffle: bool = False
     ) -> DataLoader[Any]:
+        """Make a loader with the processes and pinned memory of all loaders."""
         return DataLoader(
             images,
             batch_size,
@@ -292,7 +310,7 @@ def decoded(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    # Pillow's, by format.
+    # Pillow raises these, by the format.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Its texts repeat the path, or end with an object's address.
         reason = str(error).partition("<")[0].replace(repr(str(path)), "").strip()
@@ -304,9 +322,10 @@ def decoded(path: Path) -> Image.Image:
 
 
 def random_crop(image: Image.Image, size: int) -> Image.Image:
-    """Crop a random part of an image, resized to a square and mirrored half of the time.
+    """Crop a random part of an image, resize it to a square, and mirror it half of the time.
 
-    Numbers are drawn from torch's generator, which a trial seeds.
+    The square has ``size`` pixels a side. Numbers are drawn from torch's generator, which a trial
+    seeds.
     """
     width, height = image.size
     box: tuple[float, float, float, float] = _middle(width, height, min(width, height))
@@ -336,19 +355,19 @@ def middle_crop(image: Image.Image, size: int) -> Image.Image:
 
 
 def _middle(width: int, height: int, side: float) -> tuple[float, float, float, float]:
-    """Give the square in the middle: left, top, right, bottom."""
+    """Give the edges of the middle square with a side: left, top, right, bottom, in pixels."""
     left = (width - side) / 2
     top = (height - side) / 2
     return (left, top, left + side, top + side)
 
 
 class LabelTagger(Classifier):
-    """Trains ``model`` on images with any number of classes each, and logs ``val/average_precision`` and ``val/loss``.
+    """Trains ``model`` on images with any number of classes each.
 
-    Average precision is taken over all pairs of an image and a class (micro-averaged), with
-    ``thresholds`` bins of the predicted probability. Arguments are those of
-    :class:`~bstune.workloads.classifier.Classifier`, whose ``loss`` is of (logits, targets), each
-    (N, classes), such as torch's BCEWithLogitsLoss.
+    It logs ``val/average_precision`` and ``val/loss``. Average precision is taken over all pairs of
+    an image and a class (micro-averaged), with ``thresholds`` bins of the predicted probability.
+    Arguments are those of :class:`~bstune.workloads.classifier.Classifier`, whose ``loss`` is of
+    (logits, targets), each (N, classes), such as torch's BCEWithLogitsLoss.
     """
 
     def __init__(self, *arguments: Any, classes: int, thresholds: int, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Image data that live on the device and hand each trial its own stream of batches, and their augmentation."""
+"""Image data that live on the device, with a stream of batches for each trial, and augmentation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from bstune.trial.devices.device import resolve_device
 from bstune.trial.lightning.installed import LightningDataModule, move_data_to_device
 from bstune.workloads.datasets import ImageDataset, Images
 
-# Bytes of images whose batches are made together on an accelerator, 8,192 of CIFAR; normalised they
-# take four times as much. A CPU launches operators for next to nothing, and makes small batches
-# within its caches.
+# Bytes of images whose batches are made together on an accelerator: 8,192 images of CIFAR, which
+# take four times as much once they are normalised. On a CPU, which launches operators at once, each
+# batch is made alone, within the caches.
 AT_ONCE_BYTES = 24 * 2**20
 HALF_PRECISIONS = {"16": torch.float16, "bf16": torch.bfloat16}
 
@@ -102,11 +102,14 @@ class ImageData(LightningDataModule):
         self._on_device = False
 
     def prepare_data(self) -> None:
-        """Read, download if need be, verify and split the data off the device, and refuse options that cannot be."""
+        """Read the data, or download them, and split them, off the device.
+
+        ConfigError for options that the data do not allow.
+        """
         resolve_device(self._device)
         check_positive_integer("workload.data.eval_batch_size", self._eval_batch_size)
         split = self._read()
-        # On one image: a refused setting shows before any trial.
+        # Augmenting one image shows a refused setting before any trial.
         if self._augment is not None and not self._on_device:
             augment = bind_augmentation(self._augment, split.normalise.mean, self._alternating_flip)
             augment(split.train[0][:1], torch.Generator())
@@ -131,7 +134,7 @@ class ImageData(LightningDataModule):
         micro_batch_size: int | None,
         seed: int,
     ) -> TrainBatches:
-        """Begin a trial's endless stream of batches."""
+        """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         data = self._resident()
         images = data.train[0]
         examples_at_once = 1
@@ -149,7 +152,10 @@ class ImageData(LightningDataModule):
         )
 
     def first_images(self, count: int) -> Tensor:
-        """Give the first ``count`` training images of the split (or all), normalised to float32, not augmented."""
+        """Give the first ``count`` training images of the split, or all if they are fewer.
+
+        They are normalised to float32 and not augmented.
+        """
         data = self._resident()
         return data.normalise(data.train[0][:count])
 
@@ -161,22 +167,24 @@ class ImageData(LightningDataModule):
         )
 
     def test_dataloader(self) -> EvalBatches:
-        """Give the test batches; none where there is no test set."""
+        """Give the test batches; there are none without a test set."""
         data = self._resident()
         return EvalBatches(*data.test, batch_size=self._eval_batch_size, normalise=self._normalise)
 
     @property
     def _normalise(self) -> Normalisation:
+        """How pixels become the batches' numbers, in their type and memory format."""
         return replace(self._read().normalise, dtype=self._dtype, memory_format=self._memory_format)
 
     def _read(self) -> "_Split":
+        """Read, check and split the data set, once."""
         if self._split is None:
             dataset = self._load()
             check_labels(dataset, self._classes)
             train, validation, test = split_images(
                 dataset, self._validation, self._test, self._split_seed
             )
-            # Of all the images that are left, so that a smaller set is normalised alike.
+            # They are of all images that are left to train on: a smaller set is normalised alike.
             mean, std = self._mean_std(train.images, dataset.white)
             # (pixels / white - mean) / std, per channel, as one scale and one shift.
             scales = [1 / (dataset.white * deviation) for deviation in std]
@@ -191,6 +199,7 @@ class ImageData(LightningDataModule):
         return self._split
 
     def _resident(self) -> "_Split":
+        """Give the split data on the device; they are moved once."""
         if not self._on_device:
             self._split = move_data_to_device(self._read(), resolve_device(self._device))
             self._on_device = True
@@ -199,6 +208,7 @@ class ImageData(LightningDataModule):
     def _mean_std(
         self, images: NDArray[np.uint8], white: int
     ) -> tuple[Sequence[float], Sequence[float]]:
+        """Give the mean and the deviation of each channel, as the options have them or computed."""
         if self._mean is None and self._std is None:
             return channel_mean_std(images, white)
         mean = list(self._mean or ())
@@ -218,10 +228,13 @@ Part = tuple[Tensor, Tensor]
 
 
 def _tensors_of(part: Images) -> Part:
+    """Copy images and labels into tensors."""
     return torch.tensor(part.images), torch.tensor(part.labels)
 
 
 class _Split(NamedTuple):
+    """A data set's parts, and the scale and shift, (1, channels, 1, 1), that normalise pixels."""
+
     train: Part
     validation: Part
     test: Part
@@ -236,9 +249,9 @@ class _Split(NamedTuple):
 def split_images(
     dataset: ImageDataset, validation: int | Literal["test"], test: int | None, seed: int
 ) -> tuple[Images, Images, Images]:
-    """Split a data set into training, validation and test images, perhaps none.
+    """Split a data set at random into training, validation and test images.
 
-    The options are those of :class:`ImageData`.
+    The options are those of :class:`ImageData`. There may be no test images.
     """
     if validation != "test" and not _positive(validation):
         raise ConfigError(
@@ -266,21 +279,21 @@ def split_images(
             f"workload.data.validation={validation} and workload.data.test={test} leave nothing to "
             f"train on: {dataset.name} has {n} training images"
         )
-    # Without replacement and whatever the labels; numpy never changes RandomState's streams (NEP
-    # 19).
+    # Images are drawn without replacement, whatever their labels. numpy never changes RandomState's
+    # streams (NEP 19).
     order = np.random.RandomState(seed).permutation(n)
     places = np.split(order, [validated, validated + tested])
     validation_images, test_images, train = (dataset.train.take(index) for index in places)
     if dataset.test is not None:
         test_images = dataset.test
-    # The test images are the target's then, and none are left to test.
+    # Then the test images serve for the target, and no images are left to test.
     if validation == "test":
         return train, test_images, validation_images
     return train, validation_images, test_images
 
 
 def first_examples(images: Images, count: int | None) -> Images:
-    """Take the first ``count`` of the training images, all for None.
+    """Take the first ``count`` of the training images; None: all of them.
 
     ConfigError for more than there are.
     """
@@ -296,7 +309,10 @@ def first_examples(images: Images, count: int | None) -> Images:
 
 
 def check_labels(dataset: ImageDataset, classes: int | None) -> None:
-    """Raise a DataError for images without a label each, or a label that is not from 0 to ``classes`` - 1."""
+    """Refuse images without a label each, and labels outside of 0 to ``classes`` - 1.
+
+    ``classes`` None allows any label from 0 on.
+    """
     allowed = "0 and above"
     limit = math.inf
     if classes is not None:
@@ -320,17 +336,21 @@ def check_labels(dataset: ImageDataset, classes: int | None) -> None:
 
 
 def _positive(size: object) -> bool:
+    """Whether a value is a whole number over 0."""
     return isinstance(size, int) and not isinstance(size, bool) and size > 0
 
 
 def channel_mean_std(images: NDArray[np.uint8], white: int) -> tuple[list[float], list[float]]:
-    """Compute each channel's mean and standard deviation over all pixels, black being 0 and ``white`` 1."""
+    """Compute the mean and the standard deviation of each channel over all pixels.
+
+    Black is 0 and ``white`` is 1. DataError for a channel that is constant.
+    """
     mean = list[float]()
     std = list[float]()
     values = np.arange(256)
     for channel, pixels in enumerate(torch.from_numpy(images).unbind(1)):
-        # From exact counts of pixel values, so that they are the same on every machine. numpy's
-        # bincount would make an int64 copy.
+        # Exact counts of pixel values give the same mean on every machine. numpy's bincount would
+        # make an int64 copy.
         counts = torch.bincount(pixels.flatten(), minlength=256).numpy()
         n = int(counts.sum())
         total = int(counts @ values)
@@ -351,7 +371,7 @@ def random_crop_flip(
     mean: Tensor | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Pad each image by reflection, crop it back at a random place, mirror it, and cut a square out of it.
+    """Pad each image by reflection, crop it at a random place, mirror it, and cut out a square.
 
     Page's augmentation for CIFAR-10 (2018 and 2019, "How to train your ResNet"); with a padding of
     2 the crop is the translation of cifar10-airbench. Padding does not repeat the edge. Nothing
@@ -363,12 +383,12 @@ def random_crop_flip(
         padding: pixels of padding on each side; 0 only mirrors.
         cutout: side of a square, wholly inside the image, that is set to the mean; 0: none; 8,
             later 5, in the source.
-        mirror: bool, (n,): which images to mirror; None mirrors each with probability 1/2.
+        mirror: which images to mirror, bool, (n,); None mirrors each with probability 1/2.
         mean: of the pixels per channel, (1, channels, 1, 1), rounded where the images are whole
             numbers; for ``cutout`` only. :class:`~bstune.trial.batches.image_batches.TrainBatches`
             passes it.
-        batch_size: of which the images are whole batches: each draws what it would draw alone;
-            None: one batch.
+        batch_size: the images are whole batches of this size, and each draws the numbers that it
+            would draw alone. None: the images are one batch.
 
     Raises:
         ConfigError: for a ``padding`` or a ``cutout`` out of its range, or a ``cutout`` without a
@@ -417,7 +437,10 @@ def random_crop_flip(
 
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) -> Tensor:
-    """Set a square of side ``size`` of each image, at row ``top`` and column ``left`` (n,), to the mean."""
+    """Set a square of each image to the mean of the pixels.
+
+    Its side is ``size``; ``top`` and ``left``, each (n,), are its first rows and columns.
+    """
     height, width = images.shape[-2:]
     rows = torch.arange(height, device=images.device) - top[:, None]
     columns = torch.arange(width, device=images.device) - left[:, None]
@@ -429,12 +452,16 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, mean: Tensor) 
 
 
 def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding: int) -> Tensor:
-    """Pad each image by reflection, crop it at ``top`` and ``left`` (n,), then mirror it where ``mirror``."""
+    """Pad each image by reflection, crop it, then mirror some of them.
+
+    ``top`` and ``left``, each (n,), are the crop's first row and column in the padded image;
+    ``mirror``, (n,), says which images are mirrored.
+    """
     n, channels, height, width = images.shape
     device = images.device
     rows = _seen_from(height, padding, device).index_select(0, top)
     columns = _seen_from(width, padding, device)
-    # Mirrored ones are the second half.
+    # The second half of the rows is for mirrored images.
     columns = torch.cat([columns, columns.flip(1)])
     columns = columns.index_select(0, torch.add(left, mirror, alpha=2 * padding + 1))
     # Rows, then columns: several times faster on a CPU than four index tensors, and without an
@@ -448,6 +475,9 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
 
 
 def _seen_from(size: int, padding: int, device: torch.device) -> Tensor:
-    """Tell which pixels of a side, padded by reflection, a crop of its length has at each place: (places, size)."""
+    """Give the pixels along a side that a crop has, for each place of the crop: (places, size).
+
+    The side has ``size`` pixels, and ``padding`` reflected ones at each end.
+    """
     padded = torch.arange(-padding, size + padding, device=device)
     return ((size - 1) - ((size - 1) - padded.abs()).abs()).unfold(0, size, 1)

@@ -1,4 +1,4 @@
-"""Language models on text that lives on the device as tokens: data, a Transformer, an LSTM and their Lightning module.
+"""Language models on text that lives on the device as tokens: data, models and Lightning module.
 
 An example is a sequence of ``context`` tokens, whose targets are the same tokens one place on.
 Batch sizes count sequences; times ``context`` they are tokens.
@@ -25,17 +25,19 @@ from bstune.trial.lightning.installed import LightningDataModule
 from bstune.workloads.classifier import Classifier
 from bstune.workloads.datasets import TINY_SHAKESPEARE, read_files
 
-# Of embeddings and linear layers, as in GPT-2.
+# Standard deviation of the first weights of embeddings and linear layers, as in GPT-2.
 INITIAL_STD = 0.02
-# Of a text, its end: the first half of it for the target, the second to test.
+# The share at the end of a text that is not trained on: its first half serves for the target, its
+# second half to test.
 HELD_OUT_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text as tokens from 0 to ``vocabulary`` - 1, in parts, each integers (n,), in memory or memory-mapped.
+    """A text as tokens from 0 to ``vocabulary`` - 1, in parts.
 
-    ``test`` is None where there is none. ``source`` is the file that a message names.
+    Each part has integers (n,), in memory or memory-mapped. ``test`` is None where there is none.
+    ``source`` is the file that a message names.
     """
 
     source: str
@@ -93,10 +95,12 @@ def load_text(path: str | Path) -> Text:
 
 
 def _train_length(characters: int) -> int:
+    """How many of a text's characters are trained on."""
     return int((1.0 - HELD_OUT_SHARE) * characters)
 
 
 def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
+    """Cut a text into the parts to train on, for the target, and to test."""
     first = _train_length(len(tokens))
     second = first + (len(tokens) - first) // 2
     return Text(
@@ -189,7 +193,7 @@ class TextData(LightningDataModule):
         micro_batch_size: int | None,
         seed: int,
     ) -> "TokenBatches":
-        """Begin a trial's endless stream of batches."""
+        """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         self.setup()
         tokens = self._read().train if self._train is None else self._train
         return TokenBatches(
@@ -206,10 +210,11 @@ class TextData(LightningDataModule):
         return self._evaluated(self._read().validation)
 
     def test_dataloader(self) -> "TokenEvalBatches":
-        """Give the test batches; none where there is no test text."""
+        """Give the test batches; there are none without a test text."""
         return self._evaluated(self._read().test)
 
     def _evaluated(self, tokens: NDArray[np.integer] | None) -> "TokenEvalBatches":
+        """Give batches of sequences that are evenly spread over a part; none for None."""
         sequences = np.empty((0, self._context + 1), np.int64)
         if tokens is not None:
             every = (len(tokens) - 1) // self._validation
@@ -249,14 +254,17 @@ class TextData(LightningDataModule):
         return self._text
 
     def _check(self, name: str, source: str, tokens: NDArray[np.integer], sequences: int) -> None:
-        """Refuse a part that is too short for so many sequences, or has a token outside the vocabulary."""
+        """Refuse a part that is too short for ``sequences``, or has a token outside the vocabulary.
+
+        ``name`` is the part's, and ``source`` the text's, for the message.
+        """
         # The last target is a token after the last sequence.
         least = sequences * self._context + 1
         if len(tokens) < least:
-            what = "a sequence" if name == "train" else f"{sequences} sequences"
+            needed = "a sequence" if name == "train" else f"{sequences} sequences"
             raise DataError(
                 f"{source} is too short, or cut short: its {name} part has {len(tokens)} tokens, "
-                f"but {what} of workload.data.context={self._context} tokens take {least}"
+                f"but {needed} of workload.data.context={self._context} tokens take {least}"
             )
         low = int(tokens.min())
         high = int(tokens.max())
@@ -269,17 +277,18 @@ class TextData(LightningDataModule):
             )
 
     def _on_device(self, tokens: NDArray[np.integer]) -> Tensor:
-        # Of other unsigned integers torch indexes none.
+        """Copy tokens to the device, in a small type of integers."""
+        # torch does not index other unsigned integers than uint8.
         kind = np.uint8 if self._vocabulary <= 256 else np.int32
         return torch.tensor(tokens.astype(kind), device=resolve_device(self._device))
 
 
 class TokenBatches:
-    """Endless training batches (tokens, targets), each int64 (B, context), on the device of a text (n,).
+    """Endless training batches (tokens, targets), each int64 (B, context).
 
-    Each iterator goes on where the last left off, at the next whole batch. The order depends on
-    ``seed`` alone. A text that is an array is read sequence by sequence, and its batches are in
-    main memory.
+    They are on the device of the text (n,). Each iterator goes on where the last left off, at the
+    next whole batch. The order depends on ``seed`` alone. A text that is an array is read sequence
+    by sequence, and its batches are in main memory.
     """
 
     def __init__(
@@ -304,7 +313,7 @@ class TokenBatches:
             device = tokens.device
         else:
             self._sequences = sliding_window_view(tokens, context + 1)[::stride]
-        (order,) = seeded_generators(seed, device, 1)
+        (order,) = seeded_generators(seed, device, count=1)
         self.stream = IndexStream(len(self._sequences), batch_size, order)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -313,6 +322,7 @@ class TokenBatches:
                 yield part[:, :-1], part[:, 1:]
 
     def _taken(self, index: Tensor) -> Tensor:
+        """Give the sequences at ``index`` (B,), int64 (B, context + 1)."""
         if isinstance(self._sequences, Tensor):
             return self._sequences.index_select(0, index).long()
         return torch.from_numpy(self._sequences[index.numpy()].astype(np.int64))
@@ -321,7 +331,7 @@ class TokenBatches:
 class TokenEvalBatches:
     """Evaluation batches (tokens, targets) of sequences (n, context + 1), int64.
 
-    None without sequences.
+    There are no batches without sequences.
     """
 
     def __init__(self, sequences: Tensor, batch_size: int) -> None:
@@ -342,14 +352,15 @@ class TokenEvalBatches:
 
 
 class LanguageModel(Classifier):
-    """Trains ``model``, from tokens (N, context) to logits (N, context, vocabulary), to predict the tokens that follow.
+    """Trains ``model`` to predict the token that follows each token.
 
-    ``val/loss`` and ``test/loss`` are nats a token, ``val/error`` and ``test/error`` shares of
-    tokens. Arguments are those of :class:`~bstune.workloads.classifier.Classifier`.
+    The model maps tokens (N, context) to logits (N, context, vocabulary). ``val/loss`` and
+    ``test/loss`` are nats a token, ``val/error`` and ``test/error`` shares of tokens. Arguments are
+    those of :class:`~bstune.workloads.classifier.Classifier`.
     """
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Give the batch's mean loss."""
+        """Give the mean loss over the batch's tokens, in nats."""
         tokens, targets = batch
         return self.loss(self(tokens).flatten(0, 1), targets.flatten())
 
@@ -362,11 +373,11 @@ class LanguageModel(Classifier):
 
 
 class Transformer(nn.Module):
-    """A decoder of pre-normalised blocks without dropout, as GPT-2 (Radford et al. 2019) but with an output of its own.
+    """A decoder of pre-normalised blocks without dropout, as GPT-2 (Radford et al. 2019).
 
-    Maps tokens (N, T), T up to ``context``, to logits (N, T, vocabulary). Weights start normal
-    around 0, with standard deviation 0.02, and those that add to the residual stream with
-    0.02/sqrt(2 layers).
+    Its output layer has weights of its own. It maps tokens (N, T), T up to ``context``, to logits
+    (N, T, vocabulary). Weights start normal around 0, with standard deviation 0.02, and those that
+    add to the residual stream with 0.02/sqrt(2 layers).
 
     Args:
         vocabulary: different tokens.
@@ -416,6 +427,8 @@ class Transformer(nn.Module):
 
 
 class _Block(nn.Module):
+    """A block of a Transformer: attention and a hidden layer, each added to the stream."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self._heads = heads

@@ -1,7 +1,8 @@
-"""Layers and tricks of David Page's DAWNBench entry (How to Train Your ResNet, part 8) and of cifar10-airbench.
+"""Layers and tricks of David Page's DAWNBench entry and of cifar10-airbench.
 
-Ghost batch normalisation, patch whitening, convolutions that start as the identity, and views at
-test time. A value out of its range is a ConfigError, and so are images that a layer cannot take.
+(How to Train Your ResNet, part 8.) Ghost batch normalisation, patch whitening, convolutions that
+start as the identity, and views at test time. A value out of its range is a ConfigError, and so are
+images that a layer cannot take.
 """
 
 import math
@@ -16,8 +17,8 @@ from bstune.core.errors import ConfigError, check_positive_integer
 
 HALVES = (torch.float16, torch.bfloat16)
 Model = Callable[[Tensor], Tensor]
-# Images at a time: patches overlap, so they take many times the images' memory; few stay in a CPU's
-# cache.
+# Images whose patches are made at a time. Patches overlap, so they take many times the images'
+# memory; those of few images stay in a CPU's cache.
 CHUNK_OF_IMAGES = 50
 
 
@@ -103,7 +104,7 @@ class BatchNorm(nn.BatchNorm2d):
             output, statistics = self._normalise(input, groups)
         else:
             output, statistics = self._normalise(input[: groups * size], groups)
-            last, statistics_of_last = self._normalise(input[groups * size :], 1)
+            last, statistics_of_last = self._normalise(input[groups * size :], groups=1)
             output = torch.cat([output, last])
             statistics = statistics.lerp(statistics_of_last, rest / len(input))
         with torch.no_grad():
@@ -112,18 +113,18 @@ class BatchNorm(nn.BatchNorm2d):
         return output
 
     def extra_repr(self) -> str:
-        """Describe it as torch does, with our two settings; a survey is kept under that."""
+        """Describe the layer as torch does, with two more settings; a survey is kept under it."""
         of_torch = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{of_torch}, ghost_size={self.ghost_size}, scale={self.scale}"
 
     def _normalise(self, images: Tensor, groups: int) -> tuple[Tensor, Tensor]:
         """Normalise images in groups of one size.
 
-        Give the groups' mean and unbiased variance, averaged (2, C), too.
+        Gives the images, and the groups' means and unbiased variances, averaged: (2, C).
 
         Each group's channels are channels of their own for torch's layer: a view of contiguous
-        images. Others, such as channels last, are copied there and back, which takes a third of the
-        operators and half of the memory traffic of normalising them where they are.
+        images. Other images, such as channels last, are copied there and back. That takes a third
+        of the operators and half of the memory traffic of normalising them where they are.
         """
         channels = images.shape[1]
         statistics = torch.zeros(2, groups * channels, dtype=self.bias.dtype, device=images.device)
@@ -158,9 +159,12 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
-    """Compute eigenvalues (C k k,), descending, and eigenvectors (C k k, C, k, k) of all patches' second moments."""
-    # About 0 rather than about the mean, as in both sources: images (N, C, H, W) are normalised
-    # before.
+    """Compute the eigenvalues and eigenvectors of the second moments of images' patches.
+
+    Eigenvalues are descending, (C k k,); eigenvectors are (C k k, C, k, k), with k ``kernel_size``.
+    """
+    # The moments are about 0 and not about the mean, as in both sources: images (N, C, H, W) are
+    # normalised before.
     channels = images.shape[1]
     size = channels * kernel_size**2
     total = torch.zeros(size, size, dtype=torch.float64, device=images.device)
@@ -170,17 +174,17 @@ def patch_moments(images: Tensor, kernel_size: int) -> tuple[Tensor, Tensor]:
         columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(size, -1)
         total += columns @ columns.T
         patches += columns.shape[1]
-    # Small: faster on a CPU than on an accelerator.
+    # A CPU is faster at so small a matrix than an accelerator.
     values, vectors = torch.linalg.eigh((total / patches).cpu())
     return values.flip(0), vectors.T.flip(0).reshape(size, channels, kernel_size, kernel_size)
 
 
 class Whitening(nn.Module):
-    """A convolution of stride 1 whose filters are the eigenvectors of patches, each over sqrt(its eigenvalue + eps).
+    """A convolution of stride 1 whose filters are the eigenvectors of images' patches.
 
-    It decorrelates the images' patches (Page's rung of 36 s; both signs and a learnt bias are
-    cifar10-airbench's, after hlb-CIFAR10). The filters are a buffer, which :meth:`initialise_from`
-    or a state dict sets.
+    Each is divided by sqrt(its eigenvalue + eps). It decorrelates the images' patches (Page's rung
+    of 36 s; both signs and a learnt bias are cifar10-airbench's, after hlb-CIFAR10). The filters
+    are a buffer, which :meth:`initialise_from` or a state dict sets.
 
     Args:
         kernel_size: k, height and width of the patches.
@@ -230,7 +234,7 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def initialise_from(self, images: Tensor) -> None:
-        """Set the filters from the first of some normalised images (N, C, H, W)."""
+        """Set the filters from the first ``self.images`` of normalised images (N, C, H, W)."""
         shape = tuple(images.shape)
         if len(shape) != 4 or shape[1] != self.channels or min(shape[2:]) < self.kernel_size:
             raise ConfigError(
@@ -259,7 +263,7 @@ class Whitening(nn.Module):
         return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
 
     def extra_repr(self) -> str:
-        """List the settings; a survey is kept under them."""
+        """List the settings for the layer's description; a survey is kept under it."""
         return (
             f"{self.channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"padding={self.padding}, eps={self.eps}, images={self.images}, signed={self.signed}, "
@@ -285,7 +289,10 @@ def dirac_init(network: nn.Module) -> None:
 
 
 def mirrored(model: Model, images: Tensor) -> Tensor:
-    """Average the logits (N, classes) of images (N, C, H, W) and of their mirror images (Page's 26 s)."""
+    """Average the logits (N, classes) of images (N, C, H, W) and of their mirror images.
+
+    It is the rung of 26 s of Page's ladder.
+    """
     if images.dim() != 4:
         raise ConfigError(
             "workload.module.test_time mirrors images (N, C, H, W), but got the shape "

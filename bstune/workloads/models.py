@@ -10,9 +10,10 @@ from bstune.core.errors import ConfigError, check_positive_integer
 
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
-    """Build a perceptron with ReLU between layers: (N, ...) of ``inputs`` values to logits (N, classes).
+    """Build a perceptron with ReLU between layers.
 
-    ``hidden`` has the units of each hidden layer; ConfigError for one of none.
+    It maps (N, ...), ``inputs`` values an example, to logits (N, classes). ``hidden`` has the
+    number of units of each hidden layer, each over 0.
     """
     for width in hidden:
         check_positive_integer("the units of a hidden layer", width)
@@ -26,7 +27,8 @@ def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
 def tiny_cnn(channels: int, height: int, filters: tuple[int, int], classes: int) -> nn.Sequential:
     """Build two 3x3 convolutions of stride 2 and a linear layer, which a CPU trains in seconds.
 
-    Images (N, channels, height, height), height a multiple of 4, to logits (N, classes).
+    They map images (N, channels, height, height), ``height`` a multiple of 4, to logits (N,
+    classes). ``filters`` has the number of filters of both convolutions.
     """
     first, second = filters
     return nn.Sequential(
@@ -40,10 +42,10 @@ def tiny_cnn(channels: int, height: int, filters: tuple[int, int], classes: int)
 
 
 def simple_cnn(classes: int, width: int) -> nn.Sequential:
-    """Build the simple CNN of Shallue et al. 2018 (arXiv 1811.03600, appendix B): images (N, 1, 28, 28) to logits.
+    """Build the simple CNN of Shallue et al. 2018 (arXiv 1811.03600, appendix B).
 
-    Two 5x5 convolutions with "same" padding, each with 2x2 max-pooling, then a hidden layer,
-    without the paper's dropout.
+    It maps images (N, 1, 28, 28) to logits (N, classes). Two 5x5 convolutions with "same" padding,
+    each with 2x2 max-pooling, then a hidden layer, without the paper's dropout.
 
     Args:
         classes: number of classes.
@@ -66,12 +68,10 @@ def simple_cnn(classes: int, width: int) -> nn.Sequential:
 
 
 class _Residual(nn.Module):
-    """x + two convolutions of it, each after a ReLU.
+    """x plus two convolutions of x, each after a ReLU.
 
-    Where channels double, x is halved in size and padded with zeros.
-
-    (He et al. 2016, arXiv 1603.05027, figure 4e, without normalisation; the shortcut is option A of
-    1512.03385.)
+    Where channels double, x is halved in size and padded with channels of zeros. (He et al. 2016,
+    arXiv 1603.05027, figure 4e, without normalisation; the shortcut is option A of 1512.03385.)
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -94,22 +94,23 @@ class _Residual(nn.Module):
 
 
 def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
-    """Build a residual network for CIFAR-10 without normalisation: images (N, 3, 32, 32) to logits (N, classes).
+    """Build a residual network for CIFAR-10 without normalisation.
 
-    A convolution, three groups of residual blocks of ``width``, 2 and 4 times as many channels, the
-    mean over pixels and a linear layer: 6 ``blocks`` + 2 layers with weights (He et al. 2016, arXiv
-    1512.03385, section 4.2). With one block a group it is ResNet-8 as in Shallue et al. 2018 (arXiv
-    1811.03600, appendix B), with the blocks of He et al. 2016, arXiv 1603.05027. Weights start as
-    in He et al. 2015, arXiv 1502.01852, eq. 10.
+    It maps images (N, 3, 32, 32) to logits (N, classes): a convolution, three groups of residual
+    blocks of ``width``, 2 and 4 times as many channels, the mean over pixels and a linear layer: 6
+    ``blocks`` + 2 layers with weights (He et al. 2016, arXiv 1512.03385, section 4.2). With one
+    block a group it is ResNet-8 as in Shallue et al. 2018 (arXiv 1811.03600, appendix B), with the
+    blocks of He et al. 2016, arXiv 1603.05027. Weights start as in He et al. 2015, arXiv
+    1502.01852, eq. 10.
 
     Args:
         classes: number of classes.
         width: channels of the first group; 16 in the source.
-        blocks: of each group.
+        blocks: residual blocks of each group.
     """
     check_positive_integer("the width of the network", width)
     check_positive_integer("the blocks of each group", blocks)
-    # What the convolution gives, and then each block.
+    # The channels after the first convolution, and after each block.
     channels = [width]
     for factor in (1, 2, 4):
         channels += [factor * width] * blocks
@@ -129,10 +130,10 @@ def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
 
 
 def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
-    """Build MobileNetV3 (large) of Howard et al. 2019 (arXiv 1905.02244) as torchvision builds it, untrained.
+    """Build MobileNetV3 (large), untrained, as torchvision does.
 
-    Images (N, 3, H, W), resized to squares in the model, so that a step's time includes it, to
-    logits (N, classes).
+    (Howard et al. 2019, arXiv 1905.02244.) It maps images (N, 3, H, W) to logits (N, classes). They
+    are resized to squares in the model, so that a step's time includes it.
 
     Args:
         classes: number of classes.
@@ -146,16 +147,18 @@ def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
 
 
 def from_torchvision(name: str, classes: int) -> nn.Module:
-    """Build a network of torchvision's, such as ``vgg11`` or ``resnet50``, untrained: images (N, 3, H, W) to logits.
+    """Build an untrained network of torchvision's, such as ``vgg11`` or ``resnet50``.
+
+    It maps images (N, 3, H, W) to logits (N, classes).
 
     Raises:
         ConfigError: without torchvision, with one that is built for another torch, or for a name
             that it has not.
     """
     try:
-        # An extra, which only these models need.
+        # It comes with an extra that only these models need.
         from torchvision import models
-    # RuntimeError: its operators are built for another torch.
+    # A RuntimeError says that its operators are built for another torch.
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"{name} comes from torchvision, which cannot be imported ({error}): pip install "

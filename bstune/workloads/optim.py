@@ -1,4 +1,4 @@
-"""Muon, with SGD or AdamW for what it does not orthogonalise, and groups of parameters with rates of their own."""
+"""Muon, with SGD or AdamW for other parameters, and groups of parameters with their own rates."""
 
 import math
 from collections import defaultdict
@@ -18,14 +18,14 @@ from bstune.workloads.layers import Whitening
 
 # Parameters and their options, as torch's optimizers have them.
 Group = dict[str, Any]
-# Of the quintic iteration: chosen for the slope at zero, so that a few steps bring every singular
-# value near 1.
+# Of the quintic iteration (Jordan et al. 2024). They are chosen for the slope at zero, so that a
+# few steps bring every singular value near 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
 
 class Muon(Optimizer):
-    """Steps groups of parameters with orthogonalised momentum, and the others as torch's SGD or AdamW does.
+    """Steps groups of parameters with orthogonalised momentum, the others as SGD or AdamW does.
 
     (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, as in cifar10-airbench's
     airbench94_muon.) A group with ``orthogonalise`` holds filters and matrices: m <- momentum x m +
@@ -118,6 +118,7 @@ class Muon(Optimizer):
     def _step_orthogonal(
         self, group: Group, trained: list[Tensor], gradients: list[Tensor]
     ) -> None:
+        """Step a group of matrices and filters by their orthogonalised momentum."""
         for parameter in trained:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -128,7 +129,7 @@ class Muon(Optimizer):
         if group["nesterov"]:
             updates = torch._foreach_add(gradients, buffers, alpha=group["momentum"])
         if group["normalise_weights"]:
-            # sqrt(rows) over each norm.
+            # The factor is sqrt(rows) over the norm of each weight tensor.
             factors = torch._foreach_norm(trained)
             torch._foreach_clamp_min_(factors, EPS)
             torch._foreach_reciprocal_(factors)
@@ -136,8 +137,8 @@ class Muon(Optimizer):
             torch._foreach_mul_(trained, factors)
         elif group["weight_decay"]:
             torch._foreach_mul_(trained, 1.0 - group["lr"] * group["weight_decay"])
-        # Those of one shape in one batch: launching many small products would take most of a step's
-        # time.
+        # Matrices of one shape are one batch: launching many small products would take most of a
+        # step's time.
         by_shape: dict[torch.Size, list[int]] = defaultdict(list)
         for index, update in enumerate(updates):
             by_shape[update.shape].append(index)
@@ -150,19 +151,20 @@ class Muon(Optimizer):
                 _subtract(trained[index], update.view(shape), group["lr"])
 
     def _step_plain(self, group: Group, trained: list[Tensor], gradients: list[Tensor]) -> None:
+        """Step a group as torch's SGD does."""
         options = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
         buffers = list[Tensor | None]()
         if group["momentum"]:
-            # None of a first step, which sgd replaces.
+            # There is none at a first step; sgd makes it.
             buffers = [self.state[parameter].get("momentum_buffer") for parameter in trained]
-        # Of torch's, the fused one alone takes a rate that is a tensor without reading it on the
-        # host.
+        # torch's fused SGD alone takes a rate that is a tensor without reading it on the host.
         fused = True if isinstance(group["lr"], Tensor) else None
         sgd(trained, gradients, buffers, **options, dampening=0.0, maximize=False, fused=fused)
         for parameter, buffer in zip(trained, buffers, strict=False):
             self.state[parameter]["momentum_buffer"] = buffer
 
     def _step_adam(self, group: Group, trained: list[Tensor], gradients: list[Tensor]) -> None:
+        """Step a group as torch's AdamW does."""
         # In a step that is captured nothing may be read on the host.
         is_captured = isinstance(group["lr"], Tensor)
         averages = list[Tensor]()
@@ -198,7 +200,7 @@ class Muon(Optimizer):
 
 
 def _check_group(group: Group) -> None:
-    """Refuse a group's values that are out of their range, and vectors that are to be orthogonalised."""
+    """Refuse a group's values that are out of range, and vectors in an orthogonalised group."""
     if not 0.0 <= group["lr"] < math.inf:
         raise ConfigError(f"a learning rate must be at least 0, but got {group['lr']}")
     if not 0.0 <= group["momentum"] < 1.0:
@@ -228,7 +230,7 @@ def muon_and_adam(
     weight_decay: float,
     **options: Any,
 ) -> Muon:
-    """Make Muon for the matrices and filters of a network, whose other parameters are stepped as torch's AdamW does.
+    """Make Muon for a network's matrices and filters, with AdamW for its other parameters.
 
     Groups that say themselves what is orthogonalised are left as they are.
 
@@ -257,11 +259,11 @@ def muon_and_adam(
             "adam_rate and eps must be over 0 and betas lie in [0, 1), but got "
             f"adam_rate={adam_rate}, eps={eps}, betas={list(betas)}"
         )
-    given: list[Group] = [{"params": listed}]
+    given_groups: list[Group] = [{"params": listed}]
     if listed and isinstance(listed[0], Mapping):
-        given = [dict(group) for group in listed]
+        given_groups = [dict(group) for group in listed]
     matrices = list[Parameter]()
-    for group in given:
+    for group in given_groups:
         for parameter in group["params"]:
             if parameter.ndim >= 2:
                 matrices.append(parameter)
@@ -275,27 +277,27 @@ def muon_and_adam(
     for place in adam_matrices:
         muons.discard(id(matrices[place]))
     groups = list[Group]()
-    for group in given:
-        of_muon = list[Parameter]()
-        of_adam = list[Parameter]()
+    for group in given_groups:
+        muon_parameters = list[Parameter]()
+        adam_parameters = list[Parameter]()
         for parameter in group["params"]:
-            chosen = of_muon if id(parameter) in muons else of_adam
+            chosen = muon_parameters if id(parameter) in muons else adam_parameters
             chosen.append(parameter)
-        if of_muon:
-            groups.append({**group, "params": of_muon, "orthogonalise": True})
-        if of_adam:
+        if muon_parameters:
+            groups.append({**group, "params": muon_parameters, "orthogonalise": True})
+        if adam_parameters:
             options_of_adam = {
                 "lr": group.get("lr", lr) * adam_rate,
                 "betas": tuple(betas),
                 "eps": eps,
                 "orthogonalise": False,
             }
-            groups.append({**group, "params": of_adam, **options_of_adam})
+            groups.append({**group, "params": adam_parameters, **options_of_adam})
     return Muon(groups, lr, normalise_weights=False, **options)
 
 
 def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
-    """Take rate x update from a weight; a rate that is a tensor is not read on the host."""
+    """Subtract rate x update from a weight. A rate that is a tensor is not read on the host."""
     if isinstance(rate, Tensor):
         weight.addcmul_(update, rate, value=-1.0)
     else:
@@ -305,7 +307,10 @@ def _subtract(weight: Tensor, update: Tensor, rate: float | Tensor) -> None:
 def orthogonalised(
     matrices: Tensor, steps: int, coefficients: Sequence[float] = COEFFICIENTS
 ) -> Tensor:
-    """Give matrices (n, rows, columns) with the same singular vectors, singular values near 1 (0 if all are)."""
+    """Give matrices (n, rows, columns) with the same singular vectors, and singular values near 1.
+
+    A matrix of zeros stays one. ``steps`` are those of the iteration.
+    """
     # A Newton-Schulz iteration, X <- a X + (b X X' + c (X X')^2) X, from X = G/|G|, made for
     # bfloat16 on CUDA. The values end between about 0.7 and 1.2 rather than at 1; small ones need
     # more steps (Jordan et al. 2024).
@@ -338,11 +343,10 @@ def parameter_groups(
 ) -> list[Group]:
     """Sort the parameters of a module into groups, as torch's optimizers take them.
 
-    Each is in exactly one.
-
-    The kinds are ``norm_bias`` (of normalisation layers), ``whitening_bias``, ``head`` (all of the
-    last linear layer), ``filters`` (of convolutions) and ``rest``, which a kind that is not named
-    joins. Frozen parameters are in none.
+    Each parameter is in exactly one group, by its kind. The kinds are ``norm_bias`` (of
+    normalisation layers), ``whitening_bias``, ``head`` (all of the last linear layer), ``filters``
+    (of convolutions) and ``rest``, which a kind that is not named joins. Frozen parameters are in
+    none.
 
     A group's learning rate is lr x rate, its weight decay weight_decay x decay / rate: as an
     optimizer multiplies the two, all weights shrink by the same share a step unless ``decay`` says
@@ -400,12 +404,12 @@ def _kinds_of_parameters(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
         if isinstance(layer, Whitening):
             members["whitening_bias"].append(layer.bias)
         if isinstance(layer, nn.Linear):
-            # The last one's stay.
+            # The parameters of the last linear layer replace those before.
             members["head"] = list(layer.parameters())
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             members["filters"].append(layer.weight)
     kinds = dict[int, str]()
-    # The first kinds last, so that they stay where a parameter is of several.
+    # The first kind of a parameter comes last, and so stays.
     for kind in reversed(KINDS_OF_PARAMETERS):
         kinds.update(dict.fromkeys(map(id, members[kind]), kind))
     for parameter in module.parameters():
@@ -426,6 +430,7 @@ def _group(
     fade: bool = False,
     **options: object,
 ) -> Group:
+    """Make the optimizer's group of a kind; for the options see :func:`parameter_groups`."""
     if not 0.0 < rate < math.inf:
         raise ConfigError(
             f"groups.kinds.{kind}.rate is a factor of the learning rate, over 0, but got {rate}"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from bstune.core.errors import ConfigError
 from bstune.workloads.layers import Whitening, dirac_init
 
-# Places among convolution, norm and activation.
+# The place of the pooling among convolution, norm and activation.
 POOL_AT = {"after_activation": 3, "before_activation": 2, "before_norm": 1}
 
 
@@ -22,6 +22,8 @@ class _GlobalMax(nn.Module):
 
 
 class _Residual(nn.Module):
+    """x plus two layers of x, one after the other."""
+
     def __init__(self, first: nn.Sequential, second: nn.Sequential) -> None:
         super().__init__()
         self.branch = nn.Sequential(first, second)
@@ -32,10 +34,11 @@ class _Residual(nn.Module):
 
 
 class ResNet9(nn.Module):
-    """Images (N, 3, 32, 32) to logits (N, classes) (How to Train Your ResNet, part 4; the switches are from part 8).
+    """Images (N, 3, 32, 32) to logits (N, classes).
 
-    A convolution, three convolutions with pooling of which the first and the third carry a residual
-    branch of two convolutions, global max-pooling and a linear layer without bias.
+    (How to Train Your ResNet, part 4; the switches are from part 8.) A convolution, three
+    convolutions with pooling of which the first and the third carry a residual branch of two
+    convolutions, global max-pooling and a linear layer without bias.
 
     Args:
         classes: number of classes.
@@ -108,6 +111,6 @@ class ResNet9(nn.Module):
             dirac_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits."""
+        """Compute logits (N, classes) of images (N, 3, 32, 32)."""
         logits: Tensor = self.head(self.features(x)) * self.logit_scale
         return logits

@@ -1,11 +1,11 @@
-"""Learning-rate schedules: functions of the optimizer that return a torch scheduler stepped once an optimizer step.
+"""Learning-rate schedules: functions of an optimizer that make a torch scheduler for it.
 
-Each multiplies the optimizer's learning rate, or each parameter group's own, by a factor.
-``total_steps`` are the trial's own steps, over 0, and a factor is at least 0; anything else is a
-ConfigError. A group that holds ``steps`` (see :func:`bstune.workloads.optim.parameter_groups`) is
-trained for its first steps only: the factor is 0 from then on, and before it, where the group's
-``fade`` is set, 1 - t/steps at step t in place of the schedule's. Its parameters are frozen then,
-so that backward passes end above them.
+The scheduler is stepped once an optimizer step. It multiplies the optimizer's learning rate, or
+each parameter group's own, by a factor. ``total_steps`` are the trial's own steps, over 0, and a
+factor is at least 0; anything else is a ConfigError. A group that holds ``steps`` (see
+:func:`bstune.workloads.optim.parameter_groups`) is trained for its first steps only: the factor is
+0 from then on, and before it, where the group's ``fade`` is set, 1 - t/steps at step t in place of
+the schedule's. Its parameters are frozen then, so that backward passes end above them.
 """
 
 import math
@@ -25,14 +25,17 @@ class _Freezing(LambdaLR):
     """torch's scheduler, which also freezes the parameters of groups whose ``steps`` are over."""
 
     def step(self, epoch: int | None = None) -> None:
+        """Set the rates of the next step, and freeze the groups whose steps are over."""
         super().step(epoch)
         self._freeze()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint, and freeze the groups whose steps were over."""
         super().load_state_dict(state_dict)
         self._freeze()
 
     def _freeze(self) -> None:
+        """Freeze the parameters of the groups whose steps are over."""
         # DDP waits for the gradient of each parameter that it began with.
         if distributed.place() is not None:
             return
@@ -76,11 +79,11 @@ def decay_then_constant(
     length: float,
     end: float,
 ) -> LambdaLR:
-    """Make a schedule that falls from 1 to ``end`` by a straight line, and stays there (Shallue et al. 2018, 4.2).
+    """Make a schedule that falls from 1 to ``end`` by a straight line, and stays there.
 
-    Step t (from 0) uses 1 - (1 - end) min(1, t/n). The decay takes n = length x max(budget_steps,
-    budget_examples/batch_size) steps: ``length``, over 0, times those of a trial that never reaches
-    its target.
+    (Shallue et al. 2018, 4.2.) Step t (from 0) uses 1 - (1 - end) min(1, t/n). The decay takes n =
+    length x max(budget_steps, budget_examples/batch_size) steps: ``length``, over 0, times those of
+    a trial that never reaches its target.
     """
     if not 0.0 < length < math.inf:
         raise ConfigError(
@@ -101,18 +104,18 @@ def one_cycle(
     cos(pi (t - p)/(total_steps - 1 - p)))/2 up to the last step; later ones use ``end``. The peak
     lies in (0, 1); a cycle that is too short for a rise starts there.
     """
-    # Torch's own gives every parameter group one rate, moves the momentum, and raises on one more
-    # step.
+    # torch's OneCycleLR gives every parameter group one rate, moves the momentum, and raises on one
+    # step more.
     _check(total_steps, peak, start=start, end=end)
     top = max(0.0, peak * total_steps - 1.0)
-    last = total_steps - 1.0
+    last_step = total_steps - 1.0
 
     def factor(step: int) -> float:
         if step < top:
             return _cosine(start, 1.0, step / top)
-        if last > top:
-            return _cosine(1.0, end, min(1.0, (step - top) / (last - top)))
-        # A cycle that has no time to fall.
+        if last_step > top:
+            return _cosine(1.0, end, min(1.0, (step - top) / (last_step - top)))
+        # The cycle has no time to fall.
         if step <= top:
             return 1.0
         return end
@@ -123,7 +126,7 @@ def one_cycle(
 def triangle(
     optimizer: Optimizer, total_steps: int, peak: float, start: float, end: float, floor: float
 ) -> LambdaLR:
-    """Make Page's triangle: straight lines from ``start`` to 1 and on to ``end``, where it stays for a last share.
+    """Make Page's triangle: straight lines from ``start`` to 1 and on to ``end``, where it stays.
 
     (Page 2018 and 2019, "How to train your ResNet", 3 and 8.) It is :func:`piecewise_linear` with
     knots (0, peak, 1 - floor) and factors (start, 1, end). ``floor``, in [0, 1), is the last share
@@ -173,6 +176,7 @@ def piecewise_linear(
 
 
 def _scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR:
+    """Make the scheduler with ``factor(step)`` at a step, and 0 for a group that is frozen."""
     factors = [_factor_of_group(group, factor) for group in optimizer.param_groups]
     freezes = any("steps" in group for group in optimizer.param_groups)
     scheduler = _Freezing if freezes else LambdaLR
@@ -182,7 +186,7 @@ def _scheduled(optimizer: Optimizer, factor: Callable[[int], float]) -> LambdaLR
 def _factor_of_group(
     group: Mapping[str, Any], factor: Callable[[int], float]
 ) -> Callable[[int], float]:
-    """Choose the factor of a group: one that holds ``steps`` is trained for these only."""
+    """Give a group's factor by step: it is 0 after the group's ``steps``, if it has them."""
     steps: int | None = group.get("steps")
     fades: bool = group.get("fade", False)
     if steps is None:
@@ -199,12 +203,21 @@ def _factor_of_group(
 
 
 def _cosine(start: float, end: float, share: float) -> float:
+    """Give the value at a share of the way from ``start`` to ``end`` along half a cosine."""
     return end + (start - end) * (1.0 + math.cos(math.pi * share)) / 2.0
 
 
 def _check(
     total_steps: int, peak: float | None = None, below: float = 1.0, **factors: float
 ) -> None:
+    """Refuse values of a schedule that are out of their range.
+
+    Args:
+        total_steps: at least one.
+        peak: between 0 and ``below``; None: there is none.
+        below: the upper end of the peak's range.
+        **factors: at least 0, by their names.
+    """
     if total_steps < 1:
         raise ConfigError(
             f"a schedule with a horizon needs at least one step, but got {total_steps}"

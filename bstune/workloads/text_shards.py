@@ -1,10 +1,10 @@
-"""Text in shards, tokenised once into files that are memory-mapped: for corpora that fit neither memory nor device.
+"""Text in shards, tokenised once into files that are memory-mapped.
 
-Shards hold a sentence or a paragraph a line, plain or compressed (``.gz``, ``.xz``, ``.bz2``), as
-the One Billion Word benchmark and the deduplicated Common Crawl of Buck et al. 2014 do. The
-vocabulary is SentencePiece's (Kudo and Richardson 2018, arXiv 1808.06226), learnt from the first
-shard; a character outside it becomes its bytes, and each line ends with the same token. A shard
-that is cut short ends it all with its name.
+It is for corpora that fit neither memory nor device. Shards hold a sentence or a paragraph a line,
+plain or compressed (``.gz``, ``.xz``, ``.bz2``), as the One Billion Word benchmark and the
+deduplicated Common Crawl of Buck et al. 2014 do. The vocabulary is SentencePiece's (Kudo and
+Richardson 2018, arXiv 1808.06226), learnt from the first shard; a character outside it becomes its
+bytes, and each line ends with the same token. A shard that is cut short ends it all with its name.
 """
 
 import bz2
@@ -28,15 +28,15 @@ from bstune.system.files import put_in_place, sync_file
 from bstune.workloads.language import Text
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-# That are tokenised together.
+# So many lines are tokenised together.
 LINES_AT_ONCE = 10_000
-# Of the first shard, from which the vocabulary is learnt.
+# So many lines of the first shard does the vocabulary learn from.
 LEARNT_LINES = 500_000
-# Its token.
+# The token of a line's end.
 END_OF_LINE = 1
-# The 256 bytes, what is unknown, the end of a line, and a few characters.
+# The tokens of the 256 bytes, of the unknown, of a line's end, and of a few characters.
 LEAST_VOCABULARY = 300
-# In bytes, from which the vocabulary is learnt.
+# The longest line, in bytes, that the vocabulary learns from.
 LONGEST_LINE = 2**20
 
 
@@ -50,7 +50,7 @@ def load_shards(
 ) -> Text:
     """Read the tokens of text shards, memory-mapped.
 
-    They are tokenised where that has not been done.
+    Shards that have not been tokenised yet are tokenised first.
 
     Args:
         root: folder of the shards.
@@ -59,7 +59,7 @@ def load_shards(
         vocabulary: largest number of different tokens.
         cache: folder in which the tokens are kept, 2 bytes each (4 from 65,537 on), for shards of
             the same names, sizes and times.
-        test: pattern of those that no choice depends on; None: there are none.
+        test: pattern of those to test on; None: there are none.
 
     Raises:
         DataError: for a pattern without a file, a shard that cannot be read, is cut short, is not
@@ -81,10 +81,10 @@ def load_shards(
     root = Path(root).expanduser()
     shards = {part: _matching(root, part, pattern) for part, pattern in patterns.items()}
     _check_apart(shards)
-    folder = Path(cache).expanduser() / _key(shards, vocabulary)
+    folder = Path(cache).expanduser() / _name_of_tokens(shards, vocabulary)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Trials side by side: one of them tokenises.
+        # One of several trials side by side tokenises, and the others wait.
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 _tokenise(shards, vocabulary, folder)
@@ -92,11 +92,11 @@ def load_shards(
         raise DataError(
             f"workload.data.load.cache={cache} cannot be written ({error.strerror})"
         ) from error
-    return _read(folder, str(root), shards)
+    return _map_tokens(folder, str(root), shards)
 
 
 def _check_apart(shards: Mapping[str, Sequence[Path]]) -> None:
-    """Refuse a shard that is in two parts."""
+    """Refuse a shard that is in two of the parts."""
     for part, paths in shards.items():
         for path in paths:
             others = [other for other in shards if other != part and path in shards[other]]
@@ -106,8 +106,8 @@ def _check_apart(shards: Mapping[str, Sequence[Path]]) -> None:
                 )
 
 
-def _key(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> str:
-    """Name the tokens of shards: others where their names, sizes or times are others."""
+def _name_of_tokens(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> str:
+    """Name the folder of the shards' tokens, by the shards' names, sizes and times."""
     files = list[list[Any]]()
     for part, paths in shards.items():
         for path in paths:
@@ -118,6 +118,7 @@ def _key(shards: Mapping[str, Sequence[Path]], vocabulary: int) -> str:
 
 
 def _matching(root: Path, part: str, pattern: str) -> list[Path]:
+    """List the shards of a part, whose names match a pattern, sorted."""
     try:
         paths = sorted(path for path in root.glob(pattern) if path.is_file())
     # The pattern is an absolute path, or empty.
@@ -135,7 +136,10 @@ def _matching(root: Path, part: str, pattern: str) -> list[Path]:
 
 
 def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Path) -> None:
-    """Learn the vocabulary, write each part's tokens beside the folder, and rename it once all is there."""
+    """Learn the vocabulary, and write each part's tokens into ``folder``.
+
+    They are written to a folder beside it, which is renamed once it is whole.
+    """
     try:
         # Of an extra.
         import sentencepiece
@@ -143,7 +147,7 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
         raise ConfigError(
             "text is tokenised by SentencePiece: pip install 'bstune[text]'"
         ) from error
-    # A list, as SentencePiece wraps an iterator's errors.
+    # A list: SentencePiece would wrap an iterator's errors in its own.
     learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))
     made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -195,7 +199,7 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
 def lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a shard without their ends.
 
-    A DataError names one that is cut short, empty or no text.
+    DataError for a shard that is cut short, empty or no text.
     """
     line = ""
     number = 0
@@ -221,8 +225,11 @@ def lines_of(path: Path) -> Iterator[str]:
         )
 
 
-def _read(folder: Path, source: str, shards: Mapping[str, Sequence[Path]]) -> Text:
-    """Read kept tokens; a DataError names a file of them that is not whole."""
+def _map_tokens(folder: Path, source: str, shards: Mapping[str, Sequence[Path]]) -> Text:
+    """Map the kept tokens of each part into memory. DataError for a file that is not whole.
+
+    ``source`` is the name of the text in messages.
+    """
     description = json.loads((folder / "tokens.json").read_text())
     kind = np.dtype(description["type"])
     arrays = dict[str, NDArray[np.integer]]()

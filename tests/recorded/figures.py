@@ -7,6 +7,7 @@ python tests/recorded/figures.py --draw     draws the pictures whose rows are re
 import argparse
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 # As a script it lies below the folder that its packages are found from.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -44,23 +45,24 @@ def draw_all() -> None:
         tables=[], target=None, rules=settings["rules"], tuned_at=settings["tuned_at"]
     )
     save_figure(found.paint, found.inches, folder / "rule_cost.png")
-    log = UnitLog(None, "search_benchmark", {}, {}, None, Console())
-    # The record has all of these runs, so that none is run again.
-    log.take_over(of_sweeps.search_units(TOP / of_sweeps.RUNS))
-    compared = search_benchmark.run(
-        log,
-        tables=list(of_sweeps.SEARCH_TABLES),
-        target=None,
-        searches=list(of_sweeps.RECORDED_SEARCHES),
-        seeds=of_sweeps.RECORDED_SEEDS,
-        objective="time",
-        quick=False,
-        lr_factor=1.0,
-        budget_factor=1.0,
-        again=[],
-        workers=1,
-        only=[],
-    )
+    with TemporaryDirectory() as work:
+        # The record has all of these runs, so that none is run again.
+        units = Path(work, "runs.jsonl")
+        of_sweeps.write_search_units(TOP / of_sweeps.RUNS, units)
+        compared = search_benchmark.run(
+            UnitLog(units, of_sweeps.SEARCH_SWEEP, {}, {}, None, Console()),
+            tables=list(of_sweeps.SEARCH_TABLES),
+            target=None,
+            searches=list(of_sweeps.RECORDED_SEARCHES),
+            seeds=of_sweeps.RECORDED_SEEDS,
+            objective="time",
+            quick=False,
+            lr_factor=1.0,
+            budget_factor=1.0,
+            again=[],
+            workers=1,
+            only=[],
+        )
     save_figure(compared.paint, compared.inches, folder / "bench.png")
 
 

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from recorded.panel import panel_curves, panel_records
 from recorded.studies import Arguments, asked, crossing, found, steps_at
 
 from bstune.core.curve import CurveError
-from bstune.core.records import Target
+from bstune.core.records import Target, dump_json
 from bstune.hardware.known_devices import predictions
 from bstune.hardware.roofline import step_cost, training_loss
 from bstune.recipe import TrialValues
@@ -28,7 +29,7 @@ from bstune.sweeps.critical_batch import row as critical_row
 from bstune.sweeps.rule_cost import FAR_BATCH_SIZE, RuleCost, table_costs
 from bstune.sweeps.search_problem import percentile, ratio_after, spending_within
 from bstune.sweeps.shallue_panel import distance_from_law
-from bstune.sweeps.unit_log import UnitRecord
+from bstune.sweeps.unit_log import UNITS_FORMAT, UnitHeader, UnitRecord
 from bstune.trial.replay import read_index, read_table
 
 README = "sweeps/README.md"
@@ -591,6 +592,7 @@ LOSSES = [
 
 # Searches compared.
 
+SEARCH_SWEEP = "search_benchmark"
 RUNS = f"{RECORDED}/search_benchmark.jsonl"
 SEARCH_TABLES = ("fashion_mlp", "mnist_cnn", "cifar_mlp")
 SEARCHES = {
@@ -628,15 +630,24 @@ def search_runs(path: Path, objective: str = "time") -> dict[tuple[str, str], li
     return dict(runs)
 
 
-def search_units(path: Path) -> list[UnitRecord]:
-    """Give the recorded runs as the sweep's units; how long each took is not recorded."""
-    units = list[UnitRecord]()
+def write_search_units(path: Path, units: Path) -> None:
+    """Write the recorded runs as a file of the sweep's units; how long each took is not recorded."""
+    header = UnitHeader(
+        format=UNITS_FORMAT,
+        sweep=SEARCH_SWEEP,
+        settings={},
+        device=None,
+        versions={},
+        commit=None,
+    )
+    lines = [dump_json(asdict(header))]
     for row in recorded_searches(path):
         key = row["key"]
         name = f"{key['table']}/{key['search']}/{key['seed']}"
         inputs = {label: key[label] for label in ("search", "digest", "target")}
-        units.append(UnitRecord(name, inputs, math.nan, row["run"]))
-    return units
+        record = UnitRecord(unit=name, inputs=inputs, seconds=0.0, value=row["run"])
+        lines.append(dump_json(asdict(record)))
+    units.write_text("\n".join(lines) + "\n")
 
 
 def merits(paths: Sequence[Any]) -> tuple[float, ...]:

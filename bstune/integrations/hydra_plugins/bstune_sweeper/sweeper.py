@@ -1,6 +1,6 @@
 """``hydra/sweeper=bstune``: its config, and the class that Hydra makes of it.
 
-Hydra imports this at the start of every application: what sweeps is imported once it does.
+Hydra imports this at the start of every application. The sweep itself is imported when it begins.
 """
 
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from omegaconf import DictConfig
 
 @dataclass
 class BstuneSweeperConf:
-    """What stands below ``hydra.sweeper``.
+    """The keys below ``hydra.sweeper``.
 
-    Null: as :class:`bstune.Study` has it, or as it is said.
+    Where nothing else is said, null means the default of :class:`bstune.Study`.
     """
 
     _target_: str = "hydra_plugins.bstune_sweeper.sweeper.BstuneSweeper"
@@ -43,7 +43,8 @@ class BstuneSweeperConf:
     # steps and examples, both of which a trial spends at most.
     budget: dict[str, int] | None = None
     objective: str | None = None
-    # What a number is that the task returns: steps (to the target) or metric (at the budget's end).
+    # The meaning of a number that the task returns: steps (to the target) or metric (at the
+    # budget's end).
     returns: str | None = None
     # A batch size and a learning rate that go together; null: the application's own.
     reference: list[float] | None = None
@@ -61,7 +62,10 @@ class BstuneSweeperConf:
 
 
 class BstuneSweeper(Sweeper):
-    """Searches the batch size and learning rate of an application, by :mod:`bstune.integrations.hydra_sweep`."""
+    """Searches the batch size and learning rate of an application.
+
+    :mod:`bstune.integrations.hydra_sweep` does the work.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -77,8 +81,8 @@ class BstuneSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Search, or go on with it; what the user can mend ends the process with a line."""
-        # It imports Optuna and torch: an application that does not sweep has no use for them.
+        """Run or continue the search; an error that the user can mend ends the process."""
+        # It imports Optuna and torch, which an application that does not sweep does not need.
         from bstune.integrations.hydra_sweep import run_sweep
 
         run_sweep(self, arguments)

@@ -30,24 +30,25 @@ except ModuleNotFoundError as error:
 Params = Mapping[str, Any]
 Objective = Literal["time", "steps"]
 MISSES = ("penalty", "inf")
-# A miss counts as so many of the costliest recorded run, as in the PAR2 score of algorithm
+# A miss counts as so many times the costliest recorded run, as in the PAR2 score of algorithm
 # configuration.
 PENALTY = 2.0
-# Of a run, after which its metric is reported to a pruner: halves of the costliest recorded run.
+# A run's metric is reported to a pruner at so many costs, each half of the next one, the last
+# that of the costliest recorded run.
 RUNGS = 8
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a training came to.
+    """The result of a training.
 
     Args:
         batch_size: in examples per step.
         lr: the learning rate.
         status: ``reached`` the target, ``stopped`` before it, or ``diverged``.
-        steps: that it has taken, those of the run that it continues among them.
+        steps: all steps taken, with those of the run that it continues.
         seconds_per_step: of training alone, on the machine of the recording.
-        cost: seconds, or steps, that it has taken itself: what it continues is paid already.
+        cost: its own seconds or steps, without those of the run that it continues.
         history: (step, metric) of its evaluations.
         can_go_on: whether more steps are recorded.
         place: which of the recorded seeds it is, as a share of them.
@@ -65,7 +66,7 @@ class Run:
 
     @property
     def is_censored(self) -> bool:
-        """Whether its steps to the target are not known: they are more than ``steps``."""
+        """Whether its steps to the target are only known to be more than ``steps``."""
         return self.status != "reached"
 
 
@@ -112,7 +113,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         self.reseed(seed)
 
     def reseed(self, seed: int | None = None) -> None:
-        """Begin to draw recorded seeds anew; None: the first one each time."""
+        """Begin to draw recorded seeds anew from ``seed``; None: take the first one each time."""
         self._random = None if seed is None else np.random.default_rng(seed)
 
     @property
@@ -132,23 +133,24 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
 
     @property
     def penalty(self) -> float:
-        """What a run that misses the target counts as."""
+        """The value of a run that misses the target."""
         if self._miss == "inf":
             return np.inf
         return PENALTY * self._longest
 
     @property
     def best_params(self) -> dict[str, float]:
-        """The recorded batch size and learning rate with the least value, a mean over its seeds."""
+        """The recorded batch size and learning rate with the least value, a mean over seeds."""
         return self._best[1]
 
     @property
     def best_value(self) -> float:
-        """The value there; between recorded points a little less is possible."""
+        """The value at :attr:`best_params`; between recorded points it can be a little less."""
         return self._best[0]
 
     @property
     def _best(self) -> tuple[float, dict[str, float]]:
+        """The least value of a point that reached the target on all seeds, and the point."""
         reached = list[tuple[float, dict[str, float]]]()
         for (batch_size, lr), runs in self._table.cells.items():
             if all(run.steps_to(self.target) is not None for run in runs):
@@ -157,13 +159,15 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         return min(reached, key=lambda pair: pair[0])
 
     def _unit(self, seconds_per_step: float) -> float:
-        """Give what a step costs."""
+        """Give the cost of a step: its seconds, or 1."""
         return seconds_per_step if self.objective == "time" else 1.0
 
     def _cost_of(self, run: Recorded) -> float:
+        """Give the cost of a whole recorded run."""
         return run.end * self._unit(run.seconds_per_step)
 
     def _value_of(self, run: Recorded) -> float:
+        """Give a recorded run's seconds or steps to the target, or the penalty of a miss."""
         steps = run.steps_to(self.target)
         if steps is None:
             return self.penalty
@@ -172,12 +176,12 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     def evaluate(self, params: Params) -> float:
         """Train to the target, or until the record ends, and give the seconds or steps to it.
 
-        A miss is :attr:`penalty`. What it cost is added to :attr:`spent`.
+        A miss has the value :attr:`penalty`. The cost is added to :attr:`spent`.
         """
         return self.value(self.run(params))
 
     def value(self, run: Run) -> float:
-        """Give what a run is worth: its seconds or steps to the target, or the penalty of a miss."""
+        """Give a run's seconds or steps to the target, or the penalty of a miss."""
         if run.is_censored:
             return self.penalty
         return run.steps * self._unit(run.seconds_per_step)
@@ -185,14 +189,15 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     def run(
         self, params: Params, max_steps: int | None = None, resumed_from: Run | None = None
     ) -> Run:
-        """Train, and add what that costs to :attr:`spent`.
+        """Train, and add the cost to :attr:`spent`.
 
         Args:
-            params: ``batch_size`` and ``lr``, within the table's or else as at its edge.
-            max_steps: after which it is stopped, counted from its very first step on. None: it runs
-                to the target or the end of its record.
-            resumed_from: a stopped run, at the same params, that it continues: only what is added
-                costs, and of the recorded seeds it is the same one.
+            params: ``batch_size`` and ``lr``. Outside of the table's range they count as at its
+                edge.
+            max_steps: the last step, counted from the very first one on. None: it runs to the
+                target or the end of its record.
+            resumed_from: a stopped run, at the same params, that it continues on the same recorded
+                seed. Only the new steps cost.
         """
         if resumed_from is None:
             run = self._read(params, self._place(), max_steps)
@@ -202,6 +207,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         return run
 
     def _place(self) -> float:
+        """Draw a recorded seed, as a share of them; 0 without a generator."""
         if self._random is None:
             return 0.0
         return float(self._random.random())
@@ -209,6 +215,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     def _read(
         self, params: Params, place: float, max_steps: int | None = None, first_step: int = 0
     ) -> Run:
+        """Read a run from the table, whose steps up to ``first_step`` cost nothing."""
         batch_size = int(params["batch_size"])
         lr = float(params["lr"])
         recorded = self._table.read(batch_size, lr, self.target, place)
@@ -242,13 +249,13 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         }
 
     def tell(self, trial: optuna.Trial, run: Run) -> float:
-        """Keep what a trial came to among its attributes, and give its value.
+        """Keep a run among the attributes of its trial, and give the trial's value.
 
-        The user attributes are ``cost`` (its own), ``spent`` (of all so far, with it),
+        The user attributes are ``cost`` (of the trial), ``spent`` (of all trials so far),
         ``censored``, ``status``, ``steps`` and ``seconds_per_step``.
 
         Raises:
-            optuna.TrialPruned: for a run that could go on: its value is not known.
+            optuna.TrialPruned: for a run that could go on, whose value is not known.
         """
         self.runs[trial.number] = run
         trial.set_user_attr("cost", run.cost)
@@ -265,7 +272,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         """Run a trial to its end, or until the study's pruner stops it.
 
         The best metric so far is reported at eight costs, each twice the one before, the last that
-        of the costliest recorded run: two trials are compared where they have cost the same.
+        of the costliest recorded run. So a pruner compares trials that have cost the same.
         """
         params = self.suggest(trial)
         place = self._place()

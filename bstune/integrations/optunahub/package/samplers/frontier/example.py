@@ -1,4 +1,4 @@
-"""Which batch size and learning rate train fastest, on a made law of steps and seconds in place of training."""
+"""Finds the fastest batch size and learning rate, on a made law of steps and seconds."""
 
 from __future__ import annotations
 

@@ -1,0 +1,243 @@
+"""A workload's survey of the hardware: from the cache, or measured and then kept there.
+
+A survey is measured once for a workload, a device and its versions.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from bstune.config import Composed, compose
+from bstune.core.errors import ConfigError, HardwareError, InputError, StudyError
+from bstune.core.records import TrialProtocol, TrialSpec
+from bstune.core.search_space import Space
+from bstune.hardware.survey import Survey, measure, usable_sizes
+from bstune.hardware.threads import ThreadChoice
+from bstune.hardware.workload_steps import HowTimed, how_timed
+from bstune.options import StudyOptions
+from bstune.recipe import Recipe
+from bstune.system.console import plural, quieten
+from bstune.system.files import write_text
+from bstune.system.inputs import read_bytes
+from bstune.system.watchdog import watching
+from bstune.trial.backend import make_space
+from bstune.trial.checks.loaders import check_loaders
+from bstune.trial.devices.device import device_name, processor, versions
+from bstune.trial.lightning.installed import LightningDataModule, LightningModule
+from bstune.trial.loop import Workload
+from bstune.trial.processes.workers import start_server
+from bstune.trial.workload import (
+    build_module,
+    build_workload,
+    check_largest,
+    checked_protocol,
+    load_data,
+    resolve,
+    train_examples,
+)
+
+logger = logging.getLogger(__name__)
+SURVEYS = TypeAdapter(Survey)
+# The options of a workload that change nothing that is measured.
+IRRELEVANT = {"trials", "budget", "target", "reference", "tunable"}
+
+
+def compose_survey(arguments: Sequence[str]) -> Composed:
+    """Give the options and the recipe of a command line's arguments.
+
+    ConfigError for a workload of recorded runs, which is not trained.
+    """
+
+    def refuse(workload: Mapping[str, object]) -> dict[str, object]:
+        raise ConfigError(
+            "recorded runs have no hardware to survey: name a workload that is trained"
+        )
+
+    return compose(arguments, refuse)
+
+
+def survey_of(
+    options: StudyOptions, recipe: Recipe, log: Callable[[str], None]
+) -> tuple[Survey, bool]:
+    """Give the survey of a workload, and whether it was in the cache.
+
+    ``log`` takes lines of progress.
+    """
+    quieten()
+    # The server of processes imports torch while this process reads the data.
+    start_server()
+    options, recipe = resolve(options, recipe)
+    space = make_space(options)
+    protocol = checked_protocol(options, recipe)
+    with watching(log, options.protocol.trial_seconds) as say:
+        data = load_data(options, recipe)
+        check_loaders(data, is_given=recipe.data_at is not None)
+        check_largest(space.high, data)
+        build = partial(build_workload, options, recipe, data)
+        return cached_survey(options, recipe, space, protocol, data, build, say)
+
+
+def cached_survey(
+    options: StudyOptions,
+    recipe: Recipe,
+    space: Space,
+    protocol: TrialProtocol,
+    data: LightningDataModule,
+    build: Callable[[], Workload],
+    log: Callable[[str], None],
+) -> tuple[Survey, bool]:
+    """Give the survey of a workload whose data is loaded, and whether it was in the cache.
+
+    For the arguments see :func:`~bstune.hardware.survey.measure`.
+    """
+    examples = train_examples(data)
+    key, how = survey_key(options, recipe, space, protocol, examples)
+
+    def measured() -> Survey:
+        return measure(options, recipe, space, protocol, examples, build, log)
+
+    return cached(options, key, how, measured, log)
+
+
+def survey_key(
+    options: StudyOptions,
+    recipe: Recipe,
+    space: Space,
+    protocol: TrialProtocol,
+    examples: int,
+) -> tuple[str, HowTimed]:
+    """Give the key of a workload's survey in the cache, and how its steps are timed.
+
+    Both depend on the module, which is built for it. ``examples`` counts the training data.
+    """
+    spec = TrialSpec(
+        number=0,
+        trial_index=0,
+        batch_size=space.low,
+        lr=space.lr(space.low, delta=0.0),
+        delta=None,
+        seed=0,
+    )
+    module = build_module(options, recipe, spec)
+    return cache_key(options, space, protocol, module, examples), how_timed(options, module)
+
+
+def cached(
+    options: StudyOptions,
+    key: str,
+    how: HowTimed,
+    measured: Callable[[], Survey],
+    log: Callable[[str], None],
+) -> tuple[Survey, bool]:
+    """Give the survey with ``key``, and whether it was in the cache.
+
+    One that is not there is measured and kept. So is one whose steps were timed otherwise than
+    ``how``, after a line to ``log``.
+    """
+    # The workload's name is for people: the key alone tells surveys apart.
+    path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
+    known: Survey | None = None
+    if not options.hardware.refresh:
+        known = read_survey(path)
+    if known is not None:
+        difference = _difference(how, known)
+        if difference is None:
+            return known, True
+        log(f"the cached survey of the hardware is not used, it is measured again: {difference}")
+    survey = measured()
+    # A study goes on where it cannot be kept: the next study measures again.
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, SURVEYS.dump_json(survey).decode())
+    except (OSError, StudyError) as error:
+        logger.warning("the survey of the hardware is not cached: %s", error)
+    return survey, False
+
+
+def _difference(how: HowTimed, survey: Survey) -> str | None:
+    """How a kept survey was timed otherwise than ``how``; None if it was timed like that."""
+    if survey.seconds_of != how.seconds_of:
+        return f"its seconds are those of {survey.seconds_of}, not of {how.seconds_of}"
+    return _threads_difference(how.thread_counts, survey.threads)
+
+
+def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> str | None:
+    """Why a kept choice of threads does not stand where ``counts`` can be chosen.
+
+    None if it does stand. Empty ``counts`` mean that torch's threads are left alone here, and no
+    ``choice`` means that they were then.
+    """
+    if choice is None:
+        return "its number of threads was left alone" if counts else None
+    threads = plural(choice.threads, "thread")
+    if not counts:
+        return f"its steps ran on {threads}, which is left alone here"
+    if choice.threads not in counts:
+        wanted = " or ".join(str(count) for count in counts)
+        return f"its steps ran on {threads}, and this study's run on {wanted}"
+    # One that was given says nothing of the others.
+    was_chosen = len(choice.timings) > 0 or len(counts) == 1
+    if not was_chosen:
+        return f"its steps ran on {threads}, and no other number was tried"
+    return None
+
+
+def read_survey(path: Path) -> Survey | None:
+    """Give the survey in a file; None where there is none, or one that cannot be read."""
+    try:
+        return SURVEYS.validate_json(read_bytes(path, "the survey"))
+    except (InputError, ValidationError, HardwareError):
+        return None
+
+
+def _device_kind(options: StudyOptions, protocol: TrialProtocol) -> str:
+    """Give the device's name, without the number of threads: a survey chooses that."""
+    if options.device == "cpu" and options.devices == 1:
+        return "cpu"
+    return device_name(protocol.trainer, protocol.devices)
+
+
+def cache_key(
+    options: StudyOptions,
+    space: Space,
+    protocol: TrialProtocol,
+    module: LightningModule,
+    train_examples: int,
+) -> str:
+    """16 hexadecimal digits that change with each thing that the survey depends on."""
+    # The options have the user's arguments as they were written; objects built from them are left
+    # out of the Trainer's.
+    user_arguments = {**options.trainer, **options.workload.trainer}
+    user_arguments |= getattr(options.workload, "given_trainer", {})
+    trainer = {
+        name: value for name, value in protocol.trainer.items() if name not in user_arguments
+    }
+    trainer |= options.trainer
+    # It shows edits of the model's code.
+    module_text = [repr(module)]
+    for name, parameter in module.named_parameters():
+        module_text.append(f"{name} {tuple(parameter.shape)}")
+    largest, _ = usable_sizes(space.high, protocol.budget)
+    depends: dict[str, object] = {
+        "workload": options.workload.model_dump(exclude=IRRELEVANT),
+        "module": module_text,
+        "examples": train_examples,
+        "range": [space.low, largest, space.multiple],
+        "device": [_device_kind(options, protocol), processor()],
+        "trainer": {name: str(value) for name, value in trainer.items()},
+        "micro_batch_size": protocol.micro_batch_size,
+        "compile": protocol.compile,
+        "fast": protocol.fast,
+        "versions": dict(versions()),
+        "survey": options.hardware.model_dump(exclude={"cache", "enabled", "refresh"}),
+    }
+    if options.search.workers > 1:
+        # They share the memory.
+        depends["workers"] = options.search.workers
+    document = json.dumps(depends, sort_keys=True, default=str)
+    return hashlib.sha256(document.encode()).hexdigest()[:16]

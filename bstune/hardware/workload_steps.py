@@ -1,0 +1,433 @@
+"""The steps of a workload, timed over batch size, and their cost beside the device's own limits.
+
+All is measured in the process that has the data and the module.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from bstune.core.errors import HardwareError
+from bstune.core.records import StepsOf, TrialProtocol
+from bstune.core.search_space import Space
+from bstune.core.step_time import fit_step_times
+from bstune.hardware import roofline, timing
+from bstune.hardware.memory import Ceiling
+from bstune.hardware.probe import DEVICE_LOST, largest_in_time
+from bstune.hardware.several_devices import TimeTrial, shared_steps
+from bstune.hardware.threads import (
+    VISITS,
+    ThreadChoice,
+    choose_threads,
+    counts_to_try,
+    threads_of_torch,
+)
+from bstune.options import StepTimeOptions, StudyOptions
+from bstune.recipe import Recipe
+from bstune.system.console import format_seconds
+from bstune.system.failures import optional
+from bstune.system.watchdog import waiting_for
+from bstune.trial.batches.loader import loaders_of
+from bstune.trial.checks.preflight import PreflightFindings
+from bstune.trial.checks.small_evaluations import FEW_EXAMPLES, in_small_batches
+from bstune.trial.checks.start import at_start
+from bstune.trial.devices.device import processor_wait_of
+from bstune.trial.fast.take_steps import eager_steps
+from bstune.trial.lightning.installed import LightningModule
+from bstune.trial.loop import Workload
+from bstune.trial.workload import on_device
+
+if TYPE_CHECKING:
+    from lightning.pytorch.plugins.precision import Precision
+
+# Of ``hardware.seconds``: what each kind of the device's own ceilings takes at most.
+CEILINGS_SHARE = 0.02
+# Of what is left for timing steps: the first visit to the largest batch size, a visit without the
+# framework, and the choice of the number of threads.
+LARGEST_SHARE = 0.3
+BARE_SHARE = 0.05
+THREADS_SHARE = 0.15
+
+
+@dataclass(frozen=True)
+class TimedSteps:
+    """The part of a survey that the process with the data and the module measures.
+
+    The fields have the names and meanings of those of ``survey.Survey``.
+    """
+
+    measured: timing.Measured
+    limits: roofline.DeviceLimits | None
+    cost: roofline.StepCost | None
+    misaligned: tuple[roofline.TensorCoreMisalignment, ...]
+    notes: tuple[str, ...]
+    threads: ThreadChoice | None
+
+
+@dataclass(frozen=True)
+class HowTimed:
+    """How the steps of a survey are timed."""
+
+    seconds_of: StepsOf
+    """The loop whose steps are timed."""
+    thread_counts: tuple[int, ...]
+    """The numbers of threads to choose from. Where it is empty, torch keeps its own."""
+
+
+def how_timed(options: StudyOptions, module: LightningModule) -> HowTimed:
+    """How the steps of a module are timed.
+
+    ``options.seconds_of`` names the loop. If it is ``auto``, that is the loop that will train the
+    winner: bstune's own for a module of bstune, else Lightning's Trainer.
+    """
+    seconds_of = options.seconds_of
+    if seconds_of == "auto":
+        is_of_bstune = type(module).__module__.partition(".")[0] == "bstune"
+        seconds_of = "lean" if is_of_bstune else "trainer"
+    return HowTimed(seconds_of, counts_to_try(options))
+
+
+def time_workload(
+    options: StudyOptions,
+    recipe: Recipe,
+    space: Space,
+    protocol: TrialProtocol,
+    workload: Workload,
+    tried: PreflightFindings | None,
+    how: HowTimed,
+    ceiling: Ceiling,
+    seconds: float,
+) -> TimedSteps:
+    """Measure the device's roofline and the workload's steps, in this process, within ``seconds``.
+
+    They are measured with the number of threads that is fastest. After it torch has as many as
+    before. ``tried`` is what a few steps have shown before; None: none were taken.
+    """
+    start = time.perf_counter()
+    device = torch.device(options.device)
+    timed_protocol = protocol
+    if how.seconds_of == "trainer":
+        timed_protocol = replace(protocol, fast="off")
+    with _device_errors():
+        workload = _with_small_evaluations(workload)
+        threads = _choose_threads(
+            options, space, timed_protocol, workload, tried, how, ceiling, seconds
+        )
+        with nullcontext() if threads is None else threads_of_torch(threads.threads):
+            limits, cost, notes = _roofline(options, device, workload, protocol, space)
+            seconds_left = seconds - (time.perf_counter() - start)
+            measured, timing_notes = _time_ladder(
+                options,
+                recipe,
+                space,
+                timed_protocol,
+                workload,
+                ceiling,
+                device,
+                seconds_left,
+                tried,
+            )
+    misaligned = _misaligned(device, limits, cost, ceiling.batch_size)
+    return TimedSteps(
+        measured=measured,
+        limits=limits,
+        cost=cost,
+        misaligned=misaligned,
+        notes=(*notes, *timing_notes),
+        threads=threads,
+    )
+
+
+def _choose_threads(
+    options: StudyOptions,
+    space: Space,
+    protocol: TrialProtocol,
+    workload: Workload,
+    tried: PreflightFindings | None,
+    how: HowTimed,
+    ceiling: Ceiling,
+    seconds: float,
+) -> ThreadChoice | None:
+    """Give the number of threads with the fastest steps at up to three batch sizes.
+
+    The steps take a share of ``seconds``. None where torch's threads are left alone.
+    """
+    counts = how.thread_counts
+    if not counts:
+        return None
+    step_time = options.hardware.step_time
+    low = ceiling.smallest
+    high = ceiling.batch_size
+    middle = round(math.sqrt(low * high) / space.multiple) * space.multiple
+    short = replace(protocol, warmup_steps=step_time.warmup_steps)
+
+    def steps_at(batch_size: int) -> int:
+        if tried is None:
+            return step_time.min_steps
+        return _steps_of_visit(step_time, tried.step_time(batch_size))
+
+    def time_step(batch_size: int) -> float:
+        rate = space.lowest_rate_spec(batch_size).lr
+        steps = timing.time_trial(workload, short, batch_size, rate, steps_at(batch_size))
+        return statistics.mean(steps)
+
+    sizes = list[int]()
+    seconds_left = THREADS_SHARE * seconds
+    for batch_size in sorted({low, max(low, middle), high}):
+        if tried is not None:
+            steps = steps_at(batch_size) + step_time.warmup_steps
+            seconds_left -= len(counts) * VISITS * steps * tried.step_time(batch_size)
+        # The smallest one is timed in any case.
+        if sizes and seconds_left < 0.0:
+            break
+        sizes.append(batch_size)
+    return choose_threads(time_step, counts, sizes)
+
+
+def _with_small_evaluations(workload: Workload) -> Workload:
+    """Give the workload with small batches of evaluation: a trial that is timed ends with one."""
+    loaders = loaders_of(workload.validation_batches)
+    # One loader cannot be put in the place of several.
+    if len(loaders) != 1:
+        return workload
+    return replace(workload, validation_batches=in_small_batches(loaders[0], FEW_EXAMPLES))
+
+
+@contextmanager
+def _device_errors() -> Iterator[None]:
+    """Turn torch's error of a lost device into one line."""
+    try:
+        yield
+    # torch's errors of the device are of this kind.
+    except RuntimeError as error:
+        if not DEVICE_LOST.search(str(error)):
+            raise
+        text = f"the device was lost while it was measured: {str(error).splitlines()[0]}"
+        raise HardwareError(f"{text}. Check that it is there and free, then run again") from error
+
+
+def _roofline(
+    options: StudyOptions,
+    device: torch.device,
+    workload: Workload,
+    protocol: TrialProtocol,
+    space: Space,
+) -> tuple[roofline.DeviceLimits | None, roofline.StepCost | None, tuple[str, ...]]:
+    """Give the device's limits, the cost of a step, and notes.
+
+    What could not be measured is None, and a note says why.
+    """
+    if options.devices > 1:
+        note = f"no roofline: it is one device's, and {options.devices} share the steps"
+        return None, None, (note,)
+    ceilings = options.hardware.ceilings
+    limits: roofline.DeviceLimits | None = None
+    cost: roofline.StepCost | None = None
+    notes = list[str]()
+    # A module that cannot be built here leaves the device's own limits to be measured.
+    module: LightningModule | None = None
+    with optional("no roofline", notes):
+        module, trainer = at_start(workload, space.lowest_rate_spec(space.low), protocol)
+    convolves = module is not None and roofline.is_convolutional(module)
+    with optional("no roofline", notes):
+        arithmetic = roofline.arithmetic_of(options.precision, device, convolves)
+        limits = timing.measure_limits(
+            device,
+            arithmetic,
+            min(ceilings.seconds, CEILINGS_SHARE * options.hardware.seconds),
+            ceilings.matrix_sizes,
+            ceilings.copy_bytes,
+        )
+        if module is not None:
+            loss = partial(_loss, trainer.precision_plugin)
+            draw = partial(_batch, workload, module.to(device).train(), space, device)
+            with waiting_for(f"the survey's trace of {type(module).__name__}", steps=True):
+                cost = roofline.step_cost(
+                    module, draw, loss, arithmetic, ceilings.traced_batch_sizes
+                )
+    # It is said once: where the module fails, the ceilings may as well.
+    return limits, cost, tuple(notes[:1])
+
+
+def _loss(precision: "Precision", module: LightningModule, batch: object) -> torch.Tensor:
+    """Give the loss of a step, in the precision of its Trainer."""
+    with precision.train_step_context():
+        return roofline.training_loss(module, precision.convert_input(batch))
+
+
+def _batch(
+    workload: Workload,
+    module: LightningModule,
+    space: Space,
+    device: torch.device,
+    batch_size: int,
+) -> object:
+    """Give the first training batch of ``batch_size``, on the device."""
+    batch = next(iter(workload.train_batches(space.lowest_rate_spec(batch_size))))
+    return on_device(workload, module, batch, device)
+
+
+def _steps_of_visit(step_time: StepTimeOptions, step_seconds: float) -> int:
+    """How many steps a visit times, if a step takes ``step_seconds``."""
+    wanted = round(step_time.visit_seconds / step_seconds)
+    return min(max(wanted, step_time.min_steps), step_time.max_steps)
+
+
+def _misaligned(
+    device: torch.device,
+    limits: roofline.DeviceLimits | None,
+    cost: roofline.StepCost | None,
+    batch_size: int,
+) -> tuple[roofline.TensorCoreMisalignment, ...]:
+    """Give the dimensions that miss the tensor cores' multiple; none where no roofline is known."""
+    if limits is None or cost is None:
+        return ()
+    multiple = roofline.tensor_core_multiple(limits.dtype, device.type)
+    if multiple is None:
+        return ()
+    return tuple(roofline.misalignments(cost, limits, multiple, batch_size))
+
+
+def _time_ladder(
+    options: StudyOptions,
+    recipe: Recipe,
+    space: Space,
+    protocol: TrialProtocol,
+    workload: Workload,
+    ceiling: Ceiling,
+    device: torch.device,
+    seconds: float,
+    tried: PreflightFindings | None,
+) -> tuple[timing.Measured, tuple[str, ...]]:
+    """Time steps at a ladder of batch sizes up to the ceiling, within ``seconds``.
+
+    Returns:
+        What was measured, and notes on what was not: large batch sizes, shares of overhead.
+    """
+    step_time = options.hardware.step_time
+    warmup_steps = max(step_time.warmup_steps, eager_steps(protocol.fast, device))
+    short = replace(protocol, warmup_steps=warmup_steps)
+    largest = _largest_to_time(step_time, warmup_steps, space, ceiling, seconds, tried)
+    notes = list[str]()
+    if largest < ceiling.batch_size:
+        step_seconds = _longest_step(step_time, warmup_steps, seconds)
+        notes.append(
+            f"steps past batch size {largest} are not timed but predicted: each takes longer "
+            f"than {format_seconds(step_seconds)} "
+            f"(hardware.seconds={options.hardware.seconds:g})"
+        )
+    sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
+    waited = processor_wait_of(device)
+    start = time.perf_counter()
+    waited_before = waited()
+    is_shared = protocol.devices > 1
+    timers: AbstractContextManager[TimeTrial] = nullcontext(
+        partial(timing.time_trial, workload, short)
+    )
+    overhead_notes = list[str]()
+
+    def time_bare(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:
+        return timing.time_bare(workload, short, batch_size, lr, steps, device)
+
+    if is_shared:
+        timers = shared_steps(options, recipe, warmup_steps)
+        overhead_notes.append(f"no share of overhead: {protocol.devices} devices share the steps")
+    with timers as time_trial:
+        visits = _Visits(
+            space=space,
+            step_time=step_time,
+            warmup_steps=warmup_steps,
+            bare_seconds=BARE_SHARE * seconds,
+            time_trial=time_trial,
+            time_bare=time_bare,
+            overhead_notes=overhead_notes,
+        )
+        if is_shared:
+            # The processes start with it, which is no part of a step.
+            time_trial(sizes[0], space.lowest_rate_spec(sizes[0]).lr, 1)
+        measured = timing.measure_step_times(
+            visits.visit, sizes, step_time.repeats, options.seed, seconds
+        )
+    share_waited = (waited() - waited_before) / (time.perf_counter() - start)
+    return replace(measured, waited=share_waited), (*notes, *overhead_notes)
+
+
+def _longest_step(step_time: StepTimeOptions, warmup_steps: int, seconds: float) -> float:
+    """Give the seconds that a step may take for a first visit to keep to its share of time."""
+    return LARGEST_SHARE * seconds / (warmup_steps + step_time.min_steps)
+
+
+def _largest_to_time(
+    step_time: StepTimeOptions,
+    warmup_steps: int,
+    space: Space,
+    ceiling: Ceiling,
+    seconds: float,
+    tried: PreflightFindings | None,
+) -> int:
+    """Give the largest batch size whose first visit ends in time, by the steps that were tried.
+
+    The ceiling where none were.
+    """
+    largest = ceiling.batch_size
+    if tried is None:
+        return largest
+    step_seconds = _longest_step(step_time, warmup_steps, seconds)
+    in_time = largest_in_time(largest, ceiling.smallest, step_seconds, tried.step_time)
+    if in_time >= largest:
+        return largest
+    return max(in_time // space.multiple * space.multiple, ceiling.smallest)
+
+
+@dataclass
+class _Visits:
+    """Visits to batch sizes: each times a few steps of a trial, and of a bare loop if it pays."""
+
+    space: Space
+    step_time: StepTimeOptions
+    warmup_steps: int
+    bare_seconds: float
+    """A visit to the bare loop takes at most so many."""
+    time_trial: TimeTrial
+    time_bare: TimeTrial
+    """Times steps without the framework."""
+    overhead_notes: list[str]
+    """Why the share of overhead is not known. Once it has a line, no bare loop is timed."""
+    timed: list[tuple[float, float]] = field(default_factory=list)
+    """Batch size and mean seconds of a step, of the visits so far."""
+    compared: set[int] = field(default_factory=set)
+    """The batch sizes at which a bare loop was to be timed."""
+
+    def visit(self, batch_size: int) -> tuple[Sequence[float], Sequence[float]]:
+        """Give the seconds of single steps of a trial, and those of a bare loop.
+
+        The latter are empty where no bare loop was timed.
+        """
+        lr = self.space.lowest_rate_spec(batch_size).lr
+        expected = self.step_time.visit_seconds
+        if self.timed:
+            expected = float(fit_step_times(self.timed, batch_size)(np.array(float(batch_size))))
+        steps = _steps_of_visit(self.step_time, expected)
+        trial = self.time_trial(batch_size, lr, steps)
+        self.timed.append((float(batch_size), statistics.mean(trial)))
+        # A module that cannot be compared is not tried again.
+        if self.overhead_notes:
+            return trial, ()
+        # A long step's overhead is not worth another one.
+        if batch_size in self.compared and steps <= self.step_time.min_steps:
+            return trial, ()
+        self.compared.add(batch_size)
+        if (self.warmup_steps + steps) * statistics.mean(trial) > self.bare_seconds:
+            return trial, ()
+        bare: Sequence[float] = ()
+        with optional("no share of overhead", self.overhead_notes):
+            bare = self.time_bare(batch_size, lr, steps)
+        return trial, bare

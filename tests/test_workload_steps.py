@@ -1,0 +1,137 @@
+"""The steps of a workload, timed, and their cost beside the device's limits."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from builders import resolved
+from toolbox import FAST_SURVEY, make_survey
+
+from bstune.core.errors import HardwareError
+from bstune.core.step_time import StepTime
+from bstune.hardware import timing
+from bstune.hardware.workload_steps import _device_errors, _roofline, _time_ladder
+from bstune.trial.backend import make_protocol, make_space
+from bstune.trial.checks.preflight import PreflightFindings
+from bstune.trial.workload import build_workload
+
+
+class OddError(Exception):
+    """No error that anyone expects."""
+
+
+def test_a_module_that_runs_only_in_trials_costs_a_note_each(monkeypatch):
+    def not_now(*arguments):
+        raise OddError("not now")
+
+    monkeypatch.setattr(timing, "time_trial", lambda *arguments: (0.01,) * 3)
+    options, recipe = resolved("workload=digits", "device=cpu", *FAST_SURVEY)
+    workload = replace(build_workload(options, recipe), build_module=not_now)
+    space = make_space(options)
+    protocol = make_protocol(options, recipe)
+    arguments = options, torch.device("cpu"), workload, protocol, space
+    limits, cost, notes = _roofline(*arguments)
+    assert (limits.dtype, cost) == ("fp32", None)
+    assert re.fullmatch(r"no roofline: OddError: not now \(test_workload_steps.py:\d+\)", *notes)
+    with monkeypatch.context() as patch:
+        patch.setattr(timing, "measure_limits", not_now)
+        assert _roofline(*arguments) == (None, None, notes)
+    ceiling = make_survey().ceiling
+    device = torch.device("cpu")
+    measured, notes = _time_ladder(
+        options, recipe, space, protocol, workload, ceiling, device, 30.0, None
+    )
+    assert {row.bare for row in measured.timings} == {None}
+    assert re.fullmatch(
+        r"no share of overhead: OddError: not now \(test_workload_steps.py:\d+\)", *notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("fast", "device", "warmup_steps"),
+    [("auto", "cuda", 1), ("graph", "cpu", 1), ("graph", "cuda", 3)],
+)
+def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, warmup_steps):
+    timed = []
+
+    def time_trial(workload, protocol, *arguments):
+        timed.append(protocol.warmup_steps)
+        return (0.01,) * 3
+
+    monkeypatch.setattr(timing, "time_trial", time_trial)
+    monkeypatch.setattr(timing, "time_bare", lambda *arguments: (0.01,) * 3)
+    overrides = (
+        f"protocol.fast={fast}",
+        "hardware.step_time.warmup_steps=1",
+        "hardware.step_time.repeats=1",
+    )
+    options, recipe = resolved("workload=digits", "device=cpu", *FAST_SURVEY, *overrides)
+    arguments = (
+        make_space(options),
+        make_protocol(options, recipe),
+        None,
+        make_survey().ceiling,
+        torch.device(device),
+    )
+    _time_ladder(options, recipe, *arguments, 30.0, None)
+    assert set(timed) == {warmup_steps}
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_example", "largest"),
+    [
+        # All of them are in time.
+        (1e-6, 512),
+        # 0.3 of 50 s are five steps of 3 s.
+        (0.01, 300),
+        # Steps of twice the smallest size are in time.
+        (10.0, 64),
+    ],
+)
+def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
+    monkeypatch, seconds_per_example, largest
+):
+    timed = []
+    bare = []
+
+    def time_trial(workload, protocol, size, lr, steps):
+        timed.append(size)
+        return (seconds_per_example * size,) * steps
+
+    def time_bare(workload, protocol, size, *arguments):
+        bare.append(size)
+        return (0.01,)
+
+    monkeypatch.setattr(timing, "time_trial", time_trial)
+    monkeypatch.setattr(timing, "time_bare", time_bare)
+    options, recipe = resolved(
+        "workload=digits",
+        "device=cpu",
+        "search.batch_size.low=32",
+        "hardware.step_time.warmup_steps=2",
+        "hardware.step_time.min_steps=3",
+        "hardware.step_time.rungs=3",
+    )
+    found = PreflightFindings(32, StepTime(0.0, seconds_per_example), 4, ())
+    device = torch.device("cpu")
+    space = make_space(options)
+    protocol = make_protocol(options, recipe)
+    ceiling = replace(make_survey().ceiling, smallest=32)
+    ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
+    _, notes = _time_ladder(options, recipe, space, protocol, None, ceiling, device, 50.0, found)
+    assert max(timed) == largest
+    assert len(notes) == (largest < 512)
+    # Without the framework no visit takes more than 2.5 s.
+    assert all(5 * seconds_per_example * size <= 2.5 for size in bare)
+    assert bool(bare) == (seconds_per_example < 1.0)
+
+
+def test_a_device_that_is_lost():
+    with (
+        pytest.raises(HardwareError, match=r"the device was lost .*CUDA error: GPU is lost"),
+        _device_errors(),
+    ):
+        raise RuntimeError("CUDA error: GPU is lost\nmore")
+    with pytest.raises(RuntimeError, match="another"), _device_errors():
+        raise RuntimeError("another")
