@@ -96,6 +96,20 @@ def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         leave_blank(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a slow test's reports sample their posterior as a user's study does; once.py has the rest."""
+    if request.node.get_closest_marker("slow") or "precise" in request.fixturenames:
+        import once
+
+        monkeypatch.setattr("bstune.study.analysis.model.MOVES", once.MOVES_OF_A_REPORT)
+
+
+@pytest.fixture
+def precise() -> None:
+    """Sample the posterior of a report as a user's study does, for a test that reads its intervals."""
+
+
 @pytest.fixture
 def painted() -> None:
     """Paint figures, and write no picture of them."""
