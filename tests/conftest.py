@@ -1,6 +1,8 @@
 """Shared by all tests: what they must not depend on, and records to work with."""
 
+import base64
 import gc
+import gzip
 import os
 
 # Before torch is imported: on batches of a few examples two threads only wait for each other.
@@ -37,6 +39,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 # What the modules imported stays until the end: looking through it again and again took a tenth of
 # the tests' time.
 gc.set_threshold(700, 10, 200)
+
+
+# What trains in processes of its own, for which multiprocessing's fork server imports for 5 s.
+FORK_SERVER = (
+    *("test_command", "test_failures", "test_probe", "test_survey", "test_training"),
+    *("test_watchdog", "test_workers"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what needs a fork server: of several processes that run tests, one then starts it."""
+    items.sort(key=lambda item: item.path.stem not in FORK_SERVER)
 
 
 def pytest_collection_finish() -> None:
@@ -82,9 +96,16 @@ def interruptible() -> Iterator[None]:
 def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no pictures, and paint no study's curve: both are half of a small study's time.
 
+    Pages hold a word in plotly's place, whose two megabytes took a sixth of the rest; slow tests,
+    some of which look at pages in a browser, have them.
     ``painted`` is for tests of what depends on a study's trials, ``rendered`` for those of pictures.
     What fixtures of a module run is painted and rendered.
     """
+    is_slow = request.node.get_closest_marker("slow") is not None
+    if not is_slow and "whole_pages" not in request.fixturenames:
+        script = b"plotly"
+        packed = base64.b64encode(gzip.compress(script, mtime=0)).decode()
+        monkeypatch.setattr("bstune.report.html._plotly", lambda: (script, packed))
     if "rendered" in request.fixturenames:
         return
     monkeypatch.setattr(
@@ -94,6 +115,25 @@ def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         from toolbox import leave_blank
 
         leave_blank(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a slow test's reports sample their posterior as a user's study does; once.py has the rest."""
+    if request.node.get_closest_marker("slow") or "precise" in request.fixturenames:
+        import once
+
+        monkeypatch.setattr("bstune.study.analysis.model.MOVES", once.MOVES_OF_A_REPORT)
+
+
+@pytest.fixture
+def whole_pages() -> None:
+    """Write pages that hold plotly."""
+
+
+@pytest.fixture
+def precise() -> None:
+    """Sample the posterior of a report as a user's study does, for a test that reads its intervals."""
 
 
 @pytest.fixture

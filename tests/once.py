@@ -26,6 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from optuna.storages._rdb.storage import _VersionManager
 
+from bstune.study.analysis import model
 from bstune.trial.processes import workers
 
 SOURCE = (
@@ -37,6 +38,10 @@ PRELOAD = [
     *("pytest", "sklearn.datasets", "bstune.workloads.classifier", "bstune.hardware.survey"),
     *("bstune.study.planning.replicates", "bstune.study.training", "bstune.study.study"),
 ]
+# Moves of the posterior of a report took a tenth of the tests' time, and few tests read an interval
+# of it.
+FEW_MOVES = 2
+MOVES_OF_A_REPORT = model.MOVES
 
 
 def keep() -> None:
@@ -55,6 +60,7 @@ def keep() -> None:
     os.fsync = lambda descriptor: None
     sqlalchemy.event.listen(sqlalchemy.Engine, "connect", _without_waiting_for_the_disk)
     workers.PRELOAD += PRELOAD
+    model.MOVES = FEW_MOVES
 
 
 def _without_waiting_for_the_disk(connection: Any, _: Any) -> None:

@@ -283,7 +283,7 @@ def test_there_is_no_gain_over_itself_nor_of_a_winner_that_mostly_misses():
     assert gain_of(BaselineRuns(trial), Winner(other, 40.0, missed), "time", 0.1) is None
 
 
-@pytest.mark.parametrize("seeds", [1, 3, 10])
+@pytest.mark.parametrize("seeds", [1, 10])
 @pytest.mark.parametrize(("true", "said"), [(0.2, 0.2), (0.2, 0.15), (0.1, 0.14)])
 def test_its_interval_covers_as_often_as_it_says(seeds, true, said):
     """With the scatter that the posterior has, and one that is off by as much as it is after a dozen trials."""

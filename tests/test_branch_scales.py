@@ -55,9 +55,10 @@ def test_tokens_are_those_of_an_example_times_the_examples():
 
 
 def test_a_checkpoint_without_an_upper_end_is_left_out_and_named():
-    found = [*square_root_growth(), branches_at(3e5, 2048, unbounded=3)]
-    assert len(extrapolate_branches(found, "examples", 1e6).rows) == 3
-    assert "300000.ckpt" in extrapolate_branches(found, "examples", 1e6).notes[0]
+    branches = [*square_root_growth(), branches_at(3e5, 2048, unbounded=3)]
+    found = extrapolate_branches(branches, "examples", 1e6)
+    assert len(found.rows) == 3
+    assert "300000.ckpt" in found.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -160,18 +160,19 @@ def look_at(kind, **options):
     return fly(build, **options)
 
 
+# What is told apart of attributes is tested below, without a training.
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
         (Counts, "steps (int)"),
-        (CountsInAnObject, "progress (dict)"),
+        pytest.param(CountsInAnObject, "progress (dict)", marks=pytest.mark.slow),
         (CountsInALayer, "net.0.steps (Tensor)"),
         (OwnNoise, "noise (Generator)"),
-        (OwnNumpyNoise, "noise (Generator)"),
+        pytest.param(OwnNumpyNoise, "noise (Generator)", marks=pytest.mark.slow),
         (PlainTensor, "mean (list)"),
         (OwnSchedule, "warmup (LambdaLR)"),
-        (OwnScheduleAfterBatches, "warmup (LambdaLR)"),
-        (PlainAverage, "average (dict)"),
+        pytest.param(OwnScheduleAfterBatches, "warmup (LambdaLR)", marks=pytest.mark.slow),
+        pytest.param(PlainAverage, "average (dict)", marks=pytest.mark.slow),
         (DecaysInACallback, "Decays.steps (int)"),
     ],
 )
@@ -305,7 +306,9 @@ class Noisy(Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:.*(num_workers|fork).*")
-@pytest.mark.parametrize(("kind", "continues"), [(Lit, True), (OwnSchedule, False)])
+@pytest.mark.parametrize(
+    ("kind", "continues"), [pytest.param(Lit, True, marks=pytest.mark.slow), (OwnSchedule, False)]
+)
 def test_batches_that_workers_change_at_random_do_not_count(kind, continues):
     """What they draw differs after a stop, whatever the module does; its rates show a schedule all the same."""
     train = DataLoader(Noisy(), shuffle=True, num_workers=1)

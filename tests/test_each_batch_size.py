@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
+from builders import prepared_study
 from optuna.distributions import FloatDistribution, IntDistribution
 from test_storage import BUDGET, SPACE, options_with, url
 
 from bstune.core.errors import ConfigError
 from bstune.core.search_space import Tunable, van_der_corput
 from bstune.search.each_batch_size import EachBatchSize, batch_sizes
+from bstune.study.planning.plan_text import plan_text
 from bstune.study.storage.asking import ask, distributions
 from bstune.study.storage.opening import open_study
 from bstune.study.storage.samplers import build_sampler
@@ -135,8 +137,9 @@ def test_in_a_study_of_ones_own_it_has_no_place_for_other_parameters():
         ),
     ],
 )
-def test_the_plan_says_how_many_batch_sizes_there_are(trials, words, bstune):
-    status, printed, errors = bstune(
+def test_the_plan_says_how_many_batch_sizes_there_are(trials, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepared = prepared_study(
         *(
             "workload=replay",
             "workload.table=fashion_mlp",
@@ -150,5 +153,5 @@ def test_the_plan_says_how_many_batch_sizes_there_are(trials, words, bstune):
             "mlflow.enabled=false",
         ),
     )
-    assert status == 0, errors
-    assert words in " ".join(printed.split())
+    prepared.close()
+    assert words in plan_text(prepared, [])

@@ -64,7 +64,9 @@ def test_an_open_end_has_no_bar(found):
     assert closed[1] > closed[0]
 
 
-@pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("suffix", "head"), [("png", b"\x89PNG"), pytest.param("svg", b"<?xml", marks=pytest.mark.slow)]
+)
 @pytest.mark.usefixtures("rendered")
 def test_it_is_written_whole(found, tmp_path, suffix, head):
     path = tmp_path / f"laws.{suffix}"

@@ -87,6 +87,7 @@ def test_a_charts_data_come_back_and_name_nothing_as_markup():
     assert "<" not in inside
 
 
+@pytest.mark.usefixtures("whole_pages")
 def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_asked_for():
     whole = page("t", [Section("a", chart([DOT], {}))], ["let x = 1;"])
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', whole)[1]
@@ -108,6 +109,7 @@ def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_asked_for():
     assert "\r" not in whole
 
 
+@pytest.mark.usefixtures("whole_pages")
 def test_plotly_is_inside_once_and_only_where_there_is_a_chart():
     assert len(page("t", [Section("a", paragraph("x"))])) < 20_000
     two = page("t", [Section("a", chart([DOT], {}) + chart([DOT], {}))])

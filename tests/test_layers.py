@@ -68,17 +68,21 @@ def are_apart(own, other):
     return any(pair & some and pair & others for some, others in APART)
 
 
+def is_commented(lines, number):
+    """Whether the import in a line, from 1, has a comment: beside it, or above it and its like."""
+    for line in reversed(lines[: number - 1]):
+        # One comment serves the imports below it.
+        if line.strip() and not line.strip().startswith(("import ", "from ")):
+            return "#" in lines[number - 1] or line.strip().startswith("#")
+    return "#" in lines[number - 1]
+
+
 def offenders(path, text):
     """A line for each import of a file, by its path below bstune, that breaks a rule."""
     own = path.split("/")[0].removesuffix(".py")
     lines = text.splitlines()
     for number, module, late in imports(ast.parse(text)):
         other = module.split(".")[1] if module.startswith("bstune.") else None
-        before = [line.strip() for line in lines[: number - 1]]
-        while before and (not before[-1] or before[-1].startswith(("import ", "from "))):
-            # One comment serves the imports below it.
-            before.pop()
-        commented = "#" in lines[number - 1] or (before and before[-1].startswith("#"))
         reasons = {
             "runs up": other in RANK and own in RANK and RANK[other] > RANK[own],
             "beside its layer": are_apart(own, other),
@@ -99,7 +103,7 @@ def offenders(path, text):
                 module.split(".")[0] not in CORE_PACKAGES - {"numpy", "scipy"} | {"pydantic"}
                 or other not in (None, "core", "result")
             ),
-            "inside a function without a comment": late and not commented,
+            "inside a function without a comment": late and not is_commented(lines, number),
         }
         for reason, broken in reasons.items():
             if broken:

@@ -133,7 +133,9 @@ def test_one_module_alone_names_the_package_that_it_imports():
     assert imported_when_it_runs(text) & packages == {"lightning_fabric"}
     found = set[str]()
     for path in PACKAGE.rglob("*.py"):
-        if imported_when_it_runs(path.read_text()) & packages:
+        text = path.read_text()
+        # To parse a file takes most of the time.
+        if "lightning" in text and imported_when_it_runs(text) & packages:
             found.add(str(path.relative_to(PACKAGE)))
     assert found == {"trial/lightning/installed.py"}
 

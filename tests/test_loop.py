@@ -232,7 +232,10 @@ def out_of_memory(spec=None):
     ("stage", "fail", "text"),
     [
         ("training", out_of_memory, "CUDA out of memory. Tried to allocate 20.00 GiB."),
-        ("training", lambda: torch.empty(2**60, dtype=torch.uint8), "DefaultCPUAllocator"),
+        pytest.param(
+            *("training", lambda: torch.empty(2**60, dtype=torch.uint8), "DefaultCPUAllocator"),
+            marks=pytest.mark.slow,
+        ),
         ("evaluation", lambda: bytearray(2**60), "MemoryError"),
     ],
 )

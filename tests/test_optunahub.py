@@ -146,6 +146,7 @@ print(sorted(sys.modules.keys() & {{"torch", "lightning"}}))
 """
 
 
+@pytest.mark.slow
 def test_the_benchmark_needs_no_torch():
     script = LOADED.format(place=str(REGISTRY / "benchmarks/batch_size/__init__.py"))
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

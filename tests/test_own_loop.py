@@ -48,7 +48,7 @@ def arguments(**changes):
         "target": "val_loss<=1.2",
         "batch_sizes": (16, 256),
         "reference": (32, 0.2),
-        "budget": bstune.Budget(steps=1, examples=8_000),
+        "budget": bstune.Budget(steps=1, examples=5_000),
         "objective": "steps",
         "trials": 6,
         "name": "digits",
@@ -326,7 +326,7 @@ def raising(error):
         raising(ValueError("mine")),
         # A generator sees as little of the one as of the other.
         pytest.param(raising(KeyboardInterrupt()), marks=pytest.mark.slow),
-        lambda trial: None,
+        pytest.param(lambda trial: None, marks=pytest.mark.slow),
     ],
 )
 def test_a_trial_whose_loop_is_left_is_said_and_asked_again(body, caplog):
@@ -692,7 +692,7 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
     asked = []
     stopped = []
     for call in range(2):
-        for trial in quadratic(trials=12, target="loss<=0.01", reference=(64, 0.02)):
+        for trial in quadratic(trials=7, target="loss<=0.01", reference=(64, 0.02)):
             asked.append(trial.resume_from)
             descend(trial, saves=False)
             trial.finish()

@@ -404,25 +404,16 @@ class KeepsState(Lit):
 
 
 GOOD = (
-    *(
-        Lit,
-        Warm,
-        Glacial,
-        WarmByEpoch,
-        WarmByHand,
-        WarmAndNormed,
-        Adam,
-        Scaled,
-        Groups,
-        Hparams,
-        Stochastic,
-        Still,
-    ),
-    *(Alternating, LogsFromCallback, QuietInSanityCheck, PreparesInFit, KeepsState),
+    *(Lit, Warm, WarmByEpoch, WarmAndNormed, Groups, Stochastic, Still),
+    *(Alternating, LogsFromCallback, PreparesInFit, KeepsState),
 )
+# Each is near to one of those.
+GOOD_TOO = (Glacial, WarmByHand, Adam, Scaled, Hparams, QuietInSanityCheck)
 
 
-@pytest.mark.parametrize("kind", GOOD)
+@pytest.mark.parametrize(
+    "kind", [*GOOD, *(pytest.param(kind, marks=pytest.mark.slow) for kind in GOOD_TOO)]
+)
 def test_a_good_project_is_not_refused(kind):
     found = fly(kind)
     assert found.smallest == 8
@@ -614,8 +605,11 @@ def seed_aside():
     ("hook", "seed", "named", "where"),
     [
         ("__init__", seed_torch, "torch", "after __init__"),
-        ("setup", seed_torch, "torch", "after on_fit_start"),
-        ("configure_model", seed_torch, "torch", "after on_fit_start"),
+        # Hooks before on_fit_start are looked at together with it.
+        *(
+            pytest.param(hook, seed_torch, "torch", "after on_fit_start", marks=pytest.mark.slow)
+            for hook in ("setup", "configure_model")
+        ),
         ("on_fit_start", seed_torch, "torch", "after on_fit_start"),
         ("on_train_start", seed_torch, "torch", "after on_train_start"),
         ("on_train_epoch_start", seed_torch, "torch", "at the first step"),

@@ -69,7 +69,7 @@ def test_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quick = {
         # An eighth of them is the first trial, whose end is the target.
-        "seconds": 8.0,
+        "seconds": 3.0,
         "trials": 3,
         "workers": 0,
         "survey": False,

@@ -255,8 +255,8 @@ def test_bad_input_ends_in_a_plain_line_and_writes_nothing(
     ("name", "content"),
     [
         ("runs", "other\n"),
-        ("runs", '{"steps": 3}\n{"and'),
-        ("settings", "other"),
+        pytest.param("runs", '{"steps": 3}\n{"and', marks=pytest.mark.slow),
+        pytest.param("settings", "other", marks=pytest.mark.slow),
         ("settings", '{"budget": 3}'),
     ],
 )

@@ -166,10 +166,10 @@ def test_other_hyper_parameters_are_searched_as_well():
         )
         return answer(trial, size(trial), rate(trial), factor)
 
-    study = run(objective, 50, FrontierSampler(seed=1))
+    study = run(objective, 36, FrontierSampler(seed=1))
     assert study.best_params["kind"] == "b"
     assert study.best_value < 1.6 * BEST
-    late = study.trials[25:]
+    late = study.trials[18:]
     kinds = [trial.params["kind"] for trial in late]
     assert kinds.count("b") > len(late) / 2
     decays = np.array([trial.params["decay"] for trial in late])
@@ -250,11 +250,11 @@ def test_two_directions_are_searched_in_turn():
 
     sampler = FrontierSampler(objective="both", seed=0)
     study = optuna.create_study(sampler=sampler, directions=["minimize", "minimize"])
-    study.optimize(objective, n_trials=40)
+    study.optimize(objective, n_trials=30)
     found = sampler.posterior(study)
-    assert len(found.observations) == 40
+    assert len(found.observations) == 30
     assert float(found.tau(np.array(512.0))) == pytest.approx(LAW.tau(512), rel=0.05)
-    late = study.trials[20:]
+    late = study.trials[14:]
     # Trials of even numbers are asked for the one, those of odd numbers for the other.
     times = batch_sizes(late[::2])
     steps = batch_sizes(late[1::2])

@@ -156,7 +156,9 @@ def test_a_trial_that_ends_early_says_why():
     [
         ("32-true", "null", torch.float32, torch.float32),
         ("bf16-mixed", "null", torch.float32, torch.bfloat16),
-        ("bf16-true", "default", torch.bfloat16, torch.bfloat16),
+        pytest.param(
+            *("bf16-true", "default", torch.bfloat16, torch.bfloat16), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_bare_loop_is_in_the_trials_precision_and_compiled_as_it(

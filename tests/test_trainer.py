@@ -323,7 +323,7 @@ class MetricPlateau(TrainPlateau):
 
 
 # Epochs have six batches.
-LIMITS = (1, 6, 7, 9, 12, 18, 29, 30, 39)
+LIMITS = (1, 6, 9, 12, 29, 39)
 EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
 
 

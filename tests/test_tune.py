@@ -358,7 +358,14 @@ def prepared(monkeypatch):
         study.close()
 
 
-@pytest.mark.parametrize("form", FORMS)
+# Each is taken by the way of another one.
+VARIANTS = ("numbers of numpy", "lambda", "mapping", "function that returns a data module")
+VARIANTS += ("trainer", "budget in steps")
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=SLOW) if form in VARIANTS else form for form in FORMS]
+)
 def test_what_it_takes(tune, form, prepared):
     tune(**FORMS[form])
     (found,) = prepared
@@ -525,6 +532,7 @@ def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tun
         assert type(width) is int
 
 
+@pytest.mark.usefixtures("whole_pages")  # as the study's own, of a fixture of the module
 def test_the_result_is_drawn_and_written(studied, tmp_path):
     result, _ = studied
     assert len(result.plot().axes) >= 2
