@@ -46,14 +46,23 @@ LAST = 10_000  # step of a budget
 POLICY = replace(
     # Few particles and candidates for quick tests; nothing at random, and no trial that skips its
     # first share.
-    default_policy(), particles=96, moves=2, candidates=80, random_fraction=0.0, loss_sure=0.0
+    default_policy(),
+    particles=96,
+    moves=2,
+    candidates=80,
+    random_fraction=0.0,
+    loss_sure=0.0,
 )
 # 47 shares from 1% to all of the budget, each 100^(1/46) = 1.105 times the one before.
 SHARES = np.exp(np.linspace(math.log(0.01), 0.0, 47))
 ERROR = Scale("min", 0.0)
 DOMAIN = Domain(
     # Rates in log2, from 2^-11 to 2^1.25.
-    LOW, HIGH, round, lambda x: (np.full(x.shape, -11.0), np.full(x.shape, 1.25)), others=0
+    LOW,
+    HIGH,
+    round,
+    lambda x: (np.full(x.shape, -11.0), np.full(x.shape, 1.25)),
+    others=0,
 )
 
 
@@ -568,7 +577,9 @@ def certain(share):
     theta[:, B_OPT] = -30.0
     return replace(
         # The budget of seconds over tau(B).
-        posterior, theta=theta, budget=lambda batch_size: share * 1e6 / (1.0 + batch_size / 128.0)
+        posterior,
+        theta=theta,
+        budget=lambda batch_size: share * 1e6 / (1.0 + batch_size / 128.0),
     )
 
 

@@ -620,7 +620,8 @@ def test_the_same_seed_gives_the_same_trial_bit_for_bit():
 
 @pytest.mark.parametrize(
     # One example a step, groups of four, and all 60 images in a batch.
-    ("batch_size", "lr", "micro"), [(1, 0.03, None), (16, 0.2, 4), (60, 0.5, None)]
+    ("batch_size", "lr", "micro"),
+    [(1, 0.03, None), (16, 0.2, 4), (60, 0.5, None)],
 )
 def test_evaluations_follow_the_rule(batch_size, lr, micro):
     target = Target("val/loss", 0.3, "min")

@@ -346,7 +346,8 @@ class Stochastic(Lit):
     def loss(self, batch):
         return nn.functional.cross_entropy(
             # Its losses differ by chance, though the rate has an effect.
-            nn.functional.dropout(self.net(batch[0]), 0.5, self.training), batch[1]
+            nn.functional.dropout(self.net(batch[0]), 0.5, self.training),
+            batch[1],
         )
 
 
