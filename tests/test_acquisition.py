@@ -38,10 +38,12 @@ LOW = 8
 HIGH = 4096
 # The time is least at B = 283.
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
+# Few draws for quick tests, and no decisions for the curve unless a test wants them.
 POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
 BUDGET = 20_000.0
 
 
+# Steps over the rule: a root through 0.1 at a batch size of 2^7.
 def make(others=0, low=LOW, high=HIGH, budget=BUDGET):
     study = {
         "low": low,
@@ -61,6 +63,7 @@ def domain(snap=round, others=0):
 
 
 def snap(batch_size):
+    # Multiples of 24, as a machine might ask for.
     return max(24, min(4096, 24 * round(batch_size / 24)))
 
 
@@ -95,6 +98,7 @@ def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
     """A trial that LAW answers, stopped at ``max_steps``."""
     needed = LAW.steps(batch_size, lr)
     tau = LAW.tau(batch_size)
+    # A trial that diverges does so within ten steps.
     steps = 10 if needed is None else round(min(needed, max_steps))
     status = "diverged" if needed is None else "reached" if needed <= max_steps else "stopped"
     made = {
@@ -134,6 +138,7 @@ def results_of(played):
 def play(count, seed, answer=tried, **changes):
     """The suggestions of a study and what LAW answered."""
     played = []
+    # The posterior of what was answered so far, with a seed for each decision.
     for number in range(count):
         posterior = inferred(results_of(played), 1000 * seed + number)
         suggestion = decided(posterior, 1000 * seed + number, **changes)
@@ -150,6 +155,7 @@ def play(count, seed, answer=tried, **changes):
 
 @pytest.mark.parametrize("resumable", [lambda number: True, None])
 def test_limits_grow_in_proportion_to_what_was_spent(resumable):
+    # Nothing ever reaches the target.
     def never(*arguments):
         result = tried(*arguments)
         return replace(result, status="stopped", steps=arguments[3], steps_low=arguments[3])
@@ -161,12 +167,15 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
     for (suggestion, _), before in zip(played[1:], spent[1:], strict=False):
         step = LAW.tau(2**suggestion.x)
         resumed_from = suggestion.resumed_from
+        # A continuation pays only for what it adds.
         cost = step * (
             suggestion.max_steps - (0 if resumed_from is None else played[resumed_from][1].steps)
         )
         most = max(share * before, POLICY.initial_fraction * BUDGET * step)
+        # A limit is rounded up to whole steps.
         assert cost <= most * 1.001 + 2 * step
         assert cost >= min(POLICY.max_first_growth, POLICY.max_growth) * before * 0.999
+    # Limits have grown by more than an order of magnitude.
     assert spent[-1] > 10 * spent[1]
     assert played[0][0].max_steps <= math.ceil(POLICY.initial_fraction * BUDGET)
 
@@ -174,6 +183,7 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
 def test_nothing_is_spent_past_the_margin_once_something_has_reached_the_target():
     for seed in range(4):
         best = math.inf
+        # Before something has reached the target there is no margin.
         for number, (suggestion, result) in enumerate(play(20, seed)):
             if best < math.inf:
                 step = LAW.tau(2**suggestion.x)
@@ -189,6 +199,7 @@ def test_no_new_trial_is_shorter_than_its_start_is_worth(objective):
     """A probe, for the objective ``curve`` too: a share of four steps would cost more to set up than to train."""
     seen = []
     for number, batch_size in enumerate((64, 256, 1024)):
+        # Trials of four steps of 10 ms: starting one would take longer.
         result = make_result(
             number=number,
             batch_size=batch_size,
@@ -207,6 +218,7 @@ def test_no_new_trial_is_shorter_than_its_start_is_worth(objective):
 
 def test_a_new_trial_is_looked_at_before_it_gets_all():
     posterior = inferred([tried(0, 256, 0.14)])
+    # The margin: what the incumbent takes, times stop_factor.
     most = POLICY.stop_factor * LAW.steps(256, 0.14) * LAW.tau(256)
 
     def shares(resumable):
@@ -219,6 +231,7 @@ def test_a_new_trial_is_looked_at_before_it_gets_all():
     whole = shares(None)
     # The incumbent is a mean over a few draws: nearly, not quite, the time seen.
     assert np.median(whole) == pytest.approx(1.0, abs=0.1)
+    # A look first, all of it where nothing can be continued.
     assert np.median(looks) < 1.1 * POLICY.probe_fraction
     assert (looks <= whole).all()
 
@@ -235,6 +248,7 @@ def resumed(posterior, **changes):
 def test_stopped_trials_are_continued_at_their_own_point():
     trials = []
     for number, batch_size in enumerate((128, 256, 512)):
+        # Half way to the target.
         stops_at = 0.5 * LAW.frontier(batch_size)
         trials.append(tried(number, batch_size, LAW.best_lr(batch_size), stops_at))
     # This one has reached the target, and is as good as they are.
@@ -246,6 +260,7 @@ def test_stopped_trials_are_continued_at_their_own_point():
         before = trials[suggestion.resumed_from]
         assert (suggestion.x, suggestion.z) == (math.log2(before.batch_size), math.log2(before.lr))
         assert suggestion.max_steps > before.steps
+    # Trial 1 runs already, and 0 has left no state.
     running = [(math.log2(256), math.log2(trials[1].lr), 1)]
     assert resumed(posterior, pending=running, resumable=lambda number: number != 0)[1] == {2}
     assert not resumed(posterior, resumable=None)[1]
@@ -256,6 +271,7 @@ def test_stopped_trials_are_continued_at_their_own_point():
     stuck = inferred([*trials, *again])
     assert numbers(stuck.observations) == [3, 4, 5, 6]
     slow = inferred(
+        # 64 times too low a rate, so that it lies far behind.
         [tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8)), tried(1, 256, LAW.best_lr(256))]
     )
     # It is past the margin.
@@ -265,7 +281,9 @@ def test_stopped_trials_are_continued_at_their_own_point():
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
 def test_points_are_snapped_and_within_their_bounds(objective):
+    # Multiples of 24, as snap gives.
     trials = tried_at_best_rates(24, 240, 2400, 48)
+    # Two further hyper-parameters, near the ends of their range.
     others = dict.fromkeys(range(4), (0.01, 0.99))
     options = {"objective": objective, "domain": domain(snap, 2), "pending": [(8.0, -4.0, None)]}
     for posterior in (inferred([], prior=make(2)), inferred(trials, others=others, prior=make(2))):
@@ -279,6 +297,7 @@ def test_points_are_snapped_and_within_their_bounds(objective):
             assert max(suggestion.other) <= 1.0
 
 
+# The next multiple of 24 below.
 @pytest.mark.parametrize(("too_large", "largest"), [(240, 216), (48, 24)])
 @pytest.mark.parametrize("random_fraction", [0.0, 1.0])
 def test_no_batch_size_is_tried_beyond_one_that_ran_out_of_memory(
@@ -299,6 +318,7 @@ def test_the_curve_is_looked_at_on_both_sides_of_b_crit():
     for study in played:
         # The first eight look for the target anywhere.
         sizes += [2**suggestion.x for suggestion, _ in study[8:]]
+    # B_crit is 400: its regimes begin at 400/9 = 44 and 9 x 400 = 3600.
     assert min(sizes) < 150
     assert max(sizes) > 1200
     # 90% of the draws of B_crit after 24 trials hold the truth, and they are not the prior's.
@@ -312,6 +332,7 @@ def test_the_fewest_steps_are_looked_for_where_the_frontier_has_them():
     trials = tried_at_best_rates(64, 256, 512, 1024, 2048)
     posterior = inferred(trials, in_examples=True)
     sizes = [2**suggestion.x for suggestion in decisions(posterior, 40, objective="steps")]
+    # Above 2048, where no trial has been.
     assert np.mean(np.array(sizes) > 2048) > 0.5
 
 
@@ -324,6 +345,7 @@ def test_another_worker_is_sent_elsewhere():
 
     alone = points([])
     x, z = np.median(alone, axis=0)
+    # The place that it would choose itself.
     beside = points([(float(x), float(z), None)])
     near = np.mean(np.abs(alone - [x, z]).max(axis=1) < 0.3)
     left = np.mean(np.abs(beside - [x, z]).max(axis=1) < 0.3)
@@ -332,6 +354,7 @@ def test_another_worker_is_sent_elsewhere():
 
 
 def test_a_place_where_all_diverged_is_left():
+    # Four octaves above the best rate LAW diverges.
     trials = tried_at_best_rates(16, 64, 256, 1024, octaves=4.0)
     assert set(statuses(trials)) == {"diverged"}
     above_best = []
@@ -350,7 +373,9 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
     trials = [*chain, tried(3, 64, 0.05, 50)]
     posterior = inferred(trials)
     assert numbers(posterior.observations) == [2, 3]
+    # The whole chain counts once, by its last steps.
     assert posterior.spent == pytest.approx(chain[2].steps * LAW.tau(128) + 50 * LAW.tau(64))
+    # What failed has no steps to learn from.
     broken = replace(tried(4, 64, 0.1), steps=0)
     failed = [replace(broken, status="failed"), replace(broken, status="out of memory")]
     np.testing.assert_array_equal(inferred([*trials, *failed]).theta, posterior.theta)
@@ -362,6 +387,7 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
 
 
 def test_trials_that_repeat_a_recorded_run_count_as_one():
+    # The third one was stopped at step 30, the last one diverged at a rate of 60.
     points = ((64, 0.05, math.inf), (256, 0.1, math.inf), (64, 0.1, 30), (256, 60.0, math.inf))
     trials = []
     for number, point in enumerate(points):
@@ -371,6 +397,7 @@ def test_trials_that_repeat_a_recorded_run_count_as_one():
     # Nothing says that these two are the same run: they have no history.
     silent = [replace(trials[3], number=4, history=()), replace(trials[3], number=5, history=())]
     copies = []
+    # Each of the four trials twice more.
     for number in range(8):
         copies.append(replace(trials[number % 4], number=6 + number))
     once = inferred([*trials, *silent])
@@ -383,6 +410,7 @@ def test_trials_that_repeat_a_recorded_run_count_as_one():
     found = likelihood(inferred(repeated, independent=False))
     wrong = likelihood(inferred(repeated))
     np.testing.assert_allclose(found, expected)
+    # Counted apart they would count three times.
     assert not np.allclose(wrong, expected)
 
 
@@ -402,6 +430,7 @@ def test_a_policy_that_cannot_be_is_refused(name, value, said):
         replace(POLICY, **{name: value})
 
 
+# From 8 to 4096, an octave apart.
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -429,6 +458,7 @@ def around(points, off=0.0, **changes):
 
 def learned(trials):
     """A posterior of more particles and moves than a decision has."""
+    # A millisecond a step, and a microsecond an example.
     return inferred(
         trials, prior=make(budget=2000.0), step_time=StepTime(1e-3, 1e-6), particles=600, moves=8
     )
@@ -441,6 +471,7 @@ def quantiles(posterior, shares=(0.05, 0.5, 0.95)):
 @pytest.mark.parametrize("b_crit", [30.0, 3000.0])
 def test_trials_on_the_curve_give_its_b_crit(b_crit):
     low, middle, high = quantiles(learned(around(curve(b_crit=b_crit).items())))
+    # The truth lies in 90% of the draws.
     assert low < b_crit < high
     assert middle == pytest.approx(b_crit, rel=0.1)
 
@@ -460,14 +491,17 @@ RECORDED = {
 }
 
 
+# Many trials where the shape is off should not move the answer.
 @pytest.mark.parametrize("crowd", [(512, 1024) * 6, (128, 256, 512) * 5])
 def test_where_the_shape_is_wrong_it_is_what_a_dense_sweep_would_show(crowd):
     sizes = np.log(list(RECORDED))
     grid = np.linspace(-2.0, 13.0, 300)
+    # A law with a B_crit of 690, and what the table has beside it.
     law = np.log1p(690.0 / np.exp(grid))
     off = np.log(list(RECORDED.values())) - np.log1p(690.0 / np.exp(sizes))
     dense = math.exp(half_slope(grid, (law + np.interp(grid, sizes, off))[None])[0])
     tried_sizes = (*RECORDED, *crowd)
+    # The same frontier, with more trials at some sizes.
     posterior = learned(around((size, RECORDED[size]) for size in tried_sizes))
     low, middle, high = quantiles(posterior)
     # What one octave hides from knots 1.5 octaves apart is left over.
@@ -478,6 +512,7 @@ def test_where_the_shape_is_wrong_it_is_what_a_dense_sweep_would_show(crowd):
 def test_without_a_discrepancy_it_is_the_models_own_and_the_small_batch_term_has_no_part_in_it():
     prior = make()
     theta = draw_prior(prior, 50, np.random.default_rng(0))
+    # Without the discrepancy, which comes last.
     theta[:, -prior.knots.size :] = 0.0
     theta[:, B_CRIT] = np.linspace(-4.0, 4.0, 50)
     theta[:, B_OPT] = np.linspace(2.0, -6.0, 50)
@@ -493,6 +528,7 @@ def asked(posterior, x, done, pending=()):
 
 
 def test_what_is_asked_tells_of_b_crit_for_its_cost():
+    # Nothing but 64 to 128 has been seen.
     posterior = learned(around(curve((64, 90, 128)).items()))
     x = [3.0, 6.0, 6.5, 7.0, 12.0]
     place, expected = asked(posterior, x, [0.0] * 5)
@@ -522,11 +558,14 @@ def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
     candidates = Candidates(tuple(last), x, z, np.zeros((4, 0)), np.array([500.0] * 3 + [0.0]))
     found = candidate_log_steps(posterior, candidates, posterior.theta)
     law = log_steps(posterior.theta, candidates.points(posterior), posterior.prior)
+    # The sure estimate is taken, and the vague one is not.
     np.testing.assert_allclose(found[:, 0], 9.0, atol=0.01)
     np.testing.assert_allclose(found[:, [1, 3]], law[:, [1, 3]], atol=1e-4)
+    # A bound can only raise what the law says.
     np.testing.assert_array_equal(found[:, 2], np.maximum(law[:, 2], 9.0))
     noise = posterior.theta[:, NOISE]
     data.spread[-3] = 0.2
+    # Precision-weighted: the law's error is the noise from seed to seed.
     share = 1.0 / (1.0 + 0.2**2 * np.exp(-2.0 * noise))
     np.testing.assert_allclose(
         candidate_log_steps(posterior, candidates, posterior.theta)[:, 0],
@@ -537,9 +576,11 @@ def test_a_stopped_trial_takes_what_its_own_history_says_as_far_as_it_says_it():
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_trial_whose_metric_has_flattened_is_not_continued_for_the_curve(flat):
     size = 20
+    # A small batch size, which tells of the end below B_crit.
     stopped = replace(tried(30, size, LAW.best_lr(size)), status="stopped", steps=2800)
     posterior = learned([*around(curve((64, 90, 128, 1024, 4096)).items()), stopped])
     seen = (*posterior.observations[:-1], replace(posterior.observations[-1], flat=flat))
+    # So much was spent that no cost matters.
     posterior = replace(posterior, observations=seen, spent=1e9)
     chosen = decisions(posterior, 5, objective="curve")
     is_continued = 30 in {suggestion.resumed_from for suggestion in chosen}
@@ -552,6 +593,7 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
     # than all before.
     stopped = replace(tried(30, 18, LAW.best_lr(18)), status="stopped", steps=steps)
     posterior = learned([*around(curve().items()), stopped])
+    # The first candidate is the stopped one.
     assert asked(posterior, [math.log2(18), 4.5, 8.0, 11.0], [float(steps), 0.0, 0.0, 0.0])[0] != 0
 
 
@@ -564,7 +606,9 @@ def test_a_trial_that_is_past_what_was_expected_of_it_is_given_up(steps):
             1e6,
             4,
         ),
+        # Only the small end has not been seen.
         ((64, 128, 256, 512, 1024, 4096), 1e6, 1),
+        # Only the large one has not.
         ((16, 64, 256, 1024), 1e6, 4),
         # Both ends are seen already.
         ((16, 64, 256, 1024, 4096), 1e6, None),
@@ -582,6 +626,7 @@ def test_a_regime_in_which_nothing_has_reached_the_target_is_looked_at(sizes, al
     )
     found = unseen_regime(posterior, candidates, [], *draws, allowed)
     assert (found and found[0]) == place
+    # What runs already is not chosen again.
     running = [] if place is None else [(float(x[place]), 0.0, None)]
     assert (
         place is None
@@ -609,6 +654,7 @@ def worth(posterior, max_steps=200, continues=None, **changes):
     )
 
 
+# As the defaults, but for a tenth of the cost.
 SPENDING = replace(POLICY, curve_share=0.3, curve_cost=0.1, curve_width=3.0)
 
 
@@ -618,12 +664,14 @@ def test_decisions_for_the_curve_cost_a_stated_share_and_less_once_its_interval_
     assert posterior.trials == 4
     # The two ends of a 90% interval lie 3.29 standard deviations apart: it is not narrow.
     assert math.exp(3.29 * wide) > 3.0
+    # Of 200 steps at a batch size of 2^7.
     cost = 200 * LAW.tau(128)
     # By chance x share of the decisions, what is spent is the share that it may cost of an average
     # decision.
     for spent, share, expected in (
         (4 * cost, 0.3, 0.1 / 0.3),
         (4 * cost, 0.2, 0.1 / 0.2),
+        # Half as much was spent, so half as much may be.
         (2 * cost, 0.3, 0.05 / 0.3),
         (400 * cost, 0.3, 1.0),
     ):
@@ -653,6 +701,7 @@ def test_what_is_spent_on_the_curve_beside_the_time_is_bounded(monkeypatch):
     monkeypatch.setattr(acquisition, "_suggest_for_curve", watched)
     shares = []
     for curve_cost in (1e-6, 0.1, 1e6):
+        # A width of 1.01 is never reached, so that the share stays.
         policy = replace(SPENDING, curve_cost=curve_cost, curve_after=0.0, curve_width=1.01)
         on_curve = spent = 0.0
         for seed in range(2):
