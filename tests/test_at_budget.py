@@ -55,8 +55,8 @@ def searched_trials(study):
 
 
 def run(number, steps=100, value=0.3, **changes):
-    # Half of it and all of it are evaluated.
     """A trial that ended at its budget, after 100 steps."""
+    # Half of it and all of it are evaluated.
     values = {"trial_index": number, "status": "stopped", "steps": steps, "steps_low": steps}
     history = ((steps // 2, value + 0.1), (steps, value))
     return make_result(number=number, history=history, **{**values, **changes})
