@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
-from toolbox import make_trial, numbers
+from toolbox import make_result, make_trial, numbers
 
 from bstune.search.observations import fresh_steps
 from bstune.search.posterior import NOISE
@@ -467,3 +467,13 @@ def test_a_horizon_that_most_fresh_runs_missed_the_target_with_is_not_advised(
     runs = tuple(runs)
     winner = Winner(trial(0, horizon=own), 100.0, runs, predicted_horizon=fresh)
     assert winner.advised_horizon == advised
+
+
+def test_others_are_another_point():
+    """The better one's neighbour is replicated by itself: fresh runs of other hyperparameters count for no other."""
+    best = make_result(number=0, trial_index=0, steps=100, hyperparameters={"momentum": 0.9})
+    near = make_result(number=1, trial_index=1, steps=101, hyperparameters={"momentum": 0.1})
+    fresh = make_result(
+        number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9}
+    )
+    assert next_replicate([best, near, fresh], {}, "steps", 1, 2)[0].trial.number == 1

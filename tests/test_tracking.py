@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import shlex
 import shutil
 import socket
 import sqlite3
@@ -16,12 +15,11 @@ import threading
 import time
 import zlib
 from dataclasses import replace
-from itertools import combinations, count
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
-import numpy as np
 import pytest
 from builders import changed, hand_critical, make_confirmed, make_curve, options_of, result_of
 from mlflow import MlflowClient
@@ -43,7 +41,6 @@ from bstune.report.rows import curve_point
 from bstune.result import Gain, StudyResult
 from bstune.system.files import Output
 from bstune.system.terminal import filtered
-from bstune.tracking.address import opening, tracking_uri
 from bstune.tracking.colours import PALETTE
 from bstune.tracking.content import note, trial_name
 from bstune.tracking.database import damage, make_database
@@ -52,7 +49,6 @@ from bstune.tracking.runs import Tracking
 from bstune.tracking.saved_view import TAG as VIEW
 from bstune.tracking.saved_view import runs_page
 
-PYTHON = shlex.quote(sys.executable)
 EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
 # The target of 0.1 was missed at step 95 and met at 100, so that steps_low is 95.
 HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
@@ -170,58 +166,6 @@ def break_method(
         return whole(*args, **kwargs)
 
     monkeypatch.setattr(MlflowClient, method, broken)
-
-
-@pytest.mark.parametrize(
-    ("configured", "environment", "expected"),
-    [
-        # Without an address the database lies in the working directory.
-        (None, None, "sqlite:///{here}/mlflow.db"),
-        # A variable that is set to nothing counts as none.
-        (None, "", "sqlite:///{here}/mlflow.db"),
-        # A relative path would change its meaning with the working directory.
-        (None, "sqlite:///runs/a.db", "sqlite:///{here}/runs/a.db"),
-        (None, "sqlite:////srv/a.db", "sqlite:////srv/a.db"),
-        (None, "postgresql://host/db", "postgresql://host/db"),
-        # The option goes before the environment.
-        ("http://localhost:5000", "sqlite:///a.db", "http://localhost:5000"),
-    ],
-)
-def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if environment is not None:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", environment)
-    assert tracking_uri(mlflow_options(configured)) == expected.format(here=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        # A database needs a command that serves its pages; a server has its own.
-        (
-            "sqlite:////srv/mlflow.db",
-            f"{PYTHON} -m mlflow ui --backend-store-uri sqlite:////srv/mlflow.db",
-        ),
-        (
-            "sqlite:////my runs/mlflow.db",
-            f"{PYTHON} -m mlflow ui --backend-store-uri 'sqlite:////my runs/mlflow.db'",
-        ),
-        # An address with a password is read from the environment, not written into a command.
-        (
-            "postgresql://me:secret@host/db",
-            f'{PYTHON} -m mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI"',
-        ),
-        ("http://localhost:5000", "http://localhost:5000"),
-        # A server's address is shown without user, password and the slash at its end.
-        ("https://me:secret@host/mlflow/", "https://host/mlflow"),
-    ],
-)
-def test_what_opens_a_page(uri, expected):
-    assert opening(uri) == (expected,)
-    served = (
-        (f"{expected}/#/",) if uri.startswith("http") else (expected, "http://127.0.0.1:5000/#/")
-    )
-    assert opening(uri, "#/") == served
 
 
 def test_creating_the_database_prints_nothing_and_leaves_only_the_database(created):
@@ -959,50 +903,6 @@ def test_studies_that_begin_at_one_moment_part_their_colours_when_they_end(uri, 
         finish(tracking)
     colours = {colour_of(uri, STUDY), colour_of(uri, "first"), colour_of(uri, "second")}
     assert len(colours) == 3
-
-
-# Machado, Oliveira and Fernandes 2009, severity 1, for linear RGB.
-COLOUR_BLINDNESS = {
-    "none": np.eye(3),
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
-}
-
-
-def lab(linear: np.ndarray) -> np.ndarray:
-    """CIE Lab of a colour in linear sRGB."""
-    # The matrix and the white point D65 are those of sRGB (IEC 61966-2-1).
-    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    xyz = to_xyz @ np.clip(linear, 0, 1) / [0.9505, 1.0, 1.089]
-    # CIE Lab: (6/29)^3 = 0.008856, (29/6)^2/3 = 7.787.
-    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-@pytest.mark.parametrize("seen", COLOUR_BLINDNESS)
-def test_colours_are_told_apart(seen):
-    colours = []
-    for name in PALETTE:
-        encoded = np.array([*bytes.fromhex(name.removeprefix("#"))]) / 255
-        # sRGB's transfer function, inverted.
-        linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
-        colours.append(lab(COLOUR_BLINDNESS[seen] @ linear))
-    for colour, other in combinations(colours, 2):
-        # The least distance was 13.9 when the palette was chosen.
-        assert math.dist(colour, other) > 13.5
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):

@@ -5,10 +5,7 @@ import shlex
 import pytest
 import yaml
 from builders import loaded
-from toolbox import make_result, make_spec, trials_of
-
-from bstune.core.search_space import Tunable, corners
-from bstune.study.planning.replicates import next_replicate
+from toolbox import make_spec, trials_of
 
 FAST = ("workload=digits", "search.objective=steps", "search.replicates=1", "search.candidates=1")
 FAST += ("mlflow.enabled=false",)
@@ -21,24 +18,6 @@ WHITENING = (
     "signed: false, "
     "bias: false, padding: 0, channels: 1}"
 )
-
-
-def test_corners_are_both_ends_at_once():
-    first = Tunable("a", "budget.steps", 1.0, 8.0, True, True)
-    second = Tunable("b", "", 0.0, 0.5, False, False)
-    assert corners((first, second)) == [{"a": 1, "b": 0.0}, {"a": 8, "b": 0.5}]
-    assert isinstance(corners((first,))[0]["a"], int)
-    assert corners(()) == []
-
-
-def test_others_are_another_point():
-    """The better one's neighbour is replicated by itself: fresh runs of other hyperparameters count for no other."""
-    best = make_result(number=0, trial_index=0, steps=100, hyperparameters={"momentum": 0.9})
-    near = make_result(number=1, trial_index=1, steps=101, hyperparameters={"momentum": 0.1})
-    fresh = make_result(
-        number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9}
-    )
-    assert next_replicate([best, near, fresh], {}, "steps", 1, 2)[0].trial.number == 1
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+"""What an interruption says depends on how far a study has come."""
+
 import pytest
 
 from bstune import __main__ as command
