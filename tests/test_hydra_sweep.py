@@ -21,6 +21,7 @@ TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
 APPLICATION = TESTS / "projects" / "hydra_sweep"
 QUIET = 'hydra.sweeper.options=["mlflow.enabled=false"]'
+# What a job is told when it is a trial that may go on.
 CONTINUED = [f"hydra.sweeper.{name}={name}" for name in ("max_steps", "resume_from", "save_to")]
 SEARCH = ["--multirun", "hparams_search=bstune"]
 SEEDED = "hydra.sweeper.seed=seed"
@@ -52,6 +53,7 @@ def results():
 
 def test_the_config_is_ten_lines():
     text = (APPLICATION / "conf" / "hparams_search" / "bstune.yaml").read_text()
+    # A user copies it: more would be an obstacle.
     assert text.count("\n") <= 10
 
 
@@ -67,6 +69,7 @@ def test_the_plugin_is_found_and_light():
     ran = subprocess.run(
         [sys.executable, "-c", script], env=environment(), capture_output=True, text=True
     )
+    # A plug-in is imported by each Hydra application, whatever it does.
     assert ran.stdout == "True []\n", ran.stderr
 
 
@@ -107,6 +110,7 @@ def test_an_application_is_swept(arguments, sweep):
         assert record.resumed_from is None
         assert 16 <= record.batch_size <= 256
         assert 0.01 <= record.lr <= 2
+    # The reference of the application's own config.
     assert (records[0].batch_size, records[0].lr) == (32, 0.2)
     # The application is not told when to stop, and each job runs to its end.
     examples = 4000 if "examples=4000" in arguments else 20_000
@@ -118,6 +122,7 @@ def test_an_application_is_swept(arguments, sweep):
     found = results()
     assert {"data.batch_size", "optimizer.lr"} <= found["best_params"].keys()
     assert ("optimizer.name" in found["best_params"]) == (
+        # The one case in whose list a choice is the second argument.
         len(arguments) == 2 and "choice" in arguments[1]
     )
     assert Path(found["page"]).is_file()
@@ -142,9 +147,11 @@ def test_jobs_are_stopped_and_continued(saved, sweep):
     assert first.steps < continued[0].steps
     (overrides,) = Path().glob(f"multirun/*/*/{continued[0].number}/.hydra/overrides.yaml")
     place = Path(f"outputs/train/states/trial-{first.number}.saved").absolute()
+    # Hydra's quotes keep a path with signs of its own whole.
     assert f"resume_from='{place}'" in yaml.safe_load(overrides.read_text())
     # What a part before has reported stays as it is.
     assert continued[0].history[: len(first.history)] == first.history
+    # The search's best points run again on three fresh seeds.
     assert len({record.seed for record in records if record.replicate_of is not None}) == 3
 
 
@@ -171,6 +178,7 @@ def launched(monkeypatch):
 
 def test_jobs_are_launched_in_batches(sweep, launched):
     records = sweep("hydra.sweeper.n_trials=7", "hydra.sweeper.n_jobs=3", SEEDED)
+    # Seven trials in batches of three.
     assert launched[:3] == [[0, 1, 2], [3, 4, 5], [6]]
     # On fresh seeds one runs at a time.
     assert {len(batch) for batch in launched[3:]} == {1}
@@ -181,6 +189,7 @@ def test_jobs_are_launched_in_batches(sweep, launched):
     # Each of a batch knows the ones that run.
     for batch in launched[:2]:
         points = [math.log2(records[number].lr) for number in batch]
+        # Two of a batch at nearly one rate would not know of each other.
         assert min(abs(one - other) for one, other in itertools.combinations(points, 2)) > 0.05
 
 
@@ -225,6 +234,7 @@ def test_what_a_job_of_a_batch_may_not_return_leaves_the_others(sweep, capsys):
     records = sweep(*arguments)
     ended_well = [record for record in records if record.status != "failed"]
     assert len(ended_well) == 3
+    # Those that ended well are not run again.
     assert [values(record) for record in ended_well[:2]] == [values(told[0]), values(told[-1])]
 
 
@@ -243,6 +253,7 @@ def test_joblibs_launcher_runs_a_batch_in_processes(tmp_path):
     assert ran.returncode == 0, ran.stderr
     records = trials_of(tmp_path / "outputs" / "train")
     (failed,) = with_status(records, "failed")
+    # The batch is lost with its process, of which one job had failed.
     assert (failed.number, len(records)) == (1, 3)
 
 
@@ -314,6 +325,7 @@ def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
         sweep(*arguments)
     assert ended.value.code == 2
     assert re.search(f"error: .*{message}", capsys.readouterr().err, flags=re.DOTALL)
+    # Nothing has been composed or launched.
     assert not list(tmp_path.iterdir())
 
 
@@ -341,11 +353,13 @@ def test_what_a_task_may_not_return(arguments, message, sweep, capsys):
 def test_a_task_that_has_been_mended_is_asked_the_same_trial_again(sweep):
     with pytest.raises(SystemExit):
         sweep("returns=None")
+    # The reference is the first trial.
     assert sweep("hydra.sweeper.n_trials=1", "returns=history")[-1].batch_size == 32
 
 
 def test_a_study_goes_on_unless_it_may_not(sweep, capsys):
     assert len(sweep("hydra.sweeper.n_trials=1")) == 1
+    # The same sweep with a larger number goes on.
     assert len(sweep("hydra.sweeper.n_trials=2")) == 2
     with pytest.raises(SystemExit):
         sweep("hydra.sweeper.n_trials=3", "hydra.sweeper.load_if_exists=false")
@@ -396,9 +410,11 @@ PARAMETERS = {
     "x=tag(log,interval(0.1,10))": Range(0.1, 10.0, True, False),
     "x=int(interval(2.0,8.0))": Range(2.0, 8.0, False, True),
     "x=tag(log,int(interval(2,8)))": Range(2.0, 8.0, True, True),
+    # Hydra's range leaves its end out.
     "x=range(2,8)": Range(2.0, 7.0, False, True),
     "x=range(2,9,3)": Range(2.0, 8.0, False, True, ("2", "5", "8")),
     "x=choice(a,b)": Range(math.nan, math.nan, False, True, ("a", "b")),
+    # A list of values is read as a choice, in its order.
     "+x=1,4,2": Range(1.0, 4.0, False, True, ("1", "4", "2")),
 }
 
@@ -407,6 +423,7 @@ PARAMETERS = {
 def test_ranges_are_those_of_the_optuna_sweeper(line):
     lines = ["lr=interval(0.1,1)", "batch_size=16,64,32", "fixed=3", "one=choice(b)", line]
     params = read_params(lines, None, None, None)
+    # 16, 32 and 64 have 16 as their common divisor.
     assert (params.batch_size, params.lr, params.multiple) == ("batch_size", "lr", 16)
     ((key, found),) = params.others.items()
     assert repr(found) == repr(PARAMETERS[line])
@@ -418,4 +435,5 @@ def test_ranges_are_those_of_the_optuna_sweeper(line):
 def test_names_in_a_study_are_short_where_they_are_one_ones_own():
     lines = ["lr=0.1,1", "batch_size=1,2", "a.x=1,2", "b.x=1,2", "a.y=1,2", "a.delta=1,2"]
     names = read_params(lines, None, None, None).names
+    # Two parameters named x need their groups, and delta is the search's own.
     assert names == {"a.x": "a_x", "b.x": "b_x", "a.y": "y", "a.delta": "a_delta"}
