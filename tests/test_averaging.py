@@ -143,6 +143,7 @@ def test_an_update_takes_an_operator_for_all_that_is_averaged_and_one_for_all_th
         with Operators() as operators:
             end_step(own, module, step)
         changing = [name for name in operators.names if "copy" in name or "lerp" in name]
+        # The first update is a copy.
         assert changing == ["_foreach_copy_", "_foreach_lerp_"][:step]
 
 
@@ -184,6 +185,7 @@ def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
     module = started(callback).to(dtype)
     whole = started(reference)
     for step in range(1, 40):
+        # 2^-7 is the last place of a bfloat16 at 1.
         value = torch.full((7,), 1.0 + 2.0**-7 * (step % 2)).to(dtype)
         for each, its_module in ((callback, module), (reference, whole)):
             its_module.set(value)
@@ -225,6 +227,7 @@ def by_hand(model, every, decay, power):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
+        # At the end a decay of 1 puts the slow weights in place.
         for d in [decay * (t / STEPS) ** power] * (t % every == 0) + [1.0] * (t == STEPS):
             for name, fast in model.state_dict().items():
                 if fast.is_floating_point():
@@ -244,6 +247,7 @@ def trial(callbacks, model, micro_batch_size=None, average=None):
 
 @pytest.mark.parametrize(
     ("every", "decay", "power"),
+    # The source's own rule is the first.
     [(5, 0.95**5, 3), (1, 0.5, 1), (4, 0.9, 0), (STEPS, 0.3, 2), (100, 0.5, 1)],
 )
 def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, power):

@@ -123,6 +123,7 @@ def test_averaged_weights_and_their_steps_go_on(micro, tmp_path):
 
 class Stopping(Callback):
     def on_train_batch_end(self, trainer, *arguments):
+        # A run of 10 steps is left alone: the 11th is the first that this ends after.
         trainer.should_stop = trainer.global_step % 2 == 1
 
 
@@ -231,6 +232,7 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
     for seed in (0, 1):
         own = [one for one in found["branches"] if one["seed"] == seed]
         assert column(own, "batch_size") == [16, 64, 250]
+        # 1,250 examples over each batch size.
         assert column(own, "steps") == [78, 20, 5]
         at_16, at_64, at_250 = column(own, "value")
         losses.append({16: 0.0, 64: at_64 - at_16, 250: at_250 - at_16})

@@ -40,6 +40,7 @@ def compose_workload(folder, workload, *arguments):
 
 def optimizer_of(composed):
     module = composed.trained.module(TrialValues(64, lr=0.25, seed=0, total_steps=100))
+    # Lightning takes lists with schedules, a dict, a list or the optimizer itself.
     configured = module.configure_optimizers()
     configured = configured[0] if isinstance(configured, tuple) else configured
     found = configured["optimizer"] if isinstance(configured, dict) else configured

@@ -49,6 +49,7 @@ def weights(path):
 @pytest.mark.parametrize("micro_batch_size", [None, 5])
 def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path):
     (tmp_path / "two").mkdir()
+    # An even batch, and one whose halves differ by an example.
     specs = [make_spec(size, number=size, max_steps=12) for size in (32, 33)]
     asked = [(spec, tmp_path / "two", None) for spec in specs]
     for spec, finished in zip(
@@ -62,6 +63,7 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
             == ("stopped", 12, 12 * spec.batch_size)
         )
         assert [step for step, _ in two.history] == [step for step, _ in one.history]
+        # Two sums of halves are rounded otherwise than one sum.
         assert [value for _, value in two.history] == pytest.approx(
             [value for _, value in one.history], rel=1e-5
         )
@@ -345,6 +347,7 @@ def test_a_probe_trains_the_share_of_one_device(devices, outcomes):
         f"devices={devices}",
     )
     probe = TrialProbe(options, recipe, 2**34, steps=2, seconds=GUARD)
+    # The module takes 17 examples: ceil(34/2) = 17, ceil(35/2) = 18.
     found = [probe(batch_size) for batch_size in (34, 35)[: len(outcomes)]]
     assert [one.outcome for one in found] == outcomes
     assert [one.batch_size for one in found] == [34, 35][: len(outcomes)]

@@ -57,6 +57,7 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
     assert all(part in out for part in words)
     found = json.loads((tmp_path / "outputs/digits/hardware.json").read_text())
     assert found["ceiling"]["at"]["batch_size"] == 1200
+    # sqrt(4 x 1200) = 69.
     assert column(found["measured"]["timings"], "batch_size") == [4, 69, 1200]
     assert all(
         0 < timing["low"] <= timing["seconds"] <= timing["high"]
@@ -269,7 +270,9 @@ def cached(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_what_a_survey_depends_on(cached, tmp_path):
     found = make_survey()
+    # What changes no step and no memory.
     same = ("workload.target.value=0.2", "search.trials=3", "hardware.seconds=90")
+    # What changes a step's seconds or its memory.
     other = (
         "search.workers=2",
         "workload.module.model.hidden=[64]",

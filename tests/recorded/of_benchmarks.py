@@ -256,6 +256,7 @@ def seconds_in_all(path: Path) -> Values:
         held = 0
         half_widths = list[float]()
         for row in studies:
+            # An interval that is open has no half-width.
             held += row["holds"]
             if row["high"] is not None:
                 half_widths.append(math.sqrt(row["high"] / row["low"]))
@@ -481,6 +482,7 @@ SHOWN_SPENDINGS = (3, 5, 10, 40)
 
 def budget_row(search: str, path: Path) -> Values:
     rows = list[Row]()
+    # Rows of made laws have no scatter.
     for row in rows_of(path):
         if row["search"] == search and "of_scatter" in row:
             rows.append(row)
