@@ -308,10 +308,8 @@ def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(
         "search.batch_size.low=16",
         "search.batch_size.high=32",
         "search.objective=steps",
-        "workers=0",
-    ]
-    arguments = [one.replace("workers", "search.workers") for one in arguments] + [
-        "mlflow.enabled=false"
+        "search.workers=0",
+        "mlflow.enabled=false",
     ]
     status, printed, errors = bstune(*arguments, "search.replicates=0", "workload.target.value=0.5")
     assert status == 0, errors

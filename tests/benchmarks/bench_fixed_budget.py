@@ -91,6 +91,8 @@ LR_LOW = 2.0**-11
 LR_HIGH = 2.0**1.25
 # What search.least_gain may be: what is left to gain, in what one seed differs from another.
 LEAST_GAINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
+# Of a look: full trials' cost, full trials, what is left in scatters, and scatters above the best.
+LOOK_COST, LOOK_FULL, LOOK_LEFT, LOOK_ABOVE = 1, 2, 3, 4
 SEARCHES = ("bstune", "TPE", "TPE, Hyperband", "GP")
 
 
@@ -581,9 +583,9 @@ def show_ends(rows: Sequence[dict[str, Any]]) -> None:
         for row in rows:
             looks = row["looks"]
             end = _end_of(looks, least_gain)
-            costs.append(end[1])
-            above.append(end[4])
-            lost.append(end[4] - looks[-1][4])
+            costs.append(end[LOOK_COST])
+            above.append(end[LOOK_ABOVE])
+            lost.append(end[LOOK_ABOVE] - looks[-1][LOOK_ABOVE])
         print(
             f"least_gain {least_gain:g}: n {len(rows)}, ends after "
             f"{_median_p90(costs)} full trials' cost, "
@@ -596,7 +598,7 @@ def show_ends(rows: Sequence[dict[str, Any]]) -> None:
 def _end_of(looks: Sequence[Sequence[float]], least_gain: float) -> Sequence[float]:
     """Give the look at which a search would have ended, or its last one."""
     for look in looks:
-        if look[2] >= FEWEST_FULL and look[3] <= least_gain:
+        if look[LOOK_FULL] >= FEWEST_FULL and look[LOOK_LEFT] <= least_gain:
             return look
     return looks[-1]
 

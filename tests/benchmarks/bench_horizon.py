@@ -403,13 +403,8 @@ class Tpe:
         problem = self._problem
         size = trial.suggest_int("batch_size", *problem.sizes, log=True)
         half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
-        lr = min(
-            max(
-                problem.rule(size) * 2.0 ** trial.suggest_float("delta", -half, half),
-                problem.lrs[0],
-            ),
-            problem.lrs[1],
-        )
+        delta = trial.suggest_float("delta", -half, half)
+        lr = min(max(problem.rule(size) * 2.0**delta, problem.lrs[0]), problem.lrs[1])
         steps = problem.budget(size)
         if self._chooses:
             steps *= trial.suggest_float("horizon", SHORTEST, 1.0, log=True)
