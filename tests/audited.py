@@ -26,6 +26,7 @@ from bstune.__main__ import main
 SECONDS = 60  # of one command
 STUDY = ["workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "study=honest"]
 STUDY += ["search.trials=6", "search.replicates=0", "sampler=random", "mlflow.enabled=false"]
+# Audit events of what starts a program, a connection or code.
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 STARTS += ("socket.connect", "ctypes.dlopen", "pickle.find_class")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -167,6 +168,7 @@ CRAFTS: dict[str, Callable[[Path], None]] = {
     "grows by references": config_with("study", "${output}${output}"),
     "YAML with objects": text_in("config.yaml", f"!!python/object/apply:os.system ['{TOUCH}']"),
     "best.yaml with objects": text_in("best.yaml", f"!!python/object/apply:os.system ['{TOUCH}']"),
+    # 9^9 texts once it is expanded.
     "YAML of a billion": text_in(
         "config.yaml",
         "a: &a [x,x,x,x,x,x,x,x,x]\n"

@@ -127,7 +127,9 @@ def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
     workload, lines = workload_of(
         changed(tmp_path, trainer=trainer), Chosen("val_acc>=0.9", name="mine")
     )
+    # 32 examples, accumulated four times.
     assert workload["reference"]["batch_size"] == 128
+    # 100 steps of them.
     assert workload["budget"] == {"steps": 12, "examples": 12_800}
     assert (workload["name"], workload["precision"], workload["trainer"]) == (
         "mine",
@@ -165,6 +167,7 @@ def test_without_a_target_the_file_is_to_come_to_its_own_result(callbacks, chose
 def test_the_studys_time_may_stand_for_the_length_of_a_trial(tmp_path):
     path = changed(tmp_path, trainer={"logger": False})
     workload, lines = workload_of(path, Chosen("val_loss=0.2", is_timed=True))
+    # 100 epochs.
     assert workload["budget"]["examples"] == 100 * 1200
     assert any(line.startswith("budget: ") for line in lines)
 

@@ -162,6 +162,7 @@ def test_a_recorded_point_is_answered_as_it_was_recorded(benchmark):
         times.append(steps[-1] * run.seconds_per_step)
     problem = benchmark.Problem("fashion_mlp")
     assert problem.best_params == BEST
+    # Its two seeds.
     assert problem.best_value == pytest.approx(sum(times) / 2)
     assert problem.evaluate(BEST) == problem.evaluate(BEST) == pytest.approx(times[0])
     assert problem.spent == pytest.approx(2 * times[0])
@@ -228,6 +229,7 @@ def test_a_pruner_stops_a_run_at_the_first_cost(benchmark):
         run = problem.runs[trial.number]
         assert (trial.state, run.can_go_on) == (TrialState.PRUNED, True)
         (place,) = trial.intermediate_values
+        # Costs double from place to place, up to the longest run at the seventh.
         limit = problem.penalty / 2 * 2.0 ** (place - 7)
         assert limit - run.seconds_per_step < run.cost <= limit
         assert trial.user_attrs["cost"] == run.cost
