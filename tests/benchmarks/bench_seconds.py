@@ -297,8 +297,8 @@ def main() -> None:
             f"{statistics.median(ratios):.2f}"
         )
     over = sorted(row["over_best"] for row in done)
-    ninth = over[math.ceil(0.9 * len(over)) - 1]
-    print(f"winner over the sweep's best: median {statistics.median(over):.2f}, 90% {ninth:.2f}")
+    high = over[math.ceil(0.9 * len(over)) - 1]
+    print(f"winner over the sweep's best: median {statistics.median(over):.2f}, 90% {high:.2f}")
 
 
 if __name__ == "__main__":
