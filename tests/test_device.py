@@ -112,6 +112,7 @@ def test_a_protocols_device():
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), 0, 40 * GIB, True),
         (torch.OutOfMemoryError("any text"), 0, 40 * GIB, True),
         (MemoryError(), 0, 40 * GIB, True),
+        # No lack of memory, however little there is.
         (RuntimeError("CUDA error: device-side assert triggered"), 1, 9, False),
         (ValueError("a value"), 1, 9, False),
     ],

@@ -45,6 +45,7 @@ def accumulate(noise, model, parts, factors, scale=1.0):
     ("weights", "sizes", "factors", "scale"),
     [
         ("equal", (6, 6), (0.5, 0.5), 1.0),
+        # As a gradient scaler has it.
         ("equal", (4, 4, 4), (1 / 3, 1 / 3, 1 / 3), 1024.0),
         ("examples", (8, 4), (2 / 3, 1 / 3), 1.0),
         ("examples", (5, 4, 3), (5 / 12, 4 / 12, 3 / 12), 8.0),
@@ -162,6 +163,7 @@ def test_the_steps_of_a_trial_that_goes_on_are_counted_on():
     parts = two_parts()
     for _ in range(7):
         accumulate(noise, model, parts, (0.5, 0.5))
+    # The multiples of 3 among the steps 101 to 107.
     assert measured_steps(noise.measurements) == [102, 105]
 
 

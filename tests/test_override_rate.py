@@ -139,6 +139,7 @@ def test_several_optimizers_keep_their_proportion_to_the_largest_rate():
     one = Adam([weight], lr=0.001)
     other = AdamW([weight], lr=torch.tensor(0.004))
     override_rate([one, other], nn.Linear(1, 1), 0.4)
+    # The smaller rate is a quarter of the larger one, before and after.
     assert one.param_groups[0]["lr"] == pytest.approx(0.1)
     assert one.defaults["lr"] == pytest.approx(0.1)
     assert isinstance(other.param_groups[0]["lr"], torch.Tensor)

@@ -18,6 +18,7 @@ from bstune.system.console import plain_console
 from bstune.system.secrets import remember
 from bstune.system.terminal import filtered, safe_console, visible, write_error, write_out
 
+# A title, C1's CSI, text turned round, a deletion, and a return to the line's start.
 EVIL = "\x1b]0;evil\x07\x9b31m\u202egpj.exe\x7f\r"
 SHOWN = r"\x1b]0;evil\x07\x9b31m\u202egpj.exe\x7f\x0d"
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -27,6 +28,7 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
     ("text", "shown"),
     [
         (EVIL, SHOWN),
+        # It clears the screen, and puts rm -rf / into the clipboard.
         ("\x1b[2J\x1b]52;c;cm0gLXJmIC8=\x07", r"\x1b[2J\x1b]52;c;cm0gLXJmIC8=\x07"),
         ("\u2066a\u2069\u202b", r"\u2066a\u2069\u202b"),
         ("a\x00b\x08c\x85d", r"a\x00b\x08c\x85d"),

@@ -169,11 +169,13 @@ def test_before_the_first_trial_the_share_of_evaluation_is_known():
 def test_a_study_that_is_continued_has_what_is_left():
     study = optuna.create_study()
     first = wall(60.0, study=study)
+    # 60 s before 1,000.
     assert study.user_attrs[BEGAN] == 940.0
     first.keep()
     assert study.user_attrs[TAKEN] == 60.0
     assert wall(10.0, study=study).left == 100.0 - 60.0 - 10.0 - REPORT_SECONDS
     joined = wall(3.0, study=study, owner=False, now=lambda: 950.0)
+    # The owner began at 990, and had taken 60 s before that.
     assert joined.left == 100.0 - (950.0 - 930.0) - REPORT_SECONDS, "it counts by the owner's start"
 
 
