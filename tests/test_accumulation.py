@@ -45,6 +45,7 @@ def test_what_a_step_returns_beside_its_loss_stays():
     batch = torch.arange(8.0)
     found = losses(Mean(lambda loss: {"loss": loss, "mean": loss}), batch, (6, 2))
     assert column(found, "mean") == [batch[:6].mean(), batch[6:].mean()]
+    # Twice the share of the batch: 6/8 and 2/8.
     assert column(found, "loss") == [batch[:6].mean() * 1.5, batch[6:].mean() * 0.5]
     assert losses(Mean(lambda loss: None), batch, (6, 2)) == [None, None]
 

@@ -95,6 +95,7 @@ def missing(*names):
 )
 def test_lightning_comes_first(absent, found, monkeypatch):
     monkeypatch.setattr(lightning_package, "import_module", missing(*absent))
+    # Past the cache.
     assert installed_lightning.__wrapped__() == found
 
 

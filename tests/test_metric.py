@@ -22,6 +22,7 @@ NAME = "val/error"
         # Read as a double, it would be 0.10000000149.
         (tensor(0.1), 0.1),
         (tensor(0.1, dtype=torch.float64), 0.1),
+        # The nearest number of a bfloat16.
         (tensor(0.1, dtype=torch.bfloat16), 0.10009765625),
         (tensor(3), 3.0),
         (tensor(math.nan), None),

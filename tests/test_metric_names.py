@@ -16,7 +16,9 @@ from bstune.core.metric_names import mode_of, parse_target, the_loss
         ("val/top1-accuracy", "max"),
         ("macro_f1", "max"),
         ("reward", None),
+        # Its words contradict each other.
         ("accuracy_loss", None),
+        # A part of a word is none.
         ("glossary", None),
     ],
 )

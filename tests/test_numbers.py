@@ -82,6 +82,7 @@ def test_what_is_shown_fits_into_a_line():
         (2, True),
         (-1e308, True),
         (10**308, True),
+        # A float ends at 1.8e308.
         (10**309, False),
         (math.inf, False),
         (math.nan, False),

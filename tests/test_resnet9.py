@@ -76,6 +76,7 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
     before = seeded(lambda: without_switches(4))
     assert torch.equal(torch.get_rng_state(), drawn)
     for step in range(2):
+        # What ships multiplies its logits by an eighth.
         outputs = [model(images(seed=step)), 0.125 * before(images(seed=step))]
         for network, output in zip((model, before), outputs, strict=True):
             network.zero_grad()
