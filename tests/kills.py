@@ -43,9 +43,8 @@ STUDY = (
 STUDY += ("search.lease_seconds=3600",)
 SAMPLERS = ("frontier", "random", "tpe")
 OBJECTIVES = ("steps", "time", "both", "curve")
-OWN_DATABASE = (
-    5  # every so many studies make MLflow's database, which takes seconds; the others find it made
-)
+# Every so many studies make MLflow's database, which takes seconds; the others find it made.
+OWN_DATABASE = 5
 # These values differ from run to run.
 UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")
 TRIALS = "bstune.trials"

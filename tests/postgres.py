@@ -34,9 +34,8 @@ class Postgres:
     def __init__(self, folder: Path) -> None:
         self._data = folder / "data"
         self._socket = folder
-        self._user = (
-            {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
-        )  # it refuses to run as root
+        # The server refuses to run as root.
+        self._user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         if self._user:
             shutil.chown(folder, "postgres", "postgres")
         options = ("-U", "bstune", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")

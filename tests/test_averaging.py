@@ -94,10 +94,8 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
 def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction):
     # The next snapshot lies fraction/16 of the last one's step further, and at least one step.
-    steps, taken = (
-        700,
-        [1],
-    )
+    steps = 700
+    taken = [1]
     while (due := max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))) <= steps:
         taken.append(due)
     values, averages, updates = follow(RunningWeightAverage(fraction), steps)
@@ -112,9 +110,8 @@ def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction)
         torch.testing.assert_close(
             averages[t - 1], weights @ values[torch.tensor(so_far) - 1], rtol=1e-5, atol=1e-6
         )
-    assert float(weights @ (1 - edges[1:])) == pytest.approx(
-        fraction / (1 + fraction), rel=0.1
-    )  # the mean age
+    # The mean age.
+    assert float(weights @ (1 - edges[1:])) == pytest.approx(fraction / (1 + fraction), rel=0.1)
 
 
 @pytest.mark.parametrize(("decay", "every"), [(0.99, 5), (0.9, 1), (0.5, 3), (0.0, 4)])

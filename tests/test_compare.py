@@ -111,12 +111,13 @@ def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, ins
         # 4 with a factor of 2 on both: e^(sqrt(2) log 2) = 2.67 on either side.
         ((400, 200, 800), (100, 50, 200), (4.0, 4 / 2**2**0.5, 4 * 2**2**0.5, True)),
         ((100, 50, 200), (200, 100, 400), (2.0, 2 / 2**2**0.5, 2 * 2**2**0.5, False)),
+        # The halves that face each other count.
         (
             (400, 100, 500),
             # 4 e^-hypot(log 4, log 1.05) = 0.9991 and 4 e^hypot(log 1.25, log(1/0.95)) = 5.029.
             (100, 95, 105),
             (4.0, 0.9991, 5.029, False),
-        ),  # the halves that face each other
+        ),
         ((400, 390, 4000), (100, 10, 110), (4.0, 3.624, 103.8, True)),
         ((400, None, 800), (100, 50, 200), (4.0, None, 4 * 2**2**0.5, None)),
         # Only its lower end is known: 400/200 = 2.

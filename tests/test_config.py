@@ -125,9 +125,8 @@ def test_allows():
         "scaling.lr_octaves=100",
     )
     digits("protocol.micro_batch_size=null", "protocol.noise_scale_every=null", "~workload.tunable")
-    digits(
-        "+trainer.gradient_clip_val=1.0", "+sampler.seed=3", "+workload.module.anything=1"
-    )  # what the targets take
+    # These are for what the targets take.
+    digits("+trainer.gradient_clip_val=1.0", "+sampler.seed=3", "+workload.module.anything=1")
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,8 @@ def idx_bytes(array):
 # The size of each of these small files is pinned to this.
 SIZE = 2000
 IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
-CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(
-    np.uint8
-)  # file, image, channel, row, column
+# File, image, channel, row, column.
+CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(np.uint8)
 CIFAR_FILES = {}
 for number, name in enumerate(sorted(datasets.CIFAR10.sha256)):
     # Each of these files has two images: of the file's number, and of 9 less that.

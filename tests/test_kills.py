@@ -70,9 +70,8 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "send", [os.kill, os.killpg]
-)  # a terminal's Ctrl-C goes to the whole group
+# A terminal's Ctrl-C goes to the whole group.
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
     ("arguments", "line"),

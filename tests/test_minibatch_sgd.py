@@ -123,9 +123,8 @@ def test_each_trial_runs_through_its_epochs_and_full_batches_descend_as_in_numpy
     finding = run(sweep)
     table = ((TABLE - TABLE.mean(axis=0)) / TABLE.std(axis=0))[:30]
     assert [one["run"] for one in finding.rows] == ["whole", "one", "seven"]
-    for one, steps in zip(
-        finding.rows, (8, 60, 11), strict=True
-    ):  # 2.5 epochs of 30 are 75 examples
+    # 2.5 epochs of 30 are 75 examples.
+    for one, steps in zip(finding.rows, (8, 60, 11), strict=True):
         assert one["curve"]["steps"][-1] == steps
         assert [(trial["seed"], trial["status"]) for trial in one["trials"]] == [
             (3, "stopped"),

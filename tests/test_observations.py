@@ -64,10 +64,8 @@ def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate(
 
 
 @pytest.mark.parametrize(
-    (
-        "runs",
-        "log_steps",
-    ),  # of one place where the posterior expects log S = 0, at a noise of 0.1 as large as POINT_MISFIT
+    # Of one place where the posterior expects log S = 0, at a noise of 0.1 as large as POINT_MISFIT.
+    ("runs", "log_steps"),
     [
         ([("reached", 0.1)], 0.05),
         ([("reached", 0.1), ("reached", 0.1)], 0.1 * 2 / 3),

@@ -157,9 +157,8 @@ def assert_same(records, expected, exactly):
 @pytest.mark.parametrize(
     "name", ["bare", pytest.param("fabric", marks=pytest.mark.slow), "huggingface"]
 )
-@pytest.mark.filterwarnings(
-    "ignore"
-)  # advice of Lightning and transformers to whoever trains a toy
+# Lightning and transformers give advice to whoever trains a toy.
+@pytest.mark.filterwarnings("ignore")
 def test_a_loop_has_the_trials_of_tune(name, tuned):
     records = run_loop(name)
     # Something was continued, so that the comparison is of that, too.

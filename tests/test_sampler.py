@@ -84,11 +84,11 @@ def batch_sizes(trials):
 
 def test_define_by_run_without_a_known_space_and_by_workers_in_threads():
     study = run(plain, 25)
-    # sqrt(8 x 4096) = 181.
+    # The first one lies in the middle: sqrt(8 x 4096) = 181.
     assert study.trials[0].params == {
         "batch_size": 181,
         "lr": pytest.approx(math.sqrt(2e-3)),
-    }  # the middle
+    }
     assert distinct(study, "batch_size") > 15
     # A quarter above the least time that there is.
     assert study.best_value < 1.25 * BEST

@@ -122,11 +122,8 @@ def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, 
         NOISY, [{"batch_size": batch_size, "delta": delta}], rule_of(NOISY.problem, "sqrt")
     )
     spec = search.propose([])
-    assert (spec.batch_size, spec.delta, spec.lr) == (
-        batch_size,
-        delta,
-        pytest.approx(expected),
-    )  # through B 64, 0.1
+    # The rule goes through B = 64 and 0.1.
+    assert (spec.batch_size, spec.delta, spec.lr) == (batch_size, delta, pytest.approx(expected))
     assert spec.max_steps == stopping_step(NOISY.problem, batch_size, [])
     # The table's rates span a factor of 100.
     half = math.log2(100) / 2

@@ -61,9 +61,8 @@ def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_
         return law(workload, spec, protocol)
 
     found = run(tmp_path, trainer=counting)
-    assert (
-        len(asked) == len(set(asked)) == 4 + 2 * 3
-    )  # each rate on the first seed, the best on the others
+    # Each rate runs on the first seed, the best one on the others.
+    assert len(asked) == len(set(asked)) == 4 + 2 * 3
     # Seeds 1 to 3 add 2e-3 on average.
     means = {(one["budget"], one["batch_size"]): one["mean"] - 2e-3 for one in found.rows}
     expected = {

@@ -106,16 +106,10 @@ def test_planted_effects_are_found():
 @pytest.mark.parametrize(
     ("centres", "groups", "last"),
     [
-        (
-            (120, 128),
-            [(120,), (128,), (120, 128)],
-            "multiples of 8 together",
-        ),  # of one power of two there is no group
-        (
-            (128, 512),
-            [(128,), (512,), (128, 512)],
-            "powers of two together",
-        ),  # the same triplets: tested once
+        # Of one power of two there is no group.
+        ((120, 128), [(120,), (128,), (120, 128)], "multiples of 8 together"),
+        # The same triplets are tested once.
+        ((128, 512), [(128,), (512,), (128, 512)], "powers of two together"),
         ((4, 120, 128), [(4,), (120,), (128,), (4, 128), (120, 128)], "multiples of 8 together"),
         ((2,), [(2,)], "2 (power of two)"),
     ],

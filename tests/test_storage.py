@@ -411,9 +411,8 @@ def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
     for trial_index, (status, steps) in enumerate(ends):
         record = make_result(status=status, steps=steps)
         run(study, asked_with(study, trial_index, 20), lambda _, record=record: record)
-    run(
-        study, asked(study, 4, "random"), lambda _: make_result(status="stopped", steps=19)
-    )  # it had no limit
+    # It had no limit.
+    run(study, asked(study, 4, "random"), lambda _: make_result(status="stopped", steps=19))
     # Trial 0 ended at its limit of 20, and 2 and 3 for another reason.
     assert ended_below_limit(study) == {1}
 

@@ -252,9 +252,8 @@ def workloads(day: Day) -> None:
             workload, protocol, size, lr = prepared(
                 day.device, day.tiny, name, *budget, *day.recipe_options
             )
-            if (
-                seed < 0
-            ):  # once before, for the choice of kernels; the schedule's horizon stays the recipe's
+            # Once before, for the choice of kernels; the schedule's horizon stays the recipe's.
+            if seed < 0:
                 run_trial(workload, TrialSpec(0, 0, size, lr, None, 0, max_steps=8), protocol)
                 continue
             result = run_trial(workload, TrialSpec(seed, seed, size, lr, None, seed), protocol)
