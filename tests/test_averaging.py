@@ -220,15 +220,20 @@ def by_hand(model, every, decay, power):
     model = copy.deepcopy(model)
     optimizer = momentum(model.parameters(), lr=SPEC.lr)
     slow = {name: value.clone() for name, value in model.state_dict().items()}
-    for t, (x, y) in zip(range(1, STEPS + 1), stream(SPEC), strict=False):
+    for step, (x, y) in zip(range(1, STEPS + 1), stream(SPEC), strict=False):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
+        decays = []
+        if step % every == 0:
+            decays.append(decay * (step / STEPS) ** power)
         # At the end a decay of 1 puts the slow weights in place.
-        for d in [decay * (t / STEPS) ** power] * (t % every == 0) + [1.0] * (t == STEPS):
+        if step == STEPS:
+            decays.append(1.0)
+        for own_decay in decays:
             for name, fast in model.state_dict().items():
                 if fast.is_floating_point():
-                    slow[name] = slow[name] + (1 - d) * (fast - slow[name])
+                    slow[name] = slow[name] + (1 - own_decay) * (fast - slow[name])
                     fast.copy_(slow[name])
     return model
 

@@ -251,12 +251,12 @@ def test_an_error_of_exactly_zero_has_a_height():
 FACTORS = (1.0, 1.2, 1.7, 2.5)
 TRANSFORMED = {
     # On these scales all is straight over log s, and is read to six digits.
-    "square root": (lambda m: math.sqrt(m), "min", 0.0, 1e-6),
-    "accuracy": (lambda m: 1.0 - 0.2 * m, "max", 1.0, 1e-6),
-    "log-likelihood of either sign": (lambda m: 0.7 - math.log(m), "max", None, 1e-6),
+    "square root": (lambda metric: math.sqrt(metric), "min", 0.0, 1e-6),
+    "accuracy": (lambda metric: 1.0 - 0.2 * metric, "max", 1.0, 1e-6),
+    "log-likelihood of either sign": (lambda metric: 0.7 - math.log(metric), "max", None, 1e-6),
     # Without an ideal value the slope beyond the ruler's best is the metric's own, and less exact.
-    "a loss below zero": (lambda m: m - 5.0, "min", None, 0.03),
-    "accuracy without bounds": (lambda m: 1.0 - 0.2 * m, "max", None, 0.03),
+    "a loss below zero": (lambda metric: metric - 5.0, "min", None, 0.03),
+    "accuracy without bounds": (lambda metric: 1.0 - 0.2 * metric, "max", None, 0.03),
 }
 
 
@@ -270,7 +270,7 @@ def four(transform, last_step=LAST):
         trials.append(
             trial(
                 i,
-                lambda s, metric=metric: transform(metric(s)),
+                lambda share, metric=metric: transform(metric(share)),
                 16 * 2**i,
                 0.05 * 2**i,
                 share,
@@ -283,7 +283,7 @@ def four(transform, last_step=LAST):
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_a_monotone_transform_of_the_metric_changes_hardly_anything(name):
     transform, mode, ideal, tolerance = TRANSFORMED[name]
-    plain = read(four(lambda m: m))
+    plain = read(four(lambda metric: metric))
     seen = read(four(transform), mode=mode, ideal=ideal)
     assert behinds(seen) == pytest.approx(behinds(plain), abs=tolerance)
     # The two full ones, the faster one first.
@@ -300,7 +300,7 @@ def test_a_monotone_transform_of_the_metric_changes_hardly_anything(name):
 def test_beyond_its_best_the_ruler_goes_by_the_slope_of_any_metric():
     """A loss below zero, ahead on its own scale: dm/dlog s is the slope of s^-0.3 at the end."""
     ahead = trial(1, power(1.0), share=0.9, history=((9000, 0.98 - 5.0),))
-    shifted = [trial(0, lambda s: power(1.0)(s) - 5.0), ahead]
+    shifted = [trial(0, lambda share: power(1.0)(share) - 5.0), ahead]
     posterior = read(shifted, ideal=None)
     # Over the last third: ((1/3)^-0.3 - 1)/log 3 = 0.355.
     assert posterior.ruler.slope == pytest.approx(0.36, abs=0.02)
@@ -310,9 +310,9 @@ def test_beyond_its_best_the_ruler_goes_by_the_slope_of_any_metric():
 
 
 def test_the_unit_of_time_does_not_matter():
-    coarse = read(four(lambda m: m))
+    coarse = read(four(lambda metric: metric))
     # A hundred times the steps, as if they were counted in hundredths.
-    fine = read(four(lambda m: m, 100 * LAST), budget=100 * LAST)
+    fine = read(four(lambda metric: metric, 100 * LAST), budget=100 * LAST)
     assert behinds(fine) == pytest.approx(behinds(coarse), abs=1e-3)
     theta = coarse.theta.copy()
     # The law's level moves with the unit, and nothing else.

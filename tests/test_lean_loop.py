@@ -346,19 +346,19 @@ LEAN = {
 # none is captured.
 HEARD = {
     "a hook before an optimizer's steps": (
-        listening(lambda self, o: o.register_step_pre_hook(self.note)),
+        listening(lambda self, optimizer: optimizer.register_step_pre_hook(self.note)),
         {},
         {},
     ),
     "a hook after an optimizer's steps": (
-        listening(lambda self, o: o.register_step_post_hook(self.note)),
+        listening(lambda self, optimizer: optimizer.register_step_post_hook(self.note)),
         {},
         {},
     ),
     "a hook after all optimizers' steps": (listening(hear_all), {}, {}),
     "an optimizer's step is replaced": (listening(noting("step")), {}, {}),
     "an optimizer's zero_grad is replaced": (listening(noting("zero_grad")), {}, {}),
-    "a step with the marks of torch's": (listening(lambda self, o: None, Marked), {}, {}),
+    "a step with the marks of torch's": (listening(lambda self, optimizer: None, Marked), {}, {}),
 }
 
 

@@ -101,7 +101,7 @@ def test_the_ceiling_fits_and_what_is_above_it_by_the_precision_does_not(
     assert law(found.batch_size) <= LIMIT < law(found.above.batch_size)
     assert found.above.batch_size - found.batch_size <= max(multiple, relative * found.batch_size)
     assert found.batch_size in (1, HIGH) or found.batch_size % multiple == 0
-    assert [r.batch_size for r in found.probes] == machine.asked
+    assert [result.batch_size for result in found.probes] == machine.asked
     if not largest_first:
         assert len(machine.asked) <= doubling_and_bisection(law)
     if not largest_first and name in STRAIGHT:
@@ -114,7 +114,7 @@ def test_noise_of_one_percent(verify, seeds):
     """Unverified, the answer is as far off as the noise is in examples: 1% of 1 GiB is 20 examples here."""
     for seed in range(seeds):
         found = search(Machine(LAWS["linear"], noise=0.01, seed=seed), relative=0.01, verify=verify)
-        at = [r.fits for r in found.probes if r.batch_size == found.batch_size]
+        at = [result.fits for result in found.probes if result.batch_size == found.batch_size]
         assert at == [True] * (1 + verify)
         assert found.above in found.probes
         assert not found.above.fits

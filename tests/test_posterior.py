@@ -144,11 +144,11 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     # Of each: its best value, log curvature and shift of the rate.
     theta[0, OTHER : OTHER + 6] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
     points = prior.at(np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]]))
-    d = -1.0 - model.optimum(theta, points, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
-    assert model.off_optimum(theta, points, prior)[0, 0] == pytest.approx(d)
+    delta = -1.0 - model.optimum(theta, points, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
+    assert model.off_optimum(theta, points, prior)[0, 0] == pytest.approx(delta)
     expected = (
         model.frontier(theta, points, prior)
-        + model.penalty(theta, np.array([[d]]))
+        + model.penalty(theta, np.array([[delta]]))
         + 3.0 * 0.5**2
         + 0.5 * 0.5**2
     )

@@ -185,12 +185,16 @@ def test_each_layer_is_charged_for_itself():
     copying = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     assert cost_of(inside, (6,)) == cost_of(copying, (6,))
     # inputs that need no gradient: there is no autograd node between the two
-    branches = Calls(lambda m, x: m.first(x) + m.second(x), first=linear(6), second=linear(6))
+    branches = Calls(
+        lambda module, x: module.first(x) + module.second(x), first=linear(6), second=linear(6)
+    )
     assert flops_of(cost_of(branches, (6,))) == [4 * 24, 4 * 24]
 
 
 def test_a_layer_called_several_times_moves_its_weights_once():
-    (only,) = cost_of(Calls(lambda m, x: m.part(m.part(m.part(x))), part=linear()), (4,)).layers
+    (only,) = cost_of(
+        Calls(lambda module, x: module.part(module.part(module.part(x))), part=linear()), (4,)
+    ).layers
     # The first call has no gradient of its input.
     assert only.flops == AffineCost(0, (3 * 4 + 2 * 2) * 16)
     assert only.weights == AffineCost(3 * 16 * 4, 0)
@@ -215,7 +219,9 @@ def test_what_no_layer_calls_is_seen_in_flops_and_weights():
     # A layer in everything but name.
     weight = nn.Parameter(torch.randn(5, 4))
     functional = Calls(
-        lambda m, x: nn.functional.linear(m.part(x), m.weight), weight=weight, part=linear()
+        lambda module, x: nn.functional.linear(module.part(x), module.weight),
+        weight=weight,
+        part=linear(),
     )
     inner, outside = cost_of(functional, (4,)).layers
     assert (inner.name, inner.flops) == ("part", AffineCost(0, 4 * 16))
@@ -229,7 +235,9 @@ def test_what_no_layer_calls_is_seen_in_flops_and_weights():
 
 def test_checkpointing_repeats_the_forward_pass():
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
-    checkpointed = Calls(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=inner)
+    checkpointed = Calls(
+        lambda module, x: checkpoint(module.inner, x, use_reentrant=False), inner=inner
+    )
     plain = cost_of(inner, (4,))
     again = cost_of(checkpointed, (4,))
     # The forward pass of both layers once more: 2 x 16 operations each.
@@ -238,7 +246,7 @@ def test_checkpointing_repeats_the_forward_pass():
 
 
 def test_a_cost_that_outgrows_the_batch_is_named():
-    module = nn.Sequential(linear(), Calls(lambda m, x: (x @ x.T).sum()))
+    module = nn.Sequential(linear(), Calls(lambda module, x: (x @ x.T).sum()))
     cost = cost_of(module, (4,), batch_sizes=(2, 8), loss=lambda model, batch: model(batch))
     assert cost.superlinear == ("1",)
     # 2 B^2 4 operations forward and twice as many backward, at B = 8.

@@ -117,27 +117,35 @@ def around_the_rule(trial):
     ("suggest", "grid", "varied", "within"),
     [
         (
-            lambda t: (t.suggest_int("batch_size", 16, 512, step=16), rate(t)),
+            lambda trial: (trial.suggest_int("batch_size", 16, 512, step=16), rate(trial)),
             16,
             {"batch_size", "lr"},
             1.6,
         ),
         (
-            lambda t: (size(t), t.suggest_float("lr", 0.01, 1.0, step=0.01)),
+            lambda trial: (size(trial), trial.suggest_float("lr", 0.01, 1.0, step=0.01)),
             1,
             {"batch_size", "lr"},
             1.6,
         ),
         (
-            lambda t: (t.suggest_int("batch_size", 3, 512), t.suggest_float("lr", 0.01, 1.0)),
+            lambda trial: (
+                trial.suggest_int("batch_size", 3, 512),
+                trial.suggest_float("lr", 0.01, 1.0),
+            ),
             1,
             {"batch_size", "lr"},
             1.6,
         ),
         # The best batch size itself is given.
-        (lambda t: (t.suggest_int("batch_size", 283, 283, log=True), rate(t)), 1, {"lr"}, 1.25),
         (
-            lambda t: (size(t), t.suggest_float("lr", 0.1487, 0.1487, log=True)),
+            lambda trial: (trial.suggest_int("batch_size", 283, 283, log=True), rate(trial)),
+            1,
+            {"lr"},
+            1.25,
+        ),
+        (
+            lambda trial: (size(trial), trial.suggest_float("lr", 0.1487, 0.1487, log=True)),
             1,
             {"batch_size"},
             1.25,
@@ -357,17 +365,21 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
 @pytest.mark.parametrize(
     ("suggest", "said"),
     [
-        (lambda t: size(t) + t.suggest_float("learning_rate", 0.1, 1.0), "learning_rate"),
-        (lambda t: size(t) + t.suggest_float("delta", -1.0, 1.0), "and a rule"),
-        (lambda t: t.suggest_float("lr", 0.1, 1.0), "batch_size"),
         (
-            lambda t: (
-                t.suggest_categorical("batch_size", [8, 64]) + t.suggest_float("lr", 0.1, 1.0)
+            lambda trial: size(trial) + trial.suggest_float("learning_rate", 0.1, 1.0),
+            "learning_rate",
+        ),
+        (lambda trial: size(trial) + trial.suggest_float("delta", -1.0, 1.0), "and a rule"),
+        (lambda trial: trial.suggest_float("lr", 0.1, 1.0), "batch_size"),
+        (
+            lambda trial: (
+                trial.suggest_categorical("batch_size", [8, 64])
+                + trial.suggest_float("lr", 0.1, 1.0)
             ),
             "use suggest_int",
         ),
-        (lambda t: size(t) + t.suggest_float("lr", 0.0, 1.0), "lr must lie above 0"),
-        (lambda t: size(t) + t.suggest_int("lr", 1, 2), "lr must be a float"),
+        (lambda trial: size(trial) + trial.suggest_float("lr", 0.0, 1.0), "lr must lie above 0"),
+        (lambda trial: size(trial) + trial.suggest_int("lr", 1, 2), "lr must be a float"),
     ],
 )
 def test_a_space_that_it_cannot_search_is_refused(suggest, said):

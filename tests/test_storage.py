@@ -444,7 +444,7 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, steps, max
     assert specs[1] == replace(specs[0], number=2)
     # Three seeds: the trial's and those of two replicates.
     assert len({result.seed, specs[1].seed, specs[2].seed}) == 3
-    assert [r.replicate_of for r in results(study)] == [None, 0, 0, 0]
+    assert [result.replicate_of for result in results(study)] == [None, 0, 0, 0]
     assert free_indices(study, 10)[0] == 1, "a replicate is none of the search"
 
 

@@ -90,6 +90,7 @@ if __name__ == "__main__":
     for ceiling in CEILINGS:
         rows = ours(ceiling, 0.0), ours(ceiling, 0.01), lightning(ceiling)
         cells = " ".join(
-            f"{f'{a} / {n}':>{w}}" for (a, n), w in zip(rows, (12, 16, 12), strict=True)
+            f"{f'{found} / {probes}':>{width}}"
+            for (found, probes), width in zip(rows, (12, 16, 12), strict=True)
         )
         print(f"{ceiling:>8} {cells} {rows[2][1] / rows[1][1]:>6.1f}")
