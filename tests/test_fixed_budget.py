@@ -1,4 +1,4 @@
-"""The best metric within a budget: the ruler, what is read of trials, decisions and findings."""
+"""The best metric within a budget: what is read of trials, decisions and findings."""
 
 import math
 from dataclasses import replace
@@ -9,6 +9,7 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from synthetic import Law
+from test_ruler import ERROR, LAST, SHARES, history, power
 from toolbox import evaluated_steps, make_spec, statuses
 
 from bstune.core.errors import ConfigError
@@ -33,7 +34,7 @@ from bstune.search.posterior import (
     log_steps,
     make_prior,
 )
-from bstune.search.ruler import RunningBest, Scale, make_ruler, running_best, scale_of
+from bstune.search.ruler import RunningBest, make_ruler, running_best
 from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -42,7 +43,6 @@ LOW = 8
 HIGH = 4096
 LR_LOW = 2.0**-11
 LR_HIGH = 2.0**1.25
-LAST = 10_000  # step of a budget
 POLICY = replace(
     # Few particles and candidates for quick tests; nothing at random, and no trial that skips its
     # first share.
@@ -53,9 +53,6 @@ POLICY = replace(
     random_fraction=0.0,
     loss_sure=0.0,
 )
-# 47 shares from 1% to all of the budget, each 100^(1/46) = 1.105 times the one before.
-SHARES = np.exp(np.linspace(math.log(0.01), 0.0, 47))
-ERROR = Scale("min", 0.0)
 DOMAIN = Domain(
     # Rates in log2, from 2^-11 to 2^1.25.
     LOW,
@@ -64,23 +61,6 @@ DOMAIN = Domain(
     lambda x: (np.full(x.shape, -11.0), np.full(x.shape, 1.25)),
     others=0,
 )
-
-
-def history(metric, last_step=LAST, until=1.0):
-    """Evaluations of a metric over the share of the budget, the last at its end."""
-    seen = {}
-    for share in SHARES:
-        # Early shares of few steps fall on one step: the last of them counts.
-        step = max(1, round(share * last_step))
-        if step <= until * last_step + 0.5:
-            seen[step] = float(metric(share))
-    return tuple(seen.items())
-
-
-def power(factor, exponent=0.3):
-    """A metric that takes ``factor`` times the steps of s^-exponent."""
-    # The metric at a share s is that of s/factor on the ruler.
-    return lambda share: (share / factor) ** -exponent
 
 
 def trial(number, metric, batch_size=64, lr=0.1, share=1.0, last_step=LAST, **changes):
@@ -139,11 +119,7 @@ def suggested(posterior, pending=(), resumable=lambda number: True, policy=POLIC
     )
 
 
-# The ruler
-
-
-def ruler_of(metric, least_slope=0.5):
-    return make_ruler([running_best(history(metric), LAST, ERROR)], least_slope)
+# How far a trial is behind the ruler
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
@@ -163,34 +139,6 @@ def test_a_trial_that_is_ahead_of_all_that_the_ruler_had_is_read_by_its_slope(fa
     assert found[1] == pytest.approx(math.log(factor), abs=0.01)
 
 
-def test_the_ruler_reads_its_own_heights_back_within_and_beyond_both_ends():
-    ruler = ruler_of(power(1.0))
-    # Two lie before the first evaluation or past the last.
-    at = np.log([0.002, 0.01, 0.07, 0.5, 1.0, 1.8])
-    assert ruler.log_share(ruler.height(at)) == pytest.approx(at, abs=1e-9)
-    # The slope of s^-0.3 in logs.
-    assert ruler.slope == pytest.approx(0.3, abs=1e-4)
-    assert ruler.first_slope == pytest.approx(0.3, abs=1e-3)
-
-
-def test_a_curve_that_is_flat_at_its_end_has_a_share_of_its_slope_over_the_last_tenfold():
-    # Nothing happens after 0.4 of the budget.
-    def flat(share):
-        return min(share, 0.4) ** -0.3
-
-    # Over the last tenfold: from a tenth of the budget to its end.
-    whole = running_best(history(flat), LAST, ERROR).slope(0.1)
-    assert ruler_of(flat).slope == pytest.approx(0.5 * whole)
-    assert ruler_of(flat, least_slope=0.25).slope == pytest.approx(0.25 * whole)
-
-
-def test_two_evaluations_in_the_last_third_give_a_slope():
-    steps = (500, 2000, 5000, LAST)
-    seen = tuple((step, power(1.0)(step / LAST)) for step in steps)
-    ruler = make_ruler([running_best(seen, LAST, ERROR)], 0.0)
-    assert ruler.slope == pytest.approx(0.3, abs=0.01)
-
-
 def test_a_single_evaluation_at_the_end_still_ranks():
     ends = [
         trial(0, power(1.0), history=((LAST, 0.3),)),
@@ -200,52 +148,7 @@ def test_a_single_evaluation_at_the_end_still_ranks():
     assert behinds(posterior) == {0: pytest.approx(1.0), 1: 0.0}
 
 
-def test_noise_counts_by_its_running_best():
-    up_and_down = ((100, 0.5), (200, 0.3), (300, 0.9), (400, None), (500, 0.25))
-    curve = running_best(up_and_down, 1000, ERROR)
-    # The best so far: 0.9 at step 300 is none, and step 400 has no value.
-    assert np.exp(curve.heights) == pytest.approx([0.5, 0.3, 0.3, 0.25])
-    assert np.exp(curve.log_shares) == pytest.approx([0.1, 0.2, 0.3, 0.5])
-    # An evaluation past the budget does not count.
-    assert running_best(((100, None), (2000, 0.1)), 1000, ERROR) is None
-
-
 # Scales
-
-
-@pytest.mark.parametrize(
-    ("mode", "ideal", "values", "expected"),
-    [
-        # A metric that falls and is positive has 0 as its best.
-        ("min", None, (0.5, 0.2), 0.0),
-        # A log-likelihood's sign may be either, so there is no best value.
-        ("min", None, (0.5, -0.2), None),
-        # An accuracy's best is known only where it is given.
-        ("max", None, (0.5, 0.7), None),
-        ("max", 1.0, (0.5, 0.7), 1.0),
-        ("min", -2.0, (0.5, 0.7), -2.0),
-    ],
-)
-def test_the_ideal_value_is_what_is_given_or_zero_of_what_is_positive_and_falls(
-    mode, ideal, values, expected
-):
-    assert scale_of([tuple(enumerate(values, start=1))], mode, ideal).ideal == expected
-
-
-@pytest.mark.parametrize(
-    "scale", [ERROR, Scale("max", 1.0), Scale("min", None), Scale("max", None)]
-)
-def test_a_height_gives_its_metric_back(scale):
-    metrics = np.array([0.2, 0.5, 0.9])
-    assert scale.metric(scale.height(metrics)) == pytest.approx(metrics)
-    # A height falls while training goes on: it rises with a metric that is minimized.
-    assert (np.diff(scale.height(metrics)) > 0).all() == (scale.mode == "min")
-
-
-def test_an_error_of_exactly_zero_has_a_height():
-    scale = scale_of([((1, 0.1), (2, 0.02), (3, 0.0))], "min", 0.0)
-    # Half of the least distance from zero that was seen: 0.02.
-    assert scale.height(np.array([0.0]))[0] == pytest.approx(math.log(0.01))
 
 
 FACTORS = (1.0, 1.2, 1.7, 2.5)
