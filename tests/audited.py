@@ -162,6 +162,7 @@ CRAFTS: dict[str, Callable[[Path], None]] = {
         config_with("workload.module", SYSTEM)(folder),
         config_with("workload.data", SYSTEM)(folder),
     )[0],
+    # A report that shows it would hand a secret on.
     "reads the environment": config_with("study", "${oc.env:PATH}"),
     "decodes": config_with("workload.name", "${oc.decode:${oc.env:PATH}}"),
     "refers to itself": config_with("scaling.lr", "${scaling.lr}"),
@@ -181,6 +182,7 @@ CRAFTS: dict[str, Callable[[Path], None]] = {
     "table without end": config_with("workload.table", "/dev/zero"),
     "table that is a FIFO": fifo_table,
     "a command of a shell": curve_with(train=f"bstune; {TOUCH}"),
+    # A list of them all would fill the memory.
     "many batch sizes": config_with("search.batch_size.high", 10**15),
     "references in a circle": lambda folder: (
         config_with("scaling.lr", "${scaling.batch_size}")(folder),
@@ -222,6 +224,7 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
     events: list[str] = []
     inside = f"{folder}{os.sep}"
 
+    # A hook stays for the life of its process, which is the fork's.
     def hook(event: str, values: tuple[Any, ...]) -> None:
         if event in STARTS:
             events.append(f"{event} {values[:2]!r}"[:300])
@@ -235,6 +238,7 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
             if not path.startswith(inside):
                 events.append(f"open {path}")
 
+    # A command that waits for ever is killed, and prints nothing.
     signal.alarm(SECONDS)
     sys.argv = ["bstune", *arguments]
     printed = io.StringIO()
@@ -256,6 +260,7 @@ def run_all(folder: Path, verbs: Sequence[str], names: Sequence[str]) -> None:
     # More trials than the results tell of: a report reads the config and computes anew.
     curve = json.loads((honest / "curve.json").read_text())
     (honest / "curve.json").write_text(json.dumps(curve | {"trials": curve["trials"] - 1}))
+    # So that what an honest command imports is there before the forks.
     preparing = [["report", str(honest)], ["compare", str(honest), "--output", str(honest)]]
     for command in (one for one in preparing if one[0] in verbs):
         sys.argv = ["bstune", *command]
@@ -266,6 +271,7 @@ def run_all(folder: Path, verbs: Sequence[str], names: Sequence[str]) -> None:
         shutil.copytree(honest, crafted)
         CRAFTS[name](crafted)
         os.chdir(crafted.parent)
+        # The config names its table by a relative path.
         shutil.copy(folder / "t.jsonl", crafted.parent)
         commands = (
             ["report", str(crafted)],

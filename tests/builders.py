@@ -109,10 +109,12 @@ def hand_critical(
         "high": high,
         "level": 0.9,
         "s_min": 100.0,
+        # E_min = S_min B_crit.
         "e_min": None if b_crit is None else 100.0 * b_crit,
         "b_opt": None,
         "b_opt_low": None,
         "b_opt_high": None,
+        # Where the slope of log S over log B is -0.9; at 9 B_crit it is -0.1.
         "perfect_scaling_below": None if b_crit is None else b_crit / 9,
         "maximal_data_parallelism_above": None if b_crit is None else b_crit * 9,
         "smallest": smallest,

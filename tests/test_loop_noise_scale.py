@@ -59,6 +59,7 @@ def test_it_is_that_of_the_parts_gradients(weights, sizes, factors, scale):
     parts = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
     noise = bstune.LoopNoiseScale(weights=weights)
     accumulate(noise, model, parts, factors, scale)
+    # Straight from the definition, without accumulated gradients.
     squares = [gradient_of(model, part).square().sum().item() for part in parts]
     big = gradient_of(model, batch).square().sum().item()
     expected = combine_norms(squares, sizes, big)
@@ -94,6 +95,7 @@ def test_it_comes_to_the_scale_of_a_known_noise():
         noise.step()
     estimate = noise.estimate
     assert estimate.low < 36 / 16 < estimate.high
+    # Over 400 steps of 2 x 8 examples its standard deviation is 4%.
     assert estimate.noise_scale == pytest.approx(36 / 16, rel=0.15)
     assert estimate.measurements == 400
 
@@ -128,6 +130,7 @@ def test_it_measures_what_lightnings_call_back_does():
     for first in range(0, len(batches), 3):
         accumulate(noise, module.net, batches[first : first + 3], [1 / 3] * 3)
         optimizer.step()
+    # 48 examples, 4 a batch, 3 batches a step.
     assert len(noise.measurements) == 4
     for own, other in zip(noise.measurements, of_trainer.measurements, strict=True):
         assert own == pytest.approx(other, rel=1e-4)
@@ -179,6 +182,7 @@ def test_a_step_whose_gradient_is_not_finite_is_passed_over(factor):
 def test_a_micro_batch_without_a_gradient_is_passed_over():
     noise = bstune.LoopNoiseScale()
     model = nn.Linear(3, 1)
+    # No backward pass was taken.
     noise.measure(model.parameters(), 4)
     noise.measure(model.parameters(), 4)
     noise.step()
