@@ -55,8 +55,9 @@ def test_a_file_becomes_a_workload():
     assert workload["name"] == "LitMLP"
     assert workload["target"] == {"metric": "val_loss", "value": 0.2, "mode": "min"}
     assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
+    # From an eighth of the file's 32 to sixteen times as many.
     assert workload["batch_size"] == {"low": 4, "high": 512}
-    # The file's ten epochs have 1200 examples each.
+    # The file's ten epochs have 1200 examples each: 46 steps at eight times its batch size.
     assert workload["budget"] == {"steps": 46, "examples": 12_000}
     assert workload["trainer"]["gradient_clip_val"] == 1.0
     assert [one["class_path"].rpartition(".")[2] for one in workload["trainer"]["callbacks"]] == [
@@ -87,6 +88,7 @@ def test_a_file_becomes_a_workload():
             {"model": {**LINEAR, "init_args": {"optimizer": ADAM}}},
             "model.init_args.optimizer.init_args.lr",
         ),
+        # Its class is given beside the file, which has the arguments alone.
         ({"model": {"optimizer": ADAM}}, "model.init_args.optimizer.init_args.lr"),
         ({"model": LINEAR | {"init_args": {}}, "optimizer": ADAM}, "optimizer.init_args.lr"),
     ],

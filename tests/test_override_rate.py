@@ -183,12 +183,15 @@ def test_optimizers_without_a_rate_are_refused(configured):
         ("base_lrs", True),
         ("_last_lr", True),
         ("eta_min", True),
+        # Names of lightning-bolts' schedule and of torch's swa_utils.
         ("warmup_start_lr", True),
         ("swa_lr", True),
+        # Shares and functions of a rate, not rates.
         ("lr_decay", False),
         ("lr_lambdas", False),
         ("lr_mult", False),
         ("last_epoch", False),
+        # Rprop's factors.
         ("etas", False),
         ("max_momentum", False),
         ("warmup", False),
