@@ -22,6 +22,7 @@ def program(name: str) -> str | None:
 
 def free_port() -> int:
     """A port that no client gets by chance: one that connects to a stopped server's would take it."""
+    # Below the ports from which a system gives clients theirs, 32768 on Linux.
     for port in random.sample(range(15_000, 30_000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -38,6 +39,7 @@ class Postgres:
         self._user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         if self._user:
             shutil.chown(folder, "postgres", "postgres")
+        # "-N": what is written need not be waited for.
         options = ("-U", "bstune", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
         self._run("initdb", "-D", str(self._data), *options)
         self.port = free_port()

@@ -38,6 +38,7 @@ def losses(module, batch, micro_batch_sizes):
 def test_lightnings_mean_of_the_losses_is_the_mean_over_the_batch(micro_batch_sizes):
     batch = torch.arange(8.0)
     found = losses(Mean(), batch, micro_batch_sizes)
+    # Lightning divides each loss by their number.
     assert sum(found) / len(found) == pytest.approx(batch.mean().item())
 
 

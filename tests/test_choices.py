@@ -62,8 +62,10 @@ def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload
     assert type(optimizer) is kind
     group = optimizer.param_groups[0]
     assert {key: group[key] for key in options} == options
+    # A schedule's first factor may have changed the rate itself.
     assert group.get("initial_lr", group["lr"]) == 0.25
     values = OmegaConf.create(dict(composed.trained.values))
+    # What can be searched has a place in the config.
     for one in composed.options.workload.tunable.values():
         assert OmegaConf.select(values, one.key, default="nothing") != "nothing"
 
@@ -198,6 +200,7 @@ def test_half_lives_and_what_is_tuned_are_frozen():
 def test_a_project_with_a_hydra_tree_of_its_own(monkeypatch):
     monkeypatch.syspath_prepend(PROJECTS)
     folder = str(PROJECTS / "hydra_tree" / "conf")
+    # Its optimizer stands in a group of the project's own.
     composed = compose(["--config-dir", folder, "workload=wine", "algorithm=nesterov"])
     optimizer = optimizer_of(composed)
     assert type(optimizer) is torch.optim.SGD
@@ -318,6 +321,7 @@ def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(
     winner = yaml.safe_load((tmp_path / "outputs" / "wine" / "best.yaml").read_text())[
         "best_by_steps"
     ]
+    # Past python -m bstune.
     command = shlex.split(winner["command"])
     composed = compose(command[command.index("bstune") + 1 :])
     values = winner["hyperparameters"]

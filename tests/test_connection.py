@@ -65,6 +65,7 @@ def test_a_storage_of_another_version_of_optuna_is_named_as_such(tmp_path):
 
 def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
     opened(tmp_path)
+    # In place of two minutes.
     monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr("bstune.study.storage.connection.ANSWER_SECONDS", 0.2)
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as other_process:

@@ -63,6 +63,7 @@ def test_a_schedule_that_raises_at_its_end_is_none():
 
 
 def test_the_clock_ends_the_look_ahead():
+    # Ten seconds have passed after the first look.
     times = iter([0.0, 10.0])
     own = [copy_of(Fixed, 0.1)]
     others = [copy_of(Fixed, 0.4)]

@@ -33,6 +33,7 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
     assert status == 0, errors
     assert "searches momentum (0 to 0.95), average (0.02 to 0.5) as well" in printed
     folder = tmp_path / "outputs" / "digits"
+    # A configuration has its own momentum; continued and repeated trials have that of theirs.
     values = set()
     trials = trials_of(folder)
     for trial in trials:
@@ -94,5 +95,6 @@ def test_what_comes_of_the_images_is_that_of_the_trial_s_own():
         workload.build_module(make_spec(8, hyperparameters={"eps": eps}))
         for eps in (0.01, 1.0, 0.01)
     ]
+    # A larger eps makes a smaller filter: 1/sqrt(eigenvalue + eps).
     filters = [module.model[0].weight.item() for module in modules]
     assert filters[0] == filters[2] > 1.2 * filters[1]

@@ -19,6 +19,7 @@ from bstune.hardware.memory import ProbeResult, find_ceiling
 
 CEILINGS = (30, 130, 500, 1163)
 EXAMPLES = 20_000
+# Bytes, and bytes an example.
 BASE = 500_000_000
 PER_EXAMPLE = 400_000
 
@@ -38,6 +39,7 @@ class Limited(LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.asked.append(len(batch[0]))
+        # Lightning knows a lack of memory by these words.
         if len(batch[0]) > self.ceiling:
             raise RuntimeError("CUDA out of memory.")
         return self.layer(batch[0]).mean()
