@@ -91,6 +91,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(tmp_path / "fifo")
     (tmp_path / "ring").symlink_to(tmp_path / "ring")
+    # Opened for reading, a FIFO would wait for a writer for ever.
     server = socket.socket(socket.AF_UNIX)
     monkeypatch.chdir(tmp_path)
     server.bind("socket")

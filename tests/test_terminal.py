@@ -65,6 +65,7 @@ def test_a_console_filters_text_and_keeps_its_colours():
 
 def test_logs_warnings_and_threads_are_filtered_while_it_is_asked_for(capsys, caplog, monkeypatch):
     monkeypatch.setattr(secrets, "_forms", {})
+    # What is secret is left out on the same way.
     remember({"token": "zebra-41-word"})
     said = f"{EVIL} zebra-41-word"
     handler = logging.StreamHandler(stream := StringIO())
@@ -192,6 +193,7 @@ def test_a_folder_of_somebody_else_is_shown_and_not_obeyed(bstune, tmp_path):
             lines.append(json.dumps(_poisoned(json.loads(line))))
         path.write_text("\n".join(lines) + "\n")
     moved = folder.rename(tmp_path / f"of {EVIL}"[:-1])
+    # The folder's name is evil, too.
     for command in (["report", moved], ["compare", moved, moved], ["report", moved, "target=0.2"]):
         status, out, err = bstune(*command)
         assert status in (0, 2)
