@@ -26,6 +26,7 @@ from bstune.__main__ import main
 SECONDS = 60  # of one command
 STUDY = ["workload=replay", "workload.table=t.jsonl", "workload.target.value=0.14", "study=honest"]
 STUDY += ["search.trials=6", "search.replicates=0", "sampler=random", "mlflow.enabled=false"]
+# Audit events of what starts a program, a connection or code.
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 STARTS += ("socket.connect", "ctypes.dlopen", "pickle.find_class")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -161,12 +162,14 @@ CRAFTS: dict[str, Callable[[Path], None]] = {
         config_with("workload.module", SYSTEM)(folder),
         config_with("workload.data", SYSTEM)(folder),
     )[0],
+    # A report that shows it would hand a secret on.
     "reads the environment": config_with("study", "${oc.env:PATH}"),
     "decodes": config_with("workload.name", "${oc.decode:${oc.env:PATH}}"),
     "refers to itself": config_with("scaling.lr", "${scaling.lr}"),
     "grows by references": config_with("study", "${output}${output}"),
     "YAML with objects": text_in("config.yaml", f"!!python/object/apply:os.system ['{TOUCH}']"),
     "best.yaml with objects": text_in("best.yaml", f"!!python/object/apply:os.system ['{TOUCH}']"),
+    # 9^9 texts once it is expanded.
     "YAML of a billion": text_in(
         "config.yaml",
         "a: &a [x,x,x,x,x,x,x,x,x]\n"
@@ -179,6 +182,7 @@ CRAFTS: dict[str, Callable[[Path], None]] = {
     "table without end": config_with("workload.table", "/dev/zero"),
     "table that is a FIFO": fifo_table,
     "a command of a shell": curve_with(train=f"bstune; {TOUCH}"),
+    # A list of them all would fill the memory.
     "many batch sizes": config_with("search.batch_size.high", 10**15),
     "references in a circle": lambda folder: (
         config_with("scaling.lr", "${scaling.batch_size}")(folder),
@@ -220,6 +224,7 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
     events: list[str] = []
     inside = f"{folder}{os.sep}"
 
+    # A hook stays for the life of its process, which is the fork's.
     def hook(event: str, values: tuple[Any, ...]) -> None:
         if event in STARTS:
             events.append(f"{event} {values[:2]!r}"[:300])
@@ -233,6 +238,7 @@ def _run(folder: Path, arguments: list[str]) -> dict[str, Any]:
             if not path.startswith(inside):
                 events.append(f"open {path}")
 
+    # A command that waits for ever is killed, and prints nothing.
     signal.alarm(SECONDS)
     sys.argv = ["bstune", *arguments]
     printed = io.StringIO()
@@ -254,6 +260,7 @@ def run_all(folder: Path, verbs: Sequence[str], names: Sequence[str]) -> None:
     # More trials than the results tell of: a report reads the config and computes anew.
     curve = json.loads((honest / "curve.json").read_text())
     (honest / "curve.json").write_text(json.dumps(curve | {"trials": curve["trials"] - 1}))
+    # So that what an honest command imports is there before the forks.
     preparing = [["report", str(honest)], ["compare", str(honest), "--output", str(honest)]]
     for command in (one for one in preparing if one[0] in verbs):
         sys.argv = ["bstune", *command]
@@ -264,6 +271,7 @@ def run_all(folder: Path, verbs: Sequence[str], names: Sequence[str]) -> None:
         shutil.copytree(honest, crafted)
         CRAFTS[name](crafted)
         os.chdir(crafted.parent)
+        # The config names its table by a relative path.
         shutil.copy(folder / "t.jsonl", crafted.parent)
         commands = (
             ["report", str(crafted)],

@@ -48,6 +48,7 @@ def opened_browser(profile: Path, width: int, height: int) -> Iterator[Any]:
     options.binary_location = CHROMIUM
     for option in (*OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
         options.add_argument(option)
+    # So that errors() has what to read.
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     try:
@@ -82,6 +83,7 @@ def awaited(driver: Any, script: str, enough: Callable[[Any], Any] = bool) -> An
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
     """Serve ``mlflow.db`` in a folder on loopback; the server's address."""
+    # The system chooses a port that nobody has.
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
@@ -110,6 +112,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
         address = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + SECONDS
         while not _answers(address):
+            # It has ended, and the log says why.
             assert server.poll() is None, (folder / "server.log").read_text()
             assert time.monotonic() < deadline, (folder / "server.log").read_text()
             time.sleep(0.2)

@@ -109,10 +109,12 @@ def hand_critical(
         "high": high,
         "level": 0.9,
         "s_min": 100.0,
+        # E_min = S_min B_crit.
         "e_min": None if b_crit is None else 100.0 * b_crit,
         "b_opt": None,
         "b_opt_low": None,
         "b_opt_high": None,
+        # Where the slope of log S over log B is -0.9; at 9 B_crit it is -0.1.
         "perfect_scaling_below": None if b_crit is None else b_crit / 9,
         "maximal_data_parallelism_above": None if b_crit is None else b_crit * 9,
         "smallest": smallest,
@@ -198,6 +200,7 @@ def hand_at_budget(**changes: Any) -> AtBudget:
         "times": (),
         "winner": hand_budget_point(128, 0.28, (0.29, 0.3, 0.31), number=1),
         "baseline": hand_budget_point(64, 0.4, (0.41, 0.42, 0.43)),
+        # 0.42 - 0.30, of the two means.
         "gain": GainAtBudget(difference=0.12, low=0.1, high=0.14, level=0.9, seeds=3, share=0.41),
         "as_good": AsGoodAtBudget(
             low=64, high=256, lr_low=0.1, lr_high=0.2, is_low_open=False, is_high_open=True
@@ -312,6 +315,7 @@ def fresh(number: int, steps: int = 440, of: TrialResult = LUCKY, **changes: Any
 CONFIRMED = (
     LUCKY,
     STEADY,
+    # It has the fewest steps, and takes the longest: 9 s.
     make_trial(2, 4096, 0.8, steps=90, tau=0.1),
     fresh(3, 440),
     fresh(4, 460),

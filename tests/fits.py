@@ -19,11 +19,8 @@ from bstune.trial.lightning.packages import package_of
 from bstune.trial.loop import Workload, run_trial
 from bstune.trial.parts.checkpoint import Stopped
 
-EXAMPLES, BATCH_SIZE, STEPS = (
-    50,
-    8,
-    40,
-)  # six batches an epoch, so that two examples go over into the next one
+# Six batches an epoch, so that two examples go over into the next one.
+EXAMPLES, BATCH_SIZE, STEPS = (50, 8, 40)
 X = torch.linspace(-2, 2, EXAMPLES).view(-1, 1)
 DATA = TensorDataset(X, torch.sin(X))
 HELD_OUT = DataLoader(TensorDataset(X[::5] + 0.1, torch.sin(X[::5] + 0.1)), batch_size=4)

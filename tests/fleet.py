@@ -54,6 +54,7 @@ class Sleeping(ReplayBackend):
     def run(self, spec, folder, resumed_from):
         time.sleep(self.seconds)
         if self.states:
+            # Machines do not share their disks.
             assert resumed_from is None or folder.state(resumed_from.number).exists(), (
                 "its state is elsewhere"
             )

@@ -35,6 +35,7 @@ class Recording(TorchDispatchMode):
     @torch.no_grad()
     def replay(self) -> None:
         """Run the operators again; what they make goes to where it went at first."""
+        # Arguments are the same tensors as then: a replay reads their memory.
         for operator, args, kwargs, made in self.calls:
             again = _tensors(operator(*args, **kwargs))
             for place, tensor in made.items():

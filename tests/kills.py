@@ -43,9 +43,8 @@ STUDY = (
 STUDY += ("search.lease_seconds=3600",)
 SAMPLERS = ("frontier", "random", "tpe")
 OBJECTIVES = ("steps", "time", "both", "curve")
-OWN_DATABASE = (
-    5  # every so many studies make MLflow's database, which takes seconds; the others find it made
-)
+# Every so many studies make MLflow's database, which takes seconds; the others find it made.
+OWN_DATABASE = 5
 # These values differ from run to run.
 UNEQUAL = ("wall_seconds", "eval_seconds", "startup_seconds")
 TRIALS = "bstune.trials"
@@ -71,6 +70,7 @@ class Killer:
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:
             self.calls += 1
+            # At 0 it is none: the first call is 1.
             mine = self.calls == self.at
             if mine and not self.after:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -184,6 +184,7 @@ def left(folder: Path) -> list[str]:
 
 def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any]:
     """Kill one of the studies at sampled points, continue each with the same command; return what differs."""
+    # Twelve studies have every pair of sampler and objective.
     sampler = SAMPLERS[number % 3]
     objective = OBJECTIVES[number % 4]
     replicates = 1 - number // 4 % 2
@@ -215,6 +216,7 @@ def check(number: int, kills: int, table: Path, database: Path) -> dict[str, Any
         assert complete(whole)
     counts = dict.fromkeys(("kills", "equal", "mlflow"), 0)
     different = []
+    # Just before each call, and just after it.
     points = list(product(range(1, calls + 1), (False, True)))
     for at, after in sorted(random.Random(number).sample(points, min(kills, len(points)))):
         with tempfile.TemporaryDirectory() as name:

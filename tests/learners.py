@@ -18,6 +18,7 @@ from bstune.trial.batches.image_batches import EvalBatches, Normalisation, Train
 from bstune.trial.loop import Workload, run_trial
 from bstune.workloads.classifier import Classifier
 
+# What workloads have by default.
 SCHEDULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 momentum = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
 
@@ -62,12 +63,14 @@ def make_images(n, seed):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (n,), generator=generator)
     noise = torch.randint(-50, 51, (n, 1, 3, 3), generator=generator)
+    # 170 among 100, each 50 up or down: learnt, and not at once.
     images = (100 + 70 * F.one_hot(labels, 9).view(n, 1, 3, 3) + noise).clamp(0, 255)
     return images.to(torch.uint8), labels
 
 
 IMAGES, LABELS = make_images(60, 0)
 VALIDATION = make_images(20, 1)
+# (100 - 100)/50 = 0.
 NORMALISE = Normalisation(torch.full((1, 1, 1, 1), 1 / 50), torch.full((1, 1, 1, 1), -2.0))
 
 
@@ -121,6 +124,7 @@ def train(
     **options,
 ):
     """Run a trial in no time; return its record and the module that it trained."""
+    # run_trial gives a record, and tests look at the module.
     module = None
 
     def kept(spec):
@@ -149,9 +153,11 @@ class Counting(LightningModule):
         self.metric_name = name
 
     def training_step(self, batch, batch_idx):
+        # SGD at a rate of 1 adds the factor to the weight.
         return -self.weight * self.gradient(batch_idx)
 
     def validation_step(self, batch, batch_idx):
+        # Rounded, as sums of single precision are.
         self.log(self.metric_name, self.metric(round(self.weight.item(), 3)), batch_size=1)
 
     def configure_optimizers(self):

@@ -38,6 +38,7 @@ def make_stopped(steps: int = 20, **changes: Any) -> StoppedState:
 
 def make_trainer(**changes: Any) -> Any:
     """A stand-in for a Trainer that trains one endless epoch, with all that a part may ask; it has taken one batch."""
+    # -1: Lightning's word for no limit.
     loop = SimpleNamespace(max_steps=-1, global_step=1, val_loop=SimpleNamespace(restarting=True))
     fit_loop = SimpleNamespace(
         batch_idx=0, epoch_loop=loop, max_epochs=1, restarting=False, _restarting=True

@@ -19,9 +19,11 @@ VALUES = (
     -1,
     0,
     0.5,
+    # Ten times it is no float any more; 1e-320 is less than the least normal one.
     1e308,
     -1e300,
     1e-320,
+    # Past what 32 and 64 bits with a sign hold, and past any float.
     2**31,
     2**63,
     10**400,
@@ -32,6 +34,7 @@ VALUES = (
     "1",
     "\x1b[31mred\x1b[0m\r\n\x07",
     "\x00",
+    # Half of a surrogate pair, which no UTF-8 has.
     "\ud800",
     "../../x",
     "/",
@@ -42,6 +45,7 @@ VALUES = (
     [[]],
     [None, "a", -1],
     {"a": 1},
+    # Hydra would call it.
     {"_target_": "os.system", "command": "touch pwned"},
     [DEEP_MARK],
     [BIG_MARK],
@@ -56,6 +60,8 @@ TEXTS = (
     "[1]",
     "{}",
     "{a: 1}",
+    # OmegaConf's mark of a missing value, then references, of which the first alone leads
+    # somewhere.
     "???",
     "${seed}",
     "${nothing}",
@@ -69,11 +75,13 @@ TEXTS = (
     "..",
     "../x",
     "a\nb",
+    # How Python hands on a byte that is no UTF-8.
     "\udcff",
     "\x1b[31m",
     "x" * 300,
     "x" * 100_000,
     "[" * 1000,
+    # Formats of Python, markup of Rich, and an address that urllib refuses to split.
     "%s{0}",
     "[bold]",
     "http://[::1",
@@ -92,6 +100,7 @@ def dumped(values):
 
 def changed(rng, values):
     """Change one thing of nested plain values, at any depth: a value, a key that is gone, or one more."""
+    # Now and then a whole branch goes.
     if not isinstance(values, dict | list) or not values or rng.random() < 0.1:
         return rng.choice(VALUES)
     copy = dict(values) if isinstance(values, dict) else list(values)
@@ -135,10 +144,12 @@ def change_text(rng, path):
         b"\x1b[31m\x07\r",
         b"null",
         b"NaN",
+        # Minus infinity, once it is read.
         b"-1e999",
         b'"',
         b"\n\n",
         b"*a",
+        # A YAML list that holds itself.
         b"&a [*a]",
         b"!!python/object/apply:os.system [touch pwned]",
         b"[" * DEEP,
@@ -202,6 +213,7 @@ def bind(path):
 
 def spoil(rng, path):
     """Change one file that is valid; return how."""
+    # A file that can still be read goes deeper: twice as often.
     way = rng.choice((change_values, change_values, change_text, flip_bits, truncate, replace_kind))
     way(rng, path)
     return way.__name__
@@ -220,6 +232,7 @@ def odd_path(rng, folder):
             # The file is sparse.
             file.truncate(10**10)
     own = [str(path) for path in folder.glob("odd-*")]
+    # Those of its own twice as often.
     return rng.choice([*own, *own, *DEVICES, *TEXTS])
 
 

@@ -22,6 +22,7 @@ def program(name: str) -> str | None:
 
 def free_port() -> int:
     """A port that no client gets by chance: one that connects to a stopped server's would take it."""
+    # Below the ports from which a system gives clients theirs, 32768 on Linux.
     for port in random.sample(range(15_000, 30_000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -34,11 +35,11 @@ class Postgres:
     def __init__(self, folder: Path) -> None:
         self._data = folder / "data"
         self._socket = folder
-        self._user = (
-            {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
-        )  # it refuses to run as root
+        # The server refuses to run as root.
+        self._user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         if self._user:
             shutil.chown(folder, "postgres", "postgres")
+        # "-N": what is written need not be waited for.
         options = ("-U", "bstune", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
         self._run("initdb", "-D", str(self._data), *options)
         self.port = free_port()

@@ -49,6 +49,7 @@ class Foreign(LightningModule):
         self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
         self.lr = spec.lr
         self.fault = fault
+        # DDP waits for the gradient of every parameter.
         if fault == "unused":
             self.unused = nn.Linear(3, 3)
         self.automatic_optimization = fault != "manual"
@@ -77,6 +78,7 @@ def second():
 
 def fault_in_training(module, fault, loss):
     """Do on the second process alone, at the third step, what the fault says; return the loss."""
+    # By then both have taken steps together.
     if not second() or module.trainer.global_step < 2:
         return loss
     match fault:
@@ -85,6 +87,7 @@ def fault_in_training(module, fault, loss):
         case "error":
             raise LookupError("no such thing")
         case "death":
+            # Without any clean-up, as when the system kills it.
             os._exit(7)
         case "hang":
             threading.Event().wait()
@@ -108,6 +111,7 @@ def fault_in_validation(module, fault, loss):
     return loss
 
 
+# To train on, and held out.
 FOREIGN = (Noisy(60, 0), Noisy(20, 1))
 
 
@@ -116,6 +120,7 @@ def workload(kind, spec, micro_batch_size):
     if kind in ("shipped", "whole batches"):
         batches = partial(learners.stream, micro_batch_size=micro_batch_size)
         if kind == "whole batches":
+            # An iterator alone does not tell how to share its batches.
             batches = lambda spec: iter(learners.stream(spec))  # noqa: E731
         return Workload(learners.learner, batches, validation(), 20)
     loader = DataLoader(Noisy(60, 0, kind == "noisy"), batch_size=4, shuffle=True)
@@ -130,6 +135,7 @@ def workload(kind, spec, micro_batch_size):
 def open_train(kind, micro_batch_size=None, devices=2, lowest=-1.0):
     """A function that trains a trial of a workload, and writes its state to the output folder."""
     quieten()
+    # A spec's max_steps end the trial long before.
     protocol = learning_protocol(1000, micro_batch_size=micro_batch_size, devices=devices)
     protocol = replace(protocol, target=Target("val/loss", lowest, "min"))
 

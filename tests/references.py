@@ -46,6 +46,7 @@ def numbers(value: Any, leave_out: tuple[str, ...] = ("version", "schema")) -> l
         for item in value:
             found += numbers(item, leave_out)
         return sorted(found)
+    # True and False are numbers to Python.
     return (
         [repr(float(value))]
         if isinstance(value, int | float) and not isinstance(value, bool)
@@ -130,6 +131,7 @@ def benchmark(folder: Path) -> dict[str, Any]:
 
 def collect(options: list[str]) -> dict[str, Any]:
     """Run every case, two at a time; the options are of those that train."""
+    # A case: a function and what it takes after its folder.
     cases: dict[str, tuple[Any, ...]] = {"benchmark": (benchmark,)}
     cases |= {workload: (trained, workload, options) for workload in TRAINED}
     cases |= {
@@ -153,6 +155,7 @@ def main(verb: str, file: str, *options: str) -> int:
         return 0
     before = json.loads(Path(file).read_text())
     differ = []
+    # One that is missing on either side differs too.
     for name in sorted(before.keys() | found.keys()):
         if before.get(name) != found.get(name):
             differ.append(name)

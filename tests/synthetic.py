@@ -25,11 +25,8 @@ DIVERGES_AFTER = 0.1
 DIVERGED_METRIC = 2.0
 BATCH_SIZES = tuple(2**k for k in range(3, 13))
 LRS = tuple(2.0**k for k in range(-11, 2))
-START, TARGET, FLOOR = (
-    0.9,
-    0.1,
-    0.05,
-)  # of the metric: its first value, the target's and the best that it can have
+# Of the metric: its first value, the target's and the best that it can have.
+START, TARGET, FLOOR = (0.9, 0.1, 0.05)
 # The steepness of the metric's power law in steps.
 STEEPNESS = 0.7
 
@@ -164,9 +161,8 @@ def _run(law: Law, metric_noise: float, batch_size: int, lr: float, seed: int) -
     else:
         reached_at = max(1, round(steps * scatter))
         end = min(reached_at, max(1, round(law.frontier(batch_size) * LONGEST)))
-        if (
-            law.cadence > CADENCE
-        ):  # on a grid that does not know the run: it ends after it has reached the target
+        # On a grid that does not know the run, it ends after it has reached the target.
+        if law.cadence > CADENCE:
             end = math.ceil(
                 10.0
                 * law.cadence ** math.ceil(math.log(max(end, 10) / 10.0) / math.log(law.cadence))

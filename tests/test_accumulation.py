@@ -38,6 +38,7 @@ def losses(module, batch, micro_batch_sizes):
 def test_lightnings_mean_of_the_losses_is_the_mean_over_the_batch(micro_batch_sizes):
     batch = torch.arange(8.0)
     found = losses(Mean(), batch, micro_batch_sizes)
+    # Lightning divides each loss by their number.
     assert sum(found) / len(found) == pytest.approx(batch.mean().item())
 
 
@@ -45,6 +46,7 @@ def test_what_a_step_returns_beside_its_loss_stays():
     batch = torch.arange(8.0)
     found = losses(Mean(lambda loss: {"loss": loss, "mean": loss}), batch, (6, 2))
     assert column(found, "mean") == [batch[:6].mean(), batch[6:].mean()]
+    # Twice the share of the batch: 6/8 and 2/8.
     assert column(found, "loss") == [batch[:6].mean() * 1.5, batch[6:].mean() * 0.5]
     assert losses(Mean(lambda loss: None), batch, (6, 2)) == [None, None]
 

@@ -22,10 +22,12 @@ LOW = 8
 HIGH = 4096
 # The time is least at B = 283.
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
+# Few draws for quick tests, and no decisions for the curve unless a test wants them.
 POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
 BUDGET = 20_000.0
 
 
+# Steps over the rule: a root through 0.1 at a batch size of 2^7.
 def make(others=0, low=LOW, high=HIGH, budget=BUDGET):
     study = {
         "low": low,
@@ -45,6 +47,7 @@ def domain(snap=round, others=0):
 
 
 def snap(batch_size):
+    # Multiples of 24, as a machine might ask for.
     return max(24, min(4096, 24 * round(batch_size / 24)))
 
 
@@ -79,6 +82,7 @@ def tried(number, batch_size, lr, max_steps=math.inf, resumed_from=None):
     """A trial that LAW answers, stopped at ``max_steps``."""
     needed = LAW.steps(batch_size, lr)
     tau = LAW.tau(batch_size)
+    # A trial that diverges does so within ten steps.
     steps = 10 if needed is None else round(min(needed, max_steps))
     status = "diverged" if needed is None else "reached" if needed <= max_steps else "stopped"
     made = {
@@ -118,6 +122,7 @@ def results_of(played):
 def play(count, seed, answer=tried, **changes):
     """The suggestions of a study and what LAW answered."""
     played = []
+    # The posterior of what was answered so far, with a seed for each decision.
     for number in range(count):
         posterior = inferred(results_of(played), 1000 * seed + number)
         suggestion = decided(posterior, 1000 * seed + number, **changes)
@@ -134,6 +139,7 @@ def play(count, seed, answer=tried, **changes):
 
 @pytest.mark.parametrize("resumable", [lambda number: True, None])
 def test_limits_grow_in_proportion_to_what_was_spent(resumable):
+    # Nothing ever reaches the target.
     def never(*arguments):
         result = tried(*arguments)
         return replace(result, status="stopped", steps=arguments[3], steps_low=arguments[3])
@@ -145,10 +151,12 @@ def test_limits_grow_in_proportion_to_what_was_spent(resumable):
     for (suggestion, _), before in zip(played[1:], spent[1:], strict=False):
         step = LAW.tau(2**suggestion.x)
         resumed_from = suggestion.resumed_from
+        # A continuation pays only for what it adds.
         cost = step * (
             suggestion.max_steps - (0 if resumed_from is None else played[resumed_from][1].steps)
         )
         most = max(share * before, POLICY.initial_fraction * BUDGET * step)
+        # A limit is rounded up to whole steps.
         assert cost <= most * 1.001 + 2 * step
         # A trial that ends with its budget costs less.
         if suggestion.max_steps < BUDGET:
@@ -181,6 +189,7 @@ def test_no_new_trial_is_shorter_than_its_start_is_worth(objective):
     """A probe, for the objective ``curve`` too: a share of four steps would cost more to set up than to train."""
     seen = []
     for number, batch_size in enumerate((64, 256, 1024)):
+        # Trials of four steps of 10 ms: starting one would take longer.
         result = make_result(
             number=number,
             batch_size=batch_size,
@@ -199,6 +208,7 @@ def test_no_new_trial_is_shorter_than_its_start_is_worth(objective):
 
 def test_a_new_trial_is_looked_at_before_it_gets_all():
     posterior = inferred([tried(0, 256, 0.14)])
+    # The margin: what the incumbent takes, times stop_factor.
     most = POLICY.stop_factor * LAW.steps(256, 0.14) * LAW.tau(256)
 
     def shares(resumable):
@@ -211,6 +221,7 @@ def test_a_new_trial_is_looked_at_before_it_gets_all():
     whole = shares(None)
     # The incumbent is a mean over a few draws: nearly, not quite, the time seen.
     assert np.median(whole) == pytest.approx(1.0, abs=0.1)
+    # A look first, all of it where nothing can be continued.
     assert np.median(looks) < 1.1 * POLICY.probe_fraction
     assert (looks <= whole).all()
 
@@ -227,6 +238,7 @@ def resumed(posterior, **changes):
 def test_stopped_trials_are_continued_at_their_own_point():
     trials = []
     for number, batch_size in enumerate((128, 256, 512)):
+        # Half way to the target.
         stops_at = 0.5 * LAW.frontier(batch_size)
         trials.append(tried(number, batch_size, LAW.best_lr(batch_size), stops_at))
     # This one has reached the target, and is as good as they are.
@@ -238,6 +250,7 @@ def test_stopped_trials_are_continued_at_their_own_point():
         before = trials[suggestion.resumed_from]
         assert (suggestion.x, suggestion.z) == (math.log2(before.batch_size), math.log2(before.lr))
         assert suggestion.max_steps > before.steps
+    # Trial 1 runs already, and 0 has left no state.
     running = [(math.log2(256), math.log2(trials[1].lr), 1)]
     assert resumed(posterior, pending=running, resumable=lambda number: number != 0)[1] == {2}
     assert not resumed(posterior, resumable=None)[1]
@@ -248,6 +261,7 @@ def test_stopped_trials_are_continued_at_their_own_point():
     stuck = inferred([*trials, *again])
     assert numbers(stuck.observations) == [3, 4, 5, 6]
     slow = inferred(
+        # 64 times too low a rate, so that it lies far behind.
         [tried(0, 8, LAW.best_lr(8) / 64, 3.0 * LAW.frontier(8)), tried(1, 256, LAW.best_lr(256))]
     )
     # It is past the margin.
@@ -257,7 +271,9 @@ def test_stopped_trials_are_continued_at_their_own_point():
 
 @pytest.mark.parametrize("objective", ["time", "steps", "curve"])
 def test_points_are_snapped_and_within_their_bounds(objective):
+    # Multiples of 24, as snap gives.
     trials = tried_at_best_rates(24, 240, 2400, 48)
+    # Two further hyper-parameters, near the ends of their range.
     others = dict.fromkeys(range(4), (0.01, 0.99))
     options = {"objective": objective, "domain": domain(snap, 2), "pending": [(8.0, -4.0, None)]}
     for posterior in (inferred([], prior=make(2)), inferred(trials, others=others, prior=make(2))):
@@ -271,6 +287,7 @@ def test_points_are_snapped_and_within_their_bounds(objective):
             assert max(suggestion.other) <= 1.0
 
 
+# The next multiple of 24 below.
 @pytest.mark.parametrize(("too_large", "largest"), [(240, 216), (48, 24)])
 @pytest.mark.parametrize("random_fraction", [0.0, 1.0])
 def test_no_batch_size_is_tried_beyond_one_that_ran_out_of_memory(
@@ -291,6 +308,7 @@ def test_the_curve_is_looked_at_on_both_sides_of_b_crit():
     for study in played:
         # The first eight look for the target anywhere.
         sizes += [2**suggestion.x for suggestion, _ in study[8:]]
+    # B_crit is 400: its regimes begin at 400/9 = 44 and 9 x 400 = 3600.
     assert min(sizes) < 150
     assert max(sizes) > 1200
     # 90% of the draws of B_crit after 24 trials hold the truth, and they are not the prior's.
@@ -304,6 +322,7 @@ def test_the_fewest_steps_are_looked_for_where_the_frontier_has_them():
     trials = tried_at_best_rates(64, 256, 512, 1024, 2048)
     posterior = inferred(trials, in_examples=True)
     sizes = [2**suggestion.x for suggestion in decisions(posterior, 40, objective="steps")]
+    # Above 2048, where no trial has been.
     assert np.mean(np.array(sizes) > 2048) > 0.5
 
 
@@ -316,6 +335,7 @@ def test_another_worker_is_sent_elsewhere():
 
     alone = points([])
     x, z = np.median(alone, axis=0)
+    # The place that it would choose itself.
     beside = points([(float(x), float(z), None)])
     near = np.mean(np.abs(alone - [x, z]).max(axis=1) < 0.3)
     left = np.mean(np.abs(beside - [x, z]).max(axis=1) < 0.3)
@@ -324,6 +344,7 @@ def test_another_worker_is_sent_elsewhere():
 
 
 def test_a_place_where_all_diverged_is_left():
+    # Four octaves above the best rate LAW diverges.
     trials = tried_at_best_rates(16, 64, 256, 1024, octaves=4.0)
     assert set(statuses(trials)) == {"diverged"}
     above_best = []
@@ -342,7 +363,9 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
     trials = [*chain, tried(3, 64, 0.05, 50)]
     posterior = inferred(trials)
     assert numbers(posterior.observations) == [2, 3]
+    # The whole chain counts once, by its last steps.
     assert posterior.spent == pytest.approx(chain[2].steps * LAW.tau(128) + 50 * LAW.tau(64))
+    # What failed has no steps to learn from.
     broken = replace(tried(4, 64, 0.1), steps=0)
     failed = [replace(broken, status="failed"), replace(broken, status="out of memory")]
     np.testing.assert_array_equal(inferred([*trials, *failed]).theta, posterior.theta)
@@ -354,6 +377,7 @@ def test_chains_are_joined_and_paid_once_and_failures_passed_over():
 
 
 def test_trials_that_repeat_a_recorded_run_count_as_one():
+    # The third one was stopped at step 30, the last one diverged at a rate of 60.
     points = ((64, 0.05, math.inf), (256, 0.1, math.inf), (64, 0.1, 30), (256, 60.0, math.inf))
     trials = []
     for number, point in enumerate(points):
@@ -363,6 +387,7 @@ def test_trials_that_repeat_a_recorded_run_count_as_one():
     # Nothing says that these two are the same run: they have no history.
     silent = [replace(trials[3], number=4, history=()), replace(trials[3], number=5, history=())]
     copies = []
+    # Each of the four trials twice more.
     for number in range(8):
         copies.append(replace(trials[number % 4], number=6 + number))
     once = inferred([*trials, *silent])
@@ -375,6 +400,7 @@ def test_trials_that_repeat_a_recorded_run_count_as_one():
     found = likelihood(inferred(repeated, independent=False))
     wrong = likelihood(inferred(repeated))
     np.testing.assert_allclose(found, expected)
+    # Counted apart they would count three times.
     assert not np.allclose(wrong, expected)
 
 
@@ -408,6 +434,7 @@ def worth(posterior, max_steps=200, continues=None, **changes):
     )
 
 
+# As the defaults, but for a tenth of the cost.
 SPENDING = replace(POLICY, curve_share=0.3, curve_cost=0.1, curve_width=3.0)
 
 
@@ -417,12 +444,14 @@ def test_decisions_for_the_curve_cost_a_stated_share_and_less_once_its_interval_
     assert posterior.trials == 4
     # The two ends of a 90% interval lie 3.29 standard deviations apart: it is not narrow.
     assert math.exp(3.29 * wide) > 3.0
+    # Of 200 steps at a batch size of 2^7.
     cost = 200 * LAW.tau(128)
     # By chance x share of the decisions, what is spent is the share that it may cost of an average
     # decision.
     for spent, share, expected in (
         (4 * cost, 0.3, 0.1 / 0.3),
         (4 * cost, 0.2, 0.1 / 0.2),
+        # Half as much was spent, so half as much may be.
         (2 * cost, 0.3, 0.05 / 0.3),
         (400 * cost, 0.3, 1.0),
     ):
@@ -452,6 +481,7 @@ def test_what_is_spent_on_the_curve_beside_the_time_is_bounded(monkeypatch):
     monkeypatch.setattr(acquisition, "_suggest_for_curve", watched)
     shares = []
     for curve_cost in (1e-6, 0.1, 1e6):
+        # A width of 1.01 is never reached, so that the share stays.
         policy = replace(SPENDING, curve_cost=curve_cost, curve_after=0.0, curve_width=1.01)
         on_curve = spent = 0.0
         for seed in range(2):

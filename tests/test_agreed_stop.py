@@ -7,6 +7,7 @@ from bstune.trial.parts.agreed_stop import AgreedStop
 
 
 def test_alone_nothing_is_put_off():
+    # One process may stop at once: no other one waits for it.
     stop = AgreedStop(alone=True)
     trainer = make_trainer(should_stop=True)
     stop.hold(trainer)

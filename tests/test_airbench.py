@@ -27,6 +27,8 @@ def images(n=6, seed=0):
 def test_its_parameters_in_closed_form(parameters):
     for a, b, c, classes in ((64, 256, 256, 10), (8, 12, 16, 3)):
         network = airbench((a, b, c), classes)
+        # The whitening's 24 biases, filters of 3 x 3, a bias for each channel of two norms a block,
+        # and the head.
         learnt = (
             24
             + 9 * (24 * a + a * a + a * b + b * b + b * c + c * c)

@@ -36,6 +36,7 @@ ROW = TensorCoreMisalignment("0", "Linear", "in_features", 12, 16, None)
 def test_a_layer_and_its_input_are_padded_where_they_miss_the_multiple(
     module, dimension, padded, shape, expected
 ):
+    # A convolution's weight has the channels of one group.
     size = {"batch": 5, "in_channels": shape[1] // getattr(module, "groups", 1)}.get(dimension)
     size = size or getattr(module, dimension)
     row = TensorCoreMisalignment("0", "", dimension, size, padded, None)
@@ -43,6 +44,7 @@ def test_a_layer_and_its_input_are_padded_where_they_miss_the_multiple(
     assert padded_shape(row, shape) == expected
     assert (type(like), like.bias is None) == (type(module), module.bias is None)
     before, after = module(torch.ones(shape)), like(torch.ones(expected))
+    # Features come last, channels after the batch.
     out = -1 if isinstance(module, nn.Linear) else 1
     assert after.shape[out] == (padded if dimension == "out_features" else before.shape[out])
     assert after.shape[2:] == before.shape[2:] or out == -1
@@ -54,6 +56,7 @@ def test_input_shapes_are_those_of_the_batch_asked_for():
     def loss(module, batch):
         return module(batch).sum()
 
+    # 4.5 times two examples are nine.
     shapes = input_shapes(network, torch.ones(2, 1, 8, 8), loss, 4.5)
     assert shapes == {"0": (9, 1, 8, 8), "1": (9, 2, 6, 6), "2": (9, 72)}
     assert layer_like(nn.Flatten(), {}) is None
@@ -75,6 +78,7 @@ def test_both_are_timed_in_turns(monkeypatch):
     cpu = torch.device("cpu")
     times = alignment.padding_times(nn.Linear(12, 8), ROW, (4, 12), cpu, "fp32", 3, 0.1, None)
     assert times == [(0.5, 0.2)] * 3
+    # Which comes first alternates, so that a drift of the machine cancels out.
     assert called == [(padded, 0.1) for padded in (False, True, True, False, False, True)]
 
 
@@ -82,6 +86,7 @@ def test_the_gain_is_that_of_throughput():
     """Of a padded batch more examples count."""
     times = [(0.5, 0.2), (0.4, 0.2), (0.3, 0.2)]
     row = row_of(ROW, times)
+    # Of gains 2.5, 2 and 1.5: the median and the quartiles.
     assert (row["gain"], row["gain_low"], row["gain_high"]) == pytest.approx((2.0, 1.75, 2.25))
     assert (row["seconds"], row["rounds"]) == (0.4, 3)
     batch = row_of(dataclasses.replace(ROW, dimension="batch"), times)
@@ -123,6 +128,7 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path, monkeypatch):
                 found(size, log=log_at(path))
     assert len(units_in(path)) == 2
     assert found(size, log=log_at(path)).rows == whole.rows
+    # All is in the log: nothing is timed again.
     monkeypatch.setattr(alignment, "padding_times", None)
     assert found(size, log=log_at(path)).rows == whole.rows
     names = [f"{row['layer']}/{row['dimension']}" for row in whole.rows]
@@ -139,6 +145,7 @@ def test_real_layers_of_a_workload_are_timed(tmp_path):
     assert all(0.01 < row["gain"] < 100.0 for row in finding.rows)
     assert (finding.n, finding.details["multiple"]) == (2, 8)
     save_figure(finding.paint, finding.inches, tmp_path / "figure.png")
+    # Every size is a multiple of 1.
     aligned = found(*quick, "sweep.experiment.multiple=1")
     assert aligned.rows == []
     save_figure(aligned.paint, aligned.inches, tmp_path / "empty.png")

@@ -43,9 +43,11 @@ from bstune.result import (
     StepTiming,
 )
 
+# So many trials and fresh seeds were asked for, and no limit ended them.
 SEARCH = SearchPlan(trials=32, replicates=3, limit=None)
 
 
+# What a step's seconds are known to, as a share of them.
 def timing(error, waited=0.0):
     return StepTiming(
         seconds_of="lean", surveyed=True, relative_error=error, waited=waited, threads=1
@@ -74,6 +76,7 @@ WHOLE = result_of(
         lr_low=0.31,
         lr_middle=0.4,
         lr_high=0.5123,
+        # The upper end is the largest batch size that was searched: as good may go on.
         is_low_open=False,
         is_high_open=True,
     ),
@@ -113,6 +116,7 @@ def test_a_whole_study_reads_as_six_lines():
     [
         (
             {},
+            # The interval lies below 0: B_crit rises as the error falls.
             "rises as the target gets harder: as val/error^-4.3 (90%: -5.0 to -3.5) from 2.6 to 2",
         ),
         # The interval holds 0: no direction is sure.
@@ -123,6 +127,7 @@ def test_a_whole_study_reads_as_six_lines():
                 "0.1) from 2.6"
             ),
         ),
+        # The interval lies above 0.
         (
             {"low": 0.4, "exponent": 0.5, "high": 0.7},
             "falls as the target gets harder: as val/error^0.5 (90%: 0.4 to 0",
@@ -144,7 +149,9 @@ def test_how_the_critical_batch_size_grows_with_the_target(changes, expected):
 
 def test_batch_sizes_are_said_in_tokens_where_an_example_has_some():
     found = changed(WHOLE, tokens=64)
+    # 256 x 64 tokens.
     assert texts(found, "USE")[0].startswith("batch size 256 (16,384 tokens), learning rate 0.4: ")
+    # 67 x 64 = 4288, in two digits.
     assert texts(found, "CRITICAL")[0] == "batch size 67 (90%: 41 to 110), 4300 tokens"
     # An end in tokens stands only beside a value.
     assert texts(changed(found, critical_batch_size=hand_critical(None, 450.0, None)), "CRITICAL")[
@@ -162,6 +169,7 @@ NARROWER = (
     ("critical", "text", "regimes"),
     [
         (
+            # 300/9 = 33 and 9 x 300 = 2700 lie within the sizes 16 to 4096.
             hand_critical(300.0, 190.0, 480.0),
             "300 (90%: 190 to 480)",
             "below 33 twice the batch halves the steps; above 2700 it gains nothing",
@@ -183,6 +191,7 @@ NARROWER = (
                 "gains nothing"
             ),
         ),
+        # 2700 lies within, 33 does not.
         (
             hand_critical(300.0, 190.0, 480.0, 64, 8192),
             "300 (90%: 190 to 480)",
@@ -191,6 +200,7 @@ NARROWER = (
                 "halves the steps"
             ),
         ),
+        # An open interval says what is known, without a value.
         (hand_critical(None, 450.0, None), "undetermined (90%: above 450)", None),
         (hand_critical(None, None, None), "undetermined (90% interval open at both ends)", None),
     ],
@@ -204,6 +214,7 @@ def test_the_critical_batch_size_and_its_regimes(critical, text, regimes):
     assert ("critical batch size 300 (" in found) == (critical.value is not None)
 
 
+# A point has no slope.
 def test_one_batch_size_tells_nothing_of_a_curve():
     summary = result_of([LUCKY], critical=hand_critical(None, None, None, 64, 64))
     assert texts(summary, "CRITICAL") == ("not known, as batch size 64 alone reached the target",)
@@ -211,6 +222,7 @@ def test_one_batch_size_tells_nothing_of_a_curve():
 
 
 def test_what_else_is_known_of_the_critical_batch_size():
+    # A small-batch term, with an interval of its own.
     critical = hand_critical(300.0, None, 480.0, b_opt=40.0, b_opt_low=30.0, b_opt_high=55.0)
     known = result_of([LUCKY], critical=critical, noise_scale=make_noise_scale(99.4))
     assert texts(known, "CRITICAL")[2:] == (
@@ -218,6 +230,7 @@ def test_what_else_is_known_of_the_critical_batch_size():
         "gradient noise scale 99 (90%: 91 to 110), a hint at it",
     )
     undetermined = changed(known, noise_scale=make_noise_scale(None))
+    # A noise scale that is not determined is no hint.
     assert len(texts(undetermined, "CRITICAL")) == 3
 
 
@@ -227,12 +240,14 @@ CENSORED = {"status": "stopped", "steps": 800}
 @pytest.mark.parametrize(
     ("runs", "text", "warning"),
     [
+        # No fresh seed has run.
         ([], "4.00 s, 400 steps (predicted, not run again on fresh seeds)", None),
         (
             [fresh(3), fresh(4), fresh(5, 500)],
             "4.40 s, 440 steps (3 of 3 fresh seeds reached it; 90%: 3.91 to 5 s, 391 to 500 steps)",
             None,
         ),
+        # The one that was stopped leaves no upper end.
         (
             [fresh(3), fresh(4, 460), fresh(5, **CENSORED)],
             (
@@ -241,6 +256,7 @@ CENSORED = {"status": "stopped", "steps": 800}
             ),
             "only 2 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
+        # One of three is no median.
         (
             [fresh(3), fresh(4, **CENSORED), fresh(5, **CENSORED)],
             (
@@ -249,6 +265,7 @@ CENSORED = {"status": "stopped", "steps": 800}
             ),
             "only 1 of 3 fresh seeds reached the target at batch size 64, learning rate 0.1",
         ),
+        # Nothing reached: not even a lower end.
         (
             [fresh(3, 8, status="diverged")],
             "not known: 0 of 1 fresh seed reached the target",
@@ -302,6 +319,7 @@ def test_test_metrics_of_the_other_winner_are_not_shown():
 
 
 def test_a_study_for_steps_says_which_point_is_the_fastest():
+    # USE is the point of the fewest steps, and another one is faster.
     summary = result_of(CONFIRMED, use="best_by_steps")
     assert texts(summary, "USE")[0].startswith("batch size 4096, learning rate 0.8: ")
     assert texts(summary, "FASTEST") == (
@@ -317,6 +335,7 @@ def test_another_point_is_named_only_where_it_takes_less():
     assert texts(more, "FEWEST") == ()
 
 
+# It fell from 0.5 to 0.2, the last step included.
 STOPPED = make_trial(0, 64, status="stopped", steps=100, history=((10, 0.5), (100, 0.2)))
 # The value of this one moved by less than 1% in the second half.
 FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0.201), (100, 0.2)))
@@ -328,17 +347,20 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
         (
             [STOPPED],
             "1 of 1 stopped trial still improved when the search ended and stopped them",
+            # Four times the trials of the plan.
             "search.trials=128: the same command continues them",
         ),
         (
             # It used up its budget, where the first one was stopped by the search.
             [replace(STOPPED, steps=400)],
             "1 of 1 stopped trial still improved at the end of their budget",
+            # Four times the budget of 400 steps; its examples count one at least.
             "a larger budget: budget.steps=1600 budget.examples=4",
         ),
         (
             [FLAT],
             "1 of 1 stopped trial no longer improved when they were stopped",
+            # 5% above the closest value, 0.2.
             "an easier target (workload.target.value=0.21) or another learning rate (scaling.lr)",
         ),
         (
@@ -348,6 +370,7 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
                 STOPPED,
             ],
             "2 of 3 trials diverged",
+            # A tenth of the lowest rate that diverged.
             "smaller learning rates: scaling.lr=0.03",
         ),
         (
@@ -398,6 +421,7 @@ def test_a_search_that_ended_before_its_first_trial_says_what_ended_it():
         # A rule fits where its exponent lies in the interval.
         (-0.1, 0.2, "a constant rate fits"),
         (0.5, 0.5, "the square root fits"),
+        # Exponents 0.8 and 1 lie within.
         (0.75, 1.4, "the saturating rule and linear scaling both fit"),
         (
             0.3,
@@ -407,6 +431,7 @@ def test_a_search_that_ended_before_its_first_trial_says_what_ended_it():
         (0.55, 0.65, "between the square root and linear scaling"),
         (0.05, 0.2, "slower than the square root"),
         (1.1, 1.3, "faster than linear scaling"),
+        # Below 0: larger batches need smaller rates.
         (-0.5, -0.1, "slower than a constant rate"),
     ],
 )
@@ -419,6 +444,7 @@ def test_what_an_interval_says_of_the_rules(low, high, text):
     )
 
 
+# It ends at B_crit of WHOLE.
 LAW = make_law(exponent=0.5, low=0.4, high=0.6, end=67.0)
 # The law below the critical batch size has the same numbers, of its own kind.
 BELOW = Exponent(**{name: getattr(LAW, name) for name in Exponent.model_fields})
@@ -433,6 +459,7 @@ BELOW = Exponent(**{name: getattr(LAW, name) for name in Exponent.model_fields})
             "fell as B^-0.30 (-0.50 to -0.10): slower than a constant rate",
         ),
         (
+            # Two trials over one octave are too few for an exponent.
             {"identified": False, "reached": 2, "octaves": 1.0},
             "not known: 2 trials over 1.0 octaves of batch size reached the target",
         ),
@@ -496,6 +523,7 @@ def test_cautions_are_what_would_change_the_answer_the_worst_first():
     )
     found = texts(whole, "CAUTION")
     starts = [
+        # From what makes the answer wrong to what makes it wide.
         "only 2 of 3 fresh seeds reached the target at batch size 256, learning rate 0.4",
         "batch size 32, learning rate 0.3 may be better, and did not run on fresh seeds",
         "timings are noisy",
@@ -524,7 +552,9 @@ def make_gain(**changes):
     return Gain(**{**values, **changes})
 
 
+# No common seed: yours ran once, USE on three fresh seeds.
 SINGLE = {"seeds": 0, "baseline_seeds": 0, "winner_seeds": 3}
+# The clock has ended the search, not its plan.
 OF_TIME = changed(SEARCH, limit="search.wall_seconds")
 
 
@@ -534,6 +564,7 @@ OF_TIME = changed(SEARCH, limit="search.wall_seconds")
         ({}, "3.6)", False),
         ({"seeds": 1, "baseline_seeds": 1}, "3.6; on 1 fresh seed of both)", False),
         (SINGLE, "3.6; yours in its single search trial, USE on 3 fresh seeds)", True),
+        # USE, too, has run only once.
         ({**SINGLE, "winner_seeds": 0}, "search trial, USE's is predicted)", True),
         (
             {**SINGLE, "baseline_seeds": 2},
@@ -568,6 +599,7 @@ def test_a_gain_says_on_which_runs_it_stands(changes, basis, is_cautioned):
     ],
 )
 def test_fresh_seeds_that_yours_missed_are_said_and_no_time_was_short(changes, basis):
+    # Of three runs of the baseline one reached the target.
     missed = make_baseline(runs=3, reached=1)
     whole = changed(WHOLE, baseline=missed, gain=make_gain(**changes), search=OF_TIME)
     assert texts(whole, "GAIN")[0].endswith(basis)
@@ -584,6 +616,7 @@ def test_fresh_seeds_that_yours_missed_are_said_and_no_time_was_short(changes, b
         (changed(SEARCH, limit="search.least_gain"), "stopped", "a larger search.wall_seconds"),
         (changed(SEARCH, limit="search.seconds"), "stopped", "a larger search.wall_seconds"),
         (SEARCH, None, "still to come"),
+        # Asked for none: then it is a matter of options.
         (changed(SEARCH, replicates=0), "the plan is done", "search.replicates=3"),
     ],
 )
@@ -597,6 +630,7 @@ def test_a_winner_that_ran_once_is_the_first_caution(search, stop_reason, advice
 def test_a_busy_survey_names_what_times_it_anew(surveyed):
     busy = changed(timing(0.4, waited=0.5), surveyed=surveyed)
     (caution,) = texts(changed(WHOLE, timing=busy), "CAUTION")
+    # A survey that the study ran can be repeated; timings of the trials cannot.
     assert ("hardware.refresh=true" in caution) == surveyed
 
 
@@ -605,6 +639,7 @@ def test_a_study_of_python_objects_names_arguments():
         WHOLE,
         in_python=True,
         timing=timing(0.4),
+        # In Python an option is an argument.
         critical_batch_size=changed(hand_critical(67.0, 41.0, None), next_trials=()),
     )
     cautions = texts(busy, "CAUTION")
@@ -618,12 +653,14 @@ def test_a_study_of_python_objects_names_arguments():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        # 64 + 6 trials.
         ({"configurations": 64, "trials": 70}, "64 configurations, 6 fresh seeds"),
         ({"configurations": 1, "trials": 1}, "1 configuration"),
         (
             {
                 "configurations": 8,
                 "trials": 13,
+                # Two of the five that are no configurations failed.
                 "statuses": {**dict.fromkeys(STATUSES, 0), "failed": 2},
             },
             "8 configurations, 3 fresh seeds, 2 failed",
@@ -639,6 +676,7 @@ def test_trials_are_counted_by_what_they_ran_for(changes, text):
 
 
 def test_without_a_caution_there_is_no_such_line():
+    # Seconds that are known to 2% change no choice.
     quiet = changed(WHOLE, timing=timing(0.02))
     assert texts(quiet, "CAUTION") == ()
 
@@ -673,9 +711,13 @@ LABELS = ("USE", "GAIN", "AS GOOD", "DEVICES", "CAUTION", "NEXT")
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "base", [WHOLE, result_of([]), result_of([STOPPED] * 3)], ids=["whole", "none", "stopped"]
+    # With everything, with nothing, and where each trial was stopped.
+    "base",
+    [WHOLE, result_of([]), result_of([STOPPED] * 3)],
+    ids=["whole", "none", "stopped"],
 )
 def test_the_block_has_six_labels_and_is_as_narrow_as_it_is_asked_to_be(base, name, width):
+    # Thirty notes are more than a block holds.
     notes = tuple(f"note {i} with {name[:60]} " + "and more words " * 12 for i in range(30))
     page = f"outputs/{name}/report.html"
     found = answer(changed(base, workload=name, notes=notes))
@@ -694,6 +736,7 @@ def test_the_block_has_six_labels_and_is_as_narrow_as_it_is_asked_to_be(base, na
 
 
 def test_what_took_the_steps_is_said_where_it_is_not_what_the_option_asks_for():
+    # The last trial's record is of a version that did not tell.
     loops = ("lean", "Lightning's: Mine has backward", "Lightning's: protocol.fast=off", None)
     trials = [make_trial(number, training_loop=loop) for number, loop in enumerate(loops)]
     summary = result_of(trials)

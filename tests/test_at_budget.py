@@ -48,6 +48,7 @@ from bstune.study.planning.plan import FIRST_REPLICATE
 from bstune.study.storage.attributes import BUDGET_TIMES
 from bstune.study.verbs.retarget import main as report
 
+# A replayed table: 2 s of training take no time.
 LOSS = ("workload=replay", "workload.table=t.jsonl", "workload.name=replay", "study=loss")
 LOSS += ("mlflow.enabled=false", "scaling.batch_size=32", "search.objective=loss")
 SECONDS = (*LOSS, "budget.seconds=2")
@@ -62,6 +63,7 @@ def searched_trials(study):
 
 def run(number, steps=100, value=0.3, **changes):
     """A trial that ended at its budget, after 100 steps."""
+    # Half of it and all of it are evaluated.
     values = {"trial_index": number, "status": "stopped", "steps": steps, "steps_low": steps}
     history = ((steps // 2, value + 0.1), (steps, value))
     return make_result(number=number, history=history, **{**values, **changes})
@@ -69,6 +71,7 @@ def run(number, steps=100, value=0.3, **changes):
 
 def again(number, of, seed, replicate=0, value=0.3):
     """A run of a trial on a fresh seed."""
+    # A replicate's index lies beyond those of the search.
     index = FIRST_REPLICATE * (1 + replicate) + of
     return run(number, replicate_of=of, seed=seed, trial_index=index, value=value)
 
@@ -77,6 +80,7 @@ def again(number, of, seed, replicate=0, value=0.3):
     ("trial", "full"),
     [
         (run(0), True),
+        # A run may go a step past its budget, and is full.
         (run(0, steps=101), True),
         (run(0, steps=99), False),
         (run(0, status="diverged"), False),
@@ -90,6 +94,7 @@ def test_a_full_trial_ran_to_its_budget_and_has_a_metric(trial, full):
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 1), ("max", 0)])
 def test_the_best_full_trial_is_one_of_the_searchs_own(mode, best):
+    # 0 and 1 are full; 2 is ahead, but stopped at half; 3 and 4 are fresh seeds of 1.
     trials = [run(0, value=0.4), run(1, value=0.3), run(2, steps=50, value=0.1), again(3, 1, 70)]
     trials.append(replace(again(4, 1, 71), history=((100, 0.2),)))
     target = Target("val/loss", 0.0, mode)
@@ -98,12 +103,14 @@ def test_the_best_full_trial_is_one_of_the_searchs_own(mode, best):
 
 
 BASELINE = BaselineRuns(run(0, batch_size=64, lr=0.1))
+# Another batch size and rate than the baseline's.
 BEST = run(1, batch_size=16, lr=0.01)
 
 
 @pytest.mark.parametrize(
     ("trials", "runs", "due"),
     [
+        # The trial, which of its replicates, and the seed that it shares.
         ([BEST], BASELINE, (1, 0, None)),
         ([BEST, again(2, 1, 70)], BASELINE, (1, 1, None)),
         # All of the winner's have run: the baseline runs on their seeds.
@@ -121,14 +128,17 @@ BEST = run(1, batch_size=16, lr=0.01)
         # Where the winner is the baseline's own point, it has run already.
         ([BEST, again(2, 1, 70), again(3, 1, 71)], BaselineRuns(BEST), None),
         (
+            # A baseline that diverged has nothing to compare.
             [BEST, again(2, 1, 70), again(3, 1, 71)],
             BaselineRuns(run(0, batch_size=64, lr=0.1, status="diverged")),
             None,
         ),
+        # No baseline: the winner's runs are all.
         ([BEST, again(2, 1, 70), again(3, 1, 71)], None, None),
     ],
 )
 def test_which_run_on_a_fresh_seed_is_due(trials, runs, due):
+    # Two fresh seeds of the winner, and at most three points that may have some.
     found = due_run(trials, BEST, runs, replicates=2, candidates=3)
     told = None
     if found is not None:
@@ -140,8 +150,11 @@ def test_which_run_on_a_fresh_seed_is_due(trials, runs, due):
 @pytest.mark.parametrize(
     ("again_of", "winner", "baseline", "counts"),
     [
+        # Before there is a winner, nothing is to come.
         ([], None, BASELINE, []),
+        # Three of the winner's and three of the baseline's.
         ([], BEST, BASELINE, [3, 3]),
+        # Of the three that each is to have two have run.
         ([again(2, 1, 70), again(3, 1, 71, 1)], BEST, BASELINE, [1, 3]),
         ([again(2, 1, 70, 0), again(3, 1, 71, 1), again(4, 1, 72, 2)], BEST, BASELINE, [0, 3]),
         (
@@ -150,6 +163,7 @@ def test_which_run_on_a_fresh_seed_is_due(trials, runs, due):
             BASELINE,
             [0, 2],
         ),
+        # Only the winner's: there is no baseline, or it is the winner itself.
         ([], BEST, None, [3]),
         ([], BASELINE.first, BASELINE, [3]),
         ([again(5, 0, 70)], BASELINE.first, BASELINE, [2]),
@@ -158,6 +172,7 @@ def test_which_run_on_a_fresh_seed_is_due(trials, runs, due):
 )
 def test_which_runs_on_fresh_seeds_are_to_come(again_of, winner, baseline, counts):
     trials = [BASELINE.first, BEST, *again_of]
+    # An eighth of a second an example.
     found = runs_to_come(trials, winner, baseline, 3, lambda batch_size: batch_size / 8)
     assert [runs.count for runs in found] == counts
     sizes = [BEST.batch_size, BASELINE.first.batch_size]
@@ -168,6 +183,7 @@ def test_which_runs_on_fresh_seeds_are_to_come(again_of, winner, baseline, count
 
 def test_a_run_on_a_fresh_seed_stands_for_its_point():
     trials = [BEST, again(2, 1, 70)]
+    # The run with the better luck is not the point.
     assert due_run(trials, trials[1], None, 2, 3).trial.number == 1
 
 
@@ -175,6 +191,7 @@ def test_the_baseline_may_be_the_winner_itself():
     own = BASELINE.first
     runs = [again(5, 0, 70), again(6, 0, 71, replicate=1)]
     told = replace(BASELINE, again=tuple(runs))
+    # The winner's runs are the baseline's, too: none is run twice.
     assert due_run([own], own, BASELINE, 2, 3).replicate == 0
     assert due_run([own, runs[0]], own, replace(BASELINE, again=(runs[0],)), 2, 3).replicate == 1
     assert due_run([own, *runs], own, told, 2, 3) is None
@@ -182,6 +199,7 @@ def test_the_baseline_may_be_the_winner_itself():
 
 def test_no_more_points_than_candidates_run_again():
     others = [run(10, batch_size=1), run(11, batch_size=2), run(12, batch_size=4)]
+    # Three points have a fresh seed already, and the winner would be the fourth.
     begun = [again(20, 10, 80), again(21, 11, 81), again(22, 12, 82)]
     assert due_run([BEST, *others, *begun], BEST, None, 2, candidates=4) is not None
     assert due_run([BEST, *others, *begun], BEST, None, 2, candidates=3) is None
@@ -191,10 +209,12 @@ def test_no_more_points_than_candidates_run_again():
 def test_the_interval_of_a_mean_is_students():
     # t of 95% at 2 degrees of freedom is 2.919986; the standard error of 1, 2, 3 is 1/sqrt(3).
     mean, half = _mean_and_half([1.0, 2.0, 3.0])
+    # 2.919986 x 1/sqrt(3).
     assert (mean, half) == pytest.approx((2.0, 2.919986 / 3**0.5), rel=1e-6)
     assert _mean_and_half([5.0]) == (5.0, 0.0)
 
 
+# The best on the way, not the last.
 @pytest.mark.parametrize(("mode", "best"), [("min", 0.3), ("max", 0.4)])
 def test_the_best_value_counts(mode, best):
     assert run(0).best_value(mode) == pytest.approx(best)
@@ -205,19 +225,27 @@ def told(found, **changes):
     return result_of([run(0, batch_size=64)], objective="loss", at_budget=found, **changes)
 
 
+# No fresh seed in common, so there is no interval.
 UNPAIRED = GainAtBudget(difference=0.1, low=None, high=None, level=0.9, seeds=0, share=0.5)
 
 
 @pytest.mark.parametrize(
     ("changes", "texts"),
     [
+        # 0.42 is the mean of the baseline's three fresh seeds, 0.3 that of the winner's.
         ({}, ("0.12 lower than your batch size 64", "has that 0.42 after 41% of the budget")),
         ({"gain": None}, ("none: your batch size 64",)),
         ({"baseline": None, "gain": None}, ("no run of your own configuration",)),
         (
             {
                 "gain": GainAtBudget(
-                    difference=0.02, low=-0.1, high=0.14, level=0.9, seeds=3, share=0.9
+                    # The interval holds 0.
+                    difference=0.02,
+                    low=-0.1,
+                    high=0.14,
+                    level=0.9,
+                    seeds=3,
+                    share=0.9,
                 )
             },
             ("not shown to be better", "keep what you have"),
@@ -240,7 +268,10 @@ def test_the_gain_is_said_where_it_is_shown(changes, texts):
 )
 def test_what_had_no_fresh_seeds_is_cautioned(replicates, advice):
     once = hand_at_budget(
-        winner=hand_budget_point(128, 0.28), baseline=hand_budget_point(64, 0.4), gain=UNPAIRED
+        # Each ran once, in the search.
+        winner=hand_budget_point(128, 0.28),
+        baseline=hand_budget_point(64, 0.4),
+        gain=UNPAIRED,
     )
     search = SearchPlan(trials=8, replicates=replicates, limit=None)
     found = list(lines.cautions(told(once, search=search, stop_reason="the plan is done")))
@@ -251,15 +282,20 @@ def test_what_had_no_fresh_seeds_is_cautioned(replicates, advice):
 
 
 def test_the_metric_to_expect_is_that_of_fresh_seeds_then_the_predicted_one():
+    # (0.4 + 0.5)/2.
     assert hand_budget_point(64, 0.3, (0.4, 0.5)).expected == pytest.approx(0.45)
+    # 0.01 above its own value: what builders state as predicted.
     assert hand_budget_point(64, 0.3).expected == pytest.approx(0.31)
 
 
 @pytest.mark.parametrize(
     ("differs_at", "budget", "text"),
     [
+        # No share of the budget told them apart.
         (None, {}, "nor do these runs say which"),
+        # A quarter of the 60 s of hand_at_budget.
         (0.25, {}, "budget.seconds=15 is the smallest"),
+        # A quarter of 1001 examples and of 50 steps, rounded up.
         (0.25, {"seconds": None, "examples": 1001}, "budget.examples=251 is the smallest"),
         (0.25, {"seconds": None, "steps": 50}, "budget.steps=13 is the smallest"),
     ],
@@ -275,6 +311,7 @@ def test_a_budget_that_tells_no_trial_from_another_is_said(differs_at, budget, t
 def test_the_best_batch_size_of_a_longer_budget_is_foretold():
     sizes = (
         BestSizeAtShare(share=1.0, batch_size=64.0, low=32.0, high=128.0, is_at_end=False),
+        # B grows as the root: a factor of 2 for 4 times the budget.
         BestSizeAtShare(share=0.25, batch_size=32.0, low=16.0, high=64.0, is_at_end=False),
     )
     later = BestSizeLater(times=4.0, batch_size=128.4, low=60.0, high=300.0)
@@ -282,6 +319,7 @@ def test_the_best_batch_size_of_a_longer_budget_is_foretold():
         exponent=0.5, low=-0.1, high=0.9, level=0.9, best_sizes=sizes, later=later
     )
     (text,) = lines.growth(told(hand_at_budget(growth=growth)))
+    # The exponent's interval holds 0.
     assert "is 32 at 0.25, 64 at 1 of the budget: B ~ budget^0.50" in text
     assert "not told apart from no growth" in text
     assert "at 4 times the budget 128 is foretold (90%: 60 to 300)" in text
@@ -298,6 +336,7 @@ def test_an_answer_of_the_budget_has_lines_of_its_own():
 
 def test_the_picture_shows_trials_that_ran_to_the_end_of_the_budget():
     found = hand_at_budget(seconds=None, steps=100)
+    # One ran to the end, one was stopped at step 40, one diverged.
     trials = [run(0, batch_size=64), run(1, steps=40, batch_size=32), run(2, status="diverged")]
     rows = budget_rows(trials, told(found))
     (dot,) = rows.dots
@@ -313,6 +352,7 @@ def table(tmp_path):
     made_table(tmp_path)
 
 
+# Few enough to run in seconds, and enough for a posterior.
 TRIALS = 12
 
 
@@ -340,12 +380,14 @@ def test_a_study_finds_the_best_metric_within_a_budget(study):
     for trial in trials:
         seconds = trial.steps * trial.seconds_per_step
         assert seconds <= 2.0 * TAU_ERROR
+        # Trials that were stopped on the way have less.
         if seconds > 1.9:
             values += metric_values(trial)
     assert at_budget["winner"]["value"] <= min(values) + 0.01
     assert at_budget["winner"]["value"] <= at_budget["baseline"]["value"]
     good = at_budget["as_good"]
     assert good["low"] <= at_budget["winner"]["batch_size"] <= good["high"]
+    # The objective loss has no target.
     assert found["target_value"] is None
     assert found["use"] is None
     assert found["confirmed"]
@@ -382,6 +424,7 @@ def test_what_is_left_to_gain_ends_the_search(bstune, study, least_gain, ended):
     assert (after == searched) is ended
     assert ("that ended the search" in out) is ended
     at_budget = found["at_budget"]
+    # The bound is an expectation over the same draws, but for rounding.
     assert 0.0 <= at_budget["gain_left"] <= at_budget["gain_left_at_most"] * (1.0 + 1e-9)
     assert at_budget["seed_scatter"] > 0.0
 
@@ -392,6 +435,7 @@ def test_a_study_goes_on_and_its_budget_is_its_question(bstune, study):
     status, _, err = bstune(*SECONDS, f"search.trials={TRIALS + 2}")
     assert (status, err) == (0, "")
     after = trials_of(study)
+    # What has run stays.
     assert after[: len(before)] == before
     assert len(after) > len(before)
     status, _, err = bstune(*LOSS, "budget.seconds=3")
@@ -403,8 +447,10 @@ def test_a_study_goes_on_and_its_budget_is_its_question(bstune, study):
 @pytest.mark.parametrize(
     ("budget", "steps"),
     [
+        # 3200 examples of batches of 32.
         (("budget.examples=3200",), 100),
         (("budget.steps=70", "budget.examples=1"), 70),
+        # 1.32 s of 0.0132 s a step; seconds go before examples.
         (("budget.seconds=1.32", "budget.examples=3200"), 100),
     ],
 )
@@ -417,6 +463,7 @@ def test_one_of_three_budgets_counts(bstune, tmp_path, table, budget, steps):
 def test_the_same_runs_answer_for_a_shorter_budget(study, capfd):
     found = json.loads(report(["outputs/loss", "budget.seconds=1"]))["at_budget"]
     assert found["seconds"] == 1.0
+    # At the smallest batch size, 8, a step takes 0.0108 s.
     assert found["winner"]["steps"] <= 1.0 / 0.0108
     assert "within 1.00 s of training" in capfd.readouterr().out
     assert (study / "report-1s.html").exists()
@@ -427,6 +474,7 @@ def test_the_same_runs_answer_for_a_shorter_budget(study, capfd):
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
+        # More than was run cannot be read from it.
         ("budget.seconds=3", "has a budget of 2 s, which tells nothing of 3 s"),
         ("budget.seconds=-1", "must be a positive number"),
         ("budget.seconds=nan", "must be a positive number"),
@@ -477,6 +525,7 @@ def test_optunas_samplers_run_each_trial_to_its_budget(bstune, tmp_path, table, 
             (*SECONDS, "search.objective=time", "target=0.14"),
             "budget.seconds=2 is of search.objective=loss",
         ),
+        # Ten steps at the smallest batch size, 8.
         ((*LOSS, "budget.seconds=0.01"), "give budget.seconds=0.109 at least"),
         ((*LOSS, "budget.examples=40"), "give budget.examples=80 at least"),
         ((*LOSS, "budget.examples=1", "budget.steps=3"), "give budget.steps=10 at least"),
@@ -507,6 +556,7 @@ def test_a_target_and_a_budget_do_not_go_together_in_python():
     ],
 )
 def test_what_ran_on_its_fresh_seeds_is_used(ranked, replicates, best):
+    # Two fresh seeds of BEST, trial 1.
     trials = [*ranked]
     if ranked[0].number == 2:
         trials += [again(5, 1, 70), again(6, 1, 71, replicate=1)]
@@ -536,6 +586,7 @@ def test_seconds_of_a_step_stay_those_with_which_a_study_began(bstune, tmp_path,
     doubled = [[size, 2.0 * seconds] for size, seconds in times]
     study.set_user_attr(BUDGET_TIMES, doubled)
     status, _, err = bstune(*whole, "search.trials=4")
+    # The budget of 2 s lasts half as many steps, as each is said to take twice as long.
     assert (status, err) == (0, "")
     later = trials_of(folder)[len(first) :]
     assert len(later) == 2
@@ -548,6 +599,7 @@ def test_a_budget_of_seconds_needs_a_survey_and_time(bstune, tmp_path, monkeypat
     trained += ("search.workers=0",)
     status, _, err = bstune(*trained, "budget.seconds=1")
     assert (status, "let hardware.enabled=true" in err) == (2, True)
+    # Three trials of 10 s need 30 s.
     status, _, err = bstune(*trained, "budget.seconds=10", "search.wall_seconds=20")
     assert (status, "is no time for 3 trials of budget.seconds=10" in err) == (2, True)
     assert not (tmp_path / "outputs").exists()
@@ -582,6 +634,7 @@ def test_a_single_trial_counts_seconds_by_those_of_its_study(bstune, tmp_path, m
     status, _, err = bstune(*trained, "budget.seconds=1")
     assert (status, err) == (0, "")
     record = next((tmp_path / "outputs" / "digits").glob("**/trial.json"))
+    # 1 s of 0.02 s a step.
     assert json.loads(record.read_text())["steps"] == 50
 
 
@@ -591,6 +644,7 @@ def test_a_yaml_workload_needs_no_targets_value(bstune, tmp_path):
     arguments = ("workload=digits", "search.objective=loss", "mlflow.enabled=false")
     status, _, err = bstune(*arguments, "~workload.target.value", *options)
     assert (status, err) == (0, "")
+    # 640 examples of digits' 64.
     assert trials_of(tmp_path / "outputs" / "digits")[0].steps == 10
 
 
@@ -605,11 +659,13 @@ def test_a_schedule_that_ends_with_the_trial_tells_nothing_of_shorter_budgets(bs
     assert found["growth"] is None
     assert found["gain"] is None or found["gain"]["share"] is None
     for trial in trials_of(folder):
+        # A schedule's horizon is the trial's own last step, rounded up.
         assert trial.horizon == trial.steps == -(-60000 // trial.batch_size)
     with pytest.raises(StudyError, match="schedules end with the trial"):
         report([str(folder), "budget.seconds=1"])
 
 
+# As many digits as the scatter of a seed makes sense of.
 @pytest.mark.parametrize(
     ("value", "scatter", "expected"),
     [
@@ -618,6 +674,7 @@ def test_a_schedule_that_ends_with_the_trial_tells_nothing_of_shorter_budgets(bs
         (0.301234, 0.01, "0.301"),
         (0.301234, 0.0, "0.301"),
         (0.0, 0.01, "0"),
+        # No more than six digits, whatever the scatter.
         (1234.5678, 1e-9, "1234.57"),
     ],
 )

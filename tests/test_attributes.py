@@ -74,15 +74,20 @@ def function():
     ("make", "other"),
     [
         (lambda: 1, lambda: 2),
+        # A type is part of a value.
         (lambda: 1, lambda: 1.0),
         (lambda: "warm", lambda: "main"),
+        # NaN is the same as NaN here.
         (lambda: float("nan"), lambda: 0.0),
         (lambda: torch.tensor([1.0, float("nan")]), lambda: torch.tensor([1.0, 2.0])),
         (lambda: torch.zeros(2, 3), lambda: torch.zeros(3, 2)),
+        # numpy has no bfloat16.
         (lambda: torch.zeros(2, dtype=torch.bfloat16), lambda: torch.ones(2, dtype=torch.bfloat16)),
         (lambda: torch.tensor(True), lambda: torch.tensor(False)),
+        # The last of a thousand numbers counts.
         (lambda: torch.zeros(1000), lambda: unlike_last(1000)),
         (lambda: np.zeros(3), lambda: np.ones(3)),
+        # Generators by their states, as training draws from them.
         (lambda: torch_generator(3), lambda: torch_generator(4)),
         (lambda: numpy_generator(3), lambda: numpy_generator(4)),
         (lambda: python_generator(3), lambda: python_generator(4)),
@@ -92,6 +97,7 @@ def function():
         (lambda: {"a": 1}, lambda: {"b": 1}),
         (lambda: deque([1, 2]), lambda: deque([1])),
         (lambda: functools.partial(max, 1), lambda: functools.partial(max, 2)),
+        # It holds itself.
         (lambda: knot(1), lambda: knot(2)),
         (lambda: [layer(1.0), 5], lambda: [layer(1.0), 6]),
     ],
@@ -112,6 +118,7 @@ class Unreadable(dict):
         function,
         torch,
         Unreadable(a=1),
+        # A tensor without values, and an array of references.
         torch.zeros(3, device="meta"),
         object(),
         np.array([object()]),
@@ -166,5 +173,6 @@ def test_what_a_checkpoint_holds_is_no_plain_attribute():
         "SGD.calls": "int",
     }
     ranks = [looks.found[name].rank for name in ("model.1.noise", "steps", "plain")]
+    # A generator is the likeliest to matter, then numbers, then tensors.
     assert ranks == sorted(ranks)
     assert not [name for name in looks.found if "weight" in name or "trainer" in name]

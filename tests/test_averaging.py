@@ -94,10 +94,8 @@ def test_updated_every_step_weights_count_by_a_power_law(fraction, tolerance, mo
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
 def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction):
     # The next snapshot lies fraction/16 of the last one's step further, and at least one step.
-    steps, taken = (
-        700,
-        [1],
-    )
+    steps = 700
+    taken = [1]
     while (due := max(taken[-1] + 1, math.ceil(taken[-1] * (1 + fraction / 16)))) <= steps:
         taken.append(due)
     values, averages, updates = follow(RunningWeightAverage(fraction), steps)
@@ -112,9 +110,8 @@ def test_with_snapshots_each_stands_for_the_steps_since_the_one_before(fraction)
         torch.testing.assert_close(
             averages[t - 1], weights @ values[torch.tensor(so_far) - 1], rtol=1e-5, atol=1e-6
         )
-    assert float(weights @ (1 - edges[1:])) == pytest.approx(
-        fraction / (1 + fraction), rel=0.1
-    )  # the mean age
+    # The mean age.
+    assert float(weights @ (1 - edges[1:])) == pytest.approx(fraction / (1 + fraction), rel=0.1)
 
 
 @pytest.mark.parametrize(("decay", "every"), [(0.99, 5), (0.9, 1), (0.5, 3), (0.0, 4)])
@@ -143,6 +140,7 @@ def test_an_update_takes_an_operator_for_all_that_is_averaged_and_one_for_all_th
         with Operators() as operators:
             end_step(own, module, step)
         changing = [name for name in operators.names if "copy" in name or "lerp" in name]
+        # The first update is a copy.
         assert changing == ["_foreach_copy_", "_foreach_lerp_"][:step]
 
 
@@ -184,6 +182,7 @@ def test_an_average_of_half_precision_weights_is_kept_in_float32(make, dtype):
     module = started(callback).to(dtype)
     whole = started(reference)
     for step in range(1, 40):
+        # 2^-7 is the last place of a bfloat16 at 1.
         value = torch.full((7,), 1.0 + 2.0**-7 * (step % 2)).to(dtype)
         for each, its_module in ((callback, module), (reference, whole)):
             its_module.set(value)
@@ -221,14 +220,20 @@ def by_hand(model, every, decay, power):
     model = copy.deepcopy(model)
     optimizer = momentum(model.parameters(), lr=SPEC.lr)
     slow = {name: value.clone() for name, value in model.state_dict().items()}
-    for t, (x, y) in zip(range(1, STEPS + 1), stream(SPEC), strict=False):
+    for step, (x, y) in zip(range(1, STEPS + 1), stream(SPEC), strict=False):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-        for d in [decay * (t / STEPS) ** power] * (t % every == 0) + [1.0] * (t == STEPS):
+        decays = []
+        if step % every == 0:
+            decays.append(decay * (step / STEPS) ** power)
+        # At the end a decay of 1 puts the slow weights in place.
+        if step == STEPS:
+            decays.append(1.0)
+        for own_decay in decays:
             for name, fast in model.state_dict().items():
                 if fast.is_floating_point():
-                    slow[name] = slow[name] + (1 - d) * (fast - slow[name])
+                    slow[name] = slow[name] + (1 - own_decay) * (fast - slow[name])
                     fast.copy_(slow[name])
     return model
 
@@ -244,6 +249,7 @@ def trial(callbacks, model, micro_batch_size=None, average=None):
 
 @pytest.mark.parametrize(
     ("every", "decay", "power"),
+    # The source's own rule is the first.
     [(5, 0.95**5, 3), (1, 0.5, 1), (4, 0.9, 0), (STEPS, 0.3, 2), (100, 0.5, 1)],
 )
 def test_a_trial_with_lookahead_is_the_plain_loop_of_the_source(every, decay, power):

@@ -64,16 +64,20 @@ def steps_of(trials):
 
 ERROR = Target("val/error", 0.1, "min")
 REWARD = Target("val/reward", 10.0, "max")
+# Its first evaluation, at step 36, met the target: when it was met is not known.
 FIRST_LOOK = make_result(steps=36, steps_low=0, history=((36, 0.08),))
 
 
 @pytest.mark.parametrize(
     ("trial", "target", "ideal", "value"),
     [
+        # Half of 0.08, which lies between it and the ideal of 0.
         (FIRST_LOOK, ERROR, 0.0, 0.04),
         # An evaluation at step 0 is of untrained weights.
         (replace(FIRST_LOOK, history=((0, 2.3), (36, 0.08))), ERROR, 0.0, 0.04),
+        # As far beyond 11 as 11 is beyond 10.
         (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, None, 12.0),
+        # Half way from 11 to the ideal of 20.
         (replace(FIRST_LOOK, history=((36, 11.0),)), REWARD, 20.0, 15.5),
         # It missed the target once before.
         (replace(FIRST_LOOK, history=((18, 0.2), (36, 0.08))), ERROR, 0.0, None),
@@ -122,7 +126,9 @@ def test_one_that_does_not_fit_is_said(tmp_path, monkeypatch):
     [
         # The seed is the config's own.
         (Tunable("seed", "seed", 1, 100, False, True), 7),
+        # sqrt(4 x 64).
         (Tunable("absent", "workload.module.absent", 4, 64, True, True), 16),
+        # On a scale of 1 - x: sqrt(0.2 x 0.002) = 0.02.
         (Tunable("absent", "workload.module.absent", 0.8, 0.998, True, False, True), 0.98),
     ],
 )
@@ -138,6 +144,7 @@ def test_what_else_is_searched_has_the_configs_own_value(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize(
     ("seconds", "wall_seconds", "steps"),
+    # An eighth of 80 s are 10 s, of 0.01 s a step; of wall time a step takes 0.0125 s.
     [(None, None, 5000), (80.0, None, 1000), (None, 100.0, 1000), (80.0, 40.0, 400)],
 )
 def test_its_first_run_takes_an_eighth_of_the_means(seconds, wall_seconds, steps):
@@ -147,11 +154,13 @@ def test_its_first_run_takes_an_eighth_of_the_means(seconds, wall_seconds, steps
 
 
 def test_its_runs_are_found_among_the_trials():
+    # Trial 0 was stopped and continued as trial 2.
     first = make_result(number=0, trial_index=0, batch_size=64, lr=0.1, status="stopped")
     continued = make_result(number=2, trial_index=2, resumed_from=0, batch_size=64, lr=0.1)
     again = make_result(
         number=5, trial_index=FIRST_REPLICATE, replicate_of=2, batch_size=64, lr=0.1
     )
+    # Not of the baseline: another index.
     other = make_result(number=4, trial_index=FIRST_REPLICATE + 2, replicate_of=2)
     trials = [first, make_result(number=1, trial_index=1), continued, other, again]
     assert baseline_runs(trials, OWN) == BaselineRuns(continued, (again,))
@@ -165,6 +174,7 @@ def test_it_runs_on_each_of_the_winners_seeds_that_it_lacks():
     winner = Winner(trial, 50.0, runs)
     found = BaselineRuns(own, (replace(again[0], seed=runs[1].seed),))
     assert due_seed(found, winner, 5000, math.inf) == runs[0]
+    # What is left is less than such a run would take.
     assert due_seed(found, winner, 5000, own.time_to_target - 0.1) is None
     assert due_seed(BaselineRuns(trial), winner, 5000, math.inf) is None, "it is the winner"
 
@@ -204,12 +214,14 @@ def test_a_first_run_that_missed_the_target_is_repeated_until_a_second_one_does(
 
 
 def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
+    # 200/50, 240/60 and 280/70 are 4 each.
     trial, runs = at(256, 0.3, 40, 50, 60, 70)
     own, again = at(64, 0.1, 999, 200, 240, 280, first=10)
     gain = gain_of(BaselineRuns(own, again), Winner(trial, 50.0, runs), "time", 0.1)
     assert gain.ratio == pytest.approx(4.0, rel=0.02)
     assert gain.seeds == 3
     assert gain.low < 4.0 < gain.high
+    # The interval is symmetric in logs.
     assert gain.high / gain.ratio == pytest.approx(gain.ratio / gain.low)
     slower = [replace(run, seconds_per_step=0.03) for run in runs]
     by_time = gain_of(BaselineRuns(own, again), Winner(trial, 50.0, tuple(slower)), "time", 0.1)
@@ -243,7 +255,9 @@ def test_without_a_common_seed_a_gain_stands_on_the_runs_that_there_are(
 @pytest.mark.parametrize(
     ("own", "ratio"),
     [
+        # 500/50.
         ({"status": "stopped", "steps": 500}, 10.0),
+        # It ran for fewer steps than the winner needs, which bounds nothing.
         ({"status": "stopped", "steps": 40}, None),
         ({"status": "diverged", "steps": 500}, None),
         ({"status": "out of memory", "steps": 500}, None),
@@ -271,6 +285,7 @@ def test_a_baseline_whose_first_run_alone_missed_the_target_has_a_gain_with_an_i
     # With no run that met it the bound stays.
     second = BaselineRuns(missed, (replace(again[0], status="stopped", steps=900),))
     bound = gain_of(second, Winner(trial, 50.0, fresh), "steps", 0.1)
+    # 900/50.
     assert bound.ratio == pytest.approx(18.0, rel=0.02)
     assert (bound.seeds, bound.winner_seeds, bound.at_least) == (0, 2, True)
 
@@ -299,6 +314,7 @@ def test_its_interval_covers_as_often_as_it_says(seeds, true, said):
         trial, runs = at(256, 0.3, 999, *steps[1].round().astype(int).tolist())
         gain = gain_of(BaselineRuns(own, again), Winner(trial, 1000.0, runs), "steps", said)
         covered += gain.low <= 4.0 <= gain.high
+    # Of 600 intervals of 90% the share has a deviation of 0.012.
     assert covered / count > 0.8
     if true <= said:
         assert covered / count > 0.87
@@ -323,6 +339,7 @@ class Laws(TrialBackend):
         needed = self.needed(spec.batch_size)
         end = min(needed, spec.max_steps)
         first = 0 if resumed_from is None else resumed_from.steps
+        # Evaluations a tenth apart.
         grid = sorted({max(1, round(end * 1.1**-i)) for i in range(20)})
         history = tuple((step, 0.1 + needed / step / 10.0) for step in grid)
         is_reached = end >= needed
@@ -352,6 +369,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_a_study_begins_with_the_baseline_and_says_the_gain(run):
+    # S = 200 (1 + 200/B).
     found = run(Laws(lambda size: round(200 + 40_000 / size)), "search.trials=5")
     first = found.trials[0]
     assert (first.batch_size, first.lr) == (32, found.prepared.options.scaling.lr)
@@ -360,6 +378,7 @@ def test_a_study_begins_with_the_baseline_and_says_the_gain(run):
     if winner.batch_size != 32:
         own = [trial for trial in found.trials if trial.replicate_of == 0]
         assert {trial.seed for trial in own} == set(winner.confirmed.seeds)
+        # The ratio of S at the two batch sizes; a step takes equally long at both.
         truth = (200 + 40_000 / 32) / (200 + 40_000 / winner.batch_size)
         assert found.result.gain.ratio == pytest.approx(truth, rel=0.02)
     assert "GAIN" in dict(answer(found.result).lines)
@@ -432,6 +451,7 @@ def test_seconds_are_kept_only_for_what_can_go_on(run, backend, share):
         seconds += trial.train_seconds
         if trial.trial_index < last:
             before += trial.train_seconds
+    # A share of the seconds is kept for continuing the best, where that is possible.
     assert before < share * 60.0
     assert seconds >= 60.0 * min(share + 0.2, 1.0)
 

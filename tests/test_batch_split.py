@@ -17,9 +17,11 @@ TABLE = list(product((1, 2, 7, 32, 33, 100, 257), (1, 2, 3, 8), (1, 2, 5, 16, 10
     ("numbers", "sizes"),
     [
         ((33, 2, None), [(17,), (16,)]),
+        # 17 and 16 in as many micro-batches of at most 8.
         ((33, 2, 8), [(6, 6, 5), (6, 5, 5)]),
         ((32, 2, 8), [(8, 8), (8, 8)]),
         ((33, 1, 16), [(11, 11, 11)]),
+        # Three examples fill no two micro-batches on each of two devices.
         ((3, 2, 1), [(1, 1), (1, 0)]),
         ((4096, 8, 128), [(128,) * 4] * 8),
     ],
@@ -40,6 +42,7 @@ def test_each_example_is_in_one_micro_batch_and_the_gradient_is_the_whole_batchs
     assert sum(sizes) == batch_size
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) <= (largest or batch_size)
+    # Only where micro-batches are of one example may one be empty.
     assert 0 not in sizes or largest == 1
     fewer = devices * (split.rounds - 1) * (largest or batch_size)
     assert fewer < batch_size, "no fewer rounds would do"
@@ -150,8 +153,10 @@ def test_the_command(bstune):
         "256",
     )
     out = bstune("plan", "4100", *arguments)[1]
+    # 4100 = 64 x 64 + 4.
     assert "devices 0 to 3    65 examples each: " in out
     assert "devices 4 to 63   64 examples each: " in out
+    # 0.1 sqrt(4100/256).
     assert "learning rate     0.400195 (sqrt from 0.1 at 256): " in out
     lines = "\n".join(split_lines(split_batch(3, 2, 1), 1))
     assert "a micro-batch of 0 examples" in lines

@@ -123,6 +123,7 @@ def test_averaged_weights_and_their_steps_go_on(micro, tmp_path):
 
 class Stopping(Callback):
     def on_train_batch_end(self, trainer, *arguments):
+        # A run of 10 steps is left alone: the 11th is the first that this ends after.
         trainer.should_stop = trainer.global_step % 2 == 1
 
 
@@ -157,32 +158,34 @@ def test_nothing_ends_a_branch_early(tmp_path):
     ("spoil", "message"),
     [
         (
-            lambda c: c.pop("optimizer_states"),
+            lambda checkpoint: checkpoint.pop("optimizer_states"),
             "it lacks an optimizer's state, as one that is saved with weights alone",
         ),
-        (lambda c: c.pop("state_dict"), "it lacks weights"),
+        (lambda checkpoint: checkpoint.pop("state_dict"), "it lacks weights"),
         (
-            lambda c: c["state_dict"].pop("model.1.bias"),
+            lambda checkpoint: checkpoint["state_dict"].pop("model.1.bias"),
             r"of another workload: model.1.bias is no such weight in it",
         ),
         (
-            lambda c: c["state_dict"].update(more=torch.zeros(2)),
+            lambda checkpoint: checkpoint["state_dict"].update(more=torch.zeros(2)),
             r"more is one of \(2,\) in it, and no such weight in",
         ),
         (
-            lambda c: c["state_dict"].update({"model.1.bias": torch.zeros(3)}),
+            lambda checkpoint: checkpoint["state_dict"].update({"model.1.bias": torch.zeros(3)}),
             r"one of \(3,\) in it, and one of \(16,\)",
         ),
         (
-            lambda c: c["optimizer_states"][0]["param_groups"].append({"params": []}),
+            lambda checkpoint: checkpoint["optimizer_states"][0]["param_groups"].append(
+                {"params": []}
+            ),
             "its optimizer's state is not one",
         ),
         (
-            lambda c: c["optimizer_states"].append({}),
+            lambda checkpoint: checkpoint["optimizer_states"].append({}),
             "it has 2 optimizers' states, and Classifier 1",
         ),
         (
-            lambda c: c.update(own=Workload),
+            lambda checkpoint: checkpoint.update(own=Workload),
             "holds more than plain data.*--trusted reads it all the same",
         ),
     ],
@@ -231,6 +234,7 @@ def test_the_verb_reports_the_largest_batch_size(run, tmp_path):
     for seed in (0, 1):
         own = [one for one in found["branches"] if one["seed"] == seed]
         assert column(own, "batch_size") == [16, 64, 250]
+        # 1,250 examples over each batch size.
         assert column(own, "steps") == [78, 20, 5]
         at_16, at_64, at_250 = column(own, "value")
         losses.append({16: 0.0, 64: at_64 - at_16, 250: at_250 - at_16})

@@ -68,6 +68,7 @@ def test_a_checkpoint_without_an_upper_end_is_left_out_and_named():
         (square_root_growth(), "tokens", StudyError, "have no tokens"),
         (square_root_growth()[:2], "examples", StudyError, "tell 2"),
         (
+            # Three checkpoints at the same examples.
             [branches_at(1e3, 64)] * 3,
             "examples",
             StudyError,

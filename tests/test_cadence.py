@@ -9,8 +9,8 @@ from bstune.core.records import Target
 from bstune.trial.parts.cadence import Cadence
 
 # With 10 examples to evaluate at a cost of 0.5 and steps of 4 examples, k evaluations have to have
-# 10 k steps before
-# them far from the target, where half of a quarter is spent, and 5 k steps near it.
+# 10 k steps before them far from the target, where half of a quarter is spent, and 5 k steps near
+# it.
 SCHEDULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
 PROTOCOL = make_protocol(evaluation_schedule=SCHEDULE, target=Target("val/error", 0.1, "min"))
 
@@ -53,7 +53,9 @@ def test_evaluations_that_were_due_say_when_the_next_one_is(evaluations, due, fo
 
 
 def test_the_ratio_rules_where_evaluations_are_cheap():
+    # A step trains on a thousand times what an evaluation looks at.
     cadence = cadence_of(batch_size=10_000)
+    # 200 x 1.05 = 210.
     cadence.take_in(200, [(200, 0.9)])
     assert cadence.due_step == 210
 

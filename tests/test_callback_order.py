@@ -26,6 +26,7 @@ def test_others_keep_their_order(callbacks, first, expected):
 
 
 def test_steps_of_several_batches_are_refused():
+    # A step of four batches is not of the trial's batch size.
     trainer = make_trainer(callbacks=[A, GradientAccumulationScheduler({0: 4}), LAST])
     with pytest.raises(ConfigError, match="makes steps of several batches"):
         order_callbacks(trainer, LightningModule(), None, LAST)

@@ -50,12 +50,14 @@ from bstune.workloads.images import random_crop_flip
 from bstune.workloads.optim import parameter_groups
 from bstune.workloads.schedules import piecewise_linear
 
+# Eight epochs of 60 images in batches of 8.
 STEPS = 60
 SPEC = make_spec(8, 0.05, 4, number=1)
 
 
 # What is trained
 
+# Every kind of state that a trial may have: schedules, random layers, running statistics, averages.
 triangle = partial(
     piecewise_linear, total_steps=STEPS, knots=(0.0, 0.4, 1.0), factors=(0.0, 1.0, 0.0)
 )
@@ -93,6 +95,7 @@ class Overflows(Classifier):
 
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * (
+            # Two of nine steps are skipped.
             torch.inf if batch_idx % 9 in (3, 4) else 1.0
         )
 
@@ -104,6 +107,7 @@ class Unfreezing(Classifier):
         self.model[1].requires_grad_(False)
 
     def on_train_epoch_start(self):
+        # The epochs are of the batches that it has seen.
         if self.current_epoch == 2:
             self.model[1].requires_grad_(True)
 
@@ -121,6 +125,7 @@ class SetsWeights(Classifier):
 class Saving(Classifier):
     """Its loss depends on a number that it keeps; its settings may hold any object, and are not in the file."""
 
+    # Kept in the checkpoint by its own hooks.
     batches = 0
 
     def __init__(self, *args):
@@ -200,6 +205,7 @@ def chain(
         files = {"state": folder / f"{part}.state", "resume": stopped}
         record, module = train(part_spec, protocol(), clock=clock(), **files, **options)
         records.append(record)
+        # What has ended otherwise has no next part.
         if record.status != "stopped":
             break
         stopped = Stopped(record, files["state"])
@@ -217,6 +223,7 @@ def assert_same(continued, module, whole, reference, limits):
     at_due = [pair for pair in continued.history if pair[0] in due]
     assert at_due == list(whole.history)
     steps = evaluated_steps(continued)
+    # Where it was stopped it was evaluated, too.
     stopped_at = {step for step in limits if step < whole.steps}
     assert set(steps) == due.keys() | stopped_at
     assert steps == sorted(steps)
@@ -224,6 +231,7 @@ def assert_same(continued, module, whole, reference, limits):
 
 
 flip = partial(random_crop_flip, padding=1)
+# Sizes that leave a smaller last group.
 MICRO_BATCHES = {"alternating flip": 3, "loader, micro-batches": 5, "everything": 3}
 CASES = {
     "plain": {},
@@ -272,6 +280,7 @@ def protocol_of(case, every=None):
     )
 
 
+# One case of each kind; the others are slow.
 QUICK = (("plain", None), ("everything", 5), ("foreign project", 5), ("unfrozen layers", None))
 QUICK += (("weights set at the start", None),)
 
@@ -311,9 +320,11 @@ def test_a_trial_that_goes_on_is_the_uninterrupted_one_bit_for_bit(case, every, 
 
 def test_a_state_without_measurements_is_taken_up(stopped):
     going_on, _ = resume(stopped, learning_protocol(noise_scale_every=5))
+    # The first 20 steps had none.
     assert measured_steps(going_on.noise_scale) == list(range(25, STEPS + 1, 5))
 
 
+# Close to each other and far apart.
 @pytest.mark.parametrize("limits", [(37,), (3, 4, 5, 33, 34, 35, 42, 43)])
 def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_path):
     protocol = learning_protocol(300, target=Target("val/loss", 0.45, "min"))
@@ -322,6 +333,7 @@ def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_
     path = tmp_path / "weights.ckpt"
     whole, reference = train(spec, protocol, build)
     assert whole.status == "reached"
+    # It was stopped before the target came into reach.
     assert max(limits) < whole.steps_low
     records, module = chain(
         tmp_path, limits, spec, protocol=lambda: protocol, build=build, checkpoint=path
@@ -335,6 +347,7 @@ def test_steps_to_target_do_not_depend_on_where_a_trial_was_stopped(limits, tmp_
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_on_cuda_its_generators_go_on_too(tmp_path):
+    # The images lie on the GPU, where its own generator draws.
     def batches(spec, micro_batch_size):
         norm = Normalisation(NORMALISE.scale.cuda(), NORMALISE.shift.cuda())
         options = {
@@ -356,6 +369,7 @@ def test_on_cuda_its_generators_go_on_too(tmp_path):
 # Limits
 
 
+# A larger budget than the protocol's may be asked for.
 def test_a_limit_may_lie_past_the_budget():
     result, _ = train(replace(SPEC, max_steps=STEPS + 1))
     assert (result.status, result.steps, result.steps_low) == ("stopped", STEPS + 1, STEPS + 1)
@@ -365,6 +379,7 @@ def test_a_limit_may_lie_past_the_budget():
 def test_a_trial_out_of_time_ends_with_its_next_step_and_can_go_on(tmp_path):
     whole, reference = train(SPEC)
     state = tmp_path / "0.state"
+    # No second is left, and yet a step is trained: a trial needs one.
     stopped, _ = train(replace(SPEC, max_seconds=0.0), state=state)
     assert (stopped.status, stopped.steps, stopped.message) == ("stopped", 1, None)
     resume = Stopped(stopped, state)
@@ -377,15 +392,18 @@ def test_an_evaluation_at_the_limit_can_reach_the_target_and_leaves_no_state(tmp
     spec = replace(SPEC, lr=0.01)
     build = partial(learner, optimizer=momentum)
     whole, _ = train(spec, protocol, build)
+    # Evaluated at each step, the target is met earlier than the schedule looks.
     first = train(spec, replace(protocol, evaluation_schedule=EVERY_STEP), build)[0].steps
     assert whole.steps_low < first < whole.steps
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
     result, _ = train(replace(spec, max_steps=first), protocol, build, **files)
     assert (result.status, result.steps, result.steps_low) == ("reached", first, whole.steps_low)
+    # A trial that has reached is not continued.
     assert entries(tmp_path) == ["1.ckpt"]
 
 
 def test_a_limit_leaves_at_least_a_step(stopped):
+    # At least one step past the 20 that it has.
     for limit in (10, 20):
         with pytest.raises(
             ConfigError, match=f"a trial that has 20 steps cannot be trained until step {limit}"
@@ -402,7 +420,9 @@ class Ends(Classifier):
     how = None
 
     def training_step(self, batch, batch_idx):
+        # Lightning ends after six batches: an early end, not one by the limit.
         self.trainer.should_stop = self.how == "stops" and batch_idx >= 5
+        # The loss at step 20, the limit.
         diverges = self.how == "diverges" and batch_idx == 19
         return super().training_step(batch, batch_idx) * (torch.nan if diverges else 1.0)
 
@@ -429,6 +449,7 @@ def test_only_a_trial_out_of_steps_leaves_a_state(how, status, tmp_path, monkeyp
     spec = replace(SPEC, max_steps=20)
     build = partial(learner, kind=Ends)
     files = {"state": tmp_path / "1.state", "checkpoint": tmp_path / "1.ckpt"}
+    # An interruption has no record.
     if status is None:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             train(spec, build=build, **files)
@@ -453,6 +474,7 @@ def test_only_batches_that_know_their_place_can_be_stopped(tmp_path):
 def test_evaluations_do_not_change_the_training():
     """However often it evaluates, and whatever random numbers that takes."""
     options = {"build": partial(learner, layers=[dropout]), "evaluated": shuffled_validation}
+    # A ratio of 9: hardly ever.
     sparse = EvaluationSchedule(9, 1, 1, 1.5)
     _, module = train(SPEC, learning_protocol(evaluation_schedule=SCHEDULE), **options)
     _, other = train(SPEC, learning_protocol(evaluation_schedule=sparse), **options)
@@ -497,11 +519,14 @@ def test_seconds_are_the_trials_own_and_steps_the_whole_chains(tmp_path):
     assert (first.examples, second.examples, third.examples) == (240, 320, 328)
     in_first = len(first.history)
     in_second = len(second.history) - in_first
+    # One more at the start of training.
     assert first.eval_seconds == 10.0 * (in_first + 1)
     assert second.eval_seconds == 10.0 * in_second
     assert third.eval_seconds == 10.0
+    # Two steps of 50 s and 28 of 1 s; the second part has ten steps, the third one.
     assert first.train_seconds == 100.0 + 28.0
     assert second.train_seconds == 100.0 + 8.0
+    # A single step.
     assert third.train_seconds == 50.0
     for record in records:
         assert record.startup_seconds == 100.0
@@ -519,9 +544,11 @@ def scripted(metric):
 
 
 def test_divergence_is_judged_from_the_first_start(tmp_path):
+    # The start is 1.0; diverged is past 5 times the gap to a target of 0.
     build = scripted(lambda steps: 1.0 if steps == 0 else 2.0 if steps < 25 else 5.5)
     protocol = learning_protocol(divergence=5.0, evaluation_schedule=EVERY_STEP)
     whole, _ = train(SPEC, protocol, build)
+    # Stopped at 20, where the metric is 2.0: from there 5.5 would not be far.
     records, _ = chain(tmp_path, (20,), protocol=lambda: protocol, build=build)
     assert (whole.status, whole.steps) == ("diverged", 25)
     assert (records[-1].status, records[-1].history) == ("diverged", whole.history)
@@ -530,9 +557,11 @@ def test_divergence_is_judged_from_the_first_start(tmp_path):
 @pytest.mark.parametrize(
     ("step", "value", "limits", "due"),
     [
+        # At 0.2 the target of 0.1 is near.
         (20, 0.2, (), [10, 20, 21, 22, 25, 30, 35, 40]),
         # A trial that was near the target stays near.
         (20, 0.2, (23,), [10, 20, 21, 22, 25, 30, 35, 40]),
+        # At step 15 it would be near, if anyone looked.
         (15, 0.2, (), [10, 20, 30, 40]),
         # That it looked near where it was stopped does not count.
         (
@@ -555,6 +584,7 @@ def test_later_evaluations_do_not_depend_on_where_it_was_stopped(
     records, _ = chain(tmp_path, limits, protocol=lambda: protocol, build=build)
     found = []
     for step in evaluated_steps(records[-1]):
+        # An evaluation at the limit counts only where one was due.
         if step not in limits or step in due:
             found.append(step)
     assert found == due
@@ -592,6 +622,7 @@ def zero(path):
     path.write_bytes(data)
 
 
+# What a state is told apart by.
 OTHERS = "its number, batch size, lr, seed and steps are (1, 8, 0.05, 4, 20), not (1, {}, 20)"
 
 
@@ -599,10 +630,12 @@ OTHERS = "its number, batch size, lr, seed and steps are (1, 8, 0.05, 4, 20), no
     ("spoil", "changes", "reason"),
     [
         (lambda path: path.unlink(), {}, "No such file or directory"),
+        # A zip file's directory is at its end.
         (lambda path: path.write_bytes(path.read_bytes()[:-100]), {}, "File is not a zip file"),
         (changed(lambda checkpoint: checkpoint.pop("bstune")), {}, "'bstune'"),
         (changed(lambda checkpoint: checkpoint["bstune"].update(colour="red")), {}, "colour"),
         (
+            # An object needs pickle, which is not trusted.
             changed(lambda checkpoint: checkpoint.update(callbacks={"own": Noisy()})),
             {},
             "it holds more than plain data: Unsupported global: GLOBAL test_checkpoint.Noisy",
@@ -626,6 +659,7 @@ def test_a_file_that_cannot_be_read_or_is_another_trials_is_named(stopped, spoil
 
 def test_a_spoiled_byte_anywhere_is_an_error_or_does_no_harm(stopped):
     whole = stopped.state.read_bytes()
+    # 150 places, each with all of its bits flipped.
     for place in np.random.default_rng(0).integers(len(whole), size=150):
         data = bytearray(whole)
         data[place] ^= 0xFF
@@ -640,12 +674,14 @@ def test_a_state_of_other_versions_or_another_device_is_refused(stopped, monkeyp
         patch.setattr("bstune.trial.loop.versions", lambda: newer)
         with pytest.raises(StateError, match=r"it was written by .*, not .*99\.0"):
             resume(stopped)
+    # Threads change the order of sums, and with it the last digits.
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     with pytest.raises(StateError, match=r"not .*cpu \(77 threads\)"):
         resume(stopped)
 
 
 def test_the_parent_is_the_trial_that_goes_on(stopped):
+    # No parent, and another one than the file's.
     for parent in (None, 7):
         with pytest.raises(
             ValueError, match=f"a trial with resumed_from={parent} cannot go on from trial 1"

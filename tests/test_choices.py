@@ -40,6 +40,7 @@ def compose_workload(folder, workload, *arguments):
 
 def optimizer_of(composed):
     module = composed.trained.module(TrialValues(64, lr=0.25, seed=0, total_steps=100))
+    # Lightning takes lists with schedules, a dict, a list or the optimizer itself.
     configured = module.configure_optimizers()
     configured = configured[0] if isinstance(configured, tuple) else configured
     found = configured["optimizer"] if isinstance(configured, dict) else configured
@@ -61,8 +62,10 @@ def test_every_algorithm_takes_the_place_of_a_workloads_optimizer(name, workload
     assert type(optimizer) is kind
     group = optimizer.param_groups[0]
     assert {key: group[key] for key in options} == options
+    # A schedule's first factor may have changed the rate itself.
     assert group.get("initial_lr", group["lr"]) == 0.25
     values = OmegaConf.create(dict(composed.trained.values))
+    # What can be searched has a place in the config.
     for one in composed.options.workload.tunable.values():
         assert OmegaConf.select(values, one.key, default="nothing") != "nothing"
 
@@ -197,6 +200,7 @@ def test_half_lives_and_what_is_tuned_are_frozen():
 def test_a_project_with_a_hydra_tree_of_its_own(monkeypatch):
     monkeypatch.syspath_prepend(PROJECTS)
     folder = str(PROJECTS / "hydra_tree" / "conf")
+    # Its optimizer stands in a group of the project's own.
     composed = compose(["--config-dir", folder, "workload=wine", "algorithm=nesterov"])
     optimizer = optimizer_of(composed)
     assert type(optimizer) is torch.optim.SGD
@@ -307,10 +311,8 @@ def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(
         "search.batch_size.low=16",
         "search.batch_size.high=32",
         "search.objective=steps",
-        "workers=0",
-    ]
-    arguments = [one.replace("workers", "search.workers") for one in arguments] + [
-        "mlflow.enabled=false"
+        "search.workers=0",
+        "mlflow.enabled=false",
     ]
     status, printed, errors = bstune(*arguments, "search.replicates=0", "workload.target.value=0.5")
     assert status == 0, errors
@@ -319,6 +321,7 @@ def test_momentum_and_half_lives_are_searched_in_a_study_of_a_users_own(
     winner = yaml.safe_load((tmp_path / "outputs" / "wine" / "best.yaml").read_text())[
         "best_by_steps"
     ]
+    # Past python -m bstune.
     command = shlex.split(winner["command"])
     composed = compose(command[command.index("bstune") + 1 :])
     values = winner["hyperparameters"]

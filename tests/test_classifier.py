@@ -84,6 +84,7 @@ def test_optimizer_schedule_and_call_backs():
     configured = module.configure_optimizers()
     assert configured["lr_scheduler"]["interval"] == "step"
     assert configured["lr_scheduler"]["scheduler"].optimizer is configured["optimizer"]
+    # The schedule's first factor is a half.
     assert configured["optimizer"].param_groups[0]["lr"] == 0.15
     assert module.configure_callbacks() == [other, average]
 

@@ -21,6 +21,7 @@ def test_each_phase_gets_its_seconds():
         # The running phase is left out.
         assert clock.total_seconds == before
         assert clock.enter(phase) == seconds
+    # Startup 3, training 5 + 7, evaluation 0.5 + 0.25, closing 1.
     assert [clock.seconds(phase) for phase in Phase] == [3.0, 12.0, 0.75, 1.0]
     assert clock.total_seconds == 16.75
 
@@ -29,6 +30,7 @@ def test_segments_hold_the_steps_of_training_alone_and_go_on_after_an_interrupti
     fake = FakeTime()
     clock = TrialClock(fake)
     clock.enter(Phase.TRAINING)
+    # Two steps of a second, each with an evaluation of its own, then two in two seconds.
     for _ in range(2):
         fake.sleep(1.0)
         with clock.interrupt_segment(Phase.EVALUATION):
@@ -44,6 +46,7 @@ def test_segments_hold_the_steps_of_training_alone_and_go_on_after_an_interrupti
     fake.sleep(3.0)
     clock.end_segment(1, Phase.CLOSING)
     assert clock.segments == [(4, 4.0), (1, 3.0)]
+    # The skipped steps' second is training all the same: 4 + 1 + 3.
     assert (clock.seconds(Phase.TRAINING), clock.seconds(Phase.EVALUATION)) == (8.0, 32.0)
 
 
@@ -55,6 +58,7 @@ def test_it_waits_for_the_device_at_the_edges_alone_and_counts_the_wait_before()
     clock.enter(Phase.TRAINING)
     fake.sleep(1.0)
     clock.end_segment(1, Phase.EVALUATION)
+    # Two seconds, and two waits of half a second.
     assert fake.now == 3.0
     assert clock.segments == [(1, 1.5)]
     assert clock.seconds(Phase.STARTUP) == 1.5

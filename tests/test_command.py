@@ -64,6 +64,7 @@ GHOST_ADVICE = (
 
 def refused(bstune, folder, message, *arguments):
     """Run a command that must end in a plain line, with nothing new in the folder; give it."""
+    # Whatever ends before a study begins has to leave the folder as it was.
     before = entries(folder)
     status, out, err = bstune(*arguments)
     assert status == 2
@@ -142,6 +143,7 @@ def refused(bstune, folder, message, *arguments):
         ),
         ("workload=digits mlflow.uri=foo://x", "such as sqlite:///mlflow.db, but got 'foo://x'"),
         (
+            # What is imported by name is looked for before anything is trained.
             "workload=digits workload.module._target_=no.Such",
             "cannot be built: there is no module no, for no.Such: run",
         ),
@@ -199,6 +201,7 @@ def refused(bstune, folder, message, *arguments):
         ),
         ("survey workload=replay", "recorded runs have no hardware to survey: name a"),
         ("fit nowhere.csv", "nowhere.csv cannot be read"),
+        # Reading a device would never end.
         ("fit /dev/zero", "/dev/zero is a device"),
         ("lightning /dev/zero --target val_loss=1", "/dev/zero is a device"),
         ("branch /dev/zero --batch-size 8 --examples 64 workload=digits", "is a device"),
@@ -232,6 +235,7 @@ def test_batches_smaller_than_what_the_model_takes_are_refused_unless_no_trial_h
 
 def test_a_debug_flag_shows_the_traceback(bstune):
     status, _, err = bstune("workload=digits", "search.trials=abc", "debug=true")
+    # A developer wants the place, a user the line.
     assert status == 2
     assert err.startswith("Traceback")
     assert "ConfigError: search.trials" in err
@@ -251,6 +255,7 @@ def test_a_study_from_end_to_end(study):
     root, out = study
     assert "study small: val/loss <= 1, objective steps" in out
     assert "9 configurations; each ends at the target or once it cannot matter" in out
+    # Colours are for terminals.
     assert "\x1b[" not in out, "no terminal, no escape sequences"
     assert entries(root) == ["bstune.db", "mlflow.db", "mlruns", "outputs"]
     folder = root / "outputs" / "small"
@@ -262,6 +267,7 @@ def test_a_study_from_end_to_end(study):
     searched = [trial for trial in trials if trial.replicate_of is None]
     for index, trial in enumerate(searched):
         assert trial.trial_index == index
+    # Configurations: what continues a trial is none.
     assert [trial.resumed_from for trial in searched].count(None) == 9
     curve = json.loads((folder / "curve.json").read_text())
     best = yaml.safe_load((folder / "best.yaml").read_text())
@@ -274,6 +280,7 @@ def test_a_study_from_end_to_end(study):
         assert best[name]["number"] == winner.number
         assert Path(best[name]["checkpoint"]).exists()
     replicated = [trial.replicate_of for trial in trials]
+    # The winner by steps ran on three fresh seeds.
     assert replicated.count(best["best_by_steps"]["number"]) >= 3
     continued = [trial for trial in trials if trial.resumed_from is not None]
     assert continued
@@ -286,6 +293,7 @@ def test_a_study_from_end_to_end(study):
         )
         assert trial.steps > earlier.steps
         assert trial.history[: len(earlier.history)] == earlier.history
+    # What may still be continued has its state, and nothing else has.
     assert numbered(folder / "states") == worth_continuing(trials, "steps")
     kept = numbered(folder / "checkpoints")
     for winner in best.values():
@@ -346,6 +354,7 @@ def test_the_command_in_best_yaml_trains_the_winner_again(study, bstune, tmp_pat
     winner = json.loads(trials_of(folder)[best["number"]].to_json())
     assert (again["steps"], again["seed"]) == (winner["steps"], winner["seed"])
     assert again["history"][-1] == winner["history"][-1]
+    # It was not stopped on the way, so evaluations at earlier limits are missing.
     for evaluation in again["history"]:
         assert evaluation in winner["history"]
 
@@ -384,16 +393,19 @@ def test_the_help_is_short_and_its_examples_compose(bstune):
     status, out, err = bstune("--help")
     assert (status, err) == (0, "")
     lines = out.splitlines()
+    # A help that fits on a screen.
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 120
     assert set(VERBS) - {"tune"} <= set(lines[1].split())
     for name in WORKLOADS:
         assert name in out.split("Workloads: ")[1]
+    # From the examples on.
     options = []
     for word in " ".join(lines[11:]).split():
         if re.fullmatch(r"[a-z_.]+=[\w.-]+;?", word):
             options.append(word.rstrip(";"))
     assert len(options) > 10
+    # As an example in the help may be copied.
     OmegaConf.create(bstune("--cfg", "job", "+workload=digits", *options)[1])
 
 
@@ -415,6 +427,7 @@ def test_the_version_is_bstunes_own(bstune):
     assert bstune("--version")[:2] == (0, f"bstune {version('bstune')}\n")
 
 
+# Nothing but JSON, as a program reads it.
 def test_json_has_standard_output_for_itself(bstune, tmp_path, capfd, monkeypatch):
     replayed = ("workload=replay", "workload.table=cifar_mlp", OFFLINE)
     few = ("search.trials=2", "search.replicates=0")
@@ -460,6 +473,7 @@ def test_hydras_own_options(bstune, tmp_path):
 
 
 def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
+    # S = 100 (1 + 64/B), rounded to whole steps.
     points = [f"{size},{100 * (1 + 64 / size):.0f}" for size in (8, 16, 32, 64, 128, 256, 512)]
     (tmp_path / "points.csv").write_text("\n".join(["batch_size,steps", *points]))
     status, out, err = bstune("fit", "points.csv", "--json")
@@ -477,6 +491,7 @@ def test_fit_prints_the_curve_of_a_file(bstune, tmp_path):
 
 def test_a_working_directory_that_is_gone_is_a_line(bstune, tmp_path, monkeypatch):
     gone = tmp_path / "gone"
+    # The folder is removed while the process stands in it.
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()

@@ -30,6 +30,7 @@ from bstune.report.rows import curve_point
 from bstune.result import SCHEMA_NUMBER, Gain, Reference, Spend
 
 ODD = 'a b/<b>é</b> & "ü" $x^2$ 日本'
+# 19 sizes over nine octaves: half an octave apart.
 SIZES = np.geomspace(8, 4096, 19)
 
 
@@ -69,6 +70,7 @@ def studies(*summaries):
     return compared_ones
 
 
+# What such a study's file has.
 UNREACHED = {
     "points": (),
     "curve": None,
@@ -90,11 +92,13 @@ def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, ins
     for number, bend in enumerate(bends):
         made.append(summary(str(number), 100.0 * (number + 1), bend=bend))
     found = collapse(studies(*made))
+    # The deviation is the root mean square of log S over the law.
     square = np.mean(np.outer(bends, np.log(SIZES)) ** 2)
     assert found.deviation == pytest.approx(
         math.expm1(math.sqrt(square)) if deviation is None else deviation, abs=1e-9
     )
     assert found.inside == pytest.approx(inside)
+    # From 8 over the largest critical batch size to 4096 over the smallest, 100.
     assert (found.smallest, found.largest) == pytest.approx((8 / 100.0 / len(bends), 40.96))
     assert found.by_study.keys() == {study.study for study in made}
 
@@ -104,17 +108,22 @@ def test_the_collapse_says_how_far_curves_are_from_the_law(bends, deviation, ins
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
+        # 4 with a factor of 2 on both: e^(sqrt(2) log 2) = 2.67 on either side.
         ((400, 200, 800), (100, 50, 200), (4.0, 4 / 2**2**0.5, 4 * 2**2**0.5, True)),
         ((100, 50, 200), (200, 100, 400), (2.0, 2 / 2**2**0.5, 2 * 2**2**0.5, False)),
+        # The halves that face each other count.
         (
             (400, 100, 500),
+            # 4 e^-hypot(log 4, log 1.05) = 0.9991 and 4 e^hypot(log 1.25, log(1/0.95)) = 5.029.
             (100, 95, 105),
             (4.0, 0.9991, 5.029, False),
-        ),  # the halves that face each other
+        ),
         ((400, 390, 4000), (100, 10, 110), (4.0, 3.624, 103.8, True)),
         ((400, None, 800), (100, 50, 200), (4.0, None, 4 * 2**2**0.5, None)),
+        # Only its lower end is known: 400/200 = 2.
         ((None, 400, None), (100, 50, 200), (None, 2.0, None, True)),
         ((None, 400, None), (300, 150, 600), (None, None, None, None)),
+        # Its upper end: 150/40 = 3.75.
         ((None, None, 40), (300, 150, 600), (None, 3.75, None, True)),
         ((None, None, None), (300, 150, 600), (None, None, None, None)),
     ],
@@ -123,6 +132,7 @@ def test_two_critical_batch_sizes_differ_where_the_ratio_is_not_one(one, other, 
     (pair,) = compared_pairs(studies(summary("a", *one), summary("b", *other)))
     assert pair.differ is expected[3]
     for value, wanted in zip((pair.ratio, pair.low, pair.high), expected[:3], strict=True):
+        # The figures above have four digits.
         assert value == (None if wanted is None else pytest.approx(wanted, rel=2e-3))
 
 
@@ -144,6 +154,7 @@ def test_a_pair_in_words(one, other, text):
 @pytest.mark.parametrize(
     ("changes", "unlike", "notes"),
     [
+        # Two studies of everything alike.
         ({}, (), ()),
         ({"workload": "airfoil"}, ("workload",), ("the workloads differ (airfoil, digits)",)),
         (
@@ -152,6 +163,7 @@ def test_a_pair_in_words(one, other, text):
             ("the workloads differ (airfoil, digits)", "the targets differ"),
         ),
         ({"target": "val/loss <= 0.05"}, ("target",), ("the targets differ",)),
+        # Steps do not depend on the device, so nothing is unlike.
         ({"devices": ("NVIDIA H200",)}, (), ("the devices differ",)),
         (
             {"reference": Reference(batch_size=8, lr=0.1, rule="sqrt")},
@@ -195,6 +207,7 @@ def test_of_two_ends_alone_none_is_said_to_differ_among_many():
 def test_of_three_equal_ones_two_differ_as_often_as_it_says():
     rng = np.random.default_rng(0)
     wrong = 0
+    # Of 90% of a normal distribution.
     deviations = 1.6449
     for _ in range(200):
         middles = np.exp(math.log(100.0) + rng.normal(0.0, (0.2, 0.4, 0.6)))
@@ -220,6 +233,7 @@ def test_what_a_study_lacks_is_said_beside_what_there_is(changes, note):
     found = compare(studies(summary("a"), summary("b", **changes)))
     notes = found.studies[1].notes
     assert note in "\n".join(notes)
+    # The page escapes what stands in angle brackets.
     assert f"b: {found.studies[1].notes[0]}" in comparison_page(found).replace("&lt;", "<")
 
 
@@ -275,6 +289,7 @@ def cells_of(page):
     return [dict(zip(heads, cells.findall(row), strict=True)) for row in rows]
 
 
+# A gain that is a bound has no interval.
 def test_the_gain_has_a_column_with_its_interval():
     least = gain(2.4, None, None, at_least=True)
     made = (summary("a", gain=gain()), summary("b", gain=least), summary("c"))
@@ -289,6 +304,7 @@ def test_the_gain_has_a_column_with_its_interval():
 def test_critical_batch_sizes_of_like_studies_are_named_apart():
     made = (summary("a", 100.0), summary("b", 101.0), summary("c", 102.0))
     found = compare(studies(*made))
+    # The first chart is that of steps over batch sizes.
     steps = Page(comparison_page(found)).charts[0]
     named = []
     for trace in steps["data"]:
@@ -296,6 +312,7 @@ def test_critical_batch_sizes_of_like_studies_are_named_apart():
         assert "text" not in trace.get("mode", "")
         if trace.get("showlegend", True):
             named.append(trace["name"])
+    # 100, 101 and 102 are 100 in two digits.
     expected = [f"{name}: critical batch size 100" for name in "abc"]
     assert named == expected
     assert not steps["layout"].get("annotations")
@@ -303,6 +320,7 @@ def test_critical_batch_sizes_of_like_studies_are_named_apart():
 
 def test_names_are_text_and_differ():
     changed = summary(ODD, workload=ODD, target="val/acc >= 0.9", devices=("H200",))
+    # A name with signs of its own, twice; a very long one; letters that fonts lack.
     found = compare(studies(summary(), changed, changed, summary("c" * 300), summary("$x^2$ 日本")))
     names = [study.name for study in found.studies]
     assert names[:3] == ["a", f"{ODD} (outputs/1)", f"{ODD} (outputs/2)"]
@@ -350,6 +368,7 @@ def folders(tmp_path, monkeypatch):
         for name, text in texts.items():
             folder = tmp_path / "outputs" / name
             folder.mkdir(parents=True)
+            # None: a folder without the file.
             if text is not None:
                 (folder / "curve.json").write_text(
                     text if isinstance(text, str) else text.to_json()
@@ -361,11 +380,13 @@ def folders(tmp_path, monkeypatch):
 
 def test_what_is_no_study_is_left_out_with_a_line(folders):
     other = (
+        # A file of an earlier schema.
         summary("other")
         .to_json()
         .replace(f'"schema_number": {SCHEMA_NUMBER}', '"schema_number": 0')
     )
     paths = folders(a=summary("a"), empty=None, half='{"study": ', list="[]", other=other)
+    # The same study by three paths is one.
     (a,), left_out = read_studies([*paths, "outputs/a/", "outputs/a/curve.json"])
     assert a.name == "a"
     for line in left_out:
@@ -379,6 +400,7 @@ def test_what_is_no_study_is_left_out_with_a_line(folders):
     found = compare([a], left_out)
     page = comparison_page(found)
     for line in left_out:
+        # The beginning of each name.
         assert line.split("outputs/")[1][:4] in page
     with pytest.raises(
         StudyError, match=r"no study to compare\nleft out: outputs/empty has no curve.json"
@@ -402,6 +424,7 @@ def test_bad_input_ends_in_one_line_with_nothing_written(
     status, out, err = bstune("compare", *arguments)
     assert (status, out) == (2, "")
     assert message in err
+    # Neither a page nor a database is left.
     assert not [*tmp_path.rglob("comparison*"), *tmp_path.rglob("*.db")]
 
 
@@ -420,6 +443,7 @@ def test_the_command_writes_both_files_and_says_where(bstune, folders, tmp_path)
         ),
         "critical batch size 900 (90%: 800 to 1000)",
         "LAW       S = S_min (1 + B_crit/B): S*(B) lies within 0% of it",
+        # 9 e^-hypot(log(900/800), log 2) = 4.46, and 9 e^hypot(log(1000/900), log 2) = 18.1.
         "CRITICAL  b over a: 9 times (4.46 to 18.1), differ",
         "left out: outputs/broken/curve.json is not JSON",
         "page      shown/comparison.html",
@@ -452,6 +476,7 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri)
     experiment = client.create_experiment(ODD, artifact_location=str(tmp_path / "artifacts"))
+    # Of the same name twice, one that still runs, two files that are none, and a trial.
     for name, kind, text in (
         ("a", "study", summary("a").to_json()),
         ("b", "study", summary("b", 900.0, 800.0, 1000.0).to_json()),
@@ -468,6 +493,7 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch)
     capfd.readouterr()
     status, out, err = bstune("compare", "--mlflow", ODD, "--output", "shown")
     assert (status, err) == (0, "")
+    # Two of a name count as two: they are runs of their own.
     assert out.startswith("3 studies · 1 workload")
     assert out.count("a (MLflow run ") >= 2
     said = " ".join(out.split())
@@ -476,6 +502,7 @@ def test_studies_are_read_back_from_mlflow(bstune, tmp_path, capfd, monkeypatch)
     assert said.count("is no file of this version") == 1
     assert "trial 0" not in said
     assert (tmp_path / "shown/comparison.html").exists()
+    # Nothing listens at port 9.
     monkeypatch.setenv("OTHER_MLFLOW", "http://me:hidden-word@127.0.0.1:9")
     for arguments, message in (
         (("--mlflow", "none"), "has no experiment 'none', but "),
@@ -517,11 +544,13 @@ def test_the_page_draws_its_charts_in_a_browser_and_asks_nothing_of_the_network(
         "one.querySelector('svg.main-svg'))"
     )
     with opened_browser(tmp_path / "profile", 1280, 900) as driver:
+        # A screen and a phone.
         for width in (1280, 390):
             resize(driver, width, 900)
             driver.get((tmp_path / "comparison.html").as_uri())
             assert awaited(driver, drawn)
             assert errors(driver) == []
+            # Nothing but the table may be scrolled sideways.
             assert driver.execute_script("return document.documentElement.scrollWidth") == width
             fetched = driver.execute_script(
                 "return performance.getEntriesByType('resource').map(one => one.name)"

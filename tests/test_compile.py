@@ -165,6 +165,7 @@ class Scaling(Classifier):
 class Seldom(Classifier):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
+        # The first six batches do not show that their number counts.
         return 2.0 * loss if batch_idx % 7 == 6 else loss
 
 
@@ -321,6 +322,7 @@ class Changing(nn.Tanh):
 
     def forward(self, features):
         self.calls += 1
+        # In the midst of the training, after its compilation.
         return super().forward(features) * (1.0 if self.calls < 30 else 2.0)
 
 
@@ -371,8 +373,10 @@ def test_the_next_trial_takes_the_code_from_the_disk(warned):
     second, _ = train(learner)
     train(learner, batch_size=24)
     assert counters["inductor"]["fxgraph_cache_miss"] == made
+    # Of two further trials, one at another batch size.
     assert counters["inductor"]["fxgraph_cache_hit"] == 2 * made
     assert first.history == second.history
+    # Inductor's code rounds otherwise.
     assert metric_values(first) == pytest.approx(metric_values(plain), abs=0.05)
     assert warned() == []
 

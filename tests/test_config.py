@@ -33,6 +33,7 @@ from bstune.trial.backend import make_space
 from bstune.trial.replay import complete
 
 CONF = Path(conf.__file__).parent
+# Every workload, sampler, rule and schedule that ships; those left out are the defaults.
 WORKLOADS = sorted(path.stem for path in (CONF / "workload").glob("*.yaml"))
 SAMPLERS = ("tpe", "gp", "qmc", "random", "each_batch_size")
 RULES = ("none", "linear", "saturating", "surge")
@@ -73,9 +74,11 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     monkeypatch.setenv("BSTUNE_DATA", "data")
     composed = compose(arguments)
     with initialize_config_module("bstune.conf", **BEHAVIOUR):
+        # Hydra's own composition of the same arguments is the reference.
         before = hydra_compose("config", [argument.lstrip("+") for argument in arguments])
     raw = OmegaConf.to_container(before, resolve=True)
     schedule = raw.pop("schedule", None)
+    # The group schedule fills two arguments of the module.
     if schedule is not None:
         raw["workload"]["module"] |= {"schedule": schedule["rate"], "average": schedule["average"]}
     # What builds a trial has every value as it was written, checked.
@@ -86,6 +89,7 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
             assert resolved[name] == value
     tunable = resolved["workload"].pop("tunable")
     stated = raw["workload"].pop("tunable", {})
+    # Flags that the YAML leaves out are off.
     assert tunable == {
         name: {"log": False, "integer": False, "complement": False, **one}
         for name, one in stated.items()
@@ -94,6 +98,7 @@ def test_what_ships_is_valid_and_stays_as_it_is(arguments, monkeypatch):
     # The options have them too, but for references within nodes.
     assert isinstance(composed.options, TrainedOptions)
     for name, value in flatten(raw).items():
+        # Data and module refer to values of a trial, which are resolved later.
         if not name.startswith(("workload.data", "workload.module")):
             assert option_at(composed.options, name) == value, name
 
@@ -104,27 +109,30 @@ def test_allows():
         "search.precision=null",
         "search.replicates=0",
         "device=cuda:3",
+        # YAML reads a number here.
         "study=7",
     )
+    # Large numbers within their ranges, and bounds that are left out.
     digits(
         "search.seconds=1e9", "hardware.scale_out.all_reduce.overlap=1e6", "~workload.target.bounds"
     )
     digits(
         "schedule=null",
         "study=a/b",
+        # The largest seed of torch and NumPy: 2^32 - 1.
         "trial.seed=4294967295",
         "mlflow.uri=''",
         "scaling.lr_octaves=100",
     )
     digits("protocol.micro_batch_size=null", "protocol.noise_scale_every=null", "~workload.tunable")
-    digits(
-        "+trainer.gradient_clip_val=1.0", "+sampler.seed=3", "+workload.module.anything=1"
-    )  # what the targets take
+    # These are for what the targets take.
+    digits("+trainer.gradient_clip_val=1.0", "+sampler.seed=3", "+workload.module.anything=1")
 
 
 @pytest.mark.parametrize(
     ("must", "overrides"),
     {
+        # true would be 1.
         "be a number": "search.trials=true",
         "be a valid number": "scaling.lr_octaves=null",
         "be a valid integer": "search.trials=many budget.steps=1.5 trial.batch_size=3.5 seed=null",
@@ -142,6 +150,7 @@ def test_allows():
         "budget.examples=0 protocol.micro_batch_size=0 protocol.noise_scale_every=0 "
         "hardware.memory.limit=0",
         "be at least 2": "hardware.step_time.rungs=1",
+        # A denormal number is over 0, and its logarithm is of no use.
         "be at least 0.01": "prior.level_sigma=1e-320 prior.exponent_sigma=0",
         "be at least 0.1": "search.lease_seconds=0",
         "be at least 1e-06": "search.seconds=0 protocol.trial_seconds=0 "
@@ -156,6 +165,7 @@ def test_allows():
         "be at most 100": "scaling.lr_octaves=101 prior.level_sigma=1e300",
         "be at most 1000": "search.workers=1001 search.replicates=1001 "
         "hardware.step_time.repeats=1001",
+        # Past the 32-bit integers.
         "be at most 1000000": "search.trials=2147483648 mlflow.request_seconds=2147483648",
         "be at most 4294967295": "seed=4294967296 trial.seed=9223372036854775808",
         "be at most 1000000000": "hardware.seconds=1e300",
@@ -173,7 +183,9 @@ def test_allows():
 def test_types_and_bounds(must, overrides):
     values = dict(override.split("=") for override in overrides.split())
     received = {
-        word: f"'{word}'" for word in ("many", "maybe", "momentum", "down", "speed", "fast")
+        # Words are quoted in the message, as they may be empty or have blanks.
+        word: f"'{word}'"
+        for word in ("many", "maybe", "momentum", "down", "speed", "fast")
     }
     received |= {"true": "True", "1e300": "1e+300", "1e10": "10000000000.0"}
     lines = [
@@ -183,6 +195,7 @@ def test_types_and_bounds(must, overrides):
     assert sorted(mistakes("workload=digits", *overrides.split())) == sorted(lines)
 
 
+# Whole classes of what is no finite number in range.
 @pytest.mark.parametrize("value", ["nan", "inf", "1e16", "low", "null", "[1]"])
 def test_a_target_is_a_number_or_auto(value):
     (line,) = mistakes("workload=digits", f"workload.target.value={value}")
@@ -192,14 +205,17 @@ def test_a_target_is_a_number_or_auto(value):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
+        # What a reference resolves to is checked, too.
         ("budget.steps=${study}", "budget.steps must be a valid integer, but got 'digits'"),
         # once, not as scaling.lr
         ("workload.reference.lr=0", "workload.reference.lr must be at least 1e-15, but got 0"),
+        # An element of a list is named by its place.
         (
             "hardware.ceilings.matrix_sizes=[9e9]",
             "hardware.ceilings.matrix_sizes.0 must be at most 32768, but got 90",
         ),
         (
+            # Numbers of a sampler have types and ranges, too.
             "sampler.policy.particles=2147483648",
             "sampler.policy.particles must be at most 10000, but got 2147483648",
         ),
@@ -209,12 +225,15 @@ def test_a_target_is_a_number_or_auto(value):
         ),
         ("sampler.sigma=nan", "sampler.sigma must be a finite number, but got nan"),
         ("workload.batch_size.low=1e300", "workload.batch_size.low is too large, but got 1e+300"),
+        # A range must end.
         (f"{MOMENTUM}.high=inf", f"{MOMENTUM}.high must be a finite number, but got inf"),
         ("study=''", "study must not be empty, but got ''"),
         ("output=''", "output must not be empty, but got ''"),
         ("storage=''", "storage must not be empty, but got ''"),
+        # No system call takes a zero byte in a path.
         ("data.root='a\0b'", "data.root must not contain control characters, but got 'a\\x00b'"),
         (
+            # A study's name is a folder below outputs.
             "study=/a",
             (
                 "study must be a name, or names with / between, of at most 200 bytes each, but got "
@@ -235,10 +254,12 @@ def test_a_target_is_a_number_or_auto(value):
             "output=~no-such-user/x",
             "output: there is no home directory ~no-such-user, but got '~no-such-user/x'",
         ),
+        # The bracket of an IPv6 address is never closed.
         (
             "mlflow.uri='http://[::1'",
             "mlflow.uri must be a URL: Invalid IPv6 URL, but got 'http://[::1'",
         ),
+        # A choice is a file's name.
         ("schedule=1", "schedule must be the name of a choice, but got schedule=1"),
         ("scaling=nan", "scaling must be the name of a choice, but got scaling=nan"),
         ("scaling=[nan]", "scaling must be the name of a choice, but got scaling=[nan]"),
@@ -256,10 +277,12 @@ def test_a_target_is_a_number_or_auto(value):
             "trial.batch_size=64",
             "trial: to train one trial, give both trial.batch_size and trial.lr, but got",
         ),
+        # A loss below zero is out of its bounds.
         (
             "workload.target.value=-0.1",
             f"{TARGET} -0.1 cannot be reached: val/loss lies in [0.0, inf]",
         ),
+        # The target would be no target.
         (
             "workload.target.bounds=[0,0.1]",
             f"{TARGET} 0.1 is met by every value in [0.0, 0.1]: check mode and value",
@@ -268,6 +291,7 @@ def test_a_target_is_a_number_or_auto(value):
             "workload.target.bounds=[1,0]",
             "workload.target: bounds must be two increasing numbers, but got [1.0, 0.0]",
         ),
+        # One device reduces nothing.
         (
             f"{REDUCE}.seconds={{1:0.1}}",
             f"{REDUCE}: seconds must be given for 2 devices or more, but got {{1: 0.1}}",
@@ -282,6 +306,7 @@ def test_a_target_is_a_number_or_auto(value):
             "search.tune names 'dropout', but the workload digits lists momentum, average",
         ),
         (
+            # The horizon is the search's own affair.
             "search.tune=[horizon]",
             (
                 "search.tune names 'horizon', but the workload digits lists momentum, average, "
@@ -293,6 +318,7 @@ def test_a_target_is_a_number_or_auto(value):
         ("search.tune=[momentum,momentum]", "search.tune names 'momentum' twice"),
         (f"{MOMENTUM}.low=0.99", f"{MOMENTUM}: low must be less than high, but got low=0.99"),
         (f"{MOMENTUM}.log=true", f"{MOMENTUM}: low must be over 0 on a log scale, but got low=0"),
+        # These parts of a config may be tuned, and no others.
         (
             f"{MOMENTUM}.key=trial.lr",
             f"{MOMENTUM}: key must lie below workload.module or budget, or be scaling.beta2_",
@@ -302,18 +328,22 @@ def test_a_target_is_a_number_or_auto(value):
             "+workload.tunable.lr={key:workload.module.lr,low:0,high:1}",
             "workload.tunable: a study has lr already",
         ),
+        # The key has to exist.
         (
             f"search.tune=[momentum] {MU}",
             f"search: {MU} must name a number of the config, or null, but got nothing",
         ),
+        # A trial that cannot be ended cannot have a limit.
         (
             "search.workers=0 protocol.trial_seconds=9",
             "search.workers=0 runs trials in this process, which cannot end",
         ),
+        # Two trials share the machine, so their own timings say too little.
         (
             "search.workers=2 hardware.enabled=false",
             "search.workers=2: seconds per step are the survey's, measured",
         ),
+        # Whether it is changed or added, the nearest option is named.
         (
             "search.trails=3",
             "unknown option search.trails: did you mean search.trials?",
@@ -326,6 +356,7 @@ def test_a_target_is_a_number_or_auto(value):
             "+nothing.like=1",
             "unknown option nothing; bstune --cfg job +workload=NAME lists the options",
         ),
+        # ??? is OmegaConf's mark of a value that is missing.
         ("storage=???", "storage is missing: give it a value, storage=..."),
         (
             "~workload.precision",
@@ -358,6 +389,7 @@ def test_a_target_is_a_number_or_auto(value):
             "workload.module.lr=${no.such.key}",
             "workload.module.lr: Interpolation key 'no.such.key' not found",
         ),
+        # An environment variable that is not set.
         (
             "data.root=${oc.env:BSTUNE_TEST_NOT_SET}",
             'data.root: KeyError raised while resolving interpolation: "Envir',
@@ -386,6 +418,7 @@ def test_a_home_directory_is_expanded(monkeypatch):
     assert options.hardware.cache == "/home/me/cache/hardware"
 
 
+# By the JSON schema of its type, in which every number needs two ends.
 def test_every_number_has_a_range():
     def without_range(schema):
         if isinstance(schema, dict):
@@ -409,6 +442,7 @@ def test_every_number_has_a_range():
     assert endless == ["workload.target.bounds"]
 
 
+# In the order in which they are found, each in a line of its own.
 def test_all_mistakes_are_named_at_once():
     bad = ("search.trails=3", "budget.steps=0", "+nope=1", "output=${no}")
     assert mistakes("workload=digits", *bad) == [
@@ -421,9 +455,12 @@ def test_all_mistakes_are_named_at_once():
 
 def test_options_are_of_their_types_and_never_change():
     options = digits("search.seconds=5", "workload.reference.batch_size=64", "study=7")
+    # 5 and 64 are integers on the command line.
     assert type(options.search.seconds) is float
     assert type(options.scaling.batch_size) is float
+    # A name of digits stays a text.
     assert options.study == "7"
+    # What a reference gives is turned into the option's type, too.
     assert digits("mlflow.experiment=${seed}").mlflow.experiment == "0"
     with pytest.raises(ValueError, match="frozen"):
         options.search.seconds = 6.0
@@ -431,6 +468,7 @@ def test_options_are_of_their_types_and_never_change():
 
 def test_nodes_keep_what_a_trial_or_a_machine_resolves():
     options = digits("+trainer.default_root_dir=${output}", "output=there", "data.root=here")
+    # Only a trial knows its rate, and only a machine its device.
     assert options.workload.module["lr"] == "${trial.lr}"
     assert options.workload.data["device"] == "${device}"
     # Anything else that a node refers to is a value.
@@ -496,6 +534,7 @@ def test_a_folder_of_ones_own(tmp_path):
     (tmp_path / "workload" / "mine.yaml").write_text(
         (CONF / "workload" / "digits.yaml").read_text()
     )
+    # Hydra takes its option before and after the arguments.
     for order in (
         ["--config-dir", str(tmp_path), "workload=mine"],
         ["workload=mine", "--config-dir", str(tmp_path)],
@@ -505,6 +544,7 @@ def test_a_folder_of_ones_own(tmp_path):
         mistakes("--config-dir", str(tmp_path))[1]
         == f"workloads: {', '.join(sorted([*WORKLOADS, 'mine']))}"
     )
+    # A list that is never closed.
     (tmp_path / "workload" / "mine.yaml").write_text("a: [")
     assert (
         "a config file is none that Hydra reads"
@@ -518,6 +558,7 @@ def test_a_mistake_in_a_file_of_ones_own_names_file_and_line(tmp_path):
     file.parent.mkdir()
     own = ["--config-dir", str(tmp_path), "workload=mine"]
     file.write_text(re.sub(r"(?m)^trials:.*", "trials: none", text))
+    # Lines count from 1.
     number = text.splitlines().index(re.search(r"(?m)^trials:.*", text)[0]) + 1
     (line,) = mistakes(*own)
     assert line.endswith(f"but got 'none' ({file}:{number})")
@@ -545,6 +586,7 @@ def test_the_line_of_a_mistake_is_that_of_its_own_key(tmp_path):
     file.parent.mkdir()
     # A key of this name, the module's, stands at the beginning of a line.
     assert re.search(r"(?m)^ +lr:", text)
+    # The key of the batch size is missing now, and the rate is out of range.
     text = text.replace("reference: {batch_size: 100, lr: 0.2}", "reference: {lr: -1}")
     file.write_text(text)
     number = text.splitlines().index("  reference: {lr: -1}") + 1
@@ -560,6 +602,8 @@ def test_a_mistake_from_elsewhere_names_no_file_of_ones_own(tmp_path):
     folder.mkdir()
     text = (CONF / "workload" / "digits.yaml").read_text()
     (folder / "base.yaml").write_text(re.sub(r"(?m)^trials:.*", "trials: none", text))
+    # A workload on top of another one of the user's: the value is in the first file, not in this
+    # one.
     (folder / "mine.yaml").write_text("defaults: [base]\nprecision: 32-true\n")
     (line,) = mistakes("--config-dir", str(tmp_path), "workload=mine")
     assert line.endswith("but got 'none'")
@@ -573,6 +617,7 @@ def test_a_mistake_from_elsewhere_names_no_file_of_ones_own(tmp_path):
 # A replayed workload
 
 
+# A recorded table in place of a training.
 REPLAY = ("workload=replay", "workload.table=fashion_mlp")
 
 
@@ -594,6 +639,7 @@ def test_what_is_given_stays_where_the_table_would_say_otherwise():
         ("+workload.nope=1", "unknown option workload.nope"),
         ("workload.table=[1]", "workload.table must be a valid string, but got [1]"),
         ("workload.budget.steps=x", "workload.budget.steps must be a valid integer, but got 'x'"),
+        # A table has one answer at a time.
         (
             "search.workers=2",
             (
@@ -610,6 +656,7 @@ def test_refuses_what_is_no_replayed_workload(override, line):
 
 
 def test_mistakes_come_before_the_table_is_read():
+    # The table is read last, as it may be large.
     nowhere = ("workload=replay", "workload.table=nowhere.jsonl")
     assert mistakes(*nowhere, "seed=-1") == ["seed must be at least 0, but got -1"]
     with pytest.raises(TableError, match=r"workload\.table=nowhere\.jsonl is no file"):
@@ -631,6 +678,7 @@ def test_what_is_tuned_of_bstunes_own_stands_in_a_copy_of_the_options():
         "+workload.tunable.horizon={key: budget.examples, low: 1, high: 9e9}",
         "+workload.tunable.beta2={key: scaling.beta2_half_life, low: 1, high: 9e9}",
     )
+    # 6400 examples are 400 steps of 16.
     values = {"momentum": 0.5, "horizon": 6400, "beta2": 1e5}
     tuned = with_tuned(options, values)
     assert tuned.budget.budget.last_step(16) == 400
@@ -642,6 +690,7 @@ def test_what_is_tuned_of_bstunes_own_stands_in_a_copy_of_the_options():
 
 
 def test_what_is_tuned_of_a_module_is_built():
+    # What is not tuned is as the config has it.
     recipe = compose(["workload=digits"]).trained
     for tuned, momentum in (({"momentum": 0.5}, 0.5), ({}, 0.0)):
         values = TrialValues(16, lr=0.1, seed=0, total_steps=10, hyperparameters=tuned)
@@ -654,6 +703,7 @@ def test_an_option_is_replaced_in_a_copy():
     changed = with_option(options, "hardware.memory.relative.cpu", 0.5)
     assert option_at(changed, "hardware.memory.relative.cpu") == 0.5
     assert option_at(options, "hardware.memory.relative.cpu") == 0.01
+    # A name without a value gives None.
     assert option_at(options, "workload.module.optimizer.momentum") == 0.0
     assert option_at(options, "workload.module.nope.deeper") is None
     with pytest.raises(AttributeError, match="SearchOptions has no option nope"):
@@ -665,6 +715,7 @@ def test_an_option_is_replaced_in_a_copy():
 
 def test_the_tables_of_options_are_current():
     """If they are not: ``python .ci/option_table.py`` writes them."""
+    # A README's tables are generated, so that they cannot be out of date.
     assert README.read_text(encoding="utf-8").endswith(option_table()["tables"]())
 
 
@@ -682,6 +733,7 @@ def test_every_option_has_a_line_and_a_default():
 
 def test_the_table_names_defaults_choices_and_what_is_said_in_two_lines():
     page = option_table()["tables"]()
+    # A default that is a number, a reference and an environment variable; then groups in one row.
     for line in (
         "| `seed` | `0` | ",
         "| `search.trials` | `${workload.trials}` | ",
@@ -723,6 +775,8 @@ def test_every_workload_is_in_the_readme():
 
 
 def test_a_workload_that_is_given_as_values_is_not_listed_later():
+    # Values that Python gives have a config of their own, which must leave no trace in Hydra's
+    # registry.
     compose_given(digits().workload.model_dump(), [], {})
     with pytest.raises(ConfigError) as refused:
         compose([])

@@ -54,6 +54,7 @@ def test_storages_that_cannot_be_are_refused(tmp_path, storage, message):
 def test_a_storage_of_another_version_of_optuna_is_named_as_such(tmp_path):
     opened(tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
+        # The tables of Optuna 2.6.
         connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
     for look in (lambda: opened(tmp_path), lambda: find_study("toy", url(tmp_path))):
         with pytest.raises(
@@ -64,6 +65,7 @@ def test_a_storage_of_another_version_of_optuna_is_named_as_such(tmp_path):
 
 def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
     opened(tmp_path)
+    # In place of two minutes.
     monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr("bstune.study.storage.connection.ANSWER_SECONDS", 0.2)
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as other_process:

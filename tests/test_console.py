@@ -27,6 +27,7 @@ def test_numbers_have_their_significant_digits():
         1e-5: "1e-05",
         0.1: "0.1",
         12345.0: "12,340",
+        # Four digits of it are those of 100,000.
         99999.0: "100,000",
         math.nan: "nan",
     }
@@ -37,6 +38,7 @@ def test_numbers_have_their_significant_digits():
 
 
 def test_durations_have_three_digits_and_a_unit():
+    # Some round up to the next unit's edge: 0.99996 to 1.00 s, 119.96 to 2.00 min.
     seconds = (None, 0.0, 0.0000351, 0.0123, 0.99996, 29.0, 119.96, 3600.0, 7199.9, 1e6)
     texts = [
         "-",
@@ -80,6 +82,7 @@ def test_a_number_stays_with_its_unit_and_a_path_whole(width):
     lines = "\n".join(rows)
     assert "12.3 ms" in lines
     assert "400 steps" in lines
+    # A path stands whole, and alone where it is wider than a row.
     assert rows[-1] == text.split()[-1]
     assert max(map(len, rows[:-1]), default=0) <= width
 

@@ -34,6 +34,7 @@ PROJECTS = Path(__file__).parent / "projects"
 # Modules that keep what their checkpoint does not hold
 
 
+# Each of these loses something when it is loaded, and another kind of it.
 class Counts(Lit):
     """Its loss depends on a number of its own."""
 
@@ -163,6 +164,7 @@ def look_at(kind, **options):
 # What is told apart of attributes is tested below, without a training.
 @pytest.mark.parametrize(
     ("kind", "named"),
+    # What the line names: the attribute, by its path, and its type.
     [
         (Counts, "steps (int)"),
         pytest.param(CountsInAnObject, "progress (dict)", marks=pytest.mark.slow),
@@ -180,6 +182,7 @@ def test_what_a_checkpoint_does_not_hold_is_named_and_no_trial_is_continued(kind
     found = look_at(kind)
     assert not found.continues
     (note,) = found.notes
+    # A single line, whatever the loss has changed.
     assert f"the checkpoint does not hold {named};" in note
 
 
@@ -192,6 +195,7 @@ def test_where_no_trial_goes_on_nothing_is_said_of_it():
 
 class SavesItsCount(Counts):
     def on_save_checkpoint(self, checkpoint):
+        # The cure that a line advises.
         checkpoint["steps"] = self.steps
 
     def on_load_checkpoint(self, checkpoint):
@@ -220,6 +224,7 @@ class CountsInVain(Lit):
     """Keeps numbers on which nothing depends."""
 
     def __init__(self, spec):
+        # They differ after a stop, and nothing depends on them.
         super().__init__(spec)
         self.losses = []
 
@@ -257,6 +262,7 @@ class Chance(OwnNoise):
 
     def __init__(self, spec):
         super().__init__(spec)
+        # Its seed is the machine's own chance: no comparison is possible.
         self.noise = torch.Generator()
         self.noise.seed()
 
@@ -291,6 +297,7 @@ def test_what_is_the_uninterrupted_trial_bit_for_bit_is_continued(case):
         20,
         data_module=options["data"],
     )
+    # Within the 60 examples of this problem.
     space = replace(SPACE, high=32)
     found = preflight(workload, protocol, space, None, continues=True, survey=False)
     assert (found.continues, found.notes) == (True, ())
@@ -325,11 +332,13 @@ def test_equal_courses_are_compared_once_and_others_twice(monkeypatch):
 
     whole_trial = short_runs.run_trial
     monkeypatch.setattr(short_runs, "run_trial", run_trial)
+    # Two rates, another seed, and the trial that is stopped after three steps.
     before = [(0, None, None), (0, None, None), (1, None, None), (0, 3, None)]
     look_at(Lit)
     assert asked == [*before, (0, 5, 0), (0, 5, None)]
     asked.clear()
     look_at(Counts)
+    # Where they differ both are run once more: chance would differ again.
     assert asked == [*before, (0, 5, 0), (0, 5, None), (0, 5, None), (0, 5, 0)]
     # The comparison goes one step past the stop where the budget does not allow for two.
     asked.clear()
@@ -366,10 +375,12 @@ NAN = float("nan")
     ("straight", "resumed", "effects"),
     [
         (course(), course(), ()),
+        # On a CPU equal trainings are equal to the bit, so that any difference counts.
         (course(), course(weight=1.0 + 1e-7), (WEIGHTS,)),
         (course(), course(rate=0.1 + 1e-9), (LEARNING_RATES,)),
         (course(), course(loss=2.0 + 1e-9), ("val_loss",)),
         (course(), course(weight=0.5, rate=0.2, loss=1.0), (LEARNING_RATES, WEIGHTS, "val_loss")),
+        # A loss that is lost in both is no difference.
         (course(weight=NAN, loss=NAN), course(weight=NAN, loss=NAN), ()),
         (course(), course(weight=NAN), (WEIGHTS,)),
         # On other batches rates alone are compared.
@@ -383,6 +394,7 @@ NAN = float("nan")
             (WEIGHTS, "val_loss"),
         ),
         (
+            # The weights have moved by 0.1 alone, of which 0.005 is too much.
             course(exact=False, start=0.9),
             course(weight=1.005, exact=False, start=0.9),
             (WEIGHTS,),
@@ -397,6 +409,7 @@ def test_what_differs_is_an_effect(straight, resumed, effects):
 def test_what_does_not_repeat_itself_tells_nothing():
     one = course()
     other = course(weight=0.5, loss=1.0)
+    # What the same run comes to twice differs as much.
     assert compared(one, other, straight_again=course(weight=0.9)) is None
     assert compared(one, other, resumed_again=course(weight=0.6, loss=1.0)) is None
     # A metric that is chance, as seconds are, does not hide the rest.
@@ -412,6 +425,7 @@ def test_attributes_that_differ_and_repeat_themselves_are_lost():
     again = course(same=1, steps=3, began=7, missing=4)
     lost = compared(straight, resumed, straight_again=again)
     assert lost is not None
+    # began differs from run to run, and same does not differ at all.
     assert lost.attributes.keys() == {"steps", "missing"}
 
 
@@ -424,6 +438,7 @@ def test_the_likeliest_attributes_are_named_first():
         "warmup": Attribute("LambdaLR", 0, ""),
     }
     text = LostState(2, (LEARNING_RATES, WEIGHTS, "val_loss"), attributes).text("Net")
+    # Schedules and generators first, then numbers, then caches.
     assert "other learning rates, weights and val_loss than" in text
     assert "does not hold warmup (LambdaLR), noise (Generator), b (int), 2 more; save" in text
 
@@ -446,6 +461,7 @@ STUDY += ("mlflow.enabled=false", "hardware.enabled=false")
 
 def plain_loss(workload, spec, steps, folder):
     """Train by a plain Trainer on a trial's batches; return the validation loss."""
+    # As Lightning's own users seed a run.
     seed_everything(spec.seed)
     module = workload.build_module(spec)
     trainer = lightning.Trainer(
@@ -481,6 +497,7 @@ def test_trials_that_start_afresh_are_those_of_a_plain_trainer(bstune, tmp_path)
     for trial in trials[:4]:
         spec = replace(TrialSpec(0, 0, trial.batch_size, trial.lr, None, trial.seed))
         loss = plain_loss(workload, spec, trial.steps, tmp_path)
+        # A float32 as its shortest decimal, as records have it.
         assert trial.history[-1] == (trial.steps, float(str(np.float32(loss))))
 
 
@@ -491,6 +508,7 @@ def test_a_project_with_a_schedule_of_a_fixed_length_is_refused(bstune, tmp_path
     assert status == 2
     (line,) = err.splitlines()
     assert "OneCycleLR of Net ends after 500 steps with an error, and a trial at batch" in line
+    # 20,000 examples in batches of 16.
     assert "size 16 may take 1,250" in line
     assert list(tmp_path.glob("outputs/*/trials.jsonl")) == []
     # Trials that end before it are trained.

@@ -24,11 +24,13 @@ def test_batches_and_examples_are_those_that_were_read(count, batch_size, batche
     width = 2 if batch_size else 1  # without batches dimension 0 is an example's own
     stream = CountedStream(DataLoader(Stream(count, width), batch_size=batch_size))
     assert (len(stream), stream.examples) == (batches, count)
+    # It can be read again.
     for _ in range(2):
         assert len(list(stream)) == batches
 
 
 def test_a_batch_without_a_tensor_is_an_example():
+    # Two batches, of what nobody can count.
     stream = CountedStream(DataLoader(["a", "b", "c"], batch_size=2))
     assert (len(stream), stream.examples) == (2, 2)
 

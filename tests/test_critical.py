@@ -49,10 +49,13 @@ def posterior_of(
     }
     prior = make_prior(low=low, high=HIGH, rule=lambda x: 0.5 * x - 6.0, **settings)
     theta = draw_prior(prior, 200, np.random.default_rng(0))
+    # No discrepancy: the law holds as it is.
     theta[:, -prior.knots.size :] = 0.0
+    # B_crit is uniform in logs around its median.
     theta[:, B_CRIT] = math.log(b_crit) - MIDDLE + np.linspace(-spread, spread, 200)
     if b_opt is not None:
         theta[:, B_OPT] = math.log(b_opt) - MIDDLE + np.linspace(-spread, spread, 200)[::-1]
+    # The level is log S at the middle: S_min (1 + B_crit/B + (B_opt/B)^2).
     theta[:, LEVEL] = math.log(s_min) + np.log(
         1.0 + np.exp(theta[:, B_CRIT]) + np.exp(2.0 * theta[:, B_OPT])
     )
@@ -71,6 +74,7 @@ def test_the_law_gives_its_own_numbers():
     assert (found.value, found.s_min, found.e_min) == pytest.approx(
         (200.0, 100.0, 20_000.0), rel=0.02
     )
+    # 90% of a uniform distribution of +-0.1.
     ends = 200.0 * math.exp(-0.09), 200.0 * math.exp(0.09)
     assert (found.low, found.high) == pytest.approx(ends, rel=0.02)
     assert (found.perfect_scaling_below, found.maximal_data_parallelism_above) == pytest.approx(
@@ -84,6 +88,7 @@ def test_the_law_gives_its_own_numbers():
 @pytest.mark.parametrize(
     ("sizes", "spread", "known"),
     [
+        # The interval is 183 to 219.
         ((8, 2048), 0.1, (True, True, True)),
         # An end is known up to an octave beyond the largest batch size that reached the target.
         (
@@ -91,9 +96,11 @@ def test_the_law_gives_its_own_numbers():
             0.1,
             (True, True, True),
         ),
+        # 2 x 95 = 190 lies below the value of 200.
         ((8, 95), 0.1, (True, False, False)),
         # This end lies further than an octave above them.
         ((8, 64), 0.1, (True, False, False)),
+        # 450 is half of 900, and all of the interval lies below.
         ((900, 2048), 0.1, (False, False, True)),
         ((410, 2048), 0.1, (False, False, True)),
         # One batch size says nothing of the others.
@@ -120,6 +127,7 @@ def test_what_lies_beyond_the_batch_sizes_that_reached_the_target_is_open(sizes,
 @pytest.mark.parametrize(
     ("b_crit", "sizes", "options"),
     [
+        # 9,000 lies beyond the largest batch size, 2,048.
         (9000.0, (8, 2048), "a larger search.batch_size.high"),
         # Larger batch sizes are left to run.
         (9000.0, (8, 512), None),
@@ -161,6 +169,7 @@ def test_an_end_that_the_prior_sets_is_open(sizes, above, known):
     )
     assert tuple(end is not None for end in (found.low, found.value, found.high)) == known
     assert (found.s_min is None, found.e_min is None) == (not known[2], not known[0])
+    # Among draws of the prior above 64, the 5% quantile is about 70.
     assert critical_text(found).endswith("(90%: above 70)" if known[0] else "open at both ends)")
 
 
@@ -175,9 +184,11 @@ def test_a_small_batch_term_is_reported_where_the_trials_ask_for_it():
     )
     # It is the value of its own law, without the small-batch term.
     assert found.value == pytest.approx(200.0, rel=0.02)
+    # E_min = S_min (B_crit + 2 B_opt).
     assert found.e_min == pytest.approx(100.0 * (200.0 + 2.0 * 40.0), rel=0.03)
     assert found.maximal_data_parallelism_above > 9 * found.value
     ends = (
+        # Beyond an octave above 32: B_opt's interval is 55 to 66, and 73 to 88.
         critical_batch(posterior_of(200.0, 60.0, sizes=(8, 32))),
         critical_batch(posterior_of(200.0, 80.0, sizes=(8, 32))),
     )
@@ -194,6 +205,7 @@ def test_the_trials_that_would_narrow_it_are_on_both_sides_at_the_best_rate():
     sizes = [trial.batch_size for trial in found]
     assert sizes == sorted(set(sizes))
     assert len(sizes) == 3
+    # On both sides of the geometric middle, 128.
     assert sizes[0] <= 64 < 128 < sizes[-1]
     for trial in found:
         assert trial.seconds == pytest.approx(1e-3 * trial.steps)
@@ -209,6 +221,7 @@ def test_no_trial_is_named_that_does_not_fit(low, too_large, largest):
     assert max(sizes, default=None) == largest
 
 
+# Evaluations with a gap, and one that got worse again.
 HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
 
 
@@ -216,6 +229,7 @@ HISTORY = ((10, 0.5), (20, 0.3), (30, None), (40, 0.19), (50, 0.21), (60, 0.1))
     ("value", "steps", "steps_low", "status"),
     [
         (0.5, 10, 0, "reached"),
+        # 0.25 was first met at step 40: 0.3 at 20 missed it, and 30 has no value.
         (0.25, 40, 30, "reached"),
         (0.2, 40, 30, "reached"),
         (0.1, 60, 50, "reached"),
@@ -238,11 +252,13 @@ def falling(number, batch_size, last):
 
 
 def test_b_crit_over_targets_that_enough_trials_passed():
+    # Sizes from 16 to 2048, whose examples are the same.
     done = [falling(i, 16 * 2**i, round(4000 / 2**i)) for i in range(8)]
     # Of the 20 that all of them passed, five with both ends.
     ladder = 0.1 * 1.06 ** np.array([1, 6, 11, 15, 20])
     values = [target.value for target in easier_targets(done, TARGET, 0.0)]
     assert values == pytest.approx(ladder)
+    # Seven trials are too few, and nine of one batch size too near.
     assert easier_targets(done[:7], TARGET, 0.0) == easier_targets(done[:1] * 9, TARGET, 0.0) == []
     assert easier_targets(done, TARGET, None) == []
     assert "set workload.target.bounds" in no_easier_target(TARGET, None)
@@ -264,6 +280,7 @@ def test_b_crit_over_targets_that_enough_trials_passed():
 
     def infer(trials, target):
         asked.append([trial.steps for trial in trials])
+        # B_crit falls as the target gets harder.
         return posterior_of(1000.0 * target.value, spread=0.3)
 
     rows = over_targets(done, TARGET, 0.0, infer)
@@ -298,6 +315,7 @@ def test_the_exponent_of_a_power_of_the_distance_and_its_sign(ideal, exponent):
     assert found.exponent == pytest.approx(exponent, abs=1e-6)
     assert (found.start, found.end, found.ideal) == (4.0, 2.0, ideal)
     assert found.low < exponent < found.high
+    # Exponents well beyond the interval's width of about one.
     assert (found.low > 0, found.high < 0) == (exponent > 1, exponent < -1)
     # The line through four points: sigma of a point over the root of the sum of squares of what is
     # centred.
@@ -311,12 +329,14 @@ def test_a_wide_interval_weighs_little_and_scatter_widens_what_is_said():
         return 300.0 * target**-4.0
 
     rows = rows_of(law)
+    # An interval of a factor of 100 on either side.
     off = CriticalAtTarget(target=2.8, passed=9, value=900.0, low=9.0, high=90_000.0)
     assert growth_over_target([*rows, off], 0.0).exponent == pytest.approx(-4.0, abs=0.1)
     scattered = rows_of(law, 1.01)
     narrow = growth_over_target(scattered, 0.0)
     scattered[1] = changed(scattered[1], value=1.5 * scattered[1].value)
     found = growth_over_target(scattered, 0.0)
+    # One point of four lies half as high again as the law.
     assert found.high - found.low > 5 * (narrow.high - narrow.low)
 
 
@@ -324,6 +344,7 @@ def test_fewer_than_three_targets_with_both_ends_tell_no_growth():
     rows = rows_of(lambda target: 30.0)
     for k, name in enumerate(("value", "low", "high")):
         rows[k] = changed(rows[k], **{name: None})
+        # One row may lack an end: three are left.
         assert (growth_over_target(rows, 0.0) is None) == (k > 0)
     assert growth_over_target([rows[3]] * 5, 0.0) is None
     assert growth_over_target([], 0.0) is None
@@ -336,6 +357,7 @@ def with_term_in_some(sizes, with_term, horizon):
     theta[:, B_OPT] = -20.0
     count = round(with_term * len(theta))
     theta[:count, B_OPT] = math.log(40.0) - MIDDLE
+    # With half of B_crit the draws disagree on its value, too.
     theta[:count, B_CRIT] -= math.log(2.0)
     return replace(posterior, theta=theta)
 
@@ -344,8 +366,10 @@ def with_term_in_some(sizes, with_term, horizon):
     ("sizes", "with_term", "reason"),
     [
         ((8, 32, 128, 512, 2048), 0.0, None),
+        # 330/32 = 10.3, and 300/32 = 9.4: a span of ten is asked for.
         ((32, 100, 330), 0.0, None),
         ((32, 100, 300), 0.0, "span a factor of 9: under a schedule that ends with the trial it"),
+        # Of three draws in ten: neither with nor without the term is sure.
         ((8, 32, 128, 512, 2048), 0.3, "whether small batch sizes waste examples, and B_crit is 2"),
         ((8, 32, 128, 512, 2048), 0.97, None),
     ],
@@ -371,6 +395,7 @@ def test_under_a_horizon_neighbours_and_an_untold_term_determine_no_b_crit(
         # The two lie within the scatter.
         ((1000, 1050), None),
         ((1000, 1600), "B = 512 takes more steps than B = 32"),
+        # 16 times the batch needs at least 1000/16 = 62 steps: 61 are within the scatter.
         ((1000, 61), None),
         ((1000, 40), "B = 512 takes fewer examples than B = 32"),
     ],

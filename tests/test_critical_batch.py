@@ -54,7 +54,7 @@ def find(log=None, **options):
 def test_a_sweep_that_is_stopped_goes_on(tmp_path, monkeypatch):
     table = write_rows(tmp_path / "made.jsonl", made(-4.0))
     path = tmp_path / "runs.jsonl"
-    # 9 times the target is passed at the first evaluation: that cell is left out.
+    # A target of 4.5 x 2 = 9 is passed at the first evaluation: that cell is left out.
     options = {"tables": [str(table)], "target": 2.0, "easier": [1.0, 1.2, 1.5, 4.5], "level": 0.9}
     whole = find(**options)
     assert (len(whole.rows), len(whole.notes)) == (3, 1)
@@ -125,6 +125,7 @@ def test_targets_that_were_not_evaluated_closely_are_left_out(tmp_path):
     close, coarse = table_of(tmp_path, -4.0), table_of(tmp_path, -4.0, every=1.2)
     target = Target("val/loss", 2.0, "min")
     assert too_coarse(close, target) is None
+    # 11 batch sizes at three rates.
     assert (
         too_coarse(coarse, target)
         == "33 of 33 runs that passed it were not evaluated closely there"

@@ -28,6 +28,7 @@ IDX_ARRAYS = {
 
 
 def idx_bytes(array):
+    # The format's head: type 8 is an unsigned byte, then the size of each dimension.
     header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.tobytes()
 
@@ -35,9 +36,8 @@ def idx_bytes(array):
 # The size of each of these small files is pinned to this.
 SIZE = 2000
 IDX_FILES = {name: idx_bytes(array) for name, array in IDX_ARRAYS.items()}
-CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(
-    np.uint8
-)  # file, image, channel, row, column
+# File, image, channel, row, column.
+CIFAR_IMAGES = RNG.randint(0, 256, (6, 2, 3, 32, 32)).astype(np.uint8)
 CIFAR_FILES = {}
 for number, name in enumerate(sorted(datasets.CIFAR10.sha256)):
     # Each of these files has two images: of the file's number, and of 9 less that.
@@ -114,12 +114,14 @@ def test_complete_local_copy_needs_no_network_and_is_left_alone(tmp_path, mirror
     copies = {
         "plain": (bytes, ""),
         "gzip": (gzip.compress, ".gz"),
+        # A gzip file holds a time, so that the same content has other bytes.
         "other": (partial(gzip.compress, mtime=1), ".gz"),
     }
     for name, (wrap, suffix) in copies.items():
         root = tmp_path / name
         write(root / "fashion-mnist", IDX_FILES, wrap, suffix)
         before = listing(root)
+        # Nothing can be written there.
         for folder in (root / "fashion-mnist", root):
             folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
         assert_fashion(datasets.load_fashion_mnist(f"~/{name}"))
@@ -140,6 +142,7 @@ BAD_PAGES = {
         "not the published file: its sha256 (uncompressed) is",
     ),
     "a bomb": (gzip.compress(bytes(10**7)), "larger than what is published: over 2,000 bytes"),
+    # One byte over what is read at most: the published size and 1 MiB.
     "without end": (
         RNG.bytes(2**20 + SIZE + 1),
         "larger than what is published: over 1,050,576 bytes",
@@ -177,6 +180,7 @@ def test_download_goes_on_to_the_next_mirror_or_leaves_nothing_and_says_what_was
     for _ in range(2):
         assert_fashion(datasets.load_fashion_mnist(root))
         assert listing(tmp_path) == sorted(f"new/root/fashion-mnist/{name}" for name in IDX_FILES)
+        # Eight more: the four files from the first mirror, and from the second.
         assert len(mirrors.requested) == 2 + 8
 
 
@@ -257,6 +261,7 @@ def test_cifar10_is_taken_from_its_archive_where_files_are_missing(tmp_path, mir
             (tmp_path / "root" / "cifar-10-batches-bin" / missing).unlink()
         dataset = datasets.load_cifar10(tmp_path / "root")
         assert np.array_equal(dataset.train.images, CIFAR_IMAGES[:5].reshape(10, 3, 32, 32))
+        # The number and 9 less it, of each of five files.
         assert dataset.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
         assert np.array_equal(dataset.test.images, CIFAR_IMAGES[5])
         assert dataset.test.labels.tolist() == [5, 4]
@@ -361,6 +366,7 @@ def test_digits():
 def test_published_data(monkeypatch, load, folder, shape, mean):
     root = data_root(folder)
     monkeypatch.undo()
+    # Means that are published with each data set, over all channels.
     dataset = load(root)
     n = 50_000 if shape[0] == 3 else 60_000
     assert (dataset.train.images.shape, dataset.test.images.shape) == (

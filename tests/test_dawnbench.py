@@ -41,6 +41,7 @@ from bstune.workloads.datasets import ImageDataset, Images
 pytestmark = pytest.mark.slow
 
 DIGITS = {
+    # digits' own schedule in the terms of a trial: % in place of $ until a trial is composed.
     "workload.module.schedule": {
         "_target_": "bstune.workloads.schedules.piecewise_linear",
         "_partial_": True,
@@ -60,6 +61,7 @@ def rung(name, settings=(), **changes):
     return {"name": name, **values, **changes, "set": dict(settings)}
 
 
+# Each rung sets one thing on top of those before it.
 LADDER = [
     rung("start", DIGITS, seconds=70.0, accuracy=0.94),
     rung("smoothing", SMOOTH, epochs=2.0),
@@ -70,6 +72,7 @@ LADDER = [
 @pytest.fixture(scope="module")
 def composed():
     """Return the sweep's config on digits, without its rungs: composing it takes longer than most tests."""
+    # Two seeds, so that pairs can be compared.
     options = ("workload=digits", "device=cpu", "sweep.experiment.seeds=[3,5]")
     config = compose_sweep("dawnbench", options)
     config.sweep.experiment.rungs = []
@@ -127,6 +130,7 @@ def made_result(spec, protocol, **changes):
     values = {
         "status": "stopped",
         "steps": steps,
+        # An error that depends on the number alone, so that rows are known beforehand.
         "history": ((steps, 0.1 + 0.001 * spec.number),),
         **changes,
     }
@@ -145,11 +149,13 @@ def test_a_ladder_that_is_stopped_goes_on(checked, tmp_path, monkeypatch):
     # What the first rung's batches take is timed anew each time.
     monkeypatch.setattr(dawnbench, "data_note", lambda *arguments: "A note.")
     whole, _ = run(checked(), trainer=made)
+    # Stopped after two units, then after three more; the last call does the sixth.
     for count in (2, 3):
         with pytest.raises(StoppedError):
             run(checked(), log_at(path), trainer=stopping_after(count, made))
     finding, _ = run(checked(), log_at(path), trainer=stopping_after(1, made))
     units = units_in(path)
+    # A unit is one rung with one seed.
     assert sorted(units) == sorted(f"{rung['name']}/{seed}" for rung in LADDER for seed in (3, 5))
     assert (finding.sentence, finding.rows) == (whole.sentence, whole.rows)
     again, _ = run(checked(), log_at(path), trainer=None)
@@ -158,6 +164,7 @@ def test_a_ladder_that_is_stopped_goes_on(checked, tmp_path, monkeypatch):
 
 def test_a_choice_of_rungs_trains_those_alone(checked, tmp_path):
     path = tmp_path / "runs.jsonl"
+    # A whole rung, and one seed of another.
     with pytest.raises(UnfinishedError, match="3 of 6 units"):
         run(
             checked("sweep.experiment.only=[smoothing,start/5]"),
@@ -177,7 +184,9 @@ def test_a_ladder_goes_on_with_more_seeds_and_not_with_another_rate(checked, tmp
     sweep = checked("sweep.experiment.seeds=[3]")
     sweep.find(quiet, trainer=stopping_after(3, made))
     checked().find(quiet, trainer=stopping_after(3, made))
+    # Whatever would change a trial is refused, and the file stays as it was.
     before = sweep.runs.read_text()
+    # The same ladder but for one rate.
     other = [LADDER[0], {**LADDER[1], "lr": 0.5}, LADDER[2]]
     for changed, lines in (
         (checked(rungs=other), "sweep.experiment.rungs.1.lr: was 0.4, now 0.5"),
@@ -190,6 +199,7 @@ def test_a_ladder_goes_on_with_more_seeds_and_not_with_another_rate(checked, tmp
         assert sweep.runs.read_text() == before
 
 
+# On a device that is not the CPU, moving batches is timed, too: meta stands for one.
 @pytest.mark.parametrize(("device", "calls"), [("cpu", 1), ("meta", 3)])
 def test_what_preparing_and_moving_batches_takes_of_a_step(checked, monkeypatch, device, calls):
     (first, *_), _ = climbed(checked())
@@ -230,11 +240,13 @@ def test_each_rung_trains_once_a_seed_for_its_own_epochs(checked):
     assert asked == Counter((seed, *rest) for seed in (3, 5) for rest in rungs)
     rows = [(row["rung"], row["epochs"], row["steps"]) for row in finding.rows]
     assert rows == [("start", 1.0, 12), ("smoothing", 2.0, 24), ("momentum", 1.0, 24)]
+    # They count over all rungs.
     assert [spec.number for _, spec, _ in seen] == list(range(6))
     assert {protocol.trainer["num_sanity_val_steps"] for *_, protocol in seen} == {0}
     assert finding.n == 2
 
 
+# Six rungs, whose order could agree by chance in 1 of 720 cases.
 def test_the_order_is_shuffled_anew_for_each_seed(checked):
     rungs = [rung("first", DIGITS)]
     for place in range(1, 6):
@@ -250,7 +262,9 @@ def test_the_order_is_shuffled_anew_for_each_seed(checked):
     first_seed, second_seed = rates(0)
     assert sorted(first_seed) == sorted(second_seed)
     orders = [first_seed, second_seed, sorted(first_seed), *rates(1)]
+    # No two are equal, and none is in the order of the rungs.
     assert len(set(map(tuple, orders))) == len(orders)
+    # The same number gives the same order again.
     assert rates(0) == (first_seed, second_seed)
 
 
@@ -273,6 +287,7 @@ def test_a_trial_is_evaluated_at_its_end_alone_and_its_schedule_ends_there(check
         momentum = configured["optimizer"].defaults["momentum"]
         settings.append((module.loss.label_smoothing, module.average, momentum))
         factor = configured["lr_scheduler"]["scheduler"].lr_lambdas[0]
+        # The last step has a rate of 0, and the one before it has none.
         assert factor(built_rung.steps - 1) == 0.0 < factor(built_rung.steps - 2)
     assert evaluations == [[12], [24], [24]]
     # Each rung stands on all rungs before.
@@ -300,6 +315,7 @@ def test_rungs_of_the_same_data_share_them(checked, monkeypatch):
             rungs=[*LADDER, rung("augmentation", {"+workload.data.augment": mirror}), rung("last")]
         )
     )
+    # Data are loaded once as they are, and once more for the rung that changes them.
     assert loaded == [False, True]
 
 
@@ -333,6 +349,7 @@ def test_settings_replace_what_stood_there(checked):
 
 
 def test_a_rung_that_the_device_cannot_run_is_left_out_and_said(checked):
+    # It has a setting that a CPU can have, too; the rung is left out as a whole.
     half = rung("half", {"precision": "16-mixed", **MOMENTUM}, lr=0.3)
     seen, finding, printed = untrained(checked(rungs=[*LADDER[:2], half, rung("last", lr=0.2)]))
     assert [row["rung"] for row in finding.rows] == ["start", "smoothing", "last"]
@@ -342,6 +359,7 @@ def test_a_rung_that_the_device_cannot_run_is_left_out_and_said(checked):
     by_lr = {spec.lr: (workload, spec) for workload, spec, _ in seen}
     workload, spec = by_lr[0.2]
     optimizer = workload.build_module(spec).configure_optimizers()["optimizer"]
+    # The momentum of the rung that was left out is not there.
     assert optimizer.defaults["momentum"] == 0.0
 
 
@@ -359,6 +377,7 @@ def test_the_reduced_setting_takes_the_place_of_the_rungs_sizes(checked):
     ] * 3
     found = set()
     for workload, spec, protocol in seen:
+        # The first parameter's rows are the width of the hidden layer.
         width = len(next(workload.build_module(spec).model.parameters()))
         found.add((spec.batch_size, round(spec.lr, 9), protocol.budget.last_step(20), width))
     # 0.4 x 20/100 by the linear rule; the width is kept by the rung after it
@@ -405,6 +424,7 @@ def test_every_rung_of_the_reduced_ladder_trains(shipped):
         "reduced.enabled=true", "reduced.steps=2", "reduced.batch_size=64", "seeds=[0]"
     )
     finding, printed = run(shipped(*small))
+    # Two steps each, of one seed; two of the rungs need a GPU.
     assert [(row["steps"], row["n"]) for row in finding.rows] == [(2, 1)] * 20, printed
     assert finding.sentence.endswith(
         "; left out on this device: half-precision weights and compiled."
@@ -453,6 +473,7 @@ def test_the_last_rungs_are_the_recipes_of_their_sources(shipped):
     assert (steps["airbench94's network"], steps["Muon"]) == (476, 200)
     assert steps["start"] == math.ceil(24 * 50_000 / 512) <= 1.01 * 24 * 97
     times = [one.seconds for one in rungs.values() if one.seconds is not None]
+    # As the source states them.
     assert times == [70, 67, 64, 59, 52, 46, 43, 39, 36, 34, 26, 3.83, 3.09, 2.59]
 
 
@@ -476,12 +497,15 @@ def trials(*errors):
 
 def built(name, seconds_=None, accuracy_=None):
     workload = SimpleNamespace(train_examples=1000)
+    # Ten steps of 50 examples of 1000: half an epoch.
     return BuiltRung(Rung(name, seconds_, accuracy_, 1.0, 50, 0.1, {}), workload, None, 10, 50, 0.1)
 
 
 def test_rows():
     before = trials(0.08, 0.06, 0.04)
+    # The second one's middle seed diverged.
     after = {**trials(0.07, 0.05, 0.02), 1: trial(1, 0.9, status="diverged", message="x")}
+    # Accuracies are 1 - error.
     first, second = make_rows([built("a", 70.0, 0.941), built("b")], [before, after], 0.94)
     assert (first["accuracy"], first["accuracy_sd"]) == pytest.approx((0.94, 0.02))
     # A value at the level counts.
@@ -497,8 +521,10 @@ def test_rows():
         assert first[key] is None
     # Of all seeds, the one that diverged included: it did not get there.
     assert (second["n"], second["at_level"]) == (2, pytest.approx(1 / 3))
+    # Pairs are of seeds that both rungs got to the end with: 0.01 and 0.02.
     assert (second["pairs"]["n"], second["difference"]) == (2, pytest.approx(0.015))
     assert [one["status"] for one in second["trials"]] == ["stopped", "diverged", "stopped"]
+    # Four seeds: small differences, and then a large one.
     errors = [
         [0.30, 0.32, 0.29, 0.33],
         [0.28, 0.31, 0.27, 0.31],
@@ -520,6 +546,7 @@ def test_rows():
 
 
 def test_rows_as_the_table_shows_them():
+    # Without a value, without a history, and diverged.
     lost = [trial(0, None), trial(1, 0.1, history=()), trial(2, 0.1, status="diverged")]
     rungs = [trials(0.0595, 0.0625), trials(0.0495, 0.0425), dict(enumerate(lost))]
     rungs[1][0] = trial(0, 0.0495, seconds_per_step=None)
@@ -550,6 +577,7 @@ def test_rows_as_the_table_shows_them():
     )
 
 
+# An interval of a point on either side.
 def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
     low, high = (None, None) if change is None else (change - 0.01, change + 0.01)
     row = {"rung": name, "accuracy": mean, "at_level": at_level, "difference": change, "p": p}
@@ -561,6 +589,7 @@ def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
     ("rows", "n", "left_out", "text"),
     [
         (
+            # Significant for the better, for the worse, and not at all.
             [line("b", 0.53, 0.03, 0.001), line("c", 0.5, -0.03, 0.002), line("d", 0.5, 0.0, 1.0)],
             5,
             [],
@@ -570,6 +599,7 @@ def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
         ),
         (
             [
+                # One trial of c was lost.
                 line("b", 0.53, 0.03, 0.04),
                 line("c", 0.95, 0.42, 0.01, at_level=0.6, lost=1),
                 line("d", 0.5, 0.03, 0.2),
@@ -582,6 +612,7 @@ def line(name, mean, change=None, p=None, at_level=0.0, lost=0):
             " left out on this device: x, y and z",
         ),
         (
+            # One seed has no scatter.
             [line("b", 0.95, at_level=0.6)],
             1,
             [],
@@ -601,6 +632,7 @@ def test_the_files_are_written(checked):
     result = json.loads(sweep.result.read_text(), parse_constant=pytest.fail)
     assert [row["rung"] for row in result["rows"]] == ["start", "smoothing", "momentum"]
     assert result["parameters"]["rungs"][0]["set"]["workload.module.average"] is None
+    # Trials that diverge have neither a value nor seconds.
     _, finding, _ = untrained(sweep, status="diverged", history=((3, None),), seconds_per_step=None)
     assert finding.sentence == "No trial of any rung got to its end (n = 2 seeds)."
     assert finding.rows[0]["trials"][0]["accuracy"] is None
@@ -609,6 +641,7 @@ def test_the_files_are_written(checked):
 
 # Bad input
 
+# The key is missing, which is different from null.
 NO_EPOCHS = {key: value for key, value in rung("a").items() if key != "epochs"}
 
 
@@ -669,11 +702,13 @@ def test_bad_parameters_are_named(checked, option, settings, message):
         ([], "this sweep needs rungs"),
         ([rung("a", lr=0.0)], "a rung needs a batch size from 1, and a positive lr and epochs"),
         ([rung("a")] * 2, "every rung needs a name of its own, but 'a' stands twice"),
+        # One more than the 1,200 training images.
         ([rung("a", batch_size=1201)], "1201 is larger than the training data (1200"),
         (
             [rung("a", {"workload.module.loss": {"_target_": "no.Such"}})],
             "the rung 'a': workload.module cannot be",
         ),
+        # A rung of a list is named by its place.
         ([LADDER[0], NO_EPOCHS], "no value is given for sweep.experiment.rungs[1].epochs"),
         (
             [rung("a", {"precision": "16-mixed"})],
@@ -683,6 +718,7 @@ def test_bad_parameters_are_named(checked, option, settings, message):
             [rung("a", {"workload.module.nope": 1})],
             "no option workload.module.nope; an argument that is not there",
         ),
+        # Its loss has no such argument: a + adds one.
         ([rung("a", {"workload.module.loss.weight": 0.1})], "by +workload.module.loss.weight"),
         ([rung("a", {"+nope.deeper": 1})], "the config has no option nope.deeper"),
         (

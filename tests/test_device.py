@@ -72,6 +72,7 @@ def test_a_protocols_device():
     ("error", "failed", "free", "found"),
     [
         (
+            # Of memory only where an allocation has failed before, or the device is full.
             RuntimeError("GET was unable to find an engine to execute this computation"),
             1,
             40 * GIB,
@@ -110,8 +111,10 @@ def test_a_protocols_device():
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), 0, 40 * GIB, True),
         (RuntimeError("CUDA error: out of memory"), 0, 40 * GIB, True),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), 0, 40 * GIB, True),
+        # Known by its class, whatever it says.
         (torch.OutOfMemoryError("any text"), 0, 40 * GIB, True),
         (MemoryError(), 0, 40 * GIB, True),
+        # No lack of memory, however little there is.
         (RuntimeError("CUDA error: device-side assert triggered"), 1, 9, False),
         (ValueError("a value"), 1, 9, False),
     ],

@@ -27,6 +27,7 @@ def test_a_step_is_taken_back_with_its_random_numbers():
     optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
     module.step(optimizer)
     state = DeviceState(module, optimizer)
+    # The device's own, which Dropout draws from, and the module's.
     assert len(state.generators) == 2
     assert "exp_avg of the optimizer's parameter 0" in state.names
     before = state.copy()

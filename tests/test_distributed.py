@@ -33,6 +33,7 @@ def _no_process_is_left(monkeypatch):
 
 def on_two(open_train, *asked):
     """Yield the ends of trials on two devices, one after another; each is a spec, a folder and what it continues."""
+    # One trial at a time, on two processes.
     with Workers(open_train, 1, GUARD, devices=2) as workers:
         for spec, folder, parent in asked:
             workers.start(spec, Output(folder), parent)
@@ -49,7 +50,9 @@ def weights(path):
 @pytest.mark.parametrize("micro_batch_size", [None, 5])
 def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path):
     (tmp_path / "two").mkdir()
+    # An even batch, and one whose halves differ by an example.
     specs = [make_spec(size, number=size, max_steps=12) for size in (32, 33)]
+    # On the same two processes, one after the other.
     asked = [(spec, tmp_path / "two", None) for spec in specs]
     for spec, finished in zip(
         specs, on_two(partial(ranks.open_train, kind, micro_batch_size), *asked), strict=True
@@ -62,6 +65,7 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
             == ("stopped", 12, 12 * spec.batch_size)
         )
         assert [step for step, _ in two.history] == [step for step, _ in one.history]
+        # Two sums of halves are rounded otherwise than one sum.
         assert [value for _, value in two.history] == pytest.approx(
             [value for _, value in one.history], rel=1e-5
         )
@@ -74,6 +78,7 @@ def test_a_trial_on_two_devices_is_that_on_one(kind, micro_batch_size, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    # No loss is -1 or less: the target is then never met.
     ("kind", "lowest", "status", "message"),
     [
         ("memory", -1.0, "out of memory", "CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -97,6 +102,7 @@ def test_what_one_device_alone_meets_ends_the_trial_on_both(
     ((first, second)) = on_two(
         partial(ranks.open_train, kind, lowest=lowest),
         (make_spec(9, number=1, max_steps=12), tmp_path, None),
+        # It ends before the fault, which comes at the third step.
         (make_spec(9, number=2, max_steps=1), tmp_path, None),
     )
     found = first.result()
@@ -104,6 +110,7 @@ def test_what_one_device_alone_meets_ends_the_trial_on_both(
     assert re.fullmatch(message, found.message or "")
     assert (tmp_path / "1.ckpt").exists() == (status == "reached")
     if kind == "stop":
+        # It asks at the third step, and the next evaluation ends the trial.
         assert found.steps == next(step for step, _ in found.history if step > 2)
     if kind == "error":
         assert "ranks.py" in first.frames
@@ -178,6 +185,7 @@ def test_bad_input_ends_in_a_line(bstune, tmp_path, arguments, message):
     )
     assert status == 2
     assert message in " ".join(err.split())
+    # Nothing was begun.
     assert list(tmp_path.iterdir()) == []
 
 
@@ -189,6 +197,7 @@ def test_each_process_has_its_own_cuda_device_and_the_trainer_has_all(monkeypatc
     assert distributed.options_of_process(on_cuda).device == device
     alone = {"accelerator": "cuda", "devices": [first]}
     assert distributed.trainer_options(alone, str) == alone
+    # As if three devices shared a trial.
     for rank in range(3):
         monkeypatch.setattr(distributed, "_place", distributed.Place(rank, 3))
         assert distributed.options_of_process(on_cuda).device == f"cuda:{first + rank}"
@@ -234,6 +243,7 @@ def test_a_trial_goes_on_where_it_was_stopped_bit_for_bit(tmp_path):
             make_spec(9, number=3, max_steps=12, resumed_from=1), Output(tmp_path), stopped
         )
         found = workers.wait().result()
+    # Evaluations after the six steps that it did not take itself.
     later = [pair for pair in found.history if pair[0] > 6]
     assert later == [pair for pair in expected.history if pair[0] > 6]
     assert torch.equal(weights(tmp_path / "3.state"), weights(tmp_path / "whole" / "3.state"))
@@ -249,6 +259,7 @@ def test_a_shipped_workload_by_the_command(bstune, tmp_path):
         "workload.target.value=0.5",
     )
     found = []
+    # 33 examples: halves of 17 and 16, and those in micro-batches.
     for devices, micro_batch_size in ((1, "null"), (2, "null"), (2, "6")):
         folder = tmp_path / f"{devices}-{micro_batch_size}"
         options = (
@@ -305,6 +316,7 @@ def test_a_study_on_two_devices(bstune, tmp_path):
     assert {trial.device for trial in trials} == {"2 x cpu (1 thread)"}
     assert len({trial.number for trial in trials}) == len(trials) >= 6
     assert all(not trial.noise_scale for trial in trials)
+    # Seconds of one device do not go with those of two.
     status, _, err = bstune(*arguments, "devices=1")
     assert status == 2
     assert "device" in err
@@ -345,6 +357,7 @@ def test_a_probe_trains_the_share_of_one_device(devices, outcomes):
         f"devices={devices}",
     )
     probe = TrialProbe(options, recipe, 2**34, steps=2, seconds=GUARD)
+    # The module takes 17 examples: ceil(34/2) = 17, ceil(35/2) = 18.
     found = [probe(batch_size) for batch_size in (34, 35)[: len(outcomes)]]
     assert [one.outcome for one in found] == outcomes
     assert [one.batch_size for one in found] == [34, 35][: len(outcomes)]

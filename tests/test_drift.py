@@ -75,4 +75,5 @@ def test_a_trial_that_does_not_say_where_it_was_changes_nothing(silent):
 
 def test_what_a_trial_wanders_grows_with_what_is_left_of_its_budget():
     assert stopped_spread(0.0, POLICY) == pytest.approx(0.1)
+    # 0.3 sqrt(4) = 0.6.
     assert stopped_spread(4.0, POLICY) == pytest.approx(math.hypot(0.1, 0.6))

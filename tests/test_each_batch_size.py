@@ -66,6 +66,7 @@ def test_every_batch_size_has_as_many_points_well_spread():
         assert len(some) == 4
         # Of the four quarters of the range at least three have a point.
         assert len(set(np.floor((deltas + 3.0) / 1.5))) >= 3
+        # What is searched is 1 - momentum, from 0.01 to 0.9.
         assert -2 <= logs.min() < logs.max() <= math.log10(0.9)
     # Each batch size has a shift of its own.
     assert len({some[0] for some in points.values()}) == 8

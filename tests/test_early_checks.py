@@ -86,6 +86,7 @@ def test_it_imports_no_training_library():
 
 def test_mirrors_fail_within_twenty_seconds():
     seconds = datasets.MIRROR_CONNECT_SECONDS + datasets.MIRROR_READ_SECONDS
+    # Two mirrors, one after the other.
     assert 2 * seconds <= 20.0
     for source in datasets.LOADED.values():
         assert len(source.mirrors) == 2

@@ -21,17 +21,16 @@ RULE = EvaluationSchedule(ratio=1.05, share=0.25, cost=0.5, near=1.5)
         # Of 300 examples. Far away, 1/8 of those trained may go to evaluation: 150 / (B/8) steps
         # for the first one.
         (0, 100, 0, False, 12),
+        # 150 x 8 examples are exactly one step.
         (0, 1200, 0, False, 1),
         # 171.43 is rounded up.
         (0, 7, 0, False, 172),
-        # Near, a quarter.
-        # Step 12 is affordable, but one step on is the least.
+        # Near, a quarter: step 12 is affordable, 300 / (100/4), but one step on is the least.
         (12, 100, 1, True, 13),
         (12, 100, 1, False, 24),
         # Ten evaluations so far and this one come to 1500 / 25.
         (12, 100, 9, True, 60),
-        # Where it is affordable, the ratio decides, rounded down.
-        # 124.95 is rounded up.
+        # Where it is affordable, the ratio decides, rounded down: here from 124.95.
         (119, 10_000, 3, True, 124),
         (100, 10_000, 3, False, 105),
         # The ratio gives 19.95, but it is at least one step on.
@@ -51,6 +50,7 @@ def test_next_evaluation(step, batch_size, evaluations, near, expected):
         # In between, 2% on, as long as all evaluations cost no more examples than are trained on.
         (50, 1, 51),
         (100, 2, 102),
+        # 220 evaluations of 150 examples are 110 steps of 300.
         (100, 219, 110),
         # Beyond, as any trial.
         (160, 3, next_evaluation(160, 300, 300, 3, False, RULE)),
@@ -79,6 +79,7 @@ def test_a_trial_is_looked_at_closely_where_it_is_expected_to_meet_the_target(
             ERROR,
             True,
         ),
+        # 0.1586 - 0.0585 is just above the target, as 0.1584 was just below.
         ([(10, 0.2586), (20, 0.1586)], ERROR, False),
         ([(10, 0.7416), (20, 0.8416)], ACCURACY, True),
         ([(10, 0.7414), (20, 0.8414)], ACCURACY, False),

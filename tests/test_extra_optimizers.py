@@ -89,11 +89,13 @@ def test_the_optimizers_average_is_evaluated_and_left(tmp_path):
     )
     trainer.fit(module, batches, batches)
     visited = trainer.optimizers[0].visited
+    # Two epochs of three batches.
     assert len(visited) == 6
     means = [torch.stack(visited[:3]).mean(dim=0), torch.stack(visited).mean(dim=0)]
     torch.testing.assert_close(average.evaluated, means)
     left = next(module.parameters())
     torch.testing.assert_close(left.detach(), means[1])
+    # By itself, without a training.
     trainer.validate(module, batches, verbose=False)
     torch.testing.assert_close(left.detach(), means[1])
 
@@ -153,6 +155,7 @@ def test_each_trains(algorithm):
     images = torch.randn(64, 1, 8, 8)
     labels = (images.flatten(1).sum(dim=1) > 0).long()
     losses = list[float]()
+    # It refuses to step before it was told that training begins.
     if algorithm == "schedule_free_adamw":
         optimizer.train()
     for _ in range(60):

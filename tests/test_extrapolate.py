@@ -117,11 +117,13 @@ def scales(found):
 
 
 def test_a_power_over_the_data_is_continued(write):
+    # 2 sqrt(n) has the exponent 0.5.
     found = extrapolate(over_data(write), "examples", 256_000.0)
     assert found.meaning == "examples of the training data"
     assert found.beyond == pytest.approx(16.0)
     law = found.laws["critical_batch_size"]
     assert law.exponent.value == pytest.approx(0.5, abs=0.1)
+    # 256,000 is 16 times the largest of 16,000.
     expected = 2.0 * math.sqrt(256_000)
     assert law.wanted.low < expected < law.wanted.high
     assert law.wanted.value == pytest.approx(expected, rel=0.3)
@@ -153,6 +155,7 @@ def test_the_best_batch_sizes_of_several_devices_are_no_law(write):
 
 def test_tokens_are_examples_times_the_tokens_of_one(write):
     found = extrapolate(over_data(write, tokens=512), "tokens", 1e9)
+    # 1,000 examples of 512 tokens each.
     assert scales(found) == [512e3, 2048e3, 8192e3]
 
 
@@ -219,11 +222,13 @@ def test_easier_targets_of_one_study_are_scales_and_give_a_schedule(write):
     rows = (easier(0.8, 16.0), easier(0.4, 32.0), easier(0.2, 64.0))
     study = write(result("one", 128.0, low=1 / 1.5, high=1.5, over_target=rows), trials=[trial])
     found = extrapolate([study], "examples", 25_600.0)
+    # Ten examples a step.
     assert scales(found) == [100.0, 400.0, 1600.0, 6400.0]
     assert found.laws["critical_batch_size"].exponent.value == pytest.approx(0.5, abs=0.05)
     sizes = [step.batch_size for step in found.schedule]
     assert sizes[:4] == [16, 32, 64, 128]
     assert found.schedule[0].start == 0.0
+    # Each batch size is used from where the critical one is as large.
     starts = [step.start for step in found.schedule[1:4]]
     assert starts == pytest.approx([400.0, 1600.0, 6400.0], rel=0.2)
 
@@ -241,6 +246,7 @@ def test_shorter_budgets_of_one_study_are_scales(write):
     at_budget = hand_at_budget(growth=growth, winner=hand_budget_point(64, 0.3))
     told = changed(result("b"), objective="loss", critical_batch_size=None, at_budget=at_budget)
     found = extrapolate([write(told)], "seconds", 240.0)
+    # Of 60 s; the best size at an eighth of it is the smallest that was tried.
     assert scales(found) == [15.0, 30.0, 60.0]
     assert found.laws["batch_size"].exponent.value == pytest.approx(0.5, abs=0.1)
     assert found.size_to_use == "batch_size"
@@ -252,6 +258,7 @@ def test_shorter_budgets_of_one_study_are_scales(write):
     ("reading", "error"),
     [
         (Reading(10.0), None),
+        # The mean of both ends' distances in logarithms.
         (Reading(10.0, 5.0, 20.0), math.log(2.0)),
         (Reading(10.0, 5.0, None), 1.5 * math.log(2.0)),
         (Reading(10.0, None, 40.0), 1.5 * math.log(4.0)),
@@ -305,6 +312,7 @@ def test_half_lives_that_all_share_stand_in_the_card(write, run):
     assert card["beta2"] == pytest.approx(beta2_of(64, 1e5), abs=1e-6)
     shrinkage = shrinkage_of(64, 1e6)
     assert card["weight_decay"] == pytest.approx(shrinkage / card["lr"], rel=1e-3)
+    # 1e6/16,000 = 62.5.
     assert "CAUTION   examples = 1,000,000 is 62 times" in out
     assert "megatron_lm" not in card
 

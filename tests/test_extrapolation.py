@@ -27,6 +27,7 @@ def law_of(exponent, error=0.02):
     """The law of 16 (s/100)^exponent within one study, or of several where errors are large."""
     points = list[ScalePoint]()
     for scale in (100.0, 400.0, 1600.0, 6400.0):
+        # Points of one study share what is common to them, and tell the exponent better.
         study = "one" if error < 1.0 else str(scale)
         points.append(ScalePoint(scale, 16.0 * (scale / 100.0) ** exponent, error, study))
     return fit_scale_law(points)
@@ -66,6 +67,7 @@ def test_the_batch_size_doubles_where_the_critical_one_has():
 
 @pytest.mark.parametrize(
     ("exponent", "error", "wanted"),
+    # It falls; it stays; nobody knows; below the smallest scale; before the first doubling at 400.
     [(-0.5, 0.02, 1e5), (0.0, 0.02, 1e5), (0.5, 2.0, 1e5), (0.5, 0.02, 99.0), (0.5, 0.02, 300.0)],
 )
 def test_there_is_no_schedule_where_growth_is_not_sure_or_too_little(exponent, error, wanted):
@@ -73,7 +75,9 @@ def test_there_is_no_schedule_where_growth_is_not_sure_or_too_little(exponent, e
 
 
 @pytest.mark.parametrize(
-    ("value", "rounded"), [(0.2, 1), (5.4, 5), (31.2, 31), (33.0, 32), (81.0, 80), (1e300, 10**15)]
+    # From 32 on to multiples of 8.
+    ("value", "rounded"),
+    [(0.2, 1), (5.4, 5), (31.2, 31), (33.0, 32), (81.0, 80), (1e300, 10**15)],
 )
 def test_a_card_rounds_batch_sizes_as_a_person_would(value, rounded):
     assert card_batch_size(value) == rounded
@@ -82,6 +86,7 @@ def test_a_card_rounds_batch_sizes_as_a_person_would(value, rounded):
 def test_the_flags_are_megatrons_own():
     schedule = (SizeStep(0.0, 16), SizeStep(400.0, 32))
     assert megatron_flags(schedule, 1) == '--step-batch-size-schedule "0:16 400:32"'
+    # In tokens: 400 x 512.
     assert megatron_flags(schedule, 512) == '--step-batch-size-schedule "0:16 204800:32"'
 
 
@@ -110,6 +115,7 @@ def test_a_card_without_a_law_of_the_rate_has_none():
     laws = {"critical_batch_size": found_of().laws["critical_batch_size"]}
     values = yaml.safe_load(card(found_of(laws=laws, fixed={"beta2_half_life": 1e4}), None))
     assert "lr" not in values
+    # A half-life of 10,000 examples at a batch size of 80.
     assert values["beta2"] == pytest.approx(2.0 ** (-80 / 1e4), abs=1e-6)
 
 

@@ -20,6 +20,7 @@ def found():
         points = [ScalePoint(scale, 0.1 * scale**exponent, 0.1, str(scale)) for scale in SCALES]
         laws[name] = quantity_law(fit_scale_law(points), 1e4)
         for point in points:
+            # The smallest study's interval is open above.
             high = None if point.scale == 10.0 else point.value * 1.2
             rows[point.scale][name] = Reading(point.value, point.value / 1.2, high)
     studies = tuple(ScaleRow(f"n{scale:g}", scale, rows[scale]) for scale in SCALES)
@@ -46,6 +47,7 @@ def test_each_law_has_a_panel_with_what_was_measured_and_what_is_predicted(found
         expected = [row.readings[name].value for row in found.rows]
         assert measured[:, 1] == pytest.approx(expected)
         assert wanted[0] == pytest.approx([1e4, found.laws[name].wanted.value])
+        # From the smallest study to what is wanted.
         assert (line[0, 0], line[-1, 0]) == pytest.approx((10.0, 1e4))
         assert line[-1, 1] == pytest.approx(found.laws[name].wanted.value)
         low, high = axes.get_ylim()

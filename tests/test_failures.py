@@ -148,6 +148,7 @@ def command(tmp_path, deeds):
 
 @pytest.mark.soak
 def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, tmp_path):
+    # Something harmless after each failure, as three in a row would end the study.
     order = [
         deed
         for pair in zip(FAILURES, [*HARMLESS, *HARMLESS, "nothing"], strict=True)
@@ -166,6 +167,7 @@ def test_what_the_users_code_does_in_one_trial_is_that_trials_own_end(command, t
 @pytest.mark.parametrize("deed", ["exits at once", pytest.param("raises", marks=pytest.mark.soak)])
 def test_what_it_does_in_every_trial_ends_the_study(bstune, tmp_path, deeds, deed):
     status, _, err = bstune(*OPTIONS, does(deed), f"protocol.trial_seconds={TRIAL_SECONDS}")
+    # 1 is for the user's own errors.
     assert status == (1 if "deeds.py" in FAILURES[deed] else 2), err
     plain = " ".join(err.split())
     assert re.search(
@@ -207,6 +209,7 @@ def test_three_failures_in_a_row_end_it_and_the_same_command_continues(bstune, t
         1,
         1,
     ]
+    # The last deed, nothing, holds for all trials that follow.
     assert bstune(*study)[::2] == (0, "")
     indices = {
         trial.trial_index
@@ -229,6 +232,7 @@ def small_disk(tmp_path):
 
 
 NEVER = "workload.target.value=0.0001"
+# Ten classes begin at a loss of ln 10 = 2.3.
 EASILY = "workload.target.value=2.1"
 
 
@@ -313,6 +317,7 @@ def test_a_crash_before_any_trial_says_where(bstune, tmp_path, deeds):
 
 
 def test_a_trial_by_itself_that_fails_leaves_its_record(bstune, tmp_path, deeds):
+    # Behind the steps that are tried before any trial.
     (tmp_path / "deeds.py").write_text(
         DEEDS + RAISES.format(first=20, error="LookupError('no such layer')")
     )

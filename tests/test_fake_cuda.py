@@ -123,7 +123,9 @@ def test_a_segment_waits_for_nothing_but_what_is_listed():
         9,
     )
     phases = ("startup", "training", "evaluation", "closing")
-    assert [synchronisations(few, p) for p in phases] == [synchronisations(many, p) for p in phases]
+    assert [synchronisations(few, phase) for phase in phases] == [
+        synchronisations(many, phase) for phase in phases
+    ]
     (found,) = within_segments(seen["a reader"]).items()
     assert (found[0][0], found[1]) == ("read", STEPS), "a read would not be found"
 

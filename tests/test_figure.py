@@ -35,6 +35,7 @@ from bstune.report.figure import (
 from bstune.report.rows import LAW, rate_lines
 from bstune.report.words import critical_text
 
+# It ends above all batch sizes: no second law lies beyond B_crit.
 LAW_OF_TRIALS = make_law(exponent=0.5, low=0.4, high=0.6, end=9e9)
 
 
@@ -45,6 +46,7 @@ def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_
     for number in range(n):
         batch_size = round(math.exp(draw.uniform(math.log(8), math.log(largest))))
         delta = draw.gauss(0, 1.3)
+        # A parabola in octaves, steeper above the best rate than below, with 5% of noise.
         penalty = math.exp((0.25 if delta < 0 else 0.4) * delta**2 + draw.gauss(0, 0.05))
         steps = round(100 * (1 + 300 / batch_size) * penalty)
         ends = {
@@ -53,6 +55,7 @@ def simulated(n=40, seed=1, largest=8192, budget=8000, all_censored=False, with_
             "steps_low": int(steps / 1.05),
             "tau": 0.004 + batch_size / 40000,
         }
+        # As on a device whose memory ends there.
         if batch_size > 6000:
             ends = {"status": "out of memory", "steps": 0, "steps_low": 0, "tau": None}
         elif delta > 2.1:
@@ -99,6 +102,7 @@ def fresh_range(result, reached=3):
         winner = getattr(result, name)
         seconds = winner.time_to_target
         steps = winner.steps
+        # Fresh runs scatter by 0.8 to 1.5 of the prediction.
         fresh = make_confirmed(
             reached,
             time_low=0.8 * seconds,
@@ -124,6 +128,7 @@ def u_shaped(trials):
 
 RICH = simulated(budget=1500)
 STOPPED = simulated(20, seed=4, all_censored=True)
+# Letters that fonts lack, TeX that does not exist, markup, and length.
 LONG = r"Größe_x $\nosuch$ <b>日本</b> " + "a/rather long name " * 8
 STUDIES = {
     "rich": (RICH, fresh_range(summed(RICH))),
@@ -153,6 +158,7 @@ def test_names_are_apart_and_no_text_is_clipped(name):
     figure = curve_figure(*STUDIES[name])
     figure.draw_without_rendering()
     width, height = figure.bbox.size
+    # 900 pixels, as wide as the page.
     assert width == 900
     panels = [axes for axes in figure.axes if axes.axison]
     texts = list(figure.texts)
@@ -164,6 +170,7 @@ def test_names_are_apart_and_no_text_is_clipped(name):
         inside = axes.get_window_extent()
         for text, box in zip(labels, extents, strict=True):
             assert inside.x0 <= box.x0 <= box.x1 <= inside.x1, text
+            # No label leaves its panel.
             assert inside.y0 <= box.y0 <= box.y1 <= inside.y1, text
         for axis in (axes.xaxis, axes.yaxis):
             ticks = [label for label in axis.get_ticklabels() if label.get_text()]
@@ -208,6 +215,7 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     trials, summary = STUDIES["rich"]
     figure = curve_figure(trials, summary)
     found = answer(summary)
+    # The headline names the workload already.
     assert " ".join(figure.get_suptitle().split()) == f"{found.headline} {found.title}".replace(
         "digits · ", ""
     )
@@ -229,6 +237,7 @@ def test_the_title_is_the_answer_and_the_panels_have_curve_points_and_winners():
     use = summary.best_by_time
     assert star_at(right, "use") == [[use.batch_size, use.time_to_target]]
     guide = shown_marks(left)[SLOPE_TEXT].get_xydata()
+    # Perfect scaling: S x B = E_min = 100 x 300.
     assert guide[:, 0] * guide[:, 1] == pytest.approx(30_000.0)
     assert rates.get_title(loc="left").startswith("learning rate grew as B^0.50 (0.40 to 0.60)")
 
@@ -243,6 +252,7 @@ def test_the_baseline_is_drawn_where_its_run_ended():
     assert sorted(texts_of(left)) == ["use", "yours"]
     squares = [some.get_offsets().tolist() for some in rates.collections]
     assert [[own.batch_size, own.lr]] in squares
+    # A number that no trial has.
     diverged = changed(summary, baseline=changed(baseline, number=10_000))
     assert "yours" not in texts_of(curve_figure(trials, diverged).axes[0])
 
@@ -260,6 +270,7 @@ def test_rules_and_the_trials_own_law_go_through_one_point():
     # The law of the trials is drawn where they are, and no further.
     assert (lines[-1].start, lines[-1].end) == (curve.batch_size[0], curve.batch_size[-1])
     drawn = curve_figure(trials, summary).axes[2].lines[-4:]
+    # Matplotlib keeps the pattern of a dash apart from its style.
     assert len({str(line.get_linestyle()) + str(line._dash_pattern) for line in drawn}) == 4
     unknown = changed(summary, lr_exponent=changed(LAW_OF_TRIALS, identified=False))
     assert [line.name for line in rate_lines(unknown, 8.0, 64.0)] == ["none", "sqrt", "linear"]
@@ -271,6 +282,7 @@ def test_a_rule_that_is_added_is_drawn(monkeypatch):
     monkeypatch.setitem(RULES, "three_quarters", steep)
     trials, summary = STUDIES["rich"]
     assert "three_quarters" in [line.name for line in rate_lines(summary, 8.0, 8192.0)]
+    # The four lines and the new one.
     drawn = curve_figure(trials, summary).axes[2].lines[-5:]
     assert len({str(line.get_linestyle()) + str(line._dash_pattern) for line in drawn}) == 5
     dashes = [trace["line"]["dash"] for trace in _rule_traces(summary, trials)]
@@ -289,6 +301,7 @@ def test_a_winner_that_no_fresh_seed_confirms_is_shown_at_its_own_run():
     use = summary.best_by_time
     right = curve_figure(*STUDIES["no seed reached"]).axes[1]
     single = [use.batch_size, use.single_run.time_to_target]
+    # Its own run in the search is all that is known.
     assert star_at(right, "use") == [single]
 
 
@@ -337,6 +350,7 @@ def test_a_label_is_beside_its_mark():
     box = axes.texts[0].get_window_extent()
     (x, y) = axes.transData.transform((10.0, 10.0))
     assert not box.contains(x, y)
+    # Beside it: within 80 pixels.
     assert math.hypot(box.x0 + box.width / 2 - x, box.y0 + box.height / 2 - y) < 80
 
 
@@ -349,9 +363,11 @@ def test_the_curve_is_written_as_a_png_and_as_svg_and_nothing_else(tmp_path):
     draw_curve(trials, summary, *paths)
     head = paths[0].read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    # Width and height stand in the file's first chunk.
     assert struct.unpack(">II", head[16:24]) == (900, 760)
     assert paths[1].read_text().startswith("<?xml")
     assert sorted(os.listdir(tmp_path)) == ["curve.png", "curve.svg"]
+    # A figure must not change how the user's own are drawn.
     assert dict(matplotlib.rcParams) == before
     paths[1].unlink()
     # A folder of that name lets no file be written.

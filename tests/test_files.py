@@ -200,6 +200,7 @@ def test_only_what_the_studys_own_trials_wrote_is_deleted(tmp_path):
         (folder / name).write_bytes(content)
     (folder / "trial-10.ckpt").symlink_to(folder / "trial-1.ckpt")
     leftover.write_bytes(b"half of it")
+    # 8 is none of those that may go, and 1 and 7 are kept.
     keep_trials(folder, {*range(11), 31} - {8}, lambda: {1, 7})
     assert entries(folder) == sorted([*theirs, "trial-1.ckpt", "trial-10.ckpt", "trial-8.ckpt"])
     assert {name: (folder / name).read_bytes() for name in theirs} == theirs
@@ -280,6 +281,7 @@ def test_nothing_is_appended_but_to_a_regular_file(tmp_path, there):
 
 def test_what_killed_processes_left_is_removed_and_nothing_like_it(tmp_path):
     leftovers = [partial_of(tmp_path / name) for name in ("curve.json", "curve.png", "x" * 200)]
+    # Each differs a little from what bstune calls such a file.
     theirs = [
         "curve.json.partial",
         ".curve.json.partial",

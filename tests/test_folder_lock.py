@@ -54,6 +54,7 @@ def test_a_folder_is_held_until_its_process_ends(tmp_path, ends_by):
         else:
             process.stdin.close()
         process.wait()
+    # A process that is killed leaves its file, which locks nobody out.
     assert (folder / LOCK_NAME).exists() == (ends_by == "kill")
     with held_alone(folder, "sweep.output"):
         assert f"process {os.getpid()})" in (folder / LOCK_NAME).read_text()
@@ -63,6 +64,7 @@ def test_a_folder_is_held_until_its_process_ends(tmp_path, ends_by):
 def test_what_was_made_for_the_lock_is_gone_and_what_else_is_there_stays(tmp_path):
     with held_alone(tmp_path / "a" / "b", "sweep.output"):
         pass
+    # The folders were made for it, too.
     assert list(tmp_path.iterdir()) == []
     with held_alone(tmp_path / "a" / "b", "sweep.output"):
         (tmp_path / "a" / "kept").touch()

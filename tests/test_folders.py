@@ -35,6 +35,7 @@ def table(tmp_path):
 )
 def test_a_foreign_folder_is_refused_and_stays_as_it_is(bstune, table, tmp_path, arguments, output):
     folder = tmp_path / output
+    # Each of these names looks like one of a study's own.
     for name in THEIRS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("theirs")
@@ -64,7 +65,9 @@ def test_the_output_of_another_study_is_refused(bstune, table, tmp_path):
 def test_a_new_database_with_an_old_output_is_refused(bstune, table, tmp_path):
     assert bstune(*REPLAY)[0] == 0
     before = tree(tmp_path / "outputs")
+    # The folder's study is lost, and the new one has its name.
     (tmp_path / "bstune.db").unlink()
+    # A refusal leaves nothing behind that would let the next one pass.
     for _ in range(2):
         status, _, err = bstune(*REPLAY)
         assert (
@@ -77,6 +80,7 @@ def test_a_new_database_with_an_old_output_is_refused(bstune, table, tmp_path):
 
 def test_trials_by_themselves_and_their_study_share_its_folder(bstune, table, tmp_path):
     other = ("trial.batch_size=128", "trial.lr=0.16")
+    # Before the study and after it, in any order.
     for arguments in (SINGLE, other, (), SINGLE, ()):
         assert bstune(*REPLAY, *arguments)[0] == 0
     folders = [name for name in entries(tmp_path / "outputs/replay") if name.startswith("trial-")]

@@ -196,6 +196,7 @@ def test_what_is_no_file_is_refused_as_a_database(bstune, table, tmp_path, name,
 def test_databases_of_optuna_and_empty_files_are_taken_with_what_else_is_in_them(
     bstune, table, tmp_path
 ):
+    # A file of no bytes is an empty database to SQLite.
     (tmp_path / "bstune.db").touch()
     assert bstune(*REPLAY, UNTRACKED, "search.trials=2")[0] == 0
     run_script(tmp_path / "bstune.db", TABLES["a user's own"])

@@ -18,6 +18,7 @@ def test_another_process_ends(monkeypatch):
     ended = []
     one = OneProcess()
     monkeypatch.setattr(os, "_exit", ended.append)
+    # As in a fork, which has inherited the object.
     monkeypatch.setattr(os, "getpid", lambda: -1)
     one.end_copy()
     assert ended == [0]

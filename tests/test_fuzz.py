@@ -16,6 +16,7 @@ STUDY = (
     "workload.target.value=0.14",
     "search.objective=steps",
 )
+# Where an option is taken after all, the study is short.
 STUDY += ("search.trials=2", "search.replicates=0")
 NUMBERS = (
     "nan",
@@ -102,7 +103,9 @@ def commands(rng, count):
     for _ in range(count):
         sampler = rng.choice(SAMPLERS)
         groups = ["algorithm", "scaling", "schedule", "sampler", "workload"]
+        # Under debug an error is shown with where it came from.
         name = rng.choice([*(one for one in names[sampler] if one != "debug"), *groups])
+        # MLflow's database takes seconds.
         mlflow = [] if name.startswith("mlflow.") else ["mlflow.enabled=false"]
         yield name, (*STUDY, sampler, *mlflow, f"{name}={rng.choice(values)}")
 
@@ -123,6 +126,7 @@ def test_any_value_ends_in_a_study_or_in_a_plain_line(bstune, tmp_path, monkeypa
         folder.mkdir(parents=True)
         made_table(folder)
         monkeypatch.chdir(folder)
+        # No command may wait for ever.
         signal.alarm(GUARD_SECONDS)
         try:
             status, out, err = bstune(*arguments)

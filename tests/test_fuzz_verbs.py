@@ -20,9 +20,11 @@ from bstune.__main__ import main
 from bstune.hardware.report import survey_json
 
 PROJECTS = Path(__file__).parent / "projects"
+# The longest time that any input may take.
 GUARD_SECONDS = 60
 # Bytes of addresses that a case may take beyond those of its start.
 MEMORY = 4 * 2**30
+# The environment names more cases, or another seed, for a night's run.
 CASES = int(os.environ.get("BSTUNE_FUZZ_CASES", 500))
 SEED = int(os.environ.get("BSTUNE_FUZZ_SEED", 0))
 REPLAY = (
@@ -62,6 +64,7 @@ DRIVERS = (
 )
 
 
+# bstune catches Exception, so that this one passes through.
 class Hangs(BaseException):
     """No error that anything catches."""
 
@@ -75,6 +78,7 @@ def base(tmp_path_factory):
     """A folder with valid inputs of each verb; ``made`` finishes it once, by the command."""
     folder = tmp_path_factory.mktemp("valid")
     made_table(folder)
+    # S = 1000 (1 + 64/B).
     rows = "".join(f"{2**k},{1000 * (1 + 64 / 2**k)}\n" for k in range(3, 10))
     (folder / "points.csv").write_text(f"batch_size,steps\n{rows}")
     shutil.copy(PROJECTS / "lightning_cli" / "config.yaml", folder / "cli.yaml")
@@ -197,6 +201,7 @@ def of_attributes(rng, folder):
         if found is not None and rng.random() < 0.4:
             inner = json.loads(found[0])
             text = json.dumps(inner[: len(inner) // 2] if isinstance(inner, str) else [inner])
+        # The lease of another process, which may never have been one.
         if key == "bstune:lease:x":
             text = json.dumps(text) if rng.random() < 0.5 else text
             insert = (
@@ -341,9 +346,11 @@ def fault_of(command, arguments):
         return f"raises {error!r:.500}"
     finally:
         signal.alarm(0)
+        # -1: no limit of its own.
         resource.setrlimit(resource.RLIMIT_AS, (-1, resource.getrlimit(resource.RLIMIT_AS)[1]))
     if "Traceback" in out + err:
         return f"{status}, a traceback: {(out + err)[-1500:]}"
+    # A plain refusal is 2; 1 would be the user's own error.
     if status == 0 or (status == 2 and err.strip()):
         return None
     return f"status {status}: {err[-1500:]}"
@@ -360,6 +367,7 @@ def faults_of(base, command, tmp_path, monkeypatch, capfd, count, seed, kinds=KI
     only = os.environ.get("BSTUNE_FUZZ_CASE")
     try:
         for number in range(count) if only is None else [int(only)]:
+            # A case is a function of its number, so that one can be run alone.
             rng = random.Random(f"{seed}/{number}")
             kind = rng.choices(list(kinds), list(kinds.values()))[0]
             folder = tmp_path / f"case{number}"
@@ -367,10 +375,12 @@ def faults_of(base, command, tmp_path, monkeypatch, capfd, count, seed, kinds=KI
             monkeypatch.chdir(folder)
             how, arguments = kind(rng, folder)
             began = time.monotonic()
+            # No argument of a process holds a zero byte.
             fault = fault_of(command, [one.replace("\0", "") for one in arguments])
             shown = f"case {number} ({kind.__name__}, {how}) {[one[:200] for one in arguments]}"
             with capfd.disabled():
                 print(f"{time.monotonic() - began:.1f} s  {shown}: {fault}", flush=True)
+            # Some inputs name code that would leave this file.
             if (folder / "pwned").exists():
                 fault = "runs what an input names"
             if fault is not None:

@@ -89,6 +89,7 @@ def test_a_stream_is_read_again_after_its_end_in_whole_batches(open_loaders, bat
         ({"a": DataLoader(FIRST_TEN, 5), "b": DataLoader(FIRST_TEN, 2)}, 5),
         ([DataLoader(FIRST_TEN, 5), DataLoader(Numbers(), 2)], None),
         (CombinedLoader([DataLoader(FIRST_TEN, 5), DataLoader(Numbers(), 2)], "min_size"), 2),
+        # Two and five, one after the other.
         (CombinedLoader([DataLoader(FIRST_TEN, 5), DataLoader(FIRST_TEN, 2)], "sequential"), 7),
         (pairs(4), None),
         ([], None),
@@ -111,6 +112,7 @@ def test_several_loaders_give_a_batch_of_each():
     found = drawn(stream(lambda: loaders), 4)
     assert numbers_of(found[0]["a"]) == [0, 1, 2, 3, 4]
     assert numbers_of(found[1]["a"]) == [5, 6, 7, 8, 9]
+    # Each begins anew by itself.
     assert list(map(len, column(found, "b"))) == [4, 4, 2, 4]
 
 

@@ -57,6 +57,7 @@ def test_batches_that_are_alike_at_two_batch_sizes_are_refused():
     [
         (float("inf"), "epoch", True, True),
         (float("inf"), "step", True, False),
+        # A module that steps by itself says when its schedule does.
         (float("inf"), "epoch", False, False),
         (7, "epoch", True, False),
     ],

@@ -78,6 +78,7 @@ def test_recipes_and_a_sources_script_are_timed(tmp_path):
     assert column(trained, "workload") == names
     assert set(column(trained, "loop")) == {"Lightning's: protocol.fast=off"}
     for line in trained:
+        # 640 examples in batches of 64.
         assert line["steps"] == 10
         assert 0.0 <= line["accuracy"] <= 1.0
     summed = [line for line in found["workloads"] if "n" in line]
@@ -88,7 +89,9 @@ def test_recipes_and_a_sources_script_are_timed(tmp_path):
     assert timed["whitening_seconds"] == pytest.approx(0.02)
     assert timed["training_seconds"] == pytest.approx(0.1)
     assert timed["views_seconds"] == pytest.approx(0.04)
+    # 0.02 + 0.1 + 0.5 + 0.04.
     assert timed["wall_seconds"] == pytest.approx(0.66)
+    # The evaluation with one view is none of the source's seconds.
     assert timed["seconds"] == pytest.approx(0.16)
 
 
@@ -108,6 +111,7 @@ def test_every_other_section_runs_on_a_cpu(tmp_path):
     )
     assert column(found["steps"], "fast") == ["off", "auto", "graph"]
     assert column(found["steps"], "loop")[1:] == ["lean", "lean"]
+    # Five recipes in three loops.
     assert len(found["loops"]) == 15
     assert set(column(found["loops"][:3], "error")) == {found["loops"][0]["error"]}
     for line in found["operators"]:

@@ -42,6 +42,7 @@ def recorded(monkeypatch):
 
     monkeypatch.setattr(graph, "DEVICES", ("cpu",))
     monkeypatch.setattr(graph, "record", record)
+    # Warnings come once a process, and each test counts its own.
     graph.warn_once.cache_clear()
     return captures
 
@@ -57,6 +58,7 @@ def of_algorithm(name):
     return instantiate(option_at(options, "workload.module.optimizer"), name)
 
 
+# Matrices are orthogonalised, vectors are not.
 def muon(parameters, lr):
     parameters = list(parameters)
     matrices = [parameter for parameter in parameters if parameter.dim() > 1]
@@ -107,6 +109,7 @@ def train(build, steps=12, captured=True, change=lambda module, step: None, **op
     return module, losses, take
 
 
+# Fused optimizers compute on the device as captured ones do, so that they agree to the bit.
 @pytest.mark.parametrize(
     ("options", "exact"),
     [
@@ -146,6 +149,7 @@ def test_replays_are_the_steps(options, exact, recorded):
         assert same_weights(module, plain)
 
 
+# Each case below has one thing that a replay could not repeat.
 class Numbering(Classifier):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * (1.0 if batch_idx % 5 else 2.0)
@@ -206,6 +210,7 @@ class Plain(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad, alpha=group["lr"])
 
 
+# A hook is Python, which a graph does not call.
 def listened(parameters, lr):
     optimizer = torch.optim.SGD(parameters, lr, fused=True)
     optimizer.register_step_post_hook(lambda *arguments: None)
@@ -223,6 +228,7 @@ def listened(parameters, lr):
         ({"kind": Drawing}, "training_step draws random numbers on the host"),
         (
             {"kind": Reading},
+            # A capture cannot wait for the device.
             "RuntimeError in its capture: CUDA error: operation not permitted when stream is captu",
         ),
         ({"optimizer": Plain}, "the steps of Plain are neither fused nor capturable"),
@@ -260,7 +266,9 @@ class Exposing(Classifier):
 @pytest.mark.parametrize(
     ("change", "steps", "captures", "reason"),
     [
+        # It is frozen once, so there are two captures.
         (freeze, 12, 2, None),
+        # What would be captured at every step is given up.
         (cycle, 12, 0, "the module, the optimizer's options, tensors' places or shapes change"),
     ],
 )
@@ -319,6 +327,7 @@ def test_where_a_capture_fails_the_training_is_eager(record, reason, monkeypatch
 AIRBENCH = ("workload.module.model.widths=[8,8,8]", "workload.module.model.whitening.images=64")
 MODES = ("graph", "off")
 LOOPS = {
+    # The second epoch's step uses batch_idx.
     "batch alone": "lean, not graph: a replayed step differs from the step itself in "
     "net.0.weight",  # by batch_idx
     "closure called twice": "lean, not graph: the steps of Twice have hooks, which a graph does "
@@ -466,6 +475,7 @@ def test_the_record_says_what_took_the_steps(kind, loop):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+# Logging and watching are called in each step, which no graph can repeat.
 @pytest.mark.parametrize("case", [name for name in LEAN if name not in ("logging", "watching")])
 def test_a_trial_of_any_module_is_what_it_is_under_lightnings_loop(case):
     kind, changes, options = LEAN[case]
@@ -522,6 +532,7 @@ def test_a_captured_step_asks_nothing_of_the_host_and_is_the_same_each_time(work
     assert column(lines, "workload") == list(workloads)
     for line in lines:
         assert (line["reason"], line["asked"], line["changes"], line["replayed"]) == (
+            # Nine steps are replayed.
             None,
             [],
             {},
@@ -552,10 +563,12 @@ def test_a_trial_that_is_continued_is_the_one_that_was_never_stopped(optimizer, 
 @pytest.mark.parametrize("workload", SMALL)
 def test_a_cuda_graph_trains_as_eager_steps(monkeypatch, workload, precision):
     """With real graphs: the noise scale is measured in between, and the losses are those of eager steps."""
+    # The real capture in place of the recorded one.
     monkeypatch.undo()
     options = ("device=cuda", f"precision={precision}", "budget.steps=24")
     result, _ = trial(workload, "graph", *options)
     plain, _ = trial(workload, "auto", *options)
     assert result.training_loop == "graph"
+    # float32's sums in another order, and bfloat16's three digits.
     close = {"rel": 1e-3 if precision == "32-true" else 0.05}
     assert metric_values(result) == pytest.approx(metric_values(plain), **close)

@@ -70,6 +70,7 @@ def test_beta2_follows_and_beta1_stays():
         [{"params": [parameter()]}, {"params": [parameter()], "betas": (0.8, 0.9)}], lr=0.1
     )
     follow_batch_size([optimizer, SGD([parameter()], lr=0.1)], 100, 1000.0, None)
+    # 100 of 1,000 examples are a tenth of the half-life.
     assert column(optimizer.param_groups, "betas") == [(0.9, 2**-0.1), (0.8, 2**-0.1)]
 
 
@@ -81,7 +82,9 @@ def test_groups_keep_their_ratios_and_a_schedules_first_factor_is_left_out():
     optimizer = ADAMW(groups, lr=0.1)
     LambdaLR(optimizer, lambda step: 0.01)
     follow_batch_size(optimizer, 64, None, 6400.0)
+    # 64 of 6,400 examples are a hundredth of it.
     share = 1 - 2**-0.01
+    # Rate times decay of the third group is half that of the first.
     assert column(optimizer.param_groups, "weight_decay") == pytest.approx(
         [share / 0.2, 0, share / 2 / 0.1]
     )
@@ -138,6 +141,7 @@ def test_the_effective_learning_rate():
     assert effective_lr([scheduled]) == pytest.approx(1.0)
     rising = SGD([parameter()], lr=0.1, momentum=0.9)
     OneCycleLR(rising, 0.2, 10, cycle_momentum=False)
+    # Its highest rate, 0.2, over 1 - 0.9.
     assert effective_lr([rising]) == pytest.approx(2.0)
     assert effective_lr([SGD([parameter()], lr=0.1), ADAM([parameter()], lr=0.1)]) is None
     with pytest.raises(ConfigError, match=r"the momentum of SGD must be less than 1, but got 1.5"):

@@ -45,6 +45,7 @@ NAMES = [
     "vectorization",
 ]
 NAMES.sort()
+# A sweep of a few seconds at sizes that measure nothing.
 TINY = (
     "size=4",
     "block=2",
@@ -79,10 +80,13 @@ def test_every_sweep_composes_and_its_experiment_takes_its_parameters(name, tmp_
     module = "shallue" if name in (*SHALLUE, "losses") else name
     assert checked.experiment.func.__module__ == f"bstune.sweeps.{module}"
     assert checked.result == Path("outputs/sweeps") / name / "result.json"
+    # Each sweep has a source to compare with.
     assert "http" in checked.source
     assert set(checked.parameters) == set(checked.plain_parameters)
+    # The others time loops, or read recorded tables.
     trains = name in ("alignment", "dawnbench", "minibatch_sgd", "powers_of_two", "shallue_error")
     assert (checked.composed is not None) == trains
+    # The options of a trained workload are composed and checked with the sweep's own.
     if trains:
         assert isinstance(checked.composed.options, TrainedOptions)
         assert "sweep" not in checked.composed.trained.values
@@ -112,6 +116,7 @@ def test_without_a_name_the_sweeps_are_listed(sweep, tmp_path):
         (("vectorization", "+sweep.experiment.nope=1"), "unknown option sweep.experiment.nope"),
         (("vectorization", "+nope=1"), "unknown option nope"),
         (("vectorization", "+workload=digits"), "unknown option workload"),
+        # The keys that a sweep's file must have.
         (
             ("vectorization", "~sweep"),
             "sweep must have the keys source, output and experiment, but got None",
@@ -177,6 +182,7 @@ def test_a_run_leaves_its_result_and_its_figure_and_prints_the_sentence(sweep, t
         "here/there/result.json",
         "here/there/runs.jsonl",
     ]
+    # The first bytes of a PNG file.
     assert (tmp_path / "here/there/figure.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads(
         (tmp_path / "here/there/result.json").read_text(), parse_constant=pytest.fail
@@ -222,6 +228,7 @@ def test_outputs_are_whole_or_as_they_were(checked, error, earlier):
         raise error
 
     if earlier:
+        # Written before, so that there is something to lose.
         write(checked, found(), ("storage=mysql://me:secret@host/db",))
         assert "secret" not in checked.result.read_text()
     before = {path: path.read_bytes() for path in checked.output.glob("*")}
@@ -236,6 +243,7 @@ def test_outputs_are_whole_or_as_they_were(checked, error, earlier):
     [
         ("figure.png", "mine"),
         ("result.json", "mine"),
+        # JSON, and of another sweep.
         ("result.json", '{"sweep": "dawnbench"}'),
         ("result.json", "[]"),
     ],
@@ -260,6 +268,7 @@ def test_the_home_directory_is_expanded(monkeypatch, tmp_path):
 
 
 def interrupted(*arguments):
+    # Lightning ends so.
     raise SystemExit(1)
 
 
@@ -275,6 +284,7 @@ def test_an_interruption_after_a_unit_says_what_is_kept(sweep, tmp_path, monkeyp
     measure = vectorization.measure
 
     def first_alone(log, plan, *rest):
+        # The first part is measured, and the second one is where it stops.
         if plan.names[0].startswith("reading"):
             raise KeyboardInterrupt
         return measure(log, plan, *rest)
@@ -290,6 +300,7 @@ def test_an_interruption_after_a_unit_says_what_is_kept(sweep, tmp_path, monkeyp
     assert set(header["versions"]) >= {"bstune", "torch"}
     assert header["settings"]["sweep.experiment.size"] == 4
     monkeypatch.setattr(vectorization, "measure", measure)
+    # The same command goes on.
     sweep("vectorization", *options)
     result = json.loads((folder / "result.json").read_text())
     names = ("device", "versions", "commit")
@@ -315,6 +326,7 @@ def killed_after(units, folder, path, arguments):
     process = subprocess.Popen(
         command(*arguments), cwd=folder, env=environment, stdout=subprocess.DEVNULL
     )
+    # Polled more often than a unit ends.
     while process.poll() is None:
         if path.exists() and path.read_text().count('"unit"') >= units:
             process.send_signal(signal.SIGKILL)
@@ -341,6 +353,7 @@ def killed_after(units, folder, path, arguments):
 def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, options):
     arguments = [name, *of_experiment(*options)]
     results = []
+    # After 2 and after 5 units.
     for folder, kills in ((tmp_path / "whole", ()), (tmp_path / "killed", (2, 5))):
         folder.mkdir()
         path = folder / "outputs/sweeps" / name / "runs.jsonl"
@@ -351,6 +364,7 @@ def test_a_sweep_that_is_killed_twice_ends_as_one_that_was_not(tmp_path, name, o
                 file.write('{"unit": "cut sho')
         subprocess.run(command(*arguments), cwd=folder, capture_output=True, check=True)
         names = units_in(path)
+        # None was measured twice.
         assert len(set(names)) == len(names)
         results.append((json.loads(path.with_name("result.json").read_text()), sorted(names)))
     assert results[0] == results[1]
@@ -374,6 +388,7 @@ class Pair:
     high: float
 
 
+# console and clock are given by the harness, the others by the file.
 def typed(console, *, pairs: list[Pair], names: list[str], share: float, clock: object = None):
     return found(f"{console}, {pairs}, {names}, {share}, {clock}")
 

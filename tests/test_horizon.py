@@ -53,6 +53,7 @@ from bstune.trial.workload import build_module
 LOW = 8
 HIGH = 4096
 BUDGET = 20_000.0
+# A trial needs S*(B) steps at the best rate, and more at others.
 LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
 ERROR = Target("error", 0.1, "min")
 POLICY = replace(default_policy(), particles=96, moves=2, candidates=80, curve_share=0.0)
@@ -76,8 +77,10 @@ def prior(horizon=True, others=0):
 
 def trial(number, size, lr, horizon, power=0.5, share=1.0, shortest=None):
     """A trial of this horizon: the metric is 0.1 (S/h)^power at its end."""
+    # It reaches the target at S^(1 - share) h^share: at its end for a share of 1.
     shortest = shortest or LAW.steps(size, lr)
     steps = horizon if horizon < shortest else round(shortest ** (1 - share) * horizon**share)
+    # A metric above or below 0.1 tells how far its horizon is from S.
     value = 0.1 * (shortest / horizon) ** power if steps == horizon else 0.1
     return make_result(
         number=number, batch_size=size, lr=lr, status="reached" if horizon >= shortest else "stopped", steps=steps,
@@ -107,15 +110,18 @@ def inferred(trials, seed=0, particles=96, **changes):
 
 
 def test_the_law_in_closed_form():
+    # The logs of scale, power, share and waste: 2 x 0.25^0.5 = 1.
     law = np.log([[2.0, 0.5, 0.5, 0.4]])
     ends = Ends(np.array([0.25, -0.25, 0.0, 0.0]), np.array([0.0, 0.0, -0.4, 0.0]))
     assert log_shortest(law, ends).tolist() == [
+        # 0.4 tanh(0.4/0.4) - 0.5 x 0.4 for a run that ended 0.4 before its horizon.
         pytest.approx([1.0, -1.0, 0.4 * math.tanh(1.0) - 0.2, 0.0])
     ]
     # A quarter of either term, and nothing of a trial that ran to its end.
     spread = early_misfit(law, ends) ** 0.5
     assert spread[0] == pytest.approx([0.0, 0.0, 0.25 * math.hypot(0.4 * math.tanh(1.0), 0.2), 0.0])
     spreads = misfit(Ends(np.array([0.0, 0.1, 1.0]), np.zeros(3)))
+    # No trial is read more exactly than this.
     assert spreads[0] == 0.03
     assert (np.diff(spreads) > 0.0).all()
 
@@ -126,6 +132,7 @@ def test_where_within_a_horizon_the_target_is_met_may_be_anything_before_the_fir
         draw_prior(prior(), 4000, np.random.default_rng(0))[:, prior().horizon_law][:, 2]
     )
     levels = np.linspace(0.1, 0.9, 9)
+    # A uniform share has its quantiles at the levels themselves.
     assert np.quantile(share / (1.0 + share), levels) == pytest.approx(levels, abs=0.04)
 
 
@@ -145,6 +152,7 @@ def test_the_derivative_over_an_excess_is_that_of_finite_differences(datum):
 @pytest.mark.parametrize("early", [-0.001, -0.1, -0.7, -3.0])
 def test_the_derivative_over_the_step_that_met_the_target_is_that_of_finite_differences(early):
     """The horizon stays as it was chosen: a later step is a shorter rest of it."""
+    # A thousand steps, of which the law sees differences of logs alone.
     law = draw_prior(prior(), 50, np.random.default_rng(0))[:, prior().horizon_law]
     horizon = math.log(1000.0)
     shift = 1e-6
@@ -161,9 +169,11 @@ def test_the_derivative_over_the_step_that_met_the_target_is_that_of_finite_diff
 
 def test_the_derivative_is_finite_at_the_target_and_nought_without_a_datum():
     law = np.log([[2.0, 0.5, 0.5, 0.4], [2.0, 1.5, 0.5, 0.4]])
+    # Within the resolution of the metric the derivative is held.
     near = [EXCESS_RESOLUTION, 1e-9, -1e-9]
     found = log_jacobian(law, Ends(np.array([*near, 0.0]), np.zeros(4)))
     assert found[:, 1].tolist() == found[:, 0].tolist() == found[:, 2].tolist()
+    # d/de 2 e^p = 2 p e^(p - 1), with a power of 0.5 and of 1.5.
     assert found[:, 0] == pytest.approx(
         [
             math.log(2.0 * 0.5 * EXCESS_RESOLUTION**-0.5),
@@ -177,6 +187,7 @@ def test_the_derivative_stands_in_the_likelihood_once_a_trial_and_weighed_like_i
     """A bound and a trial that diverged have none; a record that is repeated counts once."""
     trials = [
         trial(0, 64, 0.1, 500),
+        # It reached half way, in logs, between S and its horizon.
         trial(1, 64, 0.1, 20_000, share=0.5),
         replace(trial(2, 64, 0.1, 500), history=()),
         make_result(number=3, batch_size=64, lr=9.0, status="diverged", steps=5, history=()),
@@ -188,6 +199,7 @@ def test_the_derivative_stands_in_the_likelihood_once_a_trial_and_weighed_like_i
     jacobian = log_jacobian(theta[:, laws], data.ends)[:, :2]
     # Of the same log S, as data that no law of horizons has made: the rest of the likelihood.
     over = log_shortest(theta[:, laws], data.ends)
+    # As they are, and with weights as of repeated records.
     for weight in (None, np.array([0.5, 0.25, 1.0, 1.0])):
         expected = []
         for i, row in enumerate(theta):
@@ -202,6 +214,7 @@ def test_the_derivative_stands_in_the_likelihood_once_a_trial_and_weighed_like_i
 @pytest.mark.parametrize("power", [0.4, 1.0])
 def test_a_law_that_maps_all_data_to_one_log_s_is_not_preferred(power):
     """Twelve trials of one S at many horizons: S lies in the interval, and scale is not driven to nought."""
+    # A factor of 16 around 1,000.
     horizons = np.geomspace(250, 4000, 12).round().astype(int).tolist()
     seen = trials_at(horizons, power, shortest=1000.0)
     posterior = inferred(seen, particles=400)
@@ -215,6 +228,7 @@ def test_a_law_that_maps_all_data_to_one_log_s_is_not_preferred(power):
 def test_when_runs_meet_the_target_is_what_their_ends_say_of_the_shortest_horizon(share, waste):
     law = np.log([[2.0, 0.8, share, waste]])
     met = log_met(law)
+    # Run at any horizon, the law leads back from where it was met to the shortest one.
     over = log_shortest(law, Ends(np.zeros(LOG_HORIZONS.size), met - LOG_HORIZONS))[0]
     assert over == pytest.approx(-met, abs=0.01)
     assert met[0] == pytest.approx(0.0, abs=0.01)
@@ -232,6 +246,7 @@ def met_of(share, waste=1e-6):
 def test_the_horizon_of_least_cost_until_a_run_reaches_the_target(spread, above):
     """Where all is gained at the end the cost is h/P(S <= h): a run that misses is run again."""
     grid = np.linspace(-12.0, 2.0, 28_001)
+    # The cost of a run over the chance that it reaches, and what outliers cost.
     cost = np.exp(grid) / (ndtr(grid / spread) + 1e-300) + np.exp(grid) * OUTLIERS / (
         1.0 - OUTLIERS
     )
@@ -243,6 +258,7 @@ def test_the_horizon_of_least_cost_until_a_run_reaches_the_target(spread, above)
     longer = []
     for law in ((1e9,), (4.0,), (1.0,), (0.01,), (0.01, 0.7)):
         longer.append(least_cost(met_of(*law), spread, math.inf)[0])
+    # The laws are in the order in which less and less is gained at the end.
     assert longer == sorted(longer)
     assert longer[-1] <= 4.0 * spread
     assert not above or least < longer[2] < longer[-1]
@@ -269,6 +285,7 @@ def test_the_chance_that_a_run_met_the_target_no_earlier_than_at_its_end(share, 
     """It is about a half where its last look that missed is as far back as the law has it meet the target."""
     law = np.log([[2.0, 1.0, share, waste]])
     beyond = 0.5
+    # How far before the horizon's end the law has it meet the target.
     early = beyond - float(np.interp(beyond, LOG_HORIZONS, log_met(law)))
     looks = np.linspace(0.0, 2.0, 4001)
     ends = Ends(np.full(looks.size, -beyond / 2.0), np.zeros(looks.size), looks)
@@ -290,6 +307,7 @@ def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_t
         posterior = inferred(trials, particles=400)
         drawn = np.exp(posterior.theta[:, posterior.prior.horizon_law][:, 2])
         shares.append(np.quantile(drawn / (1.0 + drawn), (0.1, 0.9)))
+    # Nine draws in ten lie above 0.6, or below it.
     assert shares[0][0] > 0.6
     assert shares[1][1] < 0.6
 
@@ -297,6 +315,7 @@ def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_t
 @pytest.mark.parametrize(
     ("status", "steps_low", "horizon", "late"),
     [
+        # It missed at 80 of 100.
         ("reached", 80, 100, math.log(100 / 80)),
         # Nothing was looked at before.
         ("reached", 0, 100, math.inf),
@@ -316,6 +335,7 @@ def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low
 @pytest.mark.parametrize(
     ("status", "steps", "history", "excess", "early", "bound"),
     [
+        # 0.2 is twice the target.
         ("stopped", 100, ((50, 0.5), (100, 0.2)), math.log(2.0), 0.0, False),
         # The nearest that it came to the target counts.
         (
@@ -330,7 +350,9 @@ def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low
         ("stopped", 100, ((100, 0.1),), 0.003, 0.0, False),
         # Without a metric it is a bound.
         ("stopped", 100, (), 0.0, 0.0, True),
+        # 0.08 over the target of 0.1.
         ("reached", 100, ((100, 0.08),), math.log(0.8), 0.0, False),
+        # It met the target at 80 of 100 steps, which leaves no excess to read.
         ("reached", 80, ((80, 0.05),), 0.0, math.log(0.8), False),
         ("diverged", 100, ((100, 0.9),), 0.0, 0.0, False),
     ],
@@ -345,6 +367,7 @@ def test_how_a_trial_ends_its_horizon(status, steps, history, excess, early, bou
         pytest.approx(early),
     )
     assert (bool(data.bound[0]), data.y[0]) == (bound, math.log(steps))
+    # It needs more than the horizon at which it missed.
     assert data.least[0] == (math.log(100) if status == "stopped" and not bound else -math.inf)
 
 
@@ -352,6 +375,7 @@ def test_without_a_horizon_nothing_of_it_is_there():
     plain = inferred([trial(0, 64, 0.1, 9_000)], prior=prior(horizon=False))
     assert plain.data.ends is None
     assert plain.observations[0].horizon is None
+    # The law's parameters have no column.
     assert plain.theta.shape[1] == inferred([]).theta.shape[1] - len(HORIZON_NORMAL)
     assert prior(others=2).others == prior(horizon=False, others=2).others == 2
 
@@ -363,6 +387,7 @@ def test_the_law_is_learnt_from_trials_of_several_horizons():
         seen = trials_at(horizons, power, shortest=1100.0)
         posterior = inferred(seen, particles=400)
         law = posterior.theta[:, posterior.prior.horizon_law]
+        # By the power law the excess is power x log(S/h).
         excess = power * np.log([1.3, 2.0, 4.0])
         found = np.median(log_shortest(law, Ends(excess, np.zeros(3))), axis=0)
         assert found == pytest.approx(np.log([1.3, 2.0, 4.0]), rel=0.3)
@@ -377,6 +402,7 @@ def test_a_horizon_that_was_met_by_luck_is_predicted_to_cost_more():
     for cost, one in predict_objectives(inferred([*around, lucky]), "steps"):
         costs[one.number] = cost
         assert 1000.0 < cost < 1400.0
+    # Those that reached.
     assert costs.keys() == {2, 3, 4, 5}
 
 
@@ -387,6 +413,7 @@ def test_a_horizon_that_was_met_by_luck_is_predicted_to_cost_more():
         # is free.
         (None, 1000, 1350, BUDGET),
         (550, 1350, 20_000, BUDGET),
+        # The budget is the longest horizon.
         (550, 1200, 1200, 1200.0),
     ],
 )
@@ -415,6 +442,7 @@ def test_the_chance_of_reaching_is_the_share_of_seeds_whose_steps_lie_below_the_
     posterior = inferred(trials, particles=400)
     number = max(fresh_steps(posterior))
     chances = [chance_of_reaching(posterior, number, horizon) for horizon in (600, 1000, 1800)]
+    # S scatters by 0.2 in logs: log(0.6)/0.2 and log(1.8)/0.2 are -2.6 and 2.9 deviations.
     assert chances[0] < 0.15
     assert chances[1] == pytest.approx(0.5, abs=0.2)
     assert 0.85 < chances[2] <= 1.0 - OUTLIERS
@@ -431,9 +459,11 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     posterior = replace(
         posterior, theta=theta, data=replace(data, spread=np.array([0.03, 0.03, spread]))
     )
+    # What the model says of this point without its run.
     expected = log_steps(theta, data.points, posterior.prior)[0, 2]
     gap = steps_seen(theta, data, posterior.prior)[0, 2] - expected
     noise = math.exp(2.0 * theta[0, NOISE])
+    # Of the distance the place has its share: its own variance over all.
     drawn = POINT_MISFIT**2 / (POINT_MISFIT**2 + noise + spread**2)
     middle = math.exp(expected + drawn * gap)
     assert chance_of_reaching(posterior, 2, middle) == pytest.approx(0.5 * (1.0 - OUTLIERS))
@@ -441,6 +471,7 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     # at the place.
     deviation = math.sqrt(noise + (1.0 - drawn) * POINT_MISFIT**2)
     chance = chance_of_reaching(posterior, 2, middle * math.exp(deviation))
+    # The normal distribution at one deviation.
     assert chance == pytest.approx(ndtr(1.0) * (1.0 - OUTLIERS))
 
 
@@ -454,12 +485,14 @@ def test_the_horizon_of_the_users_own_pair_whose_run_met_the_target_early(count,
         one = trial(number, size, lr, horizon, share=0.0)
         if not one.reached:
             return one
+        # Steps at which the run may meet the target, between S e^-waste and S.
         steps = np.exp(np.linspace(math.log(shortest) - waste, math.log(shortest), 2001))
         over = waste * np.tanh(np.log(horizon / steps) / waste)
         met = round(float(steps[np.abs(np.log(shortest / steps) - over).argmin()]))
         return replace(one, steps=met, steps_low=met, history=((met, 0.1),))
 
     trials = [annealed(0, 128, 0.1, round(BUDGET))]
+    # Ten more trials at horizons below and above S.
     factors = (0.5, 0.7, 0.8, 0.6, 1.3, 0.9, 1.2, 0.75, 1.5, 0.85)
     for number, factor in enumerate(factors, 1):
         size = (32, 64, 128, 256, 512)[(number - 1) % 5]
@@ -489,10 +522,12 @@ def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objectiv
     longest = []
     for number in range(16):
         posterior, chosen = decided(trials, number, budget=900.0, objective=objective)
+        # A trial of a horizon is never continued.
         assert chosen.resumed_from is None
         assert 1 <= chosen.max_steps <= 900
         if not any(one.reached for one in trials):
             seconds = LAW.tau(2**chosen.x)
+            # Ten steps, or a share of the budget, before anything was spent.
             least = max(POLICY.initial_fraction * 900.0, 10.0) * seconds
             assert (
                 chosen.max_steps * seconds
@@ -500,6 +535,7 @@ def test_a_search_chooses_short_horizons_first_and_none_past_the_budget(objectiv
             )
         trials.append(trial(number, round(2**chosen.x), 2**chosen.z, chosen.max_steps))
         longest.append(chosen.max_steps)
+    # It begins short.
     assert longest[0] < 30
     assert max(longest) > 10 * longest[0]
 
@@ -528,6 +564,7 @@ def test_a_search_comes_to_the_shortest_horizon(share):
             )
         reached = [one for one in trials if one.reached]
         best = min(reached, key=lambda one: one.time_to_target)
+        # A fifth above the least time, and horizons that are not much longer than needed.
         assert best.time_to_target < 1.2 * least
         assert best.horizon < 1.4 * LAW.steps(best.batch_size, best.lr)
 
@@ -550,8 +587,10 @@ def test_a_schedule_ends_with_the_trials_own_steps(name):
         options, recipe = options_and_recipe(*f"+workload={name}".split(), *own)
         assert recipe.takes("total_steps")
         module = build_module(options, recipe, replace(make_spec(100, 0.1), max_steps=max_steps))
+        # Factors of the rate in 21 steps, the last one after the end.
         return factors(module.configure_optimizers()["lr_scheduler"]["scheduler"], 21)
 
+    # The limit is the horizon where there is one, whatever the budget.
     assert used(20, 50) == used(None, 20) == used(20, 10)
     assert used(20, 50) != used(None, 50)
 
@@ -566,10 +605,12 @@ def test_no_trial_at_all_and_none_with_a_metric():
 def test_the_curve_spends_a_whole_budget_in_vain_once_in_thirty_runs(missed, runs_one):
     """Large batch sizes tell most of B_crit, and their median of S is over the budget."""
     trials = []
+    # Trials whose horizons are 5% longer than they need.
     for number, size in enumerate((8, 16, 32, 64, 128, 256) * 5):
         longest_of_size = round(1.05 * LAW.frontier(size))
         trials.append(trial(number, size, LAW.best_lr(size), longest_of_size))
     del trials[len(trials) - missed :]
+    # One miss among thirty has used up what may be spent in vain.
     for number in range(90, 90 + missed):
         trials.append(replace(trial(number, 8, 0.02, 900), steps=900))
     posterior = inferred(trials, particles=800)

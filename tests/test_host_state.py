@@ -17,16 +17,19 @@ TENSOR = torch.zeros(2)
     ("before", "after", "same"),
     [
         ([1, "a"], [1, "a"], True),
+        # Equal, and two objects.
         ([10**20], [10**20], True),
         ([1], [1.0], False),
         ([1], [True], False),
         ([1], [1, 2], False),
         ([None], None, False),
+        # None stands for what cannot be told.
         (None, None, False),
         ([TENSOR], [TENSOR], True),
         # Equal values at another place: a graph would go on reading the first.
         ([TENSOR], [TENSOR.clone()], False),
         ([NAN], [NAN], True),
+        # NaN equals nothing but the same object.
         ([NAN], [float("nan")], False),
     ],
 )
@@ -55,6 +58,7 @@ def count_on_the_host(module, optimizer):
     ("change", "name"),
     [
         (lambda module, optimizer: None, None),
+        # A tensor's values are the device's.
         (lambda module, optimizer: module.inner.weight.data.add_(1.0), None),
         (lambda module, optimizer: setattr(module, "calls", 1), "calls"),
         (lambda module, optimizer: module.losses.append(1.0), "losses"),

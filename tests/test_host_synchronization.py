@@ -134,6 +134,7 @@ def test_no_value_is_read_on_the_host(reads, workload, precision, micro):
     options = (f"protocol.micro_batch_size={micro}", f"protocol.noise_scale_every={noise}")
     result = train(workload, Watching(*reads), overrides=(f"precision={precision}", *options))
     assert (result.status, result.steps) == ("stopped", 8)
+    # Evaluations may read, and some lay within.
     assert len(result.history) > 1
     assert bool(result.noise_scale) == (micro == "null")
 
@@ -153,6 +154,7 @@ def test_a_read_would_be_found(reads, read):
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_nothing_waits_for_a_cuda_device(workload, precision):
+    # Under "error" torch itself refuses what would wait.
     mode = torch.cuda.set_sync_debug_mode
     clock = Watching(partial(mode, "error"), partial(mode, "default"))
     clock._synchronize = torch.cuda.synchronize

@@ -21,6 +21,7 @@ TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
 APPLICATION = TESTS / "projects" / "hydra_sweep"
 QUIET = 'hydra.sweeper.options=["mlflow.enabled=false"]'
+# What a job is told when it is a trial that may go on.
 CONTINUED = [f"hydra.sweeper.{name}={name}" for name in ("max_steps", "resume_from", "save_to")]
 SEARCH = ["--multirun", "hparams_search=bstune"]
 SEEDED = "hydra.sweeper.seed=seed"
@@ -54,6 +55,7 @@ def results():
 
 def test_the_config_is_ten_lines():
     text = (APPLICATION / "conf" / "hparams_search" / "bstune.yaml").read_text()
+    # A user copies it: more would be an obstacle.
     assert text.count("\n") <= 10
 
 
@@ -69,6 +71,7 @@ def test_the_plugin_is_found_and_light():
     ran = subprocess.run(
         [sys.executable, "-c", script], env=environment(), capture_output=True, text=True
     )
+    # A plug-in is imported by each Hydra application, whatever it does.
     assert ran.stdout == "True []\n", ran.stderr
 
 
@@ -109,6 +112,7 @@ def test_an_application_is_swept(arguments, sweep):
         assert record.resumed_from is None
         assert 16 <= record.batch_size <= 256
         assert 0.01 <= record.lr <= 2
+    # The reference of the application's own config.
     assert (records[0].batch_size, records[0].lr) == (32, 0.2)
     # The application is not told when to stop, and each job runs to its end.
     examples = 4000 if "examples=4000" in arguments else 20_000
@@ -120,6 +124,7 @@ def test_an_application_is_swept(arguments, sweep):
     found = results()
     assert {"data.batch_size", "optimizer.lr"} <= found["best_params"].keys()
     assert ("optimizer.name" in found["best_params"]) == (
+        # The one case in whose list a choice is the second argument.
         len(arguments) == 2 and "choice" in arguments[1]
     )
     assert Path(found["page"]).is_file()
@@ -144,9 +149,11 @@ def test_jobs_are_stopped_and_continued(saved, sweep):
     assert first.steps < continued[0].steps
     (overrides,) = Path().glob(f"multirun/*/*/{continued[0].number}/.hydra/overrides.yaml")
     place = Path(f"outputs/train/states/trial-{first.number}.saved").absolute()
+    # Hydra's quotes keep a path with signs of its own whole.
     assert f"resume_from='{place}'" in yaml.safe_load(overrides.read_text())
     # What a part before has reported stays as it is.
     assert continued[0].history[: len(first.history)] == first.history
+    # The search's best points run again on three fresh seeds.
     assert len({record.seed for record in records if record.replicate_of is not None}) == 3
 
 
@@ -186,6 +193,7 @@ def test_jobs_are_launched_in_batches(sweep, launched):
     # Each of a batch knows the ones that run.
     for batch in launched[:2]:
         points = [math.log2(records[number].lr) for number in batch]
+        # Two of a batch at nearly one rate would not know of each other.
         assert min(abs(one - other) for one, other in itertools.combinations(points, 2)) > 0.05
 
 
@@ -230,6 +238,7 @@ def test_what_a_job_of_a_batch_may_not_return_leaves_the_others(sweep, capsys):
     records = sweep(*arguments)
     ended_well = [record for record in records if record.status != "failed"]
     assert len(ended_well) == 3
+    # Those that ended well are not run again.
     assert [values(record) for record in ended_well[:2]] == [values(told[0]), values(told[-1])]
 
 
@@ -248,6 +257,7 @@ def test_joblibs_launcher_runs_a_batch_in_processes(tmp_path):
     assert ran.returncode == 0, ran.stderr
     records = trials_of(tmp_path / "outputs" / "train")
     (failed,) = with_status(records, "failed")
+    # The batch is lost with its process, of which one job had failed.
     assert (failed.number, len(records)) == (1, 3)
 
 
@@ -322,6 +332,7 @@ def test_what_a_sweep_may_not_hold(arguments, message, sweep, capsys, tmp_path):
         sweep(*arguments)
     assert ended.value.code == 2
     assert re.search(f"error: .*{message}", capsys.readouterr().err, flags=re.DOTALL)
+    # Nothing has been composed or launched.
     assert not list(tmp_path.iterdir())
 
 
@@ -405,9 +416,11 @@ PARAMETERS = {
     "x=tag(log,interval(0.1,10))": Range(0.1, 10.0, True, False),
     "x=int(interval(2.0,8.0))": Range(2.0, 8.0, False, True),
     "x=tag(log,int(interval(2,8)))": Range(2.0, 8.0, True, True),
+    # Hydra's range leaves its end out.
     "x=range(2,8)": Range(2.0, 7.0, False, True),
     "x=range(2,9,3)": Range(2.0, 8.0, False, True, ("2", "5", "8")),
     "x=choice(a,b)": Range(math.nan, math.nan, False, True, ("a", "b")),
+    # A list of values is read as a choice, in its order.
     "+x=1,4,2": Range(1.0, 4.0, False, True, ("1", "4", "2")),
 }
 
@@ -416,6 +429,7 @@ PARAMETERS = {
 def test_ranges_are_those_of_the_optuna_sweeper(line):
     lines = ["lr=interval(0.1,1)", "batch_size=16,64,32", "fixed=3", "one=choice(b)", line]
     params = read_params(lines, None, None, None)
+    # 16, 32 and 64 have 16 as their common divisor.
     assert (params.batch_size, params.lr, params.multiple) == ("batch_size", "lr", 16)
     ((key, found),) = params.others.items()
     assert repr(found) == repr(PARAMETERS[line])
@@ -427,4 +441,5 @@ def test_ranges_are_those_of_the_optuna_sweeper(line):
 def test_names_in_a_study_are_short_where_they_are_one_ones_own():
     lines = ["lr=0.1,1", "batch_size=1,2", "a.x=1,2", "b.x=1,2", "a.y=1,2", "a.delta=1,2"]
     names = read_params(lines, None, None, None).names
+    # Two parameters named x need their groups, and delta is the search's own.
     assert names == {"a.x": "a_x", "b.x": "b_x", "a.y": "y", "a.delta": "a_delta"}

@@ -110,6 +110,7 @@ def test_eval_batches_are_all_examples_in_order(n, batch_size, sizes, dtype):
 def test_what_is_cut_out_is_the_mean_and_becomes_zero():
     x, _ = next(iter(train_batches(augment=partial(mirror_only, cutout=6))))
     cut = (x - NORMALISE(NORMALISE.mean.round())).abs().amax(dim=1) < 1e-6
+    # 6 x 6 pixels.
     assert cut.flatten(1).sum(1).ge(36).all()
     torch.testing.assert_close(
         NORMALISE(NORMALISE.mean.expand(1, 3, 8, 6)), torch.zeros(1, 3, 8, 6)
@@ -199,6 +200,7 @@ def test_batches_come_in_the_type_and_the_memory_format_that_are_asked_for():
             assert torch.equal(y, same_y)
 
 
+# A prime, so that no batch size divides it but 1 and itself.
 ARROWS = torch.zeros(101, 1, 4, 4, dtype=torch.uint8)
 
 

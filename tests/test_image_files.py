@@ -28,12 +28,14 @@ from bstune.workloads.image_files import (
 )
 from tests.toolbox import make_spec
 
+# The names of the two parts, as their sources have them.
 PARTS = {"imagenet": ("train", "val"), "open-images": ("train", "validation")}
 
 
 def picture(path, level=0, size=(40, 30)):
     """Write an image of noise around a level; PNG where its name ends so, else JPEG."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Levels of 60 apart, so that classes differ by their brightness.
     pixels = np.random.RandomState(level).randint(0, 60, (*size[::-1], 3)).astype(
         np.uint8
     ) + np.uint8(60 * level)
@@ -47,6 +49,7 @@ def folders(tmp_path):
         for level, name in enumerate(("n01440764", "n02084071")):
             for number in range(count):
                 picture(tmp_path / "imagenet" / part / name / f"{name}_{number}.JPEG", level)
+    # Other files are passed over.
     (tmp_path / "imagenet" / "train" / "n01440764" / "notes.txt").write_text("no image")
     return tmp_path
 
@@ -62,12 +65,14 @@ def tables(tmp_path):
             for label in range(3):
                 confidence = int(label != number % 3)
                 lines.append(f"{part}{number},verification,/m/{label},{confidence}")
+        # A class that is not trainable is passed over.
         lines.append(f"{part}0,verification,/m/unknown,1")
         (root / f"{part}-annotations-human-imagelabels.csv").write_text("\n".join(lines) + "\n")
     (root / "classes-trainable.txt").write_text("/m/0\n/m/1\n/m/2\n")
     return tmp_path
 
 
+# torchvision is not needed by these tests.
 @pytest.fixture
 def small_networks(monkeypatch):
     """Put small networks in place of torchvision's."""
@@ -111,6 +116,7 @@ def test_each_workload_trains_two_steps_on_files_of_its_format(name, root, reque
     )
     workload, protocol = load_workload(options, recipe)
     assert (workload.train_examples, workload.validation_examples) == (8, 4)
+    # The budget counts two steps.
     result = run_trial(workload, make_spec(6, 0.01), replace(protocol, budget=Budget(2, 1)))
     assert (result.status, result.steps, result.message) == ("stopped", 2, None)
     assert 0.0 <= result.history[-1][1] <= 1.0
@@ -126,6 +132,7 @@ def test_images_and_their_classes(folders, tables):
     assert train.target(0).tolist() == [0, 1, 1]
     assert train.target(1).tolist() == [1, 0, 1]
     assert train.target(2).tolist() == [1, 1, 0]
+    # An image without a label has none of the classes.
     assert replace(train, labels=np.empty((0, 2), np.int64)).target(1).tolist() == [0, 0, 0]
 
 
@@ -146,6 +153,7 @@ def test_a_subset_to_train_on_leaves_the_evaluation_as_it_is(folders):
     assert len(subset.val_dataloader().dataset) == 4
 
 
+# Larger than the crop, smaller, narrow, and a single pixel.
 @pytest.mark.parametrize("size", [(40, 30), (16, 16), (3, 200), (1, 1)])
 def test_crops_are_squares_of_the_size_asked_for(size):
     image = Image.new("RGB", size, (10, 20, 30))
@@ -161,13 +169,16 @@ def test_the_middle_is_evaluated_and_training_crops_are_mirrored_half_of_the_tim
     pixels[:, 64:] = 255
     image = Image.fromarray(pixels)
     middle = np.asarray(middle_crop(image, 32))[:, :, 0]
+    # Two pixels around the edge between black and white are grey.
     assert (middle[:, :15].max(), middle[:, 17:].min()) == (0, 255)
     torch.manual_seed(0)
     turned = []
     for _ in range(300):
         row = np.asarray(random_crop(image, 32))[16, :, 0].astype(int)
+        # Only crops over the edge tell their direction.
         if row[0] != row[-1]:
             turned.append(row[0] > row[-1])
+    # Of 300 crops half, with a deviation of 3% at most.
     assert 0.4 < np.mean(turned) < 0.6
 
 
@@ -186,7 +197,9 @@ def test_a_batch_is_normalised_and_the_same_again_with_the_same_seed(folders):
     black.save(folders / "imagenet" / "val" / "n01440764" / "n01440764_0.JPEG")
     evaluated, _ = next(iter(workload.validation_batches))
     assert evaluated[0, :, 3, 3].tolist() == pytest.approx(
-        [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], abs=0.02
+        # Black, normalised by ImageNet's mean and standard deviation of each channel.
+        [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225],
+        abs=0.02,
     )
 
 
@@ -296,6 +309,7 @@ def test_folders_of_another_layout(tmp_path, make, message):
         ),
         (
             "validation-annotations-human-imagelabels.csv",
+            # It ends in the midst of its third line.
             "ImageID,Source,LabelName,Confidence\nvalidation0,x,/m/0,1\nvalidation1,x,/m",
             "validation-annotations-human-imagelabels.csv, line 3 is cut short",
         ),
@@ -371,6 +385,7 @@ def test_a_trial_on_a_damaged_image_ends_in_a_line_that_names_it(
 
 def test_decoded_turns_every_kind_of_image_into_rgb(tmp_path):
     for mode in ("L", "P", "RGBA", "CMYK"):
+        # Grey, a palette, transparency, and printing colours.
         Image.new(mode, (4, 3)).save(tmp_path / f"{mode}.{'tiff' if mode == 'CMYK' else 'png'}")
     for path in tmp_path.iterdir():
         assert (decoded(path).mode, decoded(path).size) == ("RGB", (4, 3))

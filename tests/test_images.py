@@ -50,6 +50,7 @@ def test_split_sizes(with_test, validation, test, sizes):
     assert (data.train_size, data.validation_size) == sizes[:2]
     assert data.validates_on_test == (validation == "test")
 
+    # The data set's own test part counts its labels anew.
     split = [part for part in parts if dataset.test is None or len(part) != len(dataset.test)]
     labels = np.concatenate([part.labels for part in split])
     # The parts have no image in common, and lack none.
@@ -277,6 +278,7 @@ def random_pixels(n, dtype=torch.uint8):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_crop_flip_is_numpys_at_every_place(padding, dtype):
     places = torch.arange(2 * padding + 1)
+    # Each place with and without mirroring, an image each.
     top, left, mirror = torch.cartesian_prod(places, places, torch.arange(2)).T
     images = random_pixels(len(top), dtype)
     padded = np.pad(
@@ -299,6 +301,7 @@ def test_cut_out_is_a_loops_at_every_place(size, dtype):
     images = random_pixels(len(places), dtype)
     mean = torch.tensor([10.4, 20.6, 30.0]).view(3, 1, 1)
     expected = images.clone()
+    # Whole numbers take the rounded mean.
     for image, (top, left) in zip(expected, places.tolist(), strict=True):
         image[:, top : top + size, left : left + size] = (
             mean.round() if dtype == torch.uint8 else mean

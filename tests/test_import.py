@@ -16,6 +16,7 @@ def loaded(*modules):
 
 def loaded_by(*arguments):
     """Tell what a fresh interpreter has loaded at its end."""
+    # It writes a line for each module that is loaded.
     command = [sys.executable, "-X", "importtime", *arguments]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
     rows = [line.split("|") for line in lines if line.startswith("import time:")]
@@ -37,6 +38,7 @@ def test_replayed_studies_need_no_training_library():
         "bstune.study.verbs.retarget",
         "bstune.study.study",
     )
+    # A table is read: torch would take seconds.
     assert {*HEAVY, "optuna"} & loaded(*modules) == {"optuna"}
 
 
@@ -55,6 +57,7 @@ def test_public_names():
     points = [
         bstune.FrontierPoint(size, 100 * (1 + 64 / size), False, None) for size in (16, 64, 256)
     ]
+    # S = 100 (1 + 64/B).
     assert bstune.fit_curve(points).critical_batch_size == pytest.approx(64)
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         bstune.nope  # noqa: B018

@@ -70,9 +70,8 @@ DIGITS = ("workload=digits", "mlflow.enabled=false", "search.objective=steps")
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "send", [os.kill, os.killpg]
-)  # a terminal's Ctrl-C goes to the whole group
+# A terminal's Ctrl-C goes to the whole group.
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
     ("arguments", "line"),
@@ -107,11 +106,13 @@ def test_a_signal_ends_the_command_in_time_with_a_line(
     assert "Traceback" not in errors
     assert "interrupted" in errors.splitlines()[-1]
     assert marked() == []
+    # The trial that ran was ended in the database as well.
     if "trial" in line:
         with closing(sqlite3.connect(tmp_path / "bstune.db")) as database:
             assert database.execute(
                 "SELECT count(*) FROM trials WHERE state = 'RUNNING'"
             ).fetchone() == (0,)
+    # The same command goes on with what is there.
     if arguments is REPLAY:
         again = started(tmp_path, *arguments, stderr=subprocess.PIPE)
         assert again.communicate(timeout=60)[1] == ""
@@ -122,6 +123,7 @@ def test_a_signal_ends_the_command_in_time_with_a_line(
 def test_probes_end_with_a_survey_that_is_killed(tmp_path):
     process = started(tmp_path, *DIGITS)
     assert any("fits" in printed for printed in process.stdout)
+    # It has no time to end its probes itself.
     process.kill()
     process.communicate(timeout=60)
     end = time.monotonic() + 30

@@ -15,6 +15,7 @@ PROTOCOL = make_protocol(20, examples=1000)
     ("batch_size", "max_steps", "last"),
     [
         (100, None, 20),
+        # 1,000 examples in steps of 10.
         (10, None, 100),
         (100, 7, 7),
         # A trial that is asked for by itself may have a limit past the budget.

@@ -8,6 +8,7 @@ import bstune
 
 ROOT = Path(bstune.__file__).parent
 SWEEPS = ROOT.parent / "sweeps"
+# From the ground up; rooms of one line are one floor.
 LAYERS = (
     "core",
     "system",

@@ -33,6 +33,7 @@ same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 def images(n, height=3, width=4, dtype=torch.float32, memory=torch.contiguous_format, seed=0):
     generator = torch.Generator().manual_seed(seed)
+    # Each channel has a mean of its own, so that none is centred by chance.
     values = 2.0 * torch.randn(n, CHANNELS, height, width, generator=generator) + torch.arange(
         CHANNELS
     ).view(-1, 1, 1)
@@ -50,6 +51,7 @@ def filled(layer, seed=1):
 
 def gradients(layer, x, weights):
     """Output, gradient of the input and of the parameters for the loss sum(weights * output)."""
+    # Weights of the output make all gradients differ.
     x = x.detach().requires_grad_()
     output = layer(x)
     (output * weights).sum().backward()
@@ -73,6 +75,7 @@ def by_a_loop(layer, x, weights, groups):
     with torch.no_grad():
         reference.weight.copy_(layer.weight)
         reference.bias.copy_(layer.bias)
+    # What torch's layer would have, a group at a time.
     running = [(1 - layer.momentum) * statistic.double() for statistic in statistics(layer)]
     for group in groups:
         output[group] = reference(x[group])
@@ -95,8 +98,10 @@ def by_a_loop(layer, x, weights, groups):
 @pytest.mark.parametrize(
     ("pixels", "size", "groups"),
     [
+        # Groups take every third image, so that each has images from all over the batch.
         ((3, 4), 4, [range(0, 12, 3), range(1, 12, 3), range(2, 12, 3)]),
         ((3, 4), 4, [range(0, 12, 3), range(1, 12, 3), range(2, 12, 3), [12]]),
+        # A batch that is no multiple of the ghost size in whole groups of four.
         ((3, 4), 4, [range(4), range(4, 7)]),
         ((3, 4), 4, [range(3)]),
         ((3, 4), 1, [[i] for i in range(9)]),
@@ -136,6 +141,7 @@ def test_without_options_or_in_one_group_it_is_torchs_layer_to_the_bit(size, mem
     ours = filled(BatchNorm(CHANNELS, ghost_size=size))
     torchs = filled(nn.BatchNorm2d(CHANNELS))
     assert list(ours.state_dict()) == list(torchs.state_dict())
+    # Three steps, whose running statistics add up.
     for step in range(3):
         x = images(8, memory=memory, seed=step)
         weights = images(8, seed=7)
@@ -161,6 +167,7 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
     output, of_input, of_parameters = gradients(layer, x.float(), weights)
     got, got_input, got_parameters = gradients(cast, x, weights)
     assert (got.dtype, got_input.dtype) == (kind, kind)
+    # The distance between 1 and the next number of the type.
     bits = torch.finfo(kind).eps
     torch.testing.assert_close(got.float(), output, rtol=bits, atol=bits)
     torch.testing.assert_close(got_input.float(), of_input, rtol=4 * bits, atol=8 * bits)
@@ -178,7 +185,9 @@ def test_it_stays_in_float32_when_the_network_is_cast(kind, n, memory):
 
 
 @pytest.mark.parametrize(
-    ("memory", "most"), [(torch.contiguous_format, 9), (torch.channels_last, 13)]
+    # So many operators as it has now: one more is a launch more in each step.
+    ("memory", "most"),
+    [(torch.contiguous_format, 9), (torch.channels_last, 13)],
 )
 def test_ghost_groups_take_few_operators(memory, most):
     """An accelerator's time of a short step is that of launching them."""
@@ -207,6 +216,7 @@ def test_compiled_it_gives_the_same(n, memory):
     torch.testing.assert_close(statistics(own), statistics(eager))
 
 
+# It overwrites the output, which the backward pass must not need.
 @pytest.mark.parametrize("memory", FORMATS)
 def test_an_activation_in_place_may_follow(memory):
     in_place = nn.Sequential(BatchNorm(CHANNELS, ghost_size=4), nn.ReLU(inplace=True))
@@ -226,7 +236,10 @@ def correlated(n=60, channels=3, height=9, width=7, seed=0):
     """Images whose pixels go with their neighbours and channels with one another."""
     generator = torch.Generator().manual_seed(seed)
     smooth = nn.functional.avg_pool2d(
-        torch.randn(n, channels, height + 2, width + 2, generator=generator), 3, 1
+        # A mean over neighbours, and one over the channels.
+        torch.randn(n, channels, height + 2, width + 2, generator=generator),
+        3,
+        1,
     )
     return 3.0 * (smooth + smooth.mean(dim=1, keepdim=True)) + 0.1
 
@@ -244,6 +257,7 @@ def moments_after(layer, x):
 )
 def test_whitened_patches_have_the_moments_of_the_closed_form(k, channels, eps, chunk, monkeypatch):
     """With W = diag(1/sqrt(L + eps)) V' and moments V diag(L) V', those of W x are diag(L/(L + eps))."""
+    # In chunks, as many images would not fit into memory: 7 leaves a smaller last one.
     monkeypatch.setattr(layers, "CHUNK_OF_IMAGES", chunk)
     x = correlated(channels=channels)
     layer = Whitening(
@@ -255,6 +269,7 @@ def test_whitened_patches_have_the_moments_of_the_closed_form(k, channels, eps, 
     torch.testing.assert_close(
         patch_moments(x.contiguous(memory_format=torch.channels_last), k)[0], values
     )
+    # bfloat16 has three digits.
     torch.testing.assert_close(patch_moments(x.bfloat16(), k)[0], values, rtol=0.05, atol=0.01)
 
 
@@ -278,7 +293,9 @@ def test_on_real_images_all_but_the_faintest_directions_come_out_alike(source):
 
 
 @pytest.mark.parametrize(
-    ("source", "channels", "size"), [(PAGE, 27, (9, 7)), (AIRBENCH, 24, (8, 6))]
+    # 9 pixels x 3 channels are 27 filters; 4 x 3 = 12, and their negatives.
+    ("source", "channels", "size"),
+    [(PAGE, 27, (9, 7)), (AIRBENCH, 24, (8, 6))],
 )
 def test_the_sources_layers(source, channels, size):
     before = torch.get_rng_state()
@@ -291,6 +308,7 @@ def test_the_sources_layers(source, channels, size):
     assert [name for name, _ in layer.named_parameters()] == ["bias"] * source["bias"]
     assert output.requires_grad == source["bias"]
     if source["signed"]:
+        # The second half are the negatives of the first.
         torch.testing.assert_close(output[:, 12:], -output[:, :12])
 
 
@@ -338,6 +356,7 @@ def test_a_convolution_passes_its_input_on_and_other_layers_stay_as_they_were(
     drawn, before = copy.deepcopy((layer.weight, others.state_dict()))
     dirac_init(nn.Sequential(layer, nn.ReLU(), others))
     x = torch.randn(2, inputs, 5, 6)
+    # As many channels as there are on both sides.
     passed = min(inputs, outputs)
     assert torch.equal(layer(x)[:, :passed], x[:, :passed])
     assert torch.equal(layer.weight[inputs:], drawn[inputs:])
@@ -361,6 +380,7 @@ def moved(x, by):
 
 @pytest.mark.parametrize(
     ("views", "moves"),
+    # The weights of all views, each mirrored too, add up to 1.
     [(mirrored, [(0.5, 0)]), (mirrored_and_shifted, [(0.25, 0), (0.125, 1), (0.125, -1)])],
 )
 def test_logits_are_the_weighted_mean_over_the_views(views, moves):
@@ -444,6 +464,7 @@ def whitened(*shape):
     ],
 )
 def test_refuses(call, text):
+    # Neither of these is too small.
     for sizes in ((4, None), (100, 4)):
         GHOST.check_batch(*sizes)
     with pytest.raises(ConfigError, match=text):

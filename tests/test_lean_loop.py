@@ -32,6 +32,7 @@ from bstune.trial.workload import build_module
 from bstune.workloads.averaging import Lookahead, RunningWeightAverage
 
 STEPS = 20
+# What a clock measures, and the loop's own name.
 MEASURED = (
     "train_seconds",
     "eval_seconds",
@@ -58,6 +59,7 @@ def outcome(record):
 def compare(kind, expected, changes=(), **options):
     """Run a trial with the lean loop where it can, and with Lightning's; check that they are the same."""
     runs = []
+    # As it comes, and as Lightning has it.
     for fast in ("auto", "off"):
         record, module = run(
             kind, protocol=protocol_of(**{"steps": STEPS, **dict(changes), "fast": fast}), **options
@@ -102,6 +104,7 @@ class Watching(Regression):
         self.seen = []
 
     def note(self, place, *more):
+        # What Lightning counts for itself, and what a module may read there.
         trainer = self.trainer
         connector = trainer._logger_connector
         rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers]
@@ -113,6 +116,7 @@ class Watching(Regression):
         )
         inside = (
             self._current_fx_name,
+            # What a hook is told of where it is called.
             connector._first_loop_iter,
             connector._current_fx,
             trainer.training,
@@ -138,6 +142,7 @@ class Watching(Regression):
 
         by_step = lr_scheduler.LambdaLR(optimizer, partial(factor, "by step", 0.99))
         by_epoch = lr_scheduler.LambdaLR(optimizer, partial(factor, "by epoch", 0.9))
+        # Every second step, and after each epoch.
         every = {"scheduler": by_step, "interval": "step", "frequency": 2}
         return [optimizer], [every, {"scheduler": by_epoch, "interval": "epoch"}]
 
@@ -168,9 +173,11 @@ class Logs(Watching):
     """Logs in the step, some of it seldom, and in the backward pass; returns more than its loss, or nothing."""
 
     def training_step(self, batch, batch_idx):
+        # A batch without a loss.
         if batch_idx == 4:
             return None
         loss = super().training_step(batch, batch_idx)
+        # Each way of logging: by step, by epoch, reduced, and from within the backward pass.
         self.log("each", loss)
         self.log("mean", loss, on_step=True, on_epoch=True)
         if batch_idx % 3 == 2:
@@ -187,12 +194,14 @@ class TakesBatch(Regression):
     """Takes no index, empties the list that it is given, and changes its step in the second epoch."""
 
     def training_step(self, batch):
+        # It takes its list apart, which nobody else may need any more.
         y = batch.pop()
         x = batch.pop()
         return self.loss((x, y))
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
+            # A method may be replaced as training goes on.
             self.training_step = lambda batch, batch_idx: self.loss(batch) * (1.0 + batch_idx)
 
 
@@ -204,6 +213,7 @@ class Twice(torch.optim.SGD):
         first = closure()
         for group in self.param_groups:
             for weight in group["params"]:
+                # A gradient is there at the first point, and another one at the second.
                 weight.add_(weight.grad, alpha=0.01)
         closure()
         super().step()
@@ -229,9 +239,11 @@ class Listens(Regression):
         optimizer = self.make_optimizer(self.parameters(), lr=0.05)
         return [optimizer], [lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
+    # A step of torch's own, unless a case has another one.
     make_optimizer = torch.optim.SGD
 
     def training_step(self, batch, batch_idx):
+        # Up to then nobody listens: the loop must notice that it begins.
         if batch_idx == 2 and self.current_epoch == 0:
             self.listen(self.optimizers(use_pl_optimizer=False))
         return super().training_step(batch, batch_idx)
@@ -253,6 +265,7 @@ def noting(name):
     def listen(self, optimizer):
         function = getattr(optimizer, name)
 
+        # wraps copies the marks by which torch's own are known.
         @wraps(function)
         def noted(*arguments, **options):
             self.note()
@@ -275,6 +288,7 @@ class Marked(torch.optim.SGD):
 
 
 def hear_all(self, optimizer):
+    # For all optimizers of the process, until the training ends.
     self.handle = register_optimizer_step_post_hook(self.note)
     self.on_train_end = self.handle.remove
 
@@ -293,6 +307,7 @@ def with_gaps(examples):
     inputs, targets = zip(*examples, strict=True)
     x = torch.stack(inputs)
     y = torch.stack(targets)
+    # A training batch, not one to validate on: these have another size.
     return None if len(x) == BATCH_SIZE and x[0] < -0.5 else [x, y]
 
 
@@ -302,6 +317,7 @@ def clipped_by(algorithm):
     return {"trainer": trainer, "noise_scale_every": 4}
 
 
+# The kind of module, what the protocol changes, and what the trial gets besides.
 LEAN = {
     "plain": (Regression, {}, {}),
     "watching": (Watching, {"noise_scale_every": 4}, {}),
@@ -330,19 +346,19 @@ LEAN = {
 # none is captured.
 HEARD = {
     "a hook before an optimizer's steps": (
-        listening(lambda self, o: o.register_step_pre_hook(self.note)),
+        listening(lambda self, optimizer: optimizer.register_step_pre_hook(self.note)),
         {},
         {},
     ),
     "a hook after an optimizer's steps": (
-        listening(lambda self, o: o.register_step_post_hook(self.note)),
+        listening(lambda self, optimizer: optimizer.register_step_post_hook(self.note)),
         {},
         {},
     ),
     "a hook after all optimizers' steps": (listening(hear_all), {}, {}),
     "an optimizer's step is replaced": (listening(noting("step")), {}, {}),
     "an optimizer's zero_grad is replaced": (listening(noting("zero_grad")), {}, {}),
-    "a step with the marks of torch's": (listening(lambda self, o: None, Marked), {}, {}),
+    "a step with the marks of torch's": (listening(lambda self, optimizer: None, Marked), {}, {}),
 }
 
 
@@ -354,6 +370,7 @@ def test_a_trial_is_what_it_is_under_lightnings_loop(case):
     if case == "logging":
         Notes.told.clear()
     module = compare(kind, "lean", changes, **options)
+    # Both loops log to one logger, one after the other.
     if case == "logging":
         half = len(Notes.told) // 2
         assert str(Notes.told[:half]) == str(Notes.told[half:])
@@ -383,6 +400,7 @@ def test_what_lightning_does_after_an_evaluation_is_no_training(fast):
     kind = type("Noting", (Regression,), hooks)
     record, _ = run(kind, protocol=protocol_of(steps=STEPS, fast=fast), clock=clock)
     assert set(phases["training_step"]) == {Phase.TRAINING}
+    # The start is an evaluation under both; later ones are followed by Lightning's own switch back.
     after = [
         Phase.EVALUATION,
         *[Phase.EVALUATION if fast == "auto" else Phase.TRAINING] * (len(record.history) - 1),
@@ -399,6 +417,7 @@ def test_torchs_profiler_sees_steps_under_their_labels():
     assert seen["Optimizer.zero_grad#SGD.zero_grad"] == STEPS
 
 
+# Images of each workload's shape, at random: what is learnt does not matter.
 SHAPES = {
     "digits": (1, 8, 8),
     "fashion_mlp": (1, 28, 28),
@@ -408,6 +427,7 @@ SHAPES = {
 RECIPES = ("airbench_cifar", "airbench_muon", "speedrun_cifar")
 SLOW = dict.fromkeys(("resnet_cifar", "resnet_cifar_fast", *RECIPES), (3, 32, 32))
 SLOW |= {"fashion_cnn": (1, 28, 28), "mnist_mlp": (1, 28, 28), "cifar_resnet8": (3, 32, 32)}
+# Networks of a few channels, so that eight steps take a second.
 SMALL = {
     "resnet_cifar": ["width=2"],
     "resnet_cifar_fast": ["width=2", "whitening.images=64"],
@@ -426,6 +446,7 @@ SMALL = {
 )
 def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
     small = [f"workload.module.model.{option}" for option in SMALL.get(name, ())]
+    # Eight steps at full precision.
     fixed = ("device=cpu", "precision=32-true", "budget.steps=8", "budget.examples=1")
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (64, *(SHAPES | SLOW)[name]), generator=generator).to(torch.uint8)
@@ -447,6 +468,7 @@ def test_a_shipped_workload_is_trained_as_under_lightnings_loop(name):
 
         def build(spec, options=options, recipe=recipe, modules=modules):
             modules.append(build_module(options, recipe, spec))
+            # Modules that start from images get some of these.
             if modules[-1].initial_images:
                 modules[-1].initialise_from(normalise(images[: modules[-1].initial_images]))
             return modules[-1]
@@ -492,6 +514,7 @@ def test_a_trial_that_was_stopped_goes_on_under_either_loop(loops, tmp_path):
 def overriding(base, hook):
     """A subclass whose hook does what Lightning's does."""
 
+    # It overrides the hook and changes nothing: being overridden is what counts.
     def own(self, *arguments, **options):
         return getattr(base, hook)(self, *arguments, **options)
 
@@ -511,6 +534,7 @@ def plug_in():
     return {**TRAINER, "plugins": [ScaledByHand("bf16-mixed", "cpu")]}
 
 
+# The reason that is given, and what gives it.
 OWN = {
     **{f"Own has {hook}": (overriding(Regression, hook), {}, {}) for hook in MODULE_HOOKS},
     **{
@@ -548,10 +572,12 @@ OWN = {
 @pytest.mark.parametrize("reason", OWN)
 def test_where_somebody_listens_or_a_step_is_of_another_kind_lightnings_loop_runs(reason):
     kind, changes, options = OWN[reason]
+    # In brackets stands whose hook it is, which the reason leaves out.
     compare(kind, f"Lightning's: {reason.partition(' (')[0]}", {"steps": 7, **changes}, **options)
 
 
 def test_another_version_of_lightning_runs_its_own_loop(monkeypatch):
+    # As if only older ones had been compared.
     monkeypatch.setattr(lightning_internals, "TRIED", ("1.0", "1.1"))
     version = pytest.importorskip("lightning").__version__
     text = (
@@ -564,6 +590,7 @@ def test_another_version_of_lightning_runs_its_own_loop(monkeypatch):
 def test_an_optimizer_that_does_not_call_its_closure_is_named():
     class Deaf(torch.optim.SGD):
         def step(self, closure=None):
+            # Without the closure there is no gradient.
             return None
 
     class Kind(Regression):
@@ -581,6 +608,7 @@ def test_the_option_is_the_workloads_and_off_as_yaml_reads_it():
     assert options_of("workload=digits").protocol.fast == "graph"
     assert options_of("workload=replay", "workload.table=fashion_mlp").protocol.fast == "auto"
     assert options_of("workload=digits", "protocol.fast=off").protocol.fast == "off"
+    # YAML reads off as false.
     assert options_of("workload=digits", "protocol.fast=false").protocol.fast == "off"
     with pytest.raises(
         ConfigError, match=r"protocol\.fast must be 'auto', 'off' or 'graph', but got 'quick'"
@@ -591,6 +619,7 @@ def test_the_option_is_the_workloads_and_off_as_yaml_reads_it():
 def test_a_record_without_a_step_names_no_loop():
     class Breaks(Regression):
         def on_fit_start(self):
+            # Before a step is taken.
             raise torch.OutOfMemoryError("too large")
 
     record, _ = run(Breaks)

@@ -116,6 +116,7 @@ def test_of_two_owners_in_the_same_moment_one_stays(study, monkeypatch):
 
 
 def test_lease_is_renewed_until_it_ends_and_survives_a_storage_that_is_away(study, monkeypatch):
+    # So many in a lease that none is waited for.
     monkeypatch.setattr(module, "BEATS", 1e6)
     beaten = []
     one = Leases(study, "worker", SECONDS)

@@ -55,8 +55,9 @@ def test_a_file_becomes_a_workload():
     assert workload["name"] == "LitMLP"
     assert workload["target"] == {"metric": "val_loss", "value": 0.2, "mode": "min"}
     assert workload["reference"] == {"batch_size": 32, "lr": 0.003}
+    # From an eighth of the file's 32 to sixteen times as many.
     assert workload["batch_size"] == {"low": 4, "high": 512}
-    # The file's ten epochs have 1200 examples each.
+    # The file's ten epochs have 1200 examples each: 46 steps at eight times its batch size.
     assert workload["budget"] == {"steps": 46, "examples": 12_000}
     assert workload["trainer"]["gradient_clip_val"] == 1.0
     assert [one["class_path"].rpartition(".")[2] for one in workload["trainer"]["callbacks"]] == [
@@ -87,6 +88,7 @@ def test_a_file_becomes_a_workload():
             {"model": {**LINEAR, "init_args": {"optimizer": ADAM}}},
             "model.init_args.optimizer.init_args.lr",
         ),
+        # Its class is given beside the file, which has the arguments alone.
         ({"model": {"optimizer": ADAM}}, "model.init_args.optimizer.init_args.lr"),
         ({"model": LINEAR | {"init_args": {}}, "optimizer": ADAM}, "optimizer.init_args.lr"),
     ],
@@ -127,7 +129,9 @@ def test_what_defines_a_trial_is_left_to_bstune(tmp_path):
     workload, lines = workload_of(
         changed(tmp_path, trainer=trainer), Chosen("val_acc>=0.9", name="mine")
     )
+    # 32 examples, accumulated four times.
     assert workload["reference"]["batch_size"] == 128
+    # 100 steps of them.
     assert workload["budget"] == {"steps": 12, "examples": 12_800}
     assert (workload["name"], workload["precision"], workload["trainer"]) == (
         "mine",
@@ -165,6 +169,7 @@ def test_without_a_target_the_file_is_to_come_to_its_own_result(callbacks, chose
 def test_the_studys_time_may_stand_for_the_length_of_a_trial(tmp_path):
     path = changed(tmp_path, trainer={"logger": False})
     workload, lines = workload_of(path, Chosen("val_loss=0.2", is_timed=True))
+    # 100 epochs.
     assert workload["budget"]["examples"] == 100 * 1200
     assert any(line.startswith("budget: ") for line in lines)
 

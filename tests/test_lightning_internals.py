@@ -248,6 +248,7 @@ def private_names():
         )
         for names in matches:
             found.update(filter(None, names))
+    # A name that torch has as well tells nothing.
     of_torch = {*dir(torch.nn.Module()), *dir(torch.optim.SGD([torch.zeros(1)])), *dir(torch)}
     return found - of_torch
 
@@ -260,6 +261,7 @@ def used(text):
             if owner not in ("self", "cls", "super()"):
                 yield node.lineno, node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # As getattr takes it.
             for name in re.findall(r"(?:^|\.)(_[a-zA-Z]\w*)$", node.value):
                 yield node.lineno, name
         elif isinstance(node, ast.ImportFrom):

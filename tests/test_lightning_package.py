@@ -95,6 +95,7 @@ def missing(*names):
 )
 def test_lightning_comes_first(absent, found, monkeypatch):
     monkeypatch.setattr(lightning_package, "import_module", missing(*absent))
+    # Past the cache.
     assert installed_lightning.__wrapped__() == found
 
 
@@ -129,6 +130,7 @@ def imported_when_it_runs(text):
 
 def test_one_module_alone_names_the_package_that_it_imports():
     packages = {"lightning", "pytorch_lightning", "lightning_fabric"}
+    # First that the reader of modules reads them well.
     text = "if TYPE_CHECKING:\n    import lightning\ndef f():\n    import lightning_fabric.x\n"
     assert imported_when_it_runs(text) & packages == {"lightning_fabric"}
     found = set[str]()
@@ -162,6 +164,7 @@ def test_what_is_installed_with_it(chosen, needed, monkeypatch):
 
 @pytest.mark.slow
 def test_a_module_is_tuned_where_pytorch_lightning_is_alone(tmp_path, monkeypatch):
+    # Python imports this by itself, in the processes of the study as well.
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     (tmp_path / "study.py").write_text(STUDY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

@@ -31,6 +31,7 @@ def wide_lines(text):
         (f"x = '{'a' * 94}'\n", []),
         (f"x = '{'a' * 95}'\n", [1]),
         (f"y = 1\n# {'a' * 99}\n", [2]),
+        # Of an attribute.
         (f"y: int\n'''{'a' * 99}'''\n", []),
     ],
 )
@@ -43,5 +44,6 @@ def test_no_line_of_code_is_over_100_columns():
     for path in CODE:
         numbers = wide_lines(path.read_text(encoding="utf-8"))
         wide += [f"{path.relative_to(ROOT)}:{number}" for number in numbers]
+    # The folders were found.
     assert len(CODE) > 100
     assert wide == []

@@ -39,6 +39,7 @@ def prepared(tmp_path, monkeypatch):
 )
 def test_the_next_writing_waits_fifty_times_as_long_as_the_last_one_took(took, due):
     pace = PagePace()
+    # A first page is due after five seconds.
     assert [pace.is_due(now) for now in (4.9, 5.1)] == [False, True]
     pace.wrote(100.0, 100.0 + took)
     start = 100.0 + took
@@ -92,6 +93,7 @@ def live(tmp_path, monkeypatch):
 def test_it_is_written_as_trials_end_and_it_is_due(prepared, live):
     page, clock, written, said = live
     seen = []
+    # 0.2 s of writing are followed by 10 s; at 40 no trial has ended since.
     for now, count in [(1.0, 0), (6.0, 1), (7.0, 2), (17.0, 2), (40.0, 2), (41.0, 3)]:
         clock.now = now
         page.show(prepared, [make_trial(number) for number in range(count)], None)

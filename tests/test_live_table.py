@@ -13,6 +13,7 @@ def test_the_curve_so_far_has_the_best_of_each_octave():
         make_trial(3, 128, steps=40, status="stopped"),
         make_trial(4, 1, steps=9000, tau=None),
     ]
+    # Of 64 to 127 trial 1 has the fewest steps, and trial 0 the least time, 400 x 0.01 s.
     assert curve_rows(trials) == [
         ("1 to 1", "1", "1", "9000", "-"),
         ("64 to 127", "3", "2", "300", "4.00 s"),

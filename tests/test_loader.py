@@ -106,7 +106,7 @@ def test_rebatch_draws_what_the_loaders_own_sampler_draws(in_batches, sampler, n
     assert all(map(right, epochs))
     assert len(set(map(tuple, epochs))) > 5, "each epoch is drawn anew"
     for value, share in (shares or {}).items():
-        # These are 3 standard errors at most.
+        # Of 3000 numbers that are drawn a share has a standard error of 0.01 at most.
         assert drawn.count(value) / len(drawn) == pytest.approx(share, abs=0.04)
     assert shares is None or set(drawn) == set(shares)
     resumed = rebatch(source, 2, None, seed=5)

@@ -55,6 +55,7 @@ def from_step(step, value=0.05):
 never = from_step(math.inf)
 
 
+# As many skipped steps in a row end a trial: the loss has no finite gradient any more.
 FIFTY = "the gradients overflowed in 50 steps in a row"
 
 
@@ -64,6 +65,7 @@ FIFTY = "the gradients overflowed in 50 steps in a row"
 @pytest.mark.parametrize(
     ("metric", "ending", "message"),
     [
+        # The weight counts the applied steps, and the metric is a function of it.
         (from_step(7), ("reached", 7, 6), None),
         (never, ("stopped", 20, 20), None),
         # From 0.9 at the start to 0.1 are 0.8: diverged lies above 0.1 + 2 x 0.8.
@@ -81,6 +83,7 @@ def test_a_trial_ends_by_its_metric(metric, ending, message):
     expected = []
     for step in range(1, result.steps + 1):
         value = metric(step)
+        # JSON has no NaN and no infinity, so a record has None in their place.
         expected.append((step, value if math.isfinite(value) else None))
     assert result.history == tuple(expected)
     identity = (
@@ -91,6 +94,7 @@ def test_a_trial_ends_by_its_metric(metric, ending, message):
         result.delta,
         result.seed,
     )
+    # What make_spec states, carried over to the record.
     assert identity == (3, 2, 4, 0.1, 0.5, 0)
     assert set(result.versions) == {"bstune", "torch", "lightning"}
     assert TrialResult.from_json(result.to_json()) == result
@@ -113,6 +117,7 @@ def test_budget_ends_once_steps_and_examples_are_both_spent(batch_size, steps, e
     # The last step is always evaluated.
     assert result.history[-1] == (last, 0.9)
     assert result.message is None
+    # The target may still be met by the very last step.
     assert count(Counting(from_step(last)), make_spec(batch_size), protocol).status == "reached"
 
 
@@ -120,7 +125,9 @@ def test_budget_ends_once_steps_and_examples_are_both_spent(batch_size, steps, e
 def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
     module = Counting(from_step(1, metric))
 
+    # As EarlyStopping does, in the midst of an epoch.
     def stop_after_six_batches(optimizer):
+        # Batches count from 0: this is the sixth.
         module.trainer.should_stop = module.trainer.fit_loop.batch_idx >= 5
 
     module.on_before_zero_grad = stop_after_six_batches
@@ -142,8 +149,11 @@ def test_a_module_that_stops_early_is_evaluated_then(metric, status, low):
         (from_step(7), (5, 6, 7, 9), {}, ("reached", 7, 6), None),
         # Of pairs of micro-batches, 0 and 1 and 4 and 5 overflow.
         (from_step(7), (1, 4), {"micro_batch_size": 2}, ("reached", 7, 6), None),
+        # Twice 49 in a row: one short of the limit.
         (from_step(9), {*range(3, 52), *range(53, 102)}, {}, ("reached", 9, 8), None),
+        # Nothing was ever applied.
         (never, range(200), {}, ("diverged", 0, 0), FIFTY),
+        # Five steps were applied, then none.
         (never, range(5, 200), {}, ("diverged", 5, 5), FIFTY),
         (never, range(5, 200), {"evaluation_schedule": SCHEDULE}, ("diverged", 5, 5), FIFTY),
         # The first evaluation after step 5 ends the trial.
@@ -172,6 +182,7 @@ def test_a_step_that_the_gradient_scaler_skips_does_not_count(
     if "evaluation_schedule" not in options:
         assert set(evaluated_steps(result)) == set(range(min(1, result.steps), result.steps + 1))
     if message:
+        # The fifty that overflowed were computed, and applied nothing.
         assert len(factors) == result.steps + 50
 
 
@@ -187,6 +198,7 @@ class TwoOptimizers(Counting):
     def training_step(self, batch, batch_idx):
         for parameter, optimizer in zip((self.weight, self.other), self.optimizers(), strict=True):
             optimizer.zero_grad()
+            # The loss is minus the weight, so that a step of rate 1 adds 1.
             self.manual_backward(-parameter)
             optimizer.step()
         return self.returns
@@ -196,6 +208,7 @@ class TwoOptimizers(Counting):
         return [torch.optim.SGD([self.weight], lr=1.0), torch.optim.SGD([self.other], lr=1.0)]
 
 
+# What training_step returns under manual optimization is the author's affair.
 @pytest.mark.parametrize(
     "returns", [None, torch.tensor(1.0), torch.ones(2), {"loss": torch.tensor(1.0)}, {"other": 1}]
 )
@@ -209,6 +222,7 @@ def test_steps_do_not_depend_on_the_number_of_optimizers(returns, warned):
 
 
 def test_diverged_by_a_loss_that_is_not_finite():
+    # The fifth batch: its step is applied, and the weight lost.
     module = Counting(never, gradient=lambda batch: math.nan if batch == 4 else 1.0)
     result = count(module)
     assert (result.status, result.steps, result.steps_low) == ("diverged", 5, 5)
@@ -225,6 +239,7 @@ def fails_in(stage, fail):
 
 
 def out_of_memory(spec=None):
+    # The second line is of the GPU's memory, which no record needs.
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has ...")
 
 
@@ -244,10 +259,12 @@ def test_oom(stage, fail, text):
     assert result.status == "out of memory"
     assert text in result.message
     assert "\n" not in result.message
+    # At the evaluation of step 3 the last one that missed was that of step 2.
     assert (result.steps, result.steps_low) == ((3, 3) if stage == "training" else (3, 2))
     assert TrialResult.from_json(result.to_json()) == result
 
 
+# Already the constructor may ask for too much.
 def test_oom_before_the_first_step():
     result, _ = train(build=out_of_memory)
     assert (result.status, result.steps, result.history, result.seconds_per_step) == (
@@ -262,6 +279,7 @@ def refuses_nan(module, weight=math.nan):
     """Lose the weights, or the loss, and fail as a distribution that gets them does."""
     with torch.no_grad():
         module.weight.fill_(weight)
+    # The text of torch.distributions, which checks its arguments.
     raise ValueError("Expected parameter loc to satisfy the constraint Real()\nbut found nan")
 
 
@@ -294,6 +312,7 @@ def refuses_nan(module, weight=math.nan):
 def test_an_error_after_loss_or_weights_are_lost_is_divergence(stage, message):
     if stage == "loss":
         module = fails_in("evaluation", lambda: refuses_nan(module, 1.0))
+        # The loss of the third batch is infinite, and the weights are not.
         module.training_step = lambda batch, batch_idx: (
             -module.weight + (math.inf if batch_idx == 2 else 0.0)
         )
@@ -312,6 +331,7 @@ def no_such_layer():
     raise LookupError("no such layer")
 
 
+# The step is applied, and then it fails.
 class Raises(torch.optim.SGD):
     def step(self, closure=None):
         super().step(closure)
@@ -353,13 +373,16 @@ def breaks(spec, micro_batch_size=None):
             fails_in("training", lambda: torch.stack([])),
             "RuntimeError: stack expects a non-empty TensorList",
         ),
+        # A StopIteration would end Lightning's loop as if the data had.
         (fails_in("training", no_more), "RuntimeError: StopIteration in training_step"),
         (fails_in("evaluation", no_more), "RuntimeError: StopIteration in validation_step"),
         (
+            # Raised in this hook it does: Lightning takes it for the end of the data.
             with_hook("on_train_batch_start", no_more),
             "RuntimeError: the training ended by itself at step 0",
         ),
         (
+            # A module must not end the study's process.
             fails_in("training", lambda: sys.exit("enough")),
             "RuntimeError: sys.exit('enough') was called",
         ),
@@ -373,6 +396,7 @@ def breaks(spec, micro_batch_size=None):
 )
 def test_any_other_error_is_a_failure_with_the_frames_of_the_users_files(module, message):
     batches = {"batches": module} if module is breaks else {}
+    # As a study runs it: an error of the user's becomes a record, and its frames are kept.
     with InProcess(
         lambda spec, output, parent: count(Counting(never) if batches else module, spec, **batches)
     ) as runner:
@@ -397,6 +421,7 @@ def test_a_copy_of_the_process_does_not_train_on(stage, monkeypatch):
     """The copy finds that its process is another one."""
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
+    # After a fork the process has another number.
     module = fails_in(stage, lambda: monkeypatch.setattr(os, "getpid", lambda: -1) or 1.0)
     count(module, protocol=make_protocol(4))
     assert ended[0] == 0
@@ -432,6 +457,7 @@ def test_the_start_is_measured_on_all_validation_data(later, limits, status):
     module = Counting(None)
 
     def validation_step(batch, batch_idx):
+        # Before training the weight is 0.
         value = later if module.weight else 0.9 if batch_idx else 0.0
         module.log("val/error", value, batch_size=1)
 
@@ -449,7 +475,10 @@ def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
         logs(batch, batch_idx) if module.weight % 3 == 1 else None
     )
     result = count(module)
+    # After 7 steps it missed, and at 8 it met the target unseen: the next evaluation to log is at
+    # 10.
     assert (result.status, result.steps, result.steps_low) == ("reached", 10, 7)
+    # At weights 1, 4, 7, 10, where the remainder by 3 is 1.
     assert evaluated_steps(result) == [1, 4, 7, 10]
     module = Counting(never)
     logs = module.validation_step
@@ -457,6 +486,8 @@ def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
         logs(batch, batch_idx) if module.weight % 3 == 1 else None
     )
     result = count(module, protocol=make_protocol(5))
+    # The last evaluation that logs is at step 4, which is the bound; the fifth step was run all the
+    # same.
     assert (result.status, result.steps, result.steps_low) == ("stopped", 5, 4)
     module = Counting(never, gradient=lambda batch: math.nan if batch == 4 else 1.0)
     logs = module.validation_step
@@ -464,6 +495,7 @@ def test_an_evaluation_that_does_not_log_the_metric_tells_nothing():
         logs(batch, batch_idx) if module.weight == 1 else None
     )
     result = count(module)
+    # Of a loss that is lost a trial hears without an evaluation.
     assert (result.status, result.message) == ("diverged", "the training loss is nan at step 5")
 
 
@@ -498,6 +530,7 @@ def test_a_metric_that_is_not_logged_is_named_with_those_that_are():
         # Read as a double, 0.1 in float32 would miss.
         (
             500,
+            # 500 of 5,000 are wrong. In float32 their share is 0.1 + 1.5e-9.
             Target("val/error", 0.1, "min"),
             1.0,
             "reached",
@@ -517,6 +550,7 @@ def test_a_tenth_in_float32_is_a_tenth(correct, target, start, status):
 
 
 class WithoutBatchIndex(Classifier):
+    # Lightning allows a training_step without the index.
     def training_step(self, batch):
         return {"loss": super().training_step(batch, 0), "size": len(batch[1])}
 
@@ -535,6 +569,7 @@ def test_micro_batches_are_the_large_batch(micro, kind, monkeypatch):
         assert (result.steps, result.examples) == (9, 90)
         return tensors(module)
 
+    # Sums in another order differ in float32's last digits.
     large = weights(None)
     torch.testing.assert_close(weights(micro), large, rtol=1e-5, atol=1e-6)
     # Lightning's own accumulation would be wrong for a smaller last group.
@@ -542,6 +577,7 @@ def test_micro_batches_are_the_large_batch(micro, kind, monkeypatch):
     same = True
     for of_micro, of_large in zip(weights(micro), large, strict=True):
         same &= torch.allclose(of_micro, of_large, rtol=1e-4, atol=1e-5)
+    # Only where the last group is as large as the others does Lightning's mean of means do.
     assert same == (10 % micro == 0)
 
 
@@ -549,6 +585,7 @@ def test_micro_batches_are_the_large_batch(micro, kind, monkeypatch):
 def test_a_micro_batch_without_a_loss_adds_nothing():
     """As Lightning has it: training_step may return None."""
     module = Counting(never)
+    # The middle one of three groups has no loss.
     module.training_step = lambda batch, batch_idx: None if batch_idx % 3 == 1 else -module.weight
     result = count(module, make_spec(10), make_protocol(2, micro_batch_size=4))
     assert result.steps == 2
@@ -560,6 +597,7 @@ def test_micro_batches_are_refused_where_lightning_does_not_accumulate():
     protocol = make_protocol(micro_batch_size=4)
     with pytest.raises(ConfigError, match=r"manual optimization.*protocol.micro_batch_size=null"):
         count(TwoOptimizers(never), make_spec(10), protocol)
+    # A batch that is one micro-batch needs no accumulation.
     assert count(TwoOptimizers(never), make_spec(4), protocol).status == "stopped"
 
 
@@ -583,7 +621,9 @@ def test_the_same_seed_gives_the_same_trial_bit_for_bit():
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "lr", "micro"), [(1, 0.03, None), (16, 0.2, 4), (60, 0.5, None)]
+    # One example a step, groups of four, and all 60 images in a batch.
+    ("batch_size", "lr", "micro"),
+    [(1, 0.03, None), (16, 0.2, 4), (60, 0.5, None)],
 )
 def test_evaluations_follow_the_rule(batch_size, lr, micro):
     target = Target("val/loss", 0.3, "min")
@@ -596,6 +636,7 @@ def test_evaluations_follow_the_rule(batch_size, lr, micro):
     schedule = protocol.evaluation_schedule
     for actual, value in result.history:
         near = near or is_near(past, target.gap, schedule.near)
+        # 20 are the validation images.
         due = next_evaluation(step, batch_size, 20, len(past), near, schedule)
         assert actual == min(due, protocol.budget.last_step(batch_size))
         past.append((actual, value))
@@ -615,9 +656,11 @@ def test_the_target_is_not_met_before_the_interval():
     dense, _ = train(make_spec(5, 0.1), replace(protocol, evaluation_schedule=EVERY_STEP))
     assert sparse.reached
     assert dense.reached
+    # Else the interval would be the step itself, and nothing shown.
     assert sparse.steps - sparse.steps_low > 1
     densely = dict(dense.history)
     for step, value in sparse.history:
+        # The two are one training: evaluating more often changes none of it.
         if step <= dense.steps:
             assert densely[step] == value
     assert dense.steps <= sparse.steps
@@ -647,6 +690,7 @@ def test_training_start_up_and_evaluation_are_counted_apart():
     after_step = Callback()
     # This is training, too.
     after_step.on_train_batch_end = lambda *args: fake.sleep(0.5)
+    # The module takes 1 s, its batch 0.25 s, and the call-back 0.5 s: 1.75 s a step.
     module = timed(fake)
     module.configure_callbacks = lambda: [after_step]
     # With 10 examples at a cost of 0.5 and B = 4, half a quarter of training allows one evaluation
@@ -667,6 +711,7 @@ def test_training_start_up_and_evaluation_are_counted_apart():
 @pytest.mark.parametrize("warmup_steps", [3, 4])
 def test_warm_up_lasts_its_steps_where_evaluations_cut_it_short(warmup_steps):
     fake = FakeTime()
+    # The first three steps are slow, as those of a compilation are.
     module = timed(fake, lambda batch: 51.0 if batch < 3 else 1.0)
     # It is evaluated after every step.
     protocol = make_protocol(5, warmup_steps=warmup_steps)
@@ -679,6 +724,7 @@ def test_a_trial_that_fails_keeps_the_time_it_took():
     fake = FakeTime()
     module = timed(fake, lambda batch: 1.0 if batch < 5 else out_of_memory())
     result = count(module, clock=TrialClock(fake))
+    # Five steps were done, after one evaluation at the start and five more.
     assert (result.status, result.train_seconds, result.eval_seconds) == (
         "out of memory",
         5.0,
@@ -704,6 +750,7 @@ def measured(every, batch_size=8, micro_batch_size=None, check=lambda size: None
         def on_validation_start(self):
             fake.sleep(10.0)
 
+    # Nothing counts as diverged, so that each trial runs its 30 steps.
     protocol = learning_protocol(
         30, noise_scale_every=every, micro_batch_size=micro_batch_size, divergence=1e9
     )
@@ -716,12 +763,14 @@ def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
     plain, reference = measured(None)
     result, module = measured(4)
     assert plain.noise_scale == ()
+    # 30 steps have seven multiples of 4.
     assert measured_steps(result.noise_scale) == [4, 8, 12, 16, 20, 24, 28]
     for _, _, trace in result.noise_scale:
         assert trace > 0
     assert TrialResult.from_json(result.to_json()) == result
     assert result.history == plain.history
     assert same_weights(module, reference)
+    # 30 steps of 8 examples at 1 s each.
     assert result.train_seconds == plain.train_seconds == 30 * 8.0
     assert result.seconds_per_step == plain.seconds_per_step == 8.0
     # A measurement takes two halves of 8 examples.
@@ -733,6 +782,7 @@ def test_the_noise_scale_is_measured_every_few_steps_and_is_no_training_time():
 
 
 def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
+    # Half of a batch below 4 is a single example, or none.
     for batch_size in (1, 2, 3):
         result, _ = measured(1, batch_size)
         assert (result.status, result.noise_scale) == ("stopped", ())
@@ -752,6 +802,7 @@ def test_a_batch_that_is_too_small_to_split_is_not_measured(warned):
 )
 def test_a_trial_does_not_fail_with_its_measurement(error, warned):
     def refuse_parts(size):
+        # A measurement is the only thing that trains on less than the batch of 8.
         if size < 8:
             raise error
 
@@ -780,6 +831,7 @@ def test_a_trial_does_not_fail_with_its_measurement(error, warned):
 class Sparse(Classifier):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
+        # An embedding's gradient has only the rows that were looked up.
         self.table = nn.Embedding(60, 1, sparse=True)
 
     def training_step(self, batch, batch_idx):
@@ -797,6 +849,7 @@ def test_a_trial_goes_on_where_its_gradients_cannot_be_measured(micro, warned):
     assert (result.status, result.steps, result.history) == ("stopped", 12, plain.history)
     assert result.noise_scale == ()
     assert same_weights(module, reference)
+    # Nothing of the measurement is left behind.
     for parameter in module.parameters():
         assert not parameter._backward_hooks
     (warning,) = warned()
@@ -814,6 +867,7 @@ def test_the_checkpoint_holds_the_weights_that_reached_the_target(tmp_path):
     assert result.reached
     assert entries(tmp_path) == ["3.ckpt"]
 
+    # Weights of another seed, so that only those that are loaded can give the loss.
     fresh = build(make_spec(4, 0.05, seed=99))
     fresh.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
     make_trainer(TRAINER).validate(fresh, learners.validation(), verbose=False)
@@ -826,6 +880,7 @@ def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
     """Without averaging, the weight after s steps is s; the average of 1 to s is (s + 1)/2."""
     module = Counting(never)
     values = []
+    # A fraction of 1: the average of all weights so far.
     module.configure_callbacks = lambda: [RunningWeightAverage(1.0)]
 
     def validation_step(batch, batch_idx):
@@ -835,6 +890,7 @@ def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
     module.validation_step = validation_step
     path = tmp_path / "3.ckpt"
     result = count(module, checkpoint=path)
+    # 0 before training, then (s + 1)/2.
     assert values == pytest.approx([0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0])
     assert (result.status, result.steps) == ("reached", 9)
     assert torch.load(path, weights_only=True)["state_dict"]["weight"].item() == pytest.approx(5.0)
@@ -844,6 +900,7 @@ def test_it_is_the_average_that_is_evaluated_and_kept(tmp_path):
 
 
 def test_nothing_is_profiled_unless_it_is_asked_for():
+    # The profiler that does nothing is one object for all names.
     nothing = make_trainer(TRAINER).profiler
     assert nothing.profile("run_training_batch") is nothing.profile("another")
     asked = make_trainer({**TRAINER, "profiler": SimpleProfiler()}).profiler
@@ -857,6 +914,7 @@ def test_weights_in_bfloat16_are_learnt_averaged_and_evaluated():
 
     def build(spec):
         module = learner(spec, average=partial(RunningWeightAverage, 0.5))
+        # What goes in, what comes out, and the weights of a layer.
         module.model.register_forward_hook(
             lambda model, inputs, logits: types.update(
                 {inputs[0].dtype, logits.dtype, model[1].weight.dtype}

@@ -45,6 +45,7 @@ def accumulate(noise, model, parts, factors, scale=1.0):
     ("weights", "sizes", "factors", "scale"),
     [
         ("equal", (6, 6), (0.5, 0.5), 1.0),
+        # As a gradient scaler has it.
         ("equal", (4, 4, 4), (1 / 3, 1 / 3, 1 / 3), 1024.0),
         ("examples", (8, 4), (2 / 3, 1 / 3), 1.0),
         ("examples", (5, 4, 3), (5 / 12, 4 / 12, 3 / 12), 8.0),
@@ -58,6 +59,7 @@ def test_it_is_that_of_the_parts_gradients(weights, sizes, factors, scale):
     parts = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
     noise = bstune.LoopNoiseScale(weights=weights)
     accumulate(noise, model, parts, factors, scale)
+    # Straight from the definition, without accumulated gradients.
     squares = [gradient_of(model, part).square().sum().item() for part in parts]
     big = gradient_of(model, batch).square().sum().item()
     expected = combine_norms(squares, sizes, big)
@@ -93,6 +95,7 @@ def test_it_comes_to_the_scale_of_a_known_noise():
         noise.step()
     estimate = noise.estimate
     assert estimate.low < 36 / 16 < estimate.high
+    # Over 400 steps of 2 x 8 examples its standard deviation is 4%.
     assert estimate.noise_scale == pytest.approx(36 / 16, rel=0.15)
     assert estimate.measurements == 400
 
@@ -127,6 +130,7 @@ def test_it_measures_what_lightnings_call_back_does():
     for first in range(0, len(batches), 3):
         accumulate(noise, module.net, batches[first : first + 3], [1 / 3] * 3)
         optimizer.step()
+    # 48 examples, 4 a batch, 3 batches a step.
     assert len(noise.measurements) == 4
     for own, other in zip(noise.measurements, of_trainer.measurements, strict=True):
         assert own == pytest.approx(other, rel=1e-4)
@@ -162,6 +166,7 @@ def test_the_steps_of_a_trial_that_goes_on_are_counted_on():
     parts = two_parts()
     for _ in range(7):
         accumulate(noise, model, parts, (0.5, 0.5))
+    # The multiples of 3 among the steps 101 to 107.
     assert measured_steps(noise.measurements) == [102, 105]
 
 
@@ -177,6 +182,7 @@ def test_a_step_whose_gradient_is_not_finite_is_passed_over(factor):
 def test_a_micro_batch_without_a_gradient_is_passed_over():
     noise = bstune.LoopNoiseScale()
     model = nn.Linear(3, 1)
+    # No backward pass was taken.
     noise.measure(model.parameters(), 4)
     noise.measure(model.parameters(), 4)
     noise.step()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
     [
         ([[1.0, 0.0]], [0], 0.0),
         ([[0.0, 0.0]], [1], 0.5),
+        # (3-1)^2 + (1-0)^2 halved, over two examples, of which the second is exact.
         ([[3.0, 1.0], [0.0, 1.0]], [0, 1], (4 + 1) / 2 / 2),
     ],
 )

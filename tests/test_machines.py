@@ -244,5 +244,6 @@ def test_a_clusters_library_starts_workers(kind, watch, tmp_path, monkeypatch):
     owner.join(GUARD)
     assert owner.exitcode == 0
     wait()
+    # The owner and two workers.
     assert len(set(map(worker_of, watch.trials(*fleet.DONE)))) == 3
     assert watch.finished() == dict.fromkeys(range(40), 1)

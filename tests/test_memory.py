@@ -90,6 +90,7 @@ def doubling_and_bisection(law):
 def test_the_ceiling_fits_and_what_is_above_it_by_the_precision_does_not(
     name, multiple, relative, largest_first
 ):
+    # The ceiling of 30 examples is no multiple.
     if name == "large examples" and multiple > 30:
         pytest.skip("a candidate of its own")
     law = LAWS[name]
@@ -100,7 +101,7 @@ def test_the_ceiling_fits_and_what_is_above_it_by_the_precision_does_not(
     assert law(found.batch_size) <= LIMIT < law(found.above.batch_size)
     assert found.above.batch_size - found.batch_size <= max(multiple, relative * found.batch_size)
     assert found.batch_size in (1, HIGH) or found.batch_size % multiple == 0
-    assert [r.batch_size for r in found.probes] == machine.asked
+    assert [result.batch_size for result in found.probes] == machine.asked
     if not largest_first:
         assert len(machine.asked) <= doubling_and_bisection(law)
     if not largest_first and name in STRAIGHT:
@@ -113,7 +114,7 @@ def test_noise_of_one_percent(verify, seeds):
     """Unverified, the answer is as far off as the noise is in examples: 1% of 1 GiB is 20 examples here."""
     for seed in range(seeds):
         found = search(Machine(LAWS["linear"], noise=0.01, seed=seed), relative=0.01, verify=verify)
-        at = [r.fits for r in found.probes if r.batch_size == found.batch_size]
+        at = [result.fits for result in found.probes if result.batch_size == found.batch_size]
         assert at == [True] * (1 + verify)
         assert found.above in found.probes
         assert not found.above.fits
@@ -151,6 +152,7 @@ def test_a_range_that_fits_ends_at_its_largest(largest_first, asked):
             "training at batch size 1 fits in 1,024 MiB, but the evaluation does not",
         ),
         ("startup", 1, "the data and the model alone do not fit in 1,024 MiB"),
+        # 1 to 64, in powers of two.
         ("error", 7, "fails at every batch size that was tried.*its reason"),
         ("device", 1, r"lost while batch size \d+ was probed: its reason\. Check"),
     ],
@@ -232,6 +234,7 @@ def v2(group, **limits):
 V1 = {
     "proc/self/cgroup": "5:devices:/x\n4:memory,hugetlb:/x\n0::/\n",
     "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "500100\n",
+    # How the kernel writes that there is no limit: 2^63 - 4096.
     "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
     "sys/fs/cgroup/devices/x/memory.limit_in_bytes": "1\n",
 }
@@ -243,6 +246,7 @@ V1 = {
         (v2("/", **{"": "99\n"}), None),
         (MEMINFO, 2048 * 1024),
         ({"proc/meminfo": "MemTotal:  4096 kB\n"}, 4096 * 1024),
+        # Less the 100 bytes that are resident.
         (MEMINFO | v2("/a/b", a_b_="500100\n", a_="900000\n"), 500_000),
         (MEMINFO | v2("/a/b", a_b_="max\n", a_="max\n"), 2048 * 1024),
         (MEMINFO | v2("/gone/in/a/namespace", **{"": "500100\n"}), 500_000),

@@ -22,6 +22,7 @@ NAME = "val/error"
         # Read as a double, it would be 0.10000000149.
         (tensor(0.1), 0.1),
         (tensor(0.1, dtype=torch.float64), 0.1),
+        # The nearest number of a bfloat16.
         (tensor(0.1, dtype=torch.bfloat16), 0.10009765625),
         (tensor(3), 3.0),
         (tensor(math.nan), None),
@@ -47,6 +48,7 @@ def test_a_metric_that_is_not_logged_is_named(logged, text):
 
 
 @pytest.mark.parametrize(
+    # A value of the evaluation before, and one of this, which may be equal.
     ("before", "after", "is_from_before"),
     [
         (None, tensor(0.5), False),
@@ -88,8 +90,10 @@ def test_the_mean_of_a_loss(loss, mean):
         ([10], [9], False),
         ([10, 5], [10, 5], True),
         ([10, 5], [10, 4], False),
+        # A loader without a length has been looked at whole only where all of it is asked for.
         ([None], [2], False),
         ([None], [math.inf], True),
+        # There was nothing to look at.
         ([0], [0], False),
     ],
 )

@@ -16,7 +16,9 @@ from bstune.core.metric_names import choose_loss, mode_of, parse_target
         ("val/top1-accuracy", "max"),
         ("macro_f1", "max"),
         ("reward", None),
+        # Its words contradict each other.
         ("accuracy_loss", None),
+        # A part of a word is none.
         ("glossary", None),
     ],
 )

@@ -91,11 +91,13 @@ def test_a_sweep_that_is_stopped_goes_on(root, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(minibatch_sgd, "run_trial", stopping_after(4, trained))
         with pytest.raises(StoppedError):
+            # The other four trials, a round of six timings, and two of the second round.
             run(sweep, stopping_after(8, seconds), log_at(path))
     units = units_in(path)
     assert len(set(units)) == len(units) == 7
     assert units[-1] == "loader/1"
     monkeypatch.setattr(minibatch_sgd, "run_trial", None)
+    # The second round begins anew.
     finding = run(sweep, stopping_after(6, seconds), log_at(path))
     assert (finding.sentence, finding.rows) == (whole.sentence, whole.rows)
     assert run(sweep, None, log_at(path)).rows == whole.rows
@@ -121,9 +123,8 @@ def test_each_trial_runs_through_its_epochs_and_full_batches_descend_as_in_numpy
     finding = run(sweep)
     table = ((TABLE - TABLE.mean(axis=0)) / TABLE.std(axis=0))[:30]
     assert [one["run"] for one in finding.rows] == ["whole", "one", "seven"]
-    for one, steps in zip(
-        finding.rows, (8, 60, 11), strict=True
-    ):  # 2.5 epochs of 30 are 75 examples
+    # 2.5 epochs of 30 are 75 examples.
+    for one, steps in zip(finding.rows, (8, 60, 11), strict=True):
         assert one["curve"]["steps"][-1] == steps
         assert [(trial["seed"], trial["status"]) for trial in one["trials"]] == [
             (3, "stopped"),
@@ -190,10 +191,12 @@ def test_medians_over_the_seeds():
         [(1, 0.9), (2, 0.4), (3, 0.3)],
     )
     found = row_of(*histories, taus=[0.1, 0.2, 0.4])
+    # The median rate, and three steps of 0.2 s.
     assert (found["ms_per_step"], found["seconds_to_level"]) == pytest.approx((200.0, 0.6))
     # Of 3, 2 and never.
     assert found["steps_to_level"] == 3
     assert (found["last_loss"], found["curve"]["loss"]) == (0.2, [0.5, 0.3, 0.2])
+    # Quartiles of three values.
     assert found["curve"]["loss_low"] == pytest.approx([0.45, 0.25, 0.15])
     assert found["curve"]["loss_high"] == pytest.approx([0.7, 0.35, 0.25])
     # A trial without a step has no time of one.

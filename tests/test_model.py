@@ -87,6 +87,7 @@ def test_the_scatter_over_seeds_is_the_noise_of_the_draws():
     prior = prior_of()
     theta = draws(prior, np.zeros(101))
     theta[:, NOISE] = np.linspace(math.log(0.05), math.log(0.2), 101)
+    # The quantiles of 5% and 95%, over a factor of 4.
     low = 0.05 * 4**0.05
     high = 0.05 * 4**0.95
     assert seed_scatter(posterior_of(prior, theta)).model_dump() == pytest.approx(
@@ -98,6 +99,7 @@ def test_exponent_and_interval_are_quantiles_of_the_draws():
     exponents = np.linspace(-0.1, 0.1, 101) + 0.12
     whole = fitted(exponents, b_crit=256.0)
     for row, end, reached in ((whole, HIGH, 6), (whole.below_b_crit, 256.0, 5)):
+        # The rule's 0.5 and 0.12; 90% of +-0.1 are +-0.09.
         assert (row.exponent, row.low, row.high) == pytest.approx((0.62, 0.53, 0.71))
         assert (row.start, row.end) == pytest.approx((LOW, end))
         assert (row.reached, row.identified) == (reached, True)
@@ -130,12 +132,14 @@ def test_below_b_crit_it_takes_an_octave_and_three_trials(b_crit, sizes, reached
     ("share", "identified"), [(0.1, True), (0.7, True), (0.9, False), (1.1, False)]
 )
 def test_an_interval_as_wide_as_the_priors_identifies_nothing(share, identified):
+    # 90% of a uniform distribution are 0.9 of its width.
     half = NORMAL90 * SIGMA * share / 0.9
     row = fitted(np.linspace(-half, half, 1001))
     assert row.identified is identified
 
 
 def test_reached_trials_at_one_end_identify_nothing():
+    # Four of the range's eight octaves, and fewer.
     for sizes, identified in (((8, 16, 128), True), ((8, 16, 96), False), ((64,) * 6, False)):
         assert fitted([0.0, 0.01], sizes).identified is identified
 
@@ -192,5 +196,6 @@ def test_the_posterior_takes_the_noise_scale_given_or_measured(
     posterior = study_posterior(prepared, done, 20)
     # Where a table repeats a run, trials have one history.
     np.testing.assert_allclose(posterior.data.weight, 0.25)
+    # tr Sigma/|G|^2 = 5/0.1.
     prior = posterior.prior
     assert 2**prior.log_mid * math.exp(prior.mean[B_CRIT]) == pytest.approx(given or 50.0)

@@ -23,6 +23,7 @@ from bstune.core.noise_scale import GradientNorms, combine_norms, estimate_noise
 from bstune.trial.batches.accumulation import weight_micro_batches
 from bstune.trial.noise_scale import NoiseScale, count_examples, cut_batch
 
+# Advice of Lightning's that does not concern a toy.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*num_workers.*", "ignore:.*(returned `None`|logging interval|not resumable).*"
 )
@@ -34,9 +35,11 @@ EXACT = {"rel": 1e-12}
 # -- arithmetic
 
 
+# Of groups of unequal sizes B_small is the mean size: 19/3.
 @pytest.mark.parametrize(("sizes", "small_size"), [((1, 1), 1), ((8, 8), 8), ((8, 8, 3), 19 / 3)])
 def test_expected_norms_give_back_both_terms(sizes, small_size):
     """E|g|^2 = |G|^2 + tr(Sigma)/n of n examples, here with |G|^2 = 2 and tr Sigma = 30."""
+    # By their expectations alone, without an error of sampling.
     squared_norms = 2 + 30 / np.array(sizes)
     norms = combine_norms(squared_norms.tolist(), sizes, 2 + 30 / sum(sizes))
     assert (norms.squared_gradient, norms.trace) == (
@@ -52,10 +55,12 @@ def test_expected_norms_give_back_both_terms(sizes, small_size):
 @pytest.mark.parametrize("sizes", [(4, 4), (8, 8, 8, 3)])
 def test_the_trace_is_the_textbooks_pooled_variance_between_groups(sizes):
     n = np.array(sizes, float)
+    # 500 steps of groups of four-dimensional gradients.
     gradients = np.random.default_rng(0).normal(1.0, 2.0, size=(500, len(n), 4))
     means = np.einsum("i,sid->sd", n / n.sum(), gradients)
     steps = zip((gradients**2).sum(axis=2), (means**2).sum(axis=1), strict=True)
     traces = [combine_norms(norms, sizes, big).trace for norms, big in steps]
+    # One-way analysis of variance: sum n_i |g_i - g|^2/(k - 1).
     pooled = np.einsum("i,sid->s", n, (gradients - means[:, None]) ** 2) / (len(n) - 1)
     np.testing.assert_allclose(traces, pooled, rtol=1e-9, atol=1e-12)
     assert min(traces) >= 0.0
@@ -63,9 +68,11 @@ def test_the_trace_is_the_textbooks_pooled_variance_between_groups(sizes):
 
 def random_terms(seed, mean, steps):
     rng = np.random.default_rng(seed)
+    # A normal |G|^2 that may be near 0, and a trace that is positive.
     return rng.normal(mean, 1.0, steps), rng.gamma(9.0, 1.0, steps)
 
 
+# In any unit: the smallest would underflow when it is squared.
 @pytest.mark.parametrize("unit", [1.0, 1e-200])
 @pytest.mark.parametrize(
     ("seed", "mean", "steps"), [(0, 1.0, 12), (1, 3.0, 16), (2, 0.2, 16), (3, -0.1, 9)]
@@ -79,7 +86,9 @@ def test_at_the_ends_of_the_interval_the_t_test_is_at_its_level(seed, mean, step
     for end in (found.low, found.high):
         if end is not None:
             difference = traces - end * unit * gradients
+            # Fieller: at an end B the mean of trace - B |G|^2 is just significant.
             statistic = abs(difference.mean()) / (difference.std(ddof=1) / math.sqrt(steps))
+            # Both sides of an interval of 80%.
             assert statistic == pytest.approx(student.ppf(0.9, steps - 1), rel=1e-9)
     if found.noise_scale is not None:
         assert found.noise_scale == pytest.approx(traces.mean() / gradients.mean() / unit)
@@ -88,11 +97,13 @@ def test_at_the_ends_of_the_interval_the_t_test_is_at_its_level(seed, mean, step
 
 def test_many_steps_are_blocked_so_that_a_drift_widens_the_interval():
     gradients, traces = random_terms(0, 10.0, 320)
+    # The trace triples over 320 steps.
     drift = np.linspace(0.5, 1.5, 320)
     shuffled = np.random.default_rng(0).permutation(320)
     drifting = estimate_noise_scale(gradients, traces * drift)
     mixed = estimate_noise_scale(gradients, (traces * drift)[shuffled])
     assert drifting.noise_scale == pytest.approx(mixed.noise_scale)
+    # In another order the same numbers have a narrower interval.
     assert drifting.high - drifting.low > 2 * (mixed.high - mixed.low)
     # The oldest steps that fill no block are left out.
     extra = estimate_noise_scale([99.0, *gradients[:33]], [99.0, *traces[:33]])
@@ -111,7 +122,9 @@ NOT_SIGNIFICANT = (
     ("gradients", "traces", "reason"),
     [
         ([], [], "no step was measured"),
+        # Below 4 there is no interval worth a name.
         ([1.0] * 3, [2.0] * 3, "3 of at least 4 steps were measured"),
+        # A negative estimate of a square, and one with a large scatter.
         ([-1.0, -1.1] * 4, [2.0, 2.1] * 4, NOT_SIGNIFICANT.format(-1.05)),
         ([5.0, -4.0] * 4, [2.0, 2.1] * 4, NOT_SIGNIFICANT.format(0.5)),
     ],
@@ -127,6 +140,7 @@ def test_undetermined_says_so_and_leaves_the_ends_open(gradients, traces, reason
     ("call", "message"),
     [
         (
+            # B_small must be smaller than B_big.
             lambda: GradientNorms(1, 4, 1, 4),
             "0 < B_small < B_big, but got 4 and 4: measure at least two",
         ),
@@ -193,11 +207,13 @@ class Regression(LightningModule):
         return 0.5 * ((x @ self.weight - y) ** 2).mean()
 
     def configure_optimizers(self):
+        # The weights stay where they are, so that every step measures the same gradient.
         return torch.optim.SGD([self.weight], lr=0.0)
 
 
 def regression_data(n=128):
     generator = torch.Generator().manual_seed(0)
+    # The noise of y has a standard deviation of 2.
     x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
     return x, x.sum(1) + 2 * torch.randn(n, generator=generator, dtype=torch.float64)
 
@@ -223,6 +239,7 @@ def serve(batches):
 @pytest.mark.parametrize(
     ("sizes", "parts", "weights"),
     [
+        # A batch that is split, and micro-batches with and without a smaller last one.
         ((31,), 3, "equal"),
         ((8,) * 4, 2, "equal"),
         ((16, 16, 5), 2, "equal"),
@@ -233,8 +250,10 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
     x, y = regression_data()
     module = Regression()
     with torch.no_grad():
+        # Of each example (x w - y) x.
         gradients = (x * (x @ module.weight - y)[:, None]).numpy()
     squared = (gradients.mean(axis=0) ** 2).sum()
+    # tr Sigma is the sum of the variances.
     trace = gradients.var(axis=0).sum()
     if weights == "examples":
         weight_micro_batches(module, sizes, sum(sizes))
@@ -243,6 +262,7 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
     steps, *terms = np.array(callback.measurements).T
     assert steps.tolist() == list(range(1, 301))
     for found, exact in zip(terms, (squared, trace), strict=True):
+        # Four standard errors of 300 steps.
         assert found.mean() == pytest.approx(exact, abs=4 * found.std() / math.sqrt(300))
     found = callback.estimate
     assert found.low < trace / squared < found.high
@@ -252,10 +272,12 @@ def test_linear_regression_recovers_what_all_data_give(sizes, parts, weights):
 
 
 def test_both_ways_measure_the_same_step_the_same_and_before_its_gradient_is_clipped():
+    # Five steps of 20 examples, and the same in halves.
     batches = drawn((20,), 5)
     halves = []
     for x, y in batches:
         halves += zip(x.split(10), y.split(10), strict=True)
+    # It would be a thousandth.
     split = measure(Regression(), batches, gradient_clip_val=1e-3)
     accumulated = measure(Regression(), serve(halves), 2)
     clipped = measure(Regression(), serve(halves), 2, gradient_clip_val=1e-3)
@@ -282,6 +304,7 @@ class Everything(LightningModule):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
+        # Noise by the module's own generator, by Python's and by NumPy's.
         x = (
             x
             + 0.01 * torch.randn(x.shape, generator=self.own)
@@ -312,6 +335,7 @@ def everything_that_is_left(callback, accumulate):
     module = Everything()
     recorder = Recorder()
     generator = torch.Generator().manual_seed(5)
+    # 95 examples make nine batches of 10 and one of 5.
     data = TensorDataset(
         torch.randn(95, 6, generator=generator), torch.randn(95, generator=generator)
     )
@@ -339,6 +363,7 @@ def everything_that_is_left(callback, accumulate):
         module.counts,
         recorder.logged(False),
     )
+    # What was patched in is taken out.
     assert "log" not in vars(module)
     for parameter in module.parameters():
         assert not parameter._backward_hooks
@@ -370,6 +395,7 @@ def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
     (_, last) = recorder.logged(True)[-1]
     assert set(last) == terms | {"noise_scale", "noise_scale_low", "noise_scale_high"}
     assert (last["noise_scale"], last["noise_scale_low"]) == (estimate.noise_scale, estimate.low)
+    # Of 16 measurements the window holds the last 8.
     assert (estimate.measurements, len(callback.measurements)) == (8, 16)
     late = np.array(callback.measurements)[-8:]
     assert estimate.noise_scale == pytest.approx(late[:, 2].mean() / late[:, 1].mean())
@@ -377,6 +403,7 @@ def test_logs_the_moving_estimate_at_the_steps_that_are_measured():
 
 @pytest.mark.parametrize(
     ("batches", "accumulate", "parts", "expected"),
+    # 128 steps for each part of a batch that is split; 32 where micro-batches are there anyway.
     [(400, 1, 2, [256]), (400, 1, 3, [384]), (150, 2, 2, [32, 64])],
 )
 def test_default_interval(batches, accumulate, parts, expected):
@@ -399,6 +426,7 @@ class Narrow(Regression):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_gradient_scaler_is_taken_out_and_an_overflow_passed_over(accumulate):
+    # In float16 512 is a fine scale, and 2^100 is infinite.
     def train(scale):
         precision = {}
         if scale is not None:
@@ -409,10 +437,12 @@ def test_a_gradient_scaler_is_taken_out_and_an_overflow_passed_over(accumulate):
     plain = train(None)
     scaled = train(2.0**9)
     overflown = train(2.0**100)
+    # float16 has three digits.
     np.testing.assert_allclose(scaled.measurements, plain.measurements, rtol=0.05, atol=0.02)
     assert (len(overflown.measurements), overflown.passed_over) == (0, 4)
 
 
+# Lost in one batch of 8: nan, infinite, too large to square, or no loss at all.
 @pytest.mark.parametrize(
     ("bad", "accumulate"), [(math.nan, 1), (math.inf, 2), (3e153, 1), (None, 1), (None, 2)]
 )
@@ -450,6 +480,7 @@ def test_parameters_may_have_no_gradient_no_optimizer_or_a_shared_gradient(accum
             self.weight.data /= 2
             # It has the gradient of weight, so both terms are twice as large.
             self.other = nn.Parameter(self.weight.detach().clone())
+            # Unused, and one that no optimizer has.
             self.unused = nn.Parameter(torch.ones(3))
             self.apart = nn.Parameter(torch.ones(1, dtype=torch.float64))
 
@@ -463,7 +494,10 @@ def test_parameters_may_have_no_gradient_no_optimizer_or_a_shared_gradient(accum
     more = measure(More(), drawn((8,), 4), accumulate)
     plain = measure(Regression(), drawn((8,), 4), accumulate)
     np.testing.assert_allclose(
-        more.measurements, np.array(plain.measurements) * [1, 2, 2], rtol=1e-10
+        # Step, |G|^2 and trace: both twice as large.
+        more.measurements,
+        np.array(plain.measurements) * [1, 2, 2],
+        rtol=1e-10,
     )
 
 
@@ -474,6 +508,7 @@ class Local(Regression):
 
     def train_dataloader(self):
         x, y = regression_data(32)
+        # Rank 0 has the even examples, rank 1 the odd ones.
         of_this_rank = slice(self.trainer.global_rank, None, 2)
         x = x[of_this_rank]
         y = y[of_this_rank]
@@ -506,6 +541,7 @@ def test_several_devices_are_read_before_their_gradients_are_reduced(tmp_path):
             part = slice(first, first + 4)
             micro_batches.append((x[rank::2][part], y[rank::2][part]))
     alone = measure(Regression(), serve(micro_batches), 4)
+    # 32 examples on two devices, two micro-batches of 4 on each a step: two steps of 16.
     assert len(alone.measurements) == 2
     np.testing.assert_allclose(json.loads(module.path.read_text()), alone.measurements, rtol=1e-9)
 
@@ -534,17 +570,20 @@ def test_splits_along_dimension_0(batch, first):
     assert first(small).tolist() == [0, 1]
     assert first(large).tolist() == [2, 3, 4]
     assert (count_examples(small), count_examples(large)) == (2, 3)
+    # More parts than examples: one each.
     assert len(cut_batch(batch, 9)) == 5
 
 
 def test_a_mapping_that_cannot_be_written_to_is_split_into_dicts():
     first, second = cut_batch(MappingProxyType({"x": torch.arange(3)}), 2)
+    # A proxy of a mapping cannot be built from a dict.
     assert (type(first), first["x"].tolist(), second["x"].tolist()) == (dict, [0], [1, 2])
 
 
 @pytest.mark.parametrize(
     ("batch", "found"),
     [
+        # A single number has no dimension to cut.
         (torch.tensor(1.0), "but batch is or holds a tensor without dimensions"),
         ((torch.zeros(4), torch.zeros(3)), "but batch is or holds tensors of lengths 3, 4"),
         ((torch.zeros(4), 7), "but batch[1] is or holds int"),
@@ -574,6 +613,7 @@ class Iterating(Narrow):
     [
         (Manual, 8, "Manual steps its optimizers itself [(]manual optimization[)]"),
         (Iterating, 8, "Iterating.training_step takes dataloader_iter"),
+        # Half of one example is none.
         (Narrow, 1, "a batch of 1 example cannot be split .* take a larger batch, or accumulate"),
     ],
 )
@@ -585,6 +625,7 @@ def test_refuses_in_training(module, size, message):
 
 
 def test_refuses_a_strategy_that_shards_gradients():
+    # The name is what is told.
     class Sharded:
         pass
 
@@ -602,6 +643,7 @@ def test_refuses_a_strategy_that_shards_gradients():
         ({"every": 0}, "the noise scale's every must be a positive integer, but got 0"),
         ({"every": 1.5}, "the noise scale's every must be a positive integer, but got 1.5"),
         ({"parts": 1}, "the noise scale's parts must be at least 2, but got 1"),
+        # An interval needs four measurements.
         ({"window": 3}, "the noise scale's window must be at least 4, but got 3"),
         ({"level": 0.0}, "the level of the noise scale's interval must lie in (0, 1), but got 0.0"),
         (
@@ -617,5 +659,6 @@ def test_refuses_settings(setting, message):
 
 
 def test_the_last_small_batch_of_an_epoch_is_passed_over():
+    # A batch of one at the end of an epoch cannot be split.
     callback = measure(Regression(), serve([*drawn((8,), 3), *drawn((1,), 1)]))
     assert (len(callback.measurements), callback.passed_over) == (3, 1)

@@ -28,7 +28,9 @@ def test_an_answer_is_a_row_a_line_and_its_picture():
     actions = (("NEXT", ("bstune x",)), ("MORE", ("left out",)))
     html = answer_html(Answer("asked", "answered", lines, actions, ()), picture(), "it's")
     labels, texts = zip(*rows(html), strict=True)
+    # What a page has besides is left out.
     assert labels == ("USE", "CAUTION", "NEXT")
+    # A row's lines stay lines.
     assert texts[0] == "B = 64<br>lr = 0.1"
     assert re.fullmatch(r"(\w<br>)+\d more in the page", texts[1])
     assert PICTURE in html
@@ -58,6 +60,7 @@ def test_a_survey_shows_its_tables_and_its_roofline(monkeypatch):
     assert PICTURE in survey._repr_html_()
     assert "1,000" in survey._repr_html_()
     assert len(survey.plot().axes) == 2
+    # A notebook shows a text beside the HTML.
     assert len(repr(survey)) < 100
 
 
@@ -76,6 +79,7 @@ def test_a_comparison_shows_a_row_a_study_and_its_picture():
         ]
     )
     html = found._repr_html_()
+    # The heads and two studies.
     assert len(rows(html)) == 1 + 2
     assert PICTURE in html
     assert len(found.plot().subfigs) == 2

@@ -21,6 +21,7 @@ FLOATS = [
     (np.array([0.5]), 0.5),
     (torch.tensor(0.5), 0.5),
     (torch.tensor([[3]]), 3.0),
+    # A truth value is a number to Python, not to anyone who reads a loss.
     (True, None),
     (np.bool_(True), None),
     (torch.tensor(True), None),
@@ -30,10 +31,12 @@ FLOATS = [
     (1j, None),
     (torch.tensor(1j), None),
     (10**400, None),
+    # A signalling NaN raises where it becomes a float.
     (Decimal("sNaN"), None),
     ([0.5], None),
     (np.array([0.5, 1.0]), None),
     (torch.ones(2), None),
+    # It has no value.
     (torch.empty(1, device="meta"), None),
 ]
 INTEGERS = [
@@ -45,6 +48,7 @@ INTEGERS = [
     (True, None),
     (np.bool_(True), None),
     (torch.tensor(True), None),
+    # A float is no count, however whole.
     (2.0, None),
     (np.float64(2.0), None),
     (torch.tensor(2.0), None),
@@ -73,6 +77,7 @@ def test_what_is_a_whole_number(value, number):
 def test_what_is_shown_fits_into_a_line():
     assert shown("ab") == "'ab'"
     assert len(shown(10**400)) == 60
+    # Python writes no more than 4300 digits.
     assert shown(10**5000) == "one of type int"
 
 
@@ -82,6 +87,7 @@ def test_what_is_shown_fits_into_a_line():
         (2, True),
         (-1e308, True),
         (10**308, True),
+        # A float ends at 1.8e308.
         (10**309, False),
         (math.inf, False),
         (math.nan, False),

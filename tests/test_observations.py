@@ -49,6 +49,7 @@ def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high,
     at = data.points
     assert (at.x[0], at.z[0], bool(data.bound[0]), at.other.tolist()) == (7.0, -3.0, bound, [[0.5]])
     assert bool(data.diverged[0]) == (status == "diverged")
+    # A uniform distribution from log 800 to log 1,000.
     assert status != "reached" or data.spread[0] == pytest.approx(math.log(1.25) / math.sqrt(12.0))
     # An estimate is known to lie above what has run.
     assert data.least[0] == (math.log(1000) if log_factor == 0.5 else -math.inf)
@@ -57,15 +58,14 @@ def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high,
 def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate():
     one = Observation(0, "reached", 1000, 0, 1e-3, 7.0, -3.0, (0.5,), None, 0.0, stuck=False)
     data = likelihood_data([one], PRIOR)
+    # Where nothing tells the lower end, it is half of the steps.
     assert data.y[0] == pytest.approx(math.log(1000 * math.sqrt(0.5)))
     assert data.spread[0] == pytest.approx(math.log(2.0) / math.sqrt(12.0))
 
 
 @pytest.mark.parametrize(
-    (
-        "runs",
-        "log_steps",
-    ),  # of one place where the posterior expects log S = 0, at a noise of 0.1 as large as POINT_MISFIT
+    # Of one place where the posterior expects log S = 0, at a noise of 0.1 as large as POINT_MISFIT.
+    ("runs", "log_steps"),
     [
         ([("reached", 0.1)], 0.05),
         ([("reached", 0.1), ("reached", 0.1)], 0.1 * 2 / 3),

@@ -14,6 +14,7 @@ from bstune.trial.processes import workers
 )
 def test_threads_spin_shortly_unless_the_user_says_how(environment, spin, monkeypatch):
     changed = dict(environment)
+    # First in a mapping of its own, then as the fork server gets it.
     spin_shortly(changed)
     assert changed.get(SPIN) == spin
     for name in (SPIN, WAIT_POLICY):

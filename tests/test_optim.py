@@ -28,6 +28,7 @@ ADAM = {
     "eps": 1e-8,
     "weight_decay": 0.1,
 }
+# Wide, tall, square, a single row, and a shape twice.
 MATRICES = [(8, 20), (20, 8), (6, 6), (1, 9), (8, 20)]
 FILTERS = [(8, 4, 3, 3), (8, 4, 3, 3), (16, 8, 3, 3), (40, 2, 2, 2)]
 
@@ -69,6 +70,7 @@ def test_matrices_go_as_with_torchs_muon(nesterov, weight_decay):
             set_gradients(parameters, step)
             optimizer.step()
     for a, b, start in zip(ours, theirs, random_parameters(MATRICES), strict=True):
+        # bfloat16's three digits, over six steps.
         assert (a - b).norm() < 0.02 * (b - start).norm()
 
 
@@ -82,8 +84,10 @@ def test_the_iteration_is_its_polynomial_on_each_singular_value(steps, shape, sc
     ):
         left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
         for _ in range(steps):
+            # The quintic of Muon's source.
             values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
         torch.testing.assert_close(result, left @ values.diag() @ right, rtol=0, atol=1e-4)
+        # Five steps bring all singular values near 1, and none exactly there.
         assert steps < 5 or 0.65 < values.min() <= values.max() < 1.25
 
 
@@ -96,6 +100,7 @@ def test_muon_leaves_vectors_and_the_matrices_that_are_named_to_adamw(adam_matri
     options = {"momentum": 0.9, "nesterov": True, "steps": 5}
     mine = muon_and_adam(ours, 0.02, **ADAM | {"adam_matrices": adam_matrices}, **options)
     left = {1, 3} | {(0, 2, 4)[place] for place in adam_matrices}
+    # Vectors, and the matrices whose places are named.
     for_adam = [theirs[i] for i in sorted(left)]
     adam = torch.optim.AdamW(for_adam, lr=0.02 * 0.1, betas=(0.9, 0.99), weight_decay=0.1)
     own = [theirs[i] for i in range(5) if i not in left]
@@ -153,6 +158,7 @@ def test_weights_are_normalised_before_the_step_as_in_the_source():
         for weight, buffer, parameter in zip(theirs, buffers, ours, strict=True):
             buffer.mul_(0.6).add_(parameter.grad)
             update = parameter.grad + 0.6 * buffer
+            # Normalised, then stepped: the other order would change both.
             weight.mul_(len(weight) ** 0.5 / weight.norm())
             weight.sub_(
                 orthogonalised(update.reshape(1, len(update), -1), 3).view(weight.shape), alpha=0.24
@@ -179,6 +185,7 @@ def test_other_groups_are_torchs_sgd_bit_for_bit(momentum, nesterov, weight_deca
         if step == 3:
             ours[0].grad = theirs[0].grad = None
         mine.step()
+        # Equal after every step, not only at the end.
         reference.step()
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
@@ -230,6 +237,7 @@ def groups_of(module, kinds, lr=0.5, weight_decay=0.01, batch_size=100):
 @pytest.mark.parametrize("scale", [None, 0.25])
 def test_each_trained_parameter_is_in_the_group_of_its_kind_or_in_the_rest(kinds, scale):
     module = network(scale)
+    # Frozen weights belong to no group.
     module[4].weight.requires_grad = False
     members = {
         "norm_bias": ["2.bias", "5.bias"],
@@ -263,10 +271,13 @@ def test_rates_are_factors_and_the_decay_a_step_stays_and_examples_become_steps(
         "filters": {"decay": 0.0},
     }
     groups = groups_of(network(), kinds, lr=0.4, weight_decay=5e-4)
+    # 0.4 x 64, 0.4 x 0.5, and the rate itself.
     assert column(groups, "lr") == pytest.approx([25.6, 0.2, 0.4, 0.4])
     assert column(groups, "weight_decay") == pytest.approx([5e-4 / 64, 3e-3, 0.0, 5e-4])
+    # Rate times decay is what a step takes off: only decay's own factor changes it.
     shrinks = np.multiply(column(groups, "lr"), column(groups, "weight_decay"))
     assert shrinks == pytest.approx([2e-4, 6e-4, 0.0, 2e-4])
+    # Rounded up to whole steps of 1,024 examples.
     for examples, steps in ((147_456, 144), (1, 1), (1024, 1), (1025, 2)):
         kinds = {"whitening_bias": {"examples": examples}, "norm_bias": {}}
         first, *others = groups_of(network(), kinds, batch_size=1024)

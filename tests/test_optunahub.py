@@ -75,6 +75,7 @@ def test_a_package_has_the_registrys_layout(package):
     lines = (folder / "requirements.txt").read_text().splitlines()
     required = [re.split("[>=]", line)[0] for line in lines if not line.startswith("#")]
     assert {"bstune", "optuna"} <= set(required)
+    # YAML between two lines of dashes, then the page.
     _, front, page = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     metadata = yaml.safe_load(front)
     assert list(metadata) == [
@@ -119,6 +120,7 @@ def test_the_benchmarks_example_runs(hub, capsys):
         rows.append((name.strip(), early, late))
     assert [name for name, _, _ in rows] == ["cost", "random", "tpe", "tpe, median"]
     for _, early, late in rows[1:]:
+        # Times over the best point's, which one lucky seed may beat.
         assert 0.9 < float(late) <= float(early)
 
 
@@ -128,6 +130,7 @@ def test_the_benchmarks_example_of_a_sampler_that_stops_trials_runs(hub, capsys)
     exec(path.read_text(encoding="utf-8"), names)  # noqa: S102
     study = names["study"]
     assert len(study.trials) == 20
+    # It goes on with trials that it stopped.
     continued = [trial.user_attrs["bstune:resumed_from"] for trial in study.trials]
     assert any(number is not None for number in continued)
     assert study.best_value < names["problem"].penalty
@@ -163,9 +166,11 @@ def test_a_recorded_point_is_answered_as_it_was_recorded(benchmark):
         times.append(steps[-1] * run.seconds_per_step)
     problem = benchmark.Problem("fashion_mlp")
     assert problem.best_params == BEST
+    # Its two seeds.
     assert problem.best_value == pytest.approx(sum(times) / 2)
     assert problem.evaluate(BEST) == problem.evaluate(BEST) == pytest.approx(times[0])
     assert problem.spent == pytest.approx(2 * times[0])
+    # With a seed of its own a problem draws which recorded run answers.
     drawn = benchmark.Problem("fashion_mlp", seed=0)
     assert sorted({drawn.evaluate(BEST) for _ in range(20)}) == pytest.approx(sorted(times))
     in_steps = benchmark.Problem("fashion_mlp", objective="steps")
@@ -192,6 +197,7 @@ def test_a_miss_is_censored_and_costs_what_it_took(benchmark):
     longest = max(run.end * run.seconds_per_step for run in table.runs)
     recorded = table.cells[4096, MISSED["lr"]][0]
     problem = benchmark.Problem("fashion_mlp")
+    # No run that reached the target took as long.
     assert problem.evaluate(MISSED) == problem.penalty == pytest.approx(2 * longest)
     assert problem.spent == pytest.approx(recorded.end * recorded.seconds_per_step)
     assert problem.spent < longest
@@ -229,6 +235,7 @@ def test_a_pruner_stops_a_run_at_the_first_cost(benchmark):
         run = problem.runs[trial.number]
         assert (trial.state, run.can_go_on) == (TrialState.PRUNED, True)
         (place,) = trial.intermediate_values
+        # Costs double from place to place, up to the longest run at the seventh.
         limit = problem.penalty / 2 * 2.0 ** (place - 7)
         assert limit - run.seconds_per_step < run.cost <= limit
         assert trial.user_attrs["cost"] == run.cost

@@ -139,6 +139,7 @@ def test_several_optimizers_keep_their_proportion_to_the_largest_rate():
     one = Adam([weight], lr=0.001)
     other = AdamW([weight], lr=torch.tensor(0.004))
     override_rate([one, other], nn.Linear(1, 1), 0.4)
+    # The smaller rate is a quarter of the larger one, before and after.
     assert one.param_groups[0]["lr"] == pytest.approx(0.1)
     assert one.defaults["lr"] == pytest.approx(0.1)
     assert isinstance(other.param_groups[0]["lr"], torch.Tensor)
@@ -182,12 +183,15 @@ def test_optimizers_without_a_rate_are_refused(configured):
         ("base_lrs", True),
         ("_last_lr", True),
         ("eta_min", True),
+        # Names of lightning-bolts' schedule and of torch's swa_utils.
         ("warmup_start_lr", True),
         ("swa_lr", True),
+        # Shares and functions of a rate, not rates.
         ("lr_decay", False),
         ("lr_lambdas", False),
         ("lr_mult", False),
         ("last_epoch", False),
+        # Rprop's factors.
         ("etas", False),
         ("max_momentum", False),
         ("warmup", False),

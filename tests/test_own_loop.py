@@ -33,7 +33,9 @@ from bstune.trial.own_loop import ENDED_SHORT, LoopBackend, LoopLimits, LoopTria
 from bstune.trial.parts.state import TrialState
 from bstune.trial.parts.verdict import Verdict
 
+# The objective loss has a metric as its target, and no value of it.
 FOR_LOSS = {"objective": "loss", "target": "loss"}
+# A loop evaluates after each step, so tune() has to do the same for equal histories.
 EVERY_STEP = [
     "protocol.evaluation_ratio=1.0001",
     "protocol.evaluation_share=1.0",
@@ -79,6 +81,7 @@ class Digits(LightningModule):
     def training_step(self, batch, batch_idx):
         return cross_entropy(self.net(batch[0]), batch[1])
 
+    # The same loss as the loops', by the name under which they report it.
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", cross_entropy(self.net(batch[0]), batch[1]))
 
@@ -123,6 +126,7 @@ def run_loop(name, trials=None):
     """Train a study's trials, or those that are given, by a loop; return their records."""
     train = loop_of(name)
     study = study_of(name)
+    # The Trainer shuffles by itself; only in tune's order can the weights agree.
     more = {"trainer_class": in_tunes_order()} if name == "huggingface" else {}
     train(study if trials is None else trials(study), every=1, **more)
     return study.result.records
@@ -137,12 +141,14 @@ def assert_same(records, expected, exactly):
     """Compare what depends on no clock."""
     assert len(records) == len(expected)
     for record, other in zip(records, expected, strict=True):
+        # The last value is the history, whose floats may differ in their last digits.
         *decided, history = without_clock(record)
         *decided_by_other, history_of_other = without_clock(other)
         assert decided == decided_by_other
         if exactly:
             assert history == history_of_other
         else:
+            # The metric is a float32: 1e-6 is about eight of its rounding errors.
             assert np.array(history) == pytest.approx(np.array(history_of_other), rel=1e-6)
 
 
@@ -150,9 +156,8 @@ def assert_same(records, expected, exactly):
 @pytest.mark.parametrize(
     "name", ["bare", pytest.param("fabric", marks=pytest.mark.slow), "huggingface"]
 )
-@pytest.mark.filterwarnings(
-    "ignore"
-)  # advice of Lightning and transformers to whoever trains a toy
+# Lightning and transformers give advice to whoever trains a toy.
+@pytest.mark.filterwarnings("ignore")
 def test_a_loop_has_the_trials_of_tune(name, tuned):
     records = run_loop(name)
     # Something was continued, so that the comparison is of that, too.
@@ -226,6 +231,7 @@ def descend(trial, saves=True, seconds_per_step=None, ends=None):
         # A report at step 0 is what the untrained weights come to.
         trial.report(0, (weights**2).mean())
     while goes_on and step != ends:
+        # The noise of a mean over a batch falls with the root of its size.
         noise = np.random.default_rng([trial.seed, step]).normal(size=10)
         weights = weights - trial.lr * (weights + 3 * noise / math.sqrt(trial.batch_size))
         step += 1
@@ -266,8 +272,10 @@ def test_a_trial_has_what_it_is_to_be_trained_with():
     study = quadratic(tunable={"decay": (0.1, 0.3)}, trials=1)
     for trial in study:
         assert (trial.batch_size, trial.lr, trial.number, trial.first_step) == (64, 0.1, 0, 0)
+        # 20,000 examples in batches of 64: 312.5 steps, and the last one counts whole.
         assert trial.max_steps == 313
         assert trial.resume_from is None
+        # The middle of the range (0.1, 0.3), where a tunable without a reference begins.
         assert trial.decay == trial.hyperparameters["decay"] == pytest.approx(0.2)
         assert "decay=" in repr(trial)
         with pytest.raises(AttributeError, match="no 'dropout'"):
@@ -278,16 +286,19 @@ def test_a_trial_has_what_it_is_to_be_trained_with():
         trial.finish(seconds=descend(trial, seconds_per_step=0.5))
     (record,) = study.result.records
     assert record.seconds_per_step == 0.5
+    # The loop told the seconds of all steps together.
     assert record.train_seconds == 0.5 * record.steps
     assert record.device == "cpu"
 
 
 def test_each_batch_has_as_many_examples_and_goes_on_after_a_part():
     for trial in quadratic(batch_sizes=(8, 64), trials=1):
+        # 25 batches of 64 are 16 epochs of 100 examples.
         batches = trial.batches(100)
         drawn = [next(batches).tolist() for _ in range(25)]
         assert set(map(len, drawn)) == {64}
         of_epochs = np.array(drawn).reshape(-1, 100)
+        # Each epoch has each example once, though batches do not end with it.
         assert (np.sort(of_epochs, axis=1) == np.arange(100)).all()
         # The trial's stream begins at its first step.
         trial._state.first_step = 3
@@ -309,6 +320,7 @@ def left(body):
             trial.finish()
     except (ValueError, KeyboardInterrupt):
         pass
+    # The study of the same name is opened again, as the next call of a script does.
     again = next(iter(quadratic()))
     return asked, values_of(again)
 
@@ -352,6 +364,7 @@ def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often
         asked.append(values_of(trial))
         trial.report(1, 1.0)
 
+    # Three failures in a row end a study.
     with pytest.raises(StudyError, match=r"first 3 trials all failed, .*without trial\.finish"):
         train_all(quadratic(), forget)
     # The same trial is asked again before the search goes elsewhere.
@@ -364,6 +377,7 @@ def test_a_loop_that_goes_on_without_finish_is_asked_again_until_it_is_too_often
     assert quadratic().result.records[-1].status == "reached"
 
 
+# A tensor and a NumPy number are what loops have at hand.
 @pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(math.nan), np.float32("nan")])
 def test_a_value_that_is_not_finite_ends_a_trial_as_diverged(value):
     trial = made_trial()
@@ -378,6 +392,7 @@ def test_a_value_that_is_not_finite_ends_a_trial_as_diverged(value):
     assert record.history == ((1, 1.0), (2, None))
 
 
+# As a double, float32's 0.1 is 0.10000000149: above the target of 0.1.
 @pytest.mark.parametrize("value", [np.float32(0.1), torch.tensor([0.1]), torch.tensor(0.1).item()])
 def test_a_float32_meets_the_target_that_it_is_written_as(value):
     assert not made_trial(goal=0.1).report(1, value)
@@ -390,8 +405,11 @@ def test_a_float32_meets_the_target_that_it_is_written_as(value):
         ([(0, 1.2), (1, 100.0)], "diverged", 1, 1, False),
         # Without a start there is nothing to be far past of.
         ([(1, 100.0), (3, 0.1)], "reached", 3, 1, False),
+        # The target is met by its own value. The last miss is step 0: nothing was reported before.
         ([(2, 0.2)], "reached", 2, 0, False),
+        # It stands at its last step without the target, from where a larger budget may go on.
         ([(10, 0.5), (20, 0.4)], "stopped", 20, 20, True),
+        # A loop may run past its last step, up to where it reports next.
         ([(10, 0.5), (25, 0.4)], "stopped", 25, 25, True),
     ],
 )
@@ -406,6 +424,7 @@ def test_how_a_trial_ends(reports, status, steps, steps_low, worth_saving):
     assert (record.status, record.steps, record.steps_low) == (status, steps, steps_low)
     # Step 0 is no part of the history.
     assert record.history == tuple(report for report in reports if report[0] > 0)
+    # 0.5 s are those of all steps. Only a divergence is explained by a message.
     assert (record.seconds_per_step, record.message is None) == (0.5 / steps, status != "diverged")
 
 
@@ -427,7 +446,9 @@ def test_the_examples_may_be_a_number_of_numpys():
 @pytest.mark.parametrize(
     ("tell", "status", "steps", "steps_low"),
     [
+        # Steps 1 to 6 are taken to have missed the target.
         (lambda trial: trial.reach(7), "reached", 7, 6),
+        # max_steps is 20.
         (lambda trial: trial.miss(), "stopped", 20, 20),
     ],
 )
@@ -444,6 +465,7 @@ def test_a_trial_may_tell_its_steps_alone(tell, status, steps, steps_low):
 
 def test_a_loop_that_cannot_stop_has_trials_of_their_whole_budget():
     study = quadratic()
+    # An optimizer of someone else's sweep: it has no way to stop a job, and a range of rates.
     for trial in trials_of(study.options, limits=LoopLimits(stops=False, lr_range=(0.05, 0.1))):
         assert trial.max_steps == study.options.budget.budget.last_step(trial.batch_size)
         assert 0.05 <= trial.lr <= 0.1
@@ -473,6 +495,7 @@ def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
     assert trial.report(15, 1.0)
     trial.finish()
     record = trial.finished.result()
+    # The target might have been met after step 15: 15 is no more than a bound.
     assert (record.status, record.steps) == ("stopped", 15)
     assert "before trial.max_steps" in record.message
 
@@ -481,12 +504,15 @@ def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
     ("misuse", "message"),
     [
         (lambda trial: trial.report(1, "0.5"), "needs a number as its value, but got '0.5'"),
+        # True is 1 to Python, and no loss to anyone.
         (lambda trial: trial.report(1, True), "needs a number as its value"),
         (lambda trial: trial.report(1, torch.ones(2)), "needs a number as its value"),
         (lambda trial: trial.report(1, None), "needs a number as its value, but got None"),
+        # An integer that no float can hold.
         (lambda trial: trial.report(6, 10**400), "needs a number as its value, but got 1000"),
         (lambda trial: trial.report(1.5, 1.0), r"a whole number of steps, but got 1\.5"),
         (lambda trial: trial.report(-1, 1.0), "a whole number of steps, but got -1"),
+        # Steps that do not rise would make a history of two trials out of one.
         (lambda trial: trial.report(5, 1.0), "must rise, but step 5 comes after 5"),
         (lambda trial: trial.report(4, 1.0), "must rise, but step 4 comes after 5"),
         (lambda trial: trial.report(0, 1.0), "must rise, but step 0 comes after 5"),
@@ -498,6 +524,7 @@ def test_a_trial_that_its_loop_ends_early_is_told_how_to_go_on():
         (lambda trial: trial.finish(seconds=torch.ones(2)), "a positive number, but got tensor"),
         (lambda trial: trial.batches(100.5), r"a positive integer, but got 100\.5"),
         (lambda trial: trial.batches(0), "a positive integer, but got 0"),
+        # A second end would overwrite the record of the first.
         (lambda trial: (trial.finish(), trial.finish()), r"call finish\(\) once a trial"),
         (lambda trial: (trial.finish(), trial.fail(OSError())), r"fail\(\) or finish\(\) once"),
         (lambda trial: (trial.finish(), trial.report(6, 1.0)), r"report before trial\.finish"),
@@ -514,13 +541,17 @@ def test_what_a_loop_may_not_do(misuse, message):
 @pytest.mark.parametrize(
     ("changes", "body", "message"),
     [
+        # A trial without a report has no metric to end by.
         ({}, lambda trial: trial.finish(), "trial 0 ended without an evaluation"),
+        # A start that meets the target leaves nothing to search for.
         ({}, lambda trial: trial.report(0, 0.1), "is met before training"),
+        # Without seconds the objective of time has nothing to compare.
         (
             {"objective": "time"},
             lambda trial: (trial.report(1, 0.1), trial.finish()),
             r"objective of time needs the seconds .* objective='steps'",
         ),
+        # For the loss trials are compared at their budget's step: what lies past it cannot be.
         (
             {"objective": "loss", "target": "loss"},
             lambda trial: trial.report(trial.max_steps + 1, 1.0),
@@ -536,7 +567,9 @@ def test_what_a_trial_may_not_come_to(changes, body, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        # A loop trains in its own process, one trial after another.
         ({"workers": 2}, "workers"),
+        # What follows is done by bstune's Trainer, which a loop does not have.
         ({"options": ["devices=2"]}, "devices=2: a loop of yours"),
         ({"options": ["compile=default"]}, "compile=default: a loop of yours"),
         (
@@ -544,6 +577,7 @@ def test_what_a_trial_may_not_come_to(changes, body, message):
             "trial.batch_size asks for one trial",
         ),
         (
+            # A budget of seconds needs the time of a step before the trial begins.
             {"objective": "loss", "target": "loss", "options": ["budget.seconds=5"]},
             r"budget\.seconds=5 needs steps that are timed",
         ),
@@ -584,6 +618,7 @@ def test_what_a_trial_may_not_come_to(changes, body, message):
             {"options": ["trainer.deterministic=true"]},
             r"trainer\.deterministic=True: a loop of yours",
         ),
+        # The names would hide attributes of a trial.
         ({"tunable": {"metric": (0.1, 0.3)}}, "a trial has metric already"),
         ({"tunable": {"seed": (1, 3), "save_to": (0, 1)}}, "a trial has seed, save_to already"),
         ({"tunable": {"finish": (1, 3)}}, "a trial has finish already"),
@@ -592,6 +627,7 @@ def test_what_a_trial_may_not_come_to(changes, body, message):
 )
 def test_what_a_study_for_a_loop_cannot_have(changes, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
+        # It is refused before a trial is asked for, and before a file is written.
         next(iter(quadratic(**changes)))
     assert not (tmp_path / "outputs").exists()
 
@@ -643,6 +679,7 @@ def test_a_study_with_a_module_has_no_loop():
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
+        # A batch size that is too large bounds the search; it is no failure.
         (MemoryError("no room"), "out of memory", "no room"),
         (OSError("gone"), "failed", "OSError: gone"),
         (KeyError("mine"), "failed", "KeyError: 'mine'"),
@@ -678,6 +715,7 @@ def fail_with_a_missing_key(trial):
 def test_errors_that_end_a_study_are_told_with_their_cause():
     with pytest.raises(UserCodeError, match="in fail_with_a_missing_key") as raised:
         train_all(quadratic(), fail_with_a_missing_key)
+    # The user's own exception keeps its type and its traceback.
     cause = raised.value.__cause__
     assert isinstance(cause, KeyError)
     assert cause.args == ("mine",)
@@ -703,6 +741,7 @@ def test_a_loop_that_saves_nothing_starts_afresh_which_is_said_once(capsys):
                 break
     assert len(stopped) > 2
     assert set(asked) == {None}
+    # The second call finds by the records that nothing was saved, and says nothing again.
     assert capsys.readouterr().out.count("nothing was saved at trial.save_to") == 1
 
 
@@ -715,6 +754,7 @@ def backend_for_loss(say=pytest.fail):
 
 def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
     study = quadratic(**FOR_LOSS, trials=6)
+    # The step after which each trial was asked to end for now.
     ends = {}
     for trial in study:
         ends[trial.number] = trial.max_steps
@@ -724,11 +764,14 @@ def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
         assert not trial.worth_saving
         trial.finish()
     records = study.result.records
+    # By examples, as the objective loss counts a trial's budget.
     budgets = {record.number: math.ceil(20_000 / record.batch_size) for record in records}
+    # At least one trial was stopped before its budget: else this shows nothing.
     assert any(ends[number] < budget for number, budget in budgets.items())
     for record in records:
         # At its budget's end it counts as one that EarlyStopping has ended.
         is_held = ends[record.number] == budgets[record.number]
+        # Its last report came at the last multiple of 6.
         expected = budgets[record.number] if is_held else ends[record.number] // 6 * 6
         assert record.steps == record.history[-1][0] == expected
 
@@ -736,10 +779,14 @@ def test_a_loop_that_ends_between_reports_stands_at_its_last_one():
 @pytest.mark.parametrize(
     ("changes", "reports", "worth_saving", "goes_on"),
     [
+        # A trial for the loss was cut at step 100 of 313.
         ({"max_steps": 100}, [100], True, False),
+        # It is not saved, for it stands at step 90, where nothing can be compared.
         ({"max_steps": 100}, [90], False, True),
+        # At 313 of 313 there is nothing to go on with.
         ({"max_steps": 313}, [313], False, True),
         ({"max_steps": 313}, [300], False, True),
+        # A run on a fresh seed is never asked to go on.
         ({"max_steps": 100, "replicate_of": 1}, [100], False, True),
     ],
 )
@@ -750,6 +797,7 @@ def test_trials_that_cannot_go_on_need_not_be_saved(changes, reports, worth_savi
     for step in reports:
         trial.report(step, 1.0)
     assert trial.worth_saving == worth_saving
+    # Nothing was saved: a line says so exactly where saving was worth it.
     trial.finish()
     backend.take_back(trial, folder)
     assert (backend.continues, said == []) == (goes_on, goes_on)
@@ -761,6 +809,7 @@ def test_a_larger_budget_continues_the_trials_of_a_smaller_one():
         budget = bstune.Budget(examples=examples)
         for trial in quadratic(target="loss<=1e-9", trials=2, budget=budget):
             first = trial.first_step
+            # What the first budget had done, the second one did not train again.
             continued += [trial.spec.resumed_from] * (first >= 5_000 / trial.batch_size)
             assert not trial.report(trial.max_steps, 1.0 / trial.max_steps)
             assert trial.worth_saving
@@ -769,6 +818,7 @@ def test_a_larger_budget_continues_the_trials_of_a_smaller_one():
     assert continued
 
 
+# At a batch size of 64 the 20,000 examples are 313 steps.
 STOPPED = {"number": 1, "steps": 100}
 FULL = {"number": 2, "steps": 313}
 FAILED = {"number": 3, "status": "failed", "resumed_from": 1}
@@ -777,17 +827,22 @@ FAILED = {"number": 3, "status": "failed", "resumed_from": 1}
 @pytest.mark.parametrize(
     ("done", "saved", "continues"),
     [
+        # Nothing has been trained yet: loops are trusted to save.
         ([], (), True),
+        # The loop saved nothing of a trial that may go on, so none of its trials will.
         ([STOPPED], (), False),
         ([STOPPED], (1,), True),
+        # At its budget's end it was not to be saved.
         ([FULL], (), True),
         ([STOPPED, FULL], (1,), True),
         ([STOPPED, FULL], (), False),
+        # A fresh seed's run was not to be saved.
         ([{**STOPPED, "replicate_of": 0}], (), True),
         ([{**STOPPED, "message": ENDED_SHORT}], (), True),
         # A continuation that was cut short is asked again, and needs what was saved.
         ([STOPPED, FULL, FAILED], (1,), True),
         ([STOPPED, FAILED], (), False),
+        # Trial 1 has been continued already: its saved state is not needed any more.
         ([STOPPED, {**FULL, "resumed_from": 1}], (), True),
     ],
 )
@@ -819,6 +874,7 @@ def test_the_example_of_hugging_faces_trainer(monkeypatch):
 
     from bstune.integrations import huggingface
 
+    # The example in the docstring names none of these, as a reader's study would not.
     quick = {"trials": 4, "objective": "steps", "mlflow": False}
     quick["options"] = ["search.replicates=0"]
     monkeypatch.setattr(bstune, "Study", partial(bstune.Study, **quick))
@@ -845,9 +901,11 @@ def steps_of_two(count):
     """So many steps of two micro-batches of 32 examples."""
     images, labels = TRAIN
     micro_batches = zip(images[: 64 * count].split(32), labels[: 64 * count].split(32), strict=True)
+    # Neighbours of one iterator make the pairs.
     return [list(step) for step in zip(micro_batches, micro_batches, strict=True)]
 
 
+# Whatever the callback reads of the Trainer's arguments, all as a trial asks for it.
 ARGUMENTS = {
     "eval_strategy": "steps",
     "auto_find_batch_size": False,
@@ -868,12 +926,17 @@ ARGUMENTS = {
         ({}, None),
         ({"eval_strategy": "no"}, "the Trainer evaluates nothing, .*eval_strategy='steps'"),
         ({"auto_find_batch_size": True}, "leave auto_find_batch_size out"),
+        # Two processes would take two batches a step.
         ({"world_size": 2}, "runs in 2 processes"),
+        # 4 examples on the device times 2 accumulated.
         ({"train_batch_size": 4}, "takes 8 examples a step, but the trial's batch size is 4"),
+        # Hugging Face's own defaults: they would train every trial alike.
         ({"learning_rate": 5e-5}, r"learning_rate=5e-05, but the trial 0\.1: .*=trial\.lr"),
         ({"seed": 42}, r"seed=trial\.seed"),
         ({"max_steps": -1}, r"max_steps=trial\.max_steps"),
+        # The last, smaller batch of an epoch would be a step of another size.
         ({"dataloader_drop_last": False}, "dataloader_drop_last=True"),
+        # A schedule with a horizon would change whenever a trial goes on.
         ({"lr_scheduler_type": "linear"}, "lr_scheduler_type=linear depends on max_steps"),
     ],
 )
@@ -899,6 +962,7 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize(
     ("micro_batches", "data", "message"),
     [
+        # Without accumulation each batch is a step, whatever the epoch's length.
         (1, range(39), None),
         (1, Endless(), None),
         (2, range(40), None),
@@ -914,6 +978,7 @@ def test_each_step_of_hugging_faces_trainer_has_the_trials_batch_size(micro_batc
 
     stated = {"train_batch_size": 2, "gradient_accumulation_steps": micro_batches}
     given = SimpleNamespace(**(ARGUMENTS | stated))
+    # Two examples on the device in each micro-batch.
     callback = TrialCallback(made_trial(batch_size=2 * micro_batches))
     loader = DataLoader(data, 2, drop_last=True)
     if message is None:
@@ -945,6 +1010,7 @@ def test_hugging_faces_trainer_accumulates_whole_batches_and_evaluates_afterward
         max_steps=trial.max_steps,
         lr_scheduler_type="constant",
         dataloader_drop_last=True,
+        # It evaluates at the trial's last step alone.
         eval_strategy="steps",
         eval_steps=20,
         save_strategy="no",
@@ -992,6 +1058,7 @@ def test_hugging_faces_seconds_are_those_between_evaluations():
     assert control.should_save
     callback.on_train_end(given, None, control)
     record = trial.finished.result()
+    # Twenty steps of 0.5 s, without the 100 s of the evaluation.
     assert (record.steps, record.train_seconds) == (20, 10.0)
     with pytest.raises(ConfigError, match="but the Trainer evaluates accuracy"):
         TrialCallback(made_trial()).on_evaluate(given, None, control, {"accuracy": 1.0})
@@ -1012,9 +1079,11 @@ def test_a_trial_that_goes_on_counts_and_compares_from_its_first_step(tmp_path):
     assert (trial.first_step, trial.max_steps) == (3, 6)
     with pytest.raises(ConfigError, match=r"reports step 1: load trial\.resume_from"):
         trial.report(1, 0.5)
+    # 1,000 is over ten times the gap at the start, which was told in the first part alone.
     assert not trial.report(4, 1000.0)
     trial.finish(seconds=2.0)
     record = backend.take_back(trial, folder).result()
+    # Its own part was one step, so the 2 s are those of one.
     assert (record.status, record.resumed_from, record.seconds_per_step) == ("diverged", 3, 2.0)
     assert record.history[:3] == stopped.history
     # Without what was saved the trial begins afresh.
@@ -1033,11 +1102,13 @@ def test_what_was_saved_goes_with_the_studys_own_file_alone(tmp_path):
         saved.mkdir()
         (saved / "weights").write_text("")
     keep_trials(states, {1, 2}, set)
+    # Trial 1's were bstune's own and needed no more by anyone; trial 2's look like a user's.
     assert entries(states) == ["trial-2.ckpt", "trial-2.saved"]
 
 
 def test_a_trial_that_is_told_in_hindsight_is_not_cut_by_the_clock(tmp_path):
     study = quadratic()
+    # The study of a sweeper hears of a job when it has ended.
     protocol = make_protocol(study.options, None)
     spec = make_spec(max_steps=20, max_seconds=0.5)
     taken = {}
@@ -1051,12 +1122,14 @@ def test_a_trial_that_is_told_in_hindsight_is_not_cut_by_the_clock(tmp_path):
         for step in range(5, 21, 5):
             trial.report(step, 0.9)
         taken[in_hindsight] = trial.abandon().result().steps
+    # Without hindsight the first report comes too late, and the trial ends there.
     assert taken == {False: 5, True: 20}
 
 
 @pytest.mark.parametrize(
     ("own", "expected"),
     [
+        # The step, |G|^2 and tr Sigma.
         (None, (1, 3)),
         (((5, 1.0, 2.0),), (1, 3, 5)),
         # What a loop has kept itself of the part before counts once.

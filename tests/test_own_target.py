@@ -70,6 +70,7 @@ def test_a_metric_that_rises_has_an_ideal_value_where_its_bounds_say_so():
     record = make_result(status="stopped", history=history, horizon=90)
     target = Target("val/accuracy", 0.0, "max")
     assert goal_of(record, target) == pytest.approx(0.8)
+    # A twentieth of the 0.2 to the ideal value, 1.
     assert goal_of(record, target, (0.0, 1.0)) == pytest.approx(0.79)
     assert goal_of(replace(record, horizon=None), target, (0.0, 1.0)) == pytest.approx(0.8)
 

@@ -91,6 +91,7 @@ def test_the_rate_is_the_default_of_the_modules_class(module, rate):
     ("loader", "batch_size"),
     [
         (DataLoader(ROWS, batch_size=24), 24),
+        # Such a loader's own batch_size is None.
         (DataLoader(ROWS, batch_sampler=BatchSampler(RandomSampler(ROWS), 12, False)), 12),
     ],
 )
@@ -106,6 +107,7 @@ class Stream(IterableDataset):
 
 class NeedsTrainer(Data):
     def train_dataloader(self):
+        # Nothing is attached when it is asked.
         return DataLoader(ROWS, batch_size=8 * self.trainer.world_size)
 
 
@@ -128,9 +130,11 @@ def test_other_kinds_of_loaders_are_named(data, problem):
 @pytest.mark.parametrize(
     ("trainer", "examples"),
     [
+        # 10 epochs of 96 examples, 7 steps of 24.
         ({"max_epochs": 10}, 960),
         ({"max_steps": 7}, 168),
         ({"max_epochs": 10, "max_steps": 7}, 168),
+        # Lightning's way to set no limit.
         ({"max_epochs": -1, "max_steps": -1}, None),
         ({}, None),
     ],
@@ -145,6 +149,7 @@ def test_the_length_is_the_shorter_of_the_trainers(trainer, examples):
         (("val_mse",), [], ("val_mse", "min", ())),
         (("val_acc", "val_loss"), [], ("val_loss", "min", ("val_acc",))),
         (("reward", "val_loss"), [EarlyStopping("reward", mode="max")], ("reward", "max", ("val_loss",))),
+        # What is monitored is not logged in validation.
         (("val_loss",), [EarlyStopping("train_loss")], ("val_loss", "min", ())),
     ],
 )  # fmt: skip
@@ -245,7 +250,9 @@ def test_the_trainers_arguments_are_the_projects_own():
     trainer = {"max_epochs": 5, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0}
     study = bstune.Study(Net, Data(), trainer=trainer)
     assert assumed(study) == ["reference", "batch_sizes", "budget", "target"]
+    # 24 examples, accumulated twice.
     assert study.options.scaling.batch_size == 48
+    # 5 epochs of 96.
     assert study.options.budget.budget == Budget(examples=480)
     assert study.options.search.wall_seconds is None
     own = study.recipe.trainer()

@@ -24,8 +24,10 @@ from bstune.report.schema import HardwareFile, parse_checked
 from bstune.report.study_folder import StudyFiles, StudyFolder
 from bstune.result import CriticalAtTarget, DevicePlans, Reference
 
+# It would end a script, run another one, and break attributes and encodings.
 NASTY = "</script><script>alert(1)</script><b>x</b> \"'& ü/批"
 SIZES = (16, 64, 256, 1024)
+# Three points of a curve: seconds and rates have other values at each.
 CURVE = make_curve(
     (16.0, 128.0, 1024.0),
     (700.0, 150.0, 80.0),
@@ -154,6 +156,7 @@ def test_a_whole_study_shows_all_that_is_known():
     } <= found.names
     steps = found.charts[0]
     reached = trace_of(steps, "reached the target")
+    # 60 (1 + 100/B) at the four sizes, and the fresh seed's own 170 steps.
     assert (reached["x"], reached["y"]) == ([*SIZES, 64], [435, 154, 83, 66, 170])
     assert reached["text"][4].startswith(
         "trial 7, 1 again on a fresh seed<br>B = 64, lr = 0.1<br>170 steps"
@@ -222,9 +225,11 @@ def test_the_page_has_the_rules_through_the_point_of_the_picture():
         for size, lr in zip(line["x"], line["y"], strict=True):
             assert lr == pytest.approx(through[1] * (size / through[0]) ** exponent, rel=1e-3)
         dashes.add(line["line"]["dash"])
+    # Four lines at one point can be told apart by their dashes alone.
     assert len(dashes) == 4
 
 
+# Far below all values, below zero, and above all values.
 @pytest.mark.parametrize(("goal", "history"), [(0.001, 0.5), (-4.0, -1.0), (0.9, 0.2)])
 def test_the_target_that_nothing_reached_lies_within_the_axis(goal, history):
     history = ((10, history), (90, 0.9 * history))
@@ -234,12 +239,14 @@ def test_the_target_that_nothing_reached_lies_within_the_axis(goal, history):
     study = study_of(trials, target_value=goal)
     curves = next(one for one in Page(study_page(study)).charts if "shapes" in one["layout"])
     low, high = curves["layout"]["yaxis"]["range"]
+    # A metric below zero has a linear axis.
     at = math.log10(goal) if curves["layout"]["yaxis"]["type"] == "log" else goal
     assert low < at < high
     assert curves["layout"]["shapes"][0]["y0"] == pytest.approx(goal)
 
 
 def test_learning_curves_are_told_apart_by_classes_of_batch_sizes():
+    # B = 8 to 2048.
     trials = [make_trial(i, 2**i, steps=90) for i in range(3, 12)]
     curves = over_steps(Page(study_page(study_of(trials))))
     named = [trace for trace in curves["data"] if trace["showlegend"]]
@@ -270,6 +277,7 @@ def test_the_line_of_memory_is_the_models_between_its_ends_too():
     (line,) = (trace for trace in page.traces if trace.get("name") == "base + B x an example's")
     # As it is drawn: straight from point to point between logarithmic axes.
     drawn = np.interp(math.log(128), np.log(line["x"]), np.log(line["y"]))
+    # The model's bytes in MiB, as the axis has them.
     assert math.exp(drawn) == pytest.approx((1e8 + 1e4 * 128) / 2**20, rel=1e-3)
 
 
@@ -337,6 +345,7 @@ def test_a_curve_that_was_not_timed_is_shown_in_steps_alone():
     found = Page(study_page(whole_study(curve=changed(CURVE, seconds_per_step=None))))
     assert "S*(B), all trials" in found.names
     assert "S*(B) tau(B)" not in found.names
+    # The form asks for seconds, which are not known.
     assert "form" not in found.tags
 
 
@@ -352,6 +361,7 @@ def test_learning_curves_are_joined_and_thinned():
     assert len(curves["data"]) == 2
     x = curves["data"][1]["x"]
     y = curves["data"][1]["y"]
+    # The last evaluation is always kept.
     assert len(x) <= CURVE_POINTS + 1
     assert (x[0], x[-1], y[-1]) == (1, 1999, pytest.approx(1 / 1999, rel=1e-3))
     # Steps ascend, and none stands twice.
@@ -363,6 +373,7 @@ def test_learning_curves_are_joined_and_thinned():
 )
 def test_a_name_in_the_summary_is_text(place):
     value = (NASTY,) if place in ("devices", "notes") else NASTY
+    # A study's name and its metric stand in charts alone.
     assert_text(study_page(whole_study(**{place: value})), shown=place not in ("study", "metric"))
 
 
@@ -435,5 +446,6 @@ def test_the_page_of_200_trials_is_small(tmp_path):
     trials = [make_trial(i, 8 + i, steps=299, history=history) for i in range(200)]
     path = tmp_path / "report.html"
     write_page(study_of(trials), path)
+    # 200 trials of 299 evaluations each.
     assert path.stat().st_size < 5_000_000
     assert entries(tmp_path) == ["report.html"]

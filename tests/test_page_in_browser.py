@@ -63,7 +63,9 @@ def column(driver, name):
 def test_names_are_text_and_the_table_sorts(driver):
     assert errors(driver) == []
     assert NASTY in driver.find_element("tag name", "h1").text
+    # A first click sorts from the least, by numbers, not by text.
     assert column(driver, "steps") == ["3", "66", "83", "90", "150", "154", "170", "435"]
+    # A second click turns it round.
     assert column(driver, "steps")[0] == "435"
     # What is not known comes last, either way.
     assert column(driver, "time to target")[-3:] == ["-"] * 3
@@ -82,6 +84,7 @@ def test_a_trial_is_told_where_it_is_pointed_at(driver):
 def test_heads_and_commands_are_reached_by_the_keyboard(driver):
     reached = list[str]()
     driver.execute_script("document.body.focus()")
+    # More than the page has to stop at.
     for _ in range(80):
         webdriver.ActionChains(driver).send_keys(webdriver.Keys.TAB).perform()
         words, outline = driver.execute_script(
@@ -115,6 +118,7 @@ def test_heads_are_words_while_a_page_is_printed(driver):
     count = driver.execute_script(heads)
     assert count > 10
     driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+    # Buttons do not print.
     assert driver.execute_script(heads) == 0
     assert driver.execute_script("return document.querySelector('table.sortable th').innerText")
     driver.execute_script("dispatchEvent(new Event('afterprint'))")
@@ -133,6 +137,7 @@ def test_on_paper_charts_are_whole_pictures_and_all_trials_are_there(driver):
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
         pictures = driver.execute_script(SEEN, "figure.chart .static > svg")
         assert (len(pictures), all(pictures)) == (9, True)
+        # The charts that scripts draw give way to the pictures.
         assert not any(driver.execute_script(SEEN, "figure.chart .plot"))
         cut = (
             "return [...document.querySelectorAll('.static > svg, .tall')].filter((one) => "
@@ -150,6 +155,7 @@ def test_without_scripts_no_box_is_empty(driver):
     try:
         driver.refresh()
         evaluated = {"expression": f"(function() {{ {SEEN} }})", "returnByValue": True}
+        # Nothing is shown that would do nothing.
         for selector, count in (("figure.chart .static > svg", 9), ("button, input", 0)):
             evaluated["expression"] = f"(function() {{ {SEEN} }})({selector!r})"
             seen = driver.execute_cdp_cmd("Runtime.evaluate", evaluated)["result"]["value"]
@@ -174,6 +180,7 @@ def test_the_calculator_says_what_devices_can_do(driver):
 
 def test_colours_follow_the_readers(driver):
     fill = "return document.querySelector('figure.chart .xtitle').style.fill"
+    # The fixture has reset what media the page sees.
     light = driver.execute_script(fill)
     dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
@@ -184,6 +191,7 @@ def test_colours_follow_the_readers(driver):
 def test_the_page_of_a_running_study_looks_for_a_newer_one_and_stays_in_place(
     opened, tmp_path, monkeypatch
 ):
+    # In place of 15.
     monkeypatch.setattr(running_page, "REFRESH_SECONDS", 1)
     driver = opened[0]
     path = tmp_path / "report.html"
@@ -198,9 +206,11 @@ def test_the_page_of_a_running_study_looks_for_a_newer_one_and_stays_in_place(
     driver.execute_script("scrollTo(0, 400)")
     path.write_text(running_page.running_page(pages[1]))
     awaited(driver, "return document.querySelector('dl').textContent.includes('5 of 9')")
+    # The reader is where they were.
     assert awaited(driver, "return scrollY") == 400
     write_page(whole_study(), path)
     awaited(driver, "return document.querySelector('h1').textContent.includes('configurations')")
+    # The report has taken its place: it has an answer and no age.
     assert not driver.find_elements("id", "age")
     assert errors(driver) == []
 

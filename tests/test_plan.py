@@ -102,7 +102,9 @@ def test_a_budget_of_seconds_is_what_each_trial_takes():
 
 
 @pytest.mark.parametrize(
-    ("limit", "expected"), [(None, 2000.0), (1e9, 2000.0), (500.0, 500.0 + 200.0)]
+    # Ten trials of 100 steps of 2 s.
+    ("limit", "expected"),
+    [(None, 2000.0), (1e9, 2000.0), (500.0, 500.0 + 200.0)],
 )
 def test_a_limit_in_seconds_binds_with_one_trial_on_top(limit, expected):
     assert max_seconds(10, limit, Budget(100, 1), StepTime(2.0, 0.0)) == pytest.approx(

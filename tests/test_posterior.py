@@ -27,6 +27,7 @@ HIGH = 8192
 MIDDLE = 8.0
 
 
+# log2 of the rate over log2 of the batch size: a square root.
 def sqrt_rule(x):
     return -4.0 + 0.5 * x
 
@@ -72,6 +73,7 @@ def test_the_frontier_is_that_of_mccandlish_with_a_small_batch_term(b_crit, b_op
     def law(size):
         return 1.0 + b_crit / size + (b_opt / size) ** 2
 
+    # Parameters are relative to the middle of the batch sizes.
     theta = at(
         prior, level=5.0, b_crit=math.log(b_crit / 2**MIDDLE), b_opt=math.log(b_opt / 2**MIDDLE)
     )
@@ -91,12 +93,14 @@ def test_the_discrepancy_is_linear_between_its_knots():
     theta = at(prior, roughness=math.log(0.2))
     count = prior.knots.size
     theta[0, -count:] = np.arange(count) ** 2
+    # Beyond its ends the discrepancy stays as it is there.
     x = np.array([-5.0, *prior.knots, 0.5 * (prior.knots[2] + prior.knots[3]), 40.0])
     expected = 0.2 * np.array([0.0, *np.arange(count) ** 2, 0.5 * (4 + 9), (count - 1) ** 2])
     found = model.frontier(theta, prior.points_at(x), prior) - model.frontier(
         at(prior), prior.points_at(x), prior
     )
     np.testing.assert_allclose(found[0], expected, atol=1e-12)
+    # Knots about one and a half octaves apart.
     assert np.diff(prior.knots) == pytest.approx(1.5, abs=0.15)
 
 
@@ -119,6 +123,7 @@ def test_the_cost_of_being_off_the_optimum():
 
 def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
     prior = make()
+    # B_crit is 2^8 x 2^2 = 2^10.
     theta = at(prior, shift=0.7, exponent=0.2, bend=-0.4, b_crit=math.log(2.0**2))
     x = np.array([MIDDLE, -20.0, -21.0, 40.0, 41.0])
     best = model.optimum(theta, prior.points_at(x), prior)[0]
@@ -136,13 +141,14 @@ def test_the_optimum_follows_the_rule_and_bends_at_b_crit():
 def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     prior = make(others=2)
     theta = at(prior)
+    # Of each: its best value, log curvature and shift of the rate.
     theta[0, OTHER : OTHER + 6] = [0.2, math.log(3.0), 1.5, 0.9, math.log(0.5), -2.0]
     points = prior.points_at(np.array([5.0]), np.array([-1.0]), np.array([[0.7, 0.4]]))
     d = -1.0 - model.optimum(theta, points, prior)[0, 0] - 1.5 * 0.2 + 2.0 * -0.1
     assert model.off_optimum(theta, points, prior)[0, 0] == pytest.approx(d)
     expected = (
         model.frontier(theta, points, prior)
-        + model.penalty(theta, np.array([[d]]))
+        + model.penalty(theta, np.array([[delta]]))
         + 3.0 * 0.5**2
         + 0.5 * 0.5**2
     )
@@ -156,10 +162,12 @@ def test_the_prior_is_centred_on_the_budget_the_rule_and_the_noise_scale():
     assert plain.mean[SHIFT] == plain.mean[model.EXPONENT] == 0.0
     assert 2**MIDDLE * math.exp(measured.mean[B_CRIT]) == pytest.approx(1000.0)
     assert 2**MIDDLE * math.exp(plain.mean[B_CRIT]) == pytest.approx(2**MIDDLE)
+    # A measured noise scale narrows B_crit's prior to a factor of 4.
     assert make(noise_scale=1000.0).spread[B_CRIT] == math.log(4.0) < plain.spread[B_CRIT]
     assert measured.spread[B_CRIT] == pytest.approx(math.hypot(math.log(4.0), 1.5))
     # The budget is more than enough.
     assert math.exp(plain.mean[LEVEL]) < 4000.0
+    # Three parameters for each.
     assert make(others=3).mean.size == make().mean.size + 9
     assert make(others=3).others == 3
     small_batch = stats.norm(plain.mean[B_OPT], plain.spread[B_OPT])
@@ -175,6 +183,7 @@ def test_the_prior_density_is_normal_and_students():
     expected = stats.norm.logpdf(np.delete(scaled, SHIFT, axis=1)).sum(axis=1)
     expected += stats.t.logpdf(scaled[:, SHIFT], SHIFT_FREEDOM)
     found = model.log_prior(theta, prior)
+    # Up to the constant of the densities.
     np.testing.assert_allclose(found - found[0], expected - expected[0], rtol=1e-9, atol=1e-9)
     # Its draws have that distribution, and they are the posterior's without observations.
     drawn = model.sample_posterior(NOTHING, make(), np.random.default_rng(1), 4000, 3)
@@ -182,6 +191,7 @@ def test_the_prior_density_is_normal_and_students():
     scaled = (drawn - make().mean) / make().spread
     for place in range(scaled.shape[1]):
         law = stats.t(SHIFT_FREEDOM) if place == SHIFT else stats.norm()
+        # Of so many tests one in a thousand may fail by chance.
         assert stats.kstest(scaled[:, place], law.cdf).pvalue > 1e-3
 
 
@@ -209,9 +219,11 @@ def test_the_likelihood_is_the_sum_over_trials():
             if least:
                 density = lambda s: stats.norm.pdf(s, mean, noise) * stats.norm.pdf(y, s, spread)  # noqa: B023, E731
                 core = integrate.quad(density, least[0], 20.0, points=[mean, y], epsabs=1e-13)[0]
+            # A mixture with a wide normal, so that one outlier cannot decide.
             wide = stats.norm.pdf(y, mean, math.hypot(sigma, model.TRIAL_OUTLIER_SPREAD))
             mixture = (1.0 - TRIAL_OUTLIER_SHARE) * core + TRIAL_OUTLIER_SHARE * wide
             expected[i] += math.log(mixture) + 0.5 * math.log(2.0 * math.pi)
+        # A bound says that log S lies above.
         above = stats.norm.sf(8.0, bounded, math.hypot(noise, 0.05))
         expected[i] += math.log(above + TRIAL_OUTLIER_SHARE / 4.0)
         high = max(
@@ -241,6 +253,7 @@ def test_level_and_shift_against_quadrature():
         (MIDDLE, -4.0, 7.6, 0.1, "bound"),
         (MIDDLE, 3.0, 0.0, 0.0, "diverged"),
     )
+    # Two parameters on a grid: the integral by sums.
     level, shift = np.meshgrid(
         np.linspace(5.0, 9.0, 200), np.linspace(-5.0, 5.0, 400), indexing="ij"
     )
@@ -273,6 +286,7 @@ def simulated(theta, prior, rng, trials):
     points = prior.points_at(x, z, other)
     mean = model.log_steps(theta[None], points, prior)[0]
     y = mean + math.exp(theta[model.NOISE]) * rng.standard_normal(trials)
+    # Limits are at, or up to 20 times above, the level.
     limit = theta[LEVEL] + rng.uniform(0.0, 3.0, trials)
     least = np.full(trials, -np.inf)
     nothing = np.zeros(trials)
@@ -300,6 +314,7 @@ def test_truths_drawn_from_the_prior_are_covered():
 
 def test_contradictions_and_far_away_observations_give_finite_draws():
     prior = make()
+    # Rates and steps that no law explains together.
     seen = observed(
         (3.0, 20.0, 60.0, 0.0, "reached"),
         (13.0, -40.0, 0.0, 0.0, "reached"),
@@ -344,6 +359,7 @@ def b_crit(found, noise_scale=None):
 def test_a_trial_is_a_block_in_units_of_its_trace():
     scales = [100.0, 150.0, 200.0, 400.0, 90.0]
     inverse = 1.0 / np.array(scales)
+    # Student's interval of the mean of 1/B_simple.
     half = stats.t.ppf(0.95, len(scales) - 1) * inverse.std(ddof=1) / math.sqrt(len(scales))
     estimate, steps = model.measured_noise_scale(trials(scales))
     expected = 1.0 / (inverse.mean() + np.array([half, 0.0, -half]))
@@ -360,6 +376,7 @@ def test_trials_that_did_not_measure_the_whole_way_do_not_count():
     # There is nothing, one step, or no gradient at all.
     for measured in (
         (),
+        # A single step has no scatter of its own.
         steps_of(9.0)[:1],
         ((32, 0.0, 0.0), (64, 0.0, 0.0)),
     ):
@@ -376,6 +393,7 @@ LOST = [100.0, -100.0, 100.0, -90.0, 80.0, -120.0]
 def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_comes_first():
     value, spread = b_crit(trials([300.0, 301.0, 299.0, 300.0]))
     assert (value, spread) == (
+        # A factor of 4 is the prior's width, whatever the trials agree on.
         pytest.approx(300.0, rel=1e-2),
         pytest.approx(math.log(4.0), rel=1e-2),
     )
@@ -387,6 +405,7 @@ def test_a_measured_noise_scale_is_the_middle_of_a_wide_prior_and_a_given_one_co
         math.hypot(math.log(4.0), 0.5 * math.log(estimate.high / estimate.low))
     )
     assert b_crit(unsure, noise_scale=50.0) == (pytest.approx(50.0), math.log(4.0))
+    # None, too few and undetermined: the wide prior of a factor of 6.
     for scales in ([], [100.0] * 3, LOST):
         assert b_crit(trials(scales)) == (pytest.approx(2**MIDDLE), math.log(6.0))
 
@@ -415,6 +434,7 @@ def test_many_trials_are_read_in_another_order_and_on_nodes_to_a_thousandth():
         (model.frontier(theta, data.points, prior), model.frontier(theta, many.points, prior)),
         (model.optimum(theta, data.points, prior), model.optimum(theta, many.points, prior)),
     ):
+        # Of log S: far below the noise from seed to seed.
         assert np.abs(whole[:, order] - near).max() < 0.003
         assert np.abs(whole[:, order] - near).mean() < 2e-4
     few = data.take(np.arange(20))
@@ -429,6 +449,7 @@ def test_parameters_are_worked_out_some_at_a_time(monkeypatch):
     data, prior = many_trials(30)
     theta = model.draw_prior(prior, 50, np.random.default_rng(0))
     whole = model.log_likelihood(theta, data, prior)
+    # Seven trials' worth at a time, so that 50 draws need several.
     monkeypatch.setattr(model, "CACHED_VALUES", 7 * 30)
     np.testing.assert_array_equal(model.log_likelihood(theta, data, prior), whole)
 
@@ -446,6 +467,7 @@ def test_a_posterior_from_that_of_fewer_trials_is_the_one_from_the_prior(fewer):
     """Whose estimates of some trials were others: what they said then is left behind."""
     data, prior = many_trials(90)
     before = data.take(np.arange(fewer))
+    # Every fifth estimate was 20% higher then.
     before = replace(before, y=before.y + np.where(np.arange(fewer) % 5 == 0, 0.2, 0.0))
     start_theta = model.sample_posterior(before, prior, np.random.default_rng(1), 600, 8)
     start = model.Start(start_theta, before.rearranged(prior), prior)

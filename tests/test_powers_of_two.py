@@ -92,6 +92,7 @@ def test_the_finding_names_what_is_planted_and_how_large():
     contrast = rows[128]["contrast"]
     assert contrast["mean"] == pytest.approx(-0.05, abs=0.01)
     assert contrast["low"] < -0.05 + 0.005
+    # The row says less than 0.001.
     assert contrast["corrected"] < rows[128]["p"] == 0.001
     first = "Over 8 rounds a step's time differs from the mean of its two neighbours' at 128 (power of two) "
     assert finding.sentence.startswith(f"{first}{rows[128]['percent']:+.2f}% (")
@@ -178,6 +179,7 @@ def test_a_ceiling_that_is_not_given_is_measured():
         )
 
     finding, printed = found("sweep.experiment.probe.high=700", find_ceiling=measured)
+    # 900 MiB, as the sweep's file has it.
     assert asked == [4, 700, 943_718_400]
     assert "ceiling 300, under 1,024 MiB\nA note.\n" in printed
     # 256 is the largest power of two below the ceiling.
@@ -225,6 +227,7 @@ def test_a_choice_of_units_measures_those_alone(tmp_path):
 
 def test_without_batch_sizes_of_its_own_the_ceilings_are_left():
     finding, _ = found(*of_experiment("ceiling=40", "centres=[]", "against_each_other=[]"))
+    # 32 is the largest power of two below the ceiling.
     assert sizes_in(finding) == [31, 32, 33, 40]
     assert len(finding.rows) == 4
     assert "from the mean of its two neighbours" in finding.sentence

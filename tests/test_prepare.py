@@ -74,6 +74,7 @@ def test_stopped_and_continued_is_the_same_training(backend, output):
         replace(SPEC, number=2, trial_index=2, max_steps=40, resumed_from=1), output, second
     )
     assert (third.number, third.trial_index, third.resumed_from, third.steps) == (2, 2, 1, 40)
+    # Where a part ends it is evaluated as well.
     assert set(third.history) >= set(whole.history)
     assert third.history[-1] == whole.history[-1]
     assert entries(output.states) == ["trial-0.ckpt", "trial-1.ckpt", "trial-2.ckpt"]
@@ -130,6 +131,7 @@ def test_a_trial_leaves_the_users_files_as_they_are(
         outside.write_text("the user's")
         path.symlink_to(outside) if kind == "link" else path.write_text("the user's")
     stopped = backend.run(replace(SPEC, max_steps=11), output, None)
+    # A target that is met, so that a checkpoint is due.
     easy = replace(backend.protocol, target=replace(backend.protocol.target, value=0.9))
     monkeypatch.setattr(backend, "protocol", easy)
     reached = backend.run(replace(SPEC, number=1), output, None)
@@ -154,6 +156,7 @@ def test_a_trial_leaves_the_users_files_as_they_are(
 @pytest.mark.parametrize(
     ("precision", "device", "has_bfloat16", "found"),
     [
+        # auto is bfloat16 where a CUDA device has it, and full precision elsewhere.
         ("auto", "cpu", True, "32-true"),
         ("auto", "cuda", True, "bf16-mixed"),
         ("auto", "cuda", False, "32-true"),
@@ -184,7 +187,10 @@ def test_a_precision_that_the_device_does_not_have_is_refused(
     monkeypatch, precision, device, has_bfloat16, found
 ):
     monkeypatch.setattr(
-        torch.cuda, "get_device_capability", lambda asked: (8, 0) if has_bfloat16 else (7, 5)
+        # Capability 8.0 is the first with bfloat16; 7.5 has none.
+        torch.cuda,
+        "get_device_capability",
+        lambda asked: (8, 0) if has_bfloat16 else (7, 5),
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda asked: "GTX")
     if " " in found:
@@ -233,6 +239,7 @@ class OwnBackend(TrialBackend):
 
     def run(self, spec, folder, resumed_from):
         assert (spec.max_steps, resumed_from) == (None, None), "its trials cannot be stopped"
+        # S = 200 (1 + 64/B).
         steps = round(200 * (1 + 64 / spec.batch_size))
         return make_result(
             **spec.trial_fields(), steps=steps, steps_low=steps - 1, history=((steps, 0.1),),
@@ -317,6 +324,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
     options += ("hardware.scale_out.show=true",)
     console = Console(record=True, width=200)
     run_study(prepared_study(*OWN, *options, backend=Untestable()), [], console)
+    # Which trial it was depends on the search.
     lines = re.sub(r"of trial \d+", "of trial N", console.export_text()).splitlines()
     for line in (
         "no test metrics of trial N: FileNotFoundError: no test set (test_prepare.py:",
@@ -335,6 +343,7 @@ def test_what_is_optional_never_ends_a_study(tmp_path, monkeypatch):
 def test_an_mlflow_that_cannot_be_imported_is_a_note(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made_table(tmp_path)
+    # Python refuses to import a module that stands for None.
     monkeypatch.setitem(sys.modules, "bstune.tracking.address", None)
     options = ("workload.table=t.jsonl", "workload.target.value=0.14")
     prepared = prepared_study(*OWN, *options, backend=OwnBackend())

@@ -29,6 +29,7 @@ def test_a_kind_of_line_is_printed_once_on_its_own_stream(tmp_path):
     assert out.getvalue().startswith("built model 0\n")
     assert out.getvalue().count("built model") == 1
     assert err.getvalue() == "careful\n"
+    # Three times two lines.
     assert len((tmp_path / "trials.log").read_text().splitlines()) == 6
 
 
@@ -83,6 +84,7 @@ def test_the_streams_come_back_and_a_kept_one_goes_on(tmp_path):
         with pytest.raises(ValueError, match="no"):
             fail()
         assert (sys.stdout, sys.stderr) == (out, err)
+    # Whoever has kept the stream, as a logging handler does, writes past the log from then on.
     for _ in range(2):
         kept[0].write("again\n")
     assert out.getvalue() == "again\nagain\n"

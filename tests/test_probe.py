@@ -98,6 +98,7 @@ def test_the_peak_of_a_cuda_device_has_what_was_loaded_after_the_start(
     device = torch.device("cuda", 1)
     capped = []
     answers = {
+        # Others have 2 of 80.
         "mem_get_info": lambda asked: (78, 80),
         "memory_reserved": lambda asked: reserved,
         "max_memory_reserved": lambda asked: most,
@@ -162,6 +163,7 @@ def probe_of(*overrides, mib=4096, seconds=60.0, model="bstune.workloads.models.
 def test_real_probes():
     """An evaluation of 300 images takes 300 MiB here, 1,000 examples of training 250."""
     least = probe_of()(4).peak_bytes / MiB
+    # 150 MiB are too few for both, and 700 are enough for the evaluation.
     small, large = (
         probe_of(mib=least + more, model="tests.test_probe.Hungry") for more in (150, 700)
     )
@@ -239,6 +241,7 @@ def test_a_probe_reads_as_many_batches_as_take_seconds(seconds, batches):
     [
         # All of them are in time.
         (StepTime(0.0, 0.001), 4096),
+        # 20 s of 0.01 s an example; less 9 s in the next case.
         (StepTime(0.0, 0.01), 2000),
         (StepTime(9.0, 0.01), 1100),
         # None is in time: it is at most twice the smallest one.

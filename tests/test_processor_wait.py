@@ -25,6 +25,7 @@ def test_waiting_is_no_sleep():
     allowed = os.sched_getaffinity(0)
     processor = {min(allowed)}
     child = os.fork()
+    # It competes for the processor until it is killed.
     if not child:
         os.sched_setaffinity(0, processor)
         while True:
@@ -35,6 +36,7 @@ def test_waiting_is_no_sleep():
         end = time.process_time() + 0.2
         while time.process_time() < end:
             pass
+        # A tenth of the 0.2 s that it ran: two that compete would share alike.
         assert waited() - before > 0.02
     finally:
         os.sched_setaffinity(0, allowed)

@@ -33,9 +33,8 @@ CASES = {
     path.stem: (CONFIGS, f"workload={path.stem}")
     for path in sorted((CONFIGS / "workload").glob("*.yaml"))
 }
-TREE = (
-    PROJECTS / "hydra_tree" / "conf"
-)  # groups of the project's own, one of which stands beside bstune's sections
+# Groups of the project's own, one of which stands beside bstune's sections.
+TREE = PROJECTS / "hydra_tree" / "conf"
 CASES |= {
     "wine": (TREE, "workload=wine"),
     "wine, linear": (TREE, "workload=wine model@workload.module=linear"),
@@ -59,10 +58,8 @@ STUDIED = {
 STUDIED |= {"graph_batches"}
 VALIDATES = {"early_stopping", "epoch_cosine"}  # what is trained depends on what is validated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]  # the projects' own
+# The warnings are the projects' own.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 @pytest.fixture(autouse=True)
@@ -241,9 +238,8 @@ def test_a_checkpoint_of_a_projects_run_is_branched(name, bstune, tmp_path):
     assert steps == [20, 10]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # Lightning calls jsonargparse by former names
+# Lightning calls jsonargparse by former names.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_trial_equals_the_fit_of_a_file_of_lightning_cli(tmp_path):
     workload, _ = workload_of(CLI, Chosen("val_loss=0.2"))
     (tmp_path / "workload").mkdir()
@@ -280,9 +276,8 @@ def check_equal(name, composed, build_both, folder):
             modules.append(workload.build_module(spec))
             return modules[-1]
 
-        target = replace(
-            protocol.target, value=-1e9 if protocol.target.mode == "min" else 1e9
-        )  # never reached
+        # It is never reached.
+        target = replace(protocol.target, value=-1e9 if protocol.target.mode == "min" else 1e9)
         protocol = replace(
             protocol, budget=Budget(STEPS, 1), target=target, divergence=1e9, noise_scale_every=4
         )

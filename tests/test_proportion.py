@@ -30,6 +30,7 @@ def copy_of(kind, rate, done=0, **options):
         ([0.1, 0.01], [0.2, 0.02], 2.0, True),
         ([0.1, 0.01], [0.2, 0.01], 2.0, False),
         ([0.1, 0.0], [0.2, 0.0], 2.0, True),
+        # Rates of nothing, whatever their ratio is.
         ([0.1, 1e-17], [0.2, 3e-17], 2.0, True),
         ([], [], 2.0, True),
     ],
@@ -62,6 +63,7 @@ def test_a_schedule_that_raises_at_its_end_is_none():
 
 
 def test_the_clock_ends_the_look_ahead():
+    # Ten seconds have passed after the first look.
     times = iter([0.0, 10.0])
     own = [copy_of(Fixed, 0.1)]
     others = [copy_of(Fixed, 0.4)]

@@ -24,6 +24,7 @@ class Plateau(Sine, pytorch_lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = self.optimizer()
+        # It acts whenever an epoch's loss is not 20% better, and so within the trial.
         plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.2)
         cycle = lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
         return [optimizer], [
@@ -54,6 +55,7 @@ def test_it_goes_on_and_its_noise_scale_is_measured(tmp_path):
     whole, reference = run(Plateau, protocol=protocol)
     record, module = stop_and_continue(Plateau, protocol, 21, tmp_path / "3.state")
     assert same_weights(module, reference)
+    # Those of the first 21 steps are taken over.
     assert record.noise_scale == whole.noise_scale
     assert len(whole.noise_scale) == STEPS // 8
 

@@ -10,14 +10,14 @@ from bstune.trial.devices.randomness import random_state, seeded_generators, set
 
 def test_seeded_generators_differ_from_each_other_and_from_the_next_seed():
     numbers = [
-        torch.rand(1, generator=g).item()
+        torch.rand(1, generator=generator).item()
         for seed in (0, 1)
-        for g in seeded_generators(seed, "cpu", 2)
+        for generator in seeded_generators(seed, "cpu", 2)
     ]
     assert len(set(numbers)) == 4
-    assert [torch.rand(1, generator=g).item() for g in seeded_generators(0, "cpu", 2)] == numbers[
-        :2
-    ]
+    assert [
+        torch.rand(1, generator=generator).item() for generator in seeded_generators(0, "cpu", 2)
+    ] == numbers[:2]
 
 
 def test_the_shared_generators_go_on_where_their_state_was_taken():

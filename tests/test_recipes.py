@@ -68,6 +68,7 @@ def test_pages_ladder_with_every_rung_on():
     assert len(biases["params"]) == 8
     steps = math.ceil(650_000 / 512)
     for step, (first, second) in enumerate(factors(schedule, steps)):
+        # Up over a fifth of the 13 epochs, down to a tenth two epochs before the end.
         epoch = (step + 1) / steps * 13
         expected = epoch / 2.6 if epoch < 2.6 else max(0.1, 1 - 0.9 * (epoch - 2.6) / (11 - 2.6))
         assert first == second == pytest.approx(expected, abs=1e-6)
@@ -85,6 +86,7 @@ def test_airbench():
     assert steps == 476 == math.ceil(options.budget.examples / batch_size)
     assert options.workload.budget.examples == 1.5 * 487_424
     groups, schedule = configured(module)
+    # The source's own, of its momentum.
     kilostep_scale = 1024 * (1 + 1 / (1 - 0.85))
     lr = 11.5 / kilostep_scale
     decay = 0.0153 * batch_size / kilostep_scale
@@ -104,6 +106,7 @@ def test_airbench():
         )
         # The rate is a step ahead of the source's.
         assert first == last == pytest.approx(source, abs=0.012)
+        # The bias of the whitening is trained for three epochs of 48 steps.
         assert of_whitening == (first if step < 3 * 48 else 0.0)
     (lookahead,) = module.configure_callbacks()
     assert isinstance(lookahead, Lookahead)
@@ -136,6 +139,7 @@ def test_airbench_with_muon():
     ) == (True, True, 3)
     for step, used in enumerate(factors(schedule, steps)):
         line = 1 - step / steps
+        # Three epochs of 25 steps.
         assert used == pytest.approx([line, max(0.0, 1 - step / 75), line, line])
     assert module.configure_callbacks() == []
     assert module.model.head.weight.std().item() == pytest.approx(1.0)
@@ -162,11 +166,13 @@ def test_hiverges_speedrun():
     assert (filters["steps_of_iteration"], len(schedule.optimizer.due)) == (3, steps + 1)
     for step, used in enumerate(factors(schedule, steps)):
         line = 1 - step / steps
+        # A share of an epoch's 32 steps.
         assert used == pytest.approx([line, max(0.0, 1 - step / math.ceil(0.19 * 32)), line, line])
     assert [type(layer) for layer in module.modules() if isinstance(layer, GELU | SiLU)] == [
         GELU
     ] + 6 * [SiLU]
     assert module.loss.label_smoothing == 0.09
+    # The standard deviations of CIFAR-10's channels, as pixels.
     white = torch.tensor([0.247, 0.2435, 0.2616]) * 255
     jitter = option_at(options, "workload.data.augment")
     assert torch.tensor(jitter["brightness"]).tolist() == pytest.approx(

@@ -86,6 +86,7 @@ def test_a_grid_is_recorded_resumed_and_replayed(trained, record, tmp_path, monk
     assert len(runs) == 8
     for record in trained:
         run = runs[record.batch_size, record.lr, record.seed]
+        # A table has six digits.
         history = {step: float(f"{value:.6g}") for step, value in record.history}
         kept = list(zip(run.steps, run.metric, strict=True))
         assert set(kept) <= set(history.items())
@@ -112,6 +113,7 @@ def test_steps_to_any_target_survive_the_thinning(tmp_path):
         )
     write_table(tmp_path / "t.jsonl", rows_of_study(runs))
     found = {(run.batch_size, run.seed): run for run in read_table(tmp_path / "t.jsonl").runs}
+    # An evaluation that is no best so far, whichever way is better, decides no target.
     kept = sum(len(run.steps) for run in found.values())
     assert kept < 0.8 * sum(len(run.history) for run in runs)
     for run, goal, mode in product(runs, np.linspace(0.05, 0.4, 50).tolist(), ("min", "max")):
@@ -128,6 +130,7 @@ def test_a_step_takes_the_median_time_of_its_batch_size(tmp_path):
         fake(tau=None, seed=3),
     ]
     write_table(tmp_path / "t.jsonl", rows_of_study([*runs, fake(batch_size=16, tau=0.5)]))
+    # The median of three to four digits, whatever a single slow run took.
     for recorded in read_table(tmp_path / "t.jsonl").runs:
         assert recorded.seconds_per_step == {8: 0.01235, 16: 0.5}[recorded.batch_size]
     assert len(read_table(tmp_path / "t.jsonl").batch_sizes) == 2
@@ -280,6 +283,7 @@ def test_a_grid_leaves_out_a_batch_size_that_does_not_fit_and_records_the_metric
             else fake("out of memory", 10, ((10, 0.5),), **point)
         )
 
+    # It is not trained again.
     earlier = {
         "batch_size": 8,
         "lr": 0.1,

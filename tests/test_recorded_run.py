@@ -51,6 +51,7 @@ def test_a_run_that_diverged_before_any_evaluation_ends_at_its_first_step():
         (4, [(8, 1.0)]),
         (500, [(128, 1.0)]),
         (16, [(8, 0.5), (32, 0.5)]),
+        # A quarter of the way from 32 to 128, in logarithms.
         (32 * math.sqrt(2), [(32, 0.75), (128, 0.25)]),
     ],
 )

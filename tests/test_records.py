@@ -44,6 +44,7 @@ def test_impossible_targets_are_refused():
     "changes",
     [
         {},
+        # The first value was not finite.
         {"status": "stopped", "history": ((10, None), (20, 0.5)), "delta": None},
         {
             "status": "out of memory",
@@ -92,9 +93,11 @@ def test_json_is_strict():
     [
         (None, r"a trial record is a JSON object, but got '\[\]'"),
         ({"status": "done"}, "status of a trial record must be one of"),
+        # An ellipsis takes the field away.
         ({"lr": ...}, "a trial record lacks lr$"),
         ({"colour": 3}, "a trial record has unknown colour$"),
         ({"batch_size": 0}, "batch_size of a trial record must be a whole number of at least 1"),
+        # To Python True is 1, and 8.0 equals 8.
         ({"batch_size": True}, "batch_size of"),
         ({"batch_size": 8.0}, "batch_size of"),
         ({"batch_size": 10**16}, "batch_size of"),
@@ -124,7 +127,9 @@ def test_other_json_is_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "null", "3", "[" * 100_000, '{"lr": ' + "9" * 5000 + "}"]
+    # Deeper than Python's reader goes, and more digits than it takes, 4300.
+    "text",
+    ["", "{", "null", "3", "[" * 100_000, '{"lr": ' + "9" * 5000 + "}"],
 )
 def test_what_is_no_json_object_is_refused(text):
     with pytest.raises(RecordError):

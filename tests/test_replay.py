@@ -21,6 +21,7 @@ from bstune.trial.replay import Table, read_table, replay, unusable_target
 TARGET = Target("val/error", 0.1, "min")
 
 
+# Five evaluations, a fifth apart.
 def run(batch_size=8, lr=0.1, seed=0, *, hit=100, end=None, tau=0.01, diverged=False):
     """A run with four evaluations before ``hit``, which meets the target, and ``end`` after it; ``hit=None`` misses."""
     last = hit if hit is not None else end
@@ -44,6 +45,7 @@ def grid(steps, tau=lambda size: 0.01, sizes=(8, 16, 64), lrs=(0.01, 0.1, 0.2)):
 
 
 def test_a_recorded_point_is_answered_as_it_was_recorded():
+    # Any law: at the cells themselves nothing is interpolated.
     table = grid(lambda size, lr: round(1000 / size / lr) + 5, lambda size: 0.001 * size + 0.0123)
     for recorded in table.runs:
         outcome = table.outcome(recorded.batch_size, recorded.lr, 3, TARGET)
@@ -101,6 +103,7 @@ def test_a_missing_cell_is_its_nearest_recorded_one_in_log_distance():
     table = Table((run(8, 0.4, hit=100), run(32, 0.4, hit=50), run(32, 0.8, hit=40)))
     assert table.outcome(8, 0.8, 0, TARGET).steps == 100
     middle = table.outcome(16, math.sqrt(0.4 * 0.8), 0, TARGET).steps
+    # The missing corner counts as its neighbour: the geometric mean of 100, 100, 50 and 40.
     assert middle == round((100 * 100 * 50 * 40) ** 0.25)
 
 
@@ -119,9 +122,11 @@ def test_a_cells_runs_are_drawn_by_the_trials_seed_alike_in_every_cell():
     for seed in range(300):
         first = table.outcome(8, 0.1, seed, TARGET).steps
         second = table.outcome(16, 0.1, seed, TARGET).steps
+        # The same seed draws the same place among a cell's runs: 16 x 100 - 8 x 100.
         assert second - first == 800
         drawn.append(first)
     for steps in (810, 820, 830):
+        # A third of 300 are 100, with a deviation of 8.2.
         assert 70 < drawn.count(steps) < 130
 
 
@@ -129,6 +134,7 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     outcome = Table((run(8, 0.1, hit=100, end=110), run(32, 0.1, hit=400))).outcome(
         11, 0.1, 0, TARGET
     )
+    # S is proportional to B between 8 and 32: 100 x 11/8.
     assert outcome.steps == round(100 * 11 / 8)
     steps = [round(step * outcome.steps / 100) for step in (20, 40, 60, 80, 100)]
     values = (0.5, 0.4, 0.3, 0.2, 0.09)
@@ -140,6 +146,7 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     )
     assert (easier.steps, easier.history) == (60, ((20, 0.5), (40, 0.4), (60, 0.3)))
 
+    # Three evaluations whose steps are rescaled to 2 at most.
     fine = Run(8, 0.1, 0, (1, 2, 3), (0.5, 0.4, 0.05), 0.01, False)
     coarse = Run(32, 0.1, 0, (1,), (0.05,), 0.01, False)
     outcome = Table((fine, coarse)).outcome(12, 0.1, 0, TARGET)
@@ -168,6 +175,7 @@ def test_a_history_is_the_nearest_corners_with_its_steps_rescaled():
     ],
 )
 def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evaluations):
+    # A run that diverged before its first evaluation.
     at_once = Run(32, 0.1, 0, (), (), 0.01, True)
     stopped = run(8, 0.4, hit=None, end=300)
     table = Table(
@@ -194,6 +202,7 @@ def test_steps_to_target_lie_in_an_interval_that_the_history_agrees_with():
     for _ in range(40):
         runs = []
         for size, lr, seed in product((8, 16, 32, 64, 128, 256), (0.001, 0.01, 0.1, 1.0), range(2)):
+            # A fifth of the cells is missing.
             if rng.random() < 0.8:
                 steps = np.unique(rng.integers(1, 60, size=12)).tolist()
                 metric = rng.uniform(0.05, 0.5, size=len(steps)).tolist()
@@ -221,6 +230,7 @@ def test_steps_to_target_lie_in_an_interval_that_the_history_agrees_with():
         ((8, 0.1), (80, 80)),
         ((8, 0.1), (50, 10_000)),
         ((12, 0.2), (1, 99)),
+        # In none of these may the parts add up to more or less than the whole.
         ((8, 0.4), (30, 60)),
     ],
 )
@@ -289,6 +299,7 @@ def test_a_table_is_read_back(tmp_path):
     assert (table.batch_sizes, table.lrs) == ((8, 16, 32), (0.1, 1.0))
 
 
+# What is wrong with a value, and values of that kind.
 BAD_VALUES = {
     "batch_size": ("a positive integer", (0, 8.5, True)),
     "lr": ("a positive number", (-0.1,)),
@@ -303,6 +314,7 @@ BAD_VALUES = {
 BAD_ROWS = []
 for name, (what, values) in BAD_VALUES.items():
     for value in values:
+        # A long value is shown cut.
         said = f"line 2: {name} must be {what}, but got {value!r:.40}"
         BAD_ROWS.append(([GOOD | {name: value}], said))
 
@@ -383,6 +395,7 @@ def table(tmp_path, monkeypatch):
 def test_what_a_config_leaves_open_comes_from_the_table(table):
     prepared = prepared_study(*REPLAY)
     options = prepared.options
+    # sqrt(0.01 x 0.64) of the table's rates.
     assert options.scaling.lr == pytest.approx(0.08)
     budget = options.budget.budget
     runs = read_table(table).runs
@@ -393,7 +406,9 @@ def test_what_a_config_leaves_open_comes_from_the_table(table):
         if recorded.batch_size == 512:
             of_largest.append(recorded.end)
     assert budget.steps == max(of_largest)
+    # 0.01 + 0.0001 x 128.
     assert prepared.backend.step_time(128) == pytest.approx(0.0228)
+    # Half way in logs between 32 and 128.
     assert prepared.backend.step_time(64) == pytest.approx(math.sqrt(0.0132 * 0.0228))
     for size in (8, 30, 512):
         nearest = {8: 8, 30: 32, 512: 512}[size]
@@ -444,6 +459,7 @@ BARE = REPLAY[:2]
             ),
         ),
         (
+            # The made table's lowest error is 0.13.
             (*REPLAY, "workload.target.value=0.12"),
             "val/error <= 0.12 is never reached in this table; lowest val/error",
         ),

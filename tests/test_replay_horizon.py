@@ -99,6 +99,7 @@ def test_a_metric_that_rises_is_read_likewise():
     runs = table(metric=rises)
     s = shortest(16, 0.3)
     assert read(runs, 16, 0.3, round(0.9 * s), target).steps is None
+    # h (S/h)^(P/Q) at h = 2 S.
     met = 2 * s * 0.5 ** (POWER / IN_RUN)
     assert read(runs, 16, 0.3, round(2 * s), target).steps == pytest.approx(met, rel=0.01)
     # This is half of the shortest horizon.

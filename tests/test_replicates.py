@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
-from toolbox import make_trial, numbers
+from toolbox import make_result, make_trial, numbers
 
 from bstune.search.observations import fresh_steps
 from bstune.search.posterior import NOISE
@@ -55,6 +55,7 @@ def best(trials, merit="time", seeds=3, predicted=SINGLE_RUNS):
     return found and found.trial
 
 
+# It is the fastest by time, and the other one by steps.
 FAST = trial(0, 100)
 FEW = trial(1, 50, 1024, tau=0.1)
 
@@ -71,6 +72,7 @@ FEW = trial(1, 50, 1024, tau=0.1)
         ([trial(0)], {"max_candidates": 0}, None),
         *(
             ([FAST, FEW, trial(2, 20, status="stopped")], {"objective": objective}, (first, 0))
+            # 50 steps of 0.1 s take 5 s, 100 of 0.01 s take 1 s.
             for objective, first in (("time", 0), ("curve", 0), ("both", 0), ("steps", 1))
         ),
         # A run of a trial that is not there is passed over.
@@ -142,18 +144,22 @@ def test_another_point_that_claims_less_is_the_next_candidate(other, fresh, anot
     trials = [FAST, other, *again(FAST, *fresh)]
     assert asked(trials) == ((1, 0) if another else None)
     assert best(trials) == (other if another else FAST)
+    # With two of three fresh runs the third one comes first.
     assert asked(trials[:-2]) == (0, 1)
 
 
 def test_no_more_than_so_many_candidates():
+    # Each an octave from the next, so that none is a neighbour.
     trials = [trial(i, 100 + i, 64 * 2**i) for i in range(4)]
     order = []
     while (due := next_replicate(trials, {}, "time", 2, 3)) is not None:
         candidate = due[0].trial
         order.append((candidate.number, due[1]))
         trials += again(candidate, 300 + candidate.number, number=9 + len(order))
+        # Before a candidate has all of its runs nothing is left out.
         assert left_out(trials[:-1], {}, "time", 2, 3) is None
     assert order == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    # All three took over 300 steps: the least of them wins.
     assert best(trials, seeds=2).number == 0
     assert left_out(trials, {}, "time", 2, 3).trial.number == 3
     assert left_out(trials, {}, "time", 2, 4) is left_out(trials, {}, "time", 0, 3) is None
@@ -170,6 +176,7 @@ def test_a_later_candidate_has_to_beat_the_best_confirmed_one():
 
 
 def test_neighbours_on_both_sides_of_a_confirmed_point_are_no_candidates_of_their_own():
+    # 0.15 octaves on either side of FAST: 0.3 from each other, and neighbours of one point.
     above = trial(5, 97, lr=0.1 * 2**0.15)
     below = trial(6, 98, lr=0.1 * 2**-0.15)
     trials = [FAST, *again(FAST, 120, 120, 120), above, below, trial(7, 99, 512)]
@@ -188,6 +195,7 @@ def test_a_search_that_went_on_and_found_better_is_confirmed_again():
 
 def test_both_confirms_by_time_first_then_by_steps():
     trials = [FAST, FEW, *again(FAST, 105, 105)]
+    # By steps FEW is ahead, and has not run again yet.
     assert (
         asked(trials, "both", seeds=2) == asked(trials, "both", seeds=2, max_candidates=1) == (1, 0)
     )
@@ -250,6 +258,7 @@ def test_what_a_run_short_of_the_target_counts_as(
         ((100, None, 110), (110, 100, None)),
         ((100, None), (None, 100, None)),
         ((None, None), (None, None, None)),
+        # Of four runs the median lies between 120 and 130: the stopped run took longest.
         ((100, 120, 130, None), (125, 100, None)),
     ],
 )
@@ -282,6 +291,7 @@ def test_spread_over_fresh_runs(steps, spread):
         ({"scatter": 0.3}, 110 * math.exp(-0.357), 110 * math.exp(0.357)),
         # 20% of error in the seconds of a step.
         (
+            # 1.645 x 0.2 = 0.329, added in squares to what the grid leaves open.
             {"time_error": 0.2},
             110 * math.exp(-math.hypot(math.log(110 / 90), 0.329)),
             110 * math.exp(math.hypot(math.log(120 / 110), 0.329)),
@@ -311,6 +321,7 @@ def test_a_run_that_met_the_target_at_its_first_evaluation_is_counted():
     ]
     row = confirmed(runs)
     assert row.untold == 2
+    # The lowest end of a run that was met at its first look: one step.
     assert row.steps_low == pytest.approx(1.0)
 
 
@@ -343,6 +354,7 @@ def test_candidates_are_the_best_single_runs_and_all_that_ran_again():
     steep = []
     for number in range(12):
         size = 64 * 2**number
+        # Seconds double from size to size.
         tau = 0.01 * 2**number
         trials.append(trial(number, 100 + number, size, tau=tau))
         steep.append(trial(number, 200 - number, size, tau=tau))
@@ -350,6 +362,7 @@ def test_candidates_are_the_best_single_runs_and_all_that_ran_again():
         ([], []),
         (trials, [*range(8)]),
         (trials + again(trials[9], 100), [*range(8), 9]),
+        # By steps the order is the other way round: eight by each merit.
         (steep, [*range(12)]),
     ]
     for some, expected in cases:
@@ -365,6 +378,7 @@ def test_the_order_of_the_trials_does_not_matter():
         "one fast replicate is no more than the prediction that it is part of"
     )
     assert found == find_best(trials[::-1], {1: 130.0}, "time", "time", 3, 3)
+    # Of 120, 121 and 122 steps.
     assert math.isclose(confirmed(found.runs).time_median, 1.21)
 
 
@@ -422,6 +436,7 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
     trials[slow] = lucky = trial(slow, 120, *LAW[slow])
     assert asked(trials, "steps") == (slow, 0), "by single runs"
     _, steps = predicted(seen(trials))
+    # (512, 0.7) is the law's own best point.
     assert asked(trials, "steps", predicted=steps) == (LAW.index((512, 0.7)), 0)
     assert 1.4 * lucky.steps < steps[slow] < 0.97 * steps_of(*LAW[slow]), (
         "between its own and what is around"
@@ -431,7 +446,9 @@ def test_a_lucky_run_among_slow_ones_is_not_the_first_candidate_and_replicates_a
     (less, after) = predicted(seen(slower))
     (more, _) = predicted(seen(loose))
     assert after[slow] == after[20], "one place"
+    # Three slow fresh runs move the prediction up, and not all the way to them.
     assert 1.1 * steps[slow] < after[slow] < 445
+    # What fresh seeds scatter by is the noise that is learnt.
     assert less < more
     assert predicted(seen(slower)) == (less, after), "a function of the trials"
 
@@ -447,11 +464,13 @@ def test_the_horizon_of_a_winner_is_that_of_its_fresh_runs_else_the_predicted_on
 @pytest.mark.parametrize(
     ("own", "fresh", "reached", "advised"),
     [
+        # One miss in one run, and two in three, are most of them.
         (625, 127, [False], 625),
         (625, 127, [True, False, False], 625),
         (625, 127, [True, True, False], 127),
         # The predicted horizon is advised.
         (625, 127, [], 127),
+        # A shorter one of its own is no better advice.
         (100, 127, [False], 127),
         # This schedule does not end with the trial.
         (None, None, [False], None),
@@ -467,3 +486,13 @@ def test_a_horizon_that_most_fresh_runs_missed_the_target_with_is_not_advised(
     runs = tuple(runs)
     winner = Winner(trial(0, horizon=own), 100.0, runs, predicted_horizon=fresh)
     assert winner.advised_horizon == advised
+
+
+def test_others_are_another_point():
+    """The better one's neighbour is replicated by itself: fresh runs of other hyperparameters count for no other."""
+    best = make_result(number=0, trial_index=0, steps=100, hyperparameters={"momentum": 0.9})
+    near = make_result(number=1, trial_index=1, steps=101, hyperparameters={"momentum": 0.1})
+    fresh = make_result(
+        number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9}
+    )
+    assert next_replicate([best, near, fresh], {}, "steps", 1, 2)[0].trial.number == 1

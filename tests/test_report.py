@@ -46,6 +46,7 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
     prepared = SimpleNamespace(backend=backend, files=Output(tmp_path), options=None, goal=None)
     written = best_yaml(
         {"time": Winner(make_result(horizon=horizon), 110.0, () if again is None else (fresh,))},
+        # A rate that the study itself was given makes way for the winner's.
         ["+workload=mine", "trial.lr=9", "storage=${oc.env:STUDIES}"],
         prepared,
     )
@@ -62,12 +63,15 @@ def test_the_command_of_a_winner_ends_with_it_or_with_its_schedule(
         again or horizon,
         None,
     )
+    # What is expected of it, and beside that what its one run took.
     assert (row["steps"], row["time_to_target"]) == pytest.approx((110.0, 1.1))
     assert row["single_run"] == {"steps": 100, "time_to_target": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("error", "waited", "is_quiet"), [(0.02, 0.0, True), (0.3, 0.0, False), (0.02, 0.5, False)]
+    # Neither the seconds may scatter, nor the process have waited for a processor.
+    ("error", "waited", "is_quiet"),
+    [(0.02, 0.0, True), (0.3, 0.0, False), (0.02, 0.5, False)],
 )
 def test_timings_that_are_not_to_be_trusted_are_said(error, waited, is_quiet):
     timing = StepTiming(
@@ -147,6 +151,7 @@ def test_what_trials_went_on_without_is_said_once():
     trials = [make_trial(i, message=eagerly) for i in range(2)]
     trials += [
         make_trial(2, status="stopped", message=noise),
+        # A failed trial's message is its error.
         make_trial(3, status="failed", message="ValueError"),
     ]
     assert missing_in_trials([*trials, make_trial(4)]) == [
@@ -194,6 +199,7 @@ TRAIN = [
 @pytest.mark.parametrize(
     ("lr", "stops", "own"),
     [
+        # Four digits are near enough.
         (0.123456, True, "trial.lr=0.1235"),
         (0.123456, False, "trial.lr=0.1235 budget.steps=130 budget.examples=1"),
         # A rate of 1 is beyond what can be had.

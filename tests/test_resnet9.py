@@ -76,6 +76,7 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
     before = seeded(lambda: without_switches(4))
     assert torch.equal(torch.get_rng_state(), drawn)
     for step in range(2):
+        # What ships multiplies its logits by an eighth.
         outputs = [model(images(seed=step)), 0.125 * before(images(seed=step))]
         for network, output in zip((model, before), outputs, strict=True):
             network.zero_grad()
@@ -97,11 +98,8 @@ def test_what_ships_is_the_network_without_switches_bit_for_bit():
     [
         ("after_activation", [nn.Conv2d, BatchNorm, nn.CELU, nn.MaxPool2d], True),
         ("before_activation", [nn.Conv2d, BatchNorm, nn.MaxPool2d, nn.CELU], True),
-        (
-            "before_norm",
-            [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.CELU],
-            False,
-        ),  # statistics of the largest values
+        # Its statistics are those of the largest values.
+        ("before_norm", [nn.Conv2d, nn.MaxPool2d, BatchNorm, nn.CELU], False),
     ],
 )
 def test_where_it_pools(pool, order, same):

@@ -60,6 +60,7 @@ def test_weights_that_hooks_reset_are_put_back_once(accumulations):
     resume.before_batch(trainer, module)
     assert torch.equal(module.a, torch.ones(2))
     assert module.mean == 0.0
+    # As training does after the first batch.
     overwrite(module, 5.0)
     resume.before_batch(trainer, module)
     assert torch.equal(module.a, torch.full((2,), 5.0))
@@ -69,6 +70,7 @@ def test_weights_of_another_shape_and_new_ones_are_left_alone():
     module = TwoLayers()
     resume = Resume(make_stopped())
     resume.keep_weights(module)
+    # As hooks may, which build the module for the data that they see.
     module.a = nn.Parameter(torch.full((3,), 2.0))
     del module.b
     module.c = nn.Parameter(torch.full((2,), 4.0))
@@ -117,6 +119,7 @@ def test_it_begins_where_it_was_stopped(has_epochs, accumulations):
     [
         (30, 30, False, True, True),
         (29, 30, False, True, False),
+        # It was stopped where an epoch is evaluated at its end, due or not.
         (29, 30, True, True, True),
         # Without epochs nothing looks at an evaluation.
         (30, 30, True, False, False),

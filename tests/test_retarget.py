@@ -39,10 +39,13 @@ def folder(studied, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("goal", "status", "steps", "steps_low"),
     [
+        # Met at the first evaluation: nothing was missed before.
         (0.5, "reached", 5, 0),
         (0.2, "reached", 20, 10),
+        # Exactly met counts.
         (0.15, "reached", 20, 10),
         (0.1, "reached", 40, 20),
+        # It would have had to go on.
         (0.05, "stopped", 40, 40),
     ],
 )
@@ -63,6 +66,7 @@ def test_what_continues_a_trial_that_met_the_target_is_left_out():
         make_trial(2, steps=40, steps_low=20, history=HISTORY, resumed_from=1),
         make_trial(3, status="diverged", steps=5, steps_low=5, history=((5, 9.0),)),
     ]
+    # Trial 0 meets 0.2 at step 20; trials 1 and 2 continue it.
     easier = ended_at(parts, Target("e", 0.2, "min"))
     assert numbers(easier) == [0, 3]
     assert statuses(easier) == ["reached", "diverged"]
@@ -110,12 +114,14 @@ def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
         if trial.reached:
             values = dict(trial.history)
             earlier = [value for step, value in values.items() if step < trial.steps]
+            # Its last step is the first one that meets 0.2.
             assert values[trial.steps] <= 0.2 < min(earlier, default=1.0)
     own = json.loads((folder / "curve.json").read_text())
     assert found.result.statuses["reached"] >= own["statuses"]["reached"]
     assert found.result.best_by_time.steps < own["best_by_time"]["steps"]
     assert "val/error <= 0.2" in printed
     assert "<!doctype html>" in (folder / "report-0.2.html").read_text()
+    # No target is harder than the one that it was run for.
     assert found.result.over_target[-1].target == 0.14
     assert not list(folder.glob("*.partial"))
 
@@ -147,6 +153,7 @@ def test_a_half_written_study_is_shown_with_what_its_trials_say(folder, capsys):
     (folder / "curve.json").unlink()
     (folder / "best.yaml").unlink()
     trials = (folder / "trials.jsonl").read_text()
+    # The last line is cut through.
     (folder / "trials.jsonl").write_text(trials[: len(trials) // 2])
     retarget.main([str(folder)])
     printed = capsys.readouterr().out
@@ -157,6 +164,7 @@ def test_a_half_written_study_is_shown_with_what_its_trials_say(folder, capsys):
 
 def test_a_study_that_has_gone_on_since_its_results_is_shown_with_all_its_trials(folder, capsys):
     told = json.loads((folder / "curve.json").read_text())
+    # As if two trials had ended after it was written.
     (folder / "curve.json").write_text(json.dumps(told | {"trials": told["trials"] - 2}))
     retarget.main([str(folder)])
     printed = capsys.readouterr().out

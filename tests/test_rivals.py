@@ -51,6 +51,7 @@ def test_a_promoted_trial_pays_the_steps_that_it_adds(rivals):
     search = rivals.MultiFidelitySearch(posed().problem, 0, method)
     trials = first_trials(search, posed(), 6)
     paid = [(trial.batch_size, trial.steps, trial.train_seconds) for trial in trials]
+    # 800/9 and 800/3 steps, of which the second pays what it adds.
     assert paid == [
         (10, 89, 89.0),
         (10, 267, 178.0),
@@ -97,6 +98,7 @@ def test_a_run_that_met_the_target_costs_less_than_any_that_missed_it(rivals, ob
     assert met.reached
     assert rivals.cost_of(problem, met) < 0.0
     missed = changed(met, status="stopped", history=((50, 0.4), (100, 0.2), (150, 0.3)))
+    # The best metric, 0.2, is twice the target.
     assert rivals.cost_of(problem, missed) == pytest.approx(math.log(2.0))
     assert rivals.cost_of(problem, changed(met, status="diverged")) == rivals.WORST_COST
 

@@ -29,6 +29,7 @@ from bstune.workloads.resnet9 import ResNet9
 from tests.toolbox import FakeTime, make_survey
 
 CPU = torch.device("cpu")
+# The ridge is 100/10 = 10 operations a byte.
 LIMITS = DeviceLimits("fp16", 100.0, 10.0, misaligned_flops_per_second=50.0)
 NOTHING = AffineCost(0.0, 0.0)
 BATCH_NORM = partial(BatchNorm, ghost_size=2)
@@ -147,13 +148,17 @@ def test_a_relus_intensity_is_that_of_nvidias_table(batch_size):
 def test_convolution(groups, dimensions):
     module = nn.Conv2d(4, 8, 3, padding=1, groups=groups, bias=False)
     (only,) = cost_of(module, (4, 6, 5), needs_gradient=True).layers
+    # Forward and two gradients; 2 operations for each of 6 x 5 pixels, 9 places, and channels in
+    # and out.
     assert only.flops == AffineCost(0, 3 * 2 * 6 * 5 * 9 * 4 * 8 // groups)
+    # Of 30 pixels in 4 bytes: x forward, x and dx backward; y and dy.
     moved = 3 * 4 * 30 * 4, 2 * 8 * 30 * 4
     assert (only.inputs, only.outputs) == (AffineCost(0, moved[0]), AffineCost(0, moved[1]))
     assert only.weights == AffineCost(3 * 9 * 4 * 8 // groups * 4, 0)
     assert only.dimensions == tuple(zip(("in_channels", "out_channels"), dimensions, strict=False))
     transposed = nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False)
     (only,) = cost_of(transposed, (4, 5, 5), needs_gradient=True).layers
+    # A transposed convolution does its work for each pixel that it reads.
     assert only.flops == AffineCost(0, 3 * 2 * 4 * 25 * 4 * 6 // 2)
 
 
@@ -171,6 +176,7 @@ def test_two_layers():
     assert cost.layers[1].bytes == AffineCost(0, 4 * (4 * 3 + 4 * 2))
     assert cost.superlinear == ()
     assert cost.flops == AffineCost(0, 4 * 24 + 6 * 12)
+    # 28 weights without, and 15 with a gradient of the input.
     assert cost.bytes.constant == 4 * (2 * 28 + 3 * 15)
 
 
@@ -179,12 +185,16 @@ def test_each_layer_is_charged_for_itself():
     copying = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     assert cost_of(inside, (6,)) == cost_of(copying, (6,))
     # inputs that need no gradient: there is no autograd node between the two
-    branches = Calls(lambda m, x: m.first(x) + m.second(x), first=linear(6), second=linear(6))
+    branches = Calls(
+        lambda module, x: module.first(x) + module.second(x), first=linear(6), second=linear(6)
+    )
     assert flops_of(cost_of(branches, (6,))) == [4 * 24, 4 * 24]
 
 
 def test_a_layer_called_several_times_moves_its_weights_once():
-    (only,) = cost_of(Calls(lambda m, x: m.part(m.part(m.part(x))), part=linear()), (4,)).layers
+    (only,) = cost_of(
+        Calls(lambda module, x: module.part(module.part(module.part(x))), part=linear()), (4,)
+    ).layers
     # The first call has no gradient of its input.
     assert only.flops == AffineCost(0, (3 * 4 + 2 * 2) * 16)
     assert only.weights == AffineCost(3 * 16 * 4, 0)
@@ -197,6 +207,7 @@ def test_weights_that_are_shared_are_counted_once_and_frozen_ones_have_no_gradie
     first, second = cost_of(module, (4,)).layers
     assert first.weights == AffineCost(2 * 16 * 4, 0)
     assert (second.weights, second.flops) == (NOTHING, AffineCost(0, 6 * 16))
+    # Nothing is learnt of the second layer, and yet its input has a gradient.
     frozen = nn.Sequential(linear(), linear().requires_grad_(False))
     second = cost_of(frozen, (4,)).layers[1]
     assert (second.weights, second.flops) == (AffineCost(2 * 16 * 4, 0), AffineCost(0, 4 * 16))
@@ -205,9 +216,12 @@ def test_weights_that_are_shared_are_counted_once_and_frozen_ones_have_no_gradie
 
 
 def test_what_no_layer_calls_is_seen_in_flops_and_weights():
+    # A layer in everything but name.
     weight = nn.Parameter(torch.randn(5, 4))
     functional = Calls(
-        lambda m, x: nn.functional.linear(m.part(x), m.weight), weight=weight, part=linear()
+        lambda module, x: nn.functional.linear(module.part(x), module.weight),
+        weight=weight,
+        part=linear(),
     )
     inner, outside = cost_of(functional, (4,)).layers
     assert (inner.name, inner.flops) == ("part", AffineCost(0, 4 * 16))
@@ -221,15 +235,18 @@ def test_what_no_layer_calls_is_seen_in_flops_and_weights():
 
 def test_checkpointing_repeats_the_forward_pass():
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
-    checkpointed = Calls(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=inner)
+    checkpointed = Calls(
+        lambda module, x: checkpoint(module.inner, x, use_reentrant=False), inner=inner
+    )
     plain = cost_of(inner, (4,))
     again = cost_of(checkpointed, (4,))
+    # The forward pass of both layers once more: 2 x 16 operations each.
     assert again.flops == plain.flops + AffineCost(0, 2 * 2 * 16)
     assert flops_of(again) == [6 * 16, 0, 8 * 16, 0]
 
 
 def test_a_cost_that_outgrows_the_batch_is_named():
-    module = nn.Sequential(linear(), Calls(lambda m, x: (x @ x.T).sum()))
+    module = nn.Sequential(linear(), Calls(lambda module, x: (x @ x.T).sum()))
     cost = cost_of(module, (4,), batch_sizes=(2, 8), loss=lambda model, batch: model(batch))
     assert cost.superlinear == ("1",)
     # 2 B^2 4 operations forward and twice as many backward, at B = 8.
@@ -246,6 +263,7 @@ def test_the_line_holds_at_other_batch_sizes(network):
 
     near = step_cost(module, batch, roofline.training_loss, "fp32", (2, 3))
     far = step_cost(module, batch, roofline.training_loss, "fp32", (7, 11))
+    # The cost is a line over the batch size, so that any two sizes give it.
     assert near == far
     counter = torch.utils.flop_counter.FlopCounterMode(display=False)
     with counter:
@@ -273,6 +291,7 @@ def test_losses():
         (AffineCost(0, 40), AffineCost(1, 2), 1.0),
         # It approaches the ridge from below.
         (AffineCost(0, 20), AffineCost(200, 2), None),
+        # 500 + 40 B = 10 (200 + 2 B).
         (AffineCost(500, 40), AffineCost(200, 2), 75.0),
     ],
 )
@@ -297,6 +316,7 @@ def test_time_allowed_is_the_larger_of_each_layer():
     # at B = 10: 10 s of compute over 1.5 s of memory, and 8 s of memory over 1 s of compute
     assert roofline.allowed_seconds(cost, LIMITS, 10) == pytest.approx(10 + 8)
     survey = make_survey(((1, 2.0), (10, 36.0)), cost=cost, limits=LIMITS)
+    # 1,100 operations in 36 s, of 100 a second; 18 s of 36 are allowed.
     assert survey.achieved[1] == Achieved(
         10, pytest.approx(1100 / 36 / 100), pytest.approx(0.5), pytest.approx(intensity(cost, 10))
     )
@@ -309,6 +329,7 @@ def test_time_allowed_is_the_larger_of_each_layer():
         (lambda: cost_of(nn.BatchNorm1d(2), (2,)), "the FLOP counter found none"),
         (lambda: cost_of(nn.Linear(2, 2).requires_grad_(False), (2,)), "loss has no gradient"),
         (
+            # 10^15 numbers fit into no memory.
             lambda: measure_limits(CPU, "fp32", 0.01, [8], [10**15]),
             "ceilings of cpu cannot be measured in fp32: ",
         ),
@@ -322,6 +343,7 @@ def test_what_cannot_be_used(call, message):
 @pytest.mark.parametrize(
     ("seconds", "sizes", "best", "called"),
     [
+        # The largest size has the best rate: 80% of 1e6.
         (1e4, [80, 20, 40], 0.8e6, {20, 40, 80}),
         # A call at 20 takes 0.08 s, and one at 400 takes 128 s.
         (90.0, [20, 400], 0.2e6, {20}),
@@ -350,6 +372,7 @@ def test_the_best_of_the_sizes_that_there_is_time_for_is_the_limit(seconds, size
 @pytest.mark.parametrize(
     ("precision", "device", "products", "convolves", "capability", "expected", "multiple"),
     [
+        # A CPU has no tensor cores.
         ("32-true", "cpu", "tf32", None, None, "fp32", None),
         ("bf16-mixed", "cuda", "ieee", "tf32", (9, 0), "bf16", 8),
         ("32-true", "cuda", "ieee", None, (9, 0), "fp32", None),
@@ -358,6 +381,7 @@ def test_the_best_of_the_sizes_that_there_is_time_for_is_the_limit(seconds, size
         ("32-true", "cuda", "tf32", "ieee", (9, 0), "fp32", None),
         ("32-true", "cuda", "tf32", None, (9, 0), "tf32", 4),
         ("32-true", "cuda", "tf32", None, (8, 0), "tf32", 4),
+        # Before compute capability 8.0 there is no TF32.
         ("32-true", "cuda", "tf32", "tf32", (7, 5), "fp32", None),
         ("16-mixed", "cuda", "tf32", None, (9, 0), "fp16", 8),
     ],
@@ -384,6 +408,7 @@ def test_a_convolution_is_found(module, expected):
     ("dimensions", "rows", "batch", "multiple", "expected"),
     [
         ((("in_features", 16), ("out_features", 8)), 1, 8, 8, []),
+        # Each size is padded to a multiple.
         (
             (("in_features", 15), ("out_features", 10)),
             1,
@@ -393,6 +418,7 @@ def test_a_convolution_is_found(module, expected):
         ),
         ((("in_channels", 3), ("out_channels", 64)), None, 7, 8, [("in_channels", 3, 8)]),
         ((("in_features", 8), ("out_features", 8)), 1, 9, 8, [("batch", 9, 16)]),
+        # Four rows an example: an even batch size makes their number a multiple of 8.
         ((("in_features", 8), ("out_features", 8)), 4, 9, 8, [("batch", 9, 10)]),
         ((("in_features", 8), ("out_features", 8)), 8, 9, 8, []),
         ((), None, 9, 8, []),
@@ -411,11 +437,13 @@ def test_gain_of_padding_is_predicted_from_the_measured_limits():
         return roofline.misalignments(step(one), limits, 8, 12)
 
     feature, batch = padded(120, 1, 1)
+    # Misaligned it runs at 50, padded at 100 and with 8/6 of the work.
     assert feature.predicted_gain == pytest.approx((120 / 50) / (120 * 8 / 6 / 100))
     assert (batch.padded, batch.predicted_gain) == (16, pytest.approx(2.0))
     (feature,) = padded(1, 3, 8)
     # A memory-bound step moves only more with padding.
     assert feature.predicted_gain == pytest.approx(4 / (8 / 6 + 3))
+    # Without a measured rate of what is misaligned nothing can be said.
     assert padded(120, 1, 1, DeviceLimits("fp16", 100.0, 10.0))[0].predicted_gain is None
 
 
@@ -470,6 +498,7 @@ def test_where_a_step_turns_on_a_device_that_one_does_not_have(device, dtype, ri
         row for row in predictions(cost, "fp32", 8) if (row.device, row.dtype) == (device, dtype)
     ]
     assert (found.ridge, found.turning_batch_size) == pytest.approx((ridge, turning), rel=1e-2)
+    # A layer that only moves data never turns.
     never = step(LayerCost("l", "ReLU", AffineCost(0, 1), AffineCost(0, 4), NOTHING, NOTHING))
     for row in predictions(never, "bf16", 8):
         assert row.turning_batch_size is None

@@ -11,12 +11,14 @@ from bstune.trial.recorded_run import Run
 from bstune.trial.replay import Table
 
 TARGET = Target("val/error", 0.1, "min")
+# 0.01 to 2.56, an octave apart.
 RATES = tuple(0.01 * 2.0**k for k in range(9))
 
 
 def recorded(batch_size, lr, steps, seed=0):
     """Build a run that meets the target after so many steps; None: never."""
     if steps is None:
+        # Its last value is 0.5, and the target 0.1.
         return Run(batch_size, lr, seed, (1, 999), (1.0, 0.5), 0.001, diverged=False)
     return Run(batch_size, lr, seed, (1, steps), (1.0, 0.1), 0.001, diverged=False)
 
@@ -31,6 +33,7 @@ def table_of(best_exponent):
         best = 0.04 * 4.0 ** (best_exponent * k)
         for lr in RATES:
             octaves = math.log2(lr / best)
+            # 1.01, as a logarithm of 2 may be a little more than 1.
             steps = None if octaves > 1.01 else round(100 * 2.0 ** abs(octaves))
             runs.append(recorded(batch_size, lr, steps))
     return Table(tuple(runs))
@@ -59,6 +62,7 @@ def test_a_rule_costs_what_its_distance_from_the_best_rate_costs(best_exponent, 
         # The geometric middle of 100 and 400.
         (0.2, ("reached", pytest.approx(200.0))),
         (0.4, ("reached", 400.0)),
+        # Between a rate that met the target and one that did not.
         (0.5, ("missed", None)),
         (1.6, ("missed", None)),
         (1.7, ("not recorded", None)),
@@ -71,6 +75,7 @@ def test_steps_between_recorded_rates(lr, expected):
 
 def test_a_cell_of_which_half_the_seeds_miss_is_missed():
     table = Table((recorded(16, 0.1, 50), recorded(16, 0.1, None, seed=1), recorded(16, 0.2, 80)))
+    # 0.1 would be faster by the one seed that met the target.
     (cost,) = table_costs("made", table, TARGET, ["none"], 16)
     assert (cost.best_lr, cost.ratio) == (0.2, 1.0)
 
@@ -79,6 +84,7 @@ def test_the_sentence_counts_from_eight_times_on():
     def cost(batch_size, outcome, ratio):
         return RuleCost("made", batch_size, 16, "linear", 0.1, 0.1, outcome, ratio)
 
+    # 64 is four times 16, and does not count; of the other three, one was missed.
     costs = [
         cost(64, "missed", None),
         cost(128, "reached", 1.5),

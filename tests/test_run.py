@@ -14,10 +14,9 @@ import optuna
 import pytest
 import yaml
 from builders import prepared_study
-from rich.console import Console
-from toolbox import end_as_lightning, make_trial, table_rows, trials_of, write_rows
+from toolbox import end_as_lightning, table_rows, trials_of, write_rows
 
-from bstune.core.records import Budget, Target, TrialResult
+from bstune.core.records import TrialResult
 from bstune.search.posterior import sample_posterior
 from bstune.study.analysis.model import REPORT_PARTICLES
 from bstune.study.planning.plan_text import budget_text
@@ -82,11 +81,13 @@ def end_at(monkeypatch, at, killed):
 
     def counted(runner):
         calls.append(runner)
+        # Before the trial is waited for.
         if len(calls) > at:
             end_as_lightning()
         return wait(runner)
 
     monkeypatch.setattr(InProcess, "wait", counted)
+    # A killed process cannot say that its trial was cut short.
     if killed:
         monkeypatch.setattr("bstune.study.search.cut_short", lambda *_: nullcontext())
 
@@ -100,6 +101,7 @@ def end_at(monkeypatch, at, killed):
         pytest.param((*REPLAY, STEPS, "sampler=tpe"), True, marks=pytest.mark.soak),
         pytest.param((*REPLAY, STEPS, "sampler=tpe"), False, marks=pytest.mark.soak),
         pytest.param(
+            # A study with real training, whose continuations load what was trained.
             (
                 *DIGITS,
                 *EASY,
@@ -136,6 +138,7 @@ def test_a_study_cut_short_and_continued_asks_the_same_trials(
             end_at(patch, at - done, killed)
             status, _, err = bstune(*arguments, "study=pieces")
         assert (status, "the same command continues the study" in err) == (130, True)
+        # What was run before does not count again.
         done = at
     assert bstune(*arguments, "study=pieces")[0] == 0
     assert asked_by_index(outputs / "pieces") == whole
@@ -160,6 +163,7 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
     status, out, _ = bstune(*arguments)
     assert status == 0
     chosen, out = sampler == "frontier", " ".join(out.split())
+    # Only bstune's own sampler chooses horizons.
     ends = (
         "or with its schedule, at a horizon that the search chooses, at most"
         if chosen
@@ -181,6 +185,7 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
         if spec.replicate_of is not None:
             replicates += 1
             horizons_again[spec.replicate_of].add(trial.horizon)
+        # The budget: 60 steps or 6,000 examples, whichever is more.
         longest = max(60, math.ceil(6000 / trial.batch_size))
         assert trial.horizon == (spec.max_steps or longest) <= longest
         assert trial.steps == trial.horizon or trial.status != "stopped"
@@ -191,156 +196,14 @@ def test_a_schedule_with_a_horizon_is_never_continued(bstune, tmp_path, sampler,
             or trial.horizon == trials[spec.replicate_of].horizon
         )
     assert replicates >= 2
+    # All replicates of a winner have one horizon.
     assert set(map(len, horizons_again.values())) == {1}
+    # Horizons of several lengths in examples, so that it was chosen.
     assert len({trial.horizon * trial.batch_size for trial in trials}) > 3 or not chosen
+    # A horizon ends with the budget, so a sampler that does not choose cannot go on with another.
     status, _, err = bstune(*arguments, "search.trials=7", "budget.examples=7000")
     assert status == (0 if chosen else 2)
     assert ("budget.examples: was 6000, now 7000" in err) != chosen
-
-
-def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):
-    target = Target("val/error", 0.1, "min")
-    trials = [make_trial(number) for number in range(5)]
-    trials[1] = replace(trials[1], resumed_from=0)
-    trials[3] = replace(trials[3], replicate_of=0)
-    progress = Progress(5, target, Console(width=200))
-    # The first call has a trial that was done before.
-    for done in ((0,), (0, 2), (0, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):
-        progress.show([trials[number] for number in done], 60.0 * len(done))
-    lines = capsys.readouterr().out.splitlines()
-    expected = [
-        ("trial 2", "configuration 2 of 5", "2.00 min to go", True),
-        # Of what ended together the last one says what is left.
-        ("trial 1", "continues 0", "60.0 ms", False),
-        ("trial 4", "configuration 3 of 5", "4.00 min to go", True),
-        ("trial 3", "repeats 0 on a fresh seed", "5.00 min to go", True),
-    ]
-    for line, (name, place, end, is_last) in zip(lines, expected, strict=True):
-        assert line.split("  ")[:2] == [name, place]
-        assert line.endswith(end) == is_last
-
-
-def test_a_line_comes_from_time_to_time_while_a_trial_trains():
-    progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
-    progress.show([])
-
-    def seconds_with_a_line(start, until):
-        """Return the whole seconds, which have no rounding, at which there is a line."""
-        progress._spoke = start
-        said = []
-        for second in range(until):
-            if progress.waiting_line(start + second) is not None:
-                said.append(second)
-        return said
-
-    # More often before the first trial has ended.
-    assert seconds_with_a_line(1000.0, 40) == [10, 20, 30]
-    progress.show([make_trial(0)])
-    assert seconds_with_a_line(2000.0, 200) == [MINUTE, 2 * MINUTE, 3 * MINUTE]
-
-
-def test_a_dumb_terminal_has_lines_in_place_of_a_live_one(monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
-    console = Console(width=200, force_terminal=True)
-    assert Progress(5, Target("val/error", 0.1, "min"), console).live is None
-
-
-@pytest.mark.parametrize(
-    ("budget", "text"),
-    [
-        (Budget(1, 12_000), "12,000 examples"),
-        (Budget(500, 1), "500 steps"),
-        (Budget(500, 12_000), "500 steps and 12,000 examples"),
-    ],
-)
-def test_a_budget_of_one_step_is_no_budget_of_steps(budget, text):
-    assert budget_text(budget) == text
-
-
-def test_one_live_line_on_a_terminal(capsys):
-    console = Console(width=100, force_terminal=True)
-    trials = [
-        make_trial(0, status="stopped"),
-        make_trial(1, 256, steps=80),
-        make_trial(2, 64, tau=None),
-    ]
-    progress = Progress(5, Target("val/error", 0.1, "min"), console)
-    with progress.live:
-        for count in range(4):
-            progress.show(trials[:count])
-            assert len(console.render_lines(progress.live.get_renderable())) == 1
-        assert progress.live.tasks[0].completed == 3
-        text = progress.live.tasks[0].description
-        progress.show(trials, 90.0)
-        assert progress.live.tasks[0].description == f"about 90.0 s to go; {text}"
-    assert (
-        text == "best 800 ms at B 256, lr 0.1; trial 2: B 64, lr 0.1, reached at val/error 0.0995"
-    )
-    capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {},
-            "trial 3  configuration 4 of 5  B 64  lr 0.1  reached at val/error 0.0995 after 400 steps, 4.00 s",
-        ),
-        (
-            {"status": "stopped", "resumed_from": 1, "horizon": 500},
-            "trial 3  continues 1  B 64  lr 0.1  stopped at val/error 0.0995 after 400 steps of 500",
-        ),
-        (
-            {
-                "status": "diverged",
-                "message": "the loss is not finite",
-                "hyperparameters": {"momentum": 0.9},
-            },
-            "trial 3  configuration 4 of 5  B 64  lr 0.1  momentum 0.9  diverged at val/error 0.0995 after 400 steps",
-        ),
-        (
-            {"status": "out of memory", "history": ()},
-            "trial 3  configuration 4 of 5  B 64  lr 0.1  out of memory after 400 steps",
-        ),
-    ],
-)
-def test_a_trial_as_a_line(changes, line):
-    target = Target("val/error", 0.1, "min")
-    assert trial_line(make_trial(3, **changes), target, "configuration 4 of 5") == line
-
-
-@pytest.mark.parametrize(
-    ("history", "seen"),
-    [
-        (((10, 0.2), (20, 0.1), (30, 0.15)), "val/error 0.15, best 0.1, after"),
-        (((10, 0.2), (20, 0.1)), "val/error 0.1 after"),
-    ],
-)
-def test_a_trial_of_a_budget_names_its_best_value(history, seen):
-    trial = make_trial(3, status="stopped", history=history)
-    assert seen in trial_line(trial, Target("val/error", 0.0, "min").never_met)
-
-
-def test_what_trials_went_on_without_is_said_once_and_why_they_failed_each_time(capsys):
-    without, failed = "the noise scale is not measured", "ValueError: no"
-    trials = [
-        make_trial(0, status="stopped", message=without),
-        make_trial(1, status="failed", message=failed, history=()),
-        make_trial(2, message=without),
-        make_trial(3, status="failed", message=failed, history=()),
-    ]
-    progress = Progress(5, Target("val/error", 0.1, "min"), Console(width=200))
-    for count in range(5):
-        progress.show(trials[:count])
-    lines = capsys.readouterr().out.splitlines()
-    texts = (without, failed, "val/error 0.0995")
-    found = [tuple(text in line for text in texts) for line in lines]
-    assert found == [
-        (True, False, True),
-        (False, True, False),
-        (False, False, True),
-        (False, True, False),
-    ]
 
 
 @pytest.mark.slow
@@ -355,17 +218,20 @@ def test_nothing_more_is_done_once_all_is_done_and_replicates_can_be_added(bstun
         "search.baseline=false",
     )
     before = []
+    # No replicate, then three more, and then none that is missing.
     for replicates in (0, 3, 3):
         assert bstune(*arguments, f"search.replicates={replicates}")[0] == 0
         trials = trials_of(outputs / "replay")
         assert trials[: len(before)] == before
         assert [trial.replicate_of is None for trial in trials] == [True] * 5 + [False] * replicates
         before = trials
+    # Five trials of the search and three replicates, each with a seed and an index of its own.
     assert len({(trial.trial_index, trial.seed) for trial in before}) == 8
 
 
 @pytest.mark.slow
 def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstune, outputs):
+    # Upper over lower end of the interval: 1,000 is soon reached.
     arguments = (*REPLAY, "sampler=tpe", "search.precision=1000", "search.trials=40")
     assert bstune(*arguments)[0] == 0
     study = outputs / "replay"
@@ -385,6 +251,7 @@ def test_the_search_ends_once_the_critical_batch_size_is_known_well_enough(bstun
 @pytest.mark.slow
 def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     """Half of the table never reaches the target: its trials end with their records, which go no further."""
+    # Rates of 0.1 and more never reach.
     write_rows(tmp_path / "t.jsonl", table_rows(missed=lambda lr: lr >= 0.1))
     assert (
         bstune(*REPLAY, "search.trials=24", "search.replicates=0", "search.precision=null")[0] == 0
@@ -394,6 +261,7 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     short = set()
     resumed = set()
     for trial, stored in zip(trials, study.get_trials(), strict=True):
+        # It was to run further than its record does.
         if trial.status == "stopped" and trial.steps < spec_of(stored).max_steps:
             short.add(trial.number)
         resumed.add(trial.resumed_from)
@@ -402,47 +270,12 @@ def test_a_record_that_ended_is_not_continued(bstune, tmp_path, outputs):
     assert not short & resumed
 
 
-def stopped(number, steps=10, status="stopped", **changes):
-    return make_trial(number, steps=steps, status=status, **changes)
-
-
-BEST = stopped(0, 100, "reached")  # 1 s
-
-
-@pytest.mark.parametrize(
-    ("trials", "kept"),
-    [
-        ([], set()),
-        ([stopped(0, tau=None)], {0}),
-        ([stopped(0, status="diverged"), stopped(1, status="out of memory")], set()),
-        ([BEST, stopped(1, 119), stopped(2, 121)], {1, 2}),
-        ([stopped(0), stopped(1, 20, resumed_from=0)], {1}),
-        ([stopped(0), stopped(1, 20, "reached", resumed_from=0)], set()),
-        # The one that failed is asked again.
-        ([stopped(0), stopped(1, 0, "failed", resumed_from=0)], {0}),
-        ([BEST, stopped(1, 20, replicate_of=0)], set()),
-        ([BEST, stopped(1, 10, "reached", replicate_of=0), stopped(2, 50)], {2}),
-    ],
-)
-def test_the_states_that_are_kept(trials, kept):
-    assert worth_continuing(trials, "time") == kept
-
-
-# Number 2 has taken too long to win, number 3 too many steps; number 1 is the oldest of those that may.
-@pytest.mark.parametrize(
-    ("objective", "dropped"), [("time", 2), ("steps", 3), ("both", 1), ("curve", 1)]
-)
-def test_where_there_are_many_those_that_cannot_win_go_first(objective, dropped):
-    trials = [BEST, stopped(1), stopped(2, tau=1.0), stopped(3, 200, tau=0.001)]
-    trials += map(stopped, range(4, MAX_STATES + 2))
-    assert worth_continuing(trials, objective) == set(range(1, MAX_STATES + 2)) - {dropped}
-
-
 @pytest.mark.parametrize(
     ("overrides", "bound"),
     [
         ((), 10.0),
         (("scaling.lr_octaves=4",), 4.0),
+        # Three times sigma.
         (("sampler=tpe", "scaling.lr_octaves_sigma=2"), 6.0),
     ],
 )
@@ -471,6 +304,7 @@ def test_a_study_from_end_to_end(bstune, outputs):
     assert best["checkpoint"] is None
     assert bstune(*shlex.split(best["command"])[3:])[0] == 0
     (record,) = folder.glob("trial-B*/trial.json")
+    # The command of best.yaml trains the winner again: all but its place in the study.
     again, winner = TrialResult.from_json(record.read_text()), trials[best["number"]]
     assert again.delta is None
     assert (
@@ -484,6 +318,7 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
     bstune, outputs, monkeypatch
 ):
     def nothing_confirmed(posterior):
+        # Predicted at one step each, every candidate remains worth a run.
         return {one.number: 1.0 for one in posterior.observations}
 
     for module in ("search", "analysis.analyse"):
@@ -500,6 +335,7 @@ def test_what_did_not_run_again_is_said_and_the_posterior_of_a_finished_study_is
         with monkeypatch.context() as patch:
             patch.setattr("bstune.search.observations.sample_posterior", count)
             status, out, _ = bstune(*arguments, f"search.candidates={candidates}")
+        # What is reported of a finished study is sampled anew, once.
         assert (status, sampled.count(REPORT_PARTICLES)) == (0, 1)
         assert (outputs / "replay" / "curve.json").read_text() == curve
         line = json.loads(curve)["not_run_again"]
@@ -515,6 +351,7 @@ def test_a_replayed_study_imports_no_training_library(outputs):
     code = "import sys; from bstune.__main__ import main; main(); print({'torch', 'mlflow'} & {*sys.modules})"
     command = [sys.executable, "-c", code, *REPLAY, "search.trials=3", "search.replicates=0"]
     ended = subprocess.run(command, cwd=outputs.parent, capture_output=True, text=True, check=True)
+    # A replay trains nothing, so neither has to be loaded.
     assert ended.stdout.splitlines()[-1] == "set()"
     assert sum(trial.resumed_from is None for trial in trials_of(outputs / "replay")) == 3
 
@@ -524,6 +361,7 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
     table = outputs.with_name("t.jsonl")
     assert bstune(*REPLAY, "search.trials=3")[0] == 0
     first = (outputs / "replay" / "trials.jsonl").read_text()
+    # A table is known by its content, wherever it lies.
     moved = table.rename(table.with_name("moved.jsonl"))
     # A budget may grow.
     more = ("search.trials=5", "budget.examples=100_000")
@@ -532,6 +370,7 @@ def test_a_study_continues_and_knows_its_table_by_content(bstune, outputs):
     assert "continues after 3 configurations" in out
     assert (outputs / "replay" / "trials.jsonl").read_text().startswith(first)
 
+    # A third seed in it.
     write_rows(moved, table_rows(seeds=(0, 1, 2)))
     status, _, err = bstune(*REPLAY, "workload.table=moved.jsonl", "search.trials=7")
     assert status == 2

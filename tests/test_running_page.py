@@ -31,9 +31,11 @@ def test_it_shows_what_there_is_and_no_answer():
     found = Page(running_page(made()))
     headings = ["The curve so far", "Learning curves", "Progress of the search", "Trials"]
     assert found.headings == headings
+    # Four charts, each with something on it.
     assert [count > 0 for count in found.drawn] == [True] * 4
     assert "4 of 64 configurations tried" in found.texts
     assert not {"USE", "GAIN", "NEXT", "CAUTION"} & {*found.texts}
+    # Before the first trial has ended there is nothing to draw.
     assert Page(running_page(made(trials=[]))).headings == []
 
 

@@ -6,9 +6,10 @@ from itertools import pairwise
 import numpy as np
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 from synthetic import Law
+from test_coordinates import coordinates_of
 from toolbox import make_result
 
 from bstune.core.errors import ConfigError
@@ -28,6 +29,7 @@ LAW = Law(s_min=300.0, b_crit=400.0, lr=0.1, batch_size=128.0)
 BEST = LAW.frontier(283) * LAW.tau(283)
 TARGET = Target("error", 0.1, "min")
 SPACE = {
+    # The range of the synthetic law's batch sizes; rates around its best ones.
     "batch_size": IntDistribution(8, 4096, log=True),
     "lr": FloatDistribution(1e-3, 2.0, log=True),
 }
@@ -39,6 +41,7 @@ def sqrt_rule(batch_size):
 
 def answer(trial, batch_size, lr, factor=1.0):
     """The seconds that LAW says, with what the sampler needs to know; raise TrialPruned past a limit."""
+    # A limit of the sampler's is kept as a trial that is stopped.
     max_steps = trial.study.sampler.max_steps(trial.number)
     steps = LAW.steps(batch_size, lr)
     trial.set_user_attr("seconds_per_step", LAW.tau(batch_size))
@@ -82,13 +85,16 @@ def batch_sizes(trials):
 
 def test_define_by_run_without_a_known_space_and_by_workers_in_threads():
     study = run(plain, 25)
+    # The first one lies in the middle: sqrt(8 x 4096) = 181.
     assert study.trials[0].params == {
         "batch_size": 181,
         "lr": pytest.approx(math.sqrt(2e-3)),
-    }  # the middle
+    }
     assert distinct(study, "batch_size") > 15
+    # A quarter above the least time that there is.
     assert study.best_value < 1.25 * BEST
     study = optuna.create_study(sampler=FrontierSampler(seed=0))
+    # Two workers decide with one trial unknown to each.
     study.optimize(plain, n_trials=24, n_jobs=2)
     assert len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])) == 24
     assert study.best_value < 1.4 * BEST
@@ -107,30 +113,40 @@ def around_the_rule(trial):
     return batch_size, sqrt_rule(batch_size) * 2 ** trial.suggest_float("delta", -3.0, 3.0)
 
 
+# A parameter with one value is not varied.
 @pytest.mark.parametrize(
     ("suggest", "grid", "varied", "within"),
     [
         (
-            lambda t: (t.suggest_int("batch_size", 16, 512, step=16), rate(t)),
+            lambda trial: (trial.suggest_int("batch_size", 16, 512, step=16), rate(trial)),
             16,
             {"batch_size", "lr"},
             1.6,
         ),
         (
-            lambda t: (size(t), t.suggest_float("lr", 0.01, 1.0, step=0.01)),
+            lambda trial: (size(trial), trial.suggest_float("lr", 0.01, 1.0, step=0.01)),
             1,
             {"batch_size", "lr"},
             1.6,
         ),
         (
-            lambda t: (t.suggest_int("batch_size", 3, 512), t.suggest_float("lr", 0.01, 1.0)),
+            lambda trial: (
+                trial.suggest_int("batch_size", 3, 512),
+                trial.suggest_float("lr", 0.01, 1.0),
+            ),
             1,
             {"batch_size", "lr"},
             1.6,
         ),
-        (lambda t: (t.suggest_int("batch_size", 283, 283, log=True), rate(t)), 1, {"lr"}, 1.25),
+        # The best batch size itself is given.
         (
-            lambda t: (size(t), t.suggest_float("lr", 0.1487, 0.1487, log=True)),
+            lambda trial: (trial.suggest_int("batch_size", 283, 283, log=True), rate(trial)),
+            1,
+            {"lr"},
+            1.25,
+        ),
+        (
+            lambda trial: (size(trial), trial.suggest_float("lr", 0.1487, 0.1487, log=True)),
             1,
             {"batch_size"},
             1.25,
@@ -162,6 +178,7 @@ def test_other_hyper_parameters_are_searched_as_well():
         trial.suggest_categorical("only", ["x"])
         trial.suggest_int("layers", 1, 7, step=2)
         factor = math.exp(
+            # The best decay is 1e-3 and the best kind b: each decade or other kind costs time.
             0.3 * math.log10(decay / 1e-3) ** 2 + {"a": 0.8, "b": 0.0, "c": 0.8}[kind]
         )
         return answer(trial, size(trial), rate(trial), factor)
@@ -173,6 +190,7 @@ def test_other_hyper_parameters_are_searched_as_well():
     kinds = [trial.params["kind"] for trial in late]
     assert kinds.count("b") > len(late) / 2
     decays = np.array([trial.params["decay"] for trial in late])
+    # Within a decade of the best on average.
     assert abs(np.median(np.log10(decays / 1e-3))) < 1.0
     for trial in study.trials:
         assert trial.params["layers"] in (1, 3, 5, 7)
@@ -201,12 +219,14 @@ def test_a_history_that_is_reported_is_extrapolated():
     study.tell(trial, state=TrialState.PRUNED)
     (one,) = sampler.posterior(study).observations
     assert (one.status, one.steps) == ("stopped", 1000)
+    # 3000/1000.
     assert one.log_factor == pytest.approx(math.log(3.0), abs=one.spread)
 
 
 def test_a_first_trial_that_fails_is_not_asked_for_ever():
     def objective(trial):
         value = plain(trial)
+        # The middle batch size of the first trial is 181.
         if trial.params["batch_size"] > 150:
             raise MemoryError
         return value
@@ -216,6 +236,7 @@ def test_a_first_trial_that_fails_is_not_asked_for_ever():
     states = [trial.state for trial in study.trials]
     assert states[0] == TrialState.FAIL
     assert TrialState.COMPLETE in states
+    # The search goes on elsewhere after each of them.
     assert distinct(study, "batch_size") > 10
 
 
@@ -229,6 +250,7 @@ def test_trials_that_run_are_pending(monkeypatch):
     monkeypatch.setattr(frontier, "suggest", spy)
     study = run(plain, 4, FrontierSampler(seed=0, search_space=SPACE))
     running = [study.ask(SPACE), study.ask(SPACE)]
+    # A running trial may be a continuation.
     running[1].set_user_attr(RESUMED_FROM, 2)
     # This trial has no parameters yet.
     study.ask()
@@ -238,6 +260,7 @@ def test_trials_that_run_are_pending(monkeypatch):
         x = math.log2(trial.params["batch_size"])
         z = math.log2(trial.params["lr"])
         points.append((x, z, resumed_from))
+    # The fourth call had no trial beside it.
     assert (seen[3], seen[-1]) == ([], points)
 
 
@@ -245,6 +268,7 @@ def test_two_directions_are_searched_in_turn():
     def objective(trial):
         batch_size = size(trial)
         lr = rate(trial)
+        # A trial that diverges has far more steps than any.
         steps = LAW.steps(batch_size, lr) or 1e7
         return steps, steps * LAW.tau(batch_size)
 
@@ -258,6 +282,7 @@ def test_two_directions_are_searched_in_turn():
     # Trials of even numbers are asked for the one, those of odd numbers for the other.
     times = batch_sizes(late[::2])
     steps = batch_sizes(late[1::2])
+    # Time is least at 283; steps fall with every batch size.
     assert np.median(times) < 0.7 * np.median(steps)
     assert min(trial.values[1] for trial in late) < 1.3 * BEST
 
@@ -274,6 +299,7 @@ def test_a_decision_is_a_function_of_the_trials_and_the_seed():
     assert points == [trial.params for trial in again.trials]
     asked = []
     for _ in range(2):
+        # Another object with the same seed asks the same.
         study.sampler = FrontierSampler(seed=5)
         trial = study.ask(SPACE)
         asked.append(trial.params)
@@ -288,6 +314,7 @@ def test_the_posterior_of_a_study_is_that_of_its_records():
     coordinates = Coordinates(SPACE, None, round, None)
     records = [trial_result(trial, coordinates, "time") for trial in study.trials]
     options = {"particles": 32, "moves": 2}
+    # The same draws.
     first = sampler.posterior(study, **options, rng=np.random.default_rng(3))
     second = sampler.posterior(records, **options, rng=np.random.default_rng(3))
     np.testing.assert_array_equal(first.theta, second.theta)
@@ -302,7 +329,11 @@ def test_the_posterior_of_a_study_is_that_of_its_records():
 @pytest.mark.parametrize("budget", [None, lambda size: 50_000.0])
 def test_stopped_trials_are_continued_where_they_can_be(budget):
     sampler = FrontierSampler(
-        seed=0, search_space=SPACE, budget=budget, resumable=lambda number: number % 3 != 0
+        # What is resumable may depend on the trial: every third is not.
+        seed=0,
+        search_space=SPACE,
+        budget=budget,
+        resumable=lambda number: number % 3 != 0,
     )
     study = optuna.create_study(sampler=sampler)
     parents = []
@@ -322,6 +353,7 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
             assert max_steps is None or max_steps > before.user_attrs["steps"]
             assert resumed_from not in parents
             parents.append(resumed_from)
+        # Beyond all limits.
         needed = LAW.steps(**trial.params) or 1e9
         tau = LAW.tau(trial.params["batch_size"])
         steps = min(needed, 300 * (trial.number + 1) if max_steps is None else max_steps)
@@ -334,28 +366,26 @@ def test_stopped_trials_are_continued_where_they_can_be(budget):
 @pytest.mark.parametrize(
     ("suggest", "said"),
     [
-        (lambda t: size(t) + t.suggest_float("learning_rate", 0.1, 1.0), "learning_rate"),
-        (lambda t: size(t) + t.suggest_float("delta", -1.0, 1.0), "and a rule"),
-        (lambda t: t.suggest_float("lr", 0.1, 1.0), "batch_size"),
         (
-            lambda t: (
-                t.suggest_categorical("batch_size", [8, 64]) + t.suggest_float("lr", 0.1, 1.0)
+            lambda trial: size(trial) + trial.suggest_float("learning_rate", 0.1, 1.0),
+            "learning_rate",
+        ),
+        (lambda trial: size(trial) + trial.suggest_float("delta", -1.0, 1.0), "and a rule"),
+        (lambda trial: trial.suggest_float("lr", 0.1, 1.0), "batch_size"),
+        (
+            lambda trial: (
+                trial.suggest_categorical("batch_size", [8, 64])
+                + trial.suggest_float("lr", 0.1, 1.0)
             ),
             "use suggest_int",
         ),
-        (lambda t: size(t) + t.suggest_float("lr", 0.0, 1.0), "lr must lie above 0"),
-        (lambda t: size(t) + t.suggest_int("lr", 1, 2), "lr must be a float"),
+        (lambda trial: size(trial) + trial.suggest_float("lr", 0.0, 1.0), "lr must lie above 0"),
+        (lambda trial: size(trial) + trial.suggest_int("lr", 1, 2), "lr must be a float"),
     ],
 )
 def test_a_space_that_it_cannot_search_is_refused(suggest, said):
     with pytest.raises(ConfigError, match=said):
         run(suggest, 3)
-
-
-def test_a_delta_that_is_no_float_is_refused():
-    space = {"batch_size": SPACE["batch_size"], "delta": IntDistribution(-2, 2)}
-    with pytest.raises(ConfigError, match="delta must be a float parameter, but got"):
-        Coordinates(space, sqrt_rule, round, None)
 
 
 def test_other_mistakes_are_refused():
@@ -374,6 +404,7 @@ def test_other_mistakes_are_refused():
         ("time", 0.0, {"steps": 100}),
         ("time", math.inf, {"steps": 100}),
         ("steps", math.inf, {}),
+        # Steps of 0.2 are none.
         ("steps", 0.2, {}),
         ("time", 3.0, {"steps": 100, "seconds_per_step": -1.0}),
     ],
@@ -401,45 +432,6 @@ def test_trials_that_say_nothing_are_passed_over_and_named_once(
     assert sampler.posterior(study).observations == ()
 
 
-def coordinates_of(**changes):
-    space = {**SPACE, "kind": CategoricalDistribution(["a", "b"]), "one": IntDistribution(3, 3)}
-    space["depth"] = IntDistribution(2, 10, step=4)
-    space["decay"] = FloatDistribution(1e-4, 1e-2, log=True)
-    arguments = {"rule": None, "snap": round, "lr_range": None}
-    return Coordinates(space, **(arguments | changes))
-
-
-def test_parameters_as_the_model_sees_them():
-    coordinates = coordinates_of()
-    params = {"batch_size": 256, "lr": 0.125, "kind": "b", "one": 3, "depth": 6, "decay": 1e-3}
-    assert coordinates.point(params) == (8.0, -3.0)
-    assert coordinates.columns == 4
-    # The values are those of decay, depth and kind.
-    assert coordinates.others(params) == pytest.approx((0.5, 0.5, 0.0, 1.0))
-    assert coordinates.complete(params)
-    assert not coordinates.complete({"batch_size": 256, "lr": 0.125})
-    back = coordinates.parameters(Suggestion(8.0, -3.0, (0.5, 0.45, 0.2, 0.7), 1, None))
-    del params["one"]
-    assert back == pytest.approx(params)
-
-
-def test_batch_sizes_are_snapped_and_learning_rates_stay_within_what_can_be_had():
-    coordinates = coordinates_of(snap=lambda size: 8 * round(size / 8))
-    assert (coordinates.domain().snap(21.0), coordinates.domain().snap(1e9)) == (24, 4096)
-    assert (
-        coordinates.parameters(Suggestion(math.log2(21), -3.0, (0.5,) * 4, 1, None))["batch_size"]
-        == 24
-    )
-    assert coordinates.point({"batch_size": 21, "lr": 0.5}) == (math.log2(24), -1.0)
-    x = np.array([3.0, 5.1, 12.0])
-    low, high = coordinates_of(lr_range=(0.01, 0.5)).domain().lrs(x)
-    np.testing.assert_allclose([2.0**low, 2.0**high], [[0.01] * 3, [0.5] * 3])
-    offsets = {"batch_size": SPACE["batch_size"], "delta": FloatDistribution(-2.0, 2.0)}
-    low, high = Coordinates(offsets, sqrt_rule, round, (0.01, 0.5)).domain().lrs(x)
-    rule = np.array([sqrt_rule(2.0**one) for one in x])
-    np.testing.assert_allclose([2.0**low, 2.0**high], np.clip([rule / 4, rule * 4], 0.01, 0.5))
-
-
 def test_the_record_of_a_trial():
     base = {"params": {"batch_size": 64, "lr": 0.125}, "distributions": SPACE}
     # The attributes that bstune itself writes are preferred.
@@ -460,6 +452,7 @@ def test_the_record_of_a_trial():
         64,
     )
     assert result.lr == pytest.approx(0.125)
+    # 40 steps of 0.5 s.
     assert result.train_seconds == 20.0
     assert result.history == ((10, 0.5), (20, None), (40, 0.3))
 
@@ -474,6 +467,7 @@ def records(count, reached=0.7):
         steps = round((LAW.steps(batch_size, lr) or 5000.0) * math.exp(0.1 * rng.normal()))
         status = "reached" if rng.random() < reached else "stopped"
         if status == "stopped":
+            # It was stopped half way.
             steps = math.ceil(0.5 * steps)
         found.append(
             make_result(
@@ -501,6 +495,7 @@ def test_the_sizes_at_which_posteriors_are_remembered_grow_evenly_and_leave_the_
     sizes = start_sizes(1000)
     assert sizes[0] == FIRST_START
     for size, larger in pairwise(sizes):
+        # About a quarter more each time.
         assert 1.2 < larger / size < 1.3
     assert 700 < sizes[-1] <= 900
     # Whatever is added, the ones before stay where they are: each is made of the one before it.
@@ -516,6 +511,7 @@ def test_a_posterior_of_many_trials_is_a_function_of_them_alone(monkeypatch):
     trials = records(170)
     monkeypatch.setattr(observations, "_starts", {})
     anew = drawn(trials)
+    # One posterior for each size.
     assert len(observations._starts) == len(start_sizes(170)) > 1
     monkeypatch.setattr(observations, "_starts", {})
     for count in range(80, 170, 15):
@@ -526,6 +522,7 @@ def test_a_posterior_of_many_trials_is_a_function_of_them_alone(monkeypatch):
     # Not where another trial, target or weight was looked at.
     for changed, settings in (
         ([replace(trials[3], steps=trials[3].steps + 1), *trials[:3], *trials[4:]], {}),
+        # Whether records are independent changes the likelihood.
         (trials, {"independent": False}),
     ):
         before = len(observations._starts)

@@ -26,6 +26,7 @@ def test_a_power_is_found_and_continued(exponent):
     assert law.exponent.value == pytest.approx(exponent, abs=0.02)
     assert law.exponent.low < exponent < law.exponent.high
     found = law.at(6.4e4 * 16)
+    # 6.4e4 x 16/1e3 = 1,024.
     expected = 20.0 * 1024.0**exponent
     assert found.value == pytest.approx(expected, rel=0.1)
     assert found.low < expected < found.high

@@ -95,6 +95,7 @@ def test_no_batch_is_larger_than_the_data():
 def test_efficiency_falls_under_half_where_the_closed_form_says():
     # The seconds of so many devices at their best batch size.
     def best(count):
+        # S_min (1 + B_crit/(N b)) (o + p b) is least at b = sqrt(B_crit o/(N p)).
         return S_MIN * (math.sqrt(OVERHEAD) + math.sqrt(B_CRIT * PER_EXAMPLE / count)) ** 2
 
     rows = PLAN(range(1, 65), range(1, 4000))

@@ -20,11 +20,13 @@ PEAK = 0.1 * (math.sqrt(500 / 64) + math.sqrt(64 / 500))
         (
             "saturating",
             {"noise_scale": 500},
+            # LIMIT/(1 + 500/B).
             {64: 0.2, 500: LIMIT / 2, 125: LIMIT / 5, 5e18: LIMIT},
         ),
         (
             "surge",
             {"noise_scale": 500},
+            # 2 PEAK/(sqrt(500/B) + sqrt(B/500)).
             {64: 0.2, 500: PEAK, 125: PEAK / 1.25, 2000: PEAK / 1.25, 5e18: PEAK * 2e-8},
         ),
     ],

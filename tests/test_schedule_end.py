@@ -56,6 +56,7 @@ LINEAR = {"start_factor": 1.0, "end_factor": 0.0}
         (one_cycle(50), 1000, (50, True)),
         (one_cycle(50), 50, None),
         (one_cycle(50), 20, None),
+        # 50 steps of the schedule are 150 of the training.
         (one_cycle(50, every=3, done=6), 153, (150, True)),
         (one_cycle(50, every=3, done=6), 152, None),
         (table([1.0] * 10), 100, (9, True)),

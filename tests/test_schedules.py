@@ -43,7 +43,9 @@ CLOSED_FORMS = {
     "constant": (constant, [1.0] * 5),
     "no warm-up": (lambda own: warmup(own, 0, 32), [1.0] * 3),
     "a warm-up of one step": (lambda own: warmup(own, 1200, 5000), [1.0] * 3),
+    # 33 examples are two steps of 32.
     "a warm-up that ends in a step": (lambda own: warmup(own, 33, 32), [0.5, 1.0, 1.0]),
+    # 1,200 examples are 12 steps of 100.
     "warm-up": (lambda own: warmup(own, 1200, 100), [*(np.arange(1, 13) / 12), 1, 1, 1]),
     "warm-up, batch size 1": (
         lambda own: warmup(own, 99, 1),
@@ -54,6 +56,7 @@ CLOSED_FORMS = {
         lambda own: decay_then_constant(own, 9, 64, 4, 0.25, end=0.2),
         [1.0, 0.8, 0.6, 0.4, 0.2, 0.2],
     ),
+    # Its 9 steps are more than the two that 64 examples take at B = 32.
     "a decay over its steps": (
         lambda own: decay_then_constant(own, 9, 64, 32, 1 / 3, end=0.1),
         [1.0, 0.7, 0.4, 0.1],
@@ -137,6 +140,7 @@ def test_each_group_keeps_its_own_rate_and_its_own_end(name):
     for t, (factor, used) in enumerate(
         zip(rates(SCHEDULES[name], 8), factors(schedule, 8), strict=True)
     ):
+        # The third ends after four steps, and the fourth fades until then.
         assert used == pytest.approx([factor, factor, factor * (t < 4), max(0, 1 - t / 4)])
 
 
@@ -223,6 +227,7 @@ def test_refuses(build, arguments, text):
 
 # The config group
 
+# Over the 50 steps that 5,000 examples take at batch size 100.
 MEMBERS = {
     "constant": lambda step: 1.0,
     "warmup": lambda step: min(1.0, (step + 1) / 100),

@@ -56,6 +56,7 @@ class Answers(TrialBackend):
         self.does = does
         self.device_kind = device_kind
 
+    # A hundredth of a second, whatever the batch size.
     def step_time(self, batch_size):
         return 0.01
 
@@ -109,6 +110,7 @@ def test_wall_time_is_of_the_whole_command_and_keeps_the_replicates(study, capsy
     assert replicates[:3] == [None] * 3
     assert len(replicates) == 6
     assert None not in replicates[3:]
+    # 20 s and six trials of 10 s.
     assert clock.now == 80.0
     assert "(50.0 s taken, " in " ".join(capsys.readouterr().out.split())
     # The same command begins anew, and goes by what the study took before.
@@ -138,6 +140,7 @@ def test_what_a_trial_raises_is_its_own_end(study, tmp_path, capsys):
     failed = [trial for trial in done if trial.status == "failed"]
     assert [(trial.number, trial.trial_index) for trial in failed] == [(0, 0), (3, 2), (4, 2)]
     assert failed[0].message.startswith("ValueError: bad luck (test_search.py:")
+    # Trial 0 failed, and its point was asked again as trial 1.
     points = {trial.number: (trial.batch_size, trial.lr, trial.seed) for trial in done}
     assert points[1] == points[0], "asked again"
     assert points[4] == points[3] != points[5], "and after two tries elsewhere"
@@ -161,6 +164,7 @@ def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(stu
     ):
         # The loader's StopIteration must not pass for an end of the search.
         run(study(Answers(failing(range(99), error))))
+    # Three that failed, four that reached, and a run on a fresh seed.
     assert len(run(study(Answers(), "search.trials=4"))) == 3 + 4 + 1, (
         "and the same command goes on"
     )
@@ -169,6 +173,7 @@ def test_the_first_three_trials_fail_and_end_the_study_with_the_users_frames(stu
 class Terminated(InProcess):
     """A process that is ended together with the command, as a scheduler ends both."""
 
+    # The signal reaches both: the command is interrupted as it waits.
     def wait(self):
         (self.spec,) = self.running
         raise KeyboardInterrupt
@@ -192,6 +197,7 @@ def trial(status, message=None):
 
 @pytest.mark.parametrize(
     ("statuses", "ends"),
+    # Of three failures in a row, whatever else went wrong between them.
     [
         ("ff", False),
         ("fff", True),
@@ -231,6 +237,7 @@ def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_pa
                 result = make_result(**asked[1].trial_fields(), status="reached", steps=100)
                 tell(mine, asked, result, "steps")
 
+    # Four processes, in threads.
     threads = [threading.Thread(target=work, args=(name,)) for name in "0123"]
     for thread in threads:
         thread.start()
@@ -258,6 +265,7 @@ def statements():
 @pytest.fixture
 def commits():
     """Every transaction of SQLite that wrote, but for the lease's: a commit of what was only read is none."""
+    # SQLite tells each connection's statements, BEGIN and COMMIT among them.
     written, of_the_test = [], threading.get_ident()
 
     def note(text):
@@ -295,6 +303,7 @@ def test_at_most_four_transactions_store_a_trial(study, commits, sampler, most):
 
     run(study(Answers(does), "search.trials=12", f"sampler={sampler}"))
     assert numbers == [*range(len(numbers))]
+    # Between the beginnings of two trials.
     taken = np.diff(counts)
     assert len(taken) >= 11
     assert max(taken) <= most
@@ -306,6 +315,7 @@ def test_a_trial_takes_few_statements_of_the_storage(study, statements):
     run(study(Answers(lambda spec: counts.append(len(statements))), "search.trials=12"))
     taken = np.diff(counts)
     assert statistics.median(taken) <= 30
+    # A replicate asks and stores more.
     assert max(taken) <= 36, "a trial on a fresh seed"
 
 
@@ -347,6 +357,7 @@ def test_a_worker_runs_trials_of_a_study_that_another_process_owns(study, tmp_pa
     assert "its seconds are those of gpu A: trials on gpu B give steps only" in out
     searched = [one for one in done if one.replicate_of is None]
     assert sorted(one.trial_index for one in searched) == list(range(6))
+    # Seconds of another device are not comparable.
     assert [one.seconds_per_step for one in searched] == [0.01, 0.01, 0.01, None, None, None]
     assert trials_of(tmp_path / "outputs" / "replay") == done
 
@@ -364,6 +375,7 @@ def test_trials_of_a_process_that_is_gone_are_asked_again(study, tmp_path):
             gone.own = replace(gone.own, ended=True)
             gone._write(gone.own)
             turn = turn_at(other, 2, gone.own.id)
+            # It has asked for a trial at index 2, and never tells.
             ask(other, turn, BUDGET, replace(SPACE, high=512), RandomSampler(), stops=True)
 
     done = run(study(Answers(does), "search.trials=4"))
@@ -401,6 +413,7 @@ def without_continuation(study, *options):
     return run(prepared)
 
 
+# Two points that do not reach the target within a first trial's share.
 HARD = ("search.trials=2", "search.baseline=false", "search.replicates=0")
 
 
@@ -416,6 +429,7 @@ def test_a_backend_that_continues_nothing_is_never_asked_to(study):
 def test_the_most_promising_stopped_trial_is_trained_again_where_none_can_go_on(study, capsys):
     *stopped, last = without_continuation(study, *HARD)
     assert statuses(stopped) == ["stopped", "stopped"]
+    # Index 2 lies behind those of the two points.
     assert (last.status, last.resumed_from, last.trial_index) == ("reached", None, 2)
     points = [(trial.batch_size, trial.lr, trial.seed) for trial in stopped]
     assert (last.batch_size, last.lr, last.seed) in points

@@ -56,6 +56,7 @@ NOISY = posed(synthetic_table(Law(noise=0.1), (8, 32, 128, 512), (0.01, 0.1, 1.0
 # B 40 is fastest, 50 s; lr 1 never reaches the target, and diverges at B 40 after 5 steps
 HAND = posed(Table((*TABLE.runs[:3], recorded(40, 1.0, None, end=5, diverged=True))))
 HORIZONS = str(find_table("digits_linear"))
+# A batch size and a learning rate each.
 REACHED, STOPPED, DIVERGED = (40, 0.1), (10, 1.0), (40, 1.0)
 
 
@@ -97,6 +98,7 @@ def test_a_stopped_trial_is_recorded_in_either_form():
 
 
 def test_rules_go_through_the_reference():
+    # The ratio of the rates at 256 and at 64, with a noise scale of 100.
     ratios = {
         "none": 1,
         "sqrt": 2,
@@ -110,19 +112,20 @@ def test_rules_go_through_the_reference():
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "delta", "expected"), [(64, 1, 0.2), (16, 1, 0.1), (512, 3, 1.0)]
+    # 0.1 x 2; half of that at a quarter of the batch; 0.28 x 8 is clipped to the table's largest
+    # rate.
+    ("batch_size", "delta", "expected"),
+    [(64, 1, 0.2), (16, 1, 0.1), (512, 3, 1.0)],
 )
 def test_the_axis_is_delta_around_the_rule_and_lr_is_clipped(batch_size, delta, expected):
     search = asked_for(
         NOISY, [{"batch_size": batch_size, "delta": delta}], rule_of(NOISY.problem, "sqrt")
     )
     spec = search.propose([])
-    assert (spec.batch_size, spec.delta, spec.lr) == (
-        batch_size,
-        delta,
-        pytest.approx(expected),
-    )  # through B 64, 0.1
+    # The rule goes through B = 64 and 0.1.
+    assert (spec.batch_size, spec.delta, spec.lr) == (batch_size, delta, pytest.approx(expected))
     assert spec.max_steps == stopping_step(NOISY.problem, batch_size, [])
+    # The table's rates span a factor of 100.
     half = math.log2(100) / 2
     distributions = {
         "batch_size": IntDistribution(8, 512, log=True),
@@ -183,6 +186,7 @@ def test_zeus_prunes_twice_then_takes_the_cheapest(steps, expected, left):
 def test_zeus_keeps_trying_batch_sizes_that_may_be_as_good_at_the_rate_of_the_rule():
     law = Law(noise=0.2, right=0, left=0)
     benchmark = posed(synthetic_table(law, seeds=range(8)))
+    # No side of the best rate costs anything, so that the batch size alone decides.
     search = Zeus(benchmark.problem, 1)
     # Left out are the first 20, which hold both rounds of pruning.
     tried = Counter(trial.batch_size for trial in first_trials(search, benchmark, 120)[20:])
@@ -190,7 +194,9 @@ def test_zeus_keeps_trying_batch_sizes_that_may_be_as_good_at_the_rate_of_the_ru
         benchmark.problem.batch_sizes, key=lambda size: law.frontier(size) * law.tau(size)
     )[:3]
     assert len(tried) > 1
+    # Most of them, as it explores the others.
     assert sum(map(tried.__getitem__, cheapest)) > 0.6 * tried.total()
+    # The rule's rate, within those of the table.
     for trial in first_trials(Zeus(NOISY.problem, 0), NOISY, 6):
         assert trial.lr == pytest.approx(
             min(max(0.1 * math.sqrt(trial.batch_size / 64), 0.01), 1.0)
@@ -234,6 +240,7 @@ def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(s
     search, found, trials = searched
     continued = [trial for trial in trials if trial.resumed_from is not None]
     assert found.trials > len(continued) > 3
+    # Within a half of the best trial's time.
     assert found.path[-1][1] < 1.5
     # The budget binds, whatever the search wishes.
     for trial in trials:
@@ -248,6 +255,7 @@ def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(s
         assert before.steps < trial.steps <= search.sampler.max_steps(trial.number)
         assert trial.reached or trial.steps == search.sampler.max_steps(trial.number)
     fresh = [trial.seed for trial in trials if trial.resumed_from is None]
+    # A continuation keeps its seed; no two new trials share one.
     assert len(set(fresh)) == len(fresh)
     for trial, one in zip(search.study.trials, trials, strict=False):
         assert TrialResult.from_json(trial.user_attrs["bstune:record"]) == one
@@ -261,6 +269,7 @@ def test_a_continued_trial_has_the_samplers_max_steps_and_the_study_its_record(s
 
 def test_the_incumbent_is_the_posteriors_not_the_fastest(searched, monkeypatch):
     search, _, trials = searched
+    # The slowest of those that reached, so that it differs from the fastest.
     reached = [trial for trial in trials if trial.reached]
     first, other = reached[0], max(reached, key=lambda trial: trial.time_to_target)
     monkeypatch.setattr(search.sampler, "recommended", lambda study: other.number)
@@ -275,6 +284,7 @@ def test_a_trial_whose_record_ended_is_not_continued():
     """Only one learning rate reaches the target; the records of the others end early."""
     steps = tuple(range(5, 101, 5))
 
+    # Twenty looks, every five steps.
     def errors_down_to(end):
         return tuple(0.9 - (0.9 - end) * step / 100 for step in steps)
 
@@ -294,6 +304,7 @@ def test_a_trial_whose_record_ended_is_not_continued():
         is_at_the_end = trial.status == "stopped" and trial.steps == 40
         # Others that stopped there ended where they should.
         if is_at_the_end and search.sampler.max_steps(trial.number) > 40:
+            # It was allowed to go further than the record does.
             ended.add(trial.number)
     assert ended
     assert ended.isdisjoint(trial.resumed_from for trial in trials)
@@ -326,6 +337,7 @@ def stands(key, *runs, benchmark=NOISY):
 
 
 def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
+    # How much was spent, and how far the incumbent was from the best then; None: it had none.
     path = ((2.0, 3.0), (5.0, 1.2), (9.0, 1.3), (10.0, None))
     after = {1.9: math.inf, 2.0: 3.0, 5.0: 1.2, 9.0: 1.3, 11: math.inf}
     for spent, ratio in after.items():
@@ -335,6 +347,7 @@ def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
     # 0.07 x 100 is more than 7 in floats.
     assert search_problem.percentile(list(range(1, 101)), 0.07) == 7
     seeds = []
+    # The second point comes after 4 to 23, the later the further from the best.
     for k in range(20):
         second = (4.0 + k, 1.0 + k / 100)
         seeds.append(of_path((1.0, 2.0), second, trials=k, complete=k > 0))
@@ -346,10 +359,12 @@ def test_marks_are_the_median_and_the_90th_percentile_over_seeds():
     assert one.marks[2].median == pytest.approx(1 + 9.5 / 100)
     assert one.marks[4].p90 == pytest.approx(1.17)
     assert (one.within, one.trials, one.cut_short) == ((4 + 9.5, 4 + 17), 9.5, 1)
+    # Two of three found nothing.
     one = stands("zeus", NONE, NONE, of_path((1.0, 1.1)))
     # What most seeds lack.
     assert {mark.median for mark in one.marks} == {*one.within} == {math.inf}
     runs = []
+    # Estimates over the truth, after 1, 3 and 10 times the frontier's cost.
     for estimates in ((None, 0.5, 1.0), (0.0, 1.5, 1.1), (1.0, 1.2, 0.9)):
         runs.append(SearchRun((), estimates, 10, 9.0, True))
     one = stands("shallue", *runs, benchmark=CURVE_OF_LAW)
@@ -407,6 +422,7 @@ def test_the_better_form_is_shown_and_the_best_search_comes_first():
 def test_the_sentence_compares_with_the_best_of_optuna_or_names_the_best_estimate():
     within, never = of_path((20.0, 1.0)), NONE
     for zeus, tpe, expected in (
+        # It was not within after 60, so 60/20 is the least that it is.
         (within, never, "tpe/lr not after 60, zeus after 20.0, 3.0 times as much or more."),
         (never, within, "tpe/lr after 20.0, zeus not after 60."),
     ):
@@ -415,6 +431,7 @@ def test_the_sentence_compares_with_the_best_of_optuna_or_names_the_best_estimat
             text == f"Spending until within 1.25 of the best, in its cost (median): t: {expected}"
         )
     runs = []
+    # One of them has no estimate: the median is the larger of the other two errors.
     for estimate in (None, 0.8, 1.1):
         runs.append(SearchRun((), (None, 0.5, estimate), 10, 9.0, True))
     assert sentence([CURVE_OF_LAW], [stands("shallue", *runs, benchmark=CURVE_OF_LAW)]) == (
@@ -481,6 +498,7 @@ def test_all_tables_by_default_and_anyones_search(folder, tmp_path, monkeypatch)
     assert (written["n"], written["tables"][0]["target"]) == (2, "val/error <= 0.1")
     by_name = {(result["search"], result["table"]): result for result in written["results"]}
     merits = by_name[anyones, "easy"]
+    # It knows the best point, so its ratio is 1 from the first trial on.
     assert merits["after"][0] == {"spending": 5.0, "median": 1.0, "p90": 1.0}
     # Its first trial, with the noise of one run.
     assert 0.7 < merits["within"]["median"] < 1.4
@@ -498,6 +516,7 @@ def test_the_same_seeds_find_the_same_in_other_processes(folder, tmp_path):
         "tables": ["easy"],
         "seeds": 2,
     }
+    # The second time in two processes.
     one, two = go("one", **common), go("two", **common, workers=2)
     assert (one.rows, one.details) == (two.rows, two.details)
     lines = (tmp_path / "one/runs.jsonl").read_text().splitlines()[1:]
@@ -523,6 +542,7 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
     first, _ = runs(seeds=2)
     again, new = runs(seeds=2)
     assert (again.details, new) == (first.details, [])
+    # A third seed has its units alone to run.
     assert runs(seeds=3)[1] == [("random/lr", 2), ("zeus", 2)]
     # They are the first ones.
     assert runs(seeds=1)[1] == []
@@ -542,10 +562,12 @@ def test_kept_runs_are_not_run_again(folder, tmp_path, monkeypatch, write_table)
     assert units_in(path).count("easy/zeus/0") == 1
     assert "easy/zeus/1" not in units_in(path)
     assert runs(seeds=1, again=["random"])[1] == [("random/lr", 0)]
+    # Another table under the same name: what was kept is of the former one.
     table = synthetic_table(Law(noise=0.2), (8, 128, 2048), (0.03, 0.1))
     write_table(folder / "easy.jsonl", table, "stopped")
     assert runs(seeds=1)[1] == both
     before = path.read_text()
+    # What changes the question is refused for these runs as a whole.
     for changed in ({"lr_factor": 10}, {"budget_factor": 0.5}, {"objective": "steps"}):
         with pytest.raises(StudyError, match=next(iter(changed))):
             runs(seeds=1, **changed)
@@ -564,6 +586,7 @@ def test_a_comparison_that_is_stopped_goes_on(folder, tmp_path, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(search_benchmark.Case, "run", stopping_after(count, run))
             with pytest.raises(StoppedError):
+                # Its units come one by one: stopped after one, and after two more.
                 go("stopped", **common)
     with monkeypatch.context() as patched:
         patched.setattr(search_benchmark.Case, "run", stopping_after(1, run))

@@ -24,14 +24,24 @@ def scripted_trials(*script, table=TABLE, objective="time"):
 
 
 def test_the_benchmark_has_the_best_cell_the_frontiers_cost_and_the_budget():
-    t = posed()
-    assert (t.best, t.frontier_cost, t.unit) == ((40, 0.1, 50.0), 150.0, 50.0)
-    assert [t.problem.budget.last_step(size) for size in (10, 20, 40, 80)] == [800, 400, 200, 200]
-    assert (t.problem.reference_batch_size, t.problem.reference_lr) == pytest.approx(
-        (20.0, 0.1**0.5)
+    benchmark = posed()
+    assert (benchmark.best, benchmark.frontier_cost, benchmark.unit) == (
+        (40, 0.1, 50.0),
+        150.0,
+        50.0,
     )
+    assert [benchmark.problem.budget.last_step(size) for size in (10, 20, 40, 80)] == [
+        800,
+        400,
+        200,
+        200,
+    ]
+    assert (
+        benchmark.problem.reference_batch_size,
+        benchmark.problem.reference_lr,
+    ) == pytest.approx((20.0, 0.1**0.5))
     # Two points determine no fit.
-    assert t.b_crit is None
+    assert benchmark.b_crit is None
     tau = posed(
         Table((recorded(10, 0.1, 100, tau=1.0), recorded(40, 0.1, 50, tau=4.0)))
     ).problem.tau
@@ -131,15 +141,17 @@ def test_a_search_that_breaks_the_rules_is_refused(search, message):
 
 
 def test_b_crit_is_asked_for_at_each_multiple():
-    t = posed(CURVE, "curve")
-    assert t.b_crit == pytest.approx(400, rel=0.1)
-    assert t.unit == t.frontier_cost > t.best[2]
+    benchmark = posed(CURVE, "curve")
+    assert benchmark.b_crit == pytest.approx(400, rel=0.1)
+    assert benchmark.unit == benchmark.frontier_cost > benchmark.best[2]
     search = Scripted((800, 0.1))
-    result = run_search(search, t, (1.0, 3.0))
+    result = run_search(search, benchmark, (1.0, 3.0))
     finished = scripted_trials((800, 0.1), table=CURVE, objective="curve")
-    expected = [int(multiple * t.unit / finished[0].train_seconds) for multiple in (1.0, 3.0)]
+    expected = [
+        int(multiple * benchmark.unit / finished[0].train_seconds) for multiple in (1.0, 3.0)
+    ]
     assert search.asked_for_b_crit == expected
-    assert result.b_crit == pytest.approx([100 * n / t.b_crit for n in expected])
+    assert result.b_crit == pytest.approx([100 * n / benchmark.b_crit for n in expected])
     # One point determines no fit.
     assert Search.b_crit(search, finished) is None
 

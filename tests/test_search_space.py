@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from bstune.core import scaling
-from bstune.core.search_space import Space, van_der_corput
+from bstune.core.search_space import Space, Tunable, corners, van_der_corput
 
 
 def space(low=8, high=500, multiple=1, sigma=1.0, **others):
@@ -80,3 +80,11 @@ def test_strata_spread_evenly_over_log_b(offset):
     assert max(b - a for a, b in pairwise(shares)) < 3 / 64 + 0.1
     assert shares[0] < 0.05
     assert shares[-1] > 0.95
+
+
+def test_corners_are_both_ends_at_once():
+    first = Tunable("a", "budget.steps", 1.0, 8.0, True, True)
+    second = Tunable("b", "", 0.0, 0.5, False, False)
+    assert corners((first, second)) == [{"a": 1, "b": 0.0}, {"a": 8, "b": 0.5}]
+    assert isinstance(corners((first,))[0]["a"], int)
+    assert corners(()) == []

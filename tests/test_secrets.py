@@ -44,10 +44,12 @@ def _nothing_remembered(monkeypatch):
     monkeypatch.setattr(secrets, "_forms", {})
 
 
+# By what hides them: words for passwords, headers, tokens, keys, signatures, addresses, cookies.
 SECRET_KEYS = [
     "password",
     "db_password",
     "dbPassword",
+    # The words of these two run together: no capital or sign parts them.
     "PGPASSWORD",
     "sslpassword",
     "passwd",
@@ -56,6 +58,7 @@ SECRET_KEYS = [
     "pwd",
     "pw",
     "pass",
+    # Any prefix: the last part of a name decides.
     "smtp_pass",
     "passphrase",
     "password2",
@@ -67,12 +70,14 @@ SECRET_KEYS = [
     "token",
     "HF_TOKEN",
     "accessToken",
+    # A word such as value or header after it leaves the name a secret's.
     "token_value",
     "auth_header",
     "api_token",
     "api-key",
     "X-Api-Key",
     "x_api_key",
+    # Written together, and in the two ways of camelCase.
     "apikey",
     "apiKey",
     "APIKey",
@@ -94,7 +99,9 @@ SECRET_KEYS = [
     "Set-Cookie",
     "credentials",
 ]
+# Names of machine learning and of a shell that look like those of secrets.
 OTHER_KEYS = [
+    # Amounts of tokens.
     "tokens",
     "max_tokens",
     "num_tokens",
@@ -104,8 +111,10 @@ OTHER_KEYS = [
     "token_id",
     "pad_token_id",
     "tokenizer",
+    # They begin with auth, as authorization does.
     "author",
     "authors",
+    # Tokens that are pieces of a text.
     "pad_token",
     "eos_token",
     "bos_token",
@@ -114,21 +123,26 @@ OTHER_KEYS = [
     "sep_token",
     "unk_token",
     "decoder_start_token",
+    # A key alone is one of a mapping or of attention.
     "key",
     "keys",
     "key_dim",
     "num_keys",
+    # Passes through a network or over the data.
     "passes",
     "forward_pass",
     "num_pass",
     "compass",
     "bypass",
+    # A file's name is no secret, its content is.
     "password_file",
+    # They begin or end as sig, sas or pass do.
     "sigma",
     "signal",
     "design",
     "assign",
     "case",
+    # Variables of a desktop and of SSH: a way, a socket, a program.
     "AUTH_MODE",
     "SSH_AUTH_SOCK",
     "GIT_ASKPASS",
@@ -143,6 +157,7 @@ OTHER_KEYS = [
 ]
 
 
+# In a config, in two notations of a text, and as an option that is refused.
 @pytest.mark.parametrize("key", SECRET_KEYS)
 def test_a_key_of_a_secret_hides_its_text(key):
     assert redact_values({"data": [{key: WORD}]}) == {"data": [{key: "***"}]}
@@ -161,10 +176,14 @@ def test_another_key_hides_nothing(key):
     assert "gpt2-large.v1" not in known()
 
 
+# What may stand there in place of a secret: a piece of text, a reference, a number, a path.
 NO_SECRETS = {
+    # Too short for a token, in brackets, or a reference to the environment.
     "token": ["<pad>", "[CLS]", "<|endoftext|>", "bpe", "${oc.env:HF_TOKEN}", 50256, None, True],
     "auth": ["basic", "none", "Bearer ${oc.env:X}", 3.0],
+    # A text of digits would be a password; a number is none.
     "password": [None, False, 12345678, 0.1, "", "${oc.env:PW}", "***"],
+    # A secret that is mounted as a file is told by its path.
     "credentials": [str(Path(__file__)), "/"],
 }
 
@@ -179,6 +198,7 @@ def test_a_value_that_is_none_stays_under_a_secrets_key(key, value):
 
 
 def test_a_list_of_two_words_is_no_header():
+    # Only a header's name, with a capital, makes a pair of two texts.
     values = [["token", "position_ids"], ["+a.b=token", "seed=12345678x"]]
     assert redact_values(values) == values
 
@@ -193,6 +213,7 @@ def test_nothing_that_ships_is_called_a_secret():
         assert redact(text) == text, path
 
 
+# Without a hint in it a text is not looked through: a word without one would never be found.
 def test_every_key_of_a_secret_has_a_hint():
     words = secrets._PASSWORDS | secrets._CREDENTIALS | {"key", "bearer", "basic"}
     for word in words:
@@ -203,8 +224,10 @@ def test_secrets_lie_in_lists_pairs_and_named_values():
     options = {
         "auth": ["someone-else", WORD],
         "headers": [["Authorization", f"Basic {WORD}"], f"X-Api-Key: {WORD}"],
+        # Each cookie has a name of its own, so all values of such a mapping are secrets.
         "cookies": {"session": WORD},
         "env": [{"name": "HF_TOKEN", "value": WORD}, {"name": "EPOCHS", "value": "twelve-1"}],
+        # A password is hidden whatever its length; a token needs eight characters.
         "password": {"value": "short"},
     }
     shown = redact_values(options)
@@ -219,6 +242,7 @@ def test_secrets_lie_in_lists_pairs_and_named_values():
 @pytest.mark.parametrize(
     "text",
     [
+        # Many ends of a URL's user.
         "a://" + "@" * 60 + " b",
         *(part * 20_000 for part in ("xxxxx", "a.", "token=", "password: ", "password=${")),
         *(part * 20_000 for part in ("token='", "\\\\", "Bearer ", "{token: ", "a://b:")),
@@ -227,6 +251,7 @@ def test_secrets_lie_in_lists_pairs_and_named_values():
 def test_a_long_text_takes_no_minutes(text):
     start = time.monotonic()
     redact(text)
+    # Quadratic time would be minutes for 100,000 characters.
     assert time.monotonic() - start < 5.0
     assert secret_option(f"study={text[:500]}") in (None, "study")
 
@@ -234,35 +259,50 @@ def test_a_long_text_takes_no_minutes(text):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
+        # A port is not a password, and neither is an @ in a path.
         (
             "at mysql://me:pw@host/db and http://host:80/x@y",
             "at mysql://me:***@host/db and http://host:80/x@y",
         ),
+        # No user, or a user with an @.
         ("x://:pw@h/db", "x://:***@h/db"),
         ("x://me@example.org:pw@h", "x://me@example.org:***@h"),
+        # A raw password with a slash in it.
         ("http://me:p/w@h:80", "http://me:***@h:80"),
+        # In place of a user an address of the web may have a token.
         ("https://ghp_token@h/repository", "https://***@h/repository"),
         ("no route to x://me:pw@h: gone", "no route to x://me:***@h: gone"),
+        # Quotes of a shell and of Hydra around it.
         ("""'storage="x://me:pw@h"'""", """'storage="x://me:***@h"'"""),
         ("['storage=x://me:pw@h', 'seed=1']", "['storage=x://me:***@h', 'seed=1']"),
+        # Options of a database and of signed addresses, in the query.
         ("x://h/db?user=me&password=pw&sslmode=a", "x://h/db?user=me&password=***&sslmode=a"),
         ("https://h/x?sv=1&sig=ab%2Fcdefg%3D&se=2", "https://h/x?sv=1&sig=***&se=2"),
         ("https://h/x?token=abcdefg1#a", "https://h/x?token=***"),
+        # libpq's own notation.
         ("host=h password='p w' user=me", "host=h password='***' user=me"),
         ("host=h password=12345678 user=me", "host=h password=*** user=me"),
+        # An argument as Hydra takes it.
         ("+workload.data.api_key=abcdefg1", "+workload.data.api_key=***"),
+        # A line of YAML is hidden to its end, blanks included.
         ("a: 1\n  token: abc1 d-efg\nb: 2", "a: 1\n  token: ***\nb: 2"),
+        # A dict as Python prints it.
         ("{'token': 'abcdefg1', 'n': 3}", "{'token': '***', 'n': 3}"),
         (
             'headers: {Authorization: "Basic abcdefg1", X-Api-Key: abcdefg1}',
             'headers: {Authorization: "***", X-Api-Key: ***}',
         ),
+        # JSON inside JSON, so that its quotes are escaped.
         (r'{"message": "{\"auth\": \"abcdefg1\"}"}', r'{"message": "{\"auth\": \"***\"}"}'),
+        # Messages of HTTP clients.
         ("401 for Authorization: Bearer abc.def=.ghi", "401 for Authorization: Bearer ***"),
+        # Options of other programs, with and without a sign.
         ("curl -u --password=ab x", "curl -u --password=*** x"),
         ("login --password hunter2 x", "login --password *** x"),
+        # Each of the cookies is a secret.
         ("Cookie: a=b12345678; csrf=zzz-1", "Cookie: ***"),
         ("{'Set-Cookie': 'a=b1234567; c=d'}", "{'Set-Cookie': '***'}"),
+        # A key's armour stays, so that a reader sees what was there.
         (
             "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----\nx",
             "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----\nx",
@@ -270,18 +310,26 @@ def test_a_long_text_takes_no_minutes(text):
         # what is none
         ("password: null", "password: null"),
         ("(using password: YES)", "(using password: YES)"),
+        # Amounts, and a key of a mapping.
         ("tokens=5 key=3", "tokens=5 key=3"),
+        # Messages of parsers, which call a piece of text a token.
         ("unexpected token: something else", "unexpected token: something else"),
         ("unexpected token: 'identifier'", "unexpected token: 'identifier'"),
+        # Results: a rate of tests, a position, a weight.
         ("pass: 0.95 accuracy", "pass: 0.95 accuracy"),
         ("token: 12 of 300", "token: 12 of 300"),
         ("pw=3, pass=4.5", "pw=3, pass=4.5"),
+        # A sentence of argparse's.
         ("--password is required, --pass 3", "--password is required, --pass 3"),
+        # Code, as a traceback shows it.
         ("    token = self.tokenizer.decode(ids)", "    token = self.tokenizer.decode(ids)"),
         ("    password = os.environ['X']", "    password = os.environ['X']"),
+        # Numbers are never hidden.
         ('{"secret": [0.5, 1e-05], "pass": 3}', '{"secret": [0.5, 1e-05], "pass": 3}'),
+        # An @ without a user before it.
         ("sqlite:////a b/c@d.db", "sqlite:////a b/c@d.db"),
         ("https://host/x?mail=a:b@c", "https://host/x?mail=a:b@c"),
+        # A reference says where the secret is, which is no secret.
         ("storage=${oc.env:BSTUNE_STORAGE}", "storage=${oc.env:BSTUNE_STORAGE}"),
         ("x://me:${oc.env:PW}@h", "x://me:${oc.env:PW}@h"),
     ],
@@ -302,10 +350,12 @@ def test_database_urls_are_shown_as_sqlalchemy_does(user, password):
 def test_what_was_given_is_left_out_of_messages_that_show_it_otherwise():
     remember(
         {
+            # It has an escape of URLs, a blank and a quote.
             "storage": 'x://me:se%2Fcr et"@h',
             "trainer": [
                 {"api_token": "abcdefgh"},
                 "y://me:p@ssword1@h",
+                # The Base64 of me:s3cret-pw, of which the password alone may be shown later.
                 {"auth": "Basic bWU6czNjcmV0LXB3"},
             ],
             "data": {"private_key": "-----BEGIN KEY-----\nMIIEvQ+line/one\nMIIEvQ+line/two\n"},
@@ -316,13 +366,16 @@ def test_what_was_given_is_left_out_of_messages_that_show_it_otherwise():
         'se/cr et"',
         'se%2Fcr et"',
         "se%2Fcr%20et%22",
+        # Folded at its blank and escaped, as in a page.
         "se/cr\n  et&quot;",
         r"se/cr et\"",
         "abcdefgh",
+        # SQLAlchemy ends a password at its first @ and shows the rest as the host.
         "could not resolve ssword1@h",
         "bWU6czNjcmV0LXB3",
         "s3cret-pw",
         base64.b64encode(b"abcdefgh").decode(),
+        # A line of a key by itself.
         "MIIEvQ+line/two",
     ):
         assert redact(f"got {shown} here").count("***") == 1, shown
@@ -333,6 +386,7 @@ def test_what_was_given_is_left_out_of_messages_that_show_it_otherwise():
 def test_of_the_environment_secrets_are_remembered_and_paths_and_words_are_not(
     monkeypatch, tmp_path
 ):
+    # By their names, their addresses, or pairs within their values.
     planted = {
         "MY_API_KEY": "kk-81-environ",
         "DATABASE": "postgresql://me:pp-81-environ@h/db",
@@ -364,6 +418,7 @@ def test_of_the_environment_secrets_are_remembered_and_paths_and_words_are_not(
 
 def test_documents_stay_what_they_are(tmp_path):
     """Numbers that equal a secret, keys and statuses stay; what is left can be parsed."""
+    # Words that are also keys and statuses of a record, and digits that are also its numbers.
     remember(
         {
             "password": ["validation", "diverged", "12345678", "0.00012345", "q\"<uote'd"],
@@ -373,9 +428,11 @@ def test_documents_stay_what_they_are(tmp_path):
     values = {
         "validation": [12345678, 0.00012345, -1e-05],
         "status": "diverged",
+        # A word of letters is replaced where it stands alone; WORD has digits, so it is everywhere.
         "messages": [f"a\n{WORD}", "\nvalidation", "q\"<uote'd", "validation_split", "pre" + WORD],
     }
     shown = values | {"messages": ["a\n***", "\n***", "***", "validation_split", "pre***"]}
+    # On one line and on several.
     for indent in (None, 2):
         write_text(tmp_path / "a.json", json.dumps(values, indent=indent))
         assert json.loads((tmp_path / "a.json").read_text()) == shown
@@ -407,6 +464,7 @@ BREAKING = [
 def test_a_secret_of_quotes_and_backslashes_breaks_no_document(tmp_path, secret):
     remember({"password": secret})
     values = {
+        # These look like the secrets, and are none.
         "a": 'abcdefg"x',
         "b": None,
         "abcd": "\nabcdef-1 <abc",
@@ -423,6 +481,7 @@ def test_a_secret_of_quotes_and_backslashes_breaks_no_document(tmp_path, secret)
     append_text(tmp_path / "a.jsonl", json.dumps(values) + "\n")
     for name in ("a.json", "a.jsonl"):
         read = json.loads((tmp_path / name).read_text())
+        # The inner document is compared below.
         assert {**read, "inner": None} == {**without, "inner": None}
         # The inner document is text to the outer one, and is searched as text.
         assert secret not in read["inner"]
@@ -437,6 +496,7 @@ def test_a_secret_of_quotes_and_backslashes_breaks_no_document(tmp_path, secret)
 
 
 def test_a_study_continues_whose_settings_hold_such_a_secret():
+    # The backslash at its end is doubled in JSON.
     remember({"password": BREAKING[0]})
     settings = {"a": 'abcdefg"x', "b": f"with {BREAKING[0]}"}
     stored = redact_values(json.dumps(settings))
@@ -448,17 +508,20 @@ def test_ten_megabytes_take_about_a_second():
     # Twenty secrets are more than a study has.
     tokens = [{"token": f"{WORD}-{i}"} for i in range(20)]
     remember({"tokens": 1, "a": tokens, "password": "two words"})
+    # A record of 100 evaluations, as a study has many.
     history = [[i, i / 7] for i in range(100)]
     record = json.dumps({"number": 1, "history": history, "message": None})
     text = f"{record}\n" * (10_000_000 // len(record))
     start = time.process_time()
     assert without_known(text) == text
+    # The processor's seconds, as other programs may run: twice what the name says.
     assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(
     ("argument", "option"),
     [
+        # None of these is a secret.
         ("seed=1", None),
         ("storage=sqlite:///a.db", None),
         ("storage=${oc.env:MINE}", None),
@@ -467,20 +530,28 @@ def test_ten_megabytes_take_about_a_second():
         ("+a.pad_token='<pad>'", None),
         ("+a.tokenizer=gpt2-large", None),
         ("+a={tokens: 12345678, author: someone-else}", None),
+        # In the storage's URL, with the quotes and commas that Hydra parses.
         ("storage=x://me:p@h", "storage"),
         ("storage='x://me:p, \"w@h'", "storage"),
         ("storage=x://me:p,w@h", "storage"),
         ("storage=x://h?password=p&a=b", "storage"),
         ("storage=x://me:p#w@h", "storage"),
+        # In a query of the tracker's address.
         ("mlflow.uri=https://h/x?sig=abcdefg1", "mlflow.uri"),
+        # By an option's name, also one of a header.
         ("+a.token=abcdefg1", "a.token"),
         ("+a.password=p", "a.password"),
         ("++a.b.X-Api-Key='abcd efg'", "a.b.X-Api-Key"),
+        # Inside a list and a mapping, as Hydra writes them.
         ("a=[x://u:p@h,b]", "a"),
         ("a={token: abcdefg1, n: 3}", "a.token"),
         ('+a.headers={Authorization: "Basic abcdefg1"}', "a.headers.Authorization"),
+        # A sweep over two addresses.
         ("a=x://u:p@h,x://v:p@h", "a"),
+        # A bracket that is never closed: Hydra cannot parse it, and it is looked through all the
+        # same.
         ("a=[x://u:p@h", "a"),
+        # No option, or one of argparse.
         ("x://u:p@h/d?a=b", ""),
         ("--uri=https://u:p@h", "uri"),
     ],
@@ -491,6 +562,7 @@ def test_secrets_of_the_command_line_are_found(argument, option):
 
 @pytest.mark.parametrize(
     "command",
+    # A verb each, and Hydra's own ways of running and of showing.
     [
         ["workload=digits", "storage=postgresql://me:{}@h/db"],
         ["+workload=digits", "mlflow.uri=https://h/x?sig={}"],
@@ -500,6 +572,7 @@ def test_secrets_of_the_command_line_are_found(argument, option):
         ["survey", "workload=digits", "+workload.data.headers={{X-Api-Key: {}}}"],
         ["compare", "--mlflow", "x", "--uri", "http://me:{}@h"],
         ["sweep", "noise", "+a.password={}"],
+        # Hydra would print what it cannot parse.
         ["storage=[x://me:{}@h"],
     ],
 )
@@ -542,6 +615,7 @@ def test_attributes_are_stored_without_secrets(tmp_path):
     study = optuna.create_study(storage=storage)
     trial = study.ask()
     study.set_user_attr("arguments", [f"a={WORD}", "+b.password=abc", "seed=12345678"])
+    # A number stays, whatever digits it has.
     trial.set_user_attr("record", json.dumps({"message": f"a\n{WORD}", "steps": 12345678}))
     assert study.user_attrs["arguments"] == ["a=***", "+b.password=***", "seed=12345678"]
     assert json.loads(study.trials[0].user_attrs["record"]) == {
@@ -562,6 +636,7 @@ PASSWORDS = {
     "token": "t0ken,w0rd",
     "header": "h3ader/w0rd==",
 }
+# SQLite takes options that it does not know, so that the URL may hold a password.
 STORAGE = f"sqlite:///file:bstune.db?password={PASSWORDS['storage']}&uri=true"
 # Nothing listens at port 9.
 FAILING = f"postgresql+psycopg2://me:{PASSWORDS['storage']}@127.0.0.1:9/db"
@@ -590,6 +665,7 @@ def leaks(planted: dict[str, str], folder: Path, *printed: str) -> list[str]:
     for text in printed:
         places[f"printed: {text}"] = text.encode()
     found = []
+    # Each way of writing that a message, an address or a page may use.
     for name, secret in planted.items():
         forms = {secret, unquote(secret), base64.b64encode(secret.encode()).decode()}
         for form in (secret, unquote(secret)):
@@ -659,11 +735,13 @@ def test_a_study_writes_no_secret_and_its_commands_run_again(run, tmp_path, capl
     assert "Environment variable 'STUDIES' not found" in err
 
 
+# Hydra has an error path of its own for each of these.
 WAYS = [(), ("debug=true",), ("--multirun",), ("--multirun", "debug=true")]
 
 
 @pytest.mark.parametrize(
     ("arguments", "broken"),
+    # The study fails as it is opened, and as it is reported on.
     [(way, "open_study") for way in WAYS]
     + [pytest.param(way, "report_study", marks=pytest.mark.slow) for way in WAYS],
 )
@@ -673,6 +751,7 @@ def test_an_error_that_nobody_foresaw_shows_no_secret(run, monkeypatch, argument
     assert status == 1
     assert "Traceback" in err
     assert "Error executing job" not in err, "Hydra's line, which repeats the options"
+    # All that stood in the message, but for the secrets.
     assert (
         "OSError: no route to postgresql+psycopg2://me:***@127.0.0.1:9/db, or to *** with ***"
         in err
@@ -685,6 +764,7 @@ def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
     status, _, err = run("--config-dir=conf", *REPLAY)
     assert status == 1
     assert "the last one with OSError: no route to" in err
+    # The trial's message was kept, without the secrets in it.
     assert "***" in (tmp_path / "outputs" / "replay" / "trials.jsonl").read_text()
 
 
@@ -693,6 +773,7 @@ def test_trials_that_fail_record_no_secret(run, tmp_path, monkeypatch):
 )
 def test_a_storage_that_does_not_answer_shows_no_secret(run, arguments, monkeypatch):
     monkeypatch.setenv("STUDIES", FAILING)
+    # A storage that is down is tried again for a while, which a test need not wait for.
     monkeypatch.setattr("bstune.study.storage.patience.RETRY_SECONDS", 0.0)
     status, _, err = run("--config-dir=conf", *arguments, *REPLAY)
     assert status == 2
@@ -705,11 +786,13 @@ def test_a_storage_that_does_not_answer_shows_no_secret(run, arguments, monkeypa
 @pytest.mark.parametrize("arguments", [("--cfg", "job"), ("--cfg", "job", "--resolve")])
 def test_hydras_own_output_shows_no_secret(run, arguments):
     status, out, _ = run("--config-dir=conf", *arguments, *REPLAY)
+    # Hydra ends without a status.
     assert (status or 0) == 0
     assert "storage: " in out
     assert yaml.safe_load(out)["seed"] == 0
 
 
+# A workload that tells its secrets in every way in which code can.
 LEAKY = """
 import logging, multiprocessing, os, threading, warnings
 from torch.utils.data import DataLoader
@@ -772,6 +855,7 @@ NAMES = (
 )
 # Places, each with a value of its own.
 PLANTED = {}
+# The number makes each value another's, so that a leak is known by its place.
 for i, name in enumerate(NAMES.split()):
     PLANTED[name] = f"{name[:3]}-{i}zQ/{i * 7919}+x"
 
@@ -809,6 +893,8 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
                     "dsn": planted["option_dsn"],
                     "note": f"also {planted['api_token']}",
                 },
+                # In the order of processes: each deed between two trials that go well, as three
+                # failures end it.
                 "deeds": [
                     "nothing",
                     "says",
@@ -823,6 +909,7 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
         },
     }
     (conf / "own.yaml").write_text("# @package _global_\n" + yaml.safe_dump(own))
+    # Names in capitals are variables of the environment.
     variables = {name: value for name, value in planted.items() if name.isupper()}
     variables["STUDIES"] = (
         f"sqlite:///file:bstune.db?password={quote(planted['STUDIES'], '')}&uri=true"
@@ -845,6 +932,7 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
     reader = threading.Thread(target=lambda: output.append(process.stdout.read()))
     reader.start()
     while reader.is_alive():
+        # A command line can be read by everybody on the machine, for as long as its process runs.
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 seen.add(path.read_text(errors="replace"))
@@ -857,6 +945,7 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
     assert process.wait() == 0, printed
     folder = study / "outputs" / "digits"
     messages = str(column(read_rows(folder / "trials.jsonl"), "message"))
+    # Each deed was done, so that its secret had a chance to leak.
     for said in ("LookupError: no such thing", "OSError: cannot read with ***", "KeyError"):
         assert said in messages
     for said in ("logs in with ***", "ValueError: ***", "sends ***", "RuntimeError: ***"):
@@ -874,6 +963,7 @@ def test_secrets_planted_in_twenty_places_are_found_nowhere(tmp_path):
     assert leaks(planted, study, printed, *seen) == []
     with closing(sqlite3.connect(study / "mlflow.db")) as database:
         assert (
+            # What MLflow got has the stars: it was filtered, not left out.
             database.execute("select count(*) from tags where value like '%***%'").fetchone()[0]
             >= 3
         )

@@ -140,9 +140,8 @@ def test_slopes_are_those_of_the_curve_at_both_ends(b_crit):
 def test_a_budget_of_examples_buys_what_the_law_says():
     study = studies(summary(b_crit=100.0, s_min=80.0))[0]
     examples, steps = budget_curve(study)
-    assert (steps / 80.0 - 1.0) * (examples / 8000.0 - 1.0) == pytest.approx(
-        np.ones(len(SIZES))
-    )  # eq. 2.11 and 2.12
+    # Equations 2.11 and 2.12 of S_min = 80 and E_min = S_min B_crit = 8,000.
+    assert (steps / 80.0 - 1.0) * (examples / 8000.0 - 1.0) == pytest.approx(np.ones(len(SIZES)))
     # Where the smallest batches waste examples, too, they are left out.
     wasteful = replace(study, steps=study.steps * (1.0 + (30.0 / study.batch_size) ** 2))
     assert 8 < wasteful.batch_size[len(SIZES) - len(budget_curve(wasteful)[0])] < 100

@@ -61,12 +61,13 @@ def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_
         return law(workload, spec, protocol)
 
     found = run(tmp_path, trainer=counting)
-    assert (
-        len(asked) == len(set(asked)) == 4 + 2 * 3
-    )  # each rate on the first seed, the best on the others
+    # Each rate runs on the first seed, the best one on the others.
+    assert len(asked) == len(set(asked)) == 4 + 2 * 3
+    # Seeds 1 to 3 add 2e-3 on average.
     means = {(one["budget"], one["batch_size"]): one["mean"] - 2e-3 for one in found.rows}
     expected = {
         ("2,000 examples", 16): 1 / 125,
+        # 2,000 examples are 16 steps, of which the one at 15 is evaluated.
         ("2,000 examples", 128): 1 / 15,
         ("50 steps", 16): 1 / 50,
         ("50 steps", 128): 1 / 50,
@@ -78,6 +79,7 @@ def test_each_budget_counts_what_it_allows_on_fresh_seeds_and_runs_are_kept(tmp_
     )
     assert {one["lr"] for one in found.rows} == {0.4}
     assert all(
+        # The standard deviation of the three seeds is 1e-3.
         one["high"] - one["mean"] == pytest.approx(stats.t.ppf(0.975, 2) * 1e-3 / 3**0.5)
         for one in found.rows
     )
@@ -148,6 +150,7 @@ def test_what_cannot_be_compared_is_refused(option, text, tmp_path):
     [
         (1.0, None, None, 0.1),
         (1.0, 20, None, 0.3),
+        # 80 examples are ten steps of 8.
         (1.0, None, 80, 0.5),
         (1.0, 9, None, math.inf),
         (-1.0, 20, None, 0.5),

@@ -52,6 +52,7 @@ def test_all_workloads_lie_on_one_curve(b_crit):
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
+        # B_crit/9 and 9 B_crit.
         ([10, 90, 810], (True, True)),
         ([11, 90, 810], (False, True)),
         ([10, 90, 809], (True, False)),
@@ -71,6 +72,7 @@ def test_the_distance_counts_each_workload_alike():
     on_it = curve_of(90.0, [10, 90, 810])
     off_it = curve_of(90.0, [10], factor=math.exp(0.2))
     assert distance_from_law([on_it]) == pytest.approx(0.0, abs=1e-12)
+    # The root mean square over two curves.
     assert distance_from_law([on_it, off_it]) == pytest.approx(0.2 / math.sqrt(2.0))
     # One whose S_min is not known has no place there.
     assert distance_from_law([off_it, replace(on_it, s_min=None)]) == pytest.approx(0.2)

@@ -34,9 +34,11 @@ def soak(
     turn = itertools.cycle(range(workers))
     team = [None] * workers
     while time.monotonic() - start < GUARD:
+        # It may end with an error where its server was restarted.
         if owner is None or (owner.exitcode is not None and owner.exitcode != 0):
             owner = fleet.start("owner", folder / "owner", *options, seconds=0.02)
             owners = owners + 1
+        # The study is done.
         if owner.exitcode == 0:
             break
         done = watch.finished()
@@ -71,9 +73,11 @@ def test_workers_killed_and_a_server_restarted_lose_nothing(database_server, tmp
     killed, _ = soak(
         tmp_path, database_server.url(), SLOTS, 4, 12, [(0.3, restart), (0.6, restart)]
     )
+    # One is due at every 12th trial; now and then it finds no worker to kill.
     assert killed >= SLOTS // 24
 
 
 def test_workers_killed_on_sqlite_lose_nothing(tmp_path):
     killed, _ = soak(tmp_path, f"sqlite:///{tmp_path}/bstune.db", SLOTS // 2, 2, 12)
+    # Half as many trials.
     assert killed >= SLOTS // 48

@@ -104,6 +104,7 @@ def test_views_are_of_the_least_confident_images_alone():
     with torch.no_grad():
         one = model(x)
         found = six_views_where_unsure(model, x, 0.25)
+        # A quarter of the 20.
         unsure = set(one.softmax(1).amax(1).argsort()[:5].tolist())
         padded = nn.functional.pad(x, (1, 1, 1, 1), mode="reflect")
         # The pixel at (0, 0) is now at (1, 1), and the other way round.
@@ -117,9 +118,11 @@ def test_views_are_of_the_least_confident_images_alone():
     for place in range(20):
         expected = six[place] if place in unsure else one[place]
         torch.testing.assert_close(found[place], expected)
+    # All once, then six views of the five.
     assert model.seen[1:8] == [20] + 6 * [5]
 
 
+# 0.8 of an image is none.
 @pytest.mark.parametrize(("share", "passes"), [(0.0, [20]), (0.04, [20]), (1.0, 7 * [20])])
 def test_a_share_of_none_and_of_all(share, passes):
     model = Counting()
@@ -170,6 +173,7 @@ def written_out(steps):
     at = []
     buffers = [torch.zeros_like(weight) for weight in current]
     for step in range(1, steps + 1):
+        # Two steps at first, 17 at the end.
         due = step - last >= 2 + math.floor(15 * step / 30)
         if due:
             last = step

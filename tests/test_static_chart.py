@@ -51,6 +51,7 @@ def test_error_bars_reach_from_end_to_end():
     bars = {"array": [2.0], "arrayminus": [1.0], "color": "--purple"}
     picture = drawn({"x": [10.0], "y": [5.0], "mode": "markers", "error_y": bars})
     ((_, low, high),) = numbers(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)" style="stroke', picture)
+    # From 4 to 7 of 10, counted from above.
     assert low == pytest.approx(TOP_MARGIN + 0.6 * PANEL, abs=0.1)
     assert high == pytest.approx(TOP_MARGIN + 0.3 * PANEL, abs=0.1)
 

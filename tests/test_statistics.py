@@ -58,7 +58,9 @@ def test_a_line_has_no_contrast_but_its_curvature(centre, overhead):
     seconds = {size: [overhead + PER_EXAMPLE * size] for size in (centre - 1, centre, centre + 1)}
     slope = PER_EXAMPLE / (overhead + PER_EXAMPLE * centre)
     (contrast,) = contrasts(seconds, centre)
+    # ln t - (ln(t - d) + ln(t + d))/2 with d/t = slope.
     assert contrast == pytest.approx(-math.log(1 - slope**2) / 2, abs=1e-12)
+    # The slope is 1/centre at most, without an overhead.
     assert 0 < contrast <= 0.51 / centre**2
 
 
@@ -104,16 +106,10 @@ def test_planted_effects_are_found():
 @pytest.mark.parametrize(
     ("centres", "groups", "last"),
     [
-        (
-            (120, 128),
-            [(120,), (128,), (120, 128)],
-            "multiples of 8 together",
-        ),  # of one power of two there is no group
-        (
-            (128, 512),
-            [(128,), (512,), (128, 512)],
-            "powers of two together",
-        ),  # the same triplets: tested once
+        # Of one power of two there is no group.
+        ((120, 128), [(120,), (128,), (120, 128)], "multiples of 8 together"),
+        # The same triplets are tested once.
+        ((128, 512), [(128,), (512,), (128, 512)], "powers of two together"),
         ((4, 120, 128), [(4,), (120,), (128,), (4, 128), (120, 128)], "multiples of 8 together"),
         ((2,), [(2,)], "2 (power of two)"),
     ],

@@ -59,6 +59,7 @@ def test_many_measurements_outweigh_the_smooth_function_and_are_averaged(given):
     for size, values in measured.items():
         pairs += product((size,), values * 200)
     tau = fit_step_times(pairs, 128.0, given)
+    # 1e-3 and 4e-3 have the geometric mean 2e-3.
     np.testing.assert_allclose(
         tau(np.array([8.0, 100.0, 400.0, 4096.0])), [1e-3, 5e-3, 2e-3, 9e-3], rtol=0.01
     )
@@ -93,12 +94,14 @@ def test_what_cannot_be_fitted_is_refused(pairs):
 
 
 def test_iteration():
+    # (3^gamma + 4^gamma)^(1/gamma).
     for gamma, seconds in ((1.0, 7.0), (2.0, 5.0), (math.inf, 4.0)):
         assert iteration_seconds(3.0, 4.0, gamma) == pytest.approx(seconds)
         assert iteration_seconds(3.0, 0.0, gamma) == pytest.approx(3.0)
 
 
 def test_a_line_through_all_reduces():
+    # 0.01 + 0.002 (n - 2).
     several = [(2, 0.01), (4, 0.014), (8, 0.022)]
     one = [(1, 0.0), (4, 0.014)]
     for measured, line in ((several, (0.01, 0.002)), (one, (0.014, 0.0))):

@@ -99,6 +99,7 @@ def test_it_works_under_the_other_package_too():
 def test_a_target_that_is_missed_has_no_time():
     stop = StopAtTarget(replace(TARGET, value=0.1))
     fit(stop, max_steps=14)
+    # It is evaluated every six steps, the last time at 12.
     assert (stop.reached, stop.steps, stop.steps_low, stop.time_to_target) == (False, 14, 12, None)
 
 
@@ -108,6 +109,7 @@ def test_the_clock_stands_still_in_evaluations():
     stop = StopAtTarget(TARGET, warmup_steps=6, now=lambda: float(next(times)))
     fit(stop)
     assert stop.train_seconds == 4.0
+    # Three stretches of six steps follow the warm-up, a second each.
     assert stop.seconds_per_step == pytest.approx(1.0 / 6)
     assert stop.time_to_target == pytest.approx(24 / 6)
 
@@ -127,6 +129,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_none():
 
     stop = Plugged(TARGET)
     fit(stop)
+    # Two batches of 18, and of 24, are no steps.
     assert (stop.steps_low, stop.steps) == (16, 22)
 
 

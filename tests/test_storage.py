@@ -40,16 +40,19 @@ from bstune.system.files import Output
 from bstune.trial.backend import stops_trials
 
 TARGET = Target("val/error", 0.1, "min")
+# The rule gives 0.1 at a batch size of 64.
 SPACE = Space(8, 1024, 1, 1.0, partial(scaling.sqrt, reference_batch_size=64, reference_lr=0.1))
 BUDGET = SearchBudget("steps", 10, None, None, 0.5, 3)
 SETTINGS = {"workload.name": "toy", "search.objective": "steps", "seed": 3}
 SAMPLERS = {
+    # Few random trials at the start, so that the model of each sampler has its say.
     "tpe": {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 4},
     "gp": {"_target_": "optuna.samplers.GPSampler", "n_startup_trials": 4},
     "qmc": {"_target_": "optuna.samplers.QMCSampler", "qmc_type": "sobol", "scramble": True},
     "random": {"_target_": "optuna.samplers.RandomSampler"},
     "frontier": {"_target_": "bstune.search.sampler.FrontierSampler"},
 }
+# What bstune's own sampler is given by a search.
 OWN = {
     "objective": "steps",
     "rule": SPACE.rule,
@@ -88,7 +91,9 @@ def study(opened):
 def train(spec):
     """B_crit = 100 and a penalty for delta off 0.5; far above it a trial diverges, far below it is stopped."""
     status = "diverged" if spec.delta > 2.5 else "stopped" if spec.delta < -2.0 else "reached"
+    # Each octave away from a delta of 0.5 doubles the steps, up to 2^9.
     steps = round(50 * (1 + 100 / spec.batch_size) * 2 ** min(abs(spec.delta - 0.5), 9))
+    # Longer than its limit: it is stopped there.
     if spec.max_steps is not None and steps > spec.max_steps:
         status, steps = "stopped", spec.max_steps
     return make_result(
@@ -157,6 +162,8 @@ def go_on(study, name, until=10):
         now = asked(study, trial_index, name)
         run(study, now)
         spec = now[1]
+        # A continuation has the parent's number in its own study; its index is comparable between
+        # two.
         earlier = (
             None
             if spec.resumed_from is None
@@ -194,8 +201,10 @@ def test_an_error_fails_the_trials_that_run_and_each_index_is_asked_again(study,
     _, second = asked(study, 1)
     with pytest.raises(error), cut_short(study, "steps", ""):
         raise error
+    # One line for each of the two trials that ran.
     assert ["was cut short" in message for message in caplog.messages] == [True, True]
     assert free_indices(study, 10)[0] == 0
+    # By another sampler, and yet it is asked as it was: the point is stored with the index.
     run(study, asked(study, 0, "random"))
     expected = [(0, 0, "failed", first), (1, 1, "failed", second), (2, 0, "reached", first)]
     for record, (number, index, status, spec) in zip(results(study), expected, strict=True):
@@ -222,11 +231,14 @@ def test_a_trial_whose_record_was_stored_is_not_lost(study):
         ("time", "reached", "COMPLETE", [2.0]),
         ("steps", "reached", "COMPLETE", [100.0]),
         ("both", "reached", "COMPLETE", [100.0, 2.0]),
+        # 32 examples a step.
         ("curve", "reached", "COMPLETE", [3200.0]),
+        # What was stopped has no value: Optuna would rank it by one.
         ("both", "stopped", "PRUNED", None),
         ("steps", "stopped", "PRUNED", None),
         ("steps", "diverged", "PRUNED", None),
         ("steps", "out of memory", "PRUNED", None),
+        # Only what went wrong is a failure to Optuna; it leaves the index free.
         ("steps", "failed", "FAIL", None),
     ],
 )
@@ -240,6 +252,7 @@ def test_what_optuna_stores(opened, objective, status, state, values):
     assert trial.state.name == state
     assert TrialResult.from_json(trial.user_attrs[RECORD]) == result
     assert trial.values == values, "a stopped trial has none"
+    # Names with a colon are for the study alone.
     shown = {name: value for name, value in trial.user_attrs.items() if ":" not in name}
     reached = {"steps": 100, "seconds": 2.0} if status == "reached" else {"stopped at step": 100}
     assert shown == {"lr": now[1].lr, "outcome": {"status": status} | reached}
@@ -258,6 +271,7 @@ def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
         result = make_result(status=status, steps=100 + index, history=((90, 0.4), (100, 0.25)))
         tell(study, asked(study, index), result, "steps")
     frame = study.trials_dataframe()
+    # The first and the last one, of 100 and of 104 steps.
     assert frame["value_steps to target"].dropna().tolist() == [100.0, 104.0]
     outcomes = frame["user_attrs_outcome"].tolist()
     shown = [(one["status"], one.get("steps"), one.get("stopped at step")) for one in outcomes]
@@ -268,6 +282,7 @@ def test_optunas_own_tools_show_no_value_of_a_stopped_trial(opened):
         ("failed", None, 103),
         ("reached", 104, None),
     ]
+    # Plots and pruners would show a gap to the target as if it were the objective.
     assert not any(trial.intermediate_values for trial in study.get_trials())
     history = plot_optimization_history(study)
     assert list(history.data[0].y) == [100.0, 104.0]
@@ -289,6 +304,7 @@ def test_a_sampler_that_ranks_stopped_trials_sees_their_gap_to_the_target(study)
 
     ask(study, turn_at(study, 9), BUDGET, SPACE, Looks(), stops=False, ranking=RANKED)
     gaps = [trial.intermediate_values for trial in seen]
+    # 0.25 and 0.4 lie 0.15 and 0.3 above the target. The last one is the trial that is asked.
     assert gaps == [{}, {1: pytest.approx(0.15)}, {1: pytest.approx(0.3)}, {}, {}, {}]
     assert not any(trial.intermediate_values for trial in study.get_trials())
 
@@ -316,9 +332,11 @@ def test_a_trial_that_continues_another_has_its_point_and_its_seed(study):
     run(study, stopped)
     second = asked_with(study, 1, 50, resumed_from=0)
     assert (second[1].max_steps, second[1].resumed_from, second[1].trial_index) == (50, 0, 1)
+    # But for its number, index and limit it is the first one's.
     assert (
         replace(second[1], number=0, trial_index=0, max_steps=20, resumed_from=None) == stopped[1]
     )
+    # The seed of index 0, at which the trial began.
     assert second[1].seed == BUDGET.trial_seed(0)
     run(study, second)
     _, third = asked_with(study, 2, 90, resumed_from=1)
@@ -336,6 +354,7 @@ def test_what_continues_a_trial_is_no_further_point(study):
         last = run(
             study, asked_with(study, trial_index, 20 + trial_index, resumed_from=last)
         ).number
+    # Six continuations do not count: three for each of the two points.
     assert free_indices(study, 2) == [7]
     run(study, asked_with(study, 7, 90, resumed_from=last))
     assert (free_indices(study, 2), free_indices(study, 3)) == ([], [8, 9])
@@ -348,6 +367,7 @@ def test_a_trial_that_was_cut_short_is_asked_again_as_it_was(study):
     # It is abandoned twice.
     for number in (2, 3):
         finish_abandoned(study, "steps", lambda worker: True)
+        # The sampler would have suggested another point and another limit.
         assert asked_with(study, 1, 999, batch_size=8, delta=-1.0)[1] == replace(
             spec, number=number
         )
@@ -362,6 +382,7 @@ def test_two_processes_may_end_the_same_abandoned_trial_at_once(study, monkeypat
         end(*arguments, **named)
         return end(*arguments, **named)
 
+    # Another process has ended it just before this one does.
     monkeypatch.setattr(storage, "set_trial_state_values", after_another)
     finish_abandoned(study, "steps", lambda worker: True)
     assert [result.number for result in results(study)] == [spec.number]
@@ -370,14 +391,18 @@ def test_two_processes_may_end_the_same_abandoned_trial_at_once(study, monkeypat
 def test_a_limit_is_for_trials_that_can_be_stopped_and_their_sampler_chooses_every_batch_size(
     study,
 ):
+    # Each batch size would be one of its stratum, if the sampler did not choose.
     some = replace(BUDGET, stratified=1.0)
     _, limited = asked_with(study, 0, 30, batch_size=77, budget=some)
     _, unlimited = asked_with(study, 1, 30, batch_size=77, budget=some, stops=False)
     _, other = ask(study, turn_at(study, 2), some, SPACE, RandomSampler(), stops=True)
     _, horizon = asked_with(study, 3, 30, batch_size=77, budget=some, stops=False, horizon=True)
+    # The own sampler chooses every batch size itself.
     assert (limited.max_steps, limited.batch_size) == (30, 77)
     assert (unlimited.max_steps, unlimited.batch_size) == (None, 77)
+    # A sampler of Optuna's sets no limit, and keeps to the stratum.
     assert (other.max_steps, other.batch_size) == (None, some.stratum(2, SPACE))
+    # A horizon is a length to train for, not a limit: it needs no stopping.
     assert horizon.max_steps == 30
 
 
@@ -386,14 +411,16 @@ def test_trials_that_ended_ahead_of_their_limit_go_no_further(study):
     for trial_index, (status, steps) in enumerate(ends):
         record = make_result(status=status, steps=steps)
         run(study, asked_with(study, trial_index, 20), lambda _, record=record: record)
-    run(
-        study, asked(study, 4, "random"), lambda _: make_result(status="stopped", steps=19)
-    )  # it had no limit
+    # It had no limit.
+    run(study, asked(study, 4, "random"), lambda _: make_result(status="stopped", steps=19))
+    # Trial 0 ended at its limit of 20, and 2 and 3 for another reason.
     assert ended_below_limit(study) == {1}
 
 
 @pytest.mark.parametrize(
     ("stops", "steps", "max_steps"),
+    # Twice the steps that it took, and no fewer than MIN_STEPS. None where nothing can stop a
+    # trial.
     [(True, 100, 200), (True, 4, MIN_STEPS), (False, 100, None)],
 )
 def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, steps, max_steps):
@@ -415,13 +442,15 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, steps, max
         )
         assert (spec.replicate_of, spec.resumed_from, spec.max_steps) == (0, None, max_steps)
     assert specs[1] == replace(specs[0], number=2)
+    # Three seeds: the trial's and those of two replicates.
     assert len({result.seed, specs[1].seed, specs[2].seed}) == 3
-    assert [r.replicate_of for r in results(study)] == [None, 0, 0, 0]
+    assert [result.replicate_of for result in results(study)] == [None, 0, 0, 0]
     assert free_indices(study, 10)[0] == 1, "a replicate is none of the search"
 
 
 @pytest.mark.parametrize(
     ("own", "named", "before", "expected"),
+    # The runs so far decide, then what is named, then the trial's own.
     [(130, None, None, 130), (130, 150, None, 150), (130, 150, 140, 140), (None, 150, None, None)],
 )
 def test_a_replicate_has_the_horizon_of_those_before_or_the_one_that_is_named(
@@ -437,6 +466,7 @@ def test_a_replicate_has_the_horizon_of_those_before_or_the_one_that_is_named(
 
 
 def test_the_spec_holds_the_batch_size_and_rate_that_are_used(study):
+    # Multiples of 64 up to 1,000, whose end is no multiple.
     snapped = Space(8, 1000, 64, 1.0, SPACE.rule)
     for trial_index in range(4):
         _, spec = ask(
@@ -454,6 +484,7 @@ def test_the_spec_holds_the_batch_size_and_rate_that_are_used(study):
 def test_a_study_has_one_folder(opened, tmp_path):
     """A second process with another output= would fail the trials that the first one runs."""
     (tmp_path / "one").mkdir()
+    # A folder may be moved as a whole; two may not exist.
     opened(output=tmp_path / "one")
     with pytest.raises(StudyError, match=r"writes to .*one: continue it with output="):
         opened(output=tmp_path / "two")
@@ -464,6 +495,7 @@ def test_a_study_has_one_folder(opened, tmp_path):
 
 def test_a_study_of_another_version_or_of_somebody_else_is_refused(opened, tmp_path):
     study = optuna.create_study(study_name="toy", storage=url(tmp_path))
+    # What each attribute makes of the study: somebody's, an earlier version's, a later one's.
     for attribute, value, message in (
         ("theirs", "", "that is not bstune's: choose another name with study=NAME"),
         (
@@ -521,15 +553,18 @@ def test_trials_that_run_keep_their_trials_and_end_one_by_one(study, name):
     assert lost is None, "another process has begun one at this index"
     assert running_specs(study, "of another process") == []
     assert results(study)[-1].trial_index == 1, "what was stored in vain is no trial"
+    # Of four points two are left, of two none.
     assert (free_indices(study, 4), free_indices(study, 2)) == ([2, 3], [])
 
 
 @pytest.mark.parametrize(
     ("steps_low", "batch_size", "looks"),
     [
+        # From a tenth of the nearest trial's 100 steps on.
         (0, 64, (10, 100)),
         # A quarter of the steps are as many examples.
         (0, 256, (2, 100)),
+        # A quarter of the batch may need four times the steps.
         (0, 16, (10, 400)),
         # When that one met the target is known.
         (90, 64, None),
@@ -540,6 +575,7 @@ def test_trials_are_looked_at_early_where_another_met_the_target_at_its_first_lo
 ):
     def reaches(spec):
         fields = {**spec.trial_fields(), "batch_size": 64}
+        # Evaluated for the first time at step 100, or after a miss at 90.
         return make_result(**fields, steps=100, steps_low=steps_low, history=((100, 0.1),))
 
     run(study, asked(study, 0, "random"), reaches)
@@ -552,6 +588,7 @@ def test_two_trials_that_run_do_not_go_on_from_the_same_one(study):
     for trial_index in range(24):
         now.append(asked(study, trial_index, "frontier"))
         parents.append(now[-1][1].resumed_from)
+        # Three at a time, as three workers have.
         if len(now) == 3:
             run(study, now.pop(0))
     parents = [number for number in parents if number is not None]
@@ -565,6 +602,7 @@ def test_two_trials_that_run_do_not_go_on_from_the_same_one(study):
 @pytest.fixture
 def _impatient(monkeypatch):
     """Wait for seconds in place of minutes."""
+    # Seconds of patience, so that a test waits for no minutes.
     monkeypatch.setattr(patience, "RETRY_SECONDS", 20.0)
     monkeypatch.setattr(patience, "WAIT_SECONDS", (0.05,))
 
@@ -572,6 +610,7 @@ def _impatient(monkeypatch):
 @contextlib.contextmanager
 def mended(server, how):
     """Let a server fail, and answer again within 1.5 s."""
+    # Well within the 20 s of patience.
     mends = threading.Timer(1.5, ended(server, how))
     mends.start()
     yield
@@ -600,6 +639,7 @@ def test_a_server_that_fails_for_a_while_loses_and_doubles_nothing(
     database_server, tmp_path, caplog
 ):
     study = open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)
+    # In each way the server fails once as a trial is asked, and once as it is told.
     for trial_index, how in enumerate(("restarted", "crashed", "frozen", "ended")):
         with mended(database_server, how):
             now = asked(study, trial_index, "random")
@@ -629,6 +669,7 @@ def test_a_table_that_another_process_made_meanwhile_is_looked_for_again(code, t
         if len(asked) == 1:
             raise ProgrammingError("CREATE TABLE studies", {}, DriversError(code))
 
+    # A missing table ends the study at once.
     with contextlib.suppress(patience.StorageGoneError):
         patience.patient(makes)()
     assert len(asked) == tries
@@ -657,6 +698,7 @@ def test_a_process_that_starts_while_the_server_does_waits_as_one_that_runs(
         with lease.acquired():
             assert lease.others() == []
     assert joined.user_attrs[STUDY_ID] == owned.user_attrs[STUDY_ID]
+    # At least one line for each of the four.
     assert len(caplog.messages) >= 4
     assert {message.split(":")[0] for message in caplog.messages} == {"the storage does not answer"}
 
@@ -664,6 +706,7 @@ def test_a_process_that_starts_while_the_server_does_waits_as_one_that_runs(
 @pytest.mark.slow
 def test_calls_that_a_server_is_killed_under_are_repeated(database_server, tmp_path, monkeypatch):
     """Its connections end at moments of all kinds: between transactions, and within them."""
+    # No pause between tries, so that most calls meet a server that ends connections.
     monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
     study = open_study("toy", database_server.url(), "steps", SETTINGS, tmp_path)
     over = threading.Event()
@@ -681,6 +724,7 @@ def test_calls_that_a_server_is_killed_under_are_repeated(database_server, tmp_p
         over.set()
         killer.join()
     done = []
+    # A call that was cut after it was done leaves a failed trial, and the index is asked again.
     for result in results(study):
         if result.status != "failed":
             done.append(result.trial_index)
@@ -695,6 +739,7 @@ def test_a_server_takes_a_long_record(database_server, tmp_path):
     now = asked(study, 0, "random")
     result = replace(
         train(now[1]),
+        # 3,125 measurements of about 50 characters: longer than MySQL's TEXT of 64 KiB.
         noise_scale=tuple((step, step / 7, step / 3) for step in range(0, 100_000, 32)),
     )
     tell(study, now, result, "steps")
@@ -705,6 +750,7 @@ def test_a_server_takes_a_long_record(database_server, tmp_path):
 
 def test_a_database_that_is_locked_is_waited_for(study, tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
+    # SQLite itself waits for so long; beyond that bstune asks again.
     monkeypatch.setattr("bstune.study.storage.connection.ANSWER_SECONDS", 0.05)
     again = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     with contextlib.closing(
@@ -726,6 +772,7 @@ def removed(folder):
     (folder / "study.db").unlink()
 
 
+# As a synchronisation of folders does: the same content, another file.
 def replaced(folder):
     (folder / "study.db").rename(folder / "other.db")
     (folder / "study.db").write_bytes((folder / "other.db").read_bytes())
@@ -739,6 +786,7 @@ def without_tables(folder):
 @pytest.mark.parametrize(
     ("fault", "reason", "seconds"),
     [
+        # Another process may end its lock, and no file comes back by waiting.
         (locked, "database is locked", 120),
         (removed, "No such file or directory", 0),
         (replaced, "was replaced by another file", 0),
@@ -755,6 +803,7 @@ def test_a_storage_that_fails_for_good_ends_the_study_once_the_stated_time_is_ov
     study = open_study("toy", url(tmp_path), "steps", SETTINGS, tmp_path)
     now = asked(study, 0, "random")
     kept = fault(tmp_path)
+    # A last try may begin just before the 120 s are over.
     waited = r".*; tried for 12\d s \(RETRY_SECONDS of .* is 120\)" if seconds else ""
     message = f"the storage does not answer: .*{reason}{waited}"
     with (
@@ -763,10 +812,12 @@ def test_a_storage_that_fails_for_good_ends_the_study_once_the_stated_time_is_ov
     ):
         run(study, now)
     assert seconds <= clock.now < seconds + 10, "what ends the study does not wait again"
+    # The lock lives as long as its connection.
     del kept
 
 
 def test_a_study_that_is_deleted_ends_in_a_line(study, tmp_path):
+    # By another program, as Optuna's dashboard.
     optuna.delete_study(study_name="toy", storage=url(tmp_path))
     with pytest.raises(StudyError, match=r"was deleted from its storage while it ran"):
         asked(study, 0, "random")
@@ -775,6 +826,7 @@ def test_a_study_that_is_deleted_ends_in_a_line(study, tmp_path):
 def test_a_trial_that_the_storage_made_without_answering_is_dropped(study, monkeypatch):
     backend, answers = study._storage._backend, []
 
+    # The trial is made, and its number never arrives.
     def unanswered(*arguments):
         answers.append(create(*arguments))
         if len(answers) == 1:
@@ -785,6 +837,7 @@ def test_a_trial_that_the_storage_made_without_answering_is_dropped(study, monke
     monkeypatch.setattr(patience, "WAIT_SECONDS", (0.0,))
     monkeypatch.setattr(backend, "_create_new_trial", unanswered)
     _, spec = asked(study, 0, "random")
+    # Number 0 is the one that nobody knows of.
     assert (spec.number, len(answers)) == (1, 2)
     assert [trial.state.name for trial in study.get_trials()] == ["FAIL", "RUNNING"]
     assert results(study) == []
@@ -800,6 +853,7 @@ def test_a_trial_that_finishes_while_the_storage_is_away_is_kept(opened, tmp_pat
     finish_abandoned(study, "steps", lambda worker: True)
     assert results(study) == [train(spec)]
     assert not files.unstored.exists()
+    # What has been stored is not stored again.
     store_unstored(study, files)
 
 
@@ -809,6 +863,7 @@ def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_th
     study, files = opened(), Output(tmp_path)
     _, first = asked(study, 0, "random")
     _, second = asked(study, 1, "random")
+    # The second line ends in the midst of its record.
     files.unstored.write_text(train(first).to_json() + "\n" + train(second).to_json()[:100])
     store_unstored(study, files)
     finish_abandoned(study, "steps", lambda worker: True)
@@ -818,6 +873,7 @@ def test_a_record_that_was_cut_short_while_the_storage_is_away_does_not_block_th
 
 
 def test_a_worker_joins_with_the_arguments_of_the_latest_command(bstune, tmp_path):
+    # The second command of the study allows a trial more.
     for trials in (1, 2):
         command = (
             "workload=replay",

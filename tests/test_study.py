@@ -60,6 +60,7 @@ def test_a_study_runs_as_tune_does(tmp_path):
     for name, function in (("a", bstune.tune), ("b", lambda **given: bstune.Study(**given).run())):
         (tmp_path / name).mkdir()
         with chdir(tmp_path / name):
+            # Each in a folder of its own, so that the second does not go on with the first.
             found[name] = function(**arguments(**OBJECTS))
     first, second = found.values()
     assert [*map(without_clock, first.records)] == [*map(without_clock, second.records)]
@@ -74,6 +75,7 @@ def test_a_study_of_a_command_line_is_the_commands(tmp_path, bstune):
     trials = result.records
     assert trials == trials_of(tmp_path / "outputs" / "s")
     assert len(trials) == 3
+    # The command goes on with the study that objects began.
     status, out, _ = bstune(*REPLAY, "study=s", "search.trials=4")
     assert status == 0
     assert "continues after 3 configurations" in out
@@ -94,6 +96,7 @@ def test_options_have_the_type_of_their_workload(tmp_path):
     assert repr(kinds[GivenOptions]) == "Study('Net', workload='Net')"
     assert kinds[GivenOptions].recipe is not None
     assert kinds[TrainedOptions].recipe is not None
+    # A table is read: there is nothing to train.
     assert kinds[ReplayedOptions].recipe is None
 
 
@@ -120,6 +123,7 @@ def test_a_study_without_a_module_is_made_and_not_run(tmp_path):
     ):
         study.run()
     assert entries(tmp_path) == []
+    # One of the two alone.
     for one in OBJECTS:
         with pytest.raises(ConfigError, match="needs module and data, or neither of them"):
             bstune.Study(**arguments(**{one: OBJECTS[one]}))
@@ -135,6 +139,7 @@ def history_of(pickled):
 @pytest.mark.slow
 def test_a_recipe_is_pickled_whole_and_trains_in_another_process():
     """The one of objects with a lambda and all that it refers to, the one of a config with its references."""
+    # The lambda below refers to it.
     hidden = 8
     study = bstune.Study(**arguments(module=lambda trial: Net(trial.lr, hidden), data=loaders()))
     digits = options_and_recipe("workload=digits", "device=cpu")
@@ -164,6 +169,7 @@ def test_studies_of_the_same_name_in_one_process_keep_their_objects(tmp_path):
     for study in studies.values():
         assert study.options.study == "Mine"
     results = {}
+    # Run in the other order than they were made.
     for width in reversed(studies):
         (tmp_path / str(width)).mkdir()
         with chdir(tmp_path / str(width)):
@@ -172,6 +178,7 @@ def test_studies_of_the_same_name_in_one_process_keep_their_objects(tmp_path):
         module, _ = result.train(**QUIET)
         assert module.net[0].out_features == width
     first = {width: without_clock(result.records[0]) for width, result in results.items()}
+    # The same batch size, rate and seed: the search began alike, and the widths differ.
     assert first[8][:3] == first[24][:3]
     assert first[8] != first[24]
 
@@ -190,12 +197,14 @@ def test_a_folder_is_opened_as_the_result_that_it_is(tmp_path):
         opened.train()
     _, trainer = opened.train(Net, OBJECTS["data"], **QUIET)
     steps = {trial.number: trial.steps for trial in opened.records}
+    # As many as the best trial took.
     assert trainer.global_step == steps[opened.best.number]
 
 
 def test_a_study_that_has_not_ended_is_opened_by_its_trials(tmp_path):
     made_table(tmp_path)
     result = of_command_line(*REPLAY, "study=s").run()
+    # It is written when a study ends.
     (result.folder / "curve.json").unlink()
     opened = bstune.load(result.folder)
     assert opened.records == tuple(result.records)

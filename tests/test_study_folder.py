@@ -86,6 +86,7 @@ def test_the_records_that_can_be_read_are_kept(tmp_path):
         + "\n"
         + make_trial(2).to_json()
         + "\n"
+        # A line that was cut short; and records are sorted by their numbers.
         + make_trial(5).to_json()[:90]
     )
     study = read_study(write_study(tmp_path, trials=lines)).files
@@ -123,6 +124,7 @@ def test_a_folder_that_is_not_there_or_empty(tmp_path):
 
 
 def test_metrics_of_trials_that_diverge_may_be_as_large_as_they_are(tmp_path):
+    # Far more than any sane loss.
     closest = ClosestTrial(value=1e20, steps=3, number=0, batch_size=8, lr=0.1)
     curve = changed(RESULT, unreached=Unreached(closest=closest, easier=1e300)).to_json()
     study = read_study(write_study(tmp_path, curve=curve))

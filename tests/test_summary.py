@@ -19,6 +19,7 @@ def test_summary_on_points_of_the_curve_itself():
     sizes = (8, 16, 32, 128, 512, 2048, 8192)
     trials = []
     for number, size in enumerate(sizes):
+        # S = 100 (1 + 300/B), and an evaluation 5% before.
         shape = 1 + 300.0 / size
         tau = 0.004 + size / 4e4
         steps = round(100 * shape)
@@ -41,12 +42,14 @@ def test_summary_on_points_of_the_curve_itself():
     }
     assert [point.batch_size for point in summary.points] == list(sizes)
     point = summary.points[3]
+    # S(128) = 334.4, of which 95% are 317.7.
     assert (point.number, point.steps_low, point.steps) == (3, 318, 334)
     assert (point.time_low, point.time_to_target) == pytest.approx((318 * 0.0072, 334 * 0.0072))
     assert (point.examples_low, point.examples) == (318 * 128, 334 * 128)
     assert summary.fit.critical_batch_size == pytest.approx(300.0, rel=0.02)
     names = ["perfect scaling", "diminishing returns", "maximal data parallelism"]
     assert [row.name for row in summary.regimes] == names
+    # At B_crit/9 and 9 B_crit one of the two terms is a tenth of S.
     bounds = (summary.regimes[1].start, summary.regimes[1].end)
     assert bounds == pytest.approx((300.0 / 9, 300.0 * 9))
     assert summary.best_by_time.number == min(range(7), key=lambda i: trials[i].time_to_target)
@@ -125,6 +128,7 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
                     "batch_size": 256,
                     "lr": 0.4,
                 },
+                # The gap that is left and 5% of it.
                 "easier": pytest.approx(0.1 + 1.05 * 0.0324),
                 "stopped": 2,
                 "improving": 2,
@@ -138,6 +142,7 @@ UPWARDS = Target("val/accuracy", 0.9, "max")
             TARGET,
             {"stopped": 2, "improving": 1, "improving_at_budget": 1, "budget_steps": 300},
         ),
+        # It ended before the budget of 300 steps.
         ([replace(CLOSE, steps=299)], TARGET, {"improving": 1, "improving_at_budget": 0}),
         (
             [DIVERGED],

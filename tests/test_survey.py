@@ -34,6 +34,7 @@ def test_the_command_and_the_study_after_it(bstune, tmp_path, monkeypatch):
     assert all(part in out for part in words)
     found = json.loads((tmp_path / "outputs/digits/hardware.json").read_text())
     assert found["ceiling"]["at"]["batch_size"] == 1200
+    # sqrt(4 x 1200) = 69.
     assert column(found["measured"]["timings"], "batch_size") == [4, 69, 1200]
     assert all(
         0 < timing["low"] <= timing["seconds"] <= timing["high"]

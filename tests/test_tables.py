@@ -25,6 +25,7 @@ def recordings(name):
     found = []
     for words in recorded:
         assert words[:2] == ["bstune", "record"]
+        # Three options, each with its value; overrides follow.
         options = dict(zip(words[3:9:2], words[4:9:2], strict=True))
         grid = []
         for option in ("--batch-sizes", "--lrs", "--seeds"):
@@ -45,6 +46,7 @@ def test_its_target_is_reached_in_most_batch_sizes_and_not_at_once(name):
     for run in table.runs:
         if run.steps_to(source.target) is not None:
             reached.add(run.batch_size)
+    # Otherwise a study has too little to find.
     assert len(reached) > 0.5 * len(table.batch_sizes)
 
 
@@ -86,6 +88,7 @@ def test_the_target_is_just_met_within_the_horizons_of_most_batch_sizes(name):
             if run.steps_to(source.target) is not None:
                 met.add(run.horizon)
         assert len(runs) == len(seeds) * len(horizons)
+        # The shortest horizon is too short, so that there is one to find.
         if met and min(met) > min(horizons):
             within.add(size)
     assert len(within) > 0.5 * len(table.batch_sizes)
@@ -117,6 +120,7 @@ def test_a_copy_is_anyones_table(monkeypatch, tmp_path):
 def test_two_tables_are_two_studies(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = find_table("fashion_mlp").read_text().splitlines(keepends=True)
+    # The same name in two folders, and a name that no path or page takes as it is.
     files = {"a/mine.jsonl": text, "b/mine.jsonl": text[:-1], "tab <b>ü$x.jsonl": text}
     for name, lines in files.items():
         Path(name).parent.mkdir(exist_ok=True)

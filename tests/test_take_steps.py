@@ -39,6 +39,7 @@ def test_who_takes_the_steps(mode, options, runs, name):
     # Nothing has begun yet.
     assert steps.name == (name if mode == "off" else None)
     trainer.fit(module, DataLoader(DATA, batch_size=10), HELD_OUT)
+    # 50 examples in batches of 10, or of 20 where two are accumulated.
     assert trainer.global_step == (3 if options else 5)
     assert (steps.runs, steps.name) == (runs, name)
     assert bool(starts) == runs

@@ -18,6 +18,7 @@ from bstune.system.console import plain_console
 from bstune.system.secrets import remember
 from bstune.system.terminal import filtered, safe_console, visible, write_error, write_out
 
+# A title, C1's CSI, text turned round, a deletion, and a return to the line's start.
 EVIL = "\x1b]0;evil\x07\x9b31m\u202egpj.exe\x7f\r"
 SHOWN = r"\x1b]0;evil\x07\x9b31m\u202egpj.exe\x7f\x0d"
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -27,6 +28,7 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
     ("text", "shown"),
     [
         (EVIL, SHOWN),
+        # It clears the screen, and puts rm -rf / into the clipboard.
         ("\x1b[2J\x1b]52;c;cm0gLXJmIC8=\x07", r"\x1b[2J\x1b]52;c;cm0gLXJmIC8=\x07"),
         ("\u2066a\u2069\u202b", r"\u2066a\u2069\u202b"),
         ("a\x00b\x08c\x85d", r"a\x00b\x08c\x85d"),
@@ -63,6 +65,7 @@ def test_a_console_filters_text_and_keeps_its_colours():
 
 def test_logs_warnings_and_threads_are_filtered_while_it_is_asked_for(capsys, caplog, monkeypatch):
     monkeypatch.setattr(secrets, "_forms", {})
+    # What is secret is left out on the same way.
     remember({"token": "zebra-41-word"})
     said = f"{EVIL} zebra-41-word"
     handler = logging.StreamHandler(stream := StringIO())
@@ -190,6 +193,7 @@ def test_a_folder_of_somebody_else_is_shown_and_not_obeyed(bstune, tmp_path):
             lines.append(json.dumps(_poisoned(json.loads(line))))
         path.write_text("\n".join(lines) + "\n")
     moved = folder.rename(tmp_path / f"of {EVIL}"[:-1])
+    # The folder's name is evil, too.
     for command in (["report", moved], ["compare", moved, moved], ["report", moved, "target=0.2"]):
         status, out, err = bstune(*command)
         assert status in (0, 2)

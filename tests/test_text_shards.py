@@ -97,6 +97,7 @@ def test_each_workload_trains_two_steps_on_files_of_its_format(name, corpora):
     workload, protocol = load_workload(*composed(name, corpora))
     result = run_trial(workload, make_spec(6, 0.1), replace(protocol, budget=Budget(2, 1)))
     assert (result.status, result.steps, result.message) == ("stopped", 2, None)
+    # Twice the loss of a model that knows nothing.
     assert 0.0 < result.history[-1][1] < 2 * np.log(400)
     assert workload.validation_examples == 20
 
@@ -130,6 +131,7 @@ def test_tokens_are_those_of_the_lines_in_their_order(root):
     expected = pieces.encode([*sentences(50, 0), *sentences(50, 1)], add_eos=True)
     assert text.train.tolist() == [token for line in expected for token in line]
     ends = np.flatnonzero(text.validation == text_shards.END_OF_LINE)
+    # 20 sentences, an empty line and the last one.
     assert len(ends) == 22
     # nothing is unknown: characters outside the vocabulary are their bytes
     assert pieces.decode(text.validation[ends[-2] + 1 : ends[-1]].tolist()) == "日本 é"
@@ -154,6 +156,7 @@ def test_a_large_vocabulary_takes_four_bytes(root, monkeypatch):
             pass
 
         def vocab_size(self):
+            # More than 2^16 tokens.
             return 70_000
 
         def encode(self, lines, add_eos):
@@ -250,6 +253,7 @@ def test_kept_tokens_that_are_cut_short_are_named(root):
     ],
 )
 def test_options_that_cannot_be(root, changes, error, message):
+    # 128 characters and 256 bytes are more than 300 tokens.
     write(root / "many" / "characters", ["".join(map(chr, range(0x4E00, 0x4E80)))])
     with pytest.raises(error) as caught:
         shards(root, **changes)

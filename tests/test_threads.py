@@ -20,7 +20,13 @@ def timed(seconds):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "best"), [({1: 1.0, 2: 4.5}, 1), ({1: 2.0, 2: 1.1}, 2), ({1: 1.0, 2: 1.0}, 1)]
+    ("seconds", "best"),
+    [
+        ({1: 1.0, 2: 4.5}, 1),
+        ({1: 2.0, 2: 1.1}, 2),
+        # Of equals it is the fewest.
+        ({1: 1.0, 2: 1.0}, 1),
+    ],
 )
 def test_the_fastest_number_is_chosen_and_torch_has_its_own_again(seconds, best):
     before = torch.get_num_threads()
@@ -29,10 +35,12 @@ def test_the_fastest_number_is_chosen_and_torch_has_its_own_again(seconds, best)
     assert torch.get_num_threads() == before
     # In turns: a machine that is busy for a while slows all of them.
     assert [count for count, _ in calls[:4]] == [1, 2, 1, 2]
+    # Two numbers of threads at two batch sizes.
     assert len(choice.timings) == 4
 
 
 def test_one_number_is_not_timed():
+    # There is nothing to choose.
     choice = choose_threads(lambda batch_size: pytest.fail("timed"), (3,), (8,))
     assert choice == ThreadChoice(3)
     assert threads_text(choice) is None
@@ -48,6 +56,7 @@ def test_what_others_take_is_said():
     [
         ("auto", {}, (1, 2, 4)),
         ("1", {}, (1,)),
+        # Who sets the variable has chosen, but for a number that is given as an option.
         ("auto", {"OMP_NUM_THREADS": "4"}, (4,)),
         ("1", {"OMP_NUM_THREADS": "4"}, (1,)),
     ],

@@ -38,6 +38,7 @@ def test_a_ladder_has_both_ends_and_each_round_visits_every_size_in_its_own_orde
     for each in rounds:
         assert sorted(each) == list(SIZES)
     assert len(np.unique(rounds, axis=0)) > 1
+    # Both ends come first.
     assert order[:2] == [8, 500]
     assert visit_order((5,), 2, 1) == [5, 5]
     assert order == visit_order(SIZES, 6, 1)
@@ -74,6 +75,7 @@ def test_enough_time_measures_all_and_without_time_both_ends_are_visited():
 
 
 def test_summary():
+    # Means of 2 and 4.5: their middle and quartiles, and a rise by 125%.
     timing = summarize_visits(8, [(1.0, 2.0, 3.0), (4.0, 5.0)])
     assert timing == StepTiming(
         8, seconds=3.25, low=2.625, high=3.875, drift=1.25, steps=5, visits=2, bare=None
@@ -213,6 +215,7 @@ def test_the_seconds_of_a_devices_own_work(monkeypatch):
 
     monkeypatch.setattr(timing, "time_trial", time_trial)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    # The median, 0.3, over two threads.
     assert timing.busy_seconds(None, protocol, 8, 0.1, 4) == pytest.approx(0.15)
     monkeypatch.setattr(timing, "device_of", lambda trainer: torch.device("cuda"))
     monkeypatch.setattr(torch.profiler, "profile", Profile)

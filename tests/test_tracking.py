@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import shlex
 import shutil
 import socket
 import sqlite3
@@ -16,12 +15,11 @@ import threading
 import time
 import zlib
 from dataclasses import replace
-from itertools import combinations, count
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
-import numpy as np
 import pytest
 from builders import changed, hand_critical, make_confirmed, make_curve, options_of, result_of
 from mlflow import MlflowClient
@@ -43,7 +41,6 @@ from bstune.report.rows import curve_point
 from bstune.result import Gain, StudyResult
 from bstune.system.files import Output
 from bstune.system.terminal import filtered
-from bstune.tracking.address import opening, tracking_uri
 from bstune.tracking.colours import PALETTE
 from bstune.tracking.content import note, trial_name
 from bstune.tracking.database import damage, make_database
@@ -52,9 +49,10 @@ from bstune.tracking.runs import Tracking
 from bstune.tracking.saved_view import TAG as VIEW
 from bstune.tracking.saved_view import runs_page
 
-PYTHON = shlex.quote(sys.executable)
 EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
+# The target of 0.1 was missed at step 95 and met at 100, so that steps_low is 95.
 HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
+# No retries, and a request that gives up before the limit of a trial: failures show at once.
 LIMITS = {"request_seconds": 5, "retries": 0, "seconds": 60.0, "study_seconds": 120.0}
 STUDY = "0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11"
 OPTIONS = StudyOptions.model_construct(
@@ -68,6 +66,7 @@ OPTIONS = StudyOptions.model_construct(
 
 
 def trial(number: int, **changes: object) -> TrialResult:
+    # The batch size doubles with the number: 32, 64, 128.
     return make_result(
         **{"number": number, "trial_index": number, "batch_size": 32 * 2**number, **changes}
     )
@@ -169,51 +168,6 @@ def break_method(
     monkeypatch.setattr(MlflowClient, method, broken)
 
 
-@pytest.mark.parametrize(
-    ("configured", "environment", "expected"),
-    [
-        (None, None, "sqlite:///{here}/mlflow.db"),
-        (None, "", "sqlite:///{here}/mlflow.db"),
-        (None, "sqlite:///runs/a.db", "sqlite:///{here}/runs/a.db"),
-        (None, "sqlite:////srv/a.db", "sqlite:////srv/a.db"),
-        (None, "postgresql://host/db", "postgresql://host/db"),
-        ("http://localhost:5000", "sqlite:///a.db", "http://localhost:5000"),
-    ],
-)
-def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if environment is not None:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", environment)
-    assert tracking_uri(mlflow_options(configured)) == expected.format(here=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        (
-            "sqlite:////srv/mlflow.db",
-            f"{PYTHON} -m mlflow ui --backend-store-uri sqlite:////srv/mlflow.db",
-        ),
-        (
-            "sqlite:////my runs/mlflow.db",
-            f"{PYTHON} -m mlflow ui --backend-store-uri 'sqlite:////my runs/mlflow.db'",
-        ),
-        (
-            "postgresql://me:secret@host/db",
-            f'{PYTHON} -m mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI"',
-        ),
-        ("http://localhost:5000", "http://localhost:5000"),
-        ("https://me:secret@host/mlflow/", "https://host/mlflow"),
-    ],
-)
-def test_what_opens_a_page(uri, expected):
-    assert opening(uri) == (expected,)
-    served = (
-        (f"{expected}/#/",) if uri.startswith("http") else (expected, "http://127.0.0.1:5000/#/")
-    )
-    assert opening(uri, "#/") == served
-
-
 def test_creating_the_database_prints_nothing_and_leaves_only_the_database(created):
     path, printed, files = created
     assert (printed, files) == ("", ["mlflow.db"])
@@ -223,19 +177,24 @@ def test_creating_the_database_prints_nothing_and_leaves_only_the_database(creat
         assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
+# MLflow's own experiment, number 0, is there from the beginning and may stay.
 EMPTIED = "DELETE FROM runs; DELETE FROM experiments WHERE experiment_id != 0"
 HALF_MADE = {
+    # A file without a byte, as SQLite leaves it before its first table.
     "empty": None,
     "first tables": "DROP TABLE alembic_version; DROP TABLE experiments",
     "no version": "DELETE FROM alembic_version",
+    # The version is one of MLflow's migrations, and not the last one.
     "a version on the way": "UPDATE alembic_version SET version_num = '728d730b5ebd'; DROP "
     "TABLE datasets",
 }
+# Each looks unfinished but for one thing that is not to be lost.
 OTHERS = {
     "a run": "UPDATE alembic_version SET version_num = '728d730b5ebd'; INSERT INTO runs "
     "(run_uuid) VALUES ('a')",
     "an experiment": "DELETE FROM alembic_version; "
     "INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'mine', 'active')",
+    # A version that this MLflow does not know is a later one's.
     "a newer version": "UPDATE alembic_version SET version_num = 'ffffffffffff'",
     "another program's": "DELETE FROM alembic_version; CREATE TABLE mine (a)",
 }
@@ -290,6 +249,7 @@ def test_a_database_that_holds_something_stays(content, uri, tmp_path, quick_tab
     before = path.read_bytes()
     make_database(path)
     assert path.read_bytes() == before
+    # A file that is no database is nobody's to replace, either.
     path.write_text("no database")
     make_database(path)
     assert path.read_text() == "no database"
@@ -307,7 +267,9 @@ def test_a_database_is_there_once_it_is_whole(tmp_path, monkeypatch, quick_table
         patch.setattr("bstune.tracking.database.mlflow_database._initialize_tables", end)
         with pytest.raises(KeyboardInterrupt):
             make_database(path)
+    # The name stays free as long as the content is half of a database.
     assert not path.exists()
+    # A journal without its database would be taken for the new one's, so it is moved aside.
     (tmp_path / "mlflow.db-journal").write_text("of one that was deleted")
     make_database(path)
     assert entries(tmp_path) == ["mlflow.db", "mlflow.db.incomplete-1-journal"]
@@ -320,6 +282,7 @@ def test_a_process_that_is_killed_as_it_makes_the_database_breaks_nothing(tmp_pa
         "import bstune.tracking.database as t; "
         f"t.make_database(t.Path({str(tmp_path / 'mlflow.db')!r}))"
     )
+    # In bytes of the partial database: as soon as it begins, and further on in its migrations.
     for size in (1, 400_000):
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
         while process.poll() is None:
@@ -370,6 +333,7 @@ def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
     parent = parent_of(uri, "composed")
     params = parent.data.params
     (used,) = parent.inputs.dataset_inputs
+    # The main options alone: a study has far more.
     assert 14 <= len(params) <= 18
     main = {
         "workload": "digits",
@@ -379,6 +343,7 @@ def test_parameters_are_a_composed_studys_main_ones_without_its_secrets(uri):
         "trials": "64",
     }
     assert main.items() <= params.items()
+    # A workload's arguments reach a data set's source, which may hold secrets.
     assert "load_digits" in used.dataset.source
     assert "s3cret" not in f"{params} {used.dataset.source}"
 
@@ -412,6 +377,7 @@ def test_trial_is_readable_back(uri, monkeypatch):
     metrics = {
         "steps": 100,
         "steps_low": 95,
+        # make_result keeps the examples of 100 steps of 32, whatever batch size a test states.
         "examples": 3200,
         "seconds_per_step": 0.01,
         "val/error": 0.09,
@@ -422,9 +388,11 @@ def test_trial_is_readable_back(uri, monkeypatch):
         "startup_seconds": 0.2,
         "wall_seconds": 4.0,
     }
+    # 100 steps of 0.01 s each.
     metrics |= {"steps_to_target": 100, "time_to_target": 1.0, "examples_to_target": 3200}
     assert child.data.metrics == metrics
     assert points(uri, child, "val/error") == HISTORY
+    # It began its wall_seconds before it ended: 4 s, in milliseconds.
     assert (child.info.start_time, child.info.end_time) == (1_699_999_996_000, 1_700_000_000_000)
     tags = {
         "mlflow.parentRunId": parent_of(uri).info.run_id,
@@ -467,7 +435,9 @@ def test_status_and_relations_of_trials(uri):
     assert [run.data.params.get("replicate_of") for run in children] == [None, None, "2"]
     assert ends_of(children) == ["FAILED", "FINISHED", "FINISHED"]
     assert tags_of(children, "bstune.status") == ["failed", "stopped", "reached"]
+    # MLflow takes 5,000 characters of a tag.
     assert [len(run.data.tags.get("bstune.message", "")) for run in children] == [5000, 0, 0]
+    # A stopped trial has only a bound, and what failed has nothing.
     for name in ("steps_to_target", "time_to_target"):
         assert [name in run.data.metrics for run in children] == [False, False, True]
 
@@ -528,6 +498,7 @@ def test_a_continued_trial_goes_on_in_one_run(uri):
         run.data.metrics.items()
         >= {"steps": 100, "wall_seconds": 9.0, "time_to_target": 1.0}.items()
     )
+    # Wall seconds of the parts: 2 + 3 + 4.
     # The run began when the first part did.
     assert run.info.end_time - run.info.start_time == 9000
     assert run.data.tags["bstune.status"] == "reached"
@@ -535,6 +506,7 @@ def test_a_continued_trial_goes_on_in_one_run(uri):
 
 
 def test_a_continuation_that_failed_has_a_run_of_its_own(uri):
+    # Part 1 failed, so part 2 continues part 0.
     first, again, last = parts()
     tracking = opened(uri)
     for one in (first, replace(again, status="failed"), replace(last, resumed_from=0)):
@@ -554,14 +526,17 @@ def test_a_continuation_half_sent_is_sent_again_and_stands_once(uri, method, mon
     assert "could not send trial 1 (OSError: the line was cut)" in caplog.text
     again = opened(uri)
     assert again.sent == {0}
+    # The next run sends the first part again, too, which must change nothing.
     for part in parts():
         again.send_trial(part)
     (run,) = runs(uri, "trial")
     assert points(uri, run, "val/error") == HISTORY
+    # One value a part, at MLflow's step 0: a run's metric is its last value.
     assert sorted(points(uri, run, "steps")) == [(0, 50.0), (0, 95.0), (0, 100.0)]
     assert run.data.metrics["steps"] == 100.0
 
 
+# A diverged trial's record has such values; MLflow would refuse the whole request.
 def test_what_does_not_exist_is_left_out_of_a_history_longer_than_one_request(uri):
     # A request holds 1,000 metrics.
     history = [(step, 1 / (step + 1)) for step in range(2500)]
@@ -580,6 +555,7 @@ def test_next_run_sends_what_is_missing(uri):
     first.send_trial(trial(0))
     second = opened(uri)
     assert second.sent == {0}
+    # The next run offers every trial, and sends the two that are missing.
     for number in (0, 1, 2):
         second.send_trial(trial(number))
     assert second.sent == {0, 1, 2}
@@ -598,10 +574,12 @@ def test_next_run_sends_what_is_missing(uri):
 @pytest.mark.parametrize("method", ["create_run", "log_batch", "set_terminated"])
 def test_trial_half_sent_is_sent_again_once(uri, method, monkeypatch, caplog):
     tracking = opened(uri)
+    # After the first failure nothing more is sent by this run, so that trials 1 and 2 stay away.
     with monkeypatch.context() as patch:
         break_method(patch, method)
         tracking.send_trial(trial(0))
         tracking.send_trial(trial(1))
+    # The line is whole again, and yet this run sends nothing: it has given up.
     tracking.send_trial(trial(2))
     assert caplog.messages == [
         (
@@ -663,7 +641,9 @@ def test_a_locked_database_is_not_called_damaged(uri, tmp_path, monkeypatch):
         other.execute("BEGIN EXCLUSIVE")
         monkeypatch.setattr("bstune.tracking.database._LOOK_SECONDS", 0.05)
         assert damage(tmp_path / "mlflow.db") is None
+    # Once the lock is gone, the same file is found to be whole.
     assert damage(tmp_path / "mlflow.db") is None
+    # A file that is not there is not damaged: the first study makes it.
     assert damage(tmp_path / "missing.db") is None
 
 
@@ -675,14 +655,17 @@ def test_a_request_that_was_repeated_leaves_nothing_twice(uri, monkeypatch):
         MlflowClient, "create_run", lambda *a, **k: (whole(*a, **k), whole(*a, **k))[1]
     )
     tracking.send_trial(trial(0))
+    # Both are there for now, and one of them will never end.
     assert len(runs(uri, "trial")) == 2
     finish(tracking)
     assert ends_of(runs(uri, "trial")) == ["FINISHED"]
 
 
+# Two of three fresh seeds reached the target, so the interval has no upper end.
 FRESH = make_confirmed(2, time_low=0.9, time_high=None, steps_low=90.0, steps_high=None)
 POINTS = (
     make_trial(0, 32, steps=1000, tau=0.002),
+    # The fewest steps at 64 come from a trial whose step was never timed.
     make_trial(1, 64, steps=512, tau=None),
     make_trial(2, 64, steps=600, tau=0.005),
     make_trial(3, 128, status="stopped"),
@@ -690,6 +673,7 @@ POINTS = (
 GAIN = Gain(
     ratio=2.4,
     low=1.7,
+    # Metrics are shown with six digits, which makes 3.4 of it.
     high=3.39999999,
     level=0.9,
     merit="time",
@@ -706,6 +690,7 @@ SUMMARY = changed(
     gain=GAIN,
     test={"best_by_time": {"test/error": 0.1, "other": 2.0}},
     points=tuple(map(curve_point, POINTS)),
+    # The curve's batch size 64.4 lies between integers: a metric's step has to be one.
     curve=make_curve((32.0, 64.4), (990.0, 600.0), seconds_per_step=(0.5, 0.7)),
 )
 UNREACHED = result_of([])
@@ -713,6 +698,7 @@ UNREACHED = result_of([])
 
 def finish(tracking: Tracking, summary: StudyResult = SUMMARY) -> None:
     with pytest.MonkeyPatch.context() as patch:
+        # The block of text is another test's; this one holds what Markdown would take for its own.
         patch.setattr("bstune.tracking.runs.answer", lambda summary: None)
         patch.setattr(
             "bstune.tracking.runs.block", lambda answer: ["USE  batch size 32 ```", "", "<b>"]
@@ -725,8 +711,10 @@ def test_results_are_metrics_of_the_study(uri):
     tracking.send_trial(trial(0))
     finish(tracking)
     parent = parent_of(uri)
+    # At 64 the fewest steps are trial 1's, but only trial 2's were timed: 600 x 0.005 s.
     assert points(uri, parent, "curve/steps_to_target") == [(32, 1000.0), (64, 512.0)]
     assert points(uri, parent, "curve/time_to_target") == [(32, 2.0), (64, 3.0)]
+    # The fit's seconds are 990 x 0.5 and 600 x 0.7, its examples 32 x 990 and 64 x 600.
     assert points(uri, parent, "curve/steps_to_target_fit") == [(32, 990.0), (64, 600.0)]
     assert points(uri, parent, "curve/time_to_target_fit") == [(32, 495.0), (64, 420.0)]
     assert points(uri, parent, "curve/examples_to_target_fit") == [(32, 31680.0), (64, 38400.0)]
@@ -774,11 +762,13 @@ def test_the_note_is_the_answer_as_text_with_the_figure_and_a_link_to_the_trials
     tracking = opened(uri)
     finish(tracking)
     written = parent_of(uri).data.tags["mlflow.note.content"]
+    # Four backticks, as the text has three of its own.
     assert written.startswith("````text\nUSE  batch size 32 ```\n\n<b>\n````\n\n[")
     assert linked(written) == [
         f"{runs_page('2')}&searchFilter=tags.%60bstune.study_id%60%20%3D%20%27{STUDY}%27",
         tracking.opening[-1].removeprefix("http://127.0.0.1:5000/"),
     ]
+    # What is too long is cut in the answer, so that figure and links always stay.
     shown = note("n" * 9000, "abc", "a b.png", "#/x", "#/y")
     assert len(shown) <= 5000
     assert linked(shown) == ["get-artifact?path=a+b.png&run_uuid=abc", "#/x", "#/y"]
@@ -819,6 +809,7 @@ def test_the_columns_of_a_saved_view_are_what_runs_have(uri, kind):
     (run,) = runs(uri, kind)
     fields = {"metrics": run.data.metrics, "params": run.data.params, "tags": run.data.tags}
     missing = set()
+    # A column is written as metrics.`name`.
     for shown in state["selectedColumns"]:
         field, name = shown.split("`")[:2]
         of_run = fields.get(field.rstrip("."))
@@ -836,6 +827,7 @@ def test_the_columns_of_a_saved_view_are_what_runs_have(uri, kind):
 
 def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
     """A later one: look at the address that a study prints, then at tests/test_browser.py."""
+    # The format is MLflow's own and nowhere documented, so a new version has to be looked at.
     assert [*map(int, mlflow.__version__.split(".")[:3])] <= [3, 17, 2]
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("bstune")
@@ -844,11 +836,13 @@ def test_the_saved_view_is_of_no_later_version_than_it_was_tried_with(uri):
     assert len(experiment.tags[VIEW]) < 20_000
     state = view_state(uri, "study")
     charts = state["compareRunCharts"]
+    # Both axes are logarithmic, so that a power law is a straight line.
     for chart in charts:
         if chart["type"] == "LINE":
             assert (chart["xAxisScaleType"], chart["scaleType"]) == ("log", "log")
     assert "LINE" in column(charts, "type")
     sections = column(state["compareRunSections"], "uuid")
+    # MLflow shows no chart whose section is missing.
     assert set(column(charts, "metricSectionId")) == set(sections)
     assert len(set(column(charts, "uuid"))) == len(charts)
     client.set_experiment_tag(experiment.experiment_id, VIEW, "somebody's own")
@@ -901,6 +895,7 @@ def test_each_study_has_a_colour_of_its_own_which_a_user_may_change(uri, monkeyp
 
 
 def test_studies_that_begin_at_one_moment_part_their_colours_when_they_end(uri, monkeypatch):
+    # Neither sees the other when it chooses, so both begin with the first colour.
     with monkeypatch.context() as patch:
         patch.setattr(Tracking, "_other_studies", lambda _: [])
         trackings = (opened(uri, "first"), opened(uri, "second"))
@@ -908,46 +903,6 @@ def test_studies_that_begin_at_one_moment_part_their_colours_when_they_end(uri, 
         finish(tracking)
     colours = {colour_of(uri, STUDY), colour_of(uri, "first"), colour_of(uri, "second")}
     assert len(colours) == 3
-
-
-# Machado, Oliveira and Fernandes 2009, severity 1, for linear RGB.
-COLOUR_BLINDNESS = {
-    "none": np.eye(3),
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
-}
-
-
-def lab(linear: np.ndarray) -> np.ndarray:
-    """CIE Lab of a colour in linear sRGB."""
-    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    xyz = to_xyz @ np.clip(linear, 0, 1) / [0.9505, 1.0, 1.089]
-    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-@pytest.mark.parametrize("seen", COLOUR_BLINDNESS)
-def test_colours_are_told_apart(seen):
-    colours = []
-    for name in PALETTE:
-        encoded = np.array([*bytes.fromhex(name.removeprefix("#"))]) / 255
-        linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
-        colours.append(lab(COLOUR_BLINDNESS[seen] @ linear))
-    for colour, other in combinations(colours, 2):
-        assert math.dist(colour, other) > 13.5
 
 
 def test_the_results_of_a_continued_study_are_written_anew(uri):
@@ -958,6 +913,7 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     finish(tracking)
     old = parent_of(uri)
     assert len(points(uri, old, "curve/steps_to_target")) == 2
+    # A larger limit of trials is what continues a study, and is a new parameter.
     two_trials = with_option(OPTIONS, "search", SearchOptions.model_construct(trials=2))
     tracking = opened(uri, options=two_trials)
     tracking.send_trial(trial(1))
@@ -969,11 +925,13 @@ def test_the_results_of_a_continued_study_are_written_anew(uri):
     parents = tags_of(runs(uri, "trial"), "mlflow.parentRunId")
     assert parents == [new.info.run_id] * 2
     assert len(points(uri, new, "curve/steps_to_target")) == 2
+    # With as many trials as before nothing is written anew.
     finish(opened(uri))
     assert parent_of(uri).info.run_id == new.info.run_id
 
 
 # Where sending the results of a continued study may be cut: the client's method, and its call.
+# Only the first two are run always.
 CUTS = [
     ("log_artifact", 0),
     ("set_tag", 3),
@@ -1011,8 +969,11 @@ def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monke
 @pytest.mark.parametrize(
     ("listens", "limits", "reason"),
     [
+        # The server takes the connection and never answers: one request gives up.
         (True, {"request_seconds": 1, "study_seconds": 600.0}, "timeout"),
+        # The limit of all waits of a run ends it before the request's own.
         (True, {"request_seconds": 3, "study_seconds": 0.05}, "no answer within 0.05 s"),
+        # Nothing listens any more, so the connection is refused.
         (False, {"retries": 1}, "MlflowException: "),
     ],
 )
@@ -1039,9 +1000,11 @@ def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd
     with contextlib.closing(
         sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None)
     ) as lock:
+        # Another process holds the database for longer than a trial's limit.
         lock.execute("BEGIN EXCLUSIVE")
         tracking.send_trial(trial(0))
         tracking.send_trial(trial(1))
+    # The first trial's failure ends sending, so the second one adds no line.
     (message,) = caplog.messages
     assert "no answer within 0.05 s" in message
     assert capfd.readouterr() == ("", "")
@@ -1049,6 +1012,7 @@ def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd
 
 def test_all_waits_of_a_run_take_the_seconds_of_the_study_at_most(uri, monkeypatch, caplog):
     tracking = opened(uri, study_seconds=60.0)
+    # Of 60 seconds two trials take 50. The third takes all that is left, and the fourth has 0.
     time = FakeTime()
     tracking._exchanges = Exchanges(tracking._settings, time)
     whole = MlflowClient.create_run
@@ -1066,6 +1030,7 @@ def test_all_waits_of_a_run_take_the_seconds_of_the_study_at_most(uri, monkeypat
         "could not send trial 3 (no answer within 0 s, what was left of mlflow.study_seconds=60)"
         in warning
     )
+    # The results are not tried any more, and add no warning.
     finish(tracking)
     assert len(caplog.messages) == 1
 
@@ -1089,8 +1054,10 @@ def small_study(uri: str, **limits: float) -> None:
 )
 def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, every, monkeypatch, caplog):
     """Whichever request (each ``every``-th) it is slow at, and whether it answers it later or not at all."""
+    # By their names: all of the client's methods that send a request.
     requesting = ("get_", "create_", "set_", "log_", "search_", "del")
     methods = [name for name in vars(MlflowClient) if name.startswith(requesting)]
+    # Each round is slow at a later request, until a study has fewer requests than that.
     for slow_at in count(1, every):
         requests = []
         hangs = threading.Event()
@@ -1135,6 +1102,7 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, every, mon
         if late != "after the next run":
             go_on.set()
             _join_senders()
+        # The next run, while the slow request may still be under way.
         small_study(target)
         go_on.set()
         _join_senders()
@@ -1149,6 +1117,7 @@ def test_what_a_slow_server_missed_is_sent_by_the_next_run(uri, late, every, mon
             assert points(target, child, "val/error") == HISTORY
         assert (parent.data.tags["bstune.result_trials"], parent.info.status) == ("2", "FINISHED")
         assert len(points(target, parent, "curve/steps_to_target")) == 2
+    # Fewer requests would mean that the methods above are not those that are used any more.
     assert slow_at > 15
     # One warning for each request that it was slow at.
     assert len(caplog.messages) == (slow_at - 1) // every
@@ -1165,6 +1134,7 @@ def test_unforeseen_error_ends_sending_too(uri, caplog, monkeypatch):
 
 def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    # The limits are set in the environment for the time of a request alone.
     before = dict(os.environ)
     inside = []
     names = ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES")
@@ -1174,7 +1144,9 @@ def test_environment_and_loggers_of_the_program_are_left_as_they_were(uri, monke
         lambda *_, **__: inside.append([os.environ[name] for name in names]),
     )
     opened(uri).send_trial(trial(0))
+    # The study's description and the trial's metrics are two requests.
     assert inside == [["5", "0"]] * 2
     assert dict(os.environ) == before
+    # MLflow's retries are silenced in its own thread alone.
     logging.getLogger("urllib3.connectionpool").warning("the program's own")
     assert caplog.messages == ["the program's own"]

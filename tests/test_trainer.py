@@ -43,7 +43,10 @@ class OneCycle(Regression):
     def configure_optimizers(self):
         optimizer = self.optimizer()
         cycle = lr_scheduler.OneCycleLR(
-            optimizer, 0.2, total_steps=self.trainer.estimated_stepping_batches
+            # A module that asks how long it trains, and one that asks for how many epochs.
+            optimizer,
+            0.2,
+            total_steps=self.trainer.estimated_stepping_batches,
         )
         return [optimizer], [{"scheduler": cycle, "interval": "step"}]
 
@@ -68,6 +71,7 @@ class Plateau(Regression):
         }
 
 
+# What is monitored exists only at an epoch's end.
 class TrainPlateau(Plateau):
     """Looks at the mean of an epoch's training losses."""
 
@@ -104,6 +108,7 @@ class TwoOptimizers(Regression):
             optimizer.zero_grad()
             self.manual_backward(self.loss(batch))
             optimizer.step()
+        # By hand, as manual optimization asks for.
         if self.trainer.is_last_batch:
             self.lr_schedulers().step()
 
@@ -167,6 +172,7 @@ def test_a_trial_is_what_fit_makes_of_the_same_batches(case):
     reference = fit(kind, protocol.get("micro_batch_size"), collate, **options)
     assert same_weights(module, reference)
     assert rates_of(module) == rates_of(reference)
+    # Something was learnt.
     assert not same_weights(module, kind())
 
 
@@ -180,6 +186,7 @@ class Asks(Regression):
 
     def configure_optimizers(self):
         trainer = self.trainer
+        # What modules ask their Trainer for in configure_optimizers.
         names = (
             "estimated_stepping_batches",
             "num_training_batches",
@@ -208,6 +215,7 @@ class Asks(Regression):
 @pytest.mark.parametrize("limit", [None, 10])
 def test_a_module_that_asks_its_trainer_gets_the_truth(micro, parts, limit):
     data = LightningDataModule()
+    # The project's own batch size, which the trial's replaces in a copy.
     data.batch_size = 64
     data.save_hyperparameters({"batch_size": 64})
     _, module = run(
@@ -222,6 +230,7 @@ def test_a_module_that_asks_its_trainer_gets_the_truth(micro, parts, limit):
         "estimated_stepping_batches": STEPS,
         "num_training_batches": 6 * parts,
         "max_steps": STEPS,
+        # Seven epochs of six batches are the least that hold the budget's steps.
         "max_epochs": 7,
         "length": 6 * parts,
     }
@@ -232,6 +241,7 @@ def test_a_module_that_asks_its_trainer_gets_the_truth(micro, parts, limit):
 def test_a_schedule_that_is_as_long_as_the_trial_ends_with_its_horizon():
     _, module = run(OneCycle, make_spec(BATCH_SIZE, max_steps=20), horizon=20)
     assert module.trainer.estimated_stepping_batches == 20
+    # One cycle ends near 0 with its last step, and is near its height of 0.2 in the middle.
     assert module.trainer.optimizers[0].param_groups[0]["lr"] < 0.01
     _, module = run(OneCycle, make_spec(BATCH_SIZE, max_steps=20))
     assert module.trainer.optimizers[0].param_groups[0]["lr"] > 0.1
@@ -256,6 +266,7 @@ class Skips(Regression):
     """Leaves out the second half of each epoch."""
 
     def on_train_batch_start(self, batch, batch_idx):
+        # The fourth of six batches: -1 ends an epoch.
         return -1 if batch_idx == 3 else None
 
 
@@ -307,6 +318,7 @@ class MetricPlateau(TrainPlateau):
 
     def on_validation_epoch_end(self):
         if not self.trainer.sanity_checking:
+            # The least distance to step 12 so far: 0 from there on.
             self.lowest(abs(self.global_step - 12.0))
             self.log("val/lowest", self.lowest.compute())
 
@@ -391,6 +403,7 @@ def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next
     records = []
     for _ in range(2):
         record, _ = run(Regression, protocol=with_callbacks(stopping))
+        # The first epoch's value is the best, and the second is no better by 1.0.
         assert (record.status, record.steps) == ("stopped", 12)
         records.append(record)
     # The call-back looks at each epoch's end, and so it is evaluated there.
@@ -400,6 +413,7 @@ def test_early_stopping_ends_the_trial_as_censored_and_starts_afresh_in_the_next
         "last 1 records. Best "
         f"score: {records[0].history[-2][1]:.3f}. Signaling Trainer to stop."
     )
+    # The user's own call-back counts nothing.
     assert (stopping.wait_count, stopping.stopped_epoch) == (0, 0)
 
 
@@ -443,6 +457,7 @@ def test_each_trial_logs_to_a_copy_of_the_logger(tmp_path):
     for _ in range(2):
         run(TrainPlateau, protocol=protocol)
     assert len({id(own) for own, _ in Notes.told}) == 2
+    # What a module and a monitor log reaches the logger as under Lightning.
     logged = set().union(*(metrics for _, metrics in Notes.told))
     assert logged >= {"lr-SGD", "val/error", "train/loss"}
     for own, _ in Notes.told:
@@ -465,6 +480,7 @@ def test_a_plug_in_is_each_trials_own():
 
 def test_what_cannot_be_copied_is_named():
     stopping = EarlyStopping("val/error")
+    # A lock cannot be copied.
     stopping.lock = threading.Lock()
     with pytest.raises(
         ConfigError, match="each trial takes a copy of EarlyStopping, which cannot be copied"
@@ -502,6 +518,7 @@ class Late(Regression):
     def training_step(self, batch, batch_idx):
         self.batches += 1
         self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+        # The loss depends on a count that only the checkpoint keeps.
         return self.loss(batch) * self.batches**-0.5
 
     def test_step(self, batch, batch_idx):
@@ -541,6 +558,7 @@ def test_a_module_that_is_built_late_goes_on_and_is_measured_and_tested(tmp_path
 
 class Keeps(Regression):
     def on_save_checkpoint(self, checkpoint):
+        # An object of a class of the user's.
         checkpoint["unit"] = Unit()
 
 

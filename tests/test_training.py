@@ -119,6 +119,7 @@ def test_the_users_own_error_stands_behind_the_one_that_is_raised(open_training)
 
 
 def test_what_is_refused_in_the_process_is_refused_here(open_training):
+    # One more than the loaders have.
     training = open_training(nothing, "search.batch_size.high=121")
     with pytest.raises(ConfigError, match=r"larger than the training data \(120 examples\)"):
         look(training)
@@ -164,6 +165,7 @@ def test_a_process_that_failed_is_not_kept(open_training, folder, tmp_path):
 
     training = open_training(fail_later)
     look(training)
+    # The first steps went well; the trial will not.
     flag.touch()
     with training.runner(1) as runner:
         runner.start(make_spec(8, number=0), folder, None)
@@ -179,6 +181,7 @@ def test_the_same_is_found_in_this_process(open_training, folder, tmp_path):
     elsewhere = look(open_training(nothing))
     assert found.device_kind == elsewhere.device_kind
     assert found.frozen_settings == elsewhere.frozen_settings
+    # The smallest batch size of the study.
     assert found.findings.smallest == elsewhere.findings.smallest == 4
     record = TriedBackend(found, here).run(make_spec(8, number=0), folder, None)
     with pytest.raises(UserCodeError, match="ZeroDivisionError: mine"):

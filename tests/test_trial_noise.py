@@ -105,6 +105,7 @@ def test_an_interruption_is_no_error_of_the_measurement():
     def interrupt(trainer, module):
         raise KeyboardInterrupt
 
+    # Ctrl-C may come in the middle of a measurement.
     measure.on_after_backward = interrupt
     with pytest.raises(KeyboardInterrupt):
         run(noise)
@@ -114,6 +115,7 @@ def test_an_interruption_is_no_error_of_the_measurement():
 def test_measurements_go_on_where_they_are_asked_for():
     noise, measure = noise_of()
     assert noise.state_dict() == {"noise_scale": {"measurements": [1]}}
+    # The trial before did not measure.
     noise.load_state_dict({})
     noise.load_state_dict({"noise_scale": {"measurements": [2]}})
     assert measure.called == [("load_state_dict", {"measurements": [2]})]

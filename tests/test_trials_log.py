@@ -12,12 +12,15 @@ def log_in(folder):
 
 def test_a_kind_of_line_is_said_once_and_each_is_written(tmp_path):
     log, path, said = log_in(tmp_path)
+    # They differ by numbers alone, and so are of one kind.
     for epoch in range(3):
         log.take(f"epoch {epoch}, loss {0.5 / (epoch + 1):.3f}")
+    # A blank line is written, and never said.
     log.take("")
     log.take("another")
     assert len(path.read_text().splitlines()) == 5
     assert said[0] == "epoch 0, loss 0.500"
+    # The second of a kind is not said: the file is pointed to, once.
     assert [str(path) in line for line in said] == [False, True, False]
 
 
@@ -25,6 +28,7 @@ def test_kinds_are_said_up_to_a_number(tmp_path):
     log, path, said = log_in(tmp_path)
     for kind in range(3 * MAX_KINDS):
         log.take("a" * (kind + 1))
+    # One line more points to the file.
     assert len(said) == MAX_KINDS + 1
     assert len(path.read_text().splitlines()) == 3 * MAX_KINDS
 
@@ -32,6 +36,7 @@ def test_kinds_are_said_up_to_a_number(tmp_path):
 def test_a_link_is_not_followed(tmp_path):
     log, path, said = log_in(tmp_path)
     other = tmp_path / "other"
+    # Whoever may write into the folder could have another file overwritten.
     path.symlink_to(other)
     log.take("a line")
     assert said == ["a line"]
@@ -47,6 +52,7 @@ def test_control_characters_are_visible(tmp_path):
 def test_lines_come_through_a_pipe_until_it_is_closed(tmp_path):
     log, path, said = log_in(tmp_path)
     reading, writing = os.pipe()
+    # A process may end in the middle of a line.
     os.write(writing, b"one\ntwo\nrest")
     os.close(writing)
 

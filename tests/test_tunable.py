@@ -5,10 +5,7 @@ import shlex
 import pytest
 import yaml
 from builders import loaded
-from toolbox import make_result, make_spec, trials_of
-
-from bstune.core.search_space import Tunable, corners
-from bstune.study.planning.replicates import next_replicate
+from toolbox import make_spec, trials_of
 
 FAST = ("workload=digits", "search.objective=steps", "search.replicates=1", "search.candidates=1")
 FAST += ("mlflow.enabled=false",)
@@ -21,24 +18,6 @@ WHITENING = (
     "signed: false, "
     "bias: false, padding: 0, channels: 1}"
 )
-
-
-def test_corners_are_both_ends_at_once():
-    first = Tunable("a", "budget.steps", 1.0, 8.0, True, True)
-    second = Tunable("b", "", 0.0, 0.5, False, False)
-    assert corners((first, second)) == [{"a": 1, "b": 0.0}, {"a": 8, "b": 0.5}]
-    assert isinstance(corners((first,))[0]["a"], int)
-    assert corners(()) == []
-
-
-def test_others_are_another_point():
-    """The better one's neighbour is replicated by itself: fresh runs of other hyperparameters count for no other."""
-    best = make_result(number=0, trial_index=0, steps=100, hyperparameters={"momentum": 0.9})
-    near = make_result(number=1, trial_index=1, steps=101, hyperparameters={"momentum": 0.1})
-    fresh = make_result(
-        number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9}
-    )
-    assert next_replicate([best, near, fresh], {}, "steps", 1, 2)[0].trial.number == 1
 
 
 @pytest.mark.slow
@@ -54,6 +33,7 @@ def test_a_study_searches_them_and_its_command_runs_the_winner_again(bstune, tmp
     assert status == 0, errors
     assert "searches momentum (0 to 0.95), average (0.02 to 0.5) as well" in printed
     folder = tmp_path / "outputs" / "digits"
+    # A configuration has its own momentum; continued and repeated trials have that of theirs.
     values = set()
     trials = trials_of(folder)
     for trial in trials:
@@ -115,5 +95,6 @@ def test_what_comes_of_the_images_is_that_of_the_trial_s_own():
         workload.build_module(make_spec(8, hyperparameters={"eps": eps}))
         for eps in (0.01, 1.0, 0.01)
     ]
+    # A larger eps makes a smaller filter: 1/sqrt(eigenvalue + eps).
     filters = [module.model[0].weight.item() for module in modules]
     assert filters[0] == filters[2] > 1.2 * filters[1]

@@ -43,6 +43,7 @@ from bstune.study.result import TRIAL_COLUMNS
 from bstune.study.showing.progress import Progress
 from bstune.study.storage.opening import find_study
 
+# For the winner's training: nothing of Lightning's is printed or written.
 QUIET = {
     "logger": False,
     "enable_progress_bar": False,
@@ -50,6 +51,7 @@ QUIET = {
     "enable_checkpointing": False,
 }
 SLOW = pytest.mark.slow
+# No fresh seeds, no devices beside one, and a sampler that needs no posterior.
 QUICK = ["search.replicates=0", "hardware.scale_out.devices=[1]", "sampler=random"]
 
 
@@ -57,6 +59,7 @@ def digits():
     images, labels = load_digits(return_X_y=True)
     images = torch.tensor(images / 16).float()
     labels = torch.tensor(labels)
+    # 1,797 images in all: 1,200 to train on and 300 to validate on.
     return TensorDataset(images[:1200], labels[:1200]), TensorDataset(
         images[1200:1500], labels[1200:1500]
     )
@@ -130,6 +133,7 @@ def loaders(batch_size=32):
 def run_tune(module=Net, data=None, **options):
     """Tune with what the tests have in common, in this process and without survey and MLflow."""
     own = {
+        # Loss at 1.5 is soon reached: ten classes begin at log 10 = 2.3.
         "target": bstune.Target("val_loss", 1.5, "min"),
         "batch_sizes": (16, 64),
         "reference": (32, 0.5),
@@ -150,15 +154,18 @@ def tune(tmp_path, monkeypatch):
     return run_tune
 
 
+# A subclass of Lightning's own must be known, too.
 class OwnFinder(BatchSizeFinder):
     pass
 
 
+# A trial has hidden only where it is searched.
 def built(trial):
     assert 16 <= trial.batch_size <= 64
     return Net(lr=trial.lr, hidden=trial.hidden if "hidden" in repr(trial) else 16)
 
 
+# Built once: what returns it would train all trials on the same weights.
 ONE = Net(0.1)
 
 
@@ -170,13 +177,16 @@ def sharing(trial):
 
 FORMS = {
     "class": {},
+    # What np.asarray and pandas hand out is taken as Python's own numbers are.
     "numbers of numpy": {
         "batch_sizes": np.array([16, 64]).tolist(),
         "reference": (np.int64(32), np.float32(0.5)),
     },
     "class, other name": {"module": OtherName, "tunable": {"hidden": (8, 32)}},
+    # Arguments that are given beforehand are not searched.
     "partial of a class": {"module": partial(Net, hidden=8)},
     "lambda": {"module": lambda trial: Net(lr=trial.lr)},
+    # Its module keeps the trial as a hyper-parameter, which has to be saved in checkpoints.
     "the trial itself": {"module": lambda trial: TakesTrial(trial)},
     "function": {
         "module": built,
@@ -184,6 +194,7 @@ FORMS = {
     },
     "data module": {"data": Digits()},
     "mapping": {"data": dict(zip(("train", "val"), loaders(), strict=True))},
+    # The third one is to test on.
     "three loaders": {"data": (*loaders(), loaders()[1])},
     "function of a batch size": {"data": loaders},
     "function that returns a data module": {"data": lambda batch_size: Digits()},
@@ -202,6 +213,7 @@ FORMS = {
 
 def batches_of(batch_size):
     train = digits()[0]
+    # The last, smaller batch is left out, as each batch has exactly its size.
     for start in range(0, 1200 - batch_size, batch_size):
         yield train[start : start + batch_size]
 
@@ -267,11 +279,13 @@ def test_what_a_function_of_the_batch_size_gives_is_taken_as_it_comes(tune, form
     assert result.best.lr > 0.0
     printed = capsys.readouterr().out
     assert "assumed: batches are those that data(batch_size) gives" in printed
+    # Several loaders have epochs where each of them has a length.
     assert ("without epochs" in printed) is (form != "several with a length")
     # A stopped trial goes on as the one that was not stopped.
     assert "cannot be continued" not in printed
     # Data that a function gives have no stated size.
     assert result.summary.size is None
+    # The winner is trained as its trial was.
     _, trainer = result.train()
     assert trainer.global_step == result.records[result.best.number].steps
 
@@ -294,6 +308,7 @@ class Literal(Net):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.5)
+        # The rate rises from 0.1 to 0.5 in one step: an override scales all of it.
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 0.2 + step))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
@@ -310,9 +325,11 @@ def test_a_rate_that_stands_in_the_module_is_overridden(tune, capsys):
     first, *others = result.records
     # The reference is the module's own configuration.
     assert (first.batch_size, first.lr) == (32, 0.5)
+    # The search has moved the rate.
     assert len({trial.lr for trial in others} - {0.5}) > 1
     assert result.summary.overrides_lr
     _, trainer = result.train()
+    # The optimizer has the winner's rate, not the 0.5 that stands in the module.
     (group,) = trainer.optimizers[0].param_groups
     assert group["lr"] == pytest.approx(result.best.lr)
     printed = capsys.readouterr().out
@@ -373,6 +390,7 @@ def test_what_it_takes(tune, form, prepared):
     assert found.backend.train_examples == 1200
 
 
+# What a user may give by mistake, and the line that says what to write.
 BAD = [
     ({"module": Net(0.1)}, "module must be a class, or a function .* but got an instance of Net"),
     ({"module": 3}, "but got an instance of int"),
@@ -400,12 +418,14 @@ BAD = [
         "Net has no argument depth, which is to be searched",
     ),
     (
+        # A tuple is a range, not a list of choices.
         {"tunable": {"hidden": (1, 2, 3)}},
         r"tunable\['hidden'\] must be \(low, high\) or a dict of complement, high",
     ),
     ({"tunable": {"hidden": {"low": 1}}}, r"tunable\['hidden'\] must be"),
     ({"tunable": {"hidden": (32, 8)}}, "low must be less than high, but got low=32 and high=8"),
     (
+        # A class says nothing of its arguments.
         {"data": Digits},
         r"data must be an instance, but got the class Digits: give data=Digits\(...\)",
     ),
@@ -426,6 +446,7 @@ BAD = [
         {"data": (DataLoader(Stream()), loaders()[1])},
         "Stream, is iterable and decides itself what comes next",
     ),
+    # A stream decides itself what comes next; only a function of the batch size may give one.
     (
         {"data": lambda: loaders()},
         r"data must be a function of a batch size alone, but got <lambda>\(\)",
@@ -436,12 +457,14 @@ BAD = [
         "the target's metric 'loss' is logged nowhere; in validation the module logs",
     ),
     ({"budget": 2000}, "budget must be a bstune.Budget, but got 2000"),
+    # A default budget is one step.
     ({"budget": bstune.Budget()}, "budget ends a trial after one step"),
     ({"batch_sizes": 64}, r"batch_sizes must be two numbers \(smallest, largest\), but got 64"),
     (
         {"batch_sizes": (64, 16)},
         "workload.batch_size: low must be at most high, but got low=64 and high=16",
     ),
+    # 1,200 examples make no batch of 5,000.
     ({"batch_sizes": (16, 5000)}, "batch size 5000 is larger than the training data"),
     (
         {"reference": (32, "0.1")},
@@ -458,6 +481,7 @@ BAD = [
         "the call-back LearningRateFinder sets the learning rate, which bstune sets: leave it out",
     ),
     (
+        # A subclass of Lightning's own finder, given alone and not in a list.
         {"trainer": {"callbacks": OwnFinder()}, "target": None},
         "the call-back OwnFinder sets the batch size, which bstune sets: leave it out",
     ),
@@ -502,6 +526,7 @@ def test_the_result_has_the_answer(studied):
     with pytest.raises(ConfigError, match="but got 'every'"):
         result.trials_table(columns="every")
     critical = result.critical_batch_size
+    # An end may be open.
     assert critical.low is None or critical.high is None or critical.low < critical.high
 
 
@@ -522,9 +547,11 @@ def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tun
         options=["search.replicates=2"],
     )
     assert result.trials.replicate_of.notna().any()
+    # What is searched stands beside the rate.
     assert list(result.trials)[2:5] == ["lr", "hidden", "status"]
     assert "failed" not in set(result.trials.status)
     result.train(**QUIET)
+    # As the study's file has them, after JSON.
     points = read_study(result.folder).result.points
     found = [point.hyperparameters["hidden"] for point in points]
     assert widths
@@ -556,6 +583,7 @@ def test_the_winner_trains_again_to_the_same_weights(studied):
     ]
     for name, value in module.state_dict().items():
         assert torch.equal(kept[name], value)
+    # The target was reached, as in the trial.
     assert trainer.callback_metrics["val_loss"] <= 1.5
 
 
@@ -570,6 +598,7 @@ def test_the_same_call_continues_the_study(tune, capsys):
 
 def test_another_call_of_the_same_name_is_refused(tune):
     tune(trials=1)
+    # A study keeps its name only with the same settings.
     with pytest.raises(
         StudyError, match=r"workload.given_trainer.gradient_clip_val: was None, now 1.0"
     ):
@@ -577,11 +606,13 @@ def test_another_call_of_the_same_name_is_refused(tune):
 
 
 def test_no_trial_reached_the_target(tune):
+    # Two steps reach nothing.
     result = tune(trials=1, budget=bstune.Budget(steps=2))
     assert result.curve.empty
     assert result.critical_batch_size.value is None
     best = result.best
     (trial,) = result.records
+    # The best point so far is the one trial's.
     assert (best.reached, best.number, best.batch_size) == (False, 0, trial.batch_size)
     _, trainer = result.train(logger=False)
     assert trainer.global_step == 2
@@ -590,6 +621,7 @@ def test_no_trial_reached_the_target(tune):
 @pytest.mark.slow
 def test_no_trial_has_a_value_of_the_metric(tune):
     result = tune(trials=1, budget=bstune.Budget(steps=2))
+    # As of a trial whose metric was never finite.
     without = result.summary.model_copy(update={"so_far": None})
     result = replace(result, summary=without)
     with pytest.raises(StudyError, match=r"val_loss <= 1\.5 was not reached in 1 trial"):
@@ -652,6 +684,7 @@ class Interrupts(Net):
 def test_an_interruption_is_one_and_so_is_the_next(tune):
     with pytest.raises(KeyboardInterrupt):
         tune(Interrupts)
+    # After an interruption Python's own handler is back, so that the next one ends the program.
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -663,6 +696,7 @@ def test_a_trial_names_what_it_has(tune):
         tune(lambda trial: Net(trial.lr, trial.width), tunable={"hidden": (8, 16)})
 
 
+# A module that asks how long it trains has a schedule with an end.
 @pytest.mark.slow
 def test_a_module_that_asks_for_the_steps_has_a_horizon(tune):
     def module(trial):
@@ -683,11 +717,13 @@ class Counts(Callback):
 def test_call_backs_and_loggers_are_copied(tune, tmp_path):
     callback = Counts()
     logger = CSVLogger(tmp_path / "logs", name="mine")
+    # Something has to be logged, so that the logger of the trial makes its file.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Net, "training_step", logged(Net.training_step))
         tune(trials=1, trainer={"callbacks": [callback], "logger": logger})
     # The trial counted in a copy of the call-back.
     assert callback.batches == 0
+    # Lightning's logger opens its file at the first use.
     assert logger._experiment is None
     assert list((tmp_path / "logs" / "mine").glob("*/metrics.csv"))
 
@@ -701,6 +737,7 @@ def logged(step):
     return training_step
 
 
+# What Lightning, Optuna, Hydra and a careless module may change.
 def process_state():
     """The state of this process that a study might change."""
     # The root logger is in no dictionary of loggers.
@@ -767,6 +804,7 @@ def test_all_is_left_as_it_was(tune):
 def test_the_users_own_hydra_is_left_alone(tune):
     with initialize(version_base="1.2", config_path=None):
         theirs = GlobalHydra.instance().hydra
+        # Hydra keeps one instance a process, which a notebook may use itself.
         tune(trials=1)
         assert GlobalHydra.instance().hydra is theirs
         assert str(getbase()) == "1.2"
@@ -807,6 +845,7 @@ def test_a_function_of_the_batch_size_is_called_with_it(tune):
         return loaders(batch_size)
 
     rows = tune(data=data, trials=2).trials
+    # The reference, both ends of the range, and each trial's.
     assert asked == {32, 16, 64, *rows.batch_size}
 
 
@@ -816,6 +855,7 @@ def test_no_command_joins_a_study_of_python_objects(tune):
     with pytest.raises(
         ConfigError, match="the study 'alone' trains Python objects, which no command line has"
     ):
+        # The command would have to build what only the script has.
         compose_joined(find_study("alone", options.storage), [])
 
 
@@ -828,6 +868,7 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
         assert "<table" not in data["text/html"]
         shown.append(data["text/plain"].split(":")[0])
         return SimpleNamespace(
+            # IPython updates a display in place.
             update=lambda data, raw: shown.append(
                 data["text/plain"].split(";")[-1] + " in a table" * ("<table" in data["text/html"])
             )
@@ -846,6 +887,7 @@ def test_a_notebook_shows_one_display_that_is_updated(monkeypatch):
     ]
 
 
+# A class that stands in __main__, as in a script or a notebook, is sent by its code.
 SCRIPT = """
 import json, sys
 sys.path.insert(0, {tests!r})
@@ -886,5 +928,7 @@ def test_trials_train_in_processes_of_their_own(tmp_path, how):
             name, said = line.split(" ", 1)
             lines[name] = said
     assert len(lines["STATUSES"].split()) == 2
+    # A trial whose process lacked the class would have failed.
     assert "failed" not in lines["STATUSES"]
+    # The largest batch size fits, so it is the ceiling.
     assert lines["SURVEYED"] == "64"

@@ -46,4 +46,5 @@ def test_the_tutorial_runs_and_shows_its_pictures(tmp_path):
     (study,) = (cell for source, cell in cells.items() if "bstune.tune(" in source)
     live = [data for data in displayed(study, "display_data") if "to go" in data["text/plain"]]
     assert len(live) == 1
+    # The curve so far and the newest trials.
     assert live[0]["text/html"].count("<table") == 2

@@ -87,10 +87,13 @@ def test_a_line_that_was_cut_short_is_dropped_and_said(path, cut):
 @pytest.mark.parametrize(
     "content",
     [
+        # As the record of searches has it.
         '{"key": {"search": "zeus"}, "run": {}}\n',
         "no JSON\n",
         "[1]\n",
+        # The header of a later format.
         '{"format": 2, "sweep": "made", "settings": {}, "device": null, "versions": {}, "commit": null}\n',
+        # A record without a header.
         '{"unit": "a/0", "inputs": null, "seconds": 1.0, "value": 0.0}\n',
     ],
 )
@@ -137,6 +140,7 @@ def test_a_sweep_of_other_options_is_refused_and_nothing_is_written(path, change
         )
     assert message in str(caught.value)
     assert (path.read_text(), entries(path.parent)) == (before, ["runs.jsonl"])
+    # What may change, and the choice of units.
     others = {"seeds": [0, 1], "only": ["a"]}
     complete(log_at(path, **{**options, **others}), number_of, may_change=("seeds",))
 
@@ -205,6 +209,7 @@ def test_a_unit_that_is_not_there_is_refused_with_those_that_are(path):
     )
     assert not path.exists()
     many = [f"{letter}/{number}" for letter in "xy" for number in range(50)]
+    # Of many units the groups are named.
     with pytest.raises(ConfigError, match=r"units: x; y$"):
         check_only(["z"], many)
 
@@ -238,7 +243,9 @@ def test_units_may_end_in_any_order(path):
     [
         ({}, {}, ["a"], None),
         ({"a": 2.0, "b": 4.0}, {}, ["c", "d", "e"], 9.0),
+        # Five times the work of the one that took 2 s.
         ({"a": 2.0}, {"a": 1.0, "b": 5.0}, ["b"], 10.0),
+        # A unit whose work is not given counts as 1.
         ({"a": 2.0}, {"a": 4.0}, ["b", "c"], 1.0),
     ],
 )

@@ -10,6 +10,7 @@ from torch import nn, tensor
 
 from bstune.trial.parts.unplanned_end import explain_end, what_is_not_finite
 
+# As Lightning's EarlyStopping has it.
 EARLY = SimpleNamespace(stopping_reason_message="Monitored metric did not improve.\nBest: 0.3")
 SILENT = SimpleNamespace(stopping_reason_message=None)
 OTHER = SimpleNamespace()
@@ -66,6 +67,7 @@ def layer(weight=1.0, bias=0.0):
         (tensor(1.0), layer(), None),
         (None, None, None),
         (tensor(math.inf), layer(), "the training loss is inf"),
+        # The loss comes first, then the first parameter.
         (tensor([1.0, math.nan]), layer(math.nan), "the training loss is nan"),
         (None, layer(math.nan, math.inf), "weight is not finite"),
         (tensor(1.0), layer(bias=-math.inf), "bias is not finite"),

@@ -32,6 +32,7 @@ def test_the_closest_is_named_with_what_it_came_to_and_is_predicted_to_take():
     far = falling(1, 9000, 500, batch_size=16)
     row = so_far([near, far])
     assert (row.number, row.batch_size, row.seed) == (0, 64, 1000)
+    # 0.1 sqrt(2,000/500) = 0.2.
     assert (row.value, row.steps, row.seconds) == (pytest.approx(0.2), 500, 5.0)
     # The error of a square root's law meets the target at 2,000 steps; histories seen so far slow
     # down.

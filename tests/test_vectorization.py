@@ -126,6 +126,7 @@ def test_short_calls_are_repeated_between_two_readings_of_the_clock(once, calls)
     assert Counter(called)["x"] == 2 + 1 + 2 + calls
 
 
+# A repeat takes 3 s, and another one begins while the time so far is below the limit.
 @pytest.mark.parametrize(("limit", "repeats"), [(0.1, 1), (3.1, 2), (8.9, 3), (1000.0, 5)])
 def test_a_slow_way_is_not_repeated_past_its_limit_and_the_order_is_shuffled(limit, repeats):
     seconds = {"slow": 3.0, "fast": 1e-5, "faster": 1e-6}
@@ -160,8 +161,10 @@ def test_gflops_in_closed_form():
     assert [row["way"] for row in products] == NAMES
     for row in products:
         rates = [row[name] for name in ("gflops_low", "gflops", "gflops_high")]
+        # 2 n^3 FLOPs in a second.
         assert rates == [pytest.approx(2 * 4**3 / 1e9)] * 3
         assert (row["repeats"], row["times_as_fast"], finding.n) == (3, 1.0, 3)
+    # 16 GFLOP in 4 s; in 1 to 16 s, of which the quartiles are 2, 4 and 8.
     rows = vectorization._product_rows({"slow": [4.0], "fast": [1.0, 2.0, 4.0, 8.0, 16.0]}, 16e9)
     assert [(row["gflops_low"], row["gflops"], row["gflops_high"]) for row in rows] == [
         (4, 4, 4),
@@ -199,6 +202,7 @@ def test_rates_of_reading_in_closed_form(monkeypatch, tmp_path):
         ("1 MiB", "L2"),
         ("128 MiB", "no cache"),
     ]
+    # A small vector is read until 64 MiB have come.
     assert [row["gb_per_second"] for row in rows] == pytest.approx(
         [2**26 / 1e9] * 3 + [2**27 / 1e9]
     )

@@ -16,12 +16,16 @@ ACCURACY = Target("val/accuracy", 0.9, "max")
 @pytest.mark.parametrize(
     ("target", "value", "loss", "steps", "status", "ended", "low", "message"),
     [
+        # Missed on its way: the target lies beyond step 40.
         (ERROR, 0.5, 1.0, 40, "stopped", False, 40, None),
+        # Met: somewhere after the miss at step 30.
         (ERROR, 0.1, 1.0, 40, "reached", True, 30, None),
         (ERROR, 0.1, 1.0, 100, "reached", True, 30, None),
+        # At 100 the budget ends.
         (ERROR, 0.5, 1.0, 100, "stopped", True, 100, None),
         (ACCURACY, 0.9, 1.0, 40, "reached", True, 30, None),
         (ACCURACY, 0.89, 1.0, 40, "stopped", False, 40, None),
+        # Even where the metric would do.
         (ERROR, 0.1, math.nan, 40, "diverged", True, 40, "the training loss is nan at step 40"),
         (ERROR, 0.5, math.inf, 40, "diverged", True, 40, "the training loss is inf at step 40"),
         (ERROR, None, 1.0, 40, "diverged", True, 40, "val/error is not finite at step 40"),
@@ -37,6 +41,7 @@ ACCURACY = Target("val/accuracy", 0.9, "max")
             40,
             "val/error is 1.71 at step 40, far past its start",
         ),
+        # 0.9 + 0.75 = 1.65.
         (
             ACCURACY,
             -0.75,

@@ -171,6 +171,7 @@ def test_before_the_first_trial_the_share_of_evaluation_is_known():
 def test_a_study_that_is_continued_has_what_is_left():
     study = optuna.create_study()
     first = wall(60.0, study=study)
+    # 60 s before 1,000.
     assert study.user_attrs[BEGAN] == 940.0
     first.keep()
     assert study.user_attrs[TAKEN] == 60.0

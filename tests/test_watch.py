@@ -33,6 +33,7 @@ USES = {
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_use_of_the_number_is_noted_and_gives_what_it_gives_with_any(use):
     asked = []
+    # A plain 7 is what all gives the same with.
     assert use(WatchedNumber(7, asked)) == use(7)
     assert set(asked) == {"batch_idx"}
 
@@ -52,6 +53,7 @@ def test_a_number_that_is_handed_on_is_not_used():
     number = WatchedNumber(7, asked)
 
     def shared_step(batch, batch_idx, stage="train"):
+        # Handing it on may ask what it is.
         assert isinstance(batch_idx, int)
         return batch.mean()
 
@@ -89,6 +91,7 @@ def test_what_is_asked_of_the_trainer_is_noted_and_what_is_logged(module, place)
 
 
 def test_afterwards_all_is_as_it_was_even_where_one_watches_within_another(module):
+    # One that hides the class's own is put back too.
     module.log = own_log = lambda *arguments: None
     before = [dict(vars(part)) for part in (module, module.inner)]
     outer = []

@@ -95,6 +95,7 @@ PLACES_OF_EACH = [
     place if place in ("__init__", "training_step") else pytest.param(place, marks=pytest.mark.slow)
     for place in PLACES
 ]
+# As a deadlock does.
 NEVER_ENDS = "threading.Event().wait()"
 COMMAND = "from bstune.__main__ import command; command()"
 
@@ -165,6 +166,7 @@ def test_a_line_every_ten_seconds_says_what_is_waited_for_and_how_long():
     pass_seconds(16)
     assert said == ["waiting for Data.setup(), 10 s", "waiting for Data.setup(), 20 s"]
     watch.drop(wait)
+    # 9 s and 16 s.
     assert said[2:] == ["Data.setup(): took 25 s"]
     pass_seconds(1000)
     assert over == [], "what is no step has no limit"
@@ -174,6 +176,7 @@ def test_what_is_printed_puts_the_line_off():
     watch, pass_seconds, said, _ = watched()
     pass_seconds(6)
     watch.say("batch size 8 fits")
+    # Ten seconds since the last line of any kind, not since the wait began.
     pass_seconds(9)
     assert said == ["batch size 8 fits"]
     pass_seconds(1)
@@ -219,11 +222,13 @@ def test_a_step_has_a_limit_and_each_step_its_own(seconds, limit):
     wait = Wait("a step", watch, steps=True)
     watch.begin(wait)
     for _ in range(3):
+        # Each progress is the end of a step, from which the next one's seconds count.
         pass_seconds(int(limit))
         wait.progress()
     wait.go_on("an evaluation", limited=True)
     pass_seconds(int(limit))
     wait.go_on("the end", limited=False)
+    # What comes after the steps has no limit.
     pass_seconds(10 * int(limit))
     assert over == []
     wait.go_on("step 9", limited=True)
@@ -244,6 +249,7 @@ def test_what_is_built_within_a_step_does_not_count_to_it():
     watch.begin(inner)
     pass_seconds(20)
     watch.drop(inner)
+    # The step's seconds begin anew after it: 5 are within the limit, 8 are not.
     pass_seconds(5)
     assert over == []
     pass_seconds(3)
@@ -269,11 +275,13 @@ def test_an_interruption_that_was_lost_is_sent_again():
 
     thread = threading.Thread(target=stands, daemon=True)
     thread.start()
+    # The thread has to stand in the wait before the watch looks.
     while not watches or not released._cond._waiters:
         thread.join(0.01)
     for _ in range(12):
         now.sleep(1.0)
         watches[0].look()
+    # Past the limit of 7 s at each of the other 5 looks of 12.
     assert len(sent) == 5
     released.set()
     moved_on.wait()
@@ -291,6 +299,7 @@ def test_seconds_in_which_the_whole_process_was_stopped_do_not_count():
     now = FakeTime()
     watch = Watch(said.append, 7.0, over.append, now=now)
     watch.begin(Wait("a step", watch, steps=True))
+    # Two looks an hour apart: the process, or the machine, was asleep.
     now.sleep(3600.0)
     watch.look()
     assert over == []
@@ -298,6 +307,7 @@ def test_seconds_in_which_the_whole_process_was_stopped_do_not_count():
 
 def test_a_debugger_is_waited_for(monkeypatch):
     watch, pass_seconds, _, over = watched(7.0)
+    # This test's own package stands for a debugger.
     monkeypatch.setattr(watchdog, "DEBUGGERS", {__name__.partition(".")[0]})
     watch.begin(Wait("a step", watch, steps=True))
     pass_seconds(100)
@@ -317,6 +327,7 @@ def test_an_error_within_a_watch_is_raised_as_it_is():
     assert watchdog._watches == []
 
 
+# The user's code catches the interruption and goes on as if nothing had been.
 @pytest.mark.usefixtures("interruptible")
 def test_an_interruption_that_the_users_code_swallows_is_an_error_all_the_same():
     with (
@@ -347,6 +358,7 @@ def test_a_step_that_never_ends_is_an_error_with_the_frames(bstune, project, tmp
 
 def test_at_the_tunables_ends_too(bstune, project, tmp_path):
     """The step ends but at one corner of the further hyperparameters."""
+    # The call comes from do(), two frames below the module's step.
     project("training_step", "import sys; f = sys._getframe(2).f_locals['self']; f.hold()")
     source = (tmp_path / "project.py").read_text()
     held = (
@@ -363,6 +375,7 @@ def test_at_the_tunables_ends_too(bstune, project, tmp_path):
     )
     module = WORKLOAD.replace('lr: "${trial.lr}"}', 'lr: "${trial.lr}", width: 1}')
     (tmp_path / "conf" / "workload" / "mine.yaml").write_text(module + tunable)
+    # The preflight tries both ends of what is searched.
     status, _, err = bstune(*OPTIONS, "protocol.trial_seconds=0.3", "search.tune=[width]")
     assert status == 1, err
     assert "width 9" in err
@@ -378,6 +391,7 @@ def test_the_processes_one_timer_is_the_innermost_watchs(monkeypatch):
     inner = watchdog.Watch(print, None, end, backstop=True)
     monkeypatch.setattr(watchdog, "_watches", [outer, inner])
     inner.begin(watchdog.Wait("a step", inner, steps=True))
+    # The outer watch looks every second, too, and must not cancel the inner one's timer.
     outer.look()
     inner.look()
     assert calls == ["set", "set"]
@@ -387,7 +401,11 @@ def test_slow_data_are_waited_for_and_said(bstune, project, monkeypatch):
     monkeypatch.setattr(watchdog, "LINE_SECONDS", 0.1)
     project("setup", "time.sleep(0.7)")
     status, out, err = bstune(
-        *OPTIONS, "protocol.trial_seconds=0.3", "trial.batch_size=8", "trial.lr=0.1"
+        # Building data is no step: it may take longer than the limit.
+        *OPTIONS,
+        "protocol.trial_seconds=0.3",
+        "trial.batch_size=8",
+        "trial.lr=0.1",
     )
     assert status == 0, err
     assert "waiting for Data.setup('fit'), 0 s" in out
@@ -437,6 +455,7 @@ def test_os_exit_in_the_commands_own_process_is_answered(bstune, project, tmp_pa
 
 
 def test_forked_processes_may_end_so():
+    # A child of a fork leaves by os._exit, as Python itself does it.
     with os_exit_answered(end):
         child = os.fork()
         if child == 0:
@@ -471,6 +490,7 @@ def test_what_stands_in_c_code_ends_with_the_process(command, tmp_path, deed):
             1,
             marks=pytest.mark.slow,
         ),
+        # Signals of C code end the process with their own status.
         pytest.param("training_step", "os.abort()", -signal.SIGABRT, marks=SOAK),
         pytest.param(
             "training_step",
@@ -480,6 +500,7 @@ def test_what_stands_in_c_code_ends_with_the_process(command, tmp_path, deed):
         ),
         pytest.param(
             "training_step",
+            # 128 + 15, as shells count SIGTERM.
             "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
             143,
             marks=SOAK,

@@ -97,6 +97,7 @@ def write_module(tmp_path, monkeypatch):
     yield write
     for name in names:
         del sys.modules[name]
+    # No process outlives its test.
     assert set(multiprocessing.active_children()) == before
 
 
@@ -124,6 +125,7 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         first = workers.wait()
         assert (first.spec.number, first.error) == (1, None)
         devices = {first.result().device, second.result().device}
+        # The device in this record is the process's number.
         assert len(devices) == 2, "they were two processes"
         for batch_size, message in (
             (1, "LookupError: no such thing"),
@@ -153,6 +155,7 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         # what went well comes first
         workers.start(spec(9, 1), output, None)
         workers.start(spec(64, 2), output, None)
+        # Both have ended before anyone looks.
         for worker in workers._running:
             worker.connection.poll(None)
         assert [finished.spec.number for finished in workers.poll()] == [2, 1]
@@ -161,7 +164,9 @@ def test_records_and_errors_come_back(toy_train, tmp_path):
         for _ in range(5):
             workers.start(spec(64), output, None)
             opened.append(workers.wait().result().device)
+        # A process is replaced after two trials.
         assert opened[0] == opened[1] != opened[2] == opened[3] != opened[4]
+    # What opens the training may fail, too.
     with Workers(partial(int, "nothing to open"), 1) as workers:
         workers.start(spec(64), output, None)
         assert workers.wait().result().message.startswith("ValueError: invalid literal for int()")
@@ -190,6 +195,7 @@ def test_a_process_that_dies_takes_its_own_trial_along_and_no_other(toy_train, t
         workers.start(spec(8, 1), output, None)
         reasons = {
             3: "status 7",
+            # An exit with a status of its own, the kernel's kill, and a crash in C code.
             4: "by the system, as it does when memory runs out: lower ",
             10: "by SIGSEGV",
         }
@@ -224,6 +230,7 @@ def test_a_signal_ends_the_processes_where_nothing_is_cut(toy_train, tmp_path, n
             assert workers.wait().spec.number == 2
             assert list(workers.poll()) == []
             os.kill(os.getpid(), number)
+            # The signal is held back where a process is being started or ended.
             assert workers.running, "not here"
             workers.wait()
 
@@ -239,7 +246,12 @@ def test_a_process_ends_with_the_one_that_started_it(toy_train, tmp_path):
     script.write_text(KILLED)
     # Its output ends when the last process that writes to it does.
     run = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        # subprocess waits for the end of the output: a process that stays would hold it open.
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert run.returncode == -9
     # Python's own words on what a killed process leaves are fine.
@@ -250,6 +262,7 @@ def test_seconds_per_step_are_those_measured_alone():
     found = with_step_time(
         make_result(batch_size=64, seconds_per_step=3.0), lambda batch_size: batch_size / 6400
     )
+    # 64/6400 s, and what the trial itself measured beside it.
     assert found == make_result(batch_size=64, seconds_per_step=0.01, measured_seconds_per_step=3.0)
     assert (
         with_step_time(make_result(seconds_per_step=None), lambda batch_size: 1.0).seconds_per_step
@@ -259,6 +272,7 @@ def test_seconds_per_step_are_those_measured_alone():
 
 @pytest.mark.parametrize(
     ("trial_indices", "whole"),
+    # Index 4 is missing, then 8: precision is looked at after every fourth.
     [((), 0), ((3, 1, 0, 2), 4), ((0, 1, 2, 3, 5, 6, 7, 8), 4), ((0, 1, 2, 3, 4, 5, 6, 7, 9), 8)],
 )
 def test_the_precision_is_checked_where_all_earlier_trials_are_done(trial_indices, whole):
@@ -277,6 +291,7 @@ def check_indices(trials, points):
             searched.append(trial)
             if trial.resumed_from is not None:
                 continued.append(trial.resumed_from)
+    # All indices from 0, each once.
     assert sorted(trial.trial_index for trial in searched) == list(range(len(searched)))
     assert len(searched) - len(continued) == points
     assert len(set(continued)) == len(continued)
@@ -344,6 +359,7 @@ def test_trials_train_side_by_side(bstune, tmp_path, monkeypatch, write_module, 
     trials = trials_of(study)
     searched = check_indices(trials, 8)
     assert statuses(trials).count("failed") == 1
+    # What the survey says, not what two trials at once measured.
     model = surveyed().step_time
     last_searched = max(numbers(searched))
     for trial in trials:
@@ -388,6 +404,7 @@ def test_a_process_that_is_started_ignores_ctrl_c_from_its_first_moment_on():
     handler = signal.getsignal(signal.SIGINT)
     code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     with _ignoring_ctrl_c():
+        # As a child that is started while the handler is set inherits it.
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )

@@ -28,6 +28,7 @@ from bstune.trial.workload import (
 from bstune.workloads.images import ImageData
 from bstune.workloads.schedules import piecewise_linear
 
+# No error is below 0: each trial runs to its budget.
 NEVER = Target("val/error", 0.0, "min")
 spec = make_spec
 
@@ -57,6 +58,7 @@ def labels_of(batches):
     ("target", "text"),
     [
         (
+            # There is no such package, no such part of bstune, no such name in it.
             {"_target_": "nowhere.Nothing"},
             "there is no module nowhere, for nowhere.Nothing: run bstune in the folder",
         ),
@@ -66,16 +68,19 @@ def labels_of(batches):
         ),
         ({"_target_": "bstune.workloads.images.blur"}, "bstune.workloads.images has no blur"),
         (
+            # The user's own module exists, and what it imports does not.
             {"_target_": "tree.Leaf"},
             "importing tree.Leaf needs the module soil, which is not installed$",
         ),
         ({"_target_": "stump.Leaf"}, "importing stump.Leaf fails: ZeroDivisionError"),
+        # What the target itself says of its arguments.
         ({"_target_": "builtins.int", "wrong": 1}, "wrong"),
         ({"_target_": "builtins.int", "x": "${no.such.key}"}, "no.such.key"),
     ],
 )
 def test_what_cannot_be_built_is_named(target, text, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
+    # It imports what is not there.
     (tmp_path / "tree.py").write_text("import soil.deep\n")
     (tmp_path / "stump.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match=f"^workload.data cannot be built.*{text}.*$"):
@@ -83,6 +88,7 @@ def test_what_cannot_be_built_is_named(target, text, tmp_path, monkeypatch):
 
 
 def test_targets_may_be_written_as_lightning_cli_writes_them():
+    # A key beside class_path makes it plain data.
     kept = {"class_path": "torch.nn.ReLU", "y": 1}
     linear = {
         "class_path": "torch.nn.Linear",
@@ -93,8 +99,10 @@ def test_targets_may_be_written_as_lightning_cli_writes_them():
     node = {"_target_": "builtins.dict", "list": [linear, options], "kept": kept, "own": own}
     built = instantiate(OmegaConf.create({"rate": 3, "node": node}).node, "workload.module")
     assert built["list"][0].in_features == 3
+    # Targets within lists and within keyword arguments are built, too.
     assert isinstance(built["list"][1]["a"], torch.nn.ReLU)
     assert built["kept"] == kept
+    # _recursive_ is Hydra's own switch.
     assert built["own"] == {"a": {"class_path": "torch.nn.ReLU"}}
 
 
@@ -114,6 +122,7 @@ def test_the_workloads_trainer_arguments_go_to_the_trainer():
         "+trainer.gradient_clip_val=2",
     )
     trainer = checked_protocol(options, recipe).trainer
+    # The workload's arguments go before the command's.
     assert trainer["gradient_clip_val"] == 0.5
     assert trainer["benchmark"] is True
     assert [one.logging_interval for one in trainer["callbacks"]] == ["step"]
@@ -128,7 +137,9 @@ def test_an_error_of_bstunes_own_is_raised_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("validation", "sizes"), [("300", (1200, 300, 297)), ("test", (1500, 297, None))]
+    # 1,797 images: 1,500 for training and 297 to test on.
+    ("validation", "sizes"),
+    [("300", (1200, 300, 297)), ("test", (1500, 297, None))],
 )
 def test_bstunes_own_data_are_split_and_batched_as_configured(validation, sizes):
     workload = build_workload(
@@ -141,6 +152,7 @@ def test_bstunes_own_data_are_split_and_batched_as_configured(validation, sizes)
     drawn = []
     for seed in (1, 1, 2):
         batches = first(workload.train_batches(spec(250, seed=seed)), 6)
+        # 250 in groups of 100.
         assert [len(labels) for _, labels in batches] == [100, 100, 50] * 2
         drawn.append(labels_of(batches))
     one, again, other = drawn
@@ -158,6 +170,7 @@ class Foreign(LightningDataModule):
         super().__init__()
         self.calls = []
         self.options = options
+        # A test looks at the last one that was built.
         Foreign.last = self
 
     def prepare_data(self):
@@ -181,10 +194,12 @@ class SplitsAnew(Foreign):
     def setup(self, stage):
         self.calls.append(stage)
         examples = TensorDataset(torch.arange(42.0).view(42, 1), torch.arange(42))
+        # By torch's own generator, whose state differs between processes.
         self.train, self.held_out = random_split(examples, [30, 12])
 
     def teardown(self, stage):
         self.calls.append("teardown")
+        # As an open file does.
         self.train.dataset.tensors = ()
 
 
@@ -193,6 +208,7 @@ class Shifting(Foreign):
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         images, labels = batch
+        # Evaluated with the shift, too.
         return images + 1000.0, labels
 
 
@@ -252,6 +268,7 @@ class ValidatesOnTwo(Foreign):
 
 def foreign(kind, *overrides, module=Seeing):
     data = f"{__name__}.{kind.__name__}"
+    # The names of this file are targets like those of a project.
     settings = {
         "workload.module": {"_target_": f"{__name__}.{module.__name__}"},
         "workload.data": {"_target_": data},
@@ -259,6 +276,7 @@ def foreign(kind, *overrides, module=Seeing):
     return build_workload(*composed_with(settings, *overrides))
 
 
+# The module's own rate, and the trial's.
 @pytest.mark.parametrize(("override", "lr"), [("false", 0.1), ("true", 0.025)])
 def test_a_rate_may_be_set_in_the_optimizer_that_a_node_has_built(override, lr):
     settings = {"workload.module": {"_target_": f"{__name__}.Seeing"}}
@@ -270,6 +288,7 @@ def test_a_rate_may_be_set_in_the_optimizer_that_a_node_has_built(override, lr):
 @pytest.mark.parametrize(("kind", "tested"), [(Foreign, False), (WithTest, True)])
 def test_a_data_module_of_another_project_is_set_up_once(kind, tested):
     workload = foreign(kind)
+    # prepare_data, and setup of each stage, once a process.
     assert Foreign.last.calls == ["prepare", "fit", "test"]
     assert (workload.train_examples, workload.validation_examples) == (30, 12)
     assert (workload.test_batches is not None) == tested
@@ -283,11 +302,13 @@ def test_a_random_split_is_one_in_all_processes_and_is_not_split_again_for_the_t
         # Another process would have drawn other numbers before.
         torch.manual_seed(seed)
         workload = foreign(SplitsAnew)
+        # The split has drawn nothing from the generator.
         drawn = torch.rand(1)
         torch.manual_seed(seed)
         assert torch.equal(drawn, torch.rand(1))
         train = labels_of(first(workload.train_batches(spec(15)), 2))
         held_out = labels_of(workload.validation_batches)
+        # No example is in both parts, and none in neither.
         assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(42))
         parts.append(sorted(held_out.tolist()))
     assert parts[0] == parts[1]
@@ -314,6 +335,7 @@ def test_a_stream_is_evaluated_to_its_end_as_data_with_a_length_are():
 def test_its_batches_hold_exactly_b_examples(micro, groups):
     workload = foreign(Foreign, f"protocol.micro_batch_size={micro}")
     batches = list(first(workload.train_batches(spec(16)), 15 * len(groups)))
+    # 16 are two micro-batches of 6 and one of 4.
     assert [len(labels) for _, labels in batches] == groups * 15
     # 240 examples are eight epochs.
     epochs = labels_of(batches).view(-1, 30)
@@ -350,6 +372,7 @@ def test_data_sets_are_data_as_the_message_says():
         TensorDataset(torch.zeros(64, 2), torch.zeros(64)),
         TensorDataset(torch.zeros(8, 2), torch.zeros(8)),
     )
+    # The size of the data set, whatever the loader's batches.
     assert train_examples(made) == 64
 
 
@@ -369,6 +392,7 @@ def test_data_that_cannot_be_used_are_refused_before_any_trial(kind, text):
 class NoTestSet(WithTest):
     def setup(self, stage):
         if stage == "test":
+            # The file of the test data is not there.
             raise FileNotFoundError("no such file: test.csv")
         super().setup(stage)
 
@@ -393,10 +417,12 @@ def test_without_a_test_set_there_are_no_test_metrics_but_a_note(kind, cause):
         "(test_"
     )
     assert workload.test_batches is None
+    # Neither a test set nor the lack of one is worth a note.
     assert foreign(WithTest).notes == foreign(Foreign).notes == ()
 
 
 def test_validation_data_may_be_several():
+    # Two loaders of 12.
     assert foreign(ValidatesOnTwo).validation_examples == 24
 
 
@@ -409,6 +435,7 @@ class Noting(LightningModule):
         self.options = options
 
 
+# 5 steps and 60 examples have both to be spent.
 @pytest.mark.parametrize(("batch_size", "total"), [(1, 60), (10, 6), (4, 15), (60, 5)])
 def test_a_module_gets_its_own_trials_values_and_leaves_the_recipe(batch_size, total):
     names = ("batch_size", "lr", "seed", "total_steps")
@@ -424,11 +451,13 @@ def test_a_module_gets_its_own_trials_values_and_leaves_the_recipe(batch_size, t
     }
     options, recipe = composed_with({"workload.module": module}, "budget={steps: 5, examples: 60}")
     before = deepcopy((options, recipe))
+    # Each reference has the value of this trial.
     given = build_module(options, recipe, spec(batch_size, lr=0.7, seed=11)).options
     assert [given[name] for name in names] == [batch_size, 0.7, 11, total]
     assert given["schedule"].func is piecewise_linear
     assert given["schedule"].keywords == {"total_steps": total, "knots": [0.0, 1.0]}
     assert build_module(options, recipe, spec(lr=0.2)).options["lr"] == 0.2
+    # The next trial gets the recipe as it was.
     assert (options, recipe) == before
 
 
@@ -442,6 +471,7 @@ def test_what_is_no_module_is_refused():
 
 # Modules that start from images
 
+# 2 x 2 patches: 4 filters, and their negatives, at 7 x 7 places are 392 values.
 WHITENED = (
     "~workload.module.model",
     (
@@ -469,10 +499,12 @@ def test_a_module_starts_from_the_first_training_images_as_its_batches_have_them
     # All training images are in one epoch of batches; their second moments, whitened, are those of
     # the closed form.
     images = torch.cat([images for images, _ in first(workload.train_batches(spec(1200)), 1)])
+    # The second half are the negatives of the first.
     rows = layer(images)[:, :4].permute(0, 2, 3, 1).reshape(-1, 4)
     moments = (rows.T @ rows / len(rows)).detach()
     # They are of 1,200 images where the filters are of 200.
     assert (moments - torch.eye(4)).abs().max() < 0.25
+    # Signed: eight channels.
     assert layer(images).shape == (1200, 8, 7, 7)
 
 
@@ -488,14 +520,17 @@ def test_a_study_takes_its_images_once(monkeypatch):
     one = workload.build_module(spec()).state_dict()
     torch.manual_seed(1)
     two = workload.build_module(spec(seed=1, batch_size=64)).state_dict()
+    # The first 200 images were read once for both trials.
     assert asked == [200]
     assert torch.equal(one["model.0.weight"], two["model.0.weight"])
     # Each trial draws its own.
     assert not torch.equal(one["model.2.weight"], two["model.2.weight"])
+    # What a trial does to its weights does not reach the next one.
     one["model.0.weight"].zero_()
     assert torch.equal(
         workload.build_module(spec()).state_dict()["model.0.weight"], two["model.0.weight"]
     )
+    # Another study reads its own.
     build_workload(options, recipe).build_module(spec())
     assert asked == [200, 200]
 

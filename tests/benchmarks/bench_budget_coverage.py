@@ -124,6 +124,7 @@ class MadeCurves:
         rng = np.random.default_rng([seed, 77])
         delta = math.log2(lr / self.best_lr(batch_size))
         if delta >= self.edge:
+            # From the edge on a run diverges within a tenth of the budget.
             return np.where(SHARES > 0.1, math.inf, START)
         noisier = 1.0
         if self.family == "noisy rates":
@@ -153,6 +154,7 @@ class MadeCurves:
 
     def _best_truth(self, batch_size: float, share: float) -> float:
         octaves = [0.0]
+        # A floor that rises with the rate makes a lower one than that of the fewest steps the best.
         if self.family == "rate floor":
             octaves = np.arange(-4.0, 2.01, 0.25).tolist()
         lr = self.best_lr(batch_size)
@@ -179,6 +181,7 @@ class MadeCurves:
             power = self.power * 2.0 ** (1.0 - 2.0 * fallen)
         least = self.s_min * (HEIGHTS ** (-1.0 / power) - 1.0)
         ratio = self.b_crit * (HEIGHTS / REFERENCE) ** -self.growth / batch_size
+        # A lower metric never takes fewer steps.
         return np.asarray(np.maximum.accumulate(least * self._factor(ratio)))
 
     def _factor(self, ratio: Array) -> Array:

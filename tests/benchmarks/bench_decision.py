@@ -50,11 +50,13 @@ def measure(objective: str, sizes: Sequence[int], repeats: int) -> Iterator[dict
             < size
         ):
             _run(study, objective)
+        # A trial that reached the target is complete; the others were stopped.
         reached = sum(
             trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)
         )
         seconds = []
         cpu = []
+        # One more, for the first one is thrown away.
         for repeat in range(repeats + 1):
             study.sampler = FrontierSampler(
                 objective=objective, seed=repeat, search_space=SPACE, **SETTINGS
@@ -64,6 +66,7 @@ def measure(objective: str, sizes: Sequence[int], repeats: int) -> Iterator[dict
             trial = study.ask(SPACE)
             seconds.append(time.perf_counter() - start)
             cpu.append(time.process_time() - busy)
+            # So the study has as many trials for the next repeat.
             study.tell(trial, state=TrialState.FAIL)
         busy = time.process_time()
         study.sampler.posterior(study, particles=REPORT_PARTICLES, moves=MOVES)
@@ -76,6 +79,7 @@ def _run(study: optuna.Study, objective: str) -> None:
     """Run one trial of the study, answered from the table."""
     trials = study.get_trials(deepcopy=False)
     number = len(trials)
+    # A sampler a trial, as a study makes one.
     study.sampler = sampler = FrontierSampler(
         objective=objective, seed=number, search_space=SPACE, **SETTINGS
     )
@@ -87,6 +91,7 @@ def _run(study: optuna.Study, objective: str) -> None:
         if resumed_from is None
         else TrialResult.from_json(trials[resumed_from].user_attrs[RECORD])
     )
+    # A trial that goes on keeps the noise that it has.
     seed = number if continued is None else continued.seed
     spec = TrialSpec(
         number,

@@ -53,9 +53,11 @@ def made_curve(seed: int) -> Made:
     family = FAMILIES[seed % len(FAMILIES)]
     count = int(rng.integers(3, 6))
     span = math.log(rng.uniform(6.0, 40.0))
+    # About evenly spaced in logs, the largest at 1.
     log_scales = np.linspace(-span, 0.0, count) + rng.uniform(-0.1, 0.1, count)
     log_scales[-1] = 0.0
     curve = _curve(family, span, rng)
+    # Studies differ by more than their errors tell, and the model does not know by how much.
     offset = rng.uniform(0.0, 0.2)
     points = list[ScalePoint]()
     for i, log_scale in enumerate(log_scales.tolist()):
@@ -67,6 +69,7 @@ def made_curve(seed: int) -> Made:
 
 def _curve(family: str, span: float, rng: np.random.Generator) -> Curve:
     """Draw a curve of a family: it rises or falls."""
+    # Seven in ten rise.
     sign = 1.0 if rng.uniform() < 0.7 else -1.0
     if family == "log":
         # log(s/start): the quantity itself grows as the log of the scale.
@@ -75,10 +78,12 @@ def _curve(family: str, span: float, rng: np.random.Generator) -> Curve:
     slope = sign * rng.uniform(0.1, 0.9)
     if family == "power":
         return lambda x: slope * x
+    # A slope that changes by up to 0.4, within the studies or up to 16 times beyond them.
     if family == "broken":
         place = rng.uniform(-span, math.log(16.0))
         change = rng.uniform(-0.4, 0.4)
         return lambda x: slope * x + change * float(np.logaddexp(0.0, x - place))
+    # It flattens out beyond all studies, within the distances that are judged.
     place = rng.uniform(0.0, math.log(64.0))
     return lambda x: slope * (x - float(np.logaddexp(0.0, x - place)))
 
@@ -104,6 +109,7 @@ def judge_made(seeds: Sequence[int]) -> list[dict[str, object]]:
                     "studies": len(made.points),
                     "distance": distance,
                     "holds": holds(found, truth),
+                    # Half of the interval's width in logs, as a factor.
                     "width": math.sqrt(found.high / found.low),
                     "error": math.exp(abs(math.log(found.value) - truth)),
                 }
@@ -118,6 +124,7 @@ def judge_measured(series: dict[str, object]) -> list[dict[str, object]]:
     scales = sorted({point.scale for point in points})
     largest = scales[-1]
     rows = list[dict[str, object]]()
+    # Once where both are the same.
     for kept in sorted({min(3, len(scales) - 1), len(scales) - 1}):
         known = [point for point in points if point.scale <= scales[kept - 1]]
         law = fit_scale_law(known)
@@ -172,6 +179,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.tune:
         for drift, offset in product(TUNED_DRIFTS, TUNED_OFFSETS):
+            # The fit reads these constants of its module anew each time.
             scale_law.DRIFT_SIGMA = drift
             scale_law.OFFSET_SIGMA = offset
             print(f"drift {drift:g}, offset {offset:g}")
@@ -195,6 +203,7 @@ def main() -> None:
             )
     for name, rows in groups.items():
         print(f"{name}: {share(rows)}")
+    # The README's figures are of all of them.
     if options.curves == CURVES:
         text = "".join(json.dumps(row) + "\n" for row in [*made, *measured])
         ROWS.write_text(text)

@@ -32,8 +32,10 @@ WASTES = (0.0, 1.3, 1.8, 2.8)
 
 def b_opt_of(smallest: float, waste: float) -> float:
     """The B_opt at which the smallest batch size takes ``waste`` times the fewest examples."""
+    # Two terms.
     if waste == 0.0:
         return 0.0
+    # B S(B)/S_min = B + B_crit + o^2/B is least at B = o, where it is 2 o + B_crit.
     return float(
         brentq(
             lambda o: (smallest + B_CRIT + o**2 / smallest) / (2 * o + B_CRIT) - waste,
@@ -52,6 +54,7 @@ def simulate(
     sizes: "np.ndarray[tuple[int], np.dtype[np.float64]]", noise: float, waste: float, curves: int
 ) -> list[float]:
     """Coverage and width of B_crit's interval, the share of three terms and the coverage of B_opt."""
+    # Every cell has the same noise, so that cells differ by what they are of.
     rng = np.random.default_rng(14)
     b_opt = b_opt_of(sizes[0], waste)
     fits: list[CurveFit] = []
@@ -69,6 +72,7 @@ def simulate(
     low, high = np.array(
         [interval(fit.critical_batch_size_low, fit.critical_batch_size_high) for fit in fits]
     ).T
+    # Open at its lower end an interval is endlessly wide.
     width = np.divide(high, low, out=np.full(curves, math.inf), where=low > 0)
     covered = float(((low <= B_CRIT) & (high >= B_CRIT)).mean())
     three = [interval(fit.b_opt_low, fit.b_opt_high) for fit in fits if fit.law == "three-terms"]

@@ -91,6 +91,8 @@ LR_LOW = 2.0**-11
 LR_HIGH = 2.0**1.25
 # What search.least_gain may be: what is left to gain, in what one seed differs from another.
 LEAST_GAINS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
+# Of a look: full trials' cost, full trials, what is left in scatters, and scatters above the best.
+LOOK_COST, LOOK_FULL, LOOK_LEFT, LOOK_ABOVE = 1, 2, 3, 4
 SEARCHES = ("bstune", "TPE", "TPE, Hyperband", "GP")
 
 
@@ -160,7 +162,9 @@ class Recorded:
         """Give a recorded run's metric as of each share of the budget."""
         times = SHARES * self.seconds
         recorded = np.array(run.steps, dtype=np.float64) * tau
+        # An evaluation at the very share counts, however it is rounded.
         last = np.searchsorted(recorded, times * (1.0 + 1e-9), side="right") - 1
+        # NaN stands behind the metric of a run without any evaluation.
         values = np.array([*run.metric, math.nan])[np.maximum(last, 0)]
         values[last < 0] = math.nan
         end = recorded[-1] if recorded.size else 0.0
@@ -263,14 +267,17 @@ class Made:
         rng = np.random.default_rng([seed, 77])
         steps = self.law.steps(batch_size, lr)
         if steps is None:
+            # Above the rates that train, a run diverges within a tenth of the budget.
             return np.where(SHARES > 0.1, math.inf, START)
         luck = math.exp(self.law.noise * rng.standard_normal())
         exact = self._metric(SHARES * self.seconds / self.law.tau(batch_size), steps * luck)
+        # Evaluations scatter by 1% of what lies above the floor.
         return self.floor + (exact - self.floor) * np.exp(0.01 * rng.standard_normal(SHARES.size))
 
     def _metric(self, at: Array, steps: float) -> Array:
         """Give the metric after ``at`` steps of a run that meets the target after ``steps``."""
         height = (START - self.floor) / (TARGET - self.floor)
+        # s_0 of f + (m_0 - f) (1 + S/s_0)^-p = target.
         scale = steps / (height ** (1.0 / self.power) - 1.0)
         return self.floor + (START - self.floor) * (1.0 + at / scale) ** -self.power
 
@@ -284,6 +291,7 @@ class Made:
 
     def best_size(self, share: float = 1.0) -> float:
         """Give the batch size whose metric is best at a share of the budget, at its best rate."""
+        # Batch sizes 1/16 octave apart, which is 4.4%.
         grid = np.exp2(np.arange(math.log2(LOW), math.log2(HIGH) + 1e-9, 1 / 16))
         truths = [self.truth(size, self._best_lr(size), share) for size in grid]
         return float(grid[int(np.argmin(truths))])
@@ -379,6 +387,7 @@ class BudgetSearch:
             run_seed = 1000 * self._seed + trial.number
             if parent is not None:
                 before = self._results[parent].steps
+                # A trial that goes on has the seed of its parent.
                 run_seed = self._results[parent].seed
             number = trial.number
             spec = TrialSpec(number, number, size, lr, None, run_seed, resumed_from=parent)
@@ -390,6 +399,7 @@ class BudgetSearch:
             trial.set_user_attr(RECORD, result.to_json())
             if parent is not None:
                 trial.set_user_attr(RESUMED_FROM, parent)
+            # A trial that was stopped early has no value.
             if result.status == "stopped" and result.steps == last_step and result.history:
                 self.study.tell(trial, min(value for _, value in result.history if value))
             else:
@@ -430,6 +440,7 @@ class OptunaSearch:
             sampler = optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)
         pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
         if "Hyperband" in name:
+            # Its resources are powers of 3, as the shares of RUNGS.
             pruner = optuna.pruners.HyperbandPruner(
                 min_resource=1, max_resource=3 ** (len(RUNGS) - 1), reduction_factor=3
             )
@@ -452,6 +463,7 @@ class OptunaSearch:
         while True:
             trial = self.study.ask()
             size = trial.suggest_int("batch_size", *problem.sizes, log=True)
+            # delta is in octaves from the rule.
             half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
             lr = self._rule(size) * 2.0 ** trial.suggest_float("delta", -half, half)
             lr = min(max(lr, problem.lrs[0]), problem.lrs[1])
@@ -501,6 +513,7 @@ def search(
     count = 0
     truths = list[float]()
     for cost in one.costs():
+        # What is recommended counts until a trial ends beyond the spending.
         while len(truths) < len(SPENDINGS) and spent + cost > SPENDINGS[len(truths)] + 1e-6:
             truths.append(_truth(problem, one.recommended()))
         if len(truths) == len(SPENDINGS) or count == MAX_TRIALS:
@@ -570,9 +583,9 @@ def show_ends(rows: Sequence[dict[str, Any]]) -> None:
         for row in rows:
             looks = row["looks"]
             end = _end_of(looks, least_gain)
-            costs.append(end[1])
-            above.append(end[4])
-            lost.append(end[4] - looks[-1][4])
+            costs.append(end[LOOK_COST])
+            above.append(end[LOOK_ABOVE])
+            lost.append(end[LOOK_ABOVE] - looks[-1][LOOK_ABOVE])
         print(
             f"least_gain {least_gain:g}: n {len(rows)}, ends after "
             f"{_median_p90(costs)} full trials' cost, "
@@ -585,7 +598,7 @@ def show_ends(rows: Sequence[dict[str, Any]]) -> None:
 def _end_of(looks: Sequence[Sequence[float]], least_gain: float) -> Sequence[float]:
     """Give the look at which a search would have ended, or its last one."""
     for look in looks:
-        if look[2] >= FEWEST_FULL and look[3] <= least_gain:
+        if look[LOOK_FULL] >= FEWEST_FULL and look[LOOK_LEFT] <= least_gain:
             return look
     return looks[-1]
 
@@ -609,10 +622,12 @@ def row_of_law(number: int, seed: int, name: str) -> dict[str, Any]:
     best = problem.best_size()
     shares = [size.share for size in growth.best_sizes]
     log_sizes = [math.log(problem.best_size(share)) for share in shares]
+    # The slope of log B*, over the logarithm of the budget.
     exponent = float(np.polyfit(np.log(shares), log_sizes, 1)[0])
     return row | {
         "best_size": best,
         "as_good": [good.low, good.high],
+        # The best size stands on a grid of 4.4%.
         "holds_best": good.low <= best * 1.05 and best <= good.high * 1.05,
         "exponent": exponent,
         "exponent_found": [growth.low, growth.exponent, growth.high],

@@ -78,7 +78,9 @@ def measure(name: str, trials: int, device: torch.device) -> dict[str, Any]:
                     f"the trial ended after {result.steps} steps: {result.status} "
                     f"({result.message})"
                 )
+            # No trial goes on from it.
             output.state(number).unlink()
+            # Cycles that wait for the collector are no leak.
             gc.collect()
             host.append(resident_bytes())
             if device.type == "cuda":
@@ -103,6 +105,7 @@ if __name__ == "__main__":
         __doc__,
         (
             "--trials",
+            # A slope's standard error needs three points.
             {"type": int, "default": 50, "help": f"trials a case, at least {LEFT_OUT + 3}"},
         ),
         ("--case", {"choices": sorted(CASES), "help": "this one alone"}),

@@ -31,6 +31,7 @@ TRIALS = {"replay": 40, "digits": 6}
 
 def measured(arguments: tuple[str, ...], syncs: bool) -> dict[str, float]:
     """Run a study in a fork; return its seconds, and the number of its syncs and their seconds."""
+    # /tmp may be in memory, where nothing is synced.
     with tempfile.TemporaryDirectory(dir=".") as name:
         child = os.fork()
         if child == 0:
@@ -55,6 +56,7 @@ def _run(arguments: tuple[str, ...], syncs: bool) -> None:
 
     os.fsync = timed
     write_rows(Path("t.jsonl"), table_rows())
+    # What the study prints would stand between the results.
     output = os.open("log", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -82,6 +84,7 @@ def main() -> None:
         measured(arguments, syncs=True)
         pairs = []
         for number in range(options.repeats):
+            # Which of a pair comes first alternates: a drift of the machine cancels out.
             order = (True, False) if number % 2 else (False, True)
             pair = {syncs: measured(arguments, syncs) for syncs in order}
             pairs.append((pair[True], pair[False]))

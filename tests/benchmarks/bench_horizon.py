@@ -115,11 +115,13 @@ class HorizonLaw:
         spec = TrialSpec(number, number, batch_size, lr, None, seed)
         shortest = law.steps(batch_size, lr)
         if shortest is None:
+            # A run that diverges does so after a tenth of its steps.
             steps = max(1, round(0.1 * min(horizon, law.frontier(batch_size))))
             return self._record(spec, "diverged", steps, horizon, ((steps, None),), tau)
         shortest *= math.exp(law.noise * rng.standard_normal())
         height = (shortest / horizon) ** self.power * math.exp(0.03 * rng.standard_normal())
         value = min(self.floor + (TARGET - self.floor) * height, START)
+        # Whatever its scatter, a horizon that is too short misses and a longer one meets.
         if horizon < shortest:
             value = max(value, math.nextafter(TARGET, 1.0))
             return self._record(spec, "stopped", horizon, horizon, ((horizon, value),), tau)
@@ -131,6 +133,7 @@ class HorizonLaw:
     def _record(
         spec: TrialSpec, status: Any, steps: int, horizon: int, history: tuple[Any, ...], tau: float
     ) -> TrialResult:
+        # The evaluation before was 5% of the steps earlier.
         low = steps - max(1, steps // 20) if status == "reached" else steps
         return TrialResult.unmeasured(
             spec, status, steps=steps, steps_low=low, examples=steps * spec.batch_size, train_seconds=steps * tau,
@@ -142,10 +145,12 @@ class HorizonLaw:
         shortest = self.law.steps(batch_size, lr)
         if shortest is None:
             return math.inf
+        # The share of seeds with S exp(noise z) <= h.
         reaches = float(ndtr(math.log(horizon / shortest) / self.law.noise))
         if reaches < 1e-6:
             return math.inf
         met = min(shortest ** (1.0 - self.share) * horizon**self.share, horizon)
+        # Before a run that meets, (1 - p)/p miss on average, each after all of h.
         return self.law.tau(batch_size) * (met + horizon * (1.0 - reaches) / reaches)
 
     @cached_property
@@ -176,6 +181,7 @@ class HorizonLaw:
         return max(1.0, self.budget_factor * size * horizon / batch_size)
 
 
+# Horizons of 0.74 to 2.2 times S.
 RATIOS = np.exp(np.linspace(-0.3, 0.8, 45))
 
 
@@ -280,6 +286,7 @@ class Recorded:
         """The seconds until a run meets the target, over all seeds: infinite if none does."""
         seconds = 0.0
         reached = 0
+        # The middle of the share that draws each seed.
         for share in (np.arange(self._seeds) + 0.5) / self._seeds:
             outcome = self.table.horizon_table.read(
                 batch_size, lr, round(horizon), self.target, share
@@ -396,13 +403,8 @@ class Tpe:
         problem = self._problem
         size = trial.suggest_int("batch_size", *problem.sizes, log=True)
         half = 0.5 * math.log2(problem.lrs[1] / problem.lrs[0])
-        lr = min(
-            max(
-                problem.rule(size) * 2.0 ** trial.suggest_float("delta", -half, half),
-                problem.lrs[0],
-            ),
-            problem.lrs[1],
-        )
+        delta = trial.suggest_float("delta", -half, half)
+        lr = min(max(problem.rule(size) * 2.0**delta, problem.lrs[0]), problem.lrs[1])
         steps = problem.budget(size)
         if self._chooses:
             steps *= trial.suggest_float("horizon", SHORTEST, 1.0, log=True)
@@ -420,6 +422,7 @@ class Tpe:
             return
         value = result.history[-1][1]
         whole = self._problem.budget(result.batch_size) * self._problem.tau(result.batch_size)
+        # A run that diverged counts as 20 times the target.
         off = math.log(20.0 if value is None else max(value / self._problem.target.value, 1.0))
         self.study.tell(trial, math.log(whole) + off)
 

@@ -67,6 +67,7 @@ def searched(law: HorizonLaw, number: int) -> tuple[list[TrialResult], Frontier]
     spent = 0.0
     while spent < SPENDING * law.best[0] and len(trials) < MAX_TRIALS:
         trial, size, lr, horizon = search.ask(trials)
+        # No two trials of any study share their noise: a study has at most 300.
         result = law.run(len(trials), size, lr, horizon, 10_000 * number + len(trials))
         search.tell(trial, result)
         trials.append(result)
@@ -80,6 +81,7 @@ def judged(law: HorizonLaw, posterior: Posterior) -> dict[str, Any]:
     drawn = frontier(posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior)
     claimed = critical_batch(posterior)
     ends = None
+    # A study claims B_crit only where its trials tell it.
     if claimed is not None:
         ends = [claimed.low, claimed.value, claimed.high]
     return {
@@ -98,6 +100,7 @@ def study(job: tuple[str, int], before: dict[tuple[str, int], list[str]]) -> dic
     law = law_of(kind, number)
     if job in before:
         trials = [TrialResult.from_json(line) for line in before[job]]
+        # It only infers: nothing is asked of it.
         search = Frontier(law, number, chooses=True, reference_first=True)
     else:
         trials, search = searched(law, number)
@@ -133,6 +136,7 @@ def ended(
     start = time.monotonic()
     left = iter(jobs)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        # No more at a time than there are processes: what has been submitted cannot be left out.
         running = {pool.submit(run, job) for _, job in zip(range(processes), left, strict=False)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -173,6 +177,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         width = np.median(high / low)
         off = np.median(middle / truths)
         print(f"   B_crit: covers {covered} of {len(some)}, width {width:.1f}, off {off:.2f}")
+        # An interval alone, without a value, is no claim.
         claimed = 0
         for row in some:
             ends = row["b_crit_claimed"]

@@ -48,6 +48,7 @@ def collect(folder: Path) -> None:
     """Print a line a sweep."""
     for sweep in sorted(folder.glob("*-[0-9]*")):
         name, _, seed = sweep.name.rpartition("-")
+        # Fresh runs are read with the sweep that they are of.
         if name.startswith("fresh-") or not sweep.is_dir():
             continue
         fresh = read_jobs(folder / f"fresh-{sweep.name}")
@@ -69,12 +70,14 @@ def best_of(jobs: Sequence[Job]) -> float | None:
 def within(jobs: Sequence[Job], step_time: StepTime, spent: float) -> Sequence[Job]:
     """Give the jobs that had ended after so many seconds."""
     ends = itertools.accumulate(cost(job, step_time) for job in jobs)
+    # One after the other, as on one machine.
     return jobs[: sum(end <= spent for end in ends)]
 
 
 def median_of(values: Sequence[float | None]) -> str:
     """Write the median; where a sweep has no value yet there is none."""
     known = [value for value in values if value is not None]
+    # The median of those alone that have one would be too good.
     return f"{statistics.median(known):.4f}" if len(known) == len(values) else "-"
 
 

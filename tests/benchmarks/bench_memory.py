@@ -19,6 +19,7 @@ from bstune.hardware.memory import ProbeResult, find_ceiling
 
 CEILINGS = (30, 130, 500, 1163)
 EXAMPLES = 20_000
+# Bytes, and bytes an example.
 BASE = 500_000_000
 PER_EXAMPLE = 400_000
 
@@ -38,6 +39,7 @@ class Limited(LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.asked.append(len(batch[0]))
+        # Lightning knows a lack of memory by these words.
         if len(batch[0]) > self.ceiling:
             raise RuntimeError("CUDA out of memory.")
         return self.layer(batch[0]).mean()
@@ -90,6 +92,7 @@ if __name__ == "__main__":
     for ceiling in CEILINGS:
         rows = ours(ceiling, 0.0), ours(ceiling, 0.01), lightning(ceiling)
         cells = " ".join(
-            f"{f'{a} / {n}':>{w}}" for (a, n), w in zip(rows, (12, 16, 12), strict=True)
+            f"{f'{found} / {probes}':>{width}}"
+            for (found, probes), width in zip(rows, (12, 16, 12), strict=True)
         )
         print(f"{ceiling:>8} {cells} {rows[2][1] / rows[1][1]:>6.1f}")

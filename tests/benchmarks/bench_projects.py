@@ -41,6 +41,7 @@ NAMES = (
     "no_test_split",
     "early_stopping",
 )
+# How a line of progress ends.
 TO_GO = re.compile(r"about ([\d.,]+) (ms|s|min|h) to go$")
 UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 # Each pick is trained on so many seeds.
@@ -70,6 +71,7 @@ def run(command: list[str], core: int, folder: Path, projects: Path) -> list[tup
     ) as process:
         for line in process.stdout:
             lines.append((time.monotonic() - began, line.rstrip()))
+    # A last line of our own tells how it ended, and when.
     lines.append((time.monotonic() - began, f"status {process.returncode}"))
     return lines
 
@@ -94,11 +96,13 @@ def study_of(name: str, seed: int, options: list[str], core: int, folder: Path, 
     lines = run(command, core, folder, projects)
     answered = [second for second, line in lines if line.split(" ")[0] in ANSWERS]
     curves = list(folder.glob("outputs/*/curve.json"))
+    # A study that failed has nothing but its last lines.
     if not curves:
         return {"lines": [line for _, line in lines[-10:]]}, None, lines[-1][0]
     summary = json.loads(curves[0].read_text())
     text = (curves[0].parent / "trials.jsonl").read_text()
     trials = [json.loads(line) for line in text.splitlines()]
+    # A trial that goes on begins where another one stopped.
     steps = {trial["number"]: trial["steps"] for trial in trials}
     stopped = [
         {"steps": trial["steps"], "from": steps.get(trial["resumed_from"], 0)}
@@ -136,7 +140,9 @@ def compare(name: str, seed: int, options, folder: Path) -> dict:
     workload = projects / "conf" / "workload" / f"{name}.yaml"
     script = [str(SCRIPT), str(workload), str(seconds), str(seed)]
     printed = run(script, options.core, folder / "script", projects)
+    # The last line is the status; the one before it is the script's answer.
     last = printed[-2][1] if len(printed) > 1 else ""
+    # Anything else is the end of an error's trace.
     is_pick = last == "null" or last.startswith("{")
     reference = yaml.safe_load(workload.read_text())["reference"]
     picks = {
@@ -164,6 +170,7 @@ def fresh_seconds(name: str, picks: dict, projects: Path) -> dict:
     )
     workload, protocol = load_workload(composed.options, composed.trained)
     seconds: dict[str, list[float]] = {tool: [] for tool in picks}
+    # Within a seed the tools take turns, so that what else the machine does slows all alike.
     for seed in range(1000, 1000 + FRESH):
         for tool, pick in picks.items():
             took = math.inf

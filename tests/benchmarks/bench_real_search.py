@@ -57,6 +57,7 @@ def problem_of(prepared: PreparedStudy) -> Problem:
     """The study's workload as a search knows it."""
     space = prepared.space
     scaling = prepared.options.scaling
+    # Batch sizes at most an octave apart.
     octaves = math.ceil(math.log2(space.high / space.low))
     sizes = sorted(
         {round(space.low * (space.high / space.low) ** (i / octaves)) for i in range(octaves + 1)}
@@ -83,6 +84,7 @@ def search_for(
     total = 0.0
     while total < seconds:
         spec = search.propose(course.trials)
+        # A trial that goes on needs the state of the one that stopped.
         parent = None if spec.resumed_from is None else course.trials[spec.resumed_from]
         course.trials.append(prepared.backend.run(spec, output, parent))
         total += course.trials[-1].train_seconds
@@ -101,8 +103,10 @@ def fresh_times(
 ) -> dict[Point, float]:
     """Each point's seconds to target over fresh seeds; infinite where one of them misses it."""
     runs: dict[Point, list[TrialResult]] = {point: [] for point in points}
+    # Points take turns, so that what else the machine does slows all of them.
     for replicate in range(fresh):
         for number, (batch_size, lr) in enumerate(points):
+            # Seeds that no search has come to.
             spec = TrialSpec(number, number, batch_size, lr, None, 1_000_000 + replicate)
             runs[batch_size, lr].append(prepared.backend.run(spec, None, None))
     trials = [*trials, *chain(*runs.values())]
@@ -153,6 +157,7 @@ if __name__ == "__main__":
         times = fresh_times(
             prepared, points, options.fresh, [*chain(*(course.trials for course in courses))]
         )
+    # Of all searches: each is measured against the same point.
     best = min(times, key=lambda point: times[point])
     print(
         f"best: B {best[0]}, lr {best[1]:.4g}, {1e3 * times[best]:.1f} ms; {options.fresh} "

@@ -127,11 +127,13 @@ class Trainer:
             seed: of the weights and the order of examples.
             expected: steps to the target; None: the first run finds them.
         """
+        # Whoever takes four times as long as expected has missed.
         most = self.budget.last_step(point[0]) if expected is None else math.ceil(4 * expected)
         plain = self.run(point, seed, most)
         if not plain.reached:
             return math.inf
         first = max(1, plain.steps_low)
+        # Every step from the last miss to the hit is evaluated.
         found = self.run(point, seed, most, (first, plain.steps))
         return float(found.steps * plain.seconds_per_step)
 
@@ -295,8 +297,8 @@ def main() -> None:
             f"{statistics.median(ratios):.2f}"
         )
     over = sorted(row["over_best"] for row in done)
-    ninth = over[math.ceil(0.9 * len(over)) - 1]
-    print(f"winner over the sweep's best: median {statistics.median(over):.2f}, 90% {ninth:.2f}")
+    high = over[math.ceil(0.9 * len(over)) - 1]
+    print(f"winner over the sweep's best: median {statistics.median(over):.2f}, 90% {high:.2f}")
 
 
 if __name__ == "__main__":

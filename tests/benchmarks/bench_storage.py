@@ -99,13 +99,14 @@ class Costs:
             self._stack.pop()
 
     def timed(self, owner: Any, name: str, part: str) -> None:
-        """Charge a function to a part, where it is called by the thread that runs the study."""
+        """Charge a function to a part, where it is called in the process that runs the study."""
         call = getattr(owner, name)
-        main = os.getpid()
+        own = os.getpid()
 
         @wraps(call)
         def wrapped(*arguments: Any, **named: Any) -> Any:
-            if os.getpid() != main:
+            # A fork has inherited the function.
+            if os.getpid() != own:
                 return call(*arguments, **named)
             with self.part(part):
                 return call(*arguments, **named)
@@ -121,6 +122,7 @@ class Costs:
 
 def _caller() -> str:
     """Name the method of the storage that is at work, and the function of bstune that asked for it."""
+    # Above this function and trace(): what SQLite was asked by.
     method = "none"
     frame = sys._getframe(2)
     while frame is not None:
@@ -140,6 +142,7 @@ def _imports(costs: Costs) -> None:
     inside = False
 
     def timed(name: str, *arguments: Any, **named: Any) -> Any:
+        # What an import imports in turn is part of it.
         nonlocal inside
         if inside or name in sys.modules:
             return load(name, *arguments, **named)
@@ -161,6 +164,7 @@ def _owner(path: str) -> Any:
     return importlib.import_module(path)
 
 
+# What the study prints is kept for an error.
 def _run(arguments: tuple[str, ...]) -> None:
     output = os.open("log", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
@@ -187,6 +191,7 @@ def _run(arguments: tuple[str, ...]) -> None:
     sys.argv = ["bstune", *arguments, *EACH]
     status = command()
     with costs.part("the end"):
+        # Workers' seconds are no part's of this process.
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
     costs.cpu["processes that have ended"] = children.ru_utime + children.ru_stime
     trials = len(Path("out/trials.jsonl").read_text().splitlines())

@@ -204,6 +204,7 @@ def measure_start(name: str, batch_size: int, repeats: int, device: torch.device
     def one_step(spec: TrialSpec) -> object:
         return train(workload, spec, replace(protocol, budget=Budget(1, 1)))
 
+    # The first three find nothing loaded, and are left out.
     pairs = [
         (milliseconds(workload.build_module, seed), milliseconds(one_step, seed))
         for seed in range(repeats + 3)

@@ -34,6 +34,7 @@ from bstune.study.storage.turns import ended_below_limit, free_turn
 from bstune.sweeps.search_problem import least, make_benchmark, median_time
 from bstune.trial.replay import read_index, read_table
 
+# Of the spending, in units of the best trial's cost.
 MULTIPLES = (10.0, 20.0, 40.0)
 
 
@@ -44,6 +45,7 @@ def run_fleet(
     options = (f"storage={url}", f"search.trials={trials}", "sampler=random")
     watch = fleet.Watch(url)
     owner = fleet.start("owner", folder / "0", *options, seconds=seconds)
+    # Workers need the owner's study in the storage.
     while not watch.running():
         time.sleep(0.1)
     for number in range(1, workers):
@@ -56,6 +58,7 @@ def run_fleet(
     owner.kill()
     return (
         wall.total_seconds(),
+        # What all trials slept, over the wall seconds of all processes.
         trials * seconds / workers / wall.total_seconds(),
         trials / wall.total_seconds(),
     )
@@ -78,6 +81,7 @@ def fleets(options: argparse.Namespace) -> None:
             finally:
                 if server is not None:
                     server.stop("immediate")
+        # The first number of processes is what the others are compared with.
         first = first or wall
         print(
             f"{workers} processes, {options.trials} trials of {options.seconds:g} s: {wall:.1f} "
@@ -117,7 +121,9 @@ def play(table: str, workers: int, seed: int, most: float) -> list[float]:
             spec = asked[1]
             parent = next((one for one in results(study) if one.number == spec.resumed_from), None)
             record = prepared.backend.run(spec, None, parent)
+            # By when they end; the number keeps two of the same time apart.
             heapq.heappush(running, (now + record.train_seconds, spec.number, asked, record))
+        # Nothing is told of a trial before it ends, as with real workers.
         now, _, asked, record = heapq.heappop(running)
         spent += record.train_seconds / bench.unit
         while due and spent > due[0]:

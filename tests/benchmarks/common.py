@@ -39,6 +39,7 @@ def options_of(doc: str | None, *arguments: tuple[str, dict[str, Any]]) -> argpa
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number to FILE")
     options = parser.parse_args()
     options.device = resolve_device(options.device)
+    # Without a single repeat there is no median.
     for name, value in vars(options).items():
         if name in ("repeats", "seeds", "runs") and value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, but got {value}")
@@ -77,6 +78,7 @@ def load_for(
     arguments = [f"workload={workload}", f"device={device}", "precision=32-true", *overrides]
     composed = compose_checked(arguments)
     ready, protocol = load_workload(composed.options, composed.trained)
+    # One example: the steps alone are the budget.
     return ready, protocol.for_steps_only(Budget(steps, 1))
 
 
@@ -92,6 +94,7 @@ def train(
 
     def build(spec: TrialSpec) -> LightningModule:
         module = workload.build_module(spec)
+        # A module brings its own call-backs, as a user's does.
         if callbacks:
             module.configure_callbacks = lambda: [*callbacks]
         built.append(module)
@@ -100,6 +103,7 @@ def train(
     result = run_trial(replace(workload, build_module=build), spec, protocol, **options)
     steps = protocol.budget.last_step(spec.batch_size)
     if result.steps != steps:
+        # A time of fewer steps would look fast.
         raise RuntimeError(
             f"the trial ended after {result.steps} of {steps} steps: {result.status} "
             f"({result.message})"

@@ -48,6 +48,7 @@ def build(lr):
     return resolved(module_node["_target_"])(**{rate_name: lr})
 
 
+# A module of one package is refused by the other's Trainer.
 is_older = any(one.__module__.startswith("pytorch_lightning") for one in type(build(1e-3)).__mro__)
 pl = importlib.import_module("pytorch_lightning" if is_older else "lightning.pytorch")
 best = math.inf
@@ -64,12 +65,14 @@ class StopAtTarget(pl.Callback):
         value = float(trainer.callback_metrics[target["metric"]])
         self.reached = not trainer.sanity_checking and sign * value <= sign * target["value"]
         self.took = time.monotonic() - self.began
+        # No trial goes on in the last second.
         is_late = self.took > STOP_FACTOR * best or time.monotonic() - start > seconds - 1
         trainer.should_stop |= self.reached or is_late
 
 
 study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
 study.enqueue_trial({"batch_size": reference["batch_size"], "lr": reference["lr"]})
+# No trial begins in the last three seconds.
 while time.monotonic() - start < seconds - 3:
     trial = study.ask()
     size = trial.suggest_int("batch_size", sizes["low"], sizes["high"], log=True)
@@ -90,6 +93,7 @@ while time.monotonic() - start < seconds - 3:
         max_steps=max(budget["steps"], math.ceil(budget["examples"] / size)),
         max_epochs=-1,
         callbacks=[stop],
+        # Lightning takes no interval beyond an epoch's batches.
         val_check_interval=min(10, batches_per_epoch),
         num_sanity_val_steps=0,
         log_every_n_steps=1,
@@ -100,6 +104,7 @@ while time.monotonic() - start < seconds - 3:
         gradient_clip_val=workload.get("trainer", {}).get("gradient_clip_val"),
     )
     run.fit(build(lr), batches)
+    # TPE ranks what missed the target behind all that reached it.
     study.tell(trial, stop.took if stop.reached else 4 * min(best, seconds))
     if stop.reached and stop.took < best:
         best = stop.took

@@ -47,6 +47,7 @@ SEEDS = (0, 1)
 class Plan:
     """Which runs of a workload are recorded."""
 
+    # The table's target: a run goes on beyond it.
     target: Target
     never: float  # a value of the metric that no run comes to, so that none ends before its horizon
     middle_lrs: dict[int, float]  # by batch size: where it trains well
@@ -75,6 +76,7 @@ PLANS = {
     "digits": Plan(
         target=Target("val/loss", 0.1, "min"),
         never=0.001,
+        # Batch sizes 300^(1/7) = 2.26 times apart.
         middle_lrs={4: 0.2, 9: 0.4, 20: 0.4, 45: 0.8, 103: 0.8, 234: 1.6, 530: 1.6, 1200: 1.6},
         lr_factors=(0.25, 0.5, 1.0, 2.0, 4.0),
         least_steps=40.0,
@@ -85,6 +87,7 @@ PLANS = {
     "mnist_mlp": Plan(
         target=Target("val/error", 0.06, "min"),
         never=0.0001,
+        # Batch sizes 3 times apart.
         middle_lrs={8: 0.1, 24: 0.2, 72: 0.4, 216: 0.4, 648: 0.4, 1944: 0.4},
         lr_factors=(0.25, 0.5, 1.0, 2.0, 4.0),
         least_steps=45.0,
@@ -103,6 +106,7 @@ def make_backend(workload: str, plan: Plan) -> LightningBackend:
         "device=cpu",
         "mlflow.enabled=false",
         f"output={tempfile.mkdtemp()}/o",
+        # Met at its own target a trial would end.
         f"workload.target.value={plan.never}",
         # The target always counts as near, and evaluations may cost as much as the training.
         "protocol.close_to_target=1000",
@@ -118,6 +122,7 @@ def make_backend(workload: str, plan: Plan) -> LightningBackend:
 
 def row_of(result: TrialResult, target: Target) -> Row:
     """Give the line of a run, with the evaluations that are kept of it."""
+    # "reached" would mean that ``never`` was met, and the run is too short.
     if result.status not in ("stopped", "diverged"):
         raise RuntimeError(
             f"a run has to end with its horizon or diverge, but got {result.status}: {result}"
@@ -143,6 +148,7 @@ def _kept(
     met = [i for i, (_, value) in enumerate(history) if target.reached(value)]
     wanted = {len(history) - 1}
     if met:
+        # The step at which the target was met lies between the two.
         wanted |= {met[0] - 1, met[0]}
     last = 0.0
     for i, (step, _) in enumerate(history):
@@ -171,6 +177,7 @@ def record(workload: str, path: Path) -> None:
     backend = make_backend(workload, plan)
     specs = list(plan.specs())
     for number, spec in enumerate(specs, start=1):
+        # It was recorded before the command was stopped.
         if (spec.batch_size, spec.lr, spec.seed, spec.max_steps) in done:
             continue
         row = row_of(backend.run(spec, None, None), plan.target)

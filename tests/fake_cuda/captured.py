@@ -39,9 +39,8 @@ def captured(case: Case) -> dict[str, Any]:
             # The rates are tensors, as when it was captured.
             with loops[-1]._tensor_rates():
                 step()
-            if (
-                LOG.phase == "training"
-            ):  # the first one is compared with its step, outside of the clock
+            # The first one is compared with its step, outside of the clock.
+            if LOG.phase == "training":
                 # Operators that are given several memory formats are slow, and captured as any
                 # other.
                 asked = LOG.events - before

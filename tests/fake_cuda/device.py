@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_map
 from watch import LOG
 
 GIB = 2**30
+# Those of an H100.
 PROPERTIES = SimpleNamespace(
     name="fake GPU", major=9, minor=0, total_memory=80 * GIB, multi_processor_count=132
 )
-# The shares of the memory that were asked for.
-CAPS: list[float] = []
 
 
 class Event:
@@ -80,7 +79,7 @@ def replace_torch_cuda() -> None:
         "reset_peak_memory_stats": lambda device=None: None,
         "reset_accumulated_memory_stats": lambda device=None: None,
         "current_stream": lambda device=None: None,
-        "set_per_process_memory_fraction": lambda share, device=None: CAPS.append(share),
+        "set_per_process_memory_fraction": lambda share, device=None: None,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "get_rng_state": lambda device="cuda": state,

@@ -27,6 +27,7 @@ def library() -> Path:
     if path.exists():
         return path
     path.parent.mkdir(exist_ok=True)
+    # Several processes may build it at once: whole it gets its name.
     partial = path.with_suffix(f".{os.getpid()}")
     torchs = Path(torch.__file__).parent
     flags = [

@@ -23,6 +23,7 @@ def made_images(shape: Sequence[int], examples: int) -> ImageDataset:
 
 def made_text(vocabulary: int) -> Text:
     """A text whose tokens come one after another."""
+    # 100,000 are enough for any workload's sequences.
     tokens = (np.arange(100_000) % vocabulary).astype(np.uint8)
     return Text("made", vocabulary, tokens, tokens, None)
 

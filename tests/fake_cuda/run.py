@@ -27,6 +27,7 @@ from typing import Any
 
 import library
 
+# Others have CIFAR's.
 IMAGE_SHAPES = {
     "digits": (1, 8, 8),
     "fashion_mlp": (1, 28, 28),
@@ -34,7 +35,7 @@ IMAGE_SHAPES = {
     "fashion_cnn": (1, 28, 28),
     "mnist_mlp": (1, 28, 28),
     "mnist_simple_cnn": (1, 28, 28),
-}  # others: CIFAR's
+}
 RECURRENT = ("shakespeare_lstm",)
 TEXTS = ("shakespeare_transformer", "shakespeare_lstm")
 # After so many steps nothing is built any more, such as an optimizer's state.

@@ -21,13 +21,14 @@ from torch.utils._pytree import tree_leaves
 
 HERE = str(Path(__file__).parent)
 READS = {"_local_scalar_dense", "equal", "is_nonzero"}
+# Their size is unknown until they ran.
 SHAPES = {
     "nonzero",
     "masked_select",
     "_unique2",
     "unique_dim",
     "repeat_interleave",
-}  # of unknown size until they ran
+}
 # Nothing is computed: views, empty tensors, questions.
 FREE = set(
     """
@@ -59,9 +60,8 @@ class Operator:
     """One call of an aten operator on the device."""
 
     name: str
-    plain: (
-        str  # its arguments, tensors as their shapes: in a captured graph they stay what they were
-    )
+    # Its arguments, tensors as their shapes: in a captured graph they stay what they were.
+    plain: str
     place: str
 
 
@@ -70,15 +70,12 @@ class Log:
     """What was seen so far."""
 
     phase: str = "startup"
-    events: collections.Counter = field(
-        default_factory=collections.Counter
-    )  # (phase, kind, what, place): times
-    operators: collections.Counter = field(
-        default_factory=collections.Counter
-    )  # (phase, name): times
-    steps: list[list[Operator]] = field(
-        default_factory=lambda: [[]]
-    )  # of training, up to each optimizer's step
+    # (phase, kind, what, place): times.
+    events: collections.Counter = field(default_factory=collections.Counter)
+    # (phase, name): times.
+    operators: collections.Counter = field(default_factory=collections.Counter)
+    # Of training, up to each optimizer's step.
+    steps: list[list[Operator]] = field(default_factory=lambda: [[]])
 
     def note(self, kind: str, what: str) -> None:
         self.events[self.phase, kind, what, place()] += 1
@@ -139,9 +136,8 @@ class Watch(TorchDispatchMode):
                 check_formats(name, args)
         if name in READS and any(isinstance(one, FakeTensor) for one in tensors):
             return {"equal": False, "is_nonzero": True}.get(name, self._made_up(tensors[0]))
-        if name.startswith("_fused_") and name.endswith(
-            ("sgd_", "adam_", "adamw_")
-        ):  # they do not run on fake tensors
+        # They do not run on fake tensors.
+        if name.startswith("_fused_") and name.endswith(("sgd_", "adam_", "adamw_")):
             check_fused(name, args)
             LOG.operator(name, args, kwargs)
             return None

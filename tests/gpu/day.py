@@ -194,12 +194,14 @@ def environment(day: Day) -> None:
     )
     x = torch.zeros(8, device=day.device)
     launches = 200 if day.tiny else 5000
+    # The first launches take longer.
     for _ in range(100):
         x.add_(1.0)
     synchronize()
     start = time.perf_counter()
     for _ in range(launches):
         x.add_(1.0)
+    # The host is done once the last launch is queued.
     host = time.perf_counter() - start
     synchronize()
     both = time.perf_counter() - start
@@ -250,9 +252,8 @@ def workloads(day: Day) -> None:
             workload, protocol, size, lr = prepared(
                 day.device, day.tiny, name, *budget, *day.recipe_options
             )
-            if (
-                seed < 0
-            ):  # once before, for the choice of kernels; the schedule's horizon stays the recipe's
+            # Once before, for the choice of kernels; the schedule's horizon stays the recipe's.
+            if seed < 0:
                 run_trial(workload, TrialSpec(0, 0, size, lr, None, 0, max_steps=8), protocol)
                 continue
             result = run_trial(workload, TrialSpec(seed, seed, size, lr, None, seed), protocol)
@@ -421,6 +422,7 @@ def a_step(
         limited = replace(protocol, budget=Budget(count, 1))
         return measure(lambda: run_trial(workload, spec, limited))
 
+    # Once before, for the choice of kernels.
     of(few)
     return (of(many) - of(few)) / (many - few)
 
@@ -659,6 +661,7 @@ def main() -> None:
         if day.left <= 0.0:
             day.say(name, left_out="no time was left")
             continue
+        # A section that is named may take all the time that is left.
         section, share = SECTIONS[name]
         try:
             section(

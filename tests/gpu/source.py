@@ -57,9 +57,8 @@ def run(script: Path, runs: int) -> None:
         network.init_whiten = timed_as("whitening", network.init_whiten, spent)
     names["print_training_details"] = lambda variables, is_final_entry: seen.update(variables)
     arguments: list[Any] = []
-    if (
-        len(inspect.signature(names["main"]).parameters) > 1
-    ):  # of those that compile, which share a network
+    # Those that compile share a network.
+    if len(inspect.signature(names["main"]).parameters) > 1:
         model = names["CifarNet"]().cuda().to(memory_format=torch.channels_last)
         model.compile(mode="max-autotune")
         arguments = [model]

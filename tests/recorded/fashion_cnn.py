@@ -57,6 +57,7 @@ def recorded() -> tuple[list[TrialResult], Posterior, StudyResult]:
         search=SearchPlan(trials=len(trials), replicates=3, limit=None),
         reference=Reference(batch_size=128.0, lr=0.03, rule="sqrt"),
     )
+    # From the smallest to the largest batch size that reached the target.
     sizes = sorted({round(size) for size in np.geomspace(39, 807, 49)})
     band = steps_band(posterior, sizes, INTERVAL)
     analysis = Analysis(

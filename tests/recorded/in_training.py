@@ -64,7 +64,9 @@ def resampled_interval(table: Table) -> tuple[float, float]:
     for _ in range(RESAMPLINGS):
         runs = []
         for cell in table.cells.values():
+            # As many seeds as the cell has, some of them twice, others not at all.
             drawn = rng.choices(cell, k=len(cell))
+            # A table wants no seed of a cell twice.
             runs += [replace(run, seed=seed) for seed, run in enumerate(drawn)]
         value = dense_b_crit(replace(table, runs=tuple(runs)), TARGET)
         assert value is not None

@@ -12,6 +12,8 @@ from recorded.figure import Figure, Values, number_or_none, row_text, rows_of
 from recorded.in_training import RECORDS, b_crit_in_training
 from scipy.stats import t as student
 
+from bstune.study.searching.early_end import FEWEST_FULL
+
 README = "tests/benchmarks/README.md"
 FOLDER = "tests/benchmarks"
 FIRST_ANSWER = "tests/recorded/first_answer"
@@ -256,6 +258,7 @@ def seconds_in_all(path: Path) -> Values:
         held = 0
         half_widths = list[float]()
         for row in studies:
+            # An interval that is open has no half-width.
             held += row["holds"]
             if row["high"] is not None:
                 half_widths.append(math.sqrt(row["high"] / row["low"]))
@@ -481,6 +484,7 @@ SHOWN_SPENDINGS = (3, 5, 10, 40)
 
 def budget_row(search: str, path: Path) -> Values:
     rows = list[Row]()
+    # Rows of made laws have no scatter.
     for row in rows_of(path):
         if row["search"] == search and "of_scatter" in row:
             rows.append(row)
@@ -495,7 +499,6 @@ def budget_row(search: str, path: Path) -> Values:
 ENDS = f"{FOLDER}/budget_ends.jsonl"
 # Of a look: full trials' cost, full trials, what is left in scatters, and scatters above the best.
 LOOK_COST, LOOK_FULL, LOOK_LEFT, LOOK_ABOVE = 1, 2, 3, 4
-FEWEST_FULL = 4
 
 
 def end_of(looks: Sequence[Sequence[float]], least_gain: float) -> Sequence[float]:

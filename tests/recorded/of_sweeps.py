@@ -203,6 +203,7 @@ def critical_rows(name: str) -> tuple[dict[str, Any], ...]:
 def over_targets(name: str, path: Path) -> Values:
     rows = critical_rows(name)
     grown = growth_of(rows)
+    # The first row is the table's own target.
     own = rows[0]
     return {
         "metric": own["metric"].removeprefix("val/"),
@@ -608,6 +609,7 @@ RECORDED_SEARCHES = ("bstune", "tpe/lr", "tpe/sqrt", "qmc/lr", "qmc/sqrt", "shal
 RECORDED_SEEDS = 10
 SPENDINGS = (10.0, 20.0, 40.0)
 SHOWN_SPENDING = 20.0
+# Recorded searches end at so many times the best trial's cost.
 MOST_SPENT = 60.0
 PATH_OF_NOTHING = "none"
 
@@ -755,6 +757,7 @@ def rivals_compared(path: Path) -> Values:
     for name in RIVALS:
         for objective in RIVAL_OBJECTIVES:
             numbers.add(len(rival_paths(name, objective, path)))
+    # One n stands for all cells of the table.
     (n,) = numbers
     early, _ = RIVAL_SPENDINGS
     late = 0

@@ -57,6 +57,7 @@ def _of_grid(name: str) -> PanelCurve:
     ladder = np.geomspace(sizes[0], sizes[-1], CURVE_SIZES)
     assert fit.s_min is not None
     assert fit.critical_batch_size is not None
+    # A fit of two terms has no B_opt.
     small_batch = fit.b_opt or 0.0
     steps = fit.s_min * (1.0 + fit.critical_batch_size / ladder + (small_batch / ladder) ** 2)
     return PanelCurve(
@@ -65,6 +66,7 @@ def _of_grid(name: str) -> PanelCurve:
         point_steps=np.array([point.steps for point in points], dtype=np.float64),
         batch_size=ladder,
         steps=steps,
+        # A fit to medians of a grid is drawn without an interval.
         steps_low=steps,
         steps_high=steps,
         b_crit=fit.critical_batch_size,

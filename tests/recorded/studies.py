@@ -85,11 +85,13 @@ def trial_of(number: int, row: dict[str, Any], target: Target) -> TrialResult:
     history = list(zip(row["steps"], row["metric"], strict=True))
     hit = next((step for step, value in history if target.reached(value)), None)
     end = row["steps"][-1] if row["steps"] else 1
+    # Where it missed all the way, up to its end.
     last_miss = end
     if hit is not None:
         end = hit
         last_miss = max((step for step, _ in history if step < hit), default=0)
     status = row["status"]
+    # The record's run went on beyond the target, where a trial ends.
     if status == "stopped" and hit is not None:
         status = "reached"
     seconds = end * row["seconds_per_step"]
@@ -126,6 +128,7 @@ def posterior_of(trials: list[TrialResult], of: Asked) -> Posterior:
         objective=of.objective,
         rule=lambda batch_size: sqrt(batch_size, *of.reference),
         target=of.target,
+        # All recorded targets are of losses and errors.
         ideal=0.0,
         sigma=of.level_sigma,
         budget=lambda batch_size: max(steps, examples / batch_size),
@@ -149,6 +152,7 @@ def found(path: Path, arguments: Arguments) -> Found:
     posterior = posterior_of(trials, of)
     critical = critical_batch(posterior)
     assert critical is not None
+    # A stopped point is a bound, and is not drawn.
     reached = [trial for trial in trials if trial.reached]
     ladder = np.geomspace(critical.smallest, critical.largest, CURVE_SIZES)
     points = [point for point in frontier_points(trials) if not point.stopped]
@@ -170,6 +174,7 @@ def end_slopes(posterior: Posterior, critical: CriticalBatchSize) -> tuple[float
     target."""
     slopes = list[float]()
     for start in (critical.smallest, critical.largest / END_SPAN):
+        # The curve is drawn with this interval.
         band = steps_band(posterior, [start, start * END_SPAN], (0.05, 0.95))
         steps = np.log(band.steps)
         slopes.append(float((steps[1] - steps[0]) / np.log(END_SPAN)))
@@ -195,6 +200,7 @@ def crossing(first: Found, second: Found) -> tuple[float, float, float]:
         posterior = study.posterior
         at = posterior.prior.points_at(np.log2(ladder))
         drawn.append(frontier(posterior.theta, at, posterior.prior))
+    # Posteriors may have different numbers of particles.
     count = min(map(len, drawn))
     is_fewer = drawn[0][:count] < drawn[1][:count]
     # The last batch size at which it takes fewer; the smallest where it never does.
