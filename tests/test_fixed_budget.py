@@ -20,15 +20,10 @@ from bstune.search.budget_runs import last_whole_step
 from bstune.search.candidates import Domain
 from bstune.search.fixed_budget import infer_at_budget, rank_full_trials, shortened
 from bstune.search.posterior import (
-    B_CRIT,
-    B_OPT,
     LEVEL,
-    NOISE,
-    frontier,
-    log_steps,
     make_prior,
 )
-from bstune.search.ruler import RunningBest, Scale, choose_scale, make_ruler, running_best
+from bstune.search.ruler import make_ruler, running_best
 from bstune.search.sampler import RESUMED_FROM, FrontierSampler, default_policy
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -143,36 +138,6 @@ def test_a_single_evaluation_at_the_end_still_ranks():
 
 
 # Scales
-
-
-@pytest.mark.parametrize(
-    ("mode", "ideal", "values", "expected"),
-    [
-        ("min", None, (0.5, 0.2), 0.0),
-        ("min", None, (0.5, -0.2), None),
-        ("max", None, (0.5, 0.7), None),
-        ("max", 1.0, (0.5, 0.7), 1.0),
-        ("min", -2.0, (0.5, 0.7), -2.0),
-    ],
-)
-def test_the_ideal_value_is_what_is_given_or_zero_of_what_is_positive_and_falls(
-    mode, ideal, values, expected
-):
-    assert choose_scale([tuple(enumerate(values, start=1))], mode, ideal).ideal == expected
-
-
-@pytest.mark.parametrize(
-    "scale", [ERROR, Scale("max", 1.0), Scale("min", None), Scale("max", None)]
-)
-def test_a_height_gives_its_metric_back(scale):
-    metrics = np.array([0.2, 0.5, 0.9])
-    assert scale.metric(scale.height(metrics)) == pytest.approx(metrics)
-    assert (np.diff(scale.height(metrics)) > 0).all() == (scale.mode == "min")
-
-
-def test_an_error_of_exactly_zero_has_a_height():
-    scale = choose_scale([((1, 0.1), (2, 0.02), (3, 0.0))], "min", 0.0)
-    assert scale.height(np.array([0.0]))[0] == pytest.approx(math.log(0.01))
 
 
 FACTORS = (1.0, 1.2, 1.7, 2.5)
@@ -721,27 +686,6 @@ def test_nothing_is_found_before_a_trial_is_full():
     posterior = read([trial(0, power(1.0), share=0.5)])
     assert findings_of({1.0: posterior}) is None
     assert gain_left_of(posterior) is None
-
-
-def test_what_is_left_to_gain_is_the_laws_own_difference_whatever_luck_a_trial_had():
-    """Of a law that is known: from its place to the best batch size and rate, along the ruler's slope."""
-    found = certain(1.0)
-    known = replace(found, theta=found.theta[:1])
-    left = gain_left_of(known)
-    run = known.runs[0]
-    places = known.prior.points_at(np.array([run.x]), np.array([run.z]))
-    now = log_steps(known.theta, places, known.prior)[0] - known.log_budget(np.array([run.x]))
-    x = np.linspace(known.prior.log_low, known.prior.log_high, 200)
-    least = frontier(known.theta, known.prior.points_at(x), known.prior)[0] - known.log_budget(x)
-    noise = math.exp(float(known.theta[0, NOISE]))
-    behind = np.array([now[0], least.min(), now[0] - noise])
-    own, best, luckier = known.scale.metric(known.ruler.height(-behind)).tolist()
-    assert left.at_most == pytest.approx(own - best, rel=0.02)
-    assert left.next_point == pytest.approx(left.at_most, rel=1e-6)
-    assert left.seed_scatter == pytest.approx(own - luckier, rel=1e-6)
-    lucky = replace(known, data=replace(known.data, y=known.data.y - 0.3))
-    assert rank_full_trials(lucky)[0].behind < rank_full_trials(known)[0].behind - 0.2
-    assert gain_left_of(lucky) == left
 
 
 # Options

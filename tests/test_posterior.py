@@ -148,7 +148,7 @@ def test_other_hyper_parameters_cost_a_parabola_and_shift_the_learning_rate():
     assert model.off_optimum(theta, points, prior)[0, 0] == pytest.approx(d)
     expected = (
         model.frontier(theta, points, prior)
-        + model.penalty(theta, np.array([[delta]]))
+        + model.penalty(theta, np.array([[d]]))
         + 3.0 * 0.5**2
         + 0.5 * 0.5**2
     )

@@ -19,9 +19,6 @@ from toolbox import end_as_lightning, table_rows, trials_of, write_rows
 from bstune.core.records import TrialResult
 from bstune.search.posterior import sample_posterior
 from bstune.study.analysis.model import REPORT_PARTICLES
-from bstune.study.planning.plan_text import budget_text
-from bstune.study.searching.trial_files import MAX_STATES, worth_continuing
-from bstune.study.showing.progress import MINUTE, Progress, trial_line
 from bstune.study.storage.trials import spec_of
 from bstune.trial.processes.workers import InProcess
 

@@ -17,7 +17,6 @@ from bstune.core.records import Target
 from bstune.search import observations
 from bstune.search import sampler as frontier
 from bstune.search.acquisition import suggest
-from bstune.search.candidates import Suggestion
 from bstune.search.coordinates import Coordinates
 from bstune.search.observations import FIRST_START, start_sizes
 from bstune.search.sampler import RECORD, RESUMED_FROM, FrontierSampler, trial_result
