@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bstune.search.ruler import Scale, make_ruler, running_best, choose_scale
+from bstune.search.ruler import Scale, choose_scale, make_ruler, running_best
 
 # The last step of a budget.
 LAST = 10_000
