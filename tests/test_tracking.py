@@ -43,9 +43,9 @@ from bstune.report.rows import curve_point
 from bstune.result import Gain, StudyResult
 from bstune.system.files import Output
 from bstune.system.terminal import filtered
-from bstune.tracking.address import opening, tracking_uri
+from bstune.tracking.address import opening_lines, tracking_uri
 from bstune.tracking.colours import PALETTE
-from bstune.tracking.content import note, trial_name
+from bstune.tracking.content import study_note, trial_name
 from bstune.tracking.database import damage, make_database
 from bstune.tracking.exchange import Exchanges
 from bstune.tracking.runs import Tracking
@@ -207,11 +207,11 @@ def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
     ],
 )
 def test_what_opens_a_page(uri, expected):
-    assert opening(uri) == (expected,)
+    assert opening_lines(uri) == (expected,)
     served = (
         (f"{expected}/#/",) if uri.startswith("http") else (expected, "http://127.0.0.1:5000/#/")
     )
-    assert opening(uri, "#/") == served
+    assert opening_lines(uri, "#/") == served
 
 
 def test_creating_the_database_prints_nothing_and_leaves_only_the_database(created):
@@ -715,7 +715,8 @@ def finish(tracking: Tracking, summary: StudyResult = SUMMARY) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bstune.tracking.runs.answer", lambda summary: None)
         patch.setattr(
-            "bstune.tracking.runs.block", lambda answer: ["USE  batch size 32 ```", "", "<b>"]
+            "bstune.tracking.runs.console_rows",
+            lambda answer: ["USE  batch size 32 ```", "", "<b>"],
         )
         tracking.finish_study(summary, [Path(__file__)])
 
@@ -777,9 +778,9 @@ def test_the_note_is_the_answer_as_text_with_the_figure_and_a_link_to_the_trials
     assert written.startswith("````text\nUSE  batch size 32 ```\n\n<b>\n````\n\n[")
     assert linked(written) == [
         f"{runs_page('2')}&searchFilter=tags.%60bstune.study_id%60%20%3D%20%27{STUDY}%27",
-        tracking.opening[-1].removeprefix("http://127.0.0.1:5000/"),
+        tracking.opening_lines[-1].removeprefix("http://127.0.0.1:5000/"),
     ]
-    shown = note("n" * 9000, "abc", "a b.png", "#/x", "#/y")
+    shown = study_note("n" * 9000, "abc", "a b.png", "#/x", "#/y")
     assert len(shown) <= 5000
     assert linked(shown) == ["get-artifact?path=a+b.png&run_uuid=abc", "#/x", "#/y"]
 

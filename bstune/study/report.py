@@ -268,7 +268,7 @@ def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -
     artifacts += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]
     # Some of them are of a survey, or of several devices.
     tracking.finish_study(result, [path for path in artifacts if path.exists()])
-    return tracking.opening
+    return tracking.opening_lines
 
 
 def _train(
