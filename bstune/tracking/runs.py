@@ -260,7 +260,7 @@ class Tracking:
                 self._client.delete_run(run.info.run_id)
 
     def _delete_strays(self) -> None:
-        """Delete the trials' runs that are not whole.
+        """Delete the trials' runs that were not sent to their end, or that were sent twice.
 
         A process that died or a request that was repeated has left them.
         """
