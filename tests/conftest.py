@@ -92,6 +92,12 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def of_ci(request: pytest.FixtureRequest) -> bool:
+    """Whether a test is left out of the default run, and has what a user's study has."""
+    markers = {marker.name for marker in request.node.iter_markers()}
+    return not markers.isdisjoint({"slow", "soak"})
+
+
 @pytest.fixture(autouse=True)
 def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no pictures, and paint no study's curve: both are half of a small study's time.
@@ -101,8 +107,7 @@ def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     ``painted`` is for tests of what depends on a study's trials, ``rendered`` for those of pictures.
     What fixtures of a module run is painted and rendered.
     """
-    is_slow = request.node.get_closest_marker("slow") is not None
-    if not is_slow and "whole_pages" not in request.fixturenames:
+    if not of_ci(request) and "whole_pages" not in request.fixturenames:
         script = b"plotly"
         packed = base64.b64encode(gzip.compress(script, mtime=0)).decode()
         monkeypatch.setattr("bstune.report.html._plotly", lambda: (script, packed))
@@ -120,7 +125,7 @@ def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(autouse=True)
 def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a slow test's reports sample their posterior as a user's study does; once.py has the rest."""
-    if request.node.get_closest_marker("slow") or "precise" in request.fixturenames:
+    if of_ci(request) or "precise" in request.fixturenames:
         import once
 
         monkeypatch.setattr("bstune.study.analysis.model.MOVES", once.MOVES_OF_A_REPORT)

@@ -41,17 +41,24 @@ CORE_PACKAGES = {*sys.stdlib_module_names, "numpy", "scipy", "bstune"}
 HEAVY = ("torch", "lightning", "pytorch_lightning", "mlflow", "omegaconf", "hydra")
 
 
+def statements(tree, is_late=False):
+    """Each statement, and whether it runs inside a function, type checkers' own left aside."""
+    for node in ast.iter_child_nodes(tree):
+        # No expression holds an import, and most nodes are in expressions.
+        if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            continue
+        yield node, is_late
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for inner, _ in statements(node):
+                yield inner, False
+        else:
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from statements(node, is_late or is_function)
+
+
 def imports(tree):
     """(line, imported module, whether it takes start-up time inside a function) of every import."""
-    typing_only = set()
-    late = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            typing_only |= set(ast.walk(node))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            late |= set(ast.walk(node))
-    late -= typing_only
-    for node in ast.walk(tree):
+    for node, is_late in statements(tree):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -60,7 +67,7 @@ def imports(tree):
         elif isinstance(node, ast.ImportFrom):
             names = [node.module]
         for name in names:
-            yield node.lineno, name, node in late
+            yield node.lineno, name, is_late
 
 
 def are_apart(own, other):
