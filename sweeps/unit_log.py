@@ -217,9 +217,10 @@ class UnitLog:
         settings_before = {**header.settings, "device": header.device}
         settings_now = {**self._header.settings, "device": self._header.device}
         if settings_before != settings_now:
+            changed = changed_settings(settings_before, settings_now)
             raise StudyError(
-                f"what is in {self._path} was measured with other options:\n"
-                f"{changed_settings(settings_before, settings_now)}\ncontinue with those, or {elsewhere}"
+                f"what is in {self._path} was measured with other options:\n{changed}\n"
+                f"continue with those, or {elsewhere}"
             )
 
     def measure(self, plan: UnitPlan[Value], measure: Callable[[str], object]) -> dict[str, Value]:

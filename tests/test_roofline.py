@@ -364,7 +364,8 @@ def test_the_best_of_the_sizes_that_there_is_time_for_is_the_limit(seconds, size
 
         return call
 
-    assert _best_rate(prepare, 3, CPU, seconds, sizes, time) == pytest.approx(best)
+    rate = _best_rate(prepare, sizes, CPU, seconds, power=3, clock=time)
+    assert rate == pytest.approx(best)
     assert calls == called
     assert time.now < 80.0 + 1.2 * seconds
 

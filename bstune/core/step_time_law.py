@@ -34,7 +34,8 @@ Array = NDArray[np.float64]
 # Octaves of batch size over which the residual stays alike.
 RESIDUAL_OCTAVES = 1.5
 # Octaves between timed batch sizes. Across a wider gap log tau is no straight line in log B: with
-# timings at B = 2 and 6,256 alone that line is 3.3 times what overhead and examples come to at B = 32.
+# timings at B = 2 and 6,256 alone that line is 3.3 times what overhead and examples come to at
+# B = 32.
 WIDEST_GAP = 1.5
 # Within a wide gap the law is worked out at batch sizes that lie at most so many octaves apart.
 FILLED_OCTAVES = 1.0
