@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
+from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
 from bstune.report.words import PREDICTED, beyond_text, point_text
 from bstune.result import (
@@ -216,6 +217,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     """Say what weakens the answer, the worst first; before there is one, why there is none."""
     at_budget = result.at_budget
     if at_budget is None:
+        yield failures_text(result)
         yield from result.notes
         yield result.stop_reason
         return
@@ -231,6 +233,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     compared = at_budget.baseline if at_budget.gain is not None else None
     if compared is not None and compared.fresh is None:
         yield from gain_of_single_run(result)
+    yield failures_text(result)
     # A search that ended by least_gain found what it looked for: that needs no caution.
     if result.search.limit not in (None, LEAST_GAIN) and result.stop_reason is not None:
         yield result.stop_reason
