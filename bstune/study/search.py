@@ -329,7 +329,7 @@ class Search:
             if asked is not None:
                 self._start(runner, asked)
                 self._store((yield from _wait_for_trial(runner)))
-            elif due.seed_of is not None:
+            elif due.is_baseline:
                 # Another process has begun the last of them.
                 return
 
@@ -359,6 +359,7 @@ class Search:
             self._worker,
             due.horizon,
             seed_of=due.seed_of,
+            is_baseline=due.is_baseline,
             last_step=due.last_step,
         )
 
