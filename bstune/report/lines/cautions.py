@@ -31,7 +31,8 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     yield from _chance_to_miss(result)
     yield from _ran_once(result)
     yield from _gain_of_one_run(result)
-    yield failed
+    if failed is not None:
+        yield failed
     # More of a limit changes the answer only where that limit ended the search.
     if result.search.limit is not None and result.stop_reason is not None:
         yield result.stop_reason
