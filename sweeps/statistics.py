@@ -139,7 +139,11 @@ def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
 def speed_gain(
     seconds: Mapping[int, Sequence[float]], from_size: int, to_size: int, level: float
 ) -> Effect:
-    """Give the mean ratio of examples per second at ``to_size`` and ``from_size``, less 1."""
+    """Estimate the ratio of examples per second at ``to_size`` and ``from_size``, less 1.
+
+    ``seconds`` has the seconds of a step in every round, by batch size; ``level`` is that of the
+    effect's interval.
+    """
     # They are paired by round: a disturbance of a whole round drops out.
     log_speed_to = np.log(to_size / np.array(seconds[to_size], dtype=np.float64))
     log_speed_from = np.log(from_size / np.array(seconds[from_size], dtype=np.float64))
@@ -150,7 +154,10 @@ def speed_gain(
 def off_the_line(
     seconds: Mapping[int, Sequence[float]], low: int, middle: int, high: int, level: float
 ) -> Effect:
-    """Give the mean ratio of tau at ``middle`` and tau on the line through two others, less 1."""
+    """Estimate the ratio of tau at ``middle`` and tau on the line through the two others, less 1.
+
+    ``seconds`` has tau in every round, by batch size; ``level`` is that of the effect's interval.
+    """
     low_seconds = np.array(seconds[low], dtype=np.float64)
     middle_seconds = np.array(seconds[middle], dtype=np.float64)
     high_seconds = np.array(seconds[high], dtype=np.float64)

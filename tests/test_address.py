@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from bstune.config import mlflow_options
-from bstune.tracking.address import opening, tracking_uri
+from bstune.tracking.address import opening_lines, tracking_uri
 
 PYTHON = shlex.quote(sys.executable)
 
@@ -56,8 +56,8 @@ def test_tracking_uri(configured, environment, expected, tmp_path, monkeypatch):
     ],
 )
 def test_what_opens_a_page(uri, expected):
-    assert opening(uri) == (expected,)
+    assert opening_lines(uri) == (expected,)
     served = (
         (f"{expected}/#/",) if uri.startswith("http") else (expected, "http://127.0.0.1:5000/#/")
     )
-    assert opening(uri, "#/") == served
+    assert opening_lines(uri, "#/") == served

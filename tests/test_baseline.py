@@ -230,6 +230,44 @@ def test_the_gain_is_the_mean_ratio_on_the_same_seeds():
     assert by_steps.ratio == pytest.approx(gain.ratio)
 
 
+def test_a_gain_is_known_no_better_than_the_seconds_of_a_step_are():
+    trial, runs = at(256, 0.3, 40, 50, 60, 70)
+    own, again = at(64, 0.1, 999, 200, 240, 280, first=10)
+    compared = BaselineRuns(own, again), Winner(trial, 50.0, runs)
+    sure = gain_of(*compared, "time", 0.0)
+    blurred = gain_of(*compared, "time", 0.0, timing_error=0.4)
+    # Half of a 90% interval of 0.4 is 1.645 times as much, in log; seeds add next to nothing.
+    assert math.log(blurred.high / blurred.ratio) == pytest.approx(1.645 * 0.4, rel=0.01)
+    assert blurred.ratio == pytest.approx(sure.ratio)
+    # Steps take no clock.
+    by_steps = gain_of(*compared, "steps", 0.0, timing_error=0.4)
+    assert by_steps.high == pytest.approx(sure.high)
+
+
+@pytest.mark.parametrize(
+    ("untold", "low", "high"),
+    [
+        # The winner met the target within 5 steps, the baseline between 26 and 30.
+        ("winner", 26 / 5, 30 / 1),
+        # And the other way round, where a winner is slower than what one has.
+        ("baseline", 1 / 30, 5 / 26),
+    ],
+)
+def test_where_the_first_evaluation_met_the_target_the_gain_holds_every_step_before(
+    untold, low, high
+):
+    trial, quick = at(256, 0.3, 5, 5, 5, 5)
+    own, slow = at(64, 0.1, 30, 30, 30, 30, first=10)
+    quick = tuple(replace(run, steps_low=0) for run in quick)
+    slow = tuple(replace(run, steps_low=26) for run in slow)
+    if untold == "winner":
+        gain = gain_of(BaselineRuns(own, slow), Winner(trial, 5.0, quick), "steps", 0.01)
+    else:
+        gain = gain_of(BaselineRuns(own, quick), Winner(trial, 30.0, slow), "steps", 0.01)
+    assert gain.low <= 1.08 * low
+    assert gain.high >= high / 1.08
+
+
 @pytest.mark.parametrize(
     ("own_again", "fresh", "ratio", "seeds"),
     [

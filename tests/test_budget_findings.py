@@ -124,11 +124,11 @@ def test_what_is_left_to_gain_is_the_laws_own_difference_whatever_luck_a_trial_h
     known = replace(found, theta=found.theta[:1])
     left = gain_left_of(known)
     run = known.runs[0]
-    places = known.prior.at(np.array([run.x]), np.array([run.z]))
+    places = known.prior.points_at(np.array([run.x]), np.array([run.z]))
     now = log_steps(known.theta, places, known.prior)[0] - known.log_budget(np.array([run.x]))
     # At 200 batch sizes the least of the frontier.
     x = np.linspace(known.prior.log_low, known.prior.log_high, 200)
-    least = frontier(known.theta, known.prior.at(x), known.prior)[0] - known.log_budget(x)
+    least = frontier(known.theta, known.prior.points_at(x), known.prior)[0] - known.log_budget(x)
     noise = math.exp(float(known.theta[0, NOISE]))
     # Behind by its place, at the best place, and with a standard deviation of luck.
     behind = np.array([now[0], least.min(), now[0] - noise])

@@ -270,13 +270,11 @@ class Chance(OwnNoise):
 @pytest.mark.parametrize(
     "kind",
     [
-        SavesItsCount,
-        CountsInABuffer,
-        GlobalNoise,
-        CountsInVain,
-        LogsItsBest,
-        StartsFromTheData,
-        Chance,
+        *(SavesItsCount, GlobalNoise, LogsItsBest, Chance),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (CountsInABuffer, CountsInVain, StartsFromTheData)
+        ),
     ],
 )
 def test_what_goes_on_alike_is_continued(kind):

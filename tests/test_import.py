@@ -30,6 +30,8 @@ def test_the_package_and_its_core_stay_light():
     assert not names & {*HEAVY, "optuna", "hydra"}
 
 
+# test_layers.py holds it of each import that a file names.
+@pytest.mark.slow
 def test_replayed_studies_need_no_training_library():
     modules = (
         "bstune.__main__",

@@ -7,7 +7,7 @@ from rich.console import Console
 from toolbox import make_trial
 
 from bstune.core.records import Target
-from bstune.study.progress import MINUTE, Progress, trial_line
+from bstune.study.showing.progress import MINUTE, Progress, trial_line
 
 
 def test_a_line_a_trial_in_the_order_in_which_they_end(capsys):

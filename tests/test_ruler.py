@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bstune.search.ruler import Scale, make_ruler, running_best, scale_of
+from bstune.search.ruler import Scale, choose_scale, make_ruler, running_best
 
 # The last step of a budget.
 LAST = 10_000
@@ -90,7 +90,7 @@ def test_noise_counts_by_its_running_best():
 def test_the_ideal_value_is_what_is_given_or_zero_of_what_is_positive_and_falls(
     mode, ideal, values, expected
 ):
-    assert scale_of([tuple(enumerate(values, start=1))], mode, ideal).ideal == expected
+    assert choose_scale([tuple(enumerate(values, start=1))], mode, ideal).ideal == expected
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,6 @@ def test_a_height_gives_its_metric_back(scale):
 
 
 def test_an_error_of_exactly_zero_has_a_height():
-    scale = scale_of([((1, 0.1), (2, 0.02), (3, 0.0))], "min", 0.0)
+    scale = choose_scale([((1, 0.1), (2, 0.02), (3, 0.0))], "min", 0.0)
     # Half of the least distance from zero that was seen: 0.02.
     assert scale.height(np.array([0.0]))[0] == pytest.approx(math.log(0.01))

@@ -42,7 +42,7 @@ from bstune.result import Gain, StudyResult
 from bstune.system.files import Output
 from bstune.system.terminal import filtered
 from bstune.tracking.colours import PALETTE
-from bstune.tracking.content import note, trial_name
+from bstune.tracking.content import study_note, trial_name
 from bstune.tracking.database import damage, make_database
 from bstune.tracking.exchange import Exchanges
 from bstune.tracking.runs import Tracking
@@ -701,7 +701,8 @@ def finish(tracking: Tracking, summary: StudyResult = SUMMARY) -> None:
         # The block of text is another test's; this one holds what Markdown would take for its own.
         patch.setattr("bstune.tracking.runs.answer", lambda summary: None)
         patch.setattr(
-            "bstune.tracking.runs.block", lambda answer: ["USE  batch size 32 ```", "", "<b>"]
+            "bstune.tracking.runs.console_rows",
+            lambda answer: ["USE  batch size 32 ```", "", "<b>"],
         )
         tracking.finish_study(summary, [Path(__file__)])
 
@@ -766,10 +767,10 @@ def test_the_note_is_the_answer_as_text_with_the_figure_and_a_link_to_the_trials
     assert written.startswith("````text\nUSE  batch size 32 ```\n\n<b>\n````\n\n[")
     assert linked(written) == [
         f"{runs_page('2')}&searchFilter=tags.%60bstune.study_id%60%20%3D%20%27{STUDY}%27",
-        tracking.opening[-1].removeprefix("http://127.0.0.1:5000/"),
+        tracking.opening_lines[-1].removeprefix("http://127.0.0.1:5000/"),
     ]
     # What is too long is cut in the answer, so that figure and links always stay.
-    shown = note("n" * 9000, "abc", "a b.png", "#/x", "#/y")
+    shown = study_note("n" * 9000, "abc", "a b.png", "#/x", "#/y")
     assert len(shown) <= 5000
     assert linked(shown) == ["get-artifact?path=a+b.png&run_uuid=abc", "#/x", "#/y"]
 

@@ -342,14 +342,13 @@ EVERY_FEW = EvaluationSchedule(ratio=1.0001, share=0.5, cost=2.0, near=1.01)
 @pytest.mark.parametrize(
     ("kind", "micro"),
     [
-        (OneCycle, None),
         (MetricPlateau, None),
         (TwoOptimizers, None),
         (TrainPlateau, 3),
         # Schedules by steps, by a metric and by hand are among those above.
         *(
             pytest.param(kind, None, marks=pytest.mark.slow)
-            for kind in (EpochCosine, Plateau, TrainPlateau, SteppedByHand)
+            for kind in (OneCycle, EpochCosine, Plateau, TrainPlateau, SteppedByHand)
         ),
     ],
 )

@@ -122,6 +122,7 @@ class ScaleLaw:
         for component in self.components:
             mean, variance = self._moments(component, np.array([log_scale]), np.array([1.0]))
             means.append(self.level + mean)
+            # Each study has an offset of its own.
             sigmas.append(math.sqrt(variance + component.offset**2))
         log_estimate = self._interval(np.array(means), np.array(sigmas))
         logs = [log_estimate.value, log_estimate.low, log_estimate.high]

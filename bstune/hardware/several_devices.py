@@ -54,6 +54,7 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
     devices = options.devices
     opens = partial(open_short_trials, options, recipe, warmup_steps)
     seconds = options.protocol.trial_seconds or STEP_SECONDS * (warmup_steps + SHARED_STEPS)
+    # One trial at a time, on all devices.
     with Workers(opens, 1, seconds, devices) as workers:
 
         def time_trial(batch_size: int, lr: float, steps: int) -> tuple[float, ...]:

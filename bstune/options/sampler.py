@@ -1,7 +1,7 @@
 """``sampler``: what the arguments of the samplers that ship may be; their values stand in ``conf/sampler/``."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -84,7 +84,8 @@ def _check_types(values: Mapping[str, object], types: Mapping[str, object], sect
     for name, value in values.items():
         if name not in types:
             continue
+        kind: Any = types[name]
         try:
-            TypeAdapter(types[name]).validate_python(value)
+            TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
             raise ValueError(refusal(f"{section}.{name}", error.errors()[0])) from error

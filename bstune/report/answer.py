@@ -67,7 +67,7 @@ class Answer:
 
 
 def answer(result: StudyResult) -> Answer:
-    """Put into words what a study answers."""
+    """Give a study's answer in words: its title, headline, lines, actions and details."""
     title = f"{question(result)} · {trials_text(result)}"
     headline = _headline(result)
     # Within a budget there is no target, and so no steps or seconds to one.
@@ -89,7 +89,7 @@ def answer(result: StudyResult) -> Answer:
 
 
 def question(result: StudyResult) -> str:
-    """Say what was asked: the workload, the target and the devices."""
+    """Write what a study was asked: its name, the workload, the target and the devices."""
     parts = [result.workload, result.target, *map(device_text, result.devices)]
     if result.study != result.workload:
         parts.insert(0, f"study {result.study}")
@@ -141,7 +141,7 @@ LINES: Lines = (
     ("DEVICES", devices),
     ("CAUTION", cautions),
 )
-# What to do with the answer.
+# The lines that say what to do with the answer.
 ACTIONS: Lines = (("NEXT", next_steps), ("MORE", more))
 # The tables of the objective loss.
 BUDGET_LINES: Lines = (

@@ -26,14 +26,15 @@ def console_rows(
     for label, texts in shown[:count]:
         rows += labelled_rows(label, texts, width)
     for label, texts in (*shown[count:], *further):
-        rows += labelled_rows(label, texts, None)
+        rows += labelled_rows(label, texts, width=None)
     return rows
 
 
 def shown_lines(study_answer: Answer) -> list[Line]:
     """Give the lines that the console and a notebook show: the answer, then what to do next.
 
-    Of the cautions these are the first ``SHOWN_CAUTIONS``, and how many more the page has.
+    Only the first ``SHOWN_CAUTIONS`` cautions are among them. A further text counts the others,
+    which the page has.
     """
     shown = list[Line]()
     for label, texts in study_answer.lines:

@@ -157,8 +157,8 @@ def _shown_range(
 ) -> tuple[float, float]:
     """Give the least and the greatest metric that a picture shows.
 
-    They hold the best metric, and the worse ones up to ``ROOM_FOR_WORSE`` times the third quartile
-    of the distances from it.
+    The range begins at the best metric. It ends ``ROOM_FOR_WORSE`` times as far from that as the
+    third quartile of the metrics, so that a few bad trials leave the others room.
     """
     near = [dot.value for dot in dots]
     near.append(at_budget.winner.expected)

@@ -640,7 +640,7 @@ def _with_unique_names(studies: Sequence[Compared]) -> list[Compared]:
 
 
 def _differences(studies: Sequence[Compared]) -> list[str]:
-    """Give a sentence for each way in which the studies differ: what that does to their numbers."""
+    """Give a sentence for each way in which the studies differ, and what that means for numbers."""
     lines = list[str]()
     workloads = sorted({study.workload for study in studies})
     targets = {study.target for study in studies}
@@ -746,8 +746,8 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
         # Intervals that overlap say neither that they differ nor that they are alike.
         differ = None if low is None else True
         return Pair(
-            large.name,
-            small.name,
+            larger=large.name,
+            smaller=small.name,
             ratio=None,
             low=low,
             high=None,
@@ -784,9 +784,9 @@ def _compared_pair(first: Compared, second: Compared, error: float) -> Pair:
 
 
 def _unlike(one: Compared, other: Compared) -> tuple[str, ...]:
-    """Name what differs between two studies that a critical batch size depends on.
+    """Name the differences of two studies by which critical batch sizes may differ, too.
 
-    It does not depend on the device.
+    These are the workload and the target. A critical batch size does not depend on the device.
     """
     unlike = list[str]()
     if one.workload != other.workload:

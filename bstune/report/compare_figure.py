@@ -121,9 +121,11 @@ def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> No
     for i, look in enumerate(studies):
         target = _shortened(look.study.target)
         device = _shortened(look.study.device)
-        _write_in_row(critical, -0.03, i - 0.3, look.name, look.colour, **name_style)
-        _write_in_row(critical, -0.03, i + 0.02, target, FAINT_INK, **below_style)
-        _write_in_row(critical, -0.03, i + 0.28, device, FAINT_INK, **below_style)
+        _write_in_row(
+            critical, x=-0.03, row=i - 0.3, text=look.name, colour=look.colour, **name_style
+        )
+        _write_in_row(critical, x=-0.03, row=i + 0.02, text=target, colour=FAINT_INK, **below_style)
+        _write_in_row(critical, x=-0.03, row=i + 0.28, text=device, colour=FAINT_INK, **below_style)
     _name_curves(figure, curves, studies)
 
 
@@ -132,7 +134,8 @@ def looks(studies: Sequence[Compared]) -> list[Look]:
     chosen = list[Look]()
     for place, study in enumerate(studies):
         colour, marker = look_of(place)
-        chosen.append(Look(study, _shortened(study.name), colour, marker))
+        name = _shortened(study.name)
+        chosen.append(Look(study=study, name=name, colour=colour, marker=marker))
     return chosen
 
 
@@ -176,8 +179,8 @@ def _draw_curves(axes: "Axes", studies: Sequence[Look]) -> None:
     if not all_sizes:
         draw_empty(axes, "no study reached its target")
         return
-    log_axis(axes, "x", log_limits(all_sizes, (0.05, 0.05)))
-    log_axis(axes, "y", log_limits([*all_steps, *all_curves], (0.2, 0.08)))
+    log_axis(axes, "x", log_limits(all_sizes, pads=(0.05, 0.05)))
+    log_axis(axes, "y", log_limits([*all_steps, *all_curves], pads=(0.2, 0.08)))
     axes.grid(**GRID)
 
 
@@ -226,7 +229,7 @@ def _draw_collapse(axes: "Axes", studies: Sequence[Look], collapse: Collapse | N
     law = 1.0 + 1.0 / sizes
     axes.plot(sizes, law, color=INK, linewidth=1.0, linestyle="--", zorder=5)
     log_axis(axes, "x", (float(sizes[0]), float(sizes[-1])), decimal=True)
-    log_axis(axes, "y", log_limits(np.concatenate([*heights, law]), (0.05, 0.08)))
+    log_axis(axes, "y", log_limits(np.concatenate([*heights, law]), pads=(0.05, 0.08)))
     axes.grid(**GRID)
     inside = f"inside {collapse.inside:.0%} of the curves' {collapse.level:.0%} intervals"
     title = f"Does one law fit all? Within {collapse.deviation:.0%} (rms), {inside}"
@@ -249,7 +252,7 @@ def _critical_row(study: Compared) -> FigureRow:
 
 
 def _time_row(study: Compared) -> FigureRow:
-    """Give the row of a study's time to target, with what it says to use and its gain."""
+    """Give the row of a study's time to target, with its USE and its gain in words."""
     use = study.use
     if use is None:
         return FigureRow(value=None, low=None, high=None, text="target not reached")
@@ -292,7 +295,7 @@ def _draw_rows(
     # Rows count downwards, the first one at 0.
     axes.set(yticks=[], ylim=(len(studies) - 0.5, -0.75), xticks=[])
     if values:
-        log_axis(axes, "x", log_limits(values, (0.12, 0.12)), decimal=True)
+        log_axis(axes, "x", log_limits(values, pads=(0.12, 0.12)), decimal=True)
         axes.grid(axis="x", **GRID)
     left, right = axes.get_xlim()
     for i, (look, row) in enumerate(zip(studies, rows, strict=True)):
@@ -307,9 +310,11 @@ def _draw_rows(
                 face = look.colour
             style: dict[str, Any] = {"s": 26, "edgecolor": look.colour, "zorder": 3}
             axes.scatter([row.value], [i], marker=look.marker, facecolor=face, **style)
-        _write_in_row(axes, 0.02, i - 0.4, row.text, INK, fontsize=7.5)
+        _write_in_row(axes, x=0.02, row=i - 0.4, text=row.text, colour=INK, fontsize=7.5)
         for j, text in enumerate(row.lines_below):
-            _write_in_row(axes, 0.02, i + 0.2 + 0.18 * j, text, FAINT_INK, fontsize=6.5)
+            _write_in_row(
+                axes, x=0.02, row=i + 0.2 + 0.18 * j, text=text, colour=FAINT_INK, fontsize=6.5
+            )
 
 
 def _write_in_row(axes: "Axes", x: float, row: float, text: str, colour: str, **style: Any) -> None:
@@ -341,4 +346,4 @@ def _name_curves(figure: "Figure | SubFigure", axes: "Axes", studies: Sequence[L
             places = [(point.batch_size, point.steps) for point in study.points]
         if places:
             labels.append(Label(text, np.array(places), look.colour))
-    place_labels(axes, labels, 7.5)
+    place_labels(axes, labels, size=7.5)

@@ -68,10 +68,10 @@ def _studies_table(studies: Sequence[Compared]) -> str:
 
 
 def _use_cells(use: Use | None, names: Sequence[str]) -> list[Cell]:
-    """Give the cells of what a study says to use: its hyper-parameters, and its time to target.
+    """Give the cells of a row that show a study's USE: its hyper-parameters and time to target.
 
-    ``names`` are the further hyper-parameters that any of the studies searches. Without a use all
-    cells are empty.
+    ``names`` are the further hyper-parameters that any of the studies searches. Where ``use`` is
+    None, each cell is a dash.
     """
     if use is None:
         return [Cell("-", None)] * (3 + len(names))
@@ -104,11 +104,11 @@ def _dots(
     """Give the trace of a study's points, which a click on its name in the legend hides.
 
     Args:
-        study: whose points these are.
-        index: the study's, from 0.
-        x: a value for each point.
-        y: a value for each point; None where it has none.
-        changes: entries of the trace that are not as usual.
+        study: the study.
+        index: its index among the studies, from 0, which sets its look.
+        x: where each of its points stands.
+        y: where each of its points stands; None for a point without a place.
+        changes: entries of the trace that replace the usual ones.
     """
     texts = list[str]()
     for point in study.points:
@@ -283,9 +283,9 @@ def _times_chart(studies: Sequence[Compared]) -> str:
 
 
 def _star(index: int, use: Use, seconds: float) -> Trace:
-    """Give the trace of what a study says to use: a star with the interval over fresh seeds.
+    """Give the star of a study's USE at its ``seconds``, with their interval over fresh seeds.
 
-    ``index`` is the study's, from 0. The star stands at ``seconds``.
+    ``index``: the study's index, from 0.
     """
     colour = _look(index)["color"]
     # An end that is not known has no bar.

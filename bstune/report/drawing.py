@@ -188,7 +188,7 @@ def log_limits(values: Iterable[float], pads: tuple[float, float]) -> tuple[floa
 def _batch_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
     """Give the powers of two from ``low`` to ``high``, and the batch sizes that get a label.
 
-    Of the powers at most eight get one.
+    At most eight powers get one. Where there are only few powers, sizes between them get one, too.
     """
     first_power = max(0, math.ceil(math.log2(low)))
     last_power = math.floor(math.log2(high))
@@ -260,30 +260,28 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> None:
         text = _write_label(axes, label, size)
         extent = text.get_window_extent()
         half = np.array([extent.width, extent.height]) / 2.0 + LABEL_MARGIN * pixels_per_point
-        centres = _label_places(axes, half, pixels_per_point)
-        anchors = axes.transData.transform(label.at)
-        gaps = np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0)
-        distances = np.linalg.norm(gaps, axis=2)
+        tried = _tried_places(axes, label, half, pixels_per_point)
+        centres = tried.centres
         covered = _overlaps(centres, half, marks) + _overlaps(centres, half, label_boxes)
-        # The line from the label's edge to what it names is not to lie on another label.
-        named = anchors[distances.argmin(axis=1)]
-        edges = np.clip(named, centres - half, centres + half)
+        # The line from the label to what it names is not to lie on another label.
         for part in LEADER_PARTS:
-            on_line = edges + part * (named - edges)
+            on_line = tried.edges + part * (tried.named - tried.edges)
             covered += _overlaps(on_line, np.zeros(2), label_boxes)
         guides_covered = _overlaps(centres, half, guides)
-        cost = distances.min(axis=1) + GUIDE_COST * pixels_per_point * guides_covered
+        cost = tried.distances + GUIDE_COST * pixels_per_point * guides_covered
         cost = cost + COVER_COST * covered
         best = int(cost.argmin())
         label_boxes = np.vstack([label_boxes, [*centres[best], *half]])
         text.set_position(tuple(to_axes(centres[best])))
-        if distances[best].min() > LEADER_FROM * pixels_per_point:
+        if tried.distances[best] > LEADER_FROM * pixels_per_point:
+            edge = tried.edges[best]
+            named = tried.named[best]
             leader_boxes = list[list[float]]()
             for part in LEADER_PARTS:
-                on_line = edges[best] + part * (named[best] - edges[best])
+                on_line = edge + part * (named - edge)
                 leader_boxes.append([*on_line, pixels_per_point, pixels_per_point])
             label_boxes = np.vstack([label_boxes, *leader_boxes])
-            _draw_leader(axes, to_axes([edges[best], named[best]]), label.colour)
+            _draw_leader(axes, to_axes([edge, named]), label.colour)
 
 
 def _write_label(axes: "Axes", label: Label, size: float) -> "Text":
@@ -301,8 +299,35 @@ def _write_label(axes: "Axes", label: Label, size: float) -> "Text":
     return text
 
 
-def _label_places(axes: "Axes", half: Places, pixels_per_point: float) -> Places:
-    """Give the places that are tried for a label's centre: a grid over the panel, (n, 2) pixels.
+@dataclass(frozen=True)
+class _TriedPlaces:
+    """The n places that are tried for a label, in pixels."""
+
+    centres: Places
+    """The label's centre at each place, shape (n, 2)."""
+    named: Places
+    """The nearest of the points that the label names, shape (n, 2)."""
+    edges: Places
+    """The point of the label's box that is nearest to that, shape (n, 2)."""
+    distances: Places
+    """The distance of these two points, shape (n,)."""
+
+
+def _tried_places(
+    axes: "Axes", label: Label, half: Places, pixels_per_point: float
+) -> _TriedPlaces:
+    """Give the places that are tried for a label. ``half``: half of its width and height."""
+    centres = _label_centres(axes, half, pixels_per_point)
+    anchors = axes.transData.transform(label.at)
+    gaps = np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0)
+    distances = np.linalg.norm(gaps, axis=2)
+    named = anchors[distances.argmin(axis=1)]
+    edges = np.clip(named, centres - half, centres + half)
+    return _TriedPlaces(centres=centres, named=named, edges=edges, distances=distances.min(axis=1))
+
+
+def _label_centres(axes: "Axes", half: Places, pixels_per_point: float) -> Places:
+    """Give a grid of centres over the panel at which a label is within it, (n, 2) pixels.
 
     ``half``: half of the label's width and height, in pixels.
     """

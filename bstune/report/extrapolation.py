@@ -134,7 +134,7 @@ class Extrapolation:
 
 
 def quantity_law(law: ScaleLaw, wanted: float) -> QuantityLaw:
-    """Give what is shown of a law: its exponent, its value at the ``wanted`` scale, its line."""
+    """Give the parts of a law that are shown: exponent, value at the ``wanted`` scale, line."""
     low = math.log(min(law.smallest, wanted))
     high = math.log(max(law.largest, wanted))
     line = list[tuple[float, Estimate]]()
@@ -319,7 +319,7 @@ def card(extrapolation: Extrapolation, tokens: int | None) -> str:
 
     Args:
         extrapolation: the studies' laws. The batch size must have one.
-        tokens: tokens of an example, in which the schedule then counts; None for other data.
+        tokens: tokens of an example, in which the schedule then counts. None for other data.
     """
     # The caller has checked it.
     assert extrapolation.batch_size is not None  # noqa: S101
@@ -393,8 +393,8 @@ def _card_values(extrapolation: Extrapolation, batch_size: Estimate) -> dict[str
 def megatron_flags(schedule: Sequence[SizeStep], tokens: int) -> str:
     """Write a schedule as Megatron-LM's flag: ``THRESHOLD:BATCH_SIZE`` for each step.
 
-    Thresholds are in samples, or in tokens. ``tokens``: how many of these a unit of the scale has;
-    1 where the scale counts what the threshold counts. Since April 2026 the flag takes the place of
+    A threshold is a step's start times ``tokens``: the tokens of one unit of the schedule. 1 leaves
+    it in samples, or in tokens if these are the unit. Since April 2026 the flag takes the place of
     ``--rampup-batch-size`` and of ``--global-batch-size``.
     """
     steps = list[str]()

@@ -59,21 +59,21 @@ def _paint_law(
     bars = _error_bars(readings)
     axes.errorbar(scales, values, yerr=bars, fmt="o", markersize=4, color=INK, linewidth=1.0)
     wanted = law.wanted
-    # What is predicted has another mark than what was read.
+    # The prediction has another mark than the studies' values.
     bars = [[wanted.value - wanted.low], [wanted.high - wanted.value]]
     axes.errorbar(
         [extrapolation.wanted], [wanted.value], yerr=bars, fmt="D", markersize=5, color=BLUE
     )
     log_axis(
-        axes, "x", log_limits([*line_scales, extrapolation.wanted], (0.08, 0.08)), decimal=True
+        axes, "x", log_limits([*line_scales, extrapolation.wanted], pads=(0.08, 0.08)), decimal=True
     )
-    log_axis(axes, "y", log_limits([*low, *high], (0.05, 0.05)))
+    log_axis(axes, "y", log_limits([*low, *high], pads=(0.05, 0.05)))
     axes.set_xlabel(extrapolation.scale)
     axes.set_title(f"{HEADINGS[name]}, {LAW_LEVEL:.0%} interval", fontsize=9)
 
 
 def _error_bars(readings: Sequence[Reading]) -> list[list[float]]:
-    """Give the lengths of error bars below and above each value; 0 where the interval is open."""
+    """Give the lengths of error bars below and above each value. An open end has length 0."""
     below = list[float]()
     above = list[float]()
     for reading in readings:

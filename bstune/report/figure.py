@@ -128,9 +128,9 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
     # All panels have the same batch sizes, so that one is read below the other.
     x_limits = _size_limits(trials, steps, result)
     unit, unit_name = time_unit(min(_heights(time), default=1.0))
-    _draw_panel(steps_axes, _View(steps, 1.0, x_limits), result)
+    _draw_panel(steps_axes, _View(shown=steps, unit=1.0, x_limits=x_limits), result)
     _draw_guides(steps_axes, result)
-    _draw_panel(time_axes, _View(time, unit, x_limits), result)
+    _draw_panel(time_axes, _View(shown=time, unit=unit, x_limits=x_limits), result)
     _draw_critical(time_axes, result)
     _draw_rates(rates_axes, trials, result, x_limits)
     titles = {
@@ -195,7 +195,7 @@ def _size_limits(
         farthest = max(batch_sizes) * NEAR_CRITICAL
         if nearest <= critical.value <= farthest:
             batch_sizes.append(critical.value)
-    return log_limits(batch_sizes, (0.06, 0.06))
+    return log_limits(batch_sizes, pads=(0.06, 0.06))
 
 
 def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
@@ -209,7 +209,7 @@ def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
             reason = "no seconds were measured"
         draw_empty(axes, reason)
         return
-    limits = log_limits([value / view.unit for value in values], (0.1, 0.1))
+    limits = log_limits([value / view.unit for value in values], pads=(0.1, 0.1))
     log_axis(axes, "y", limits)
     _draw_dots(axes, view)
     _draw_band(axes, view, result)
@@ -287,7 +287,7 @@ def _draw_hits(axes: "Axes", view: _View) -> None:
 def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None:
     """Draw the frontier's stopped trials, as arrows that point upwards.
 
-    Those outside of the panel are left out, and so are those that tell less than the band does.
+    Trials outside of the panel are left out, and so are those that tell less than the band does.
     ``limits``: the heights at both ends of the panel.
     """
     smallest, largest = view.x_limits
@@ -311,9 +311,9 @@ def _draw_bounds(axes: "Axes", view: _View, limits: tuple[float, float]) -> None
 
 
 def _tells_more_than_band(batch_size: int, low: float, curve: Band | None) -> bool:
-    """Whether a stopped trial went on to at least the band's lower end, so that it tells something.
+    """Whether a stopped trial went on to at least the band's lower end, and so tells more.
 
-    ``low``: the steps or seconds that did not suffice. Without a band each stopped trial tells.
+    ``low``: the steps or seconds after which it still missed the target. True without a band.
     """
     if curve is None:
         return True
@@ -496,7 +496,7 @@ def _draw_rates(
     if not rates:
         draw_empty(axes, "no trial has run")
         return
-    limits = log_limits(rates, (0.1, 0.1))
+    limits = log_limits(rates, pads=(0.1, 0.1))
     log_axis(axes, "y", limits)
     _draw_rates_of_trials(axes, trials, result, limits)
     if curve is not None:
@@ -599,7 +599,7 @@ def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
         handles, texts = panel_axes.get_legend_handles_labels()
         for handle, text in zip(handles, texts, strict=True):
             lines = textwrap.wrap(text, KEY_WIDTH, max_lines=MAX_KEY_LINES, placeholder=" …")
-            # What two panels show is named once.
+            # An entry that two panels have stands in the key once.
             named.setdefault("\n".join(lines), handle)
     axes.set_axis_off()
     if not named:

@@ -126,11 +126,11 @@ def _filled_shell(
     """Fill in the shell of a page.
 
     Args:
-        heading: the page's title, too.
-        sections: one without a body is a link alone.
+        heading: the page's heading and title.
+        sections: the parts of the page. Each with a title has a link.
         scripts: the scripts that stand in the page.
-        allowed: all scripts that the page may run, for their hashes.
-        packed: HTML with plotly's packed script; empty for a page without charts.
+        allowed: all scripts that the page may run, of which the policy has the hashes.
+        packed: HTML with plotly's packed script. Empty for a page without charts.
         head: further HTML of the page's head.
     """
     hashes = list[str]()
@@ -237,9 +237,9 @@ def _log_ticks(
     """Give plotly's settings for the ticks of a logarithmic axis, by the decades that it spans.
 
     Args:
-        traces: whose values it has to hold.
+        traces: the chart's traces, whose values the axis holds.
         name: ``x`` or ``y``.
-        stated: both ends of its range, as logarithms to base 10; None: as the traces need it.
+        stated: both ends of the axis's range, as logarithms to base 10. None: it is not stated.
     """
     logs = list(stated or ())
     if not logs:
@@ -303,7 +303,7 @@ def table(
     """Lay out a table, which is scrolled in a box of its own.
 
     Args:
-        heads: of the columns.
+        heads: the texts above the columns.
         rows: the cells of each row. A string is a cell of words, which stand at the left.
         sortable: whether the page's script turns the heads into buttons that sort.
         name: the name of the box, for those who reach it by the keyboard.

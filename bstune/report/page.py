@@ -95,7 +95,7 @@ def study_page(study: StudyFolder) -> str:
     sections = [
         Section("", _answer_html(study_answer, trust(result), beside.notes)),
         _over_batch_size(study),
-        Section("What the trials say besides", labelled(study_answer.details, "answer details")),
+        Section("What the trials say besides", lines_html(study_answer.details, "answer details")),
         Section("Learning rate", learning_rates(study)),
         Section("Critical batch size over the target", over_target(result)),
         Section("Learning curves", learning_curves(study)),
@@ -129,17 +129,20 @@ def _answer_html(study_answer: Answer, trusted: Sequence[Trust], notes: Sequence
     warnings = "".join(paragraph(note, "warning") for note in notes)
     badges = "".join(map(_badge, trusted))
     actions = "".join(map(_action, study_answer.actions))
-    return f'{warnings}{labelled(study_answer.lines)}<ul class="badges">{badges}</ul>{actions}'
+    return f'{warnings}{lines_html(study_answer.lines)}<ul class="badges">{badges}</ul>{actions}'
 
 
 def _badge(part: Trust) -> str:
-    """Show how far a part of the answer can be trusted, as a badge of a colour of its own."""
+    """Show how far a part of the answer can be trusted, as a badge of one of two colours."""
     look = "good" if part.good else "fair"
     return f'<li class="{look}"><b>{text(part.name)}</b>{text(part.text)}</li>'
 
 
-def labelled(lines: Sequence[Line], kind: str = "answer") -> str:
-    """Show lines as a list of labels and texts. ``kind``: a class of the style sheet."""
+def lines_html(lines: Sequence[Line], kind: str = "answer") -> str:
+    """Show lines of the answer as a list of labels and texts. Empty without a line.
+
+    ``kind``: the list's class in the style sheet.
+    """
     if not lines:
         return ""
     rows = list[str]()
@@ -253,7 +256,7 @@ def trials_table(trials: Sequence[TrialResult]) -> str:
 
 
 def _outcome_cells(trial: TrialResult) -> list[Cell | str]:
-    """Give the cells that say how far a trial came, how long it took, and what it is a part of."""
+    """Give a trial's cells from its steps on: how far it came, how long it took, and remarks."""
     last: float | None = None
     for _, value in trial.history:
         if value is not None:

@@ -17,7 +17,7 @@ from bstune.report.charts.frontier import frontier_charts
 from bstune.report.charts.learning_curves import learning_curves
 from bstune.report.charts.progress import progress
 from bstune.report.html import Section, paragraph, resource, still_page, table, text
-from bstune.report.page import labelled, trials_table
+from bstune.report.page import lines_html, trials_table
 from bstune.report.study_folder import StudyFolder
 from bstune.system.files import first_bytes
 
@@ -90,7 +90,7 @@ def _state_html(so_far: StudySoFar) -> str:
     shown = text(so_far.written.strftime("%Y-%m-%d %H:%M:%S %z"))
     time = f'<time datetime="{stamp}" data-seconds="{REFRESH_SECONDS}">{shown}</time>'
     written = f'<p class="faint">Written at {time}<span id="age"></span>.</p>'
-    return f"{state}{labelled(so_far.lines)}{written}"
+    return f"{state}{lines_html(so_far.lines)}{written}"
 
 
 def _curve_html(so_far: StudySoFar) -> str:

@@ -128,7 +128,7 @@ class _Frame:
     y: _Axis
 
     def points(self, trace: PlotlyTrace) -> list[Place | None]:
-        """Give the pixels of a trace's points; None where one has no place."""
+        """Give the pixels of a trace's points. None stands for a point without a place."""
         points = list[Place | None]()
         for x_value, y_value in zip(trace["x"], trace["y"], strict=True):
             x = self.x.pixel_of_value(x_value)
@@ -245,7 +245,7 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     logarithms at the axis's ends.
     """
     if high - low <= MANY_DECADES:
-        _, values = decimal_ticks(10.0**low, 10.0**high, 4)
+        _, values = decimal_ticks(10.0**low, 10.0**high, fewest=4)
         return [(math.log10(value), format_number(value, 4)) for value in values]
     step = math.ceil((high - low) / MANY_DECADES)
     powers = range(math.ceil(low), math.floor(high) + 1, step)
@@ -295,10 +295,10 @@ def _shapes(layout: PlotlyLayout, frame: _Frame) -> list[str]:
     """Draw the layout's lines and spans. Values by ``paper`` are shares of the panel."""
     parts = list[str]()
     for shape in layout.get("shapes", ()):
-        x0 = _shape_end(shape, "x", 0, frame.x)
-        x1 = _shape_end(shape, "x", 1, frame.x)
-        y0 = _shape_end(shape, "y", 0, frame.y)
-        y1 = _shape_end(shape, "y", 1, frame.y)
+        x0 = _shape_end(shape, "x", end=0, axis=frame.x)
+        x1 = _shape_end(shape, "x", end=1, axis=frame.x)
+        y0 = _shape_end(shape, "y", end=0, axis=frame.y)
+        y1 = _shape_end(shape, "y", end=1, axis=frame.y)
         if shape["type"] == "rect":
             corner = f'x="{min(x0, x1):.1f}" y="{min(y0, y1):.1f}"'
             size = f'width="{abs(x1 - x0):.1f}" height="{abs(y1 - y0):.1f}"'
@@ -552,7 +552,7 @@ def _sample(trace: PlotlyTrace, x: float, y: float) -> str:
 
 
 def _line_style(line: PlotlyLayout, trace: PlotlyTrace | None = None) -> str:
-    """Give the CSS of a line; ``trace``: the one that it is of, which may have an opacity."""
+    """Give the CSS of a line. ``trace``: the trace that has the line, for its opacity."""
     style = f"fill:none;stroke:{_colour(line.get('color', '--blue'))}"
     style += f";stroke-width:{line.get('width', 2):g}"
     dash = DASHES.get(line.get("dash", "solid"))

@@ -49,8 +49,8 @@ def point_text(
 ) -> str:
     """Write ``batch size 204, learning rate 1.13``, and further hyper-parameters and the horizon.
 
-    ``horizon``: steps after which the schedule ends; None where none does. ``tokens``: tokens of an
-    example, if it has some.
+    ``horizon``: steps after which the schedule ends, or None. ``tokens``: tokens of an example, or
+    None.
     """
     size = f"batch size {format_count(batch_size)}"
     if tokens is not None:
@@ -64,9 +64,9 @@ def point_text(
 
 
 def trials_text(result: StudyResult) -> str:
-    """Write ``64 configurations, 6 fresh seeds``: how many trials were run for what.
+    """Write ``64 configurations, 6 fresh seeds``: the number of trials of each kind.
 
-    Failed ones come last. An older file does not tell them apart: then ``70 trials``.
+    Failed ones come last. An older file does not tell kinds apart: then ``70 trials``.
     """
     if result.configurations is None:
         return plural(result.trials, "trial")
@@ -81,7 +81,7 @@ def trials_text(result: StudyResult) -> str:
 
 
 def expected_text(winner: WinnerResult) -> str:
-    """Write what a winner takes to the target: the median over fresh seeds, and its interval.
+    """Write the time and steps that a winner takes: medians over fresh seeds, with intervals.
 
     ``613 ms, 53 steps (3 of 3 fresh seeds reached it; 90%: 480 to 737 ms, 48 to 88 steps)``
     """
@@ -133,7 +133,7 @@ def range_text(merit: Merit, fresh: Confirmed) -> str | None:
             last = format_number(high / scale, 3)
     if high is None:
         return f"{first} {unit} and more"
-    # What differs by less than the digits that are shown is one number.
+    # Ends that are the same in the digits that are shown become one number.
     if first == last:
         return f"{first} {unit}"
     return f"{first} to {last} {unit}"

@@ -34,8 +34,8 @@ from bstune.result.winners import (
     WinnerResult,
 )
 
-# Of curve.json: a change of its keys or of their meaning counts it up, one more that may be missing
-# does not.
+# The number of curve.json's schema. A change of a key or of its meaning counts it up, but a new key
+# that may be missing does not.
 SCHEMA_NUMBER = 5
 
 

@@ -103,7 +103,7 @@ def suggest_within_budget(
         chosen = _choose_candidate(posterior, options, pending, policy, rng)
     last_step = last_whole_step(posterior.budget(float(np.exp2(options.x[chosen]))))
     max_steps = last_step
-    # One that waited goes on to the end; so does one that nothing could continue.
+    # A trial that waited goes on to the end, and so does a new one that could not be continued.
     if options.done[chosen] == 0.0 and resumable is not None:
         first_stop = first_share_steps(last_step, posterior.ruler, policy)
         if _is_first_share_useful(posterior, options, chosen, first_stop / last_step, policy):

@@ -150,26 +150,27 @@ def unseen_regime(
     """
     x = candidates.x
     middle = float(np.median(b_crit)) / math.log(2.0)
-    bottom = posterior.prior.log_low
-    top = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM)
-    low = middle - math.log2(SLOPE_RATIO)
-    high = middle + math.log2(SLOPE_RATIO)
-    looked = [trial.x for trial in posterior.reached]
-    looked += [log_size for log_size, _, _ in pending]
+    smallest = posterior.prior.log_low
+    largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM)
+    lower_edge = middle - math.log2(SLOPE_RATIO)
+    upper_edge = middle + math.log2(SLOPE_RATIO)
+    seen_sizes = [trial.x for trial in posterior.reached]
+    seen_sizes += [log_size for log_size, _, _ in pending]
     expected = expected_steps(steps)
     to_go = cost_to_go(posterior, candidates, expected)
     to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
     stopped_x = np.array([trial.x for trial in posterior.stopped])
     stopped_steps = np.array([trial.steps for trial in posterior.stopped])
     paid = stopped_steps * posterior.tau(np.exp2(stopped_x))
-    # What looks at a regime cost with the candidate's: trials that were stopped there count, too.
+    # What all looks at a regime cost with the candidate's: trials that were stopped there count,
+    # too. Candidates elsewhere have an infinite cost.
     cost = np.full(x.size, np.inf)
-    if min(looked) > max(low, bottom + REGIME_EDGE):
-        edge = max(low - REGIME_EDGE, bottom + REGIME_EDGE)
-        cost[x <= edge] = to_go[x <= edge] + paid[stopped_x <= edge].sum()
-    if max(looked) < min(high, top - REGIME_EDGE):
-        edge = min(high + REGIME_EDGE, top - REGIME_EDGE)
-        cost[x >= edge] = to_go[x >= edge] + paid[stopped_x >= edge].sum()
+    if min(seen_sizes) > max(lower_edge, smallest + REGIME_EDGE):
+        look_edge = max(lower_edge - REGIME_EDGE, smallest + REGIME_EDGE)
+        cost[x <= look_edge] = to_go[x <= look_edge] + paid[stopped_x <= look_edge].sum()
+    if max(seen_sizes) < min(upper_edge, largest - REGIME_EDGE):
+        look_edge = min(upper_edge + REGIME_EDGE, largest - REGIME_EDGE)
+        cost[x >= look_edge] = to_go[x >= look_edge] + paid[stopped_x >= look_edge].sum()
     chosen = int(cost.argmin())
     if cost[chosen] > allowed:
         return None

@@ -180,13 +180,13 @@ def infer(
     independent: bool = True,
     start: Start | None = None,
 ) -> Posterior:
-    """Sample the posterior.
+    """Sample the posterior of the frontier's parameters, given the trials so far.
 
     Args:
         trials: the records so far.
         others: the other hyper-parameters by the trial's number, each in [0, 1].
         prior: of the parameters.
-        target: with which histories are read; None: they are not.
+        target: towards which histories are read; None: they are not read.
         ideal: the best value of the target's metric; None if unknown.
         step_time: seconds of a step over batch size, measured before the first trial; None if not.
         in_examples: whether a step costs its examples rather than its seconds.
@@ -208,7 +208,8 @@ def infer(
     if in_examples:
         tau = StepTimes(StepTime(0.0, 1.0))
     sizes = np.array([float(trial.batch_size) for trial in trials])
-    # Costs ask for the one, places in the model for the other: they differ by rounding.
+    # Costs ask at the recorded batch sizes, the model at powers of their log2, which differ by
+    # rounding.
     tau.prepare(np.concatenate([sizes, np.exp2([trial.x for trial in observations])]))
     data = _weighed_data(observations, chain_ends, prior, independent)
     theta = sample_posterior(data, prior, rng, particles, moves, start)

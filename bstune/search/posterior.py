@@ -79,6 +79,9 @@ KNOT_OCTAVES = 1.5
 # Share of the trials that are outliers, and the deviation of their log S beside that of the others.
 TRIAL_OUTLIER_SHARE = 0.04
 TRIAL_OUTLIER_SPREAD = 0.8
+# Chance that is left to a bound, or to a divergence, which the model rules out: the trial may be an
+# outlier.
+LEAST_CHANCE = TRIAL_OUTLIER_SHARE / 4.0
 # A trial that diverged is at least this far above the frontier, in log S ...
 DIVERGED_PENALTY = 1.5
 # ... give or take this.
@@ -486,12 +489,12 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
     over = expected[:, bound] - y[..., bound]
     chance = ndtr(over / np.hypot(noise, data.spread[bound]))
-    total = total + _weighed_sum(np.log(chance + TRIAL_OUTLIER_SHARE / 4.0), data, bound)
+    total = total + _weighed_sum(np.log(chance + LEAST_CHANCE), data, bound)
 
     # Only too high a learning rate makes a trial diverge.
     above = np.maximum(d[:, diverged], 0.0)
     chance = ndtr((penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD)
-    terms = np.log(chance + TRIAL_OUTLIER_SHARE / 4.0)
+    terms = np.log(chance + LEAST_CHANCE)
     return np.asarray(total + _weighed_sum(terms, data, diverged))
 
 
@@ -511,7 +514,7 @@ def _log_density(
 
     Args:
         data: all n trials.
-        y: log S as the trials have it, (n,) or (m, n).
+        y: log S as the trials have it, (1, n) or (m, n).
         expected: log S by the model, (m, n).
         variance_beside: variance of the k trials' log S beside the noise from seed to seed, (k,) or
             (m, k).
@@ -521,7 +524,7 @@ def _log_density(
     square = (y[..., exact] - expected[:, exact]) ** 2
     variance = noise**2 + variance_beside
     wide = variance + TRIAL_OUTLIER_SPREAD**2
-    # Both over the wide one's exponential: what is left of neither is beyond what a float holds.
+    # Both densities are taken over the wide one's exponential, so that neither underflows.
     core = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
     core *= 1.0 - TRIAL_OUTLIER_SHARE
     estimated = np.isfinite(data.least[exact])

@@ -283,7 +283,7 @@ def _track(prepared: PreparedStudy, tracking: "Tracking", result: StudyResult) -
     artifacts += [files.vector_figure, files.report, files.scale_out, files.survey, files.roofline]
     # A study without a survey, or for one device, lacks some of them.
     tracking.finish_study(result, [path for path in artifacts if path.exists()])
-    return tracking.opening
+    return tracking.opening_lines
 
 
 def _command_to_train(

@@ -337,7 +337,10 @@ def _secret_spans(text: str) -> list[tuple[int, int]]:
 
 
 def redact(text: str) -> str:
-    """Replace all secrets in a text by ``***``: those in their places, and the remembered ones."""
+    """Replace all secrets in a text by ``***``.
+
+    They are those behind a key or in a URL, and the remembered ones.
+    """
     parts: list[str] = []
     end_of_last = 0
     for begin, end in _secret_spans(text):

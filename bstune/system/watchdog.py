@@ -237,7 +237,7 @@ def frame_of(thread: int) -> FrameType | None:
 
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
-    """List the code and the instruction of each of a thread's calls, the innermost first."""
+    """List code and instruction of each of a thread's calls: they tell whether it has moved."""
     return tuple((call.f_code, call.f_lasti) for call, _ in traceback.walk_stack(frame))
 
 

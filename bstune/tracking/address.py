@@ -1,4 +1,4 @@
-"""Where MLflow is: the URI that a study logs to, and what opens its pages."""
+"""MLflow's address: the URI that a study logs to, and how to open its pages."""
 
 import os
 import re
@@ -26,7 +26,7 @@ SQLITE = "sqlite:///"
 
 
 def tracking_uri(settings: MlflowOptions) -> str:
-    """Give the URI in the options, of ``MLFLOW_TRACKING_URI``, or of ``mlflow.db``.
+    """Give MLflow's URI: that of the options, else ``MLFLOW_TRACKING_URI``, else ``mlflow.db``.
 
     The path of a SQLite database is made absolute.
     """
@@ -40,10 +40,10 @@ def tracking_uri(settings: MlflowOptions) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Check that MLflow has a store for this kind of URI, without connecting.
+    """Check that MLflow can log to a URI, without connecting to a server.
 
-    ConfigError if it has none, or where the URI is of a SQLite database that another program made,
-    as MLflow would add its tables.
+    ConfigError where MLflow has no store for this kind of URI, or where it is the URI of another
+    program's SQLite database, to which MLflow would add its tables.
     """
     what = f"MLFLOW_TRACKING_URI or mlflow.uri={uri}"
     try:
@@ -65,14 +65,15 @@ def check_uri(uri: str) -> None:
             f"MLFLOW_TRACKING_URI or mlflow.uri must be {accepted}, but got {uri!r}"
         ) from error
     except FAILURES:
-        # Known, but not there now: sending says so once, and the study goes on.
+        # MLflow knows the address, yet nothing answers now. Sending says so once, and the study
+        # goes on.
         return
 
 
 def _check_place(uri: str, what: str) -> None:
-    """Refuse a SQLite database that is another program's, or whose place cannot be written.
+    """Refuse a SQLite database that is another program's, or that cannot be written to.
 
-    MLflow itself would try for a minute.
+    MLflow itself would try for a minute. ``what``: the option and its value, for the error.
     """
     path = database_path(uri)
     if path is None:
@@ -86,7 +87,7 @@ def _check_place(uri: str, what: str) -> None:
 
 
 def database_path(uri: str) -> Path | None:
-    """Give the path of a SQLite database; None for a server, or a database in memory."""
+    """Give the path of the SQLite database at a URI. None for a server or a database in memory."""
     if not uri.startswith(SQLITE) or "?" in uri:
         return None
     database = make_url(uri).database
@@ -95,10 +96,11 @@ def database_path(uri: str) -> Path | None:
     return Path(database).absolute()
 
 
-def opening(uri: str, page: str = "") -> tuple[str, ...]:
-    """Give what opens a page of MLflow's UI, such as ``#/experiments/1``, in a line or two.
+def opening_lines(uri: str, page: str = "") -> tuple[str, ...]:
+    """Give the lines that say how to open a page of MLflow's UI, such as ``#/experiments/1``.
 
-    That is the command that serves a database, and the address; neither shows a password.
+    They are the command that serves a database, if there is one, and the page's address. Neither
+    shows a password.
     """
     if uri.startswith(("http://", "https://")):
         address = re.sub("//[^/]*@", "//", redact(uri)).rstrip("/")

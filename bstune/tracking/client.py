@@ -1,6 +1,6 @@
-"""MLflow's client, through which all that is sent as text goes without secrets.
+"""MLflow's client, which takes secrets out of all texts that are sent.
 
-Files are sent as they are: what bstune writes has none.
+Files are sent as they are: those that bstune writes hold no secrets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from bstune.system.secrets import redact_values
 
 
 class FilteringClient(MlflowClient):
-    """MLflow's client for a study, which filters the texts of parameters and tags.
+    """MLflow's client for a study, which takes secrets out of parameters, tags and names of runs.
 
-    Keys and metrics go as they are. The signatures are MLflow's.
+    Keys and metrics are sent as they are. The signatures are MLflow's.
     """
 
     def create_run(
@@ -25,10 +25,10 @@ class FilteringClient(MlflowClient):
         tags: Mapping[str, str] | None = None,
         run_name: str | None = None,
     ) -> Run:
-        """Create a run."""
+        """Create a run in an experiment. ``start_time`` is in milliseconds, and None is now."""
         if run_name is not None:
             run_name = redact_values(run_name)
-        return super().create_run(experiment_id, start_time, _texts(tags), run_name)
+        return super().create_run(experiment_id, start_time, _without_secrets(tags), run_name)
 
     def create_experiment(
         self,
@@ -37,7 +37,7 @@ class FilteringClient(MlflowClient):
         tags: Mapping[str, str] | None = None,
     ) -> str:
         """Create an experiment, and give its id."""
-        return str(super().create_experiment(name, artifact_location, _texts(tags)))
+        return str(super().create_experiment(name, artifact_location, _without_secrets(tags)))
 
     def set_tag(
         self, run_id: str, key: str, value: object, synchronous: bool | None = None
@@ -59,7 +59,8 @@ class FilteringClient(MlflowClient):
         return super().log_batch(run_id, metrics, params, tags, synchronous)
 
 
-def _texts(values: Mapping[str, str] | None) -> dict[str, str] | None:
+def _without_secrets(values: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Give tags with secrets taken out of their values. None stays None."""
     if values is None:
         return None
     return {key: redact_values(str(value)) for key, value in values.items()}

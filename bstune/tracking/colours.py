@@ -27,10 +27,11 @@ PALETTE = (
 
 
 def next_colour(taken: Sequence[str]) -> str:
-    """Choose the colour that no study has, or else the one that was given longest ago.
+    """Choose a colour of the palette that no other study has, else the one given longest ago.
 
     Args:
-        taken: the other studies' colours, the newest study's first; a user may have chosen others.
+        taken: the other studies' colours, the newest study's first. A user may have chosen colours
+            that are not in the palette.
     """
     colours = [colour.upper() for colour in taken]
     for colour in PALETTE:

@@ -1,4 +1,4 @@
-"""What MLflow is given of a study and its trials: names, parameters, metrics, note, data set."""
+"""The content of runs in MLflow: names, parameters, metrics, notes and data sets of studies."""
 
 import hashlib
 import json
@@ -23,24 +23,25 @@ from bstune.system.secrets import redact_values
 # The tag of a run that says whether it is a study's or a trial's.
 KIND = "bstune.kind"
 Value = tuple[str, int, float | None]
-"""A metric's name, its step and its value."""
-# What mlflow.utils.validation allows, in characters: of names, of parameters' values, and of tags
-# before mlflow 3 (8000 since).
+"""A metric's name, its step and its value. None is not sent."""
+# The most characters that mlflow.utils.validation allows: of names, of parameters' values, and of
+# tags before mlflow 3 (8000 since).
 KEY_LENGTH = 250
 PARAM_LENGTH = 6000
 TAG_LENGTH = 5000
 CUT_MARK = " ... (cut)"
 TRIAL_PARAMS = ("batch_size", "lr", "delta", "seed", "trial_index", "replicate_of")
-# Of a trial, without those of the parts that it continues.
+# Attributes of a part of a trial: seconds that leave out the parts that it continues.
 _PART_SECONDS = ("train_seconds", "eval_seconds", "startup_seconds", "wall_seconds")
-_ENDS = {
+# How the name of a trial's run tells its status; {} stands for its steps.
+_STATUS_WORDS = {
     "reached": "reached {} steps",
     "stopped": "stopped at {} steps",
     "diverged": "diverged at {} steps",
     "out of memory": "out of memory",
     "failed": "failed",
 }
-# Parameters of a study by the options that they are of; the whole config is an artifact.
+# The parameters of a study's run, with the options that they show. The whole config is an artifact.
 _OPTIONS = {
     "workload": "workload.name",
     "study": "study",
@@ -58,6 +59,7 @@ _OPTIONS = {
     "precision": "precision",
     "devices": "devices",
 }
+# The curves through the frontier's points, and the value of a point in each.
 _POINTS: Mapping[str, Callable[[CurvePoint], float | None]] = {
     "steps_to_target": lambda point: point.steps,
     "time_to_target": lambda point: point.time_to_target,
@@ -70,17 +72,20 @@ def study_name(prepared: PreparedStudy) -> str:
     target = str(prepared.protocol.target).replace(" ", "")
     if option_at(prepared.options, "search.objective") == "loss":
         target = question_of(prepared.options)
-    return cut(f"{prepared.options.study} · {prepared.backend.device} · {target}", KEY_LENGTH)
+    return shortened(f"{prepared.options.study} · {prepared.backend.device} · {target}", KEY_LENGTH)
 
 
 def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
-    """Say what a study is, in a few parameters; ``commit``: of the repository that it runs in."""
+    """Give a study's most telling options as parameters of its run, by name.
+
+    ``commit``: the commit of the git repository in which it runs, or None.
+    """
     values = dict[str, object]()
     for name, option in _OPTIONS.items():
         value = option_at(prepared.options, option)
         if value is None:
             continue
-        # Of a dotted path the name tells enough.
+        # The last name of a dotted path tells enough.
         if name in ("scaling", "sampler"):
             value = str(value).rpartition(".")[2]
         values[name] = value
@@ -90,15 +95,15 @@ def study_params(prepared: PreparedStudy, commit: str | None) -> dict[str, str]:
     values["device"] = prepared.backend.device
     if commit is not None:
         values["git_commit"] = commit
-    return {name: cut(str(value), PARAM_LENGTH) for name, value in values.items()}
+    return {name: shortened(str(value), PARAM_LENGTH) for name, value in values.items()}
 
 
 def study_values(result: StudyResult) -> list[Value]:
     """Give a study's metrics: gain, critical batch size, winner on fresh seeds, tests and curves.
 
-    Where the baseline was stopped before the target, ``gain/ratio`` is the least that it can be
-    and has no interval. A study in which no trial reached the target has no winner, and so none
-    of the metrics that begin with ``best/``.
+    Where the baseline was stopped before the target, ``gain/ratio`` is a lower bound without an
+    interval. A study in which no trial reached the target has no winner, and so no metric that
+    begins with ``best/``.
     """
     named = dict[str, float | None]()
     gain = result.gain
@@ -128,30 +133,33 @@ def study_values(result: StudyResult) -> list[Value]:
         named |= _named_at_budget(result.at_budget)
     values = list[Value]()
     for name, number in named.items():
-        # Six digits, as columns show all that there are. What is None is not sent.
+        # Numbers have six digits, as MLflow's columns show all digits.
         if number is not None:
             values.append((name, 0, float(f"{number:.6g}")))
     return [*values, *_curves(result)]
 
 
-def _named_at_budget(found: AtBudget) -> dict[str, float | None]:
-    """Give the metrics of a study of the objective loss."""
+def _named_at_budget(at_budget: AtBudget) -> dict[str, float | None]:
+    """Give the metrics of a study of the objective loss, by name."""
     named: dict[str, float | None] = {
-        "best/batch_size": found.winner.batch_size,
-        "best/lr": found.winner.lr,
-        "best/steps": found.winner.steps,
-        "best/metric": found.winner.expected,
+        "best/batch_size": at_budget.winner.batch_size,
+        "best/lr": at_budget.winner.lr,
+        "best/steps": at_budget.winner.steps,
+        "best/metric": at_budget.winner.expected,
     }
-    if found.gain is not None:
-        named["gain/metric"] = found.gain.difference
-        named["gain/metric_low"] = found.gain.low
-        named["gain/metric_high"] = found.gain.high
-        named["gain/share"] = found.gain.share
+    if at_budget.gain is not None:
+        named["gain/metric"] = at_budget.gain.difference
+        named["gain/metric_low"] = at_budget.gain.low
+        named["gain/metric_high"] = at_budget.gain.high
+        named["gain/share"] = at_budget.gain.share
     return named
 
 
 def _curves(result: StudyResult) -> Iterator[Value]:
-    """Yield curves, whose step is the batch size: the frontier's points, S*(B) of all trials."""
+    """Yield the values of curves over batch size, which is MLflow's step in them.
+
+    The curves are those of the frontier's points, of the metric at the budget's end, and S*(B).
+    """
     for name, value_of in _POINTS.items():
         lowest = dict[int, float]()
         for point in result.points:
@@ -176,9 +184,19 @@ def _curves(result: StudyResult) -> Iterator[Value]:
         yield "curve/examples_to_target_fit", batch_size, steps * batch_size
 
 
-def note(answer: str, run_id: str, figure: str | None, trials_page: str, studies_page: str) -> str:
-    """Write a study's description in Markdown: the answer as it is printed, the figure, links."""
-    # A fence of Markdown is longer than any row of backticks in it, and has three at least.
+def study_note(
+    answer: str, run_id: str, figure: str | None, trials_page: str, studies_page: str
+) -> str:
+    """Write the note of a study's run in Markdown: the answer, the figure, and two links.
+
+    Args:
+        answer: the answer as it is printed, which is cut where the note would be too long.
+        run_id: the id of the study's run.
+        figure: the name of the figure among the run's files. None without one.
+        trials_page: address of the page with the study's trials.
+        studies_page: address of the page with all studies.
+    """
+    # A fence of Markdown must be longer than any row of backticks in it, and has three at least.
     longest = max((len(backticks) for backticks in re.findall("`+", answer)), default=0)
     fence = "`" * max(3, 1 + longest)
     parts = [f"{fence}text\n{{}}\n{fence}"]
@@ -187,7 +205,7 @@ def note(answer: str, run_id: str, figure: str | None, trials_page: str, studies
         parts.append(f"![steps and seconds to target over batch size](get-artifact?{query})")
     parts.append(f"[the study's trials]({trials_page}) · [all studies]({studies_page})")
     text = "\n\n".join(parts)
-    return text.format(cut(answer, TAG_LENGTH - len(text)))
+    return text.format(shortened(answer, TAG_LENGTH - len(text)))
 
 
 def trial_name(result: TrialResult) -> str:
@@ -195,14 +213,20 @@ def trial_name(result: TrialResult) -> str:
     parts = [f"B {format_count(result.batch_size)}", f"lr {format_number(result.lr)}"]
     if result.replicate_of is not None:
         parts.append("fresh seed")
-    parts.append(_ENDS[result.status].format(format_count(result.steps)))
+    parts.append(_STATUS_WORDS[result.status].format(format_count(result.steps)))
     return " · ".join(parts)
 
 
 def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
-    """Give the metrics of a trial, the last of ``chain``; the others are those that it continues.
+    """Give the metrics of a trial whose last part has just ended.
 
-    What they have sent of its history is left out, its seconds are those of all of them.
+    Args:
+        chain: the parts of the trial in order. The run has the metrics of all but the last part.
+        metric: the name of the target's metric.
+
+    Returns:
+        The last part's values, without the history that the run has already. Seconds are those of
+        all parts.
     """
     result = chain[-1]
     sent_evaluations = 0
@@ -221,7 +245,7 @@ def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
     for step, value in result.history[sent_evaluations:]:
         values.append((metric, step, value))
     for count in range(1 + sent_noise_scales, 1 + len(result.noise_scale)):
-        # As it was known then: of the measurements so far.
+        # The estimate is the one that was known at that step: of the measurements until then.
         estimate = moving_estimate(result.noise_scale[:count])
         step = result.noise_scale[count - 1][0]
         values.append(("noise_scale", step, estimate.noise_scale))
@@ -231,23 +255,23 @@ def trial_values(chain: Sequence[TrialResult], metric: str) -> list[Value]:
 
 
 def metrics(values: Iterable[Value], milliseconds: int) -> list[Metric]:
-    """Give MLflow's metrics of (name, step, value), without what is None or not finite."""
+    """Give values as MLflow's metrics of one moment, without those that are None or not finite."""
     finite = list[Metric]()
     for name, step, value in values:
         if value is not None and math.isfinite(value):
-            finite.append(Metric(key(name), float(value), milliseconds, step))
+            finite.append(Metric(allowed_key(name), float(value), milliseconds, step))
     return finite
 
 
 def data_set(prepared: PreparedStudy) -> DatasetInput:
-    """Describe the training data as MLflow's data set: what reads it, and a digest of that alone.
+    """Describe the training data as MLflow's data set: the settings that read it, and their digest.
 
-    The bytes of the data have no part in it.
+    The bytes of the data are not part of the digest.
     """
     workload = prepared.options.workload
     read_by: Mapping[str, Any] = {"workload": workload.name}
     if isinstance(workload, TrainedWorkload):
-        # Where the data lie stands there as a reference: their checksums are pinned.
+        # The folder of the data is a reference in these settings. Their checksums are pinned.
         read_by = workload.data
     # A replayed study reads a table in place of data.
     table = prepared.backend.frozen_settings.get("workload.table")
@@ -260,21 +284,21 @@ def data_set(prepared: PreparedStudy) -> DatasetInput:
         "digest": "of the source, not of the data",
     }
     profile = json.dumps(about)
-    name = cut(workload.name, KEY_LENGTH)
+    name = shortened(workload.name, KEY_LENGTH)
     return DatasetInput(
         Dataset(name, digest, "bstune", source, profile=profile),
         [InputTag("mlflow.data.context", "training")],
     )
 
 
-def key(name: str) -> str:
-    """Write a name as MLflow allows it: letters, digits and ``_-. /`` in a path that is normal."""
+def allowed_key(name: str) -> str:
+    """Write a name as MLflow allows it: letters, digits and ``_-. /``, as a normalized path."""
     allowed = re.sub(r"[^/\w.\- ]", "_", name)
     return posixpath.normpath(allowed).lstrip("./")[:KEY_LENGTH] or "_"
 
 
-def cut(text: str, length: int) -> str:
-    """Shorten a text to at most ``length`` letters; one that was cut says so at its end."""
+def shortened(text: str, length: int) -> str:
+    """Cut a text to at most ``length`` letters. A text that was cut says so at its end."""
     if len(text) <= length:
         return text
     return text[: length - len(CUT_MARK)] + CUT_MARK

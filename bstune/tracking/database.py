@@ -25,43 +25,46 @@ from bstune.study.storage.connection import primary_keys, tables_text
 from bstune.system.files import final_name, partial_of, put_in_place, sync_file
 from bstune.system.sqlite import foreign_tables
 
-# Tables that hold what is not to be lost, but for experiments: MLflow makes one by itself.
+# A database with a row in one of these tables must not be lost. Experiments are looked at apart, as
+# MLflow makes one by itself.
 _CONTENTS = ("runs", "registered_models", "trace_info")
 # Tables that each of MLflow's databases has.
 _ALWAYS = {"experiments", "runs"}
+# Suffixes of the files that SQLite writes beside a database.
 _JOURNALS = ("-journal", "-wal", "-shm")
-# Between two looks at a database that another program may be making, and of a wait for its lock.
+# Seconds between two looks at a database that another program may be making, and the most that a
+# look waits for its lock.
 _LOOK_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
 def make_database(path: Path) -> None:
-    """Make MLflow's SQLite database under another name, then rename it; nothing if it is there.
+    """Make MLflow's SQLite database under another name, then rename it, unless it is there.
 
-    One that was not made to its end would break every later study: it is moved aside, if nothing is
-    in it.
+    A database that was not made to its end would break every later study. If nothing is in it, it
+    is moved aside, and a new one takes its place.
     """
-    if path.exists() and not _half_made(path):
+    if path.exists() and not _is_half_made(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(path.name + ".lock")
     partial = partial_of(path)
     with FileLock(lock):
         # Another process may have made it while this one waited for the lock.
-        broken = path.exists() and _half_made(path) and not _being_made(path)
-        if broken or not path.exists():
+        is_broken = path.exists() and _is_half_made(path) and not _is_being_made(path)
+        if is_broken or not path.exists():
             _remove_partials(path)
             connect = mlflow_database.create_sqlalchemy_engine_with_retry
             engine = connect(f"sqlite:///{partial}")  # type: ignore[no-untyped-call]
             mlflow_database._initialize_tables(engine)  # type: ignore[no-untyped-call]
             engine.dispose()
             aside = _free_name(path)
-            # A journal by itself, too: it would be taken for the new database's.
-            _rename(path, aside)
+            # A journal without its database is moved, too: it would be taken for the new one's.
+            _rename_with_journals(path, aside)
             with partial.open("rb+") as made:
                 sync_file(made)
             put_in_place(partial, path)
-            if broken:
+            if is_broken:
                 reason = "was not made to its end and holds no runs: it is now"
                 _log.warning(
                     "MLflow: the database %s %s %s, and a new one was made",
@@ -71,12 +74,12 @@ def make_database(path: Path) -> None:
                 )
         # A user's file of this name is not empty.
         if not lock.stat().st_size:
-            # Who waits for it finds the database and makes none.
+            # A process that waits for the lock finds the database and makes none.
             lock.unlink(missing_ok=True)
 
 
 def _free_name(path: Path) -> Path:
-    """Give a name beside a database for one that is moved aside; nothing has it."""
+    """Give a path beside a database that nothing has yet, to move the database to."""
     for i in count(1):
         name = path.with_name(f"{path.name}.incomplete-{i}")
         if not os.path.lexists(name):
@@ -85,9 +88,9 @@ def _free_name(path: Path) -> Path:
 
 
 def _remove_partials(path: Path) -> None:
-    """Remove what processes that were killed left as they made this database.
+    """Remove the partial files of processes that were killed as they made this database.
 
-    The caller holds its lock.
+    The caller must hold the database's lock.
     """
     for file in path.parent.iterdir():
         name = file.name
@@ -99,7 +102,10 @@ def _remove_partials(path: Path) -> None:
 
 
 def check_database(path: Path) -> None:
-    """Refuse, as a ConfigError, no regular file, and a database that another program made."""
+    """Refuse a path that is not a regular file, and a database that another program made.
+
+    A refusal is a ConfigError. A database that cannot be read now is not refused.
+    """
     then = "choose another with mlflow.uri=sqlite:///PATH, or log nothing with mlflow.enabled=false"
     if path.is_symlink() and not path.is_file():
         raise ConfigError(f"MLflow's database {path} is a link to nothing: {then}")
@@ -108,7 +114,7 @@ def check_database(path: Path) -> None:
     try:
         foreign = foreign_tables(path, primary_keys(Base.metadata), _ALWAYS)
     except sqlite3.Error:
-        # Locked, or no database: sending says so once, and the study goes on.
+        # The file is locked, or not a database. Sending says so once, and the study goes on.
         return
     if foreign:
         raise ConfigError(
@@ -117,7 +123,8 @@ def check_database(path: Path) -> None:
         )
 
 
-def _connected(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a SQLite database that is there."""
     # Without mode=rw SQLite would make a database that is not there.
     return sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_LOOK_SECONDS)
 
@@ -128,23 +135,24 @@ def _column(connection: sqlite3.Connection, query: str) -> list[object]:
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
+    """Give the names of a database's tables."""
     names = _column(connection, "SELECT name FROM sqlite_master WHERE type = 'table'")
     return {str(name) for name in names}
 
 
 def damage(path: Path) -> str | None:
-    """Say what is wrong with the content of MLflow's SQLite database.
+    """Say in words how MLflow's SQLite database is damaged.
 
-    None if nothing is, or it cannot be read.
+    None where it is not, or where it is locked or away.
     """
     try:
-        with closing(_connected(path)) as connection:
+        with closing(_connect(path)) as connection:
             (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 return str(verdict).splitlines()[-1]
             missing = sorted(_ALWAYS - _tables(connection))
     except sqlite3.OperationalError:
-        # Locked, or away.
+        # The database is locked, or away.
         return None
     except sqlite3.DatabaseError as error:
         return str(error)
@@ -153,28 +161,28 @@ def damage(path: Path) -> str | None:
     return f"it lacks {tables_text(missing)}"
 
 
-def _rename(path: Path, name: Path) -> None:
-    """Rename what there is of a SQLite database and its journals."""
+def _rename_with_journals(path: Path, name: Path) -> None:
+    """Rename a SQLite database and its journals to ``name``, as far as they are there."""
     for suffix in (*_JOURNALS, ""):
         with suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(name.with_name(name.name + suffix))
 
 
-def _being_made(path: Path) -> bool:
-    """Whether another program, as ``mlflow ui``, changes the file."""
+def _is_being_made(path: Path) -> bool:
+    """Whether another program, such as ``mlflow ui``, changes the file within ``_LOOK_SECONDS``."""
     earlier = path.stat()
     time.sleep(_LOOK_SECONDS)
     later = path.stat()
     return (earlier.st_mtime_ns, earlier.st_size) != (later.st_mtime_ns, later.st_size)
 
 
-def _half_made(path: Path) -> bool:
-    """Whether a SQLite file is what MLflow leaves if it is ended as it makes its tables.
+def _is_half_made(path: Path) -> bool:
+    """Whether a SQLite file is the one that MLflow leaves if it is killed as it makes its tables.
 
-    Nothing is in such a file.
+    Such a file has a part of the tables, and no runs.
     """
     try:
-        with closing(_connected(path)) as connection:
+        with closing(_connect(path)) as connection:
             tables = _tables(connection)
             versions = set[str]()
             if "alembic_version" in tables:
@@ -182,14 +190,15 @@ def _half_made(path: Path) -> bool:
                 versions.update(map(str, known))
             return _is_unfinished(tables, versions) and not _holds_anything(connection, tables)
     except sqlite3.Error:
-        # Locked, or no database: MLflow says what is wrong with it.
+        # The file is locked, or not a database: MLflow will say so.
         return False
 
 
 def _is_unfinished(tables: set[str], versions: set[str]) -> bool:
-    """Whether a database has come a part of the way of MLflow's migrations, and has no more.
+    """Whether a database has had only a part of MLflow's migrations.
 
-    ``versions``: of the migrations that it says it has had.
+    ``tables``: the names of its tables. ``versions``: the migrations that it says it has had. A
+    database with anything that is not MLflow's is not called unfinished.
     """
     if not versions:
         return tables <= {*Base.metadata.tables, "alembic_version"}
@@ -201,8 +210,9 @@ def _is_unfinished(tables: set[str], versions: set[str]) -> bool:
 
 
 def _holds_anything(connection: sqlite3.Connection, tables: set[str]) -> bool:
+    """Whether MLflow's database holds a run, a model, a trace or an experiment of somebody."""
     rows = [f"1 FROM {table}" for table in _CONTENTS if table in tables]
     if "experiments" in tables:
-        # MLflow's own is there from the beginning.
+        # MLflow's own experiment, number 0, is there from the beginning.
         rows.append("1 FROM experiments WHERE experiment_id != 0")
     return any(_column(connection, f"SELECT {row} LIMIT 1") for row in rows)

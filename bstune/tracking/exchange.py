@@ -1,7 +1,7 @@
-"""Exchanges with MLflow, each in a thread that is waited for so long at most: none stops a study.
+"""Exchanges with MLflow, each in a thread that is waited for a limited time: none stops a study.
 
-Left alone its client retries for minutes. So every exchange is waited for ``mlflow.study_seconds``
-in all, over the whole run; the first failure is logged as one line and ends sending.
+Left alone MLflow's client retries for minutes. So all exchanges of a run together are waited for
+``mlflow.study_seconds`` at most. The first failure is logged as one line and ends sending.
 """
 
 import json
@@ -23,8 +23,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bstune.options import MlflowOptions
 
-# Of a server that is down, a locked or newer database, a full disk, a missing driver; those of
-# requests are OSErrors.
+# The errors of a server that is down, a locked or newer database, a full disk or a missing driver.
+# Those of requests are OSErrors.
 FAILURES = (
     MlflowException,
     SQLAlchemyError,
@@ -35,15 +35,15 @@ FAILURES = (
 )
 THREAD = "bstune-mlflow"
 _log = logging.getLogger(__name__)
-# What mlflow's HTTP client says of its retries; mlflow's own loggers are silenced as the thread
-# runs.
+# Lines of mlflow's HTTP client on its retries are dropped. mlflow's own loggers are silenced while
+# the thread runs.
 logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != THREAD)
 
 
 class Exchanges:
-    """A run's exchanges with MLflow, one after the other.
+    """A study's exchanges with MLflow, one after the other.
 
-    After one that failed, nothing more is to be sent.
+    Once one has failed, ``failed`` is true and nothing more is to be sent.
     """
 
     def __init__(
@@ -52,7 +52,13 @@ class Exchanges:
         clock: Callable[[], float] = time.monotonic,
         database: Path | None = None,
     ) -> None:
-        """Begin with ``mlflow.study_seconds`` left; ``database``: MLflow's SQLite file, if any."""
+        """Begin with ``mlflow.study_seconds`` left to wait.
+
+        Args:
+            settings: the options of MLflow.
+            clock: gives seconds from a fixed moment.
+            database: MLflow's SQLite file. None where MLflow has none.
+        """
         self._database = database
         self._settings = settings
         self._clock = clock
@@ -60,23 +66,24 @@ class Exchanges:
         self.failed = False
 
     def run(self, what: str, work: Callable[[], None], seconds: float = math.inf) -> None:
-        """Run ``work`` in a thread and wait ``seconds`` for it.
+        """Run ``work`` in a thread, and wait for it ``seconds`` at most.
 
-        After a failure log one line, which names ``what`` was to be done, and end sending.
+        Where it fails or takes longer, log one line and set ``failed``. ``what`` completes that
+        line: "could not ``what``".
         """
         outcome: Future[None] = Future()
 
-        def run() -> None:
+        def run_quietly() -> None:
             with suppress_logs_in_thread():
                 try:
                     work()
                     outcome.set_result(None)
-                # All of them: the thread's end would print the passwords in what it raises.
+                # All errors are caught: an uncaught one would be printed with the passwords in it.
                 except Exception as error:  # noqa: BLE001
                     outcome.set_exception(error)
 
-        # A daemon: one that hangs must not keep the process from ending.
-        thread = threading.Thread(target=run, name=THREAD, daemon=True)
+        # It is a daemon: a thread that hangs must not keep the process from ending.
+        thread = threading.Thread(target=run_quietly, name=THREAD, daemon=True)
         allowed = min(seconds, self._left)
         start = self._clock()
         limit = f"what was left of mlflow.study_seconds={self._settings.study_seconds:g}"
@@ -100,7 +107,7 @@ class Exchanges:
         _log.warning("MLflow: could not %s (%s). %s%s", what, reason, self._advice(), trace)
 
     def _advice(self) -> str:
-        """Say what sends the rest: the same command, unless the database is damaged."""
+        """Say how to send the rest: by the same command, unless the database is damaged."""
         if self._database is not None:
             # MLflow's tables take a second to import.
             from bstune.tracking.database import damage
@@ -116,9 +123,10 @@ class Exchanges:
 
 @contextmanager
 def short_requests(settings: MlflowOptions) -> Iterator[None]:
-    """Give MLflow's HTTP client short limits while the context is open.
+    """Give MLflow's HTTP client short time limits while the context is open.
 
-    It reads the environment at each request.
+    They are environment variables, which the client reads at each request. Afterwards the user's
+    own are back.
     """
     values = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(settings.request_seconds),

@@ -1,15 +1,19 @@
-"""A study's runs in MLflow: its own, in an experiment of studies, and one a trial, in another.
+"""A study's runs in MLflow: its own, and one for each trial, in two experiments.
 
-What was sent is found by searching the server for the study's id, so the next run of a command
-sends what is missing. A trial's run counts as whole once it has ended; one whose sender died before
-that is deleted and sent again. A stopped trial that is continued goes on in its run: its metrics
-have the times that follow from the records, so that sending them twice is sending them once, and
-the run names the trial last of all. Metrics are append-only, so the results of a continued study go
-to a new run, and the old one is deleted. One process at a time may send a study's runs: the caller
+Runs that were sent are found by searching the server for the study's id. So the next run of a
+command sends those that are missing. One process at a time may send a study's runs: the caller
 holds the study's lock.
 
-A request that is answered late is sent again, and may have been done twice: what was written twice,
-or not to its end, is deleted when the study is opened and when it is finished.
+A trial's run counts as whole once it has ended. If its sender died before that, it is deleted and
+sent again. A stopped trial that is continued goes on in its run. Its metrics have times that follow
+from the records: sent twice, they are there once. The number of the new part is written last of
+all, as a part that the run names counts as sent.
+
+Metrics are append-only. So the results of a continued study go to a new run of the study, and the
+old one is deleted.
+
+A request that is answered late is sent again, and may be carried out twice. A run that was written
+twice, or not to its end, is deleted when the study is opened and when it is finished.
 """
 
 import logging
@@ -35,7 +39,7 @@ from bstune.study.storage.trials import results
 from bstune.system.files import is_own
 from bstune.system.git import git_commit
 from bstune.tracking import colours, content, saved_view
-from bstune.tracking.address import database_path, opening, tracking_uri
+from bstune.tracking.address import database_path, opening_lines, tracking_uri
 from bstune.tracking.client import FilteringClient
 from bstune.tracking.content import KIND
 from bstune.tracking.database import make_database
@@ -43,24 +47,24 @@ from bstune.tracking.exchange import Exchanges
 
 STUDY_TAG = "bstune.study_id"
 PARENT = "mlflow.parentRunId"
-# On a trial's run: its number, then those of the trials that continued it.
+# A tag of a trial's run: its number, then those of the parts that continued it.
 TRIAL_NUMBERS = "bstune.trials"
-# On a study's run: some of its results may be there, or still come.
+# A tag of a study's run: some of its results may be there, or still come.
 RESULTS_BEGUN = "bstune.results_begun"
-# On a study's run: how many trials the results in it are of; set once they are all there.
+# A tag of a study's run: how many trials its results are of. It is set once all results are there.
 RESULT_TRIALS = "bstune.result_trials"
-# On a study's run: the winner's checkpoint, an artifact of this name.
+# A tag of a study's run: the name of the winner's checkpoint among its files.
 CHECKPOINT = "bstune.checkpoint"
 KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
-# Of a run or an experiment: its description.
+# A tag of a run or an experiment: its description.
 NOTE = "mlflow.note.content"
-# Of other studies the colours of so many times the palette are looked at, the newest ones.
+# A colour is chosen by the newest other studies: this many times as many as there are colours.
 PALETTES_LOOKED_AT = 5
 _log = logging.getLogger(__name__)
 
 
 def open_tracking(prepared: PreparedStudy, study: optuna.Study) -> "Tracking":
-    """Open MLflow and send the trials that it lacks."""
+    """Open a study in MLflow, send the trials that MLflow lacks, and give its tracking."""
     tracking = Tracking(prepared, study.user_attrs[STUDY_ID])
     for result in results(study):
         tracking.send_trial(result)
@@ -74,15 +78,15 @@ class Tracking:
     """
 
     name = "MLflow"
-    """What lines call it, as where it lacks the results."""
+    """The tracker's name in lines that are printed."""
     _client: MlflowClient
     _experiments: Mapping[str, str]
-    """Their ids, by kind of run."""
+    """The ids of the two experiments, by the kind of their runs: ``study`` or ``trial``."""
     _parent: Run
-    """The study's run, whose children are the trials'."""
+    """The study's run. The trials' runs are its children."""
 
     def __init__(self, prepared: PreparedStudy, study_id: str) -> None:
-        """Find what was sent before of the study with this uuid."""
+        """Find the runs of the study with this uuid that were sent before, and make its own run."""
         options = prepared.options
         self._prepared = prepared
         self._backend = prepared.backend
@@ -99,10 +103,11 @@ class Tracking:
         self._page = ""
         # The trials that were to be sent, by number.
         self._results: dict[int, TrialResult] = {}
-        # Of the trials that MLflow has whole, by number: their run's id and start.
+        # For each trial that MLflow has whole, by number: its run's id, and its start in
+        # milliseconds.
         self._whole: dict[int, tuple[str, int]] = {}
         self._exchanges = Exchanges(options.mlflow, database=database_path(self._uri))
-        self._exchanges.run("open the study", self._find)
+        self._exchanges.run("open the study", self._open)
 
     @property
     def sent(self) -> set[int]:
@@ -110,39 +115,42 @@ class Tracking:
         return set(self._whole)
 
     @property
-    def opening(self) -> tuple[str, ...]:
-        """What opens the page of the studies: the command that serves it, if any, its address."""
-        return opening(self._uri, self._page)
+    def opening_lines(self) -> tuple[str, ...]:
+        """Lines that say how to open the page of the studies: a command, if any, and an address."""
+        return opening_lines(self._uri, self._page)
 
     def send_trial(self, result: TrialResult) -> None:
         """Send one trial whole, unless MLflow has it.
 
-        What a trial short of the target lacks is left out.
+        Values that the trial lacks, such as steps to a target that it missed, are left out.
         """
         self._results[result.number] = result
         if not self._exchanges.failed and result.number not in self._whole:
             work = partial(self._write_trial, result, round(1000 * time.time()))
             self._exchanges.run(f"send trial {result.number}", work, self._settings.seconds)
 
-    def finish_study(self, found: StudyResult, artifacts: Sequence[Path]) -> None:
+    def finish_study(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send a completed study's results to its run, and end that run.
 
-        Nothing is sent if it has those of as many trials.
+        Results are not sent again if the run has those of as many trials.
 
         Args:
-            found: the results.
-            artifacts: files; the first one with the suffix png is shown in the run's note.
+            result: the study's result.
+            artifacts: files to send. The run's note shows the first one with the suffix png.
         """
         if self._exchanges.failed:
             return
         if self._parent.data.tags.get(RESULT_TRIALS) != str(len(self.sent)):
-            self._exchanges.run("send the results", partial(self._write_results, found, artifacts))
+            self._exchanges.run("send the results", partial(self._write_results, result, artifacts))
         if not self._exchanges.failed and CHECKPOINT not in self._parent.data.tags:
-            send = partial(self._write_checkpoint, found)
+            send = partial(self._write_checkpoint, result)
             self._exchanges.run("send the winner's checkpoint", send)
 
-    def _find(self) -> None:
-        """Find or create experiments and the study's run, and repair what a dead process left."""
+    def _open(self) -> None:
+        """Find or make the experiments and the study's run, and find the trials that it has whole.
+
+        Runs that a dead process left unfinished are deleted.
+        """
         path = database_path(self._uri)
         if path is not None:
             make_database(path)
@@ -159,8 +167,8 @@ class Tracking:
         _add_tags(self._client, studies, tags | studies_view)
         _add_tags(self._client, trials, tags | trials_view)
         self._page = saved_view.page(studies.experiment_id, "CHART")
-        # The newest with all its results: a newer one with half of them is what a process that died
-        # left.
+        # The study's run is the newest one with all its results. A newer one with half of them was
+        # left by a process that died.
         parent = max(
             self._runs("study"),
             key=lambda run: (RESULT_TRIALS in run.data.tags, run.info.start_time),
@@ -178,7 +186,10 @@ class Tracking:
         self._make_only_parent(self._parent.info.run_id)
 
     def _runs(self, kind: str) -> list[Run]:
-        """Give the study's runs of a kind that were not deleted, oldest first, 50,000 at most."""
+        """Give the study's runs of a kind, ``study`` or ``trial``, the oldest first.
+
+        Deleted ones are left out. MLflow gives 50,000 at most.
+        """
         runs = self._client.search_runs(
             [self._experiments[kind]],
             f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = '{kind}'",
@@ -188,7 +199,7 @@ class Tracking:
         return list(runs)
 
     def _other_studies(self) -> list[Run]:
-        """Give the runs of other studies, the newest first, as many as colours may depend on."""
+        """Give the runs of other studies, the newest first, as many as a colour is chosen by."""
         runs = self._client.search_runs(
             [self._experiments["study"]],
             f"tags.`{STUDY_TAG}` != '{self._tags[STUDY_TAG]}' and tags.`{KIND}` = 'study'",
@@ -198,22 +209,24 @@ class Tracking:
         return list(runs)
 
     def _other_colours(self) -> list[str]:
+        """Give the colours of other studies' runs, the newest first. A run without has ``""``."""
         return [run.data.tags.get(colours.COLOUR_TAG, "") for run in self._other_studies()]
 
-    def _part_colours(self, parent: Run) -> None:
-        """Take another colour, if a study that began at the same moment has taken the same."""
+    def _take_free_colour(self, parent: Run) -> None:
+        """Change the colour of the study's run, if a study that began just before has the same."""
         place = (parent.info.start_time, parent.info.run_id)
         older_colours = list[str | None]()
         for run in self._other_studies():
             if (run.info.start_time, run.info.run_id) < place:
                 older_colours.append(run.data.tags.get(colours.COLOUR_TAG))
-        # Beyond these the colours repeat.
+        # Colours repeat after as many studies as the palette has.
         near_colours = older_colours[: len(colours.PALETTE) - 1]
         if parent.data.tags.get(colours.COLOUR_TAG) in near_colours:
             free = colours.next_colour(self._other_colours())
             self._client.set_tag(parent.info.run_id, colours.COLOUR_TAG, free)
 
     def _create_parent(self, colour: str) -> Run:
+        """Make a run of the study, in this colour."""
         backend = self._backend
         tags = self._run_tags("study", backend.device, backend.versions)
         tags["bstune.metric"] = self._metric
@@ -225,9 +238,9 @@ class Tracking:
         return run
 
     def _describe_parent(self, parent: Run) -> None:
-        """Send the parameters and the data set as far as the study's run lacks them.
+        """Send the parameters and the data set that the study's run lacks.
 
-        What it has cannot be changed.
+        MLflow does not let parameters change, so those that the run has stay.
         """
         missing = list[Param]()
         for name, value in content.study_params(self._prepared, self._commit).items():
@@ -238,7 +251,7 @@ class Tracking:
             self._client.log_inputs(parent.info.run_id, [content.data_set(self._prepared)])
 
     def _make_only_parent(self, parent_id: str) -> None:
-        """Move all the study's trials to this parent, then delete its other ones."""
+        """Make all trials' runs children of this run of the study, then delete its other runs."""
         for child in self._runs("trial"):
             if child.data.tags[PARENT] != parent_id:
                 self._client.set_tag(child.info.run_id, PARENT, parent_id)
@@ -247,16 +260,19 @@ class Tracking:
                 self._client.delete_run(run.info.run_id)
 
     def _delete_strays(self) -> None:
-        """Delete the trials' runs that are not whole: of a dead process, or a repeated request."""
+        """Delete the trials' runs that were not sent to their end, or that were sent twice.
+
+        A process that died or a request that was repeated has left them.
+        """
         whole = {run_id for run_id, _ in self._whole.values()}
         for child in self._runs("trial"):
             if child.info.run_id not in whole:
                 self._client.delete_run(child.info.run_id)
 
     def _write_trial(self, result: TrialResult, now: int) -> None:
-        """Send a trial in a run of its own, or in that of the trials that it continues.
+        """Send a trial in a run of its own, or in the run of the parts that it continues.
 
-        ``now``: in milliseconds, when the trial ended.
+        ``now``: the moment at which the trial ended, in milliseconds.
         """
         chain = self._chain(result)
         if len(chain) > 1:
@@ -273,7 +289,7 @@ class Tracking:
         params = list[Param]()
         for name, value in values.items():
             if value is not None:
-                params.append(Param(content.key(name), str(value)))
+                params.append(Param(content.allowed_key(name), str(value)))
         metrics = content.metrics(content.trial_values(chain, self._metric), now)
         # The client itself splits what is past the limits of one request: 1000 metrics, 100
         # parameters.
@@ -281,14 +297,14 @@ class Tracking:
         status = "FINISHED"
         if result.status == "failed":
             status = "FAILED"
-        # Last, because a run that has ended counts as sent.
+        # The end is sent last, because a run that has ended counts as sent.
         self._client.set_terminated(run_id, status, now)
         self._whole[result.number] = run_id, start
 
     def _chain(self, result: TrialResult) -> list[TrialResult]:
-        """Give the trials whose run this one goes on in, itself last.
+        """Give the parts of a trial that share one run: those that it continues, and itself last.
 
-        One that failed has a run of its own.
+        A part that failed has a run of its own, and so stands alone.
         """
         chain = [result]
         if result.status == "failed":
@@ -300,37 +316,37 @@ class Tracking:
         return chain
 
     def _continue_run(self, chain: Sequence[TrialResult]) -> None:
-        """Go on with the run of the trials that the last one of ``chain`` continues."""
+        """Send the last part of a trial to the run that has all other parts of ``chain``."""
         result = chain[-1]
         run_id, start = self._whole[chain[-2].number]
-        # From the records alone, not the clock: what is sent twice is then the same.
+        # The time follows from the records, not from the clock: sent twice, metrics are the same.
         end = start + round(1000 * sum(trial.wall_seconds for trial in chain))
         tags = self._trial_tags(result) | {"mlflow.runName": content.trial_name(result)}
         run_tags = [RunTag(name, value) for name, value in tags.items()]
         metrics = content.metrics(content.trial_values(chain, self._metric), end)
         self._client.log_batch(run_id, metrics, tags=run_tags)
         self._client.set_terminated(run_id, "FINISHED", end)
-        # Last, because a trial that the run names counts as sent.
+        # The numbers are sent last, because a part that the run names counts as sent.
         self._client.set_tag(run_id, TRIAL_NUMBERS, " ".join(str(trial.number) for trial in chain))
         self._whole[result.number] = run_id, start
 
-    def _write_results(self, found: StudyResult, artifacts: Sequence[Path]) -> None:
-        """Send the results to the study's run, or to a new one where that has some already."""
+    def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
+        """Send the results to the study's run, or to a new run if that has some already."""
         client = self._client
-        # Results of fewer trials, or half sent, perhaps still on their way.
+        # The run's results may be of fewer trials, or half sent and perhaps still on their way.
         has_results = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._parent
         if has_results:
-            # The same colour as before; the tag may have been deleted in the UI.
+            # The new run has the same colour. In the UI a user may have deleted it.
             colour = parent.data.tags.get(colours.COLOUR_TAG)
             parent = self._create_parent(colour or colours.next_colour(self._other_colours()))
         else:
-            self._part_colours(parent)
+            self._take_free_colour(parent)
         run_id = parent.info.run_id
         client.set_tag(run_id, RESULTS_BEGUN, "true")
         self._describe_parent(parent)
         now = round(1000 * time.time())
-        client.log_batch(run_id, content.metrics(content.study_values(found), now))
+        client.log_batch(run_id, content.metrics(content.study_values(result), now))
         figure: str | None = None
         for path in artifacts:
             client.log_artifact(run_id, str(path))
@@ -338,21 +354,21 @@ class Tracking:
                 figure = path.name
         where = quote(f"tags.`{STUDY_TAG}` = '{self._tags[STUDY_TAG]}'")
         trials = f"{saved_view.runs_page(self._experiments['trial'])}&searchFilter={where}"
-        text = "\n".join(console_rows(answer(found)))
-        client.set_tag(run_id, NOTE, content.note(text, run_id, figure, trials, self._page))
+        text = "\n".join(console_rows(answer(result)))
+        client.set_tag(run_id, NOTE, content.study_note(text, run_id, figure, trials, self._page))
         client.set_terminated(run_id, "FINISHED")
-        # From here on it is the parent that stays.
+        # Once it has this tag, it is the study's run and the others go.
         client.set_tag(run_id, RESULT_TRIALS, str(len(self.sent)))
         self._delete_strays()
         self._make_only_parent(run_id)
         self._parent = client.get_run(run_id)
 
-    def _write_checkpoint(self, found: StudyResult) -> None:
-        """Send the winner's checkpoint, where this machine has it.
+    def _write_checkpoint(self, result: StudyResult) -> None:
+        """Send the winner's checkpoint, if this machine has it.
 
-        Without it best.yaml, which is sent in any case, tells how to train the winner again.
+        If not, best.yaml tells how to train the winner again. It is sent in any case.
         """
-        winner = found.winner
+        winner = result.winner
         if winner is None:
             return
         checkpoint = self._prepared.files.checkpoint(winner.number)
@@ -362,25 +378,27 @@ class Tracking:
             self._client.set_tag(run_id, CHECKPOINT, checkpoint.name)
 
     def _run_tags(self, kind: str, device: str, versions: Mapping[str, str]) -> dict[str, str]:
+        """Give the tags of a run of a kind, ``study`` or ``trial``. ``versions``: by package."""
         tags = dict(self._tags)
         tags[KIND] = kind
         tags["bstune.device"] = device
         tags["mlflow.source.name"] = "bstune"
         for package, version in versions.items():
-            tags[content.key(f"bstune.version.{package}")] = version
+            tags[content.allowed_key(f"bstune.version.{package}")] = version
         return tags
 
     def _trial_tags(self, result: TrialResult) -> dict[str, str]:
+        """Give the tags that a trial's run gets from its last part."""
         tags: dict[str, str] = {"bstune.status": result.status}
         if result.resumed_from is not None:
             tags["bstune.resumed_from"] = str(result.resumed_from)
         if result.message:
-            tags["bstune.message"] = content.cut(result.message, content.TAG_LENGTH)
+            tags["bstune.message"] = content.shortened(result.message, content.TAG_LENGTH)
         return tags
 
 
 def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
-    """Find the experiment of this name, or create it."""
+    """Find the experiment of this name, or make it. ``uri``: MLflow's."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return experiment
@@ -392,7 +410,7 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
     try:
         return client.get_experiment(client.create_experiment(name, location))
     except MlflowException:
-        # Another process has just made it, or this one, if the request was repeated.
+        # Another process has just made it, or this one has, if the request was repeated.
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise
@@ -400,7 +418,7 @@ def _experiment(client: MlflowClient, uri: str, name: str) -> Experiment:
 
 
 def _add_tags(client: MlflowClient, experiment: Experiment, tags: Mapping[str, str]) -> None:
-    """Give an experiment the tags that it lacks; those that it has stay, as people change them."""
+    """Give an experiment the tags that it lacks. Those that it has stay, as people change them."""
     for key, value in tags.items():
         if key not in experiment.tags:
             client.set_experiment_tag(experiment.experiment_id, key, value)

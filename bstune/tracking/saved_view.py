@@ -1,13 +1,13 @@
 """The views that MLflow's pages open with: the studies' curves over each other, and the trials.
 
 MLflow keeps a view that somebody shares as a tag of the experiment, which its pages read: the
-tag's name is the key in the address, its value the pages' own state. That is no documented
-interface. Tried with mlflow 3.17.2: a later one that does not know the tag shows its usual page.
-A view that is there stays, as people change it.
+tag's name ends in the key that is in the address, and its value is the pages' own state. This
+interface is not documented. It was tried with mlflow 3.17.2: a later MLflow that does not know the
+tag shows its usual page. A view that is there stays, as people change it.
 
-What MLflow 3.17.2 cannot do: the axis of a metric's steps is called "Step", whatever a step is, and
-over another metric, whose name it would show, it cannot be logarithmic. So titles and the section
-name the batch size. A column has its metric's key above it, a legend has it after each run.
+MLflow 3.17.2 has two limits. The axis of a metric's steps is called "Step", whatever a step is. An
+axis of another metric would have that metric's name, but cannot be logarithmic. So titles and the
+section name the batch size. A column has its metric's key above it, a legend has it after each run.
 """
 
 import base64
@@ -15,23 +15,25 @@ import json
 import zlib
 from typing import Any, Literal
 
-# A new view takes a new one: a view that is there is not written over.
+# A changed view needs a new key: a view that is there is not written over.
 VIEW_KEY = "bstune-2"
 TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
-# A chart each, with its title: over the batch size, which is the metric's step.
+# The line charts by their metrics, with their titles: over batch size, which is the metric's step.
 _CURVES = {
     "curve/steps_to_target_fit": "Steps to target over batch size",
     "curve/time_to_target_fit": "Seconds to target over batch size",
     "curve/steps_to_target": "Steps to target of the best trials",
     "curve/time_to_target": "Seconds to target of the best trials",
 }
+# The bar charts by their metrics, with their titles.
 _BARS = {
     "gain/ratio": "Gain: times as fast as the baseline",
     "critical_batch_size/value": "Critical batch size",
     "best/batch_size": "Batch size to use",
     "best/seconds": "Seconds to target with it",
 }
-# Columns and their widths in pixels, in which their names are seen whole.
+# Columns of metrics, of parameters, and of the table of trials, each with a width in pixels at
+# which its name is seen whole.
 _METRICS = {
     "best/batch_size": 125,
     "best/lr": 110,
@@ -48,7 +50,7 @@ _METRICS = {
     "best/reached_of_n": 145,
 }
 _PARAMS = {"workload": 140, "target": 140, "device": 100}
-_OF_TRIALS = {
+_TRIAL_COLUMNS = {
     "tags.`bstune.study`": 150,
     "tags.`bstune.status`": 130,
     "params.`batch_size`": 105,
@@ -63,26 +65,29 @@ _DELETED = {"curve/examples_to_target", "curve/examples_to_target_fit", *_METRIC
 _NAME = "attributes.`Run Name`"
 _CREATED = "runDateAndNestInfo"
 _DATA = "attributes.`Dataset`"
-# A part of the pages' state, as JSON has it.
 State = dict[str, Any]
+"""A part of the state of MLflow's pages, as JSON has it."""
 
 
 def runs_page(experiment_id: str) -> str:
-    """Name the page of an experiment's runs, relative to MLflow's address.
+    """Give the address of the page with an experiment's runs, relative to MLflow's address.
 
-    Without the type of workflow MLflow 3.17.2 opens what the switch in its sidebar stands at, at
-    first "GenAI", whose pages show traces; it does not look at ``mlflow.experimentKind``.
+    It states the type of workflow. Without it MLflow 3.17.2 opens the pages that the switch in its
+    sidebar stands at, at first "GenAI", which show traces: ``mlflow.experimentKind`` is ignored.
     """
     return f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
 
 
 def page(experiment_id: str, mode: Literal["CHART", "TABLE"]) -> str:
-    """Name the page of an experiment in its view: the curves over each other, or the columns."""
+    """Give the address of an experiment's view: its charts, or its table."""
     return f"{runs_page(experiment_id)}&compareRunsMode={mode}&viewStateShareKey={VIEW_KEY}"
 
 
 def links(studies_id: str, trials_id: str) -> str:
-    """Write the experiments' description in Markdown: all their pages show it, empty ones too."""
+    """Write the description of both experiments in Markdown: links to their views.
+
+    All pages of an experiment show it, empty ones too.
+    """
     curves = page(studies_id, "CHART")
     table = page(studies_id, "TABLE")
     trials = page(trials_id, "TABLE")
@@ -90,7 +95,7 @@ def links(studies_id: str, trials_id: str) -> str:
 
 
 def studies_view(milliseconds: int) -> str:
-    """Give the tag's value in the experiment of studies, made at this time."""
+    """Give the view of the studies as a tag's value. ``milliseconds``: the time of its making."""
     curves = "bstune-curves"
     answers = "bstune-answers"
     charts = list[State]()
@@ -114,7 +119,7 @@ def studies_view(milliseconds: int) -> str:
             _section(curves, "Curves (Step = batch size)"),
             _section(answers, "What to use"),
         ],
-        # What MLflow adds, such as tests, comes last.
+        # Charts that MLflow adds, such as those of tests, come last.
         "isAccordionReordered": True,
         "hideEmptyCharts": True,
     }
@@ -122,19 +127,20 @@ def studies_view(milliseconds: int) -> str:
 
 
 def trials_view(milliseconds: int) -> str:
-    """Give the tag's value in the experiment of trials, made at this time."""
-    state = _columns(_OF_TRIALS) | {"searchFilter": "tags.`bstune.kind` = 'trial'"}
+    """Give the view of the trials as a tag's value. ``milliseconds``: the time of its making."""
+    state = _columns(_TRIAL_COLUMNS) | {"searchFilter": "tags.`bstune.kind` = 'trial'"}
     return _tag("bstune: trials", state, milliseconds)
 
 
 def _tag(name: str, state: State, milliseconds: int) -> str:
-    """Pack a view as MLflow's pages do, made at this time."""
+    """Pack a view's state into a tag's value, as MLflow's pages do."""
     packed = base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
     times = {"createdAt": milliseconds, "updatedAt": milliseconds}
     return json.dumps({"name": name, **times, "state": f"deflate;{packed}"})
 
 
 def _columns(widths: dict[str, int]) -> State:
+    """Give the state of a table: its columns in order, with their widths in pixels."""
     return {
         "selectedColumns": list(widths),
         "columnOrder": [_NAME, *widths, _CREATED],
@@ -143,6 +149,7 @@ def _columns(widths: dict[str, int]) -> State:
 
 
 def _section(uuid: str, name: str) -> State:
+    """Give the state of a section of charts. ``uuid``: the name by which charts refer to it."""
     return {
         "uuid": uuid,
         "name": name,
@@ -154,6 +161,7 @@ def _section(uuid: str, name: str) -> State:
 
 
 def _chart(uuid: str, section: str) -> State:
+    """Give the state that all charts have in common. ``section``: the uuid of their section."""
     return {
         "uuid": uuid,
         "metricSectionId": section,
@@ -164,6 +172,7 @@ def _chart(uuid: str, section: str) -> State:
 
 
 def _line(section: str, metric: str, title: str) -> State:
+    """Give the state of a line chart: a metric over its steps, both axes logarithmic."""
     return _chart(f"{section}-{metric}", section) | {
         "type": "LINE",
         "metricKey": metric,
@@ -189,11 +198,13 @@ def _line(section: str, metric: str, title: str) -> State:
 
 
 def _bar(section: str, metric: str, title: str) -> State:
+    """Give the state of a bar chart: a metric of each run."""
     # The title of a bar chart is its metric's key, unless another key tells where the values are.
     keys = {"metricKey": title, "dataAccessKey": metric}
     return _chart(f"{section}-{metric}", section) | {"type": "BAR", **keys}
 
 
 def _deleted(section: str, metric: str) -> State:
+    """Give the state of a chart that a user has deleted, so that MLflow does not add it."""
     chart = _chart(f"deleted-{metric}", section)
     return chart | {"type": "BAR", "metricKey": metric, "deleted": True}

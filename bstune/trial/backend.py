@@ -249,7 +249,7 @@ def _has_precision(plugins: object) -> bool:
     several = plugins if isinstance(plugins, list | tuple) else [plugins]
     names = set[str]()
     for plugin in several:
-        # By name: the classes of Lightning's two packages are different ones.
+        # They are known by name, as Lightning's two packages have different classes.
         names.update(base.__name__ for base in type(plugin).__mro__)
     return "Precision" in names
 
@@ -268,7 +268,7 @@ def trainer_arguments(options: StudyOptions, recipe: Recipe) -> dict[str, Any]:
                 raise ConfigError(f"{name}.{argument} is bstune's own: {OWNED[argument]}")
     arguments: dict[str, Any] = recipe.trainer()
     for name in ("callbacks", "logger"):
-        # By name, as Hydra's groups are merged.
+        # Hydra merges such groups as mappings from names to objects.
         if isinstance(arguments.get(name), Mapping):
             arguments[name] = list(arguments[name].values())
     refuse_finders(arguments.get("callbacks"))

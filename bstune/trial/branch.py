@@ -149,6 +149,7 @@ class _FromCheckpoint(Callback):
         module.load_state_dict(saved)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the Trainer's call-backs their states of the checkpoint."""
         # Lightning would warn of the states of call-backs that the Trainer does not have.
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         keys = {callback.state_key for callback in callbacks}
@@ -158,10 +159,12 @@ class _FromCheckpoint(Callback):
         load_callbacks(package_of(pl_module), trainer, checkpoint)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Record the metric of the checkpoint's weights, before the first step."""
         value = trainer.callback_metrics.get(self._metric)
         self.start = None if value is None else float(value)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put optimizers back, fix their rates, and count steps on from the checkpoint's."""
         self._load_optimizers(trainer, pl_module)
         _fix_rates(trainer)
         # Steps are counted on, as an average of the weights may go by their number.
@@ -255,7 +258,7 @@ def branch(
     from_checkpoint = _FromCheckpoint(path, checkpoint, protocol.target.metric, lr_factor)
     steps = max(1, round(examples / batch_size))
     protocol = replace(
-        protocol.for_steps_only(Budget(steps, 1)),
+        protocol.for_steps_only(Budget(steps=steps, examples=1)),
         trainer=without_monitors(protocol.trainer),
         evaluation_schedule=AT_THE_END,
         noise_scale_every=None,

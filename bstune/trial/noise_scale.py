@@ -113,9 +113,9 @@ class NoiseScale(Callback):
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         if every is not None:
-            _check_at_least("every", every, 1)
-        _check_at_least("parts", parts, 2)
-        _check_at_least("window", window, MIN_BLOCKS)
+            _check_at_least("every", every, smallest=1)
+        _check_at_least("parts", parts, smallest=2)
+        _check_at_least("window", window, smallest=MIN_BLOCKS)
         if weights not in ("equal", "examples"):
             raise ConfigError(
                 f"the noise scale's weights must be equal or examples, but got {weights!r}"
@@ -129,7 +129,7 @@ class NoiseScale(Callback):
         self.weights = weights
         self._around = around
         self.passed_over = 0
-        # Of each measured step its number, its unbiased |G|^2 and its tr Sigma.
+        # The number, the unbiased |G|^2 and tr Sigma of each measured step.
         self.measurements: tuple[tuple[int, float, float], ...] = ()
         # How many of them the loggers have been given.
         self._logged = 0
@@ -483,6 +483,7 @@ class _Reading:
             self.hooks.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def _read(self, name: str, gradient: Tensor) -> None:
+        """Take the norm of a parameter's gradient of this micro-batch, as a hook on it."""
         try:
             self.norms[-1] += _norms({name: gradient})
         except ConfigError as error:

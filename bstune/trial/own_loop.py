@@ -228,7 +228,7 @@ class LoopTrial:
                 f"batch size {self.batch_size} is larger than the data set ({examples} examples): "
                 "lower the largest of batch_sizes"
             )
-        order, _ = seeded_generators(self.seed, "cpu", 2)
+        order, _ = seeded_generators(self.seed, "cpu", count=2)
         return endless_indices(
             operator.index(examples), self.batch_size, order, first=self.first_step
         )
@@ -794,6 +794,7 @@ class LoopRunner:
                 yield self._take_back(trial)
 
     def _take_back(self, trial: LoopTrial) -> Finished:
+        """Take a trial back from the loop, and tell how it ended."""
         assert self._folder is not None  # noqa: S101 (a trial was started)
         self._trials.remove(trial)
         return self._backend.take_back(trial, self._folder)

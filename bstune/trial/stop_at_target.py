@@ -85,6 +85,7 @@ class StopAtTarget(Callback):
         self._reset()
 
     def _reset(self) -> None:
+        """Begin to count from nothing."""
         self.reached = False
         self.steps = 0
         self.steps_low = 0

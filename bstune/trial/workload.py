@@ -306,26 +306,12 @@ def build_workload(
     """
     if data is None:
         data = load_data(options, recipe)
-    name = type(data).__name__
-    training: object = None
-    test: Iterable[Any] | None = None
     notes = list[str]()
     if draws_batches(data):
         _set_up(data, "fit", options.seed)
-    with seeded(options.seed), waiting_for(f"the loaders of {name}"):
-        # Opened before setup("test"), which may split the data anew, by a generator of its own.
-        if not draws_batches(data):
-            training = data.train_dataloader()
-        validation: Any = data.val_dataloader()
-    # A data module that hands out batches says how many examples it has.
-    if not draws_batches(data) and has_no_length(validation):
-        with seeded(options.seed), waiting_for(f"the end of {name}'s validation data, a stream"):
-            validation = CountedStream(validation)
-    with optional(f"no test metrics, as {name}.setup('test') or test_dataloader() fails", notes):
-        _set_up(data, "test", options.seed)
-        with waiting_for(f"{name}.test_dataloader()"):
-            if is_overridden("test_dataloader", data):
-                test = data.test_dataloader()
+    # Opened before setup("test"), which may split the data anew, by a generator of its own.
+    training, validation = _open_loaders(data, options.seed)
+    test = _open_test_loader(data, options.seed, notes)
     if draws_batches(data):
         open_batches = _batches_of_data_module(data, options)
         examples = int(data.train_size)
@@ -353,6 +339,43 @@ def build_workload(
         overrides_lr=options.scaling.override_lr,
         override=recipe.override,
     )
+
+
+def _open_loaders(data: LightningDataModule, seed: int) -> tuple[object, Any]:
+    """Open a data module's loaders; ``seed`` is the study's.
+
+    Returns:
+        The training loaders (None where the data module hands out batches itself), and the
+        validation loaders. A validation stream without a length is read once, to count it.
+    """
+    name = type(data).__name__
+    training: object = None
+    with seeded(seed), waiting_for(f"the loaders of {name}"):
+        if not draws_batches(data):
+            training = data.train_dataloader()
+        validation: Any = data.val_dataloader()
+    # A data module that hands out batches says how many examples it has.
+    if not draws_batches(data) and has_no_length(validation):
+        with seeded(seed), waiting_for(f"the end of {name}'s validation data, a stream"):
+            validation = CountedStream(validation)
+    return training, validation
+
+
+def _open_test_loader(
+    data: LightningDataModule, seed: int, notes: list[str]
+) -> Iterable[Any] | None:
+    """Open a data module's test loader; None where it has none.
+
+    An error of the user's code there becomes a line in ``notes``. ``seed`` is the study's.
+    """
+    test: Iterable[Any] | None = None
+    name = type(data).__name__
+    with optional(f"no test metrics, as {name}.setup('test') or test_dataloader() fails", notes):
+        _set_up(data, "test", seed)
+        with waiting_for(f"{name}.test_dataloader()"):
+            if is_overridden("test_dataloader", data):
+                test = data.test_dataloader()
+    return test
 
 
 def _has_hooks(data: LightningDataModule) -> bool:
@@ -615,7 +638,7 @@ def evaluate(
     if workload.data_module is None:
         options["dataloaders"] = iterable
     else:
-        options["datamodule"] = serving(workload.data_module, None, **batches)
+        options["datamodule"] = serving(workload.data_module, micro_batch_size=None, **batches)
     if checkpoint is not None:
         options["ckpt_path"] = checkpoint
         options["weights_only"] = True

@@ -57,7 +57,7 @@ def _curve_trace(rows: BudgetRows) -> Trace:
 
 
 def _dots_trace(dots: tuple[Dot, ...], name: str, color: str, symbol: str, size: int) -> Trace:
-    """Give dots as marks of one look. ``name``: in the legend; ``size``: in pixels."""
+    """Give dots as marks of one look. ``name`` stands in the legend; ``size`` is in pixels."""
     batch_sizes = list[int]()
     values = list[float]()
     hover = list[str]()

@@ -104,7 +104,7 @@ def _limits(shown: Panel) -> tuple[Layout, Layout]:
         batch_sizes.append(star.winner.batch_size)
         heights += (star.value, star.low, star.high)
     known_heights = [height for height in heights if height]
-    return log_range(batch_sizes, 0.12), log_range(known_heights, 0.15)
+    return log_range(batch_sizes, pad=0.12), log_range(known_heights, pad=0.15)
 
 
 def _frontier_text(shown: Panel, result: StudyResult, title: str) -> str:
@@ -156,7 +156,7 @@ def _curve_traces(shown: Panel, result: StudyResult) -> list[Trace]:
         start, end = sizes[0], sizes[-1]
         heights = [examples / start, examples / end]
         name = "twice the batch, half the steps"
-        traces.append(line_trace([start, end], heights, name, None, "--faint", "dash"))
+        traces.append(line_trace([start, end], heights, name, color="--faint", dash="dash"))
     return traces
 
 
@@ -233,6 +233,7 @@ def _star_trace(star: Star, shown: Panel) -> Trace:
 
 def _baseline_trace(mark: Mark, shown: Panel, trials: Mapping[int, TrialResult]) -> Trace:
     """Give the baseline's trial, hollow where it was stopped. ``trials`` are by number."""
+    # A panel has a baseline only where that has a height.
     height = mark.height or 1.0
     lines = [_baseline_name(mark), *trial_lines(trials[mark.number])]
     return {
@@ -270,7 +271,7 @@ def _side_of_name(shown: Panel, height: float, is_use: bool) -> str:
     """Give plotly's position of the name of the winner to use, or of the baseline.
 
     The name of the higher one stands above its mark, the other below: so they do not overlap.
-    ``height``: of the mark; ``is_use``: whether it is the winner to use.
+    ``height`` is that of the mark, and ``is_use`` whether it is the winner to use.
     """
     other_height: float | None = None
     if not is_use:

@@ -159,7 +159,7 @@ def _metric_axis(trials: Sequence[TrialResult], goal: float | None) -> Layout:
         near += values
     can_be_log = goal is None or goal > 0.0
     if can_be_log and all(value > 0.0 for value in values):
-        return {"log": True, **log_range(near, 0.05)}
+        return {"log": True, **log_range(near, pad=0.05)}
     pad = 0.05 * max(max(near) - min(near), 1e-9)
     # The values of a folder may lie as far apart as floats can.
     if not math.isfinite(pad):

@@ -46,7 +46,7 @@ def learning_rates(study: StudyFolder) -> str:
         point = "the best learning rate at the middle of the curve"
     layout = {
         "xaxis": axis("batch size B (examples)"),
-        "yaxis": axis("learning rate", **log_range(shown_rates, 0.25)),
+        "yaxis": axis("learning rate", **log_range(shown_rates, pad=0.25)),
     }
     lines = "scaling rules"
     if result.lr_exponent is not None and result.lr_exponent.identified:
@@ -89,7 +89,9 @@ def _rule_traces(result: StudyResult, trials: Sequence[TrialResult]) -> list[Tra
         rates = [line.lr_at(line.start), line.lr_at(line.end)]
         dash = RATE_DASHES.get(line.name, OTHER_RATE_DASH)
         traces.append(
-            line_trace([line.start, line.end], rates, line.words, None, color, dash, width)
+            line_trace(
+                [line.start, line.end], rates, line.words, color=color, dash=dash, width=width
+            )
         )
     return traces
 

@@ -47,7 +47,7 @@ def memory_chart(hardware: HardwareFile) -> str:
         traces.append(line_trace(batch_sizes, predicted, "base + B x an example's"))
     if ceiling.at.limit is not None:
         limit = ceiling.at.limit / BYTES_PER_MEBIBYTE
-        traces.append(line_trace(span, [limit, limit], "limit", None, "--vermilion", "dash"))
+        traces.append(line_trace(span, [limit, limit], "limit", color="--vermilion", dash="dash"))
     layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("memory (MiB)")}
     alt = f"Memory over batch size: {plural(len(sizes), 'probe')}. {hover[-1]}."
     return chart(traces, layout, height=380, alt=alt)

@@ -1,5 +1,8 @@
 """The critical batch size at other targets."""
 
+from collections.abc import Sequence
+
+from bstune.report.charts.traces import Trace
 from bstune.report.html import axis, chart, label, paragraph
 from bstune.report.lines.critical import growth_text
 from bstune.report.words import critical_text
@@ -20,13 +23,40 @@ def over_target(result: StudyResult) -> str:
             return ""
         return paragraph(f"Only known at the study's own target: {note}.")
     metric = result.metric
+    rows = _by_target(result, result.target_value)
+    hover = list[str]()
+    for row in rows:
+        if row.value is None:
+            continue
+        passed = f"passed by {plural(row.passed, 'trial')}"
+        hover.append(f"{metric} {format_number(row.target)}: {critical_text(row)}; {passed}")
+    trace = _critical_trace(rows, hover, result.target_value)
+    layout = {
+        "xaxis": axis(f"target: {metric}", log=False),
+        "yaxis": axis("critical batch size (examples)"),
+    }
+    caption = (
+        "From the same histories, at targets that enough trials passed; the large dot is this "
+        "page's target."
+    )
+    if result.over_target_growth is not None:
+        caption += f" It {growth_text(result.over_target_growth, metric)}."
+    alt = f"Critical batch size over the target. {'. '.join(hover)}."
+    return chart([trace], layout, caption, height=360, alt=alt)
+
+
+def _critical_trace(rows: Sequence[CriticalAtTarget], hover: Sequence[str], goal: float) -> Trace:
+    """Give the critical batch size over targets as a line with marks and error bars.
+
+    Targets at which it is not known are left out. ``hover`` has a text for each other one. The mark
+    at ``goal``, the study's own target, is larger than the others.
+    """
     targets = list[float]()
     values = list[float]()
     above = list[float]()
     below = list[float]()
     sizes = list[int]()
-    hover = list[str]()
-    for row in _by_target(result, result.target_value):
+    for row in rows:
         if row.value is None:
             continue
         targets.append(row.target)
@@ -34,12 +64,10 @@ def over_target(result: StudyResult) -> str:
         above.append(_distance(row.value, row.high))
         below.append(_distance(row.value, row.low))
         size = 8
-        if row.target == result.target_value:
+        if row.target == goal:
             size = 12
         sizes.append(size)
-        passed = f"passed by {plural(row.passed, 'trial')}"
-        hover.append(f"{metric} {format_number(row.target)}: {critical_text(row)}; {passed}")
-    trace = {
+    return {
         "type": "scatter",
         "mode": "lines+markers",
         "x": targets,
@@ -57,18 +85,6 @@ def over_target(result: StudyResult) -> str:
         "text": list(map(label, hover)),
         "showlegend": False,
     }
-    layout = {
-        "xaxis": axis(f"target: {metric}", log=False),
-        "yaxis": axis("critical batch size (examples)"),
-    }
-    caption = (
-        "From the same histories, at targets that enough trials passed; the large dot is this "
-        "page's target."
-    )
-    if result.over_target_growth is not None:
-        caption += f" It {growth_text(result.over_target_growth, metric)}."
-    alt = f"Critical batch size over the target. {'. '.join(hover)}."
-    return chart([trace], layout, caption, height=360, alt=alt)
 
 
 def _by_target(result: StudyResult, goal: float) -> list[CriticalAtTarget]:

@@ -57,7 +57,7 @@ def progress(study: StudyFolder) -> str:
     rows = _spent_rows(trials, in_seconds)
     seconds_spent = [row.seconds for row in rows]
     best_so_far = [row.best for row in rows]
-    best_line = line_trace(seconds_spent, best_so_far, "best run so far", None, "--vermilion")
+    best_line = line_trace(seconds_spent, best_so_far, "best run so far", color="--vermilion")
     # The line is drawn as stairs, as it falls where a trial ends.
     best_line["line"] |= {"shape": "hv"}
     searched = list[_Spent]()

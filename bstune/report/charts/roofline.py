@@ -32,9 +32,9 @@ def roofline_chart(hardware: HardwareFile) -> str:
     # The roof bends at the ridge alone. It reaches twice as far as the measured steps.
     corners = sorted({min(ridge, *intensities) / 2.0, ridge, max(ridge, *intensities) * 2.0})
     roof = [min(peak, limits.bytes_per_second / 1e9 * intensity) for intensity in corners]
-    steps = line_trace(intensities, rates, "whole step, measured", hover, "--purple")
+    steps = line_trace(intensities, rates, "whole step, measured", hover, color="--purple")
     traces = [
-        line_trace(corners, roof, "what the device can do", None, "--ink"),
+        line_trace(corners, roof, "what the device can do", color="--ink"),
         steps | {"mode": "lines+markers"},
     ]
     layout = {"xaxis": axis("FLOPs per byte moved"), "yaxis": axis("GFLOP/s")}

@@ -36,7 +36,7 @@ def step_time_chart(hardware: HardwareFile) -> str:
     # A line through only some of the batch sizes would look as if all had been measured.
     if all(bare_seconds):
         traces.append(
-            line_trace(sizes, bare_seconds, "without the framework", None, "--grey", "dash")
+            line_trace(sizes, bare_seconds, "without the framework", color="--grey", dash="dash")
         )
     layout = {"xaxis": axis("batch size B (examples)"), "yaxis": axis("seconds per step, tau(B)")}
     alt = f"Seconds per step over batch size. {hover[0]}. {hover[-1]}."

@@ -117,9 +117,9 @@ def gain(result: StudyResult) -> Iterator[str | None]:
 
 
 def _runs_words(name: str, point: PointAtBudget) -> str:
-    """Write, such as ``USE on 3 fresh seeds``, which runs tell the metric of a point.
+    """Write on which runs the metric of a point was measured, such as ``USE on 3 fresh seeds``.
 
-    ``name``: how the line calls the point.
+    ``name``: the point's name in the line.
     """
     if point.fresh is None:
         return f"{name} predicted from its single search trial"
@@ -209,12 +209,12 @@ def gain_left(result: StudyResult) -> Iterator[str | None]:
 
 
 def _exponent(value: float) -> str:
-    """Write an exponent with two decimals; a rounded 0 has no sign."""
+    """Write an exponent with two decimals. Rounded to 0 it has no sign."""
     return f"{value:z.2f}"
 
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
-    """Say what weakens the answer, the worst first; before there is one, why there is none."""
+    """Give all that weakens the answer, the worst first. Before there is one, say why not."""
     at_budget = result.at_budget
     failed = failures_text(result)
     if at_budget is None:

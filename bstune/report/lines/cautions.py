@@ -88,7 +88,7 @@ def _ran_once(result: StudyResult) -> Iterator[str]:
 
 
 def not_on_fresh_seeds(result: StudyResult) -> Iterator[str]:
-    """Say that USE had a single run, and what gives it fresh seeds."""
+    """Say that USE had a single run, and name the option that gives it fresh seeds."""
     if not result.search.replicates:
         yield "USE is one run's luck, too: search.replicates=3 runs it again on fresh seeds"
         return
@@ -111,7 +111,7 @@ def _gain_of_one_run(result: StudyResult) -> Iterator[str]:
 
 
 def gain_of_single_run(result: StudyResult) -> Iterator[str]:
-    """Say why the user's own configuration had no fresh seeds, and what gives it some."""
+    """Say why the user's own configuration had no fresh seeds, and name the option that helps."""
     # While the study runs its fresh seeds are still to come.
     if result.search.replicates and result.stop_reason is not None:
         # Of the limits that end a search, only those in seconds also bound the fresh seeds.
@@ -178,7 +178,7 @@ def _noisy_timing(result: StudyResult) -> Iterator[str]:
 
 
 def _open_interval(result: StudyResult) -> Iterator[str]:
-    """Tell of a critical batch size whose interval is open, and what would close it."""
+    """Tell of a critical batch size whose interval is open, and name what would close it."""
     critical = result.critical_batch_size
     if critical is None or critical.is_of_one_size or not critical.is_open:
         return

@@ -51,7 +51,7 @@ def is_shown(gain: Gain) -> bool:
 
 
 def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> str:
-    """Write the end of a sentence: which runs tell the gain.
+    """Write the end of a sentence: on which runs the gain was measured.
 
     It is empty where both sides had all ``replicates``, the fresh seeds that were planned.
     """
@@ -68,7 +68,7 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
 
 
 def _runs_text(compared: Gain) -> str:
-    """Write which runs tell the gain: ``on 1 fresh seed of both``, or the runs of each."""
+    """Write on which runs a gain was measured: ``on 1 fresh seed of both``, or those of each."""
     if compared.seeds:
         return f"on {plural(compared.seeds, 'fresh seed')} of both"
     if compared.baseline_seeds is None or compared.winner_seeds is None:
@@ -83,7 +83,7 @@ def _runs_text(compared: Gain) -> str:
 
 
 def _ratio_text(ratio: float | None) -> str:
-    """Write a ratio to two digits, or to three below 2, where they tell it from 1."""
+    """Write a ratio to two digits. Below 2 it has three, which tell it from 1."""
     digits = 2
     if ratio is not None and ratio < 2.0:
         digits = 3
@@ -105,7 +105,7 @@ def _compared_text(compared: AtEqualSeconds, yours: str) -> str:
 def _no_gain_text(baseline: BaselineResult, use: WinnerResult | None, yours: str) -> str:
     """Say why there is no gain, and how the user's own configuration ended.
 
-    ``use``: the winner; None without one. ``yours``: the user's own configuration in words.
+    ``use`` is the winner, or None. ``yours`` is the user's own configuration in words.
     """
     after = plural(baseline.steps, "step")
     if baseline.status == "out of memory":

@@ -13,7 +13,7 @@ NARROW_INTERVAL = 1.5
 
 
 def next_steps(result: StudyResult) -> Iterator[str | None]:
-    """Give the command that trains the winner; without a winner, what to change."""
+    """Give the command that trains the winner. Without a winner, say what to change."""
     if result.winner is not None:
         if result.train is not None:
             yield advice_to_keep(result) or "to train with USE:"
@@ -45,7 +45,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
 
 
 def more(result: StudyResult) -> Iterator[str | None]:
-    """Tell what would narrow the interval, or show more, as options of the same command."""
+    """Name the options of the same command that would narrow B_crit's interval, or show more."""
     critical = result.critical_batch_size
     if result.winner is None or critical is None or critical.is_of_one_size:
         return

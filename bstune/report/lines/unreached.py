@@ -12,7 +12,7 @@ ADVISED_TIMES = 4
 
 
 def closest_texts(result: StudyResult) -> Iterator[str]:
-    """Say that the target was not reached, and what the closest point is predicted to take."""
+    """Say that the target was not reached, and predict the closest point's steps and time to it."""
     yield f"nothing yet: {unreached_text(result)}"
     so_far = result.so_far
     if so_far is None:
@@ -42,7 +42,7 @@ def unreached_text(result: StudyResult) -> str:
 
 
 def unreached_advice(result: StudyResult) -> str:
-    """Write that the target was not reached, why, and what to try, in one line."""
+    """Write in one line that the target was not reached, the likely cause, and what to try."""
     likely = cause_of(result)
     texts = [unreached_text(result)]
     if likely.why:
@@ -54,7 +54,7 @@ def unreached_advice(result: StudyResult) -> str:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why no trial reached the target, and what to change; None where that is not known."""
+    """Why no trial reached the target, and what to change. None stands for what is not known."""
 
     why: str | None = None
     change: str | None = None

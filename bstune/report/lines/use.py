@@ -9,7 +9,7 @@ from bstune.system.console import format_number
 
 
 def use(result: StudyResult) -> Iterator[str | None]:
-    """Give the winner and its time and steps to the target; without one, the closest point."""
+    """Give the winner with its time and steps to the target. Without one, the closest point."""
     winner = result.winner
     if winner is None:
         yield from closest_texts(result)

@@ -97,8 +97,11 @@ def analyse(
     points_with_fresh_seeds = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
     baseline_run: TrialResult | None = None
+    timing_error = 0.0
     if runs is not None:
         baseline_run = runs.first
+        if law is not None and winner is not None:
+            timing_error = law.ratio_error(baseline_run.batch_size, winner.trial.batch_size)
     scatter = seed_scatter(posterior)
     curve: Curve | None = None
     if critical is not None:
@@ -119,7 +122,7 @@ def analyse(
         seed_scatter=None if critical is None else scatter,
         baseline=baseline_result(runs, target, ideal_of(prepared)),
         so_far=best_so_far(done, target, baseline_run, posterior),
-        gain=gain_of(runs, winner, use, scatter.scatter),
+        gain=gain_of(runs, winner, use, scatter.scatter, timing_error),
         as_good=good,
         timing=timing_of(prepared, law, winner, points_with_fresh_seeds),
         not_run_again=ranked.not_run_again,

@@ -8,7 +8,9 @@ With d_i the difference of the log merits at seed i, the gain is exp(mean of d) 
 
 with s_d the standard deviation of the d_i, s_0 the scatter of log S from seed to seed that the
 posterior of all trials has, which counts for ``n_0`` degrees of freedom, and t Student's quantile
-at n - 1 + n_0 of them. Three seeds alone would give an interval of chance's width.
+at n - 1 + n_0 of them. Three seeds alone would give an interval of chance's width. Two further
+doubts widen it: how well the seconds of a step are known at one batch size over those at the other,
+and the step at which a run met the target, where that was at its first evaluation.
 """
 
 import math
@@ -21,7 +23,7 @@ from scipy.special import stdtrit
 from bstune.core.records import Merit, Target, TrialResult, TrialSpec
 from bstune.core.search_space import Space, Tunable
 from bstune.options import StudyOptions, option_at
-from bstune.result import INTERVAL_LEVEL, BaselineResult, Gain, finite
+from bstune.result import INTERVAL_LEVEL, INTERVAL_QUANTILE, BaselineResult, Gain, finite
 from bstune.study.planning.plan import MEANS_SHARE, SearchBudget, is_baseline_replicate
 from bstune.study.planning.replicates import Winner, same_point
 from bstune.trial.backend import chooses_batch_sizes
@@ -224,7 +226,11 @@ def next_run_beside(runs: BaselineRuns, winners_runs: Sequence[TrialResult]) -> 
 
 
 def gain_of(
-    runs: BaselineRuns | None, winner: Winner | None, merit: Merit, scatter: float
+    runs: BaselineRuns | None,
+    winner: Winner | None,
+    merit: Merit,
+    scatter: float,
+    timing_error: float = 0.0,
 ) -> Gain | None:
     """How many times as fast the winner is as the baseline, with an interval.
 
@@ -239,6 +245,8 @@ def gain_of(
         winner: of the study, if any.
         merit: whether seconds or steps are compared.
         scatter: of log S from seed to seed, one standard deviation.
+        timing_error: of log tau at the one batch size over that at the other, one standard
+            deviation; steps need none.
     """
     if runs is None or winner is None or same_point(runs.first, winner.trial):
         return None
@@ -246,18 +254,19 @@ def gain_of(
     # A winner that mostly misses the target has no time to compare.
     if 2 * len(reached) < len(winner.runs):
         return None
+    again = [run for run in runs.again if run.reached]
+    doubt = _doubt(again or [runs.first], reached, timing_error if merit == "time" else 0.0)
     differences = _paired_differences(runs, reached, merit)
     if differences:
         count = len(differences)
-        return _interval(differences, scatter, merit, _GainRuns(count, count, count))
-    again = [run for run in runs.again if run.reached]
+        return _interval(differences, scatter, doubt, merit, _GainRuns(count, count, count))
     of_baseline = _mean_log_merit(again or [runs.first], merit)
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
         return None
     if runs.first.reached or again:
         stands_on = _GainRuns(0, len(again), len(reached))
-        return _interval([of_baseline - of_winner], scatter, merit, stands_on)
+        return _interval([of_baseline - of_winner], scatter, doubt, merit, stands_on)
     # The steps of such a run bound nothing.
     if runs.first.status in ("diverged", "out of memory"):
         return None
@@ -402,8 +411,59 @@ class _GainRuns:
     of_winner: int
 
 
+@dataclass(frozen=True)
+class _GainDoubt:
+    """What is not known of the log of a gain, beside the scatter from seed to seed."""
+
+    timing_error: float
+    """One standard deviation."""
+    below: float
+    """So far it may lie below its mean, as the step of a first evaluation is not known."""
+    above: float
+    """So far it may lie above."""
+
+
+def _doubt(
+    baseline_runs: Sequence[TrialResult], winner_runs: Sequence[TrialResult], timing_error: float
+) -> _GainDoubt:
+    """Collect what is not known of a gain that stands on these runs of both."""
+    winner_earlier, winner_later = _untold(winner_runs)
+    baseline_earlier, baseline_later = _untold(baseline_runs)
+    # The gain is larger where the winner met the target earlier, or the baseline later.
+    return _GainDoubt(
+        timing_error=timing_error,
+        below=winner_later + baseline_earlier,
+        above=winner_earlier + baseline_later,
+    )
+
+
+def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
+    """Give by how much earlier and later, in log steps, the runs may have met the target; means.
+
+    A run that met it at its first evaluation did so at any of its steps. Of others it is 0: between
+    two evaluations the middle is taken.
+    """
+    earlier = list[float]()
+    later = list[float]()
+    for run in runs:
+        if not run.reached or run.steps_low > 0:
+            earlier.append(0.0)
+            later.append(0.0)
+            continue
+        taken = _log_merit(run, "steps") or 0.0
+        earlier.append(max(taken, 0.0))
+        later.append(math.log(max(run.steps, 1)) - taken)
+    if not runs:
+        return 0.0, 0.0
+    return fmean(earlier), fmean(later)
+
+
 def _interval(
-    differences: Sequence[float], scatter: float, merit: Merit, stands_on: _GainRuns
+    differences: Sequence[float],
+    scatter: float,
+    doubt: _GainDoubt,
+    merit: Merit,
+    stands_on: _GainRuns,
 ) -> Gain:
     """Make the gain and its interval of differences of log merits, by this module's formula.
 
@@ -417,12 +477,12 @@ def _interval(
     pooled = (squares + POSTERIOR_DEGREES * 2.0 * scatter**2) / degrees
     # Student's quantile: scipy.stats, whose own it is, takes half a second to import.
     quantile = float(stdtrit(degrees, 0.5 + 0.5 * INTERVAL_LEVEL))
-    half = quantile * math.sqrt(pooled / count)
+    half = math.hypot(quantile * math.sqrt(pooled / count), INTERVAL_QUANTILE * doubt.timing_error)
     middle = fmean(differences)
     return Gain(
         ratio=math.exp(middle),
-        low=math.exp(middle - half),
-        high=math.exp(middle + half),
+        low=math.exp(middle - half - doubt.below),
+        high=math.exp(middle + half + doubt.above),
         level=INTERVAL_LEVEL,
         merit=merit,
         seeds=stands_on.of_both,

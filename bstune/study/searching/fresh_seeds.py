@@ -173,8 +173,8 @@ def _named_winner(
     winner = by_merit.get(merit)
     if winner is None:
         return None
-    kept = stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
-    return winner if kept is None else kept.winner
+    stand_in = stand_in_for(winner, trials, predicted, merit, budget.objective, budget.replicates)
+    return winner if stand_in is None else stand_in.winner
 
 
 def _due_baseline_to_target(

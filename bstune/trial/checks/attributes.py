@@ -1,9 +1,9 @@
-"""What a training keeps in plain attributes, which no checkpoint holds, as fingerprints.
+"""Fingerprints of a training's plain attributes, which no checkpoint of Lightning's holds.
 
-Attributes of the module and its layers, of call-backs and of optimizers: schedules, counters,
-generators, tensors, and objects and containers of these. What a checkpoint of Lightning's holds,
-weights and buffers, is left out. A fingerprint is bounded: of a large tensor it takes a sample, of
-a deep object the first parts, and code, Trainers and modules of Python count as nothing.
+They are attributes of the module and its layers, of call-backs and of optimizers: schedules,
+counters, generators, tensors, and objects and containers of these. Weights and buffers, which a
+checkpoint holds, are left out. A fingerprint takes limited work: it reads a sample of a large
+tensor and the first parts of a deep object, and leaves out code, Trainers and modules of Python.
 """
 
 import functools
@@ -26,11 +26,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from bstune.trial.lightning.installed import Callback, LightningModule, Trainer
 from bstune.trial.lightning.packages import is_lightning
 
-# Elements of a tensor or an array that are looked at, evenly over all of them.
+# About so many elements of a large tensor or array are read, evenly over all of them.
 MAX_SAMPLE = 2**16
-# Of an object.
+# The most parts of an object that are read.
 MAX_PARTS = 5_000
-# Of objects within objects.
+# How deep objects within objects are read.
 MAX_OBJECT_DEPTH = 6
 PLAIN_VALUES = (
     bool,
@@ -47,7 +47,7 @@ PLAIN_VALUES = (
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 CONTAINERS = (list, tuple, set, frozenset, deque)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# Of an optimizer: Lightning's checkpoint holds them.
+# Attributes of an optimizer that Lightning's checkpoint holds.
 HELD_OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 
 
@@ -57,8 +57,8 @@ class Attribute:
 
     Args:
         kind: the name of its class.
-        rank: among values that training may depend on; the likeliest have the lowest.
-        fingerprint: of all that is looked at of it.
+        rank: the lower, the likelier a training depends on a value of this kind.
+        fingerprint: of all that is read of the value.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Attribute:
 
 
 def attributes_of(trainer: Trainer, module: LightningModule) -> dict[str, Attribute]:
-    """Give all plain attributes of a training by their paths, such as ``encoder.noise``."""
+    """Fingerprint a training's plain attributes, by their paths such as ``encoder.noise``."""
     attributes = dict[str, Attribute]()
     for path, value in plain_values(trainer, module):
         attributes[path] = Attribute(type(value).__name__, _rank(value), fingerprint(value))
@@ -75,7 +75,10 @@ def attributes_of(trainer: Trainer, module: LightningModule) -> dict[str, Attrib
 
 
 def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[str, object]]:
-    """Yield the path and the value of each plain attribute of module, call-backs and optimizers."""
+    """Yield the path and the value of each plain attribute of module, call-backs and optimizers.
+
+    A plain attribute is one that no checkpoint of Lightning's holds.
+    """
     for name, layer in module.named_modules():
         # The states of metrics begin anew with each epoch.
         if not _is_metric(layer):
@@ -93,20 +96,22 @@ def plain_values(trainer: Trainer, module: LightningModule) -> Iterator[tuple[st
 
 
 def _under(path: str, values: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
+    """Yield values with their names put below a path, but for functions and classes."""
     for name, value in values:
         if isinstance(value, CODE):
             continue
-        # What the module itself has stands without a path.
+        # The path of the outermost module is empty.
         full_name = f"{path}.{name}" if path else name
         yield full_name, value
 
 
 def _is_metric(layer: nn.Module) -> bool:
+    """Whether a layer is a metric of torchmetrics."""
     return any(base.__module__.startswith("torchmetrics.") for base in type(layer).__mro__)
 
 
 def _values_of_module(layer: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield what a layer keeps beside its layers, weights and the buffers of its state_dict."""
+    """Yield the attributes of a layer, by name, but for layers, weights and saved buffers in it."""
     of_every_module = _names_of_every_module()
     for name, value in vars(layer).items():
         if name not in of_every_module:
@@ -117,10 +122,12 @@ def _values_of_module(layer: nn.Module) -> Iterator[tuple[str, object]]:
 
 @functools.cache
 def _names_of_every_module() -> frozenset[str]:
+    """Give the names of the attributes that each LightningModule has from Lightning."""
     return frozenset(vars(LightningModule()))
 
 
 def _rank(value: object) -> int:
+    """Give an attribute's rank: the lower, the likelier a training depends on its value."""
     if isinstance(value, LRScheduler):
         return 0
     if isinstance(value, GENERATORS):
@@ -131,13 +138,13 @@ def _rank(value: object) -> int:
 
 
 def fingerprint(value: object) -> str:
-    """Give a short text that two values share if all that is looked at of them is the same.
+    """Give a short text that two values share if all that is read of them is the same.
 
-    What cannot be read counts as nothing, so that an object of any library will do.
+    An object that cannot be read has a fingerprint too, up to the part that raises an error.
     """
     digest = blake2b(digest_size=16)
     try:
-        for part in islice(_parts(value, MAX_OBJECT_DEPTH, {}), MAX_PARTS):
+        for part in islice(_parts(value, depth=MAX_OBJECT_DEPTH, seen={}), MAX_PARTS):
             digest.update(part)
     except Exception:  # noqa: BLE001 (an object of any library may refuse to be read)
         digest.update(b"unreadable")
@@ -145,7 +152,14 @@ def fingerprint(value: object) -> str:
 
 
 def _parts(value: object, depth: int, seen: dict[int, object]) -> Iterator[bytes]:
-    """Yield the bytes of a value; ``seen`` keeps objects alive, as others would get their ids."""
+    """Yield the bytes of a value, part by part.
+
+    Args:
+        value: of any kind.
+        depth: how deep objects in it are read.
+        seen: the objects read before, by their ids, which are not read again. It keeps them alive,
+            as others could get their ids.
+    """
     yield f"{type(value).__name__};".encode()
     if isinstance(value, PLAIN_VALUES):
         yield f"{value!r};".encode()
@@ -164,11 +178,13 @@ def _parts(value: object, depth: int, seen: dict[int, object]) -> Iterator[bytes
 
 
 def _is_lightning(value: object) -> bool:
+    """Whether it is a Trainer, a module or a data module of Lightning's."""
     names = ("Trainer", "LightningModule", "LightningDataModule")
     return any(is_lightning(value, name) for name in names)
 
 
 def _sample_of_tensor(tensor: Tensor) -> bytes:
+    """Give the bytes of a tensor's shape, and of elements evenly over it."""
     flat = tensor.detach().reshape(-1)
     stride = max(1, flat.numel() // MAX_SAMPLE)
     sample = flat[::stride].to("cpu").contiguous()
@@ -176,6 +192,7 @@ def _sample_of_tensor(tensor: Tensor) -> bytes:
 
 
 def _sample_of_array(array: NDArray[np.generic]) -> bytes:
+    """Give the bytes of an array's shape, and of elements evenly over it where they are plain."""
     shape = f"{array.shape};".encode()
     if array.dtype.hasobject:
         return shape
@@ -184,7 +201,7 @@ def _sample_of_array(array: NDArray[np.generic]) -> bytes:
 
 
 def _inside(value: Any) -> Iterable[tuple[str, object]]:
-    """Give what an object is made of, each part with a name."""
+    """Give the parts of an object, each with a name: its state, contents or attributes."""
     if isinstance(value, torch.Generator):
         return [("state", value.get_state())]
     if isinstance(value, np.random.Generator):
@@ -208,14 +225,15 @@ def _inside(value: Any) -> Iterable[tuple[str, object]]:
 
 
 def _inside_container(value: Collection[object]) -> Iterator[tuple[str, object]]:
-    """Yield one after another: a container may hold millions."""
+    """Yield a container's length and its parts, one after another, as there may be millions."""
     yield "length", len(value)
     for place, part in enumerate(value):
         yield str(place), part
 
 
 def _inside_mapping(value: Mapping[object, object]) -> Iterator[tuple[str, object]]:
+    """Yield a mapping's values, each named by its key."""
     for place, (key, part) in enumerate(value.items()):
-        # Other keys, such as parameters, are at other addresses in each training.
+        # The texts of other keys, such as parameters, hold addresses, which differ each time.
         name = repr(key) if isinstance(key, PLAIN_VALUES) else str(place)
         yield name, part

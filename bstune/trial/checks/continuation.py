@@ -1,9 +1,9 @@
-"""Whether a trial that goes on from its checkpoint is the one that was never stopped.
+"""Compares a trial that goes on from its checkpoint with one that was never stopped.
 
-A few steps of both are compared: weights, learning rates and the metrics of an evaluation, to the
-bit on a CPU. What differs is a state that the checkpoint does not hold. A training that does not
-repeat itself tells nothing, and neither do weights where the batches differ, as those do that
-DataLoader workers change at random.
+A few steps of both are compared by their weights, their learning rates and the metrics of an
+evaluation, to the bit on a CPU. Where they differ, the checkpoint lacks some state. A training that
+differs when it is repeated tells nothing. Neither do weights where the batches differ, as those do
+that DataLoader workers change at random.
 """
 
 import math
@@ -16,12 +16,12 @@ from torch import Tensor
 from bstune.system.console import listing, plural
 from bstune.trial.checks.attributes import Attribute
 
-# Elsewhere than on a CPU kernels may round in another way: what counts as a difference, as a share
-# of the way that the weights moved, and of a metric.
+# Elsewhere than on a CPU kernels may round in another way. There a larger share than this counts as
+# a difference: of the distance that the weights moved, and of a metric.
 ROUNDING_SHARE = 0.01
 LEARNING_RATES = "learning rates"
 WEIGHTS = "weights"
-# Attributes in a line.
+# The most attributes that a message names.
 MAX_NAMED = 3
 HOW_TO_SAVE = (
     "save it in on_save_checkpoint and load it in on_load_checkpoint, or let configure_optimizers "
@@ -31,17 +31,17 @@ HOW_TO_SAVE = (
 
 @dataclass(frozen=True)
 class Course:
-    """The last steps of a short trial: those after the stop, in the one that was stopped.
+    """The last steps of a short trial; in a trial that was stopped, those after the stop.
 
     Args:
-        steps: how many they are.
-        attributes: plain ones, as the first of these steps found them.
-        batches: fingerprints of the batches that the steps were given.
+        steps: the number of these steps.
+        attributes: the training's plain attributes before the first of them, by path.
+        batches: fingerprints of the steps' batches.
         rates: learning rates after the last one, of each group of each optimizer.
-        start: weights before the first of them; empty where that is not known.
+        start: weights before the first of them; empty where they are not known.
         weights: weights after the last one.
         metrics: of an evaluation then, by name.
-        exact: whether equal trainings are equal to the bit.
+        exact: whether equal trainings have equal results to the bit.
     """
 
     steps: int
@@ -56,12 +56,12 @@ class Course:
 
 @dataclass(frozen=True)
 class LostState:
-    """What a trial that goes on does otherwise.
+    """The difference of a trial that goes on from one that was not stopped.
 
     Args:
-        steps: after which it was seen.
-        effects: learning rates, weights, or names of metrics.
-        attributes: those that it had lost when it began, by their paths.
+        steps: after which the difference was seen.
+        effects: names of what differed: learning rates, weights, or metrics.
+        attributes: those that differed before these steps, by their paths.
     """
 
     steps: int
@@ -69,7 +69,7 @@ class LostState:
     attributes: Mapping[str, Attribute]
 
     def text(self, module: str) -> str:
-        """Say it in a line, with what to do."""
+        """Word the difference in a line, with advice; ``module`` is the name of its class."""
         likeliest = sorted(self.attributes.items(), key=lambda named: (named[1].rank, named[0]))
         named = [f"{path} ({attribute.kind})" for path, attribute in likeliest[:MAX_NAMED]]
         if len(likeliest) > MAX_NAMED:
@@ -86,10 +86,16 @@ class LostState:
 def lost_state(
     straight: Course, resumed: Course, again: Callable[[], tuple[Course | None, Course | None]]
 ) -> LostState | None:
-    """Say what a resumed trial has lost against a straight one; None where it has lost nothing.
+    """Give the difference of a resumed trial from one that was not stopped.
 
-    ``again`` runs both once more, and is called only where they differ: what does not repeat itself
-    is left out.
+    Args:
+        straight: the steps of the one that was not stopped.
+        resumed: the same steps of the resumed one.
+        again: runs both once more, in this order. It is called only where they differ.
+
+    Returns:
+        Those differences that do not also appear between two runs of the same trial. None where
+        there are none.
     """
     effects = differences(straight, resumed)
     if not effects:
@@ -114,11 +120,13 @@ def lost_state(
 
 
 def differences(course: Course, other: Course) -> tuple[str, ...]:
-    """Name what differs between two courses: learning rates, weights, metrics by their names."""
+    """Name the differences between two courses: learning rates, weights, or metrics by their names.
+
+    Where their batches differ, only learning rates are compared.
+    """
     names = list[str]()
     if course.rates != other.rates:
         names.append(LEARNING_RATES)
-    # On other batches weights and metrics differ in any case.
     if course.batches != other.batches:
         return tuple(names)
     if _weights_differ(course, other):
@@ -134,12 +142,13 @@ def differences(course: Course, other: Course) -> tuple[str, ...]:
 
 
 def _weights_differ(course: Course, other: Course) -> bool:
+    """Whether the weights after two courses differ: at all, or by more than rounding does."""
     weights = course.weights
     if weights.keys() != other.weights.keys():
         return True
     if course.exact and other.exact:
         return any(not _same(weights[name], other.weights[name]) for name in weights)
-    # The one that was stopped does not know where the steps began.
+    # A resumed trial's course lacks the weights before these steps.
     start = course.start or other.start
     moved = 0.0
     if start:
@@ -148,6 +157,7 @@ def _weights_differ(course: Course, other: Course) -> bool:
 
 
 def _same(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, where NaN equals NaN."""
     if tensor.shape != other.shape:
         return False
     both_undefined = tensor.isnan() & other.isnan()
@@ -155,6 +165,7 @@ def _same(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _distance(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    """Give the Euclidean distance between weights of the same names."""
     squares = 0.0
     for name in weights.keys() & others.keys():
         apart = weights[name].double() - others[name].double()

@@ -1,7 +1,4 @@
-"""Data that a function of the batch size gives and that are taken as they come.
-
-What is said of them, and what is refused.
-"""
+"""Checks and a note for data whose batches are taken as a function of the batch size gives them."""
 
 import torch
 
@@ -17,7 +14,7 @@ from bstune.trial.loop import Workload
 
 
 def check_taken(options: StudyOptions) -> None:
-    """Refuse options for which batches would have to be read in other sizes."""
+    """Raise a ConfigError for options that need batches of other sizes than the loaders give."""
     size = options.protocol.micro_batch_size
     if size is not None:
         raise ConfigError(
@@ -32,7 +29,7 @@ def check_taken(options: StudyOptions) -> None:
 
 
 def taken_note(loaders: object) -> str:
-    """Say in a line what is assumed of loaders whose batches are taken as they come."""
+    """Give the line that tells the user that batches are taken as the loaders give them."""
     epochs = "" if length_of(loaders) is not None else ", without epochs, as there is no length"
     return (
         f"assumed: batches are those that data(batch_size) gives, as they come{epochs}; a stopped "
@@ -41,7 +38,10 @@ def taken_note(loaders: object) -> str:
 
 
 def check_batches(workload: Workload, small: int, large: int) -> None:
-    """Refuse batches that are taken as they come and are the same at two batch sizes."""
+    """Raise a ConfigError for batches that should be taken as they come, but ignore the batch size.
+
+    They have the same shapes at the two batch sizes ``small`` and ``large``.
+    """
     if small == large:
         return
     shapes = list[tuple[torch.Size, ...]]()
@@ -61,7 +61,7 @@ def check_batches(workload: Workload, small: int, large: int) -> None:
 
 
 def check_epoch_schedules(trainer: Trainer, module: LightningModule) -> None:
-    """Refuse schedules that are stepped at the end of an epoch where no epoch ends."""
+    """Raise a ConfigError for a schedule that steps at epochs' ends, where epochs have no end."""
     if trainer.num_training_batches != float("inf") or not module.automatic_optimization:
         return
     for config in trainer.lr_scheduler_configs:

@@ -1,4 +1,4 @@
-"""Whether a workload trains by the trial's learning rate, found by trials at two of them."""
+"""Checks that a workload trains by the trial's learning rate, by short trials at two of them."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from bstune.trial.loop import Workload
 
 
 def check_takes_rate(recipe: Recipe) -> None:
-    """Refuse a recipe of which nothing takes the trial's learning rate."""
+    """Raise a ConfigError for a recipe in which nothing takes the trial's learning rate."""
     if not recipe.takes("lr"):
         raise ConfigError(
             "nothing in the workload takes ${trial.lr}, so every learning rate would train alike: "
@@ -24,7 +24,13 @@ def check_takes_rate(recipe: Recipe) -> None:
 
 
 def check_rates(slow: ShortTrial, fast: ShortTrial, workload: Workload) -> None:
-    """Refuse a workload that does not follow its learning rate, by trials at two of them."""
+    """Raise a ConfigError for a workload that does not follow its learning rate.
+
+    Args:
+        slow: a short trial.
+        fast: another one at a higher learning rate.
+        workload: that both have trained.
+    """
     # A range of a single rate has nothing to compare.
     if slow.spec.lr == fast.spec.lr:
         return
@@ -38,16 +44,16 @@ def check_rates(slow: ShortTrial, fast: ShortTrial, workload: Workload) -> None:
 def rate_problem(
     slow: ShortTrial, fast: ShortTrial, is_overridden: bool = False, override: str = ""
 ) -> str | None:
-    """Tell why two learning rates are the same to the module.
+    """Say why two learning rates train a module alike, in words; None if they do not.
 
-    None if they are not, or if a few steps do not show it. At a rate of zero, as a warm-up begins
-    with, nothing shows it; nor where no weight moves, if the optimizers' own rates are the trial's.
+    None also where a few steps cannot show it. They cannot at a rate of zero, with which a warm-up
+    may begin. Nor can they where no weight moves but the optimizers' rates follow the trial's.
 
     Args:
-        slow: a trial.
-        fast: one that differs by its learning rate alone.
-        is_overridden: whether the rate is set in the optimizer.
-        override: the option that sets it there.
+        slow: a short trial.
+        fast: another one, at a higher learning rate.
+        is_overridden: whether bstune sets the rate in the optimizer.
+        override: the option that lets it do so.
     """
     slow_rates = slow.weights.rates
     fast_rates = fast.weights.rates
@@ -92,14 +98,14 @@ def rate_problem(
 
 
 def _are_equal(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    """Say whether weights are the others of the same names, to the bit."""
+    """Whether weights are equal to others of the same names, to the bit."""
     return all(torch.equal(weight, others[name]) for name, weight in weights.items())
 
 
 def proportion_problem(slow: ShortTrial, fast: ShortTrial, override: str) -> str | None:
-    """Tell what does not keep its proportion to a rate that is set in the optimizer.
+    """Say which rates do not move in proportion to the one that bstune sets, in words.
 
-    None if all does.
+    None if all do. Arguments as of :func:`rate_problem`.
     """
     module = f"{slow.module.name}{slow.module.place}"
     advice = "let the module take the rate, and use it there"
@@ -117,7 +123,7 @@ def proportion_problem(slow: ShortTrial, fast: ShortTrial, override: str) -> str
         )
     slow_rates = [rate.lr for rate in slow.weights.rates]
     fast_rates = [rate.lr for rate in fast.weights.rates]
-    # Other groups of parameters have no rates to compare with.
+    # Where the parameter groups are others, their rates cannot be compared.
     comparable = len(slow_rates) == len(fast_rates)
     if comparable and not are_in_proportion(slow_rates, fast_rates, factor):
         return (

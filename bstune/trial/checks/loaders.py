@@ -1,4 +1,4 @@
-"""Whether a trial can read the loaders of a user's data module."""
+"""Checks that a trial can read the loaders of a user's data module."""
 
 from torch.utils.data import DataLoader
 
@@ -11,14 +11,14 @@ from bstune.trial.lightning.packages import is_overridden
 
 
 def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
-    """Refuse a data module whose loaders a trial cannot use.
+    """Raise a ConfigError for a data module whose loaders a trial cannot use.
 
-    Its training data are read in other batches, the others as they are.
+    A trial reads the training data in batches of its own size, and other loaders as they are.
 
     Args:
-        data: that is set up.
-        is_given: whether a function of the batch size has made it, so that its batches may be taken
-            as they come.
+        data: the data module, set up.
+        is_given: whether a function of the batch size has made it, so that its training batches may
+            be taken as they come.
     """
     if hasattr(data, "train_batches"):
         return
@@ -46,7 +46,7 @@ def check_loaders(data: LightningDataModule, *, is_given: bool = False) -> None:
             "a trial ends by a metric that is logged in validation: return a DataLoader over the "
             "validation data"
         )
-    # Its examples are counted when the data are loaded.
+    # The examples of a stream are counted when the data are loaded.
     if has_no_length(loaders):
         return
     for loader in validation:

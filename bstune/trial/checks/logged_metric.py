@@ -1,4 +1,4 @@
-"""Whether the target's metric is logged in validation, where trials end by it."""
+"""Checks that the target's metric is logged in validation, as trials end by it."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,13 @@ from bstune.trial.checks.start import how_to_log
 def check_metric(
     name: str, logged: Mapping[str, object], in_training: Mapping[str, object], where_to: str = ""
 ) -> None:
-    """Refuse a target whose metric is not ``logged`` in validation.
+    """Raise a ConfigError for a target whose metric is not logged in validation.
 
-    It may be logged ``in_training``.
-
-    ``where_to`` says where the module's validation_step is written; empty: not known.
+    Args:
+        name: of the target's metric.
+        logged: the metrics that were logged in validation, by name.
+        in_training: those that were logged in training.
+        where_to: the file and line of the module's validation_step, as text; empty if not known.
     """
     if name in logged:
         return

@@ -1,14 +1,14 @@
-"""What a few steps show before anything long.
+"""The preflight: short trials that find mistakes in a workload before any long trial.
 
-Short trials at the smallest batch sizes, through the same code as every other trial: two batch
-sizes are timed, two learning rates and two seeds compared, schedules stepped ahead; one of the
-trials is stopped and continued, and compared with one that is not. Each mistake has a function that
-finds it.
+They are trials of a few steps at the smallest batch sizes, through the same code as every other
+trial. Two batch sizes are timed, two learning rates and two seeds compared, and schedules stepped
+ahead. One of the trials is stopped and continued, and compared with one that is not stopped. Each
+mistake has a function that finds it.
 
-Refused, with status 2 and what to change, are rates that train alike, no validation, a metric that
-is never logged, loaders that cannot be read in batches of another size, a target that untrained
-weights meet, a checkpoint that does not load back, and a schedule that raises within the budget. A
-module that seeds itself is named. One that keeps state that its checkpoint lacks is tuned, too: its
+Refused, with status 2 and advice, are rates that train alike, no validation, a metric that is never
+logged, loaders that cannot be read in batches of another size, a target that untrained weights
+meet, a checkpoint that does not load back, and a schedule that raises within the budget. A module
+that seeds itself is named. One that keeps state which its checkpoint lacks is tuned, too: its
 trials start afresh, and the plan names the attribute.
 """
 
@@ -41,32 +41,36 @@ from bstune.trial.lightning.installed import garbage_collection_cuda
 from bstune.trial.loop import Workload
 from bstune.trial.parts.checkpoint import Stopped
 
-# After a stop: what changes a rate at the end of a step shows in the next one.
+# The steps that are compared after a stop. They are two, as a rate that changes at the end of a
+# step shows in the next one.
 FOLLOWED_STEPS = 2
-# Between the two batch sizes: small ones are cheap.
+# The factor between the two batch sizes that are timed: small ones are cheap.
 SPREAD = 4
-# Between the two where so many steps of the smaller one take no longer than this on a CPU: the line
-# through the two is extrapolated less far.
+# The factor where so many steps of the smaller batch size take no longer than this on a CPU. The
+# line through the two then has to be extrapolated less far.
 FAST_SPREAD = 32
 FAST_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class PreflightFindings:
-    """What the short trials measured, and what the study does without."""
+    """The measurements of the short trials, and their notes for the user."""
 
-    # The batch size that was trained.
+    # The smallest batch size that was trained.
     smallest: int
+    # The seconds of a step over the batch size.
     step_time: StepTime
+    # The bytes of all gradients.
     gradient_bytes: int
+    # Lines on what the study does without.
     notes: tuple[str, ...]
-    # Predicted for an evaluation on all of the validation data.
+    # The predicted seconds of an evaluation on all of the validation data.
     evaluation_seconds: float = 0.0
-    # In which the validation data are read; 0: unknown.
+    # The number of batches of such an evaluation; 0: unknown.
     evaluation_batches: int = 0
     # Whether a stopped trial can go on; else it starts afresh.
     continues: bool = True
-    # Of the module, as far as they are trained.
+    # The number of trained parameters.
     parameters: int = 0
 
 
@@ -79,21 +83,22 @@ def preflight(
     continues: bool,
     survey: bool,
 ) -> PreflightFindings:
-    """Refuse a workload that cannot be tuned, with what to change.
-
-    The user's own errors are raised as they are.
+    """Run short trials of a workload, and refuse it if it cannot be tuned.
 
     Args:
         workload: what is trained.
         protocol: of the study's trials.
         space: of batch sizes and learning rates.
-        trial: the one to run instead of a study; None: a study.
+        trial: the only trial to run, where there is to be no study; None: a study.
         continues: whether trials are stopped and continued.
-        survey: whether one will find the smallest batch size at which the module can be trained.
+        survey: whether a survey will find the smallest batch size that can be trained.
+
+    Raises:
+        ConfigError: says why the workload cannot be tuned, and what to change. Errors of the user's
+            code are raised as they are.
     """
     if trial is not None:
-        # A single trial's batch size may be one at which the module can be built where the range's
-        # smallest is none.
+        # The module may be built for this trial's batch size, and not for the range's smallest.
         space = replace(space, low=trial.batch_size, high=trial.batch_size)
     short = ShortRuns(workload, protocol)
     small = space.snap(space.low)
@@ -103,11 +108,11 @@ def preflight(
     step_time = _measured_step_time(short, space, first, large, survey=survey)
     last_step = protocol.last_step(first.spec.batch_size)
     notes = [*manual_notes(first, protocol), *schedule_notes(first, last_step)]
-    # Only a study runs its winner on other seeds.
+    # Seeds need to differ only in a study, which runs its winner on fresh ones.
     if trial is None:
         other_seed = replace(first.spec, seed=first.spec.seed + 1)
         notes += seed_notes(first, short.run(other_seed, RecordingPlan(steps=1)))
-    other_rate = replace(first.spec, lr=space.lr(first.spec.batch_size, 0.0))
+    other_rate = replace(first.spec, lr=space.lr(first.spec.batch_size, delta=0.0))
     if continues:
         compared = _compared_and_continued(short, workload, first, other_rate, last_step)
     else:
@@ -133,15 +138,15 @@ def preflight(
 def _first_trial(
     short: ShortRuns, space: Space, small: int, large: int, *, survey: bool
 ) -> ShortTrial:
-    """Run a trial at the smallest batch size, or at a larger one where a survey seeks the smallest.
+    """Run a trial at the smallest batch size, or at the larger one where a survey will seek it.
 
-    Its untrained weights must not meet the target.
+    A ConfigError says that its untrained weights meet the target.
     """
     try:
         return short.run_from_start(space.lowest_rate_spec(small))
     except BstuneError:
         raise
-    # Such as batch normalisation's, of a batch of one.
+    # A module may refuse the smallest batch size, as batch normalisation does a batch of one.
     except Exception:
         if not survey or small == large:
             raise
@@ -151,23 +156,26 @@ def _first_trial(
 def _measured_step_time(
     short: ShortRuns, space: Space, first: ShortTrial, large: int, *, survey: bool
 ) -> StepTime:
-    """Time a second batch size too, unless its steps are long and a survey will time them."""
+    """Give the seconds of a step over the batch size, from the first trial and a larger one.
+
+    The larger one is left out where its steps would be long and a survey will time them. The
+    seconds are then taken as proportional to the batch size.
+    """
     small = first.spec.batch_size
-    alone = StepTime(0.0, first.seconds / small)
+    from_first_alone = StepTime(0.0, first.seconds / small)
     if large == small:
-        return alone
+        return from_first_alone
     if short.on_cpu and FAST_SPREAD * first.seconds <= FAST_SECONDS:
         large = space.snap(min(space.high, space.low * FAST_SPREAD))
-    # The survey trains at further batch sizes, and times them: here it is not worth long steps.
     is_slow = SLOW_STEPS * first.seconds * large / small > PATIENCE_SECONDS
     if survey and is_slow:
-        return alone
+        return from_first_alone
     larger = short.run(space.lowest_rate_spec(large))
     return _line_through(first, larger)
 
 
 def _line_through(small: ShortTrial, large: ShortTrial) -> StepTime:
-    """Draw the line through the seconds of a step at two batch sizes, no part negative."""
+    """Give the line through the seconds of a step at two batch sizes; no part of it is negative."""
     small_size = small.spec.batch_size
     slope = (large.seconds - small.seconds) / (large.spec.batch_size - small_size)
     slope = max(0.0, slope)
@@ -175,20 +183,23 @@ def _line_through(small: ShortTrial, large: ShortTrial) -> StepTime:
 
 
 def manual_notes(trial: ShortTrial, protocol: TrialProtocol) -> Iterator[str]:
-    """Yield what a study does without where the module steps its optimizers itself."""
+    """Yield a line on a module that steps its optimizers itself; nothing for any other."""
     if trial.module.automatic:
         return
-    took = " and ".join(map(str, trial.optimizer_steps)) or "no"
+    taken = " and ".join(map(str, trial.optimizer_steps)) or "no"
     without = "" if protocol.noise_scale_every is None else ", without noise scale"
     yield (
         f"{trial.module.name} steps its optimizers itself (manual optimization): trained as it is, "
-        f"one step of a trial a batch (in {trial.batches} batches its optimizers took {took} steps)"
-        f"{without}"
+        f"one step of a trial a batch (in {trial.batches} batches its optimizers took {taken} "
+        f"steps){without}"
     )
 
 
 def schedule_notes(trial: ShortTrial, last_step: int) -> Iterator[str]:
-    """Yield where schedules are at 0 before a trial's last step; refuse those that raise there."""
+    """Yield a line on each schedule that is at 0 long before a trial's last step.
+
+    A ConfigError refuses a schedule that raises an error before that step.
+    """
     for schedule in trial.schedules.to_end:
         end = end_of_schedule(schedule, last_step)
         if end is None:
@@ -201,27 +212,28 @@ def schedule_notes(trial: ShortTrial, last_step: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A trial at another rate than the first one's, from which it differs as it should."""
+    """A trial at another learning rate than the first one's, which was compared with that."""
 
     trial: ShortTrial
-    # None: it can be, or nobody asks.
+    # Why it cannot be continued once it was stopped; None: it can be, or this was not tried.
     why_not_continued: str | None
 
 
 def _compared(
     short: ShortRuns, workload: Workload, first: ShortTrial, spec: TrialSpec
 ) -> _Compared:
+    """Run a trial at another learning rate, and refuse a workload that trains alike at both."""
     trial = short.run(spec, RecordingPlan(compared_steps=first.weights.steps))
     check_rates(first, trial, workload)
-    return _Compared(trial, None)
+    return _Compared(trial, why_not_continued=None)
 
 
 def _compared_and_continued(
     short: ShortRuns, workload: Workload, first: ShortTrial, spec: TrialSpec, last_step: int
 ) -> _Compared:
-    """Let one trial serve both checks: it is stopped where it is compared, and goes on.
+    """Do as :func:`_compared`, with a trial that is stopped where it is compared, and continued.
 
-    The budget ends a trial after ``last_step``.
+    ``last_step`` is that of the budget, which no trial goes past.
     """
     stop = first.weights.steps
     with temporary_folder() as folder:
@@ -229,21 +241,24 @@ def _compared_and_continued(
         spec = replace(spec, max_steps=stop)
         stopped = short.run(spec, RecordingPlan(compared_steps=stop), state=state)
         check_rates(first, stopped, workload)
-        # A trial that ended by itself before its last step leaves no state.
+        # A trial that has ended by itself before its last step leaves no state.
         if not state.exists():
-            return _Compared(stopped, None)
+            return _Compared(stopped, why_not_continued=None)
         return _Compared(stopped, _why_not_continued(short, stopped, state, last_step))
 
 
 def _why_not_continued(
     short: ShortRuns, stopped: ShortTrial, state: Path, last_step: int
 ) -> str | None:
-    """Continue a stopped trial beside one that is not stopped; None if the two are the same.
+    """Continue a stopped trial, and compare it with one that is not stopped.
 
-    What the user's code cannot load is refused.
+    A ConfigError says that the user's code cannot load its checkpoint.
+
+    Returns:
+        Why a stopped trial cannot be continued, in words; None if the two do not differ.
     """
     done = stopped.weights.steps
-    # Steps that take seconds are few.
+    # A trial that was stopped earlier has slow steps, of which few are taken.
     followed = FOLLOWED_STEPS if done >= COMPARED_STEPS else 1
     spec = replace(stopped.spec, max_steps=max(done + 1, min(done + followed, last_step)))
     resumed_spec = replace(spec, number=1, resumed_from=0)
@@ -258,7 +273,7 @@ def _why_not_continued(
     try:
         gone_on = resumed()
     except StateError as error:
-        # The note says itself what cannot be continued, and that it starts afresh.
+        # Only the reason is taken: the note says the rest of the message itself.
         message = str(error)
         reason = message.partition("cannot be read: ")[2].removesuffix("; it starts afresh")
         return (reason or message).splitlines()[0]
@@ -273,7 +288,7 @@ def _why_not_continued(
     not_stopped = straight()
     if gone_on is None or not_stopped is None:
         return None
-    # Both are run again where they differ: a training may differ from itself.
+    # Where they differ, both are run again, as a training may differ from itself.
     lost = lost_state(not_stopped, gone_on, lambda: (straight(), resumed()))
     if lost is None:
         return None

@@ -1,6 +1,6 @@
-"""Whether a rate that is set in the optimizer moves all others in proportion.
+"""Checks that a learning rate which bstune sets in the optimizer moves all others in proportion.
 
-Schedules then keep their shape.
+The schedules ahead then keep their shape.
 """
 
 import math
@@ -10,23 +10,24 @@ from collections.abc import Callable, Sequence
 
 from bstune.trial.checks.schedule_end import STEPS_BETWEEN_LOOKS, ScheduleCopy
 
-# Of a schedule's own.
+# The most steps of a schedule's own that are compared.
 STEPS_AHEAD = 2000
-# Of stepping one pair of schedules.
+# The longest time for stepping one pair of schedules.
 SECONDS_AHEAD = 0.5
 
-# Relative: floats lose some digits in thousands of steps.
+# The relative tolerance of a proportion: floats lose some digits in thousands of steps.
 NEAR = 1e-5
-# Of a schedule's highest rate: what is left of it where the schedule comes to 0.
+# At most this share of a schedule's highest rate counts as 0: rounding leaves some where the
+# schedule comes to 0.
 NOTHING_OF_HIGHEST = 1e-9
 
 
 def are_in_proportion(
     own: Sequence[float], others: Sequence[float], factor: float, highest: float | None = None
 ) -> bool:
-    """Say whether others are ``factor`` times as high as rates.
+    """Whether each of ``others`` is ``factor`` times the rate at its place in ``own``.
 
-    ``highest`` is the rate beside which small ones are nothing; None: the highest of ``own``.
+    Rates that are tiny beside ``highest`` count as 0; None: beside the highest of ``own``.
     """
     if highest is None:
         highest = max(map(abs, own), default=0.0)
@@ -44,15 +45,15 @@ def schedule_out_of_proportion(
     *,
     now: Callable[[], float] = time.monotonic,
 ) -> str | None:
-    """Name a schedule whose rates ahead are not ``factor`` times its own in another trial.
+    """Name a schedule whose rates ahead are not ``factor`` times as high in another trial.
 
-    None: all keep their shape.
+    None where all schedules keep their shape.
 
     Args:
         own: copies of a trial's schedules, which are stepped ahead.
-        others: those of the other trial, in the same order.
-        factor: by which the other one's rate is higher.
-        now: a clock of seconds.
+        others: copies of the other trial's schedules, in the same order.
+        factor: the other trial's learning rate over this one's.
+        now: a clock, in seconds.
     """
     for copy, other in zip(own, others, strict=False):
         if not _keep_proportion(copy, other, factor, now):
@@ -63,11 +64,12 @@ def schedule_out_of_proportion(
 def _keep_proportion(
     copy: ScheduleCopy, other: ScheduleCopy, factor: float, now: Callable[[], float]
 ) -> bool:
+    """Whether a schedule's rates ahead are ``factor`` times as high in the other trial."""
     began = now()
     highest = 0.0
     with warnings.catch_warnings(action="ignore"):
         for number in range(STEPS_AHEAD):
-            # The two trials may have ended at different steps.
+            # The two trials may have ended at different steps, so one is stepped until both agree.
             ahead = copy.schedule.last_epoch - other.schedule.last_epoch
             rates = _rates(copy)
             highest = max([highest, *map(abs, rates)])
@@ -78,7 +80,7 @@ def _keep_proportion(
                     copy.schedule.step()
                 if ahead >= 0:
                     other.schedule.step()
-            # A schedule may raise anything at its end, which is said elsewhere.
+            # A schedule may raise any error at its end, which another check reports.
             except Exception:  # noqa: BLE001
                 return True
             if number % STEPS_BETWEEN_LOOKS == 0 and now() - began > SECONDS_AHEAD:
@@ -87,4 +89,5 @@ def _keep_proportion(
 
 
 def _rates(copy: ScheduleCopy) -> list[float]:
+    """Give the present learning rate of each parameter group of a schedule."""
     return [float(group["lr"]) for group in copy.schedule.optimizer.param_groups]

@@ -93,7 +93,7 @@ class Recorder(Callback):
         self._waits = WaitTexts(wait, spec)
         self.clock = StepClock()
         self._module = UNBUILT
-        self._generators = GeneratorLooks()
+        self._generators = GeneratorRecorder()
         self._optimizer_steps = OptimizerSteps()
         self._weights = WeightsKeeper(plan.compared_steps)
         self._metrics = MetricsLogged(metric_name)
@@ -112,7 +112,7 @@ class Recorder(Callback):
             step_ends=tuple(self.clock.ends),
             batches=self._batches,
             optimizer_steps=self._optimizer_steps.of_each(),
-            weights=self._weights.kept(),
+            weights=self._weights.compared_weights(),
             schedules=self._schedules,
             generators=self._generators.states,
             start_metric=self._metrics.at_start,
@@ -132,8 +132,8 @@ class Recorder(Callback):
             return [*callbacks, self]
 
         module.configure_callbacks = configured  # type: ignore[method-assign]
-        self._generators.look(BUILT)
-        self._generators.look_after_hooks(module)
+        self._generators.record(BUILT)
+        self._generators.record_after_hooks(module)
         return module
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,7 +157,7 @@ class Recorder(Callback):
         self._wait_for_step(trainer)
         if self.clock.began is None:
             self.clock.begin()
-            self._generators.look(FIRST_STEP)
+            self._generators.record(FIRST_STEP)
         steps = self._batches // trainer.accumulate_grad_batches
         self._followed.see_batch(trainer, pl_module, batch, steps)
 
@@ -300,7 +300,7 @@ def _seen_at_start(built: SeenModule, module: LightningModule) -> SeenModule:
     )
 
 
-class GeneratorLooks:
+class GeneratorRecorder:
     """Records the states of the random generators at some moments of a trial's start.
 
     Attributes:
@@ -310,22 +310,22 @@ class GeneratorLooks:
     def __init__(self) -> None:
         self.states: dict[str, GeneratorStates] = {}
 
-    def look(self, moment: str) -> None:
+    def record(self, moment: str) -> None:
         """Record the states as they are now, under the moment's name."""
         self.states[moment] = random_state()
 
-    def look_after_hooks(self, module: LightningModule) -> None:
+    def record_after_hooks(self, module: LightningModule) -> None:
         """Also record the states after each of the module's hooks that may seed generators."""
         for hook in SEEDING_HOOKS:
-            setattr(module, hook, self._followed_by_look(hook, getattr(module, hook)))
+            setattr(module, hook, self._followed_by_record(hook, getattr(module, hook)))
 
-    def _followed_by_look(self, hook: str, call: Callable[..., object]) -> Callable[..., object]:
+    def _followed_by_record(self, hook: str, call: Callable[..., object]) -> Callable[..., object]:
         """Make a function that calls a hook, and then records the states under its name."""
 
         @functools.wraps(call)
         def called(*args: object, **kwargs: object) -> object:
             returned = call(*args, **kwargs)
-            self.look(hook)
+            self.record(hook)
             return returned
 
         return called
@@ -335,7 +335,7 @@ class OptimizerSteps:
     """Counts the steps of each optimizer of a trial."""
 
     def __init__(self) -> None:
-        # By the optimizer's place among the Trainer's.
+        # The steps of each optimizer, by its place among the Trainer's.
         self._steps: Counter[int] = Counter()
 
     def count(self, trainer: Trainer, optimizer: Optimizer) -> None:
@@ -383,7 +383,7 @@ class WeightsKeeper:
             self._after = weights_of(module)
             self._rates = rates_of(trainer)
 
-    def kept(self) -> ComparedWeights:
+    def compared_weights(self) -> ComparedWeights:
         """Give the weights and rates that were kept last."""
         return ComparedWeights(
             steps=self._steps, before=self.before, after=self._after, rates=self._rates

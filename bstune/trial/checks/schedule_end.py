@@ -1,6 +1,6 @@
-"""Where a schedule of a fixed length ends, found by stepping a copy of it ahead.
+"""Finds where a schedule of a fixed length ends, by stepping a copy of it ahead.
 
-Schedules of torch that Lightning steps, and those that a module keeps to step itself. A schedule
+The schedules are torch's, which Lightning steps, or which a module keeps to step itself. A schedule
 that is built from the trial's own steps ends with the trial, and is not found here.
 """
 
@@ -20,15 +20,16 @@ from bstune.system.failures import cause
 from bstune.trial.checks.attributes import CONTAINERS, plain_values
 from bstune.trial.lightning.installed import LightningModule, Trainer
 
-# Of a schedule's own.
+# The most steps of a schedule's own that it is stepped ahead.
 MAX_STEPS_AHEAD = 10_000
-# Of stepping one schedule.
+# The longest time for stepping one schedule.
 MAX_SECONDS_AHEAD = 1.0
-# At the clock.
+# The clock is read once in so many steps.
 STEPS_BETWEEN_LOOKS = 100
-# Of the highest rate: as good as none.
+# A rate of at most this share of the highest one is as good as none.
 AS_GOOD_AS_NONE = 1e-6
-# Of a trial's steps: many a schedule has a rate of 0 in its last one.
+# A schedule has ended if it has no rate for more than this share of a trial's steps. A rate of 0 in
+# the last step alone is common.
 MIN_IDLE_SHARE = 0.05
 HOW_TO_FIT = (
     "build it from the trial's own steps (trial.total_steps in Python, ${trial.total_steps} in "
@@ -38,13 +39,13 @@ HOW_TO_FIT = (
 
 @dataclass(frozen=True)
 class ScheduleCopy:
-    """A copy of a schedule that changes no rate but its own, as it is amid a training.
+    """A copy of a schedule in the middle of a training, with an optimizer of its own.
 
     Args:
-        name: of its class.
+        name: of the schedule's class.
         schedule: the copy.
-        every: optimizer steps between two of its own.
-        done: optimizer steps so far.
+        every: optimizer steps for each of its own steps.
+        done: optimizer steps that the training has taken.
     """
 
     name: str
@@ -55,12 +56,12 @@ class ScheduleCopy:
 
 @dataclass(frozen=True)
 class ScheduleEnd:
-    """Where a schedule ends within the steps of a trial.
+    """The end of a schedule before that of a trial.
 
     Args:
-        name: of its class.
-        step: optimizer steps that it has a rate for.
-        error: what it raises after them; None: its rate stays at 0.
+        name: of the schedule's class.
+        step: the number of optimizer steps for which it has a rate.
+        error: that it raises after them, in words; None: its rate stays at 0.
     """
 
     name: str
@@ -68,7 +69,13 @@ class ScheduleEnd:
     error: str | None
 
     def text(self, module: str, batch_size: int, last_step: int) -> str:
-        """Say it in a line, with what to do; trials may take until ``last_step``."""
+        """Word the end in a line, with advice.
+
+        Args:
+            module: the name of the module's class.
+            batch_size: of the trial.
+            last_step: of the trial.
+        """
         trials = f"and a trial at batch size {batch_size} may take {last_step:,}"
         if self.error is None:
             return (
@@ -84,8 +91,11 @@ class ScheduleEnd:
 def copies_of_schedules(
     trainer: Trainer, module: LightningModule, done: int
 ) -> tuple[ScheduleCopy, ...]:
-    """Copy the schedules of a training after ``done`` steps; one that cannot be is left out."""
-    # Lambdas and methods may lead to the module and from there to everything else.
+    """Copy the schedules of a training that has taken ``done`` optimizer steps.
+
+    One that cannot be copied is left out.
+    """
+    # The module and the Trainer are not copied, which functions of a schedule may refer to.
     shared: dict[int, Any] = {id(module): module, id(trainer): trainer}
     for optimizer in trainer.optimizers:
         shared[id(optimizer)] = _stand_in(optimizer)
@@ -104,7 +114,10 @@ def copies_of_schedules(
 def _schedules(
     trainer: Trainer, module: LightningModule, done: int
 ) -> Iterator[tuple[LRScheduler, int]]:
-    """Yield torch's schedules that look at no metric, each with the steps between its own."""
+    """Yield a training's schedules, each with the optimizer steps for each of its own.
+
+    They are torch's, without those that look at a metric.
+    """
     length = trainer.num_training_batches // trainer.accumulate_grad_batches
     configured = [config.scheduler for config in trainer.lr_scheduler_configs]
     for config in trainer.lr_scheduler_configs:
@@ -128,14 +141,17 @@ def _schedules(
 
 
 def _as_seen(schedule: LRScheduler, done: int) -> Iterator[tuple[LRScheduler, int]]:
-    """Yield a schedule that the module has stepped, with the steps between its own."""
+    """Yield a schedule that the module steps, with the optimizer steps for each of its own so far.
+
+    One that was not stepped yet is left out.
+    """
     schedule_steps = int(getattr(schedule, "last_epoch", 0))
     if schedule_steps > 0:
         yield schedule, max(1, round(done / schedule_steps))
 
 
 def _stand_in(optimizer: Optimizer) -> Optimizer:
-    """Give an optimizer without weights that has the same rates."""
+    """Make an optimizer without weights that has the same parameter groups' options."""
     stand_in = torch.optim.SGD([torch.zeros(())])
     stand_in.defaults = dict(optimizer.defaults)
     groups = []
@@ -152,14 +168,21 @@ def _stand_in(optimizer: Optimizer) -> Optimizer:
 def end_of_schedule(
     ahead: ScheduleCopy, last_step: int, *, now: Callable[[], float] = time.monotonic
 ) -> ScheduleEnd | None:
-    """Step a copy ahead to the last step of a trial.
+    """Step a schedule's copy ahead to the last step of a trial, and find where it ends.
 
-    None where it has no end before that: in the first 10,000 of its steps, and in a second by the
-    clock ``now``.
+    Args:
+        ahead: the copy.
+        last_step: of the trial.
+        now: a clock, in seconds.
+
+    Returns:
+        Its end; None where it has none before the trial's, or none was found within
+        ``MAX_STEPS_AHEAD`` and ``MAX_SECONDS_AHEAD``.
     """
     began = now()
     step = ahead.done - ahead.done % ahead.every
     highest = _highest_rate(ahead.schedule)
+    # The optimizer step since which the rate is as good as none; None: it is not.
     nothing_since: int | None = None
     with warnings.catch_warnings(action="ignore"):
         for number in range(1, MAX_STEPS_AHEAD + 1):
@@ -178,13 +201,14 @@ def end_of_schedule(
                 nothing_since = step
             if number % STEPS_BETWEEN_LOOKS == 0 and now() - began > MAX_SECONDS_AHEAD:
                 return None
-    # At a rate that was 0 from the first step there is nothing that has ended.
+    # A schedule whose rate was 0 from the first step has not ended.
     if highest == 0.0 or nothing_since is None:
         return None
     if last_step - nothing_since <= MIN_IDLE_SHARE * last_step:
         return None
-    return ScheduleEnd(ahead.name, nothing_since, None)
+    return ScheduleEnd(ahead.name, nothing_since, error=None)
 
 
 def _highest_rate(schedule: LRScheduler) -> float:
+    """Give the highest learning rate of its optimizer's parameter groups, by its absolute value."""
     return max(abs(float(group["lr"])) for group in schedule.optimizer.param_groups)

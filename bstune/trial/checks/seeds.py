@@ -1,4 +1,4 @@
-"""Whether fresh seeds are fresh: a module may seed the random generators itself."""
+"""Checks that fresh seeds have an effect: a module may seed the random generators itself."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,16 @@ from bstune.trial.checks.short_trial import ShortTrial
 
 
 def seed_notes(trial: ShortTrial, other: ShortTrial) -> Iterator[str]:
-    """Yield which generators are the same at the first step of two trials with different seeds."""
+    """Yield a line on the generators that have the same state in two trials of different seeds.
+
+    Their states are compared at the first step. Nothing is yielded where all of them differ.
+    """
     if FIRST_STEP not in trial.generators or FIRST_STEP not in other.generators:
         return
     same = _same_generators(trial, other, FIRST_STEP)
     if not same:
         return
-    # The first moment from which on they are the same.
+    # The first moment from which on their states are the same.
     where = FIRST_STEP
     for moment in reversed((BUILT, *SEEDING_HOOKS)):
         if not set(same) <= set(_same_generators(trial, other, moment)):
@@ -30,7 +33,7 @@ def seed_notes(trial: ShortTrial, other: ShortTrial) -> Iterator[str]:
 
 
 def _same_generators(trial: ShortTrial, other: ShortTrial, moment: str) -> list[str]:
-    """Name the libraries whose generator has one state in both trials at a moment."""
+    """Name the libraries whose generator has the same state in both trials at a moment."""
     others = other.generators[moment]
     same = list[str]()
     for name, state in trial.generators[moment].items():

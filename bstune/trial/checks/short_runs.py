@@ -1,4 +1,4 @@
-"""Runs short trials of a workload, each watched from within."""
+"""Runs short trials of a workload, each with a recorder."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,24 +25,28 @@ class ShortRuns:
 
     Args:
         workload: what is trained.
-        protocol: of the study's trials; the short ones do without what only long ones show.
+        protocol: of the study's trials; short ones have one evaluation, at the end, and measure no
+            noise scale.
+
+    Attributes:
+        on_cpu: whether trials run on a CPU, where equal trainings have equal results to the bit.
+            Elsewhere kernels may round in another way.
+        evaluation_batches: in which an evaluation reads all of the validation data; 0: unknown.
     """
 
     def __init__(self, workload: Workload, protocol: TrialProtocol) -> None:
         self._workload = workload
-        # It is compared with untrained weights; no target ends a short trial.
+        # No target ends a short trial, but untrained weights are compared with it.
         self._target = protocol.target
         self._protocol = replace(
             protocol.for_steps_only(),
-            # What a metric was at earlier evaluations must not tell two trials apart.
+            # Two trials are compared, which further evaluations could make differ.
             evaluation_schedule=AT_THE_END,
             noise_scale_every=None,
             trainer=without_monitors(protocol.trainer),
         )
-        # There equal trainings are equal to the bit; elsewhere kernels may round in another way.
         self.on_cpu = device_of(protocol.trainer).type == "cpu"
         loaders = loaders_of(workload.validation_batches)
-        # In which an evaluation reads all of the validation data; 0: unknown.
         self.evaluation_batches = sum(sized_len(loader) or 0 for loader in loaders)
         self._evaluated = small_evaluations(
             workload.validation_batches, workload.validation_examples
@@ -54,11 +58,14 @@ class ShortRuns:
         return trial.result.eval_seconds / evaluations / self._evaluated.few_share
 
     def run_from_start(self, spec: TrialSpec) -> ShortTrial:
-        """Run a trial, and refuse a target that its untrained weights meet."""
+        """Run a trial with an evaluation of its untrained weights.
+
+        A ConfigError says that they meet the target.
+        """
         trial = self._run(spec, self._protocol, self._evaluated.start)
         is_met = trial.start_metric is not None and self._target.reached(trial.start_metric)
         if is_met and self._evaluated.start_is_part:
-            # A part may meet it by chance: all of the data decide.
+            # On a part of the data they may meet it by chance, so all of the data decide.
             trial = self._run(spec, self._protocol, self._workload.validation_batches)
         if trial.start_metric is not None:
             refuse_met_target(self._target, trial.start_metric)
@@ -72,13 +79,13 @@ class ShortRuns:
         state: Path | None = None,
         resume: Stopped | None = None,
     ) -> ShortTrial:
-        """Train, and evaluate a few batches at the end.
+        """Run a trial that is evaluated on a few batches at its end.
 
         Args:
             spec: of the trial.
-            plan: when it is looked at and ends.
-            state: where a trial that is stopped leaves its state; None: nowhere.
-            resume: a stopped trial from which this one goes on; None: it starts afresh.
+            plan: when it ends, and which of its steps are recorded.
+            state: the file that gets the state of a stopped trial; None: it is not kept.
+            resume: the stopped trial from which this one goes on; None: it starts afresh.
         """
         limits = {"limit_val_batches": self._evaluated.few, "num_sanity_val_steps": 0}
         protocol = replace(self._protocol, trainer={**self._protocol.trainer, **limits})
@@ -93,6 +100,7 @@ class ShortRuns:
         state: Path | None = None,
         resume: Stopped | None = None,
     ) -> ShortTrial:
+        """Run a trial with a recorder, evaluated on these batches; other arguments as of `run`."""
         build = self._workload.build_module
         with waiting_for("the preflight", steps=True) as wait:
             recorder = Recorder(spec, self._target.metric, plan, wait, exact=self.on_cpu)

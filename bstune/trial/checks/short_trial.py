@@ -1,6 +1,6 @@
-"""What a short trial of the preflight shows, for the checks to read.
+"""The record of a short trial of the preflight, which the checks read.
 
-A :class:`~bstune.trial.checks.recorder.Recorder` sees it while the trial trains.
+A :class:`~bstune.trial.checks.recorder.Recorder` makes it while the trial trains.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ class SeenModule:
 
     Args:
         name: of its class.
-        place: where its configure_optimizers is written.
-        automatic: whether Lightning steps its optimizers; else it does so itself.
-        parameters: how many are trained.
-        gradient_bytes: of all their gradients.
+        place: the file and line of its configure_optimizers, as text; empty if not known.
+        automatic: whether Lightning steps its optimizers; else the module does so itself.
+        parameters: the number of trained parameters.
+        gradient_bytes: bytes of all their gradients.
     """
 
     name: str
@@ -38,9 +38,10 @@ class SeenModule:
 class GroupRate:
     """The learning rate of one of an optimizer's groups of parameters."""
 
+    # The name of the optimizer's class.
     optimizer: str
     lr: float
-    # Before any schedule, where one has noted it.
+    # The rate before any schedule, if a schedule has noted it; else the same as ``lr``.
     initial_lr: float
 
 
@@ -63,14 +64,14 @@ class ComparedWeights:
 
 @dataclass(frozen=True)
 class SeenSchedules:
-    """Schedules of a short trial, as they were at its end.
+    """Copies of a short trial's schedules, as they were at its end.
 
-    A check steps its copies ahead, so that each check has copies of its own.
+    A check steps its copies ahead, so each of the two checks has copies of its own.
 
     Args:
         to_end: copies that are stepped to their end.
         to_compare: copies that are stepped beside those of another trial.
-        unknown: names of schedules that cannot be copied.
+        unknown: class names of schedules that are not torch's, which cannot be copied.
     """
 
     to_end: tuple[ScheduleCopy, ...] = ()
@@ -80,20 +81,21 @@ class SeenSchedules:
 
 @dataclass(frozen=True)
 class ShortTrial:
-    """A trial of a few steps, and what was seen of it.
+    """A trial of a few steps, and the records of it.
 
     Args:
         spec: of the trial.
-        result: its record.
+        result: the trial's own record.
         module: that was trained.
         step_ends: when each step ended, in seconds by one clock.
-        batches: how many were trained on, micro-batches among them.
-        optimizer_steps: of each optimizer, in their order.
+        batches: the number of batches trained on; each micro-batch counts.
+        optimizer_steps: the number of steps of each optimizer, in their order.
         weights: to be compared with another trial's.
         schedules: as they were at its end.
         generators: states of the random generators, by moment and by library.
-        start_metric: of the untrained weights; None: not evaluated, or not finite.
-        course: of its last steps; None: it was not to be recorded.
+        start_metric: the target's metric of the untrained weights; None: it was not evaluated, or
+            is not finite.
+        course: the record of its last steps; None: they were not to be recorded.
     """
 
     spec: TrialSpec
@@ -110,6 +112,9 @@ class ShortTrial:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the fastest step, from the end of the one before it; 0: none was timed."""
+        """Seconds of the fastest step but the first; 0 where there was one step at most.
+
+        A step's seconds run from the end of the step before it.
+        """
         steps = (end - start for start, end in pairwise(self.step_ends))
         return min(steps, default=0.0)

@@ -1,4 +1,4 @@
-"""A part of the validation data, or small batches of it: no long evaluation ends a few steps."""
+"""Chooses a part of the validation data, in small batches, for short trials."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,23 +10,24 @@ from torch.utils.data import BatchSampler, DataLoader
 from bstune.trial.batches.loader import KEPT_OPTIONS, loaders_of
 from bstune.trial.lightning.installed import sized_len
 
-# Validation examples on which untrained weights are first compared with the target. Where these
-# meet it, all of them decide.
+# The number of validation examples on which untrained weights are first compared with the target.
+# Where they meet it on these, all of the data decide.
 START_EXAMPLES = 128
-# Of other evaluations: some metrics are not defined on a single example.
+# The number of examples in other evaluations. One would be too few, as some metrics are not defined
+# on a single example.
 FEW_EXAMPLES = 64
 
 
 @dataclass(frozen=True)
 class SmallEvaluations:
-    """Which validation batches short trials evaluate.
+    """The validation batches that short trials evaluate.
 
     Args:
         batches: all of the data, in small batches where they can be cut.
-        few: of these batches, that an evaluation after training takes.
-        few_share: of all the data that these are.
-        start: batches on which untrained weights are evaluated.
-        start_is_part: whether these are not all of the data.
+        few: the number of these batches that an evaluation after training takes.
+        few_share: the share of all the data in them.
+        start: the batches on which untrained weights are evaluated.
+        start_is_part: whether ``start`` is not all of the data.
     """
 
     batches: Iterable[Any]
@@ -37,15 +38,15 @@ class SmallEvaluations:
 
 
 def small_evaluations(validation_batches: Iterable[Any], examples: int) -> SmallEvaluations:
-    """Choose from the validation batches of a workload, which have so many ``examples``."""
+    """Choose from a workload's validation batches, which have ``examples`` examples together."""
     examples = max(1, examples)
     small = validation_batches
     start = validation_batches
     loaders = loaders_of(validation_batches)
-    # Of several loaders none can stand for all.
+    # Where there are several loaders, none can stand for all.
     if len(loaders) == 1:
         small = in_small_batches(loaders[0], FEW_EXAMPLES)
-        # Every n-th batch, so that a part of the data stands for all, in whatever order.
+        # Every n-th batch stands for all of the data, in whatever order they are.
         start = EveryNth(small, max(1, examples // START_EXAMPLES)).batches
         loaders = [small]
     count = sum(sized_len(loader) or 1 for loader in loaders)
@@ -60,11 +61,11 @@ def small_evaluations(validation_batches: Iterable[Any], examples: int) -> Small
 
 
 def in_small_batches(batches: Any, batch_size: int) -> Any:
-    """Hand out validation batches of at most ``batch_size`` examples, where they can be cut.
+    """Give validation data in batches of at most ``batch_size`` examples, where that is possible.
 
-    Of bstune's own batches and of a DataLoader that cuts them off its sampler's order, any can. A
-    few steps are not to wait for an evaluation of a thousand images by a network that takes seconds
-    for them.
+    It is for bstune's own batches, and for a DataLoader that cuts batches off its sampler's order.
+    Others are given as they are. Short trials then need not wait for a network that takes seconds
+    to evaluate a batch of a thousand images.
     """
     if (sized_len(batches) or 0) == 0:
         return batches
@@ -72,7 +73,7 @@ def in_small_batches(batches: Any, batch_size: int) -> Any:
         if batches.batch_size <= batch_size:
             return batches
         return batches.in_batches_of(batch_size)
-    # A subclass may give batches by rules of its own.
+    # A subclass of DataLoader may make batches by rules of its own.
     if type(batches) is not DataLoader or type(batches.batch_sampler) is not BatchSampler:
         return batches
     if batches.batch_sampler.batch_size <= batch_size:
@@ -88,7 +89,11 @@ def in_small_batches(batches: Any, batch_size: int) -> Any:
 
 
 class EveryNth:
-    """Every n-th of the validation batches; a DataLoader reads no other."""
+    """Every n-th of the validation batches.
+
+    Attributes:
+        batches: these batches, as a DataLoader that reads no others where they come from one.
+    """
 
     def __init__(self, batches: Iterable[object], n: int) -> None:
         self._whole = batches

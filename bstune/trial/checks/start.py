@@ -1,7 +1,7 @@
-"""A module as it is at the start of its training, under a Trainer.
+"""Builds a module as it is at the start of its training, under a Trainer, and inspects it.
 
-Its layers, optimizers and schedules are built. What its schedules will do is found by stepping
-them.
+Its layers, optimizers and schedules are built then. Schedules are stepped ahead to see the learning
+rates that they will set.
 """
 
 import math
@@ -28,17 +28,17 @@ from bstune.trial.lightning.packages import is_overridden
 from bstune.trial.lightning.trainer import lengths, make_trainer, without_monitors
 from bstune.trial.loop import Workload, fit
 
-# Of a schedule, that are looked at: under a second.
+# The most steps of a schedule that are inspected, which takes under a second.
 SCHEDULE_STEPS = 20_000
-# Of each group of parameters of an optimizer, by name.
+# The settings of an optimizer: for each parameter group its numbers, by name.
 GroupNumbers = list[dict[str, float]]
 
 
 def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtocol) -> bool:
-    """Say whether the module's schedules depend on how long its Trainer says that it trains.
+    """Whether the module's schedules depend on how long its Trainer says that it trains.
 
-    The rates of the steps of one Trainer are compared with those under another that trains for
-    twice as long. Where the batches have no end, no Trainer says how long it trains.
+    The settings at each step under one Trainer are compared with those under another that trains
+    twice as long. False where the batches have no end, as then no Trainer says how long it trains.
     """
     batches = workload.train_batches(spec)
     if sized_len(batches) is None and not getattr(batches, "ends_by_steps", False):
@@ -51,59 +51,82 @@ def depends_on_length(workload: Workload, spec: TrialSpec, protocol: TrialProtoc
 def rates_ahead(
     workload: Workload, spec: TrialSpec, protocol: TrialProtocol, steps: int, until: int
 ) -> list[list[GroupNumbers]]:
-    """Step each schedule ahead, and give the optimizer's settings at each step.
+    """Step each schedule of a module ahead, and give its optimizer's settings at each step.
 
     Schedules that look at a metric are left out.
 
     Args:
-        workload: that has the schedules.
+        workload: whose module has the schedules.
         spec: of the trial.
         protocol: of the trial.
         steps: for which the Trainer says that it trains.
-        until: that are looked at, at most ``SCHEDULE_STEPS`` of each schedule.
+        until: optimizer steps that are inspected, but at most ``SCHEDULE_STEPS`` of each schedule.
+
+    Returns:
+        For each schedule the settings before its first step and after each one.
+
+    Raises:
+        ConfigError: for a schedule that raises an error.
     """
     settings: list[list[GroupNumbers]] = []
 
-    def step_through(trainer: Trainer, module: LightningModule) -> None:
-        epochs = trainer.fit_loop.epoch_progress.current
-        applied = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
-        has_epochs = trainer.num_training_batches != float("inf")
-        epoch = 1
-        if has_epochs:
-            epoch = max(1, int(trainer.num_training_batches) // trainer.accumulate_grad_batches)
-        for config in trainer.lr_scheduler_configs:
-            each_step = config.interval == "step"
-            if config.reduce_on_plateau or not (each_step or has_epochs):
-                continue
-            # Optimizer steps for each step of the schedule.
-            stride = 1 if each_step else epoch
-            of_schedule = [_settings(config.scheduler.optimizer)]
-            for number in range(1, min(math.ceil(until / stride), SCHEDULE_STEPS)):
-                # What a schedule of another library may read.
-                epochs.completed = 0 if each_step else number
-                applied.total.completed = number * stride
-                if number % config.frequency == 0:
-                    try:
-                        module.lr_scheduler_step(config.scheduler, None)
-                    except Exception as error:
-                        # How often such a module steps it is not known.
-                        if not module.automatic_optimization:
-                            break
-                        name = type(config.scheduler).__name__
-                        end = ScheduleEnd(name, (number - 1) * stride, cause(error))
-                        text = end.text(type(module).__name__, spec.batch_size, until)
-                        raise ConfigError(text) from error
-                of_schedule.append(_settings(config.scheduler.optimizer))
-            settings.append(of_schedule)
-        epochs.completed = 0
-        applied.total.completed = 0
+    def look(trainer: Trainer, module: LightningModule) -> None:
+        settings.extend(_step_through(trainer, module, spec.batch_size, until))
 
-    look_at_start(workload, spec, protocol, steps, step_through)
+    look_at_start(workload, spec, protocol, steps, look)
+    return settings
+
+
+def _step_through(
+    trainer: Trainer, module: LightningModule, batch_size: int, until: int
+) -> list[list[GroupNumbers]]:
+    """Step each schedule ahead, under a Trainer that is set up and has not begun to train.
+
+    ``batch_size`` is the trial's, for a message; ``until``, the result and the errors are those of
+    :func:`rates_ahead`.
+    """
+    settings: list[list[GroupNumbers]] = []
+    # The Trainer's counts, which a schedule of another library may read. They go with the steps.
+    epochs = trainer.fit_loop.epoch_progress.current
+    applied = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
+    has_epochs = trainer.num_training_batches != float("inf")
+    steps_of_epoch = 1
+    if has_epochs:
+        batches = int(trainer.num_training_batches)
+        steps_of_epoch = max(1, batches // trainer.accumulate_grad_batches)
+    for config in trainer.lr_scheduler_configs:
+        each_step = config.interval == "step"
+        if config.reduce_on_plateau or not (each_step or has_epochs):
+            continue
+        # Optimizer steps for each step of the schedule.
+        stride = 1 if each_step else steps_of_epoch
+        of_schedule = [_settings(config.scheduler.optimizer)]
+        for number in range(1, min(math.ceil(until / stride), SCHEDULE_STEPS)):
+            epochs.completed = 0 if each_step else number
+            applied.total.completed = number * stride
+            if number % config.frequency == 0:
+                try:
+                    module.lr_scheduler_step(config.scheduler, None)
+                except Exception as error:
+                    # A module that steps its optimizers itself may never step it this often.
+                    if not module.automatic_optimization:
+                        break
+                    name = type(config.scheduler).__name__
+                    end = ScheduleEnd(name, (number - 1) * stride, cause(error))
+                    text = end.text(type(module).__name__, batch_size, until)
+                    raise ConfigError(text) from error
+            of_schedule.append(_settings(config.scheduler.optimizer))
+        settings.append(of_schedule)
+    epochs.completed = 0
+    applied.total.completed = 0
     return settings
 
 
 def _settings(optimizer: Optimizer) -> GroupNumbers:
-    """Give what schedules change of an optimizer: the numbers of its groups of parameters."""
+    """Give the numbers of an optimizer's parameter groups, which schedules may change.
+
+    A tuple, such as betas, gives a number for each place: ``betas.0``, ``betas.1``.
+    """
     groups = GroupNumbers()
     for group in optimizer.param_groups:
         numbers = dict[str, float]()
@@ -122,9 +145,9 @@ def _settings(optimizer: Optimizer) -> GroupNumbers:
 def at_start(
     workload: Workload, spec: TrialSpec, protocol: TrialProtocol
 ) -> tuple[LightningModule, Trainer]:
-    """Make a module as its first step would find it, and its Trainer.
+    """Build a module as it is before its first step, and its Trainer.
 
-    What it logs from then on is dropped.
+    Values that the module logs from then on are dropped.
     """
     steps = protocol.last_step(spec.batch_size)
     module, trainer = look_at_start(workload, spec, protocol, steps, lambda trainer, module: None)
@@ -142,7 +165,15 @@ def look_at_start(
 ) -> tuple[LightningModule, Trainer]:
     """Begin to train with all hooks of a trial's start, and end before the first step.
 
-    ``look`` is called with the Trainer and the module in between.
+    Args:
+        workload: whose module is built.
+        spec: of the trial.
+        protocol: of the trial.
+        steps: for which the Trainer says that it trains.
+        look: is called with the Trainer and the module, once optimizers and layers are there.
+
+    Returns:
+        The module and its Trainer.
     """
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
@@ -172,26 +203,30 @@ class _AtStart(Callback):
         self._look = look
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # It has a length from then on.
+        """Call the function, and let the training have no epoch."""
+        # From then on the Trainer knows the length of the data.
         trainer.fit_loop.setup_data()
         self._look(trainer, pl_module)
         trainer.fit_loop.max_epochs = 0
 
 
 def check_hooks(module: LightningModule, metric: str = "val_loss") -> None:
-    """Refuse a module that lacks what every trial calls, ``metric`` being what it is to log."""
+    """Raise a ConfigError for a module that lacks a method which every trial calls.
+
+    ``metric`` is the name of the metric that it should log in validation.
+    """
     name = f"{type(module).__name__}{place_of(type(module))}"
-    for hook, what in (
+    for hook, advice in (
         ("training_step", "return the loss there"),
         ("configure_optimizers", "return the optimizer there"),
         ("validation_step", how_to_log(metric)),
     ):
         if not is_overridden(hook, module):
-            raise ConfigError(f"{name} has no {hook}: {what}")
+            raise ConfigError(f"{name} has no {hook}: {advice}")
 
 
 def how_to_log(metric: str) -> str:
-    """Tell in three lines of code how a module logs a metric by which trials are compared."""
+    """Give the advice how a module logs a metric by which trials are compared, with its code."""
     value = "torch.nn.functional.cross_entropy(self(inputs), labels)"
     if mode_of(metric) == "max":
         value = "(self(inputs).argmax(1) == labels).float().mean()"

@@ -1,4 +1,4 @@
-"""Whether a workload takes each end of the further hyperparameters that a study tunes."""
+"""Checks that a workload can be trained at each end of the further hyperparameters' ranges."""
 
 from bstune.core.errors import ConfigError
 from bstune.core.records import TrialProtocol, TrialSpec
@@ -12,7 +12,19 @@ from bstune.trial.loop import Workload
 def check_tunables(
     options: StudyOptions, workload: Workload, protocol: TrialProtocol, space: Space, *, stops: bool
 ) -> None:
-    """Train a few steps at the smallest batch size with all further hyperparameters at each end."""
+    """Train a few steps with the further hyperparameters at each combination of their ends.
+
+    That is at the smallest batch size. A ConfigError names values that the module does not take,
+    and refuses a hyperparameter that sets the budget where that would change nothing, or where the
+    search itself chooses each trial's horizon.
+
+    Args:
+        options: of the study.
+        workload: what is trained.
+        protocol: of the study's trials.
+        space: has the hyperparameters.
+        stops: whether trials may be stopped early, as no schedule ends with them.
+    """
     name = options.workload.name
     short = ShortRuns(workload, protocol)
     for tunable in space.tunables:

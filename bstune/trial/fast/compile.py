@@ -95,7 +95,7 @@ class Compiling:
     def before_training_step(
         self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Compile forward and backward, if this is the first batch of its shape."""
+        """Compile the forward and the backward pass, if this is the first batch of its shape."""
         if not self._is_new("training", module, batch):
             return
         if not module.automatic_optimization:

@@ -48,7 +48,7 @@ class DeviceState:
         self.tensors = [tensor.detach() for tensor in tensors.values()]
         self.generators = generators_of(module)
 
-    def copied(self) -> Copy:
+    def copy(self) -> Copy:
         """Copy all tensors' values and generators' states."""
         return Copy(self.tensors, self.generators)
 

@@ -253,12 +253,12 @@ class CapturedSteps:
         """
         state = DeviceState(self._module, self._optimizer)
         with self._around():
-            before = state.copied()
+            before = state.copy()
         output = self._watched(batch, index)
         if self.reason is not None:
             return output
         with self._around():
-            after = state.copied()
+            after = state.copy()
             state.restore(before)
             try:
                 self._record(leaves, structure, index, state.generators)

@@ -109,9 +109,9 @@ class LeanLoop:
     def _advance(self, fetcher: Any) -> None:
         """Take steps up to one after which Lightning may have something to do.
 
-        Lightning's own loop calls this, as its ``_TrainingEpochLoop.advance``, for each step.
-        Between two steps it would call ``on_advance_end``, which here only counts, and look at
-        ``done``.
+        Lightning calls this in place of its ``_TrainingEpochLoop.advance``, which takes one step.
+        Between two steps it would call ``on_advance_end``, of which only a count is needed here,
+        and look at ``done``.
         """
         loop = self._epoch_loop
         steps = self._steps
@@ -196,7 +196,7 @@ class LeanSteps:
         # The module's training_step at the last step, and whether it takes the batch's number.
         self._training_step: Any = None
         self._takes_batch_idx = False
-        # Of the step that is being taken: the arguments of training_step, and what its call gave.
+        # The arguments of training_step and its outputs, in the step that is being taken.
         self._arguments: tuple[Any, ...] = ()
         self._outputs: dict[str, Any] | None = None
         self.captured: CapturedSteps | None = None
@@ -278,7 +278,10 @@ class LeanSteps:
         return transferred_by_hooks(self._strategy, self._module, batch)
 
     def _take_step(self, batch: object, index: int) -> dict[str, Any]:
-        """Take the optimizer's step: ``_AutomaticOptimization.run``."""
+        """Take the optimizer's step on a batch: ``_AutomaticOptimization.run``.
+
+        ``index`` is the batch's number in the epoch. The outputs for the hooks are returned.
+        """
         training_step = self._module.training_step
         if training_step != self._training_step:
             self._training_step = training_step

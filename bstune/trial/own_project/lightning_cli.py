@@ -1,4 +1,4 @@
-"""Config files of Lightning's command line, LightningCLI, read as it reads them: by jsonargparse.
+"""Reads config files of LightningCLI, Lightning's command line, by jsonargparse as it does itself.
 
 :func:`workload_of` makes a workload of such a file. The workload's nodes call :func:`build_module`
 and :func:`build_data`, which check and build the file's ``model`` (with its ``optimizer`` and
@@ -37,37 +37,44 @@ from bstune.trial.own_project.own_values import (
     rate_of_optimizers,
 )
 
-# Of a file, what a study has of its own, as seeds.
+# Keys of a file that are ignored, as a study has values of its own for them, such as seeds.
 IGNORED = ("seed_everything", "ckpt_path", "verbose", "weights_only")
 SHORT_PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-# Batch sizes that are searched, as factors of the file's own.
+# The range of batch sizes, as factors below and above the file's own.
 FACTOR_BELOW = 8
 FACTOR_ABOVE = 16
+# The trials of a study of such a file.
 CLI_TRIALS = 40
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the command line adds to a file."""
+    """The options of the command line that complete a file."""
 
-    # None: the project's own metric and what its own configuration comes to.
+    # The target as text; None: the metric is the project's own, and the goal is the value that its
+    # own configuration comes to.
     target: str | None = None
-    # Classes, where the file names none.
+    # Dotted names of the classes, where the file names none.
     model: str | None = None
     data: str | None = None
-    # The key of the learning rate.
+    # The dotted key of the learning rate in the file; None: it is found by its name.
     lr: str | None = None
+    # The workload's name; None: that of the model's class.
     name: str | None = None
-    # Whether the study's seconds end it.
+    # Whether the study is limited by seconds.
     is_timed: bool = False
-    # Whether the rate is set in the model's optimizers.
+    # Whether bstune sets the learning rate in the model's optimizers.
     overrides_lr: bool = False
 
 
 def build_module(
     model: Node, optimizer: Node | None = None, lr_scheduler: Node | None = None
 ) -> LightningModule:
-    """Build the LightningModule of a file's ``model``, with the optimizer and schedule it names."""
+    """Build the LightningModule of a file's section ``model``.
+
+    Where the file has a section ``optimizer``, the module's ``configure_optimizers`` builds that
+    optimizer, with the schedule of ``lr_scheduler`` if there is one.
+    """
     package = _package(model)
     parser = _parser(package)
     sections = {"model": model}
@@ -81,28 +88,35 @@ def build_module(
         cli = import_module(f"{package}.cli")
 
         def configured(module: LightningModule) -> object:
-            rule = cli.instantiate_class(module.parameters(), parsed.optimizer.as_dict())
+            built = cli.instantiate_class(module.parameters(), parsed.optimizer.as_dict())
             schedule: object = lr_scheduler
             if lr_scheduler:
-                schedule = cli.instantiate_class(rule, parsed.lr_scheduler.as_dict())
-            return cli.LightningCLI.configure_optimizers(module, rule, schedule)
+                schedule = cli.instantiate_class(built, parsed.lr_scheduler.as_dict())
+            return cli.LightningCLI.configure_optimizers(module, built, schedule)
 
         module.configure_optimizers = MethodType(configured, module)  # type: ignore[method-assign]
     return module
 
 
 def build_data(data: Node) -> LightningDataModule:
-    """Build the LightningDataModule of a file's ``data``."""
+    """Build the LightningDataModule of a file's section ``data``."""
     parser = _parser(_package(data))
     built: LightningDataModule = parser.instantiate(_parsed(parser, {"data": data})).data
     return built
 
 
 def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
-    """Make the workload of a file, as its YAML is to be, and lines about what it takes from it.
+    """Make a workload of a LightningCLI file.
 
-    The data are loaded once, to learn how many there are and the batch size that the learning rate
-    goes with.
+    The data are loaded once, to learn how many examples there are, and the batch size that the
+    file's learning rate goes with.
+
+    Returns:
+        The workload's config, to be written as YAML, and lines for the user about what was taken
+        from the file and what was assumed.
+
+    Raises:
+        ConfigError: says what the file or the command line lacks.
     """
     if chosen.name is not None and not re.fullmatch(r"\w[\w.-]*", chosen.name):
         raise ConfigError(
@@ -125,28 +139,13 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     assumed = list[str]()
     budget = own_examples(parsed["trainer"], batch_size, examples)
     if budget is None:
-        if not chosen.is_timed:
-            raise ConfigError(
-                f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps "
-                "in it, or give the study's time, quick=true or search.wall_seconds=SECONDS"
-            )
-        budget = MOST_EPOCHS * examples
-        assumed.append(
-            f"budget: a trial gives up after {MOST_EPOCHS} epochs (budget.examples={budget})"
-        )
-    goal: float | str
+        budget = _assumed_budget(path, examples, chosen, assumed)
+    target: dict[str, float | str]
     if chosen.target is not None:
         metric, goal, mode = parse_target(chosen.target)
+        target = {"metric": metric, "value": goal, "mode": mode}
     else:
-        judged_by = _own_metric(sections, parsed, data)
-        metric = judged_by.name
-        goal = "auto"
-        mode = judged_by.mode
-        sign = "<=" if mode == "min" else ">="
-        assumed.append(
-            f"target: what this configuration itself comes to by {metric}, as {judged_by.why} "
-            f"(--target '{metric}{sign}VALUE' sets another)"
-        )
+        target = _assumed_target(_own_metric(sections, parsed, data), assumed)
     precision = str(parsed["trainer"].get("precision") or 32)
     here = build_module.__module__
     smallest = max(1, batch_size // FACTOR_BELOW)
@@ -158,7 +157,7 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
         "reference": {"batch_size": batch_size, "lr": lr},
         "batch_size": {"low": smallest, "high": largest},
         "budget": {"steps": max(1, budget // (FACTOR_BELOW * batch_size)), "examples": budget},
-        "target": {"metric": metric, "value": goal, "mode": mode},
+        "target": target,
         "data": {"_target_": f"{here}.build_data", "_recursive_": False, "data": parsed["data"]},
         "module": {"_target_": f"{here}.build_module", "_recursive_": False, **built},
         "trainer": trainer,
@@ -174,10 +173,51 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     return workload, lines
 
 
-def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]:
-    """Sort a Trainer's arguments that are not its defaults: those of a trial, and names of others.
+def _assumed_budget(path: Path, examples: int, chosen: Chosen, assumed: list[str]) -> int:
+    """Give a trial's budget in examples where the file sets none, and add a line on it.
 
-    What ``OWNED`` has is bstune's. When a trial ends at most became the budget.
+    Args:
+        path: of the file.
+        examples: of an epoch.
+        chosen: must limit the study's time.
+        assumed: gets the line.
+
+    Raises:
+        ConfigError: where the study's time has no limit either.
+    """
+    if not chosen.is_timed:
+        raise ConfigError(
+            f"{path}: how long is a trial at most? set trainer.max_epochs or trainer.max_steps "
+            "in it, or give the study's time, quick=true or search.wall_seconds=SECONDS"
+        )
+    budget = MOST_EPOCHS * examples
+    assumed.append(
+        f"budget: a trial gives up after {MOST_EPOCHS} epochs (budget.examples={budget})"
+    )
+    return budget
+
+
+def _assumed_target(judged_by: OwnMetric, assumed: list[str]) -> dict[str, float | str]:
+    """Give the config of the target that the first trial will set, and add a line on it.
+
+    Args:
+        judged_by: the metric by which the file's own configuration is judged.
+        assumed: gets the line.
+    """
+    sign = "<=" if judged_by.mode == "min" else ">="
+    assumed.append(
+        f"target: what this configuration itself comes to by {judged_by.name}, as {judged_by.why} "
+        f"(--target '{judged_by.name}{sign}VALUE' sets another)"
+    )
+    return {"metric": judged_by.name, "value": "auto", "mode": judged_by.mode}
+
+
+def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]:
+    """Sort the arguments of a file's Trainer that are not Lightning's defaults.
+
+    Returns:
+        Those that trials take over, and the names of those that bstune sets itself (``OWNED``). The
+        latter leave out ``max_epochs`` and ``max_steps``, from which the budget was made.
     """
     kept = Node()
     left_out = list[str]()
@@ -192,23 +232,23 @@ def _sorted_arguments(arguments: Node, defaults: Node) -> tuple[Node, list[str]]
 
 
 def _own_metric(sections: Node, parsed: Node, data: LightningDataModule) -> OwnMetric:
-    """Choose the metric that the file's model is judged by, as it stands."""
+    """Choose the metric by which the file's own configuration is judged."""
     model = _model_of(sections)
     cli = import_module(f"{_package(sections['model'])}.cli")
     callbacks = list[Any]()
     for named in parsed["trainer"].get("callbacks") or ():
         callbacks.append(cli.instantiate_class((), named))
     refuse_finders(callbacks)
-    return own_metric(model, data, {"callbacks": callbacks}, "cpu")
+    return own_metric(model, data, {"callbacks": callbacks}, accelerator="cpu")
 
 
 def _model_of(sections: Node) -> LightningModule:
-    """Build the model of a file as it stands."""
+    """Build the model of a file with the file's own values."""
     return build_module(sections["model"], sections.get("optimizer"), sections.get("lr_scheduler"))
 
 
 def with_value(node: Node, key: str, value: object) -> Node:
-    """Copy nested mappings with another value at a dotted key."""
+    """Copy nested mappings with ``value`` at a dotted key."""
     name, _, rest = key.partition(".")
     if rest:
         value = with_value(node[name], rest, value)
@@ -216,7 +256,11 @@ def with_value(node: Node, key: str, value: object) -> Node:
 
 
 def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
-    """Give what LightningCLI reads of a file, with classes that it or the command line names."""
+    """Read the sections of a LightningCLI file, each with its class.
+
+    A class that the file does not name comes from the command line. A ConfigError names a missing
+    class, or a section that is not known.
+    """
     content = parse_yaml(read_text(path, "the config file"), one_line(str(path)))
     if isinstance(content, dict):
         content = content.get("fit", content)
@@ -248,9 +292,12 @@ def _sections(path: Path, chosen: Chosen) -> dict[str, Any]:
 
 
 def _package(section: Node) -> str:
-    """Name the package whose LightningModule, or data module, a section's class is."""
+    """Name the package of Lightning that a section's class is of.
+
+    For a function, which builds objects of a class that is not known before, it is the installed
+    one.
+    """
     build = instantiate_partial({"_target_": section["class_path"]}, section["class_path"])
-    # A function builds objects of a class that is not known before.
     names = [base.__module__ for base in getattr(build.func, "__mro__", ())]
     if any(name.startswith(f"{OTHER}.") for name in names):
         return OTHER
@@ -259,9 +306,9 @@ def _package(section: Node) -> str:
 
 @cache
 def _parser(package: str) -> Any:
-    """Make LightningCLI's parser of any model and data."""
+    """Make LightningCLI's parser for any model and data, of a package of Lightning."""
     try:
-        # A part of LightningCLI that pip installs apart.
+        # LightningCLI needs it, and pip installs it apart.
         import jsonargparse  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -283,47 +330,61 @@ def _parser(package: str) -> Any:
 
 
 def _parsed(parser: Any, sections: Node) -> Any:
+    """Parse a file's sections; a ConfigError says what the parser does not take."""
     try:
         return parser.parse_object(sections)
     except (ArgumentError, TypeError, ValueError) as error:
-        # With all that a value might have been instead, it is pages long.
+        # The message is cut, as it may list for pages what a value could have been.
         raise ConfigError(
             f"LightningCLI does not take this config: {' '.join(str(error).split())[:600]}"
         ) from error
 
 
 def _learning_rate(parsed: Node, sections: Node, chosen: Chosen) -> tuple[str | None, float]:
-    """Give the key of the learning rate, by its name unless it is given, and its value.
+    """Find the learning rate in a file.
 
-    Where it is set in the optimizers, and no key is given, the key is None and the value is theirs.
+    Args:
+        parsed: the file's sections with all values.
+        sections: of the file, as they are written.
+        chosen: may give its key; else it is found by its name.
+
+    Returns:
+        Its dotted key and its value. The key is None where bstune sets the rate in the optimizers
+        and no key was given; the value is then the optimizers' own.
+
+    Raises:
+        ConfigError: where there is no such number, or several.
     """
-    given = chosen.lr
-    if chosen.overrides_lr and given is None:
+    given_key = chosen.lr
+    if chosen.overrides_lr and given_key is None:
         return None, rate_of_optimizers(_model_of(sections))
     numbers = dict[str, float]()
     for section in ("optimizer", "model"):
         if parsed[section]:
             numbers.update(_numbers(parsed[section], f"{section}."))
     named = [key for key in numbers if key.rpartition(".")[2] in RATES]
-    # An optimizer that the file names takes the place of the model's own.
+    # An optimizer in the file takes the place of the model's own, so its rate comes first.
     of_optimizer = [key for key in named if key.startswith("optimizer.")]
-    keys = [given] if given else of_optimizer or named
+    keys = [given_key] if given_key else of_optimizer or named
     if len(keys) == 1 and keys[0] in numbers:
         return keys[0], float(numbers[keys[0]])
-    found = f"found {', '.join(keys) or 'none'}"
-    if given:
-        found = f"there is no number {given}"
+    problem = f"found {', '.join(keys) or 'none'}"
+    if given_key:
+        problem = f"there is no number {given_key}"
     raise ConfigError(
-        f"which number is the learning rate? {found}: give its key, as --lr "
+        f"which number is the learning rate? {problem}: give its key, as --lr "
         f"model.init_args.my_rate (numbers: {', '.join(numbers) or 'none'}); where it stands in "
         f"configure_optimizers, {OVERRIDE_LR}=true sets it in the optimizer"
     )
 
 
-def _numbers(values: Mapping[str, object], below: str) -> Iterator[tuple[str, float]]:
-    """Yield each number in nested mappings, with its key; lists are passed over."""
+def _numbers(values: Mapping[str, object], prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield each number in nested mappings with its dotted key, which ``prefix`` begins.
+
+    Lists are passed over.
+    """
     for name, value in values.items():
         if isinstance(value, dict):
-            yield from _numbers(value, f"{below}{name}.")
+            yield from _numbers(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{below}{name}", value
+            yield f"{prefix}{name}", value

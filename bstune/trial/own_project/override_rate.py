@@ -1,9 +1,8 @@
-"""The trial's learning rate in optimizers that a module builds with rates of its own.
+"""Sets the trial's learning rate in optimizers that a module has built with rates of its own.
 
-That is ``scaling.override_lr``.
-
-It is set once, after ``configure_optimizers``: a stopped trial's checkpoint holds the rates that
-were set, and one that goes on has the same.
+The option ``scaling.override_lr`` asks for it. The rate is set once, after
+``configure_optimizers``. A stopped trial's checkpoint holds the rates that were set, so one that
+goes on has the same.
 """
 
 import math
@@ -16,26 +15,30 @@ from torch.optim.lr_scheduler import LRScheduler
 from bstune.core.errors import ConfigError
 from bstune.trial.batches.half_lives import optimizers_in
 
-# The rates of a group of parameters from before any schedule: what comes first is the one that the
-# user gave.
+# Keys of a parameter group that may hold the rate which the user gave, before any schedule: the
+# first one that is there does.
 GIVEN_RATES = ("max_lr", "initial_lr", "lr")
-# Names of rates have these words alone, as base_lrs, min_lr, eta_min and warmup_start_lr do, and
-# lr_decay does not.
+# The name of a rate has one of these words.
 RATE_WORDS = frozenset({"lr", "lrs", "eta"})
+# And it has no other words than these: base_lrs, min_lr, eta_min and warmup_start_lr are rates, but
+# lr_decay is none.
 WORDS = RATE_WORDS | {
     *("base", "end", "final", "init", "initial", "last", "max", "min", "peak", "start", "swa"),
     *("default", "target", "warmup"),
 }
 
-# A dict or a list of more values is one of data.
+# A dict or a list of more values is taken for data, and not searched for schedules.
 MOST_VALUES = 1000
 
 
 def own_rate_of(configured: object) -> float | None:
-    """Give the learning rate that ``configure_optimizers`` has set.
+    """Give the learning rate that a module's ``configure_optimizers`` has set itself.
 
-    It is the largest of all groups before any schedule, of a OneCycleLR the largest one of the
-    cycle. None where no group has a rate over 0.
+    It is the largest rate of all parameter groups before any schedule; with OneCycleLR, the largest
+    of the cycle. None where no group has a rate over 0.
+
+    Args:
+        configured: whatever ``configure_optimizers`` has returned.
     """
     rates = list[float]()
     for optimizer in optimizers_in(configured):
@@ -48,15 +51,17 @@ def own_rate_of(configured: object) -> float | None:
 
 
 def override_rate(configured: object, module: object, lr: float) -> None:
-    """Set a learning rate in place of a module's own, all groups and schedules in proportion.
+    """Set a learning rate in place of a module's own.
+
+    All rates of optimizers and schedules are multiplied by the same factor.
 
     Args:
         configured: whatever ``configure_optimizers`` has returned.
-        module: that built it, which may hold schedules of its own.
-        lr: of the group with the largest rate, before any schedule.
+        module: that built it, which may hold further schedules.
+        lr: the new rate of the parameter group with the largest one, before any schedule.
 
     Raises:
-        ConfigError: where no optimizer has a rate to be set.
+        ConfigError: where no optimizer has a rate over 0.
     """
     own_rate = own_rate_of(configured)
     if own_rate is None:
@@ -77,23 +82,23 @@ def override_rate(configured: object, module: object, lr: float) -> None:
 
 
 def is_rate(name: str) -> bool:
-    """Say whether a number of an optimizer or a schedule is a learning rate, by its name.
+    """Whether a number of an optimizer or a schedule is a learning rate, by its name.
 
-    A factor of a rate is none.
+    A factor that multiplies a rate is none.
     """
     words = {word for word in name.split("_") if word}
     return bool(words & RATE_WORDS) and words <= WORDS
 
 
 def _scale(values: MutableMapping[str, Any], factor: float) -> None:
-    """Multiply the rates among some values."""
+    """Multiply those of some values in place that are learning rates by their names."""
     for name, value in list(values.items()):
         if is_rate(name):
             values[name] = _times(value, factor)
 
 
 def _times(value: object, factor: float) -> object:
-    """Multiply a rate or several; anything else stays."""
+    """Give a rate, or a list or tuple of rates, times a factor; anything else as it is."""
     if isinstance(value, Tensor):
         return value * factor
     if isinstance(value, list | tuple):
@@ -104,12 +109,12 @@ def _times(value: object, factor: float) -> object:
 
 
 def _schedules_in(values: Iterable[object]) -> Iterator[LRScheduler]:
-    """Yield torch's schedules among some values, in dicts and lists of them, once.
+    """Yield each of torch's schedules among some values, and in dicts and lists among them.
 
-    Those that a schedule is made of are yielded, too.
+    Schedules in a schedule are yielded, too.
     """
     left = list(values)
-    # The values themselves, so that no other one takes the place of one in memory.
+    # By their ids. The values are kept, so that no other object gets the id of one.
     seen = dict[int, object]()
     while left:
         value = left.pop()

@@ -1,7 +1,7 @@
-"""What a project itself says of its training, to be assumed.
+"""Reads values from a user's project that a study assumes where none are given.
 
-These are its batch size, learning rate, validation metrics and length. A data module is set up, a
-module is built, and takes one step before a few batches are validated.
+They are its batch size, learning rate, validation metrics and length. To find them a data module is
+set up, and a module is built, takes one step and validates a few batches.
 """
 
 import inspect
@@ -32,20 +32,20 @@ from bstune.trial.lightning.installed import (
 from bstune.trial.lightning.trainer import as_list, make_trainer
 from bstune.trial.own_project.override_rate import own_rate_of
 
-# Epochs after which a trial gives up, where the study's time is what limits it.
+# The epochs after which a trial gives up, where nothing but the study's time limits it.
 MOST_EPOCHS = 100
 # Options that end a study by its seconds.
 TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
-# Batches on which a module shows which metrics it logs.
+# The number of batches that are validated to see which metrics a module logs.
 VALIDATED_BATCHES = 2
 
 
 @dataclass(frozen=True)
 class OwnBatches:
-    """The batches that a project trains on.
+    """The batches that a project itself trains on.
 
     Args:
-        batch_size: examples of one.
+        batch_size: examples of a batch.
         examples: of an epoch.
     """
 
@@ -54,34 +54,34 @@ class OwnBatches:
 
 
 @contextmanager
-def _named_failure(what: str, how: str) -> Iterator[None]:
-    """Let an error of the user's code say what is not known, and what to give instead.
+def _named_failure(unknown: str, advice: str) -> Iterator[None]:
+    """Within the context, an error of the user's code becomes a ConfigError with advice.
 
-    The code runs here without the Trainer that it is written for; the study will run it with one.
+    The code runs here without the Trainer that it is written for, so it may fail here alone.
 
     Args:
-        what: is not known, and whose code tells it.
-        how: the user gives it.
+        unknown: the value that is then not known, and the code that should tell it, in words.
+        advice: how the user can give the value.
     """
     try:
         yield
     except BstuneError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} failed with {described(error)[0]}: {how}") from error
+        raise ConfigError(f"{unknown} failed with {described(error)[0]}: {advice}") from error
 
 
 def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False) -> OwnBatches:
-    """Set a data module up and read its training loader.
+    """Set a data module up, and read the batch size and the epoch of its training loader.
 
     Args:
-        data: which may be set up here.
-        name: of it, for messages.
+        data: the data module, which is set up here.
+        name: of its class, for messages.
         is_given: whether a function of the batch size has made it.
 
     Raises:
-        ConfigError: for a loader that has no batch size or no end, or that cannot be had without a
-            Trainer.
+        ConfigError: for a loader without a batch size or without an end, or which cannot be made
+            without a Trainer.
     """
     how = "give reference=(batch size, learning rate), batch_sizes and budget"
     with _named_failure(f"the batches of {name} are not known, as its train_dataloader()", how):
@@ -96,15 +96,15 @@ def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False)
         )
     if problem is not None:
         raise ConfigError(f"data gives no loader of which an epoch is known: {problem}; {how}")
-    # A loader with a sampler of batches has no batch size of its own.
+    # Where a loader has a batch sampler, only that has a batch size.
     batch_size = loader.batch_size or loader.batch_sampler.batch_size
     return OwnBatches(batch_size, epoch_length(loader))
 
 
 def own_rate(module: Callable[..., object]) -> float | None:
-    """Give the learning rate that a module's class has as a default, or a partial of it.
+    """Give the default learning rate of a module's class, or the one that a partial of it binds.
 
-    None where it has none.
+    None for a function, and where there is no such rate, or several.
     """
     function = module.func if isinstance(module, partial) else module
     if not isinstance(function, type):
@@ -115,15 +115,15 @@ def own_rate(module: Callable[..., object]) -> float | None:
         rate = arguments[name].default if name in arguments else None
         if isinstance(rate, int | float) and rate > 0:
             rates.append(float(rate))
-    # Of two rates none is known to be the optimizer's.
+    # Which of two rates is the optimizer's is not known.
     return rates[0] if len(rates) == 1 else None
 
 
 def rate_of_optimizers(module: LightningModule) -> float:
-    """Give the learning rate that stands in a module's ``configure_optimizers``.
+    """Give the learning rate that a module's ``configure_optimizers`` itself sets.
 
     Raises:
-        ConfigError: where it cannot be called without a Trainer, or sets none.
+        ConfigError: where it cannot be called without a Trainer, or sets no rate.
     """
     name = type(module).__name__
     place = place_of(type(module).configure_optimizers)
@@ -137,20 +137,21 @@ def rate_of_optimizers(module: LightningModule) -> float:
 
 
 def are_timed(options: Iterable[str]) -> bool:
-    """Say whether some options, as on the command line, end a study by its seconds."""
+    """Whether some options, written as on the command line, limit a study by seconds."""
     return any(str(option).lstrip("+").startswith(TIMED) for option in options)
 
 
 def own_examples(
     trainer: Mapping[str, Any], batch_size: int, examples: int, default: int | None = None
 ) -> int | None:
-    """Give how many examples a project's Trainer trains on, by its max_epochs and max_steps.
+    """Give the number of examples that a project's Trainer trains on in all.
 
     Args:
-        trainer: its arguments; -1 and None set no limit.
+        trainer: its arguments, by name. ``max_epochs`` and ``max_steps`` set the limit; -1 and None
+            set none.
         batch_size: examples of a step.
         examples: of an epoch.
-        default: without either.
+        default: is given where there is no limit.
     """
     epochs = trainer.get("max_epochs") or -1
     steps = trainer.get("max_steps") or -1
@@ -162,13 +163,13 @@ def own_examples(
 
 @dataclass(frozen=True)
 class OwnMetric:
-    """The metric that a project is judged by.
+    """The metric by which a project is judged.
 
     Args:
         name: as it is logged in validation.
-        mode: which way is better.
-        others: that are logged in validation, too.
-        why: it is this one, in words.
+        mode: whether it should fall (``min``) or rise (``max``).
+        others: names of the other metrics that are logged in validation.
+        why: the reason for which it was chosen, in words.
     """
 
     name: str
@@ -180,10 +181,16 @@ class OwnMetric:
 def own_metric(
     module: LightningModule, data: LightningDataModule, trainer: Mapping[str, Any], accelerator: str
 ) -> OwnMetric:
-    """Validate a module on a few batches, and choose among the metrics that it logs.
+    """Validate a module on a few batches, and choose one of the metrics that it logs.
 
-    What a call-back of the Trainer monitors comes first, then the only metric, then the one that
-    is a loss by its name. ConfigError where none of this tells, with the metrics.
+    A metric that a call-back of the Trainer monitors comes first, then the only one, then the only
+    one that is a loss by its name. A ConfigError lists the metrics where none of this tells.
+
+    Args:
+        module: that is trained for a step and validated.
+        data: the data module.
+        trainer: arguments of the Trainer, by name.
+        accelerator: of the Trainer, ``cpu`` or ``cuda``.
     """
     check_hooks(module)
     logged = sorted(_logged_in_validation(module, data, trainer, accelerator))
@@ -213,13 +220,14 @@ def own_metric(
 
 
 def _without(names: list[str], left_out: str) -> tuple[str, ...]:
+    """Give all names but one."""
     return tuple(name for name in names if name != left_out)
 
 
 def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | None:
-    """Give the metric that a call-back of the Trainer monitors.
+    """Give the logged metric that a call-back of the Trainer monitors; None if none does.
 
-    The call-back says which way is better.
+    The call-back also says whether it should fall or rise.
     """
     for callback in as_list(trainer.get("callbacks")):
         name = getattr(callback, "monitor", None)
@@ -231,65 +239,71 @@ def _monitored(trainer: Mapping[str, Any], logged: list[str]) -> OwnMetric | Non
 
 
 class _ValidationMetrics(Callback):
-    """Keeps the metrics that come with a validation.
+    """Records the names of the metrics that a validation logs.
 
-    Those of the training step before it are left out.
+    Metrics of the training step before it are left out.
     """
 
     def __init__(self) -> None:
+        # The values of metrics when the validation began, by name.
         self._before: dict[str, float] = {}
         self.names: set[str] = set()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # Those of the module's own, too.
+        """Raise a ConfigError for a call-back that sets a value of bstune's."""
+        # The Trainer now also has the module's own call-backs.
         refuse_finders(trainer.callbacks)  # type: ignore[attr-defined]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember the metrics that were logged before the validation."""
         self._before = _values_of(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # What the step before logged under the same name has another value.
+        """Record the names of the metrics that the validation has logged."""
+        # A value that has not changed is one that the training step logged.
         for name, value in _values_of(trainer).items():
             if self._before.get(name) != value:
                 self.names.add(name)
 
 
 def _values_of(trainer: Trainer) -> dict[str, float]:
+    """Give the values of a Trainer's logged metrics, by name."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 def _logged_in_validation(
     module: LightningModule, data: LightningDataModule, trainer: Mapping[str, Any], accelerator: str
 ) -> set[str]:
-    """Take one step and validate a few batches.
+    """Train a module for one step, validate a few batches, and name the metrics that these log.
 
-    Some modules need what their hooks prepare for a step.
+    The step is taken as some modules prepare their validation in hooks of the training. Arguments
+    as of :func:`own_metric`.
     """
-    seen = _ValidationMetrics()
+    logged = _ValidationMetrics()
     arguments: dict[str, Any] = {
         "max_steps": 1,
-        # An epoch keeps its length, which modules read.
+        # Validates after the first step. An epoch is not shortened, as modules read its length.
         "val_check_interval": 1,
         "limit_val_batches": VALIDATED_BATCHES,
         "num_sanity_val_steps": 0,
         "accelerator": accelerator,
         "devices": 1,
     }
-    # Whatever Lightning advises here is said of the first trial, too.
+    # Lightning's warnings are dropped, as the first trial gives them again.
     options = {name: value for name, value in trainer.items() if name not in OWNED}
     with temporary_folder() as folder, warnings.catch_warnings(action="ignore"):
         try:
-            fitting = make_trainer(options, module, [seen], folder, **arguments)
+            fitting = make_trainer(options, module, [logged], folder, **arguments)
             fitting.fit(module, datamodule=data)
         except BstuneError:
             raise
-        # Of the user's code, which a trial may spare.
+        # An error of the user's code need not come up in a trial.
         except Exception as error:
-            if seen.names:
-                return seen.names
+            if logged.names:
+                return logged.names
             raise ConfigError(
                 f"the metrics that {type(module).__name__} logs are not known, as one step of it "
                 f"and a validation failed with {described(error)[0]}: give "
                 "target=bstune.Target('METRIC', VALUE, mode='min')"
             ) from error
-    return seen.names
+    return logged.names

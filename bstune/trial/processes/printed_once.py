@@ -46,14 +46,14 @@ def own_lines(say: Callable[[str], None]) -> Callable[[str], None]:
     """Make a ``say`` whose lines are bstune's own: :func:`printed_once` prints them as they are."""
 
     def say_own(line: str) -> None:
-        with _own():
+        with _printing_own():
             say(line)
 
     return say_own
 
 
 @contextmanager
-def _own() -> Iterator[None]:
+def _printing_own() -> Iterator[None]:
     """Within the context, lines that this thread prints are bstune's own."""
     was_own = getattr(_thread, "is_own", False)
     _thread.is_own = True
@@ -101,6 +101,6 @@ class _Lines:
 
     def _say(self, line: str) -> None:
         """Write a line to the stream beneath at once."""
-        with _own():
+        with _printing_own():
             self._stream.write(line + "\n")
             self._stream.flush()

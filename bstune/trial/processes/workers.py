@@ -137,7 +137,8 @@ class Finished:
     frames: str = ""
     # The error that a trial in this process failed with; None for any other trial.
     cause: Exception | None = None
-    # Whether the user's training loop ended the trial before its ``max_steps``.
+    # Whether the user's training loop left the trial before the step at which it was to be compared
+    # with others.
     is_cut: bool = False
 
     def result(self) -> TrialResult:
@@ -339,7 +340,7 @@ class Workers:
         self._workers: list[Process | _Team] = []
         # The trial that each process has, until wait() or poll() gives it.
         self._running: dict[Process | _Team, TrialSpec] = {}
-        # Those of them that are over.
+        # How it ended, for each of these processes whose trial is over.
         self._finished: dict[Process | _Team, Finished] = {}
         # The handlers of signals that this context has replaced.
         self._handlers: dict[int, Any] = {}
@@ -652,7 +653,7 @@ class _Team:
 
     @property
     def handles(self) -> list[Connection | int]:
-        """Those of the processes that have not answered yet."""
+        """The handles of those processes that have not answered yet."""
         handles = list[Connection | int]()
         for rank in self._unanswered:
             handles += rank.handles
