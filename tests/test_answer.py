@@ -383,6 +383,12 @@ FLAT = make_trial(1, 64, status="stopped", steps=100, history=((10, 0.5), (50, 0
             "1 of 1 trial failed, the last one with ValueError: x",
             "mend what fails; the same command goes on",
         ),
+        # As many failed as were stopped: what fails is mended first.
+        (
+            [make_trial(0, status="failed", history=(), message="ValueError: x"), STOPPED],
+            "1 of 2 trials failed, the last one with ValueError: x",
+            "mend what fails; the same command goes on",
+        ),
     ],
 )
 def test_advice_follows_the_cause(trials, why, change):
@@ -397,6 +403,13 @@ def test_advice_follows_the_cause(trials, why, change):
     limited = changed(summary, search=changed(SEARCH, limit="search.seconds"))
     # More of a limit helps only where the search itself stopped the trials.
     assert ("more of search.seconds" in texts(limited, "NEXT")[0]) == (trials == [STOPPED])
+
+
+@pytest.mark.parametrize("others", [[STOPPED, replace(STOPPED, number=8)], [make_trial(2)]])
+def test_a_trial_that_failed_is_named_whatever_most_others_came_to(others):
+    failed = make_trial(0, status="failed", history=(), message="ValueError: x")
+    cautions = texts(result_of([failed, *others], budget=Budget(400, 1)), "CAUTION")
+    assert any("ValueError: x" in caution for caution in cautions)
 
 
 def test_the_closest_value_is_named_with_its_trial():

@@ -89,21 +89,40 @@ BETTER = {2: 30.0}
         (RUNS, 4.1, WORSE, (0, 10)),
         ([*RUNS, BESIDE], 4.1, WORSE, (0, 11)),
         # A point that is a little better runs only if all its runs have time, and the baseline.
-        (RUNS, 5.6, CLOSE, (2, None)),
+        (RUNS, 5.6, CLOSE, (2, 10)),
         (RUNS, 5.4, CLOSE, (0, 10)),
-        ([*RUNS, BESIDE], 1.6, CLOSE, (2, None)),
+        ([*RUNS, BESIDE], 1.6, CLOSE, (2, 10)),
         ([*RUNS, BESIDE], 1.4, CLOSE, None),
         # One that is much better is the answer: a single run is better than none.
-        (RUNS, 0.6, BETTER, (2, None)),
+        (RUNS, 0.6, BETTER, (2, 10)),
         (RUNS, 0.4, BETTER, None),
         # Without a limit everything runs.
-        (RUNS, math.inf, CLOSE, (2, None)),
+        (RUNS, math.inf, CLOSE, (2, 10)),
     ],
 )
 def test_the_winner_and_the_baseline_have_a_fresh_seed_each_before_further_ones(
     runs, left, predicted, expected
 ):
     assert due([*SEARCHED, *runs], left, predicted) == expected
+
+
+# Runs of the baseline as a finalist, on new seeds.
+OWN_RUNS = [fresh(30 + place, YOURS, place) for place in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "predicted", "expected"),
+    [
+        # The baseline ran beside the winner, and is then predicted to be the better one.
+        ([*RUNS, BESIDE], {0: 30.0, 2: 80.0}, (0, 11)),
+        ([*RUNS, BESIDE, fresh(21, YOURS, 1, seed=11)], {0: 30.0, 2: 80.0}, (0, 12)),
+        # The baseline ran first, and another point is found later.
+        (OWN_RUNS, {1: 30.0, 2: 80.0}, (1, 30)),
+        ([*OWN_RUNS, fresh(40, FAST, 0, seed=30)], {1: 30.0, 2: 80.0}, (1, 31)),
+    ],
+)
+def test_the_baseline_as_a_finalist_shares_its_seeds_with_the_others(runs, predicted, expected):
+    assert due([*SEARCHED, *runs], math.inf, predicted) == expected
 
 
 @pytest.mark.parametrize(

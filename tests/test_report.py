@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from builders import asked_of, result_of
+from builders import asked_of, hand_at_budget, make_baseline, result_of
 from recorded.fashion_cnn import recorded
 from rich.console import Console
 from toolbox import make_result, make_trial
@@ -16,14 +16,14 @@ from bstune.core.curve import CurveBand
 from bstune.core.step_time_law import SizeTiming, fit_step_time_law
 from bstune.report.answer import answer
 from bstune.report.trust import trust
-from bstune.result import StepTiming
+from bstune.result import INTERVAL_LEVEL, Gain, GainAtBudget, StepTiming
 from bstune.study.analysis.analyse import curve_of
 from bstune.study.analysis.scale_out import step_times
 from bstune.study.analysis.step_times import not_told_apart
 from bstune.study.analysis.summary import Analysis, summarize
 from bstune.study.commands import best_yaml, train_command
 from bstune.study.planning.replicates import Winner
-from bstune.study.report import missing_in_trials
+from bstune.study.report import _next_in_python, missing_in_trials
 from bstune.study.showing.printed import places, show, show_places
 from bstune.system.files import Output
 
@@ -231,3 +231,36 @@ def test_the_command_that_trains_the_winner_is_short(lr, stops, own):
 )
 def test_a_trackers_view_is_named_as_the_tracker_is(tracked, labels, tmp_path):
     assert [label for label, _ in places(Output(tmp_path / "s"), tracked)] == labels
+
+
+def gain_above(low):
+    return Gain(
+        ratio=1.2, low=low, high=1.5, level=INTERVAL_LEVEL, merit="time", seeds=3, at_least=False
+    )
+
+
+@pytest.mark.parametrize("arguments", [None, ["+workload=mine"]])
+@pytest.mark.parametrize(
+    ("gain", "is_kept"), [(gain_above(0.9), True), (gain_above(1.1), False), (None, False)]
+)
+def test_next_keeps_the_users_configuration_where_gain_does(gain, is_kept, arguments):
+    """In Python and on the command line, to a target and within a budget."""
+    command = None if arguments is None else "bstune +workload=mine trial.batch_size=64"
+    found = result_of([make_trial(0)], baseline=make_baseline(), gain=gain, train=command)
+    at_budget = hand_at_budget()
+    if gain is not None:
+        difference = GainAtBudget(
+            difference=0.12, low=gain.low - 1.0, high=0.5, level=0.9, seeds=3, share=0.4
+        )
+        at_budget = hand_at_budget(gain=difference)
+    else:
+        at_budget = hand_at_budget(baseline=None, gain=None)
+    within_budget = result_of([make_trial(0)], objective="loss", at_budget=at_budget, train=command)
+    prepared = SimpleNamespace(recipe=object())
+    for result in (found, within_budget):
+        lines = dict([*answer(result).actions, *_next_in_python(prepared, result, arguments)])
+        gain_text = " ".join(dict(answer(result).lines)["GAIN"])
+        assert ("keep what you have" in gain_text) == is_kept
+        assert lines["NEXT"][0].startswith("keep your configuration") == is_kept
+        # USE is named, and how to train it all the same.
+        assert lines["NEXT"][-1] == (command or "result.train()")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import optuna
 import pytest
-from builders import options_of
+from builders import options_of, result_of
 from optuna.samplers import RandomSampler
 from rich.console import Console
 from sqlalchemy import event
@@ -20,7 +20,11 @@ from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialSpec
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.run import run_study, run_worker
-from bstune.study.searching.finished_trial import check_failures, is_out_of_time
+from bstune.study.searching.finished_trial import (
+    check_baseline,
+    check_failures,
+    is_out_of_time,
+)
 from bstune.study.storage.asking import ask
 from bstune.study.storage.connection import connect
 from bstune.study.storage.lease import Leases
@@ -29,7 +33,7 @@ from bstune.study.storage.telling import tell
 from bstune.study.storage.trials import CUT_SHORT, running_specs, trial_index_of
 from bstune.study.storage.turns import free_indices, free_turn, turn_at
 from bstune.trial.backend import TrialBackend
-from bstune.trial.processes.workers import InProcess, failed
+from bstune.trial.processes.workers import Finished, InProcess, failed
 
 OPTIONS = (
     "workload=replay",
@@ -221,6 +225,43 @@ def test_how_many_failures_end_a_study(statuses, ends):
             check_failures(done)
     else:
         check_failures(done)
+
+
+@pytest.mark.parametrize(
+    ("frames", "rest", "ends"),
+    [
+        ("  mine.py:5 in step: x", "stopped", True),
+        ("  mine.py:5 in step: x", "reached", False),
+        # A process that was ended from outside is no error of the user's code.
+        ("", "stopped", False),
+    ],
+)
+def test_the_users_own_configuration_that_raised_ends_a_study_without_an_answer(frames, rest, ends):
+    failed = trial("failed", "ValueError: x")
+    finished = Finished(failed.again(), failed, frames=frames)
+    result = result_of([failed, replace(failed, number=1, status=rest, message=None)])
+    check_baseline(result, None)
+    if ends:
+        with pytest.raises(UserCodeError, match=r"ValueError: x\n  mine\.py"):
+            check_baseline(result, finished)
+    else:
+        check_baseline(result, finished)
+
+
+class NeverReaches(Answers):
+    def run(self, spec, folder, resumed_from):
+        met = super().run(spec, folder, resumed_from)
+        return replace(met, status="stopped", history=((100, 0.5),))
+
+
+def test_the_command_that_saw_the_reference_raise_ends_with_its_error_after_the_answer(
+    study, tmp_path
+):
+    with pytest.raises(UserCodeError, match="your own configuration failed with ValueError: bad"):
+        run(study(NeverReaches(failing({0})), "search.trials=2"))
+    assert (tmp_path / "outputs" / "replay" / "curve.json").exists()
+    # Nothing raises any more, and the study goes on.
+    assert len(run(study(NeverReaches(), "search.trials=3"))) == 1 + 3
 
 
 def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_path):

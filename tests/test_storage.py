@@ -448,6 +448,17 @@ def test_a_candidate_is_asked_for_again_on_a_fresh_seed(study, stops, steps, max
     assert free_indices(study, 10)[0] == 1, "a replicate is none of the search"
 
 
+def test_a_run_on_another_points_seed_keeps_its_own_index_but_for_the_baseline(study):
+    result = run(study, asked(study, 4), train)
+    winner = Winner(result, 100.0)
+    other = replace(result, seed=77)
+    _, spec = ask_replicate(study, winner, 0, BUDGET, SPACE, True, seed_of=other)
+    assert (spec.trial_index, spec.seed) == (BUDGET.replicate_index(4, 0), 77)
+    # Its first run may have gone on at another index.
+    _, spec = ask_replicate(study, winner, 1, BUDGET, SPACE, True, seed_of=other, is_baseline=True)
+    assert (spec.trial_index, spec.seed) == (BUDGET.replicate_index(0, 1), 77)
+
+
 @pytest.mark.parametrize(
     ("own", "named", "before", "expected"),
     # The runs so far decide, then what is named, then the trial's own.

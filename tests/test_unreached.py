@@ -8,7 +8,8 @@ from toolbox import make_trial
 
 from bstune.core.records import Target
 from bstune.report.answer import answer
-from bstune.study.analysis.unreached import best_so_far
+from bstune.study.analysis.unreached import best_so_far, failures_of
+from bstune.study.storage.trials import CUT_SHORT
 
 TARGET = Target("val/error", 0.1, "min")
 ACCURACY = Target("val/accuracy", 0.9, "max")
@@ -117,3 +118,23 @@ def test_the_answer_says_it():
     assert "0.2" in lines["GAIN"][0]
     assert f"{row.compared.baseline_value:.3f}" in lines["GAIN"][0]
     assert f"{round(row.predicted_steps)} steps" in lines["USE"][1]
+
+
+@pytest.mark.parametrize(
+    ("statuses_and_messages", "expected"),
+    [
+        ([("reached", "no noise scale")], None),
+        # An interruption of the study is no error of its trial.
+        ([("failed", CUT_SHORT)], None),
+        ([("failed", "A"), ("failed", CUT_SHORT), ("stopped", "no noise scale")], (1, "A")),
+        ([("failed", "A"), ("diverged", "not finite"), ("failed", "B")], (2, "B")),
+    ],
+)
+def test_trials_that_failed_by_themselves_are_counted_with_the_last_error(
+    statuses_and_messages, expected
+):
+    trials = []
+    for number, (status, message) in enumerate(statuses_and_messages):
+        trials.append(make_trial(number, status=status, message=message))
+    found = failures_of(trials)
+    assert (found and (found.trials, found.message)) == expected

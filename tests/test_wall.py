@@ -109,6 +109,22 @@ def test_what_two_trials_would_have_needed_is_said(done, shortest, seconds):
 
 
 @pytest.mark.parametrize(
+    ("done", "limit", "elapsed", "reserve", "advised"),
+    [
+        # All is kept for fresh seeds of the one that reached the target: of the 3 s that a second
+        # trial takes, and 9 s, 4.5 s are left. A tenth of further seconds is kept, too.
+        ([REACHED], 100.0, 95.0, 9.0, math.ceil(100.0 + (9.0 + 3.0 - 4.5) / 0.9)),
+        # Before that, four tenths of them.
+        ([STOPPED], 100.0, 60.0, 40.0, math.ceil(100.0 + (40.0 + 2.0 - 39.5) / 0.6)),
+        # Even where nothing seems to be missing it is more than was given.
+        ([STOPPED], 100.0, 20.0, 10.0, 101),
+    ],
+)
+def test_the_advice_is_more_than_what_was_given(done, limit, elapsed, reserve, advised):
+    assert wall(elapsed, limit=limit).advised_limit(done, reserve, 1.0) == advised
+
+
+@pytest.mark.parametrize(
     ("left", "resumed_from", "steps"),
     [
         # The steps are (20 - 1) / (2 x 0.01).

@@ -49,7 +49,7 @@ from bstune.result.devices import DevicePlan, DevicePlans
 from bstune.result.learning_rate import Exponent, LearningRateLaw
 from bstune.result.scatter import SeedScatter, StepTiming
 from bstune.result.study_result import SCHEMA_NUMBER, StudyResult
-from bstune.result.unreached import AtEqualSeconds, ClosestTrial, SoFar, Unreached
+from bstune.result.unreached import AtEqualSeconds, ClosestTrial, Failures, SoFar, Unreached
 from bstune.result.values import (
     LARGEST_COUNT,
     MAX_ITEMS,
@@ -117,6 +117,7 @@ __all__ = [
     "DevicePlan",
     "DevicePlans",
     "Exponent",
+    "Failures",
     "Fit",
     "FreshValues",
     "FromOne",

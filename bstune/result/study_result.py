@@ -22,7 +22,7 @@ from bstune.result.curve import Curve, CurvePoint, Fit, SmallEnd
 from bstune.result.devices import DevicePlans
 from bstune.result.learning_rate import LearningRateLaw
 from bstune.result.scatter import SeedScatter, StepTiming
-from bstune.result.unreached import SoFar, Unreached
+from bstune.result.unreached import Failures, SoFar, Unreached
 from bstune.result.values import BatchSize, Command, Count, Items, Part, Real, Text
 from bstune.result.winners import (
     WINNERS,
@@ -82,6 +82,8 @@ class StudyResult(Part, frozen=True):
     """The seconds and examples of all trials."""
     statuses: dict[Text, Count]
     """How many trials ended with each status. Every status is a key."""
+    failures: Failures | None = None
+    """The trials that failed by themselves. None where none did, and in an older file."""
     unreached: Unreached | None
     """Why no trial reached the target. None where one did, or none ran."""
     points: Items[CurvePoint]

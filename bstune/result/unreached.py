@@ -5,6 +5,7 @@ from pydantic import model_validator
 from bstune.result.values import (
     BatchSize,
     Count,
+    FromOne,
     NotNegative,
     Part,
     Positive,
@@ -55,6 +56,18 @@ class ClosestTrial(Part, frozen=True):
     """Examples of a step."""
     lr: Positive
     """The learning rate."""
+
+
+class Failures(Part, frozen=True):
+    """Trials that failed by an error or a crash of their own.
+
+    Those that were cut short, as by an interruption of the study, are none of them.
+    """
+
+    trials: FromOne
+    """How many failed."""
+    message: Text
+    """The error of the last one."""
 
 
 class Unreached(Part, frozen=True):

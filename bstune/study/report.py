@@ -14,6 +14,8 @@ from bstune.options import GivenOptions
 from bstune.report.answer import Line, answer
 from bstune.report.budget_figure import draw_budget
 from bstune.report.figure import draw_curve
+from bstune.report.lines import at_budget as budget_lines
+from bstune.report.lines import next_steps
 from bstune.report.page import write_page
 from bstune.report.running_page import is_running_page
 from bstune.report.study_folder import read_study
@@ -138,12 +140,19 @@ def _next_in_python(
 ) -> list[Line]:
     """Give the line NEXT of a study of Python objects: the call that trains its winner.
 
+    Where GAIN advises to keep the user's own configuration, it says so before.
+
     It is empty without a winner, and for a study of the command line, whose answer has a command.
     """
     has_winner = result.winner is not None or result.at_budget is not None
     if arguments is not None or not has_winner or prepared.recipe is None:
         return []
-    return [("NEXT", ("result.train()",))]
+    advice = next_steps.advice_to_keep(result)
+    if result.at_budget is not None:
+        advice = budget_lines.advice_to_keep(result)
+    if advice is None:
+        return [("NEXT", ("result.train()",))]
+    return [("NEXT", (advice, "result.train()"))]
 
 
 def _draw(

@@ -28,6 +28,7 @@ from bstune.study.planning.plan_text import plan_text
 from bstune.study.prepare import PreparedStudy, prepare
 from bstune.study.report import Findings, report_study
 from bstune.study.search import Paused, Search, run_through
+from bstune.study.searching.finished_trial import check_baseline
 from bstune.study.showing.live_page import LivePage
 from bstune.study.showing.progress import Progress, lines_while_waiting, trial_line
 from bstune.study.storage.attributes import (
@@ -220,9 +221,11 @@ def paused_study(
                 search = Search(prepared, study, leases, tracking, show, page.catch_up)
                 end = yield from search.paused()
             interruption.enter(Stage.REPORT)
-            return report_study(
+            findings = report_study(
                 prepared, study, tracking, end, arguments, console, search.sampled, missing
             )
+    check_baseline(findings.result, search.failed_baseline)
+    return findings
 
 
 def _take_over(

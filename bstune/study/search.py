@@ -143,6 +143,8 @@ class Search:
         self._storage_is_gone = False
         # Why the last trial that was asked did not begin.
         self._no_time: SearchEnd | None = None
+        # The last run of the user's own configuration that failed here.
+        self.failed_baseline: Finished | None = None
         # Trials that this process ran.
         self.ran = 0
         # The report's posterior, and the trials that it is of.
@@ -327,7 +329,7 @@ class Search:
             if asked is not None:
                 self._start(runner, asked)
                 self._store((yield from _wait_for_trial(runner)))
-            elif due.seed_of is not None:
+            elif due.is_baseline:
                 # Another process has begun the last of them.
                 return
 
@@ -357,6 +359,7 @@ class Search:
             self._worker,
             due.horizon,
             seed_of=due.seed_of,
+            is_baseline=due.is_baseline,
             last_step=due.last_step,
         )
 
@@ -409,6 +412,8 @@ class Search:
             self._keep(result)
             raise
         if result.status == "failed":
+            if self._prepared.baseline is not None and spec.trial_index == 0:
+                self.failed_baseline = finished
             check_failures(results(self._study), finished.frames, finished.cause)
 
     def _keep(self, result: TrialResult) -> None:

@@ -1,5 +1,6 @@
 """What becomes of a study's winners at its end: tests, marks, and a look for checkpoints."""
 
+import platform
 from collections.abc import Mapping
 from contextlib import chdir
 
@@ -10,7 +11,8 @@ from bstune.result import WINNERS, WinnerName, finite
 from bstune.study.planning.replicates import Winner
 from bstune.study.prepare import PreparedStudy
 from bstune.study.storage.attributes import TESTS, WINNER
-from bstune.study.storage.trials import trained_by
+from bstune.study.storage.lease import Lease, this_machine
+from bstune.study.storage.trials import lease_of
 from bstune.system.failures import optional
 from bstune.system.files import is_own
 
@@ -62,7 +64,11 @@ def mark_winners(study: optuna.Study, best: Mapping[Merit, Winner]) -> None:
 def checkpoints_elsewhere(
     prepared: PreparedStudy, study: optuna.Study, best: Mapping[Merit, Winner]
 ) -> list[str]:
-    """Give a line for each winner whose checkpoint another machine has."""
+    """Give a line for each winner whose checkpoint another machine has.
+
+    Where a trial of this machine has none, it wrote none: its target may have been set after it
+    had ended.
+    """
     files = prepared.files
     # Recorded runs leave no checkpoint anywhere.
     if prepared.backend.train_examples is None:
@@ -70,8 +76,24 @@ def checkpoints_elsewhere(
     numbers = {winner.trial.number for winner in best.values()}
     lines = list[str]()
     for number in sorted(numbers):
-        if not is_own(files.checkpoint(number)):
-            machine = trained_by(study, number)
-            where = f"is not in {files.checkpoints}, but with {machine}"
-            lines.append(f"the checkpoint of trial {number} {where}")
+        if is_own(files.checkpoint(number)):
+            continue
+        lease = lease_of(study, number)
+        if lease is not None and _wrote_here(lease):
+            continue
+        machine = "a process that left no lease"
+        if lease is not None:
+            machine = lease.name
+        where = f"is not in {files.checkpoints}, but with {machine}"
+        lines.append(f"the checkpoint of trial {number} {where}")
     return lines
+
+
+def _wrote_here(lease: Lease) -> bool:
+    """Whether a process wrote its files into the folder of the study that this machine has.
+
+    A study's owner on this machine did. A worker may have a folder of its own.
+    """
+    # After a boot the machine's identity is another one, and its name stays.
+    is_here = lease.machine == this_machine() or f"@{platform.node()} (" in lease.name
+    return is_here and lease.role == "owner"

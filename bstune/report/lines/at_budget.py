@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
+from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
 from bstune.report.words import PREDICTED, beyond_text, point_text
 from bstune.result import (
@@ -215,7 +216,10 @@ def _exponent(value: float) -> str:
 def cautions(result: StudyResult) -> Iterator[str | None]:
     """Give all that weakens the answer, the worst first. Before there is one, say why not."""
     at_budget = result.at_budget
+    failed = failures_text(result)
     if at_budget is None:
+        if failed is not None:
+            yield failed
         yield from result.notes
         yield result.stop_reason
         return
@@ -231,6 +235,8 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     compared = at_budget.baseline if at_budget.gain is not None else None
     if compared is not None and compared.fresh is None:
         yield from gain_of_single_run(result)
+    if failed is not None:
+        yield failed
     # A search that ended by least_gain found what it looked for: that needs no caution.
     if result.search.limit not in (None, LEAST_GAIN) and result.stop_reason is not None:
         yield result.stop_reason
@@ -265,12 +271,25 @@ def _how_to_go_on(result: StudyResult) -> str:
 
 def next_steps(result: StudyResult) -> Iterator[str | None]:
     """Give the command that trains the winner, and say so where nothing better was shown."""
-    at_budget = result.at_budget
-    if at_budget is None or result.train is None:
+    if result.at_budget is None or result.train is None:
         return
-    is_better = at_budget.gain is not None and _is_better(at_budget.gain)
-    if at_budget.baseline is not None and not is_better:
-        yield "keep your configuration; to train with USE all the same:"
-    else:
-        yield "to train with USE:"
+    yield advice_to_keep(result) or "to train with USE:"
     yield result.train
+
+
+def advice_to_keep(result: StudyResult) -> str | None:
+    """Advise to keep the user's own configuration where GAIN does, before what trains USE.
+
+    None where GAIN does not.
+    """
+    at_budget = result.at_budget
+    if at_budget is None or at_budget.baseline is None:
+        return None
+    if at_budget.gain is None:
+        return "keep your configuration; to train with it:"
+    if _is_better(at_budget.gain):
+        return None
+    return (
+        "keep your configuration, and train as you do today; to train with USE, batch size "
+        f"{format_count(at_budget.winner.batch_size)}, all the same:"
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bstune.report.lines.next_steps import how_to_narrow
-from bstune.report.lines.unreached import cause_of, closest_texts
+from bstune.report.lines.unreached import cause_of, closest_texts, failures_text
 from bstune.report.trust import trust_in_timing
 from bstune.report.words import baseline_text, fresh_text, winner_text
 from bstune.result import StudyResult
@@ -19,13 +19,20 @@ TRAINING_SECONDS = "search.seconds"
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
     """Give all that could change the answer, the worst first. Without a winner, give the cause."""
+    failed = failures_text(result)
     if result.winner is None:
-        yield cause_of(result).why
+        why = cause_of(result).why
+        # Where most trials ended in another way, the few that failed are told all the same.
+        if failed is not None and failed != why:
+            yield failed
+        yield why
         return
     yield from _missed_seeds(result)
     yield from _chance_to_miss(result)
     yield from _ran_once(result)
     yield from _gain_of_one_run(result)
+    if failed is not None:
+        yield failed
     # More of a limit changes the answer only where that limit ended the search.
     if result.search.limit is not None and result.stop_reason is not None:
         yield result.stop_reason

@@ -39,11 +39,15 @@ def gain(result: StudyResult) -> Iterator[str | None]:
         f"{compared.level:.0%} interval: {_ratio_text(compared.low)} to "
         f"{_ratio_text(compared.high)}{basis}"
     )
-    # Where the interval holds 1 the winner may be no faster at all.
-    if compared.low <= 1.0:
-        yield f"not shown to be faster than {yours}: keep what you have ({ratio} times, {interval})"
-    else:
+    if is_shown(compared):
         yield f"{ratio} times {better} {yours} ({interval})"
+    else:
+        yield f"not shown to be faster than {yours}: keep what you have ({ratio} times, {interval})"
+
+
+def is_shown(gain: Gain) -> bool:
+    """Whether the winner is shown to be faster: where the interval holds 1 it may not be."""
+    return gain.low is None or gain.low > 1.0
 
 
 def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bstune.report.lines.gain import is_of_baseline
+from bstune.report.lines.gain import is_of_baseline, is_shown
 from bstune.report.lines.unreached import cause_of
 from bstune.result import CriticalBatchSize, SearchPlan, StudyResult
 from bstune.system.console import format_count
@@ -15,22 +15,33 @@ NARROW_INTERVAL = 1.5
 def next_steps(result: StudyResult) -> Iterator[str | None]:
     """Give the command that trains the winner. Without a winner, say what to change."""
     if result.winner is not None:
-        baseline = result.baseline
-        # The advice may be to change nothing. Whoever wants USE all the same gets the command, too.
-        is_own = baseline is not None and is_of_baseline(result.winner, baseline)
-        gain = result.gain
-        is_shown = gain is None or gain.low is None or gain.low > 1.0
-        if result.train is not None and is_own:
-            yield "keep your configuration; to train with it:"
-        elif result.train is not None and not is_shown:
-            yield "keep your configuration; to train with USE all the same:"
-        elif result.train is not None:
-            yield "to train with USE:"
+        if result.train is not None:
+            yield advice_to_keep(result) or "to train with USE:"
         yield result.train
         return
     change = cause_of(result).change
     if change is not None:
         yield f"try {change}"
+
+
+def advice_to_keep(result: StudyResult) -> str | None:
+    """Advise to keep the user's own configuration where GAIN does, before what trains USE.
+
+    None where GAIN does not.
+    """
+    winner = result.winner
+    baseline = result.baseline
+    if winner is None or baseline is None:
+        return None
+    if is_of_baseline(winner, baseline):
+        return "keep your configuration; to train with it:"
+    if result.gain is None or is_shown(result.gain):
+        return None
+    # Whoever wants USE all the same gets the command, too.
+    return (
+        "keep your configuration, and train as you do today; to train with USE, batch size "
+        f"{format_count(winner.batch_size)}, all the same:"
+    )
 
 
 def more(result: StudyResult) -> Iterator[str | None]:

@@ -60,21 +60,35 @@ class Cause:
     change: str | None = None
 
 
+def failures_text(result: StudyResult) -> str | None:
+    """Write how many trials failed by themselves, and the last one's error. None where none did."""
+    failures = result.failures
+    if failures is None:
+        return None
+    share = f"{failures.trials} of {plural(result.trials, 'trial')}"
+    return f"{share} failed, the last one with {failures.message}"
+
+
 def cause_of(result: StudyResult) -> Cause:
-    """Find why no trial reached the target, by the status that most trials ended with."""
-    statuses = result.statuses
-    total = sum(statuses.values())
-    if not total:
+    """Find why no trial reached the target, by the status that most trials ended with.
+
+    Failures win a tie: the user can mend them, and what else ended may have ended for them.
+    """
+    statuses = dict(result.statuses)
+    # Trials that were cut short with their process are no cause.
+    statuses["failed"] = 0
+    if result.failures is not None:
+        statuses["failed"] = result.failures.trials
+    unreached = result.unreached
+    if not any(statuses.values()):
         # Without a trial only the end of the search can tell why.
         return Cause(result.stop_reason)
-    unreached = result.unreached
     if unreached is None or unreached.stopped is None:
         return Cause()
-    most = max(statuses, key=lambda status: statuses[status])
-    share = f"{statuses[most]} of {plural(total, 'trial')}"
+    most = max(statuses, key=lambda status: (statuses[status], status == "failed"))
     if most == "failed":
-        why = f"{share} failed, the last one with {unreached.message}"
-        return Cause(why, "mend what fails; the same command goes on")
+        return Cause(failures_text(result), "mend what fails; the same command goes on")
+    share = f"{statuses[most]} of {plural(result.trials, 'trial')}"
     if most == "out of memory":
         return Cause(f"{share} ran out of memory", "a smaller search.batch_size.high")
     if most == "diverged" and unreached.smallest_diverged_lr is not None:

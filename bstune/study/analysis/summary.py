@@ -52,7 +52,7 @@ from bstune.result import (
     WorkloadSize,
 )
 from bstune.search.posterior import measured_noise_scale
-from bstune.study.analysis.unreached import unreached_because
+from bstune.study.analysis.unreached import failures_of, unreached_because
 from bstune.study.planning.plan import points_of
 from bstune.study.planning.replicates import Winner, confirmed, time_order
 
@@ -182,6 +182,7 @@ def summarize(
         continued=len(trials) - len(whole_trials),
         spend=_spend(trials, whole_trials),
         statuses=_statuses(whole_trials),
+        failures=failures_of(whole_trials),
         unreached=_unreached(trials, whole_trials, asked, sought),
         points=tuple(_curve_point(point, trials) for point in points),
         critical_batch_size=analysis.critical,

@@ -9,9 +9,18 @@ import math
 from collections.abc import Sequence
 
 from bstune.core.records import Budget, Target, TrialResult
-from bstune.result import MAX_TEXT, AtEqualSeconds, ClosestTrial, SoFar, Unreached, finite
+from bstune.result import (
+    MAX_TEXT,
+    AtEqualSeconds,
+    ClosestTrial,
+    Failures,
+    SoFar,
+    Unreached,
+    finite,
+)
 from bstune.search.candidates import predicted_steps
 from bstune.search.observations import Posterior
+from bstune.study.storage.trials import CUT_SHORT
 
 # A trial still improves that gained this share of its distance to the target over the last half of
 # its steps.
@@ -89,6 +98,20 @@ def unreached_because(
         smallest_diverged_lr=min(diverged, default=None),
         message=message,
     )
+
+
+def failures_of(last_parts: Sequence[TrialResult]) -> Failures | None:
+    """Count the trials that failed by themselves, and tell how the last one did.
+
+    It is None where none did. What was cut short with its process says nothing of the user's code.
+    """
+    messages = list[str]()
+    for trial in last_parts:
+        if trial.status == "failed" and trial.message != CUT_SHORT:
+            messages.append(trial.message or "an unknown error")
+    if not messages:
+        return None
+    return Failures(trials=len(messages), message=messages[-1][:MAX_TEXT])
 
 
 def best_so_far(

@@ -401,6 +401,22 @@ def _replicates(trials: Sequence[TrialResult]) -> FreshRuns:
     return replicates
 
 
+def shared_seed(trials: Sequence[TrialResult], number: int) -> TrialResult | None:
+    """Find the first run on a fresh seed on which a point has not run, to take its seed.
+
+    So all points that run again share their seeds, and whichever wins is paired with the baseline.
+    None where the point ran on all of them: its next seed is a new one.
+
+    Args:
+        trials: all that ended.
+        number: of the point's trial in the search.
+    """
+    by_point = _replicates(trials)
+    taken = {run.seed for run in by_point.get(number, ())}
+    runs = [run for fresh in by_point.values() for run in fresh if run.seed not in taken]
+    return min(runs, key=lambda run: run.number, default=None)
+
+
 def _predicted_merit(trial: TrialResult, merit: Merit, predicted: Predicted) -> float:
     """Give the steps or seconds that a fresh seed of a trial is predicted to take to the target."""
     steps = predicted.get(trial.number, float(trial.steps))

@@ -222,22 +222,36 @@ class WallTime:
         kept = f", {min(reserve, left):.1f} s kept {purpose}" if left > 0.0 else ""
         return SearchEnd(
             f"stopped: search.wall_seconds={self.limit:g} leaves no time for another point "
-            f"({self._taken():.1f} s taken{kept}){self._advice(trials, shortest)}",
+            f"({self._taken():.1f} s taken{kept}){self._advice(trials, reserve, shortest)}",
             "search.wall_seconds",
         )
 
-    def _advice(self, trials: Sequence[TrialResult], shortest: float) -> str:
+    def _advice(self, trials: Sequence[TrialResult], reserve: float, shortest: float) -> str:
         """Say how much wall time two trials need, as the end of a sentence.
 
-        It is empty once two have run.
+        It is empty once two have run. The arguments are those of :meth:`search_end`.
         """
         if len(searched(trials)) >= 2:
             return ""
-        seconds = math.ceil(self.seconds_of_two(trials, shortest))
+        seconds = self.advised_limit(trials, reserve, shortest)
         return (
             f"; with what comes before and after, two trials take {seconds} s here: "
             f"search.wall_seconds={seconds}, and a multiple of it for a search"
         )
+
+    def advised_limit(self, trials: Sequence[TrialResult], reserve: float, shortest: float) -> int:
+        """Give a ``search.wall_seconds``, above the present one, that has time for two trials.
+
+        The arguments are those of :meth:`search_end`.
+        """
+        longest = max([shortest, *(trial.wall_seconds for trial in trials)])
+        missing = max(0.0, reserve + self.decision + longest - self.seconds_left)
+        # A share of the limit is kept for what follows: of further seconds the search has the rest.
+        share = 0.0
+        if reserve > 0.0:
+            share = OTHERS_SHARE if leaders(trials, self._budget) else RESCUE_SHARE
+        enough = max(self.seconds_of_two(trials, shortest), self.limit + missing / (1.0 - share))
+        return max(math.ceil(enough), math.floor(self.limit) + 1)
 
     def seconds_of_two(self, trials: Sequence[TrialResult], shortest: float) -> float:
         """Give the least ``search.wall_seconds`` that two trials and all around them need."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from bstune.core.errors import StudyError, UserCodeError
 from bstune.core.records import TrialResult, TrialSpec
+from bstune.result import StudyResult
 from bstune.study.at_budget import held_to_end
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import is_for_loss
@@ -103,3 +104,24 @@ def check_failures(
         f"{which}, the last one with {ran[-1].message}\n{frames}"
         "the finished trials are stored: mend it, and the same command continues the study"
     ) from cause
+
+
+def check_baseline(result: StudyResult, failed: Finished | None) -> None:
+    """Raise the error of the user's own configuration at the end of a study without an answer.
+
+    A study with an answer ends well, whatever failed: its cautions name that.
+
+    Args:
+        result: of the study, which has been shown.
+        failed: the run of the user's own configuration that failed in this command; None without.
+
+    Raises:
+        UserCodeError: where it failed in the user's code, and nothing reached the target.
+    """
+    has_answer = result.winner is not None or result.at_budget is not None
+    if failed is None or not failed.frames or has_answer:
+        return
+    raise UserCodeError(
+        f"your own configuration failed with {failed.result().message}\n{failed.frames}"
+        "the finished trials are stored: mend it, and the same command continues the study"
+    ) from failed.cause

@@ -2,7 +2,8 @@
 
 Where the wall time runs out, what the answer names comes first: one run of the winner, then one of
 the baseline on the same seed, without which the gain would stand on its single search trial.
-Further runs take what is left.
+Further runs take what is left. All points share their seeds: the baseline may be a finalist itself,
+and may run before the winner does.
 """
 
 import math
@@ -20,6 +21,7 @@ from bstune.study.planning.replicates import (
     Winner,
     find_best,
     next_replicate,
+    shared_seed,
     stand_in_for,
     winners,
 )
@@ -36,7 +38,8 @@ class DueReplicate:
         winner: the point that runs again; the baseline may be one.
         replicate: how many runs on fresh seeds it has had.
         horizon: to run with, where the study chooses horizons; else None.
-        seed_of: where the baseline runs again, the winner's run whose seed it takes; else None.
+        seed_of: another point's run whose seed it takes; None: a new seed.
+        is_baseline: whether the point is the baseline.
         last_step: to which it runs in any case; None: :func:`ask_replicate` limits it.
     """
 
@@ -44,6 +47,7 @@ class DueReplicate:
     replicate: int
     horizon: int | None = None
     seed_of: TrialResult | None = None
+    is_baseline: bool = False
     last_step: int | None = None
 
 
@@ -71,7 +75,19 @@ def due_to_target(
     if due is not None:
         winner, replicate = due
         if _has_time_for(prepared, wall, trials, predicted, winner, replicate):
-            return DueReplicate(winner, replicate, horizons.get(winner.trial.number))
+            number = winner.trial.number
+            runs = baseline_runs(trials, prepared.baseline)
+            is_baseline = runs is not None and number == runs.first.number
+            # All its runs, as a finalist or beside one, are counted together.
+            if runs is not None and is_baseline:
+                replicate = len(runs.again)
+            return DueReplicate(
+                winner,
+                replicate,
+                horizons.get(number),
+                seed_of=shared_seed(trials, number),
+                is_baseline=is_baseline,
+            )
     return _due_baseline_to_target(prepared, wall, trials, predicted)
 
 
@@ -186,7 +202,7 @@ def _due_baseline_to_target(
     if not first.reached and prepared.backend.stops:
         last_step = first.steps
     point = Winner(trial=first, steps=float(first.steps))
-    return DueReplicate(point, replicate, seed_of=seed_of, last_step=last_step)
+    return DueReplicate(point, replicate, seed_of=seed_of, is_baseline=True, last_step=last_step)
 
 
 def _due_seed(
@@ -251,4 +267,12 @@ def due_at_budget(
     batch_size = due.trial.batch_size
     last_step = prepared.last_step(batch_size)
     winner = Winner(trial=due.trial, steps=float(last_step))
-    return DueReplicate(winner, due.replicate, seed_of=due.seed_of, last_step=last_step)
+    number = due.trial.number
+    is_baseline = runs is not None and number == runs.first.number
+    return DueReplicate(
+        winner,
+        due.replicate,
+        seed_of=due.seed_of or shared_seed(trials, number),
+        is_baseline=is_baseline,
+        last_step=last_step,
+    )

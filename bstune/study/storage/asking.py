@@ -281,6 +281,7 @@ def ask_replicate(
     worker: str = "",
     horizon: int | None = None,
     seed_of: TrialResult | None = None,
+    is_baseline: bool = False,
     last_step: int | None = None,
 ) -> AskedTrial | None:
     """Ask a trial with the hyper-parameters of a point, on a fresh seed.
@@ -298,13 +299,14 @@ def ask_replicate(
         worker: the id of this process's lease.
         horizon: to run with, where trials cannot be stopped and the search chose that of the
             point's trial; None: that one.
-        seed_of: where the baseline runs again, the winner's run whose seed it takes; else None.
+        seed_of: another point's run whose seed it takes; None: a new seed.
+        is_baseline: whether the point is the baseline.
         last_step: to which it runs in any case; None: it is limited as above.
     """
     original = winner.trial
     # The baseline's runs count as replicates of index 0, even where its first run went on at
     # another index.
-    place = original.trial_index if seed_of is None else 0
+    place = 0 if is_baseline else original.trial_index
     trial_index = budget.replicate_index(place, replicate)
     turn = turn_at(study, trial_index, worker)
     stored = turn.trials[original.number]

@@ -1,6 +1,5 @@
 """A study's trials in Optuna's storage: what each was asked to do, who runs it, its record."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from bstune.core.errors import StudyError
 from bstune.core.records import TrialResult, TrialSpec, dump_json
 from bstune.search.sampler import RECORD
 from bstune.study.storage.attributes import LOST, SPEC, WORKER
-from bstune.study.storage.lease import PREFIX
+from bstune.study.storage.lease import LEASE, PREFIX, Lease
 from bstune.study.storage.patience import patient
 from bstune.system.inputs import parse_json
 
@@ -140,13 +139,13 @@ def running_specs(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
     return specs
 
 
-def trained_by(study: optuna.Study, number: int) -> str:
-    """Name the process that ran a trial, for people to read."""
+def lease_of(study: optuna.Study, number: int) -> Lease | None:
+    """Read the lease of the process that ran a trial; None where it left none."""
     worker = worker_of(study.get_trials(deepcopy=False)[number])
     lease = study.user_attrs.get(PREFIX + worker)
     if lease is None:
-        return "a process that left no lease"
-    return str(json.loads(lease)["name"])
+        return None
+    return LEASE.validate_json(lease)
 
 
 def busy_workers(trials: Trials) -> set[str]:

@@ -1,0 +1,54 @@
+"""What becomes of a study's winners: a checkpoint that this machine lacks."""
+
+import platform
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import optuna
+import pytest
+from optuna.trial import create_trial
+from toolbox import make_result
+
+from bstune.core.records import dump_json
+from bstune.study.planning.replicates import Winner
+from bstune.study.storage.attributes import SPEC
+from bstune.study.storage.lease import PREFIX, Lease, this_machine
+from bstune.study.storage.trials import text_of
+from bstune.study.winners import checkpoints_elsewhere
+from bstune.system.files import Output
+
+HERE = Lease(
+    id="a",
+    role="owner",
+    name=f"me@{platform.node()} (process 7)",
+    machine=this_machine(),
+    pid=7,
+    started="",
+)
+AWAY = replace(HERE, name="me@elsewhere (process 7)", machine="another boot")
+
+
+@pytest.mark.parametrize(
+    ("lease", "names"),
+    [
+        # It wrote none, as where its target was set after it had ended.
+        (HERE, []),
+        # The machine was booted since.
+        (replace(HERE, machine="another boot"), []),
+        (AWAY, [AWAY.name]),
+        # A worker may have a folder of its own.
+        (replace(HERE, role="worker"), [HERE.name]),
+        (None, ["a process that left no lease"]),
+    ],
+)
+def test_a_checkpoint_is_elsewhere_only_where_another_machine_may_have_it(tmp_path, lease, names):
+    trial = make_result(number=0)
+    study = optuna.create_study()
+    asked = {SPEC: text_of(trial.again(), "a")}
+    study.add_trial(create_trial(value=1.0, user_attrs=asked))
+    if lease is not None:
+        study.set_user_attr(PREFIX + lease.id, dump_json(asdict(lease)))
+    backend = SimpleNamespace(train_examples=100)
+    prepared = SimpleNamespace(files=Output(tmp_path), backend=backend)
+    lines = checkpoints_elsewhere(prepared, study, {"time": Winner(trial, 100.0)})
+    assert [line.rpartition("but with ")[2] for line in lines] == names
