@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 import bstune
-from bstune.core.errors import ConfigError
+from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Budget, Target
 from bstune.study.planning.plan import QUICK_SECONDS
 from bstune.trial.own_project.own_values import (
@@ -445,3 +445,10 @@ def test_untrained_weights_may_meet_what_the_first_trial_came_to(tmp_path, monke
     assert again.options.workload.target.value == result.summary.target_value
     module, _ = again.train(logger=False, enable_checkpointing=False)
     assert isinstance(module, Net)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_data_are_set_up():
+    data = Data()
+    data.setup = lambda stage: pytest.fail("the data were set up")
+    with pytest.raises(StudyError, match="output=/proc/x"):
+        bstune.Study(Net, data, output="/proc/x")
