@@ -1,5 +1,6 @@
 """What a project itself says of its training, and what a study assumes of it."""
 
+import traceback
 from functools import partial
 
 import pytest
@@ -452,3 +453,17 @@ def test_an_output_that_cannot_be_written_is_refused_before_data_are_set_up():
     data.setup = lambda stage: pytest.fail("the data were set up")
     with pytest.raises(StudyError, match="output=/proc/x"):
         bstune.Study(Net, data, output="/proc/x")
+
+
+def test_an_error_of_the_arguments_stands_below_one_frame_of_bstunes():
+    with pytest.raises(ConfigError) as error:
+        bstune.tune(NoDefault, Data())
+    # Its own, as a part of the call, and that of this test.
+    assert len(traceback.extract_tb(error.value.__traceback__)) == 2
+
+
+def test_the_users_own_error_keeps_its_frames():
+    with pytest.raises(ConfigError) as error:
+        bstune.tune(Net, NeedsTrainer())
+    frames = traceback.extract_tb(error.value.__cause__.__traceback__)
+    assert any(frame.filename == __file__ for frame in frames)

@@ -31,7 +31,7 @@ from bstune.study.run import run_worker
 from bstune.study.storage.opening import find_study
 from bstune.system.console import plain_console, print_line, quieten
 from bstune.system.exits import os_exit_answered
-from bstune.system.failures import in_users_code
+from bstune.system.failures import in_users_code, without_own_frames
 from bstune.system.files import check_writable
 from bstune.system.terminal import filtered
 from bstune.system.user import name_user
@@ -106,6 +106,7 @@ class Study:
     # Values that were taken from the project because no argument gave them, a line each.
     assumptions: tuple[str, ...] = ()
 
+    @without_own_frames
     def __init__(
         self,
         module: "Module | None" = None,
@@ -217,6 +218,7 @@ class Study:
         finally:
             prepared.close()
 
+    @without_own_frames
     def run(self) -> "Result":
         """Search, or go on with it, write the report, and return the results.
 
