@@ -303,7 +303,8 @@ def in_full(arguments: Sequence[str]) -> list[str]:
 def with_choices(arguments: Sequence[str]) -> list[str]:
     """Give the arguments as Hydra takes them.
 
-    A choice of nothing, such as ``schedule=null``, is left out, and a value with ``~`` is quoted.
+    A choice of nothing, such as ``schedule=null``, is left out. What Hydra would not read as a text
+    is quoted: a value with ``~``, and the name of a choice that is a number, such as ``Nan``.
     ConfigError for a choice of a group that is no name.
     """
     hydra_arguments = list[str]()
@@ -321,6 +322,10 @@ def with_choices(arguments: Sequence[str]) -> list[str]:
         except HydraException as error:
             raise ConfigError(plain_error(error)) from error
         if choice is None and group in OPTIONAL:
+            continue
+        # A file may have such a name: Nan.yaml, 1.yaml, on.yaml.
+        if isinstance(choice, bool | int | float):
+            hydra_arguments.append(f"{name}='{value.strip()}'")
             continue
         if not isinstance(choice, Sweep) and not _are_names(choice):
             raise ConfigError(f"{group} must be the name of a choice, but got {argument[:200]}")

@@ -260,8 +260,6 @@ def test_a_target_is_a_number_or_auto(value):
             "mlflow.uri must be a URL: Invalid IPv6 URL, but got 'http://[::1'",
         ),
         # A choice is a file's name.
-        ("schedule=1", "schedule must be the name of a choice, but got schedule=1"),
-        ("scaling=nan", "scaling must be the name of a choice, but got scaling=nan"),
         ("scaling=[nan]", "scaling must be the name of a choice, but got scaling=[nan]"),
         (f"sampler={'x' * 300}", "sampler must be the name of a choice, but got sampler=xxx"),
         ("sampler=null", "sampler must be the name of a choice, but got sampler=null"),
@@ -781,3 +779,25 @@ def test_a_workload_that_is_given_as_values_is_not_listed_later():
     with pytest.raises(ConfigError) as refused:
         compose([])
     assert "given" not in str(refused.value).split("workloads: ")[1].split("\n")[0]
+
+
+@pytest.mark.parametrize("name", ["Nan", "1", "on", "1e3"])
+def test_a_workloads_file_may_have_the_name_of_a_number(name, tmp_path):
+    shipped = Path(conf.__file__).parent / "workload" / "digits.yaml"
+    folder = tmp_path / "workload"
+    folder.mkdir()
+    (folder / f"{name}.yaml").write_text(shipped.read_text())
+    options = compose(["--config-dir", str(tmp_path), f"workload={name}"]).options
+    assert options.workload == compose(["workload=digits"]).options.workload
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("schedule=1", "Could not find 'schedule/1'"),
+        ("scaling=nan", "Could not find 'scaling/nan'"),
+        ("workload=on", "there is no workload 'on'"),
+    ],
+)
+def test_a_number_is_looked_for_as_the_name_of_a_file(override, line):
+    assert line in mistakes("workload=digits", override)[0]

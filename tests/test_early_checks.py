@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bstune.config import compose
-from bstune.core.errors import ConfigError, DataError
+from bstune.core.errors import ConfigError, DataError, StudyError
 from bstune.study import early_checks
 from bstune.workloads import datasets
 
@@ -58,6 +58,28 @@ def test_data_are_looked_for_where_the_workload_does(own, folder, monkeypatch):
     options = compose(["workload=mnist_cnn", "data.root=a", *own]).options
     early_checks.check_early(options, print)
     assert asked == [("load_mnist", folder)]
+
+
+def test_an_output_that_cannot_be_used_is_refused_before_any_data_are_asked_for(
+    tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(datasets, "fetch", lambda loader, root, say: asked.append(loader))
+    dirty = tmp_path / "dirty"
+    dirty.mkdir()
+    (dirty / "thesis.txt").touch()
+    (tmp_path / "file").touch()
+    # Not even root makes a file in /proc.
+    for output in ("/proc/x", dirty, tmp_path / "file"):
+        options = compose(["workload=mnist_cnn", f"output={output}"]).options
+        with pytest.raises(StudyError):
+            early_checks.check_early(options, print)
+    assert asked == []
+    # A single trial adds to a folder, whatever else is there.
+    single = ["trial.batch_size=32", "trial.lr=0.1", f"output={dirty}"]
+    early_checks.check_early(compose(["workload=mnist_cnn", *single]).options, print)
+    assert asked == ["load_mnist"]
+    assert [path.name for path in dirty.iterdir()] == ["thesis.txt"]
 
 
 def test_torchs_own_file_says_whether_it_has_cuda():

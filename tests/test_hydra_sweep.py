@@ -1,5 +1,6 @@
 """Hydra's sweeper of bstune in an application that knows nothing of it: jobs, kills, and what a sweep may not hold."""
 
+import dataclasses
 import itertools
 import math
 import os
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
 from toolbox import trials_of
 
 import bstune
 from bstune.integrations.hydra_params import Range, read_params
+from bstune.integrations.hydra_sweep import Settings, _return_seconds
 
 TESTS = Path(__file__).parent
 PLUGINS = Path(bstune.__file__).parent / "integrations"
@@ -443,3 +446,30 @@ def test_names_in_a_study_are_short_where_they_are_one_ones_own():
     names = read_params(lines, None, None, None).names
     # Two parameters named x need their groups, and delta is the search's own.
     assert names == {"a.x": "a_x", "b.x": "b_x", "a.y": "y", "a.delta": "a_delta"}
+
+
+def returned(value, status=JobStatus.COMPLETED):
+    job = JobReturn(status=status)
+    job.return_value = value
+    return job
+
+
+TIMED = returned({"steps": 5, "seconds_per_step": 0.1})
+FAILED = returned(ValueError("in the task"), JobStatus.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "settings", "is_told"),
+    [
+        ([TIMED], {}, True),
+        ([FAILED, ValueError("lost"), TIMED], {}, True),
+        ([FAILED], {}, False),
+        ([returned({"steps": 5}), returned(5), returned({"seconds_per_step": None})], {}, False),
+        ([TIMED], {"objective": "time"}, False),
+        # It is compared at the budget's end.
+        ([TIMED], {"returns": "metric"}, False),
+    ],
+)
+def test_seconds_that_no_objective_uses_are_told(jobs, settings, is_told):
+    names = [field.name for field in dataclasses.fields(Settings)]
+    assert _return_seconds(jobs, Settings(**{**dict.fromkeys(names), **settings})) == is_told

@@ -1,5 +1,6 @@
 """What a project itself says of its training, and what a study assumes of it."""
 
+import traceback
 from functools import partial
 
 import pytest
@@ -7,13 +8,26 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
 
 import bstune
-from bstune.core.errors import ConfigError
+from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Budget, Target
 from bstune.study.planning.plan import QUICK_SECONDS
-from bstune.trial.own_project.own_values import own_batches, own_examples, own_metric, own_rate
+from bstune.trial.own_project.own_values import (
+    own_batches,
+    own_examples,
+    own_metric,
+    own_rate,
+    rebatchable,
+)
 
 X = torch.randn(96, 3, generator=torch.Generator().manual_seed(0))
 ROWS = TensorDataset(X, X[:, :1])
@@ -105,6 +119,16 @@ class Stream(IterableDataset):
         yield from X
 
 
+class FourBatches:
+    """Loads batches itself, and knows how many there are."""
+
+    def __iter__(self):
+        yield from [torch.ones(8)] * 4
+
+    def __len__(self):
+        return 4
+
+
 class NeedsTrainer(Data):
     def train_dataloader(self):
         # Nothing is attached when it is asked.
@@ -124,7 +148,87 @@ class NeedsTrainer(Data):
 )
 def test_other_kinds_of_loaders_are_named(data, problem):
     with pytest.raises(ConfigError, match=problem):
-        own_batches(data, "Data")
+        rebatchable(own_batches(data, "Data"), "Data")
+
+
+class Twice(Sampler):
+    """Draws each of the 96 examples twice in an epoch."""
+
+    def __iter__(self):
+        return iter([*range(96), *range(96)])
+
+    def __len__(self):
+        return 192
+
+
+class Unsized(Sampler):
+    def __iter__(self):
+        return iter(range(96))
+
+
+def with_sampler(sampler, batch_size):
+    return DataLoader(ROWS, batch_size=batch_size, sampler=sampler)
+
+
+@pytest.mark.parametrize(
+    ("loader", "given_batch_size", "found"),
+    [
+        (with_sampler(Twice(), 16), None, (16, 192)),
+        (with_sampler(Twice(), 16), 16, (16, 192)),
+        (with_sampler(Unsized(), 16), None, (16, None)),
+        (DataLoader(Stream(), batch_size=8), 8, (8, None)),
+        # The last batch may have a single example.
+        (FourBatches(), 8, (8, 24)),
+        (FourBatches(), None, (None, None)),
+    ],
+)
+def test_an_epoch_is_as_long_as_sampler_or_loader_say(loader, given_batch_size, found):
+    batches = own_batches(loader_data(loader), "Data", given_batch_size)
+    assert (batches.batch_size, batches.examples) == found
+    assert batches.problem is not None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "arguments", "reference", "asks_for_budget"),
+    [
+        (Twice(), {}, "reference=(16, 0.01)", False),
+        (Twice(), {"trainer": {"accumulate_grad_batches": 2}}, "reference=(32, 0.01)", False),
+        (Unsized(), {}, "reference=(16, 0.01)", True),
+        (Unsized(), {"reference": (16, 0.1)}, "data=lambda", True),
+    ],
+)
+def test_one_error_names_all_that_a_custom_sampler_needs(
+    sampler, arguments, reference, asks_for_budget
+):
+    with pytest.raises(ConfigError) as error:
+        bstune.Study(Net, loader_data(with_sampler(sampler, 16)), **arguments)
+    text = str(error.value)
+    assert "data=lambda" in text
+    assert reference in text
+    assert ("budget" in text) == asks_for_budget
+
+
+def test_a_function_of_the_batch_size_needs_no_more_than_a_reference():
+    def loaders(batch_size):
+        return with_sampler(Twice(), batch_size), DataLoader(ROWS, batch_size=32)
+
+    with pytest.raises(ConfigError, match=r"reference=\(batch size, 0.01\)") as error:
+        bstune.Study(Net, loaders)
+    assert "budget" not in str(error.value)
+    study = bstune.Study(Net, loaders, reference=(16, 0.01), target="val_loss<=0.2")
+    assert study.options.search.batch_size.high == 192
+    assert study.options.budget.budget == Budget(examples=19200)
+
+
+def test_a_function_whose_loaders_have_no_length_names_all_that_it_needs():
+    def loaders(batch_size):
+        return DataLoader(Stream(), batch_size=batch_size), DataLoader(ROWS, batch_size=32)
+
+    with pytest.raises(ConfigError, match=r"reference=.*batch_sizes and budget"):
+        bstune.Study(Net, loaders)
+    with pytest.raises(ConfigError, match="give batch_sizes and budget") as error:
+        bstune.Study(Net, loaders, reference=(16, 0.01))
+    assert "reference" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -342,3 +446,24 @@ def test_untrained_weights_may_meet_what_the_first_trial_came_to(tmp_path, monke
     assert again.options.workload.target.value == result.summary.target_value
     module, _ = again.train(logger=False, enable_checkpointing=False)
     assert isinstance(module, Net)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_data_are_set_up():
+    data = Data()
+    data.setup = lambda stage: pytest.fail("the data were set up")
+    with pytest.raises(StudyError, match="output=/proc/x"):
+        bstune.Study(Net, data, output="/proc/x")
+
+
+def test_an_error_of_the_arguments_stands_below_one_frame_of_bstunes():
+    with pytest.raises(ConfigError) as error:
+        bstune.tune(NoDefault, Data())
+    # Its own, as a part of the call, and that of this test.
+    assert len(traceback.extract_tb(error.value.__traceback__)) == 2
+
+
+def test_the_users_own_error_keeps_its_frames():
+    with pytest.raises(ConfigError) as error:
+        bstune.tune(Net, NeedsTrainer())
+    frames = traceback.extract_tb(error.value.__cause__.__traceback__)
+    assert any(frame.filename == __file__ for frame in frames)

@@ -9,9 +9,10 @@ from toolbox import contents, made_table, make_trial, numbers, statuses, trials_
 from bstune.config import read_yaml
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
+from bstune.report.lines.cautions import cautions
 from bstune.study.folder_config import options_of_folder
 from bstune.study.verbs import retarget
-from bstune.study.verbs.retarget import at_target, ended_at
+from bstune.study.verbs.retarget import Goal, at_target, ended_at, read_at_target
 from bstune.system.files import Output
 
 TARGET = Target("val/error", 0.1, "min")
@@ -87,6 +88,8 @@ def test_its_own_target_has_the_answer_that_the_study_gave(folder):
         "use",
         "curve",
         "statuses",
+        "baseline",
+        "gain",
     ):
         assert found[name] == told[name], name
     assert {**found["critical_batch_size"], "next_trials": []} == {
@@ -99,16 +102,16 @@ def test_the_size_of_data_and_module_is_what_the_result_tells(folder):
     told = json.loads((folder / "curve.json").read_text())
     size = {"examples": 600, "parameters": 9610}
     (folder / "curve.json").write_text(json.dumps({**told, "size": size}))
-    for goal in (None, 0.2):
+    for goal in (None, Goal(0.2)):
         assert at_target(Output(folder), goal).result.size.model_dump() == size
     (folder / "curve.json").unlink()
-    assert at_target(Output(folder), 0.2).result.size is None
+    assert at_target(Output(folder), Goal(0.2)).result.size is None
 
 
 def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
     retarget.main([str(folder), "target=0.2"])
     printed = capsys.readouterr().out
-    found = at_target(Output(folder), 0.2)
+    found = at_target(Output(folder), Goal(0.2))
     assert found.result.target == "val/error <= 0.2"
     for trial in found.files.trials:
         if trial.reached:
@@ -124,6 +127,34 @@ def test_an_easier_target_is_answered_from_the_histories(folder, capsys):
     # No target is harder than the one that it was run for.
     assert found.result.over_target[-1].target == 0.14
     assert not list(folder.glob("*.partial"))
+
+
+def test_an_easier_target_has_a_gain_and_says_what_it_stands_on(folder):
+    enough = at_target(Output(folder), Goal(0.2)).result
+    assert enough.few_passed is None
+    lines = (folder / "trials.jsonl").read_text().splitlines(keepends=True)
+    # The user's own trial comes first. So few histories do not tell a critical batch size.
+    (folder / "trials.jsonl").write_text("".join(lines[:5]))
+    few = at_target(Output(folder), Goal(0.2)).result
+    assert few.few_passed is not None
+    for result in (enough, few):
+        assert result.winner is not None
+        assert result.baseline is not None
+        has_caution = [line for line in cautions(result) if line and "another target" in line]
+        assert bool(has_caution) == (result is few)
+
+
+@pytest.mark.parametrize("argument", ["target=val/error<=0.2", "target=val/error=0.2"])
+def test_a_target_may_name_the_studys_metric(folder, argument):
+    named = read_at_target(str(folder), argument).result
+    assert named == read_at_target(str(folder), "target=0.2").result
+
+
+@pytest.mark.parametrize("argument", ["target=val/loss<=0.2", "target=val/error>=0.2"])
+def test_a_target_of_another_metric_or_mode_is_refused(folder, argument):
+    with pytest.raises(StudyError, match=r"own target is val/error <= 0\.14"):
+        retarget.main([str(folder), argument])
+    assert not list(folder.glob("report-*"))
 
 
 def test_a_harder_target_says_what_would_have_to_be_run(folder, capsys):
@@ -184,6 +215,8 @@ def test_a_file_that_is_no_study_is_refused_and_nothing_of_its_folder_is_shown(f
         ("target=low", "target must be a finite number, but got target=low"),
         ("target=nan", "target must be a finite number"),
         ("target=", "target must be a finite number"),
+        ("target=val/error<=low", "target must be a metric and a number"),
+        ("target=val/error<=inf", "must be a finite number"),
         ("0.12", "target=VALUE may stand after a study, but got 0.12"),
         ("goal=0.12", "but got goal=0.12"),
     ],
@@ -237,4 +270,4 @@ def test_schedules_that_end_with_the_trial_tell_nothing_of_another_target(folder
     with pytest.raises(
         StudyError, match=r"its schedules end with the trial.*workload\.target\.value=0\.2"
     ):
-        at_target(Output(folder), 0.2)
+        at_target(Output(folder), Goal(0.2))

@@ -280,6 +280,19 @@ def test_losses():
         roofline.training_loss(module, None)
 
 
+@pytest.mark.parametrize("output", [None, {}, {"loss": None}, torch.ones(())])
+@pytest.mark.parametrize("is_automatic", [True, False])
+def test_a_step_without_a_loss_to_go_back_from_has_no_roofline(output, is_automatic):
+    module = Classifier(linear(), nn.CrossEntropyLoss(), torch.optim.SGD, 0.1)
+    module.training_step = lambda batch, index: output
+    module.automatic_optimization = is_automatic
+    if is_automatic and isinstance(output, torch.Tensor):
+        assert roofline.training_loss(module, None) is output
+        return
+    with pytest.raises(HardwareError, match=r"Classifier\.training_step"):
+        roofline.training_loss(module, None)
+
+
 @pytest.mark.parametrize(
     ("flops", "moved", "expected"),
     [

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import pytest
@@ -238,6 +239,34 @@ def test_a_signal_ends_the_processes_where_nothing_is_cut(toy_train, tmp_path, n
         terminated()
     assert raised.value.args == error.args
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("comes_after", [False, True])
+def test_a_trial_that_a_signal_to_all_processes_ended_has_not_failed(
+    comes_after, toy_train, tmp_path, monkeypatch
+):
+    def signalled():
+        with Workers(toy_train, 1) as workers:
+            workers.start(spec(7, 1), Output(tmp_path), None)
+            take = workers._take_finished
+
+            def die_first(seconds):
+                if not comes_after:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                for process in multiprocessing.active_children():
+                    process.kill()
+                    process.join()
+                take(seconds)
+                if comes_after:
+                    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+            monkeypatch.setattr(workers, "_take_finished", die_first)
+            workers.wait()
+
+    monkeypatch.setattr("bstune.trial.processes.workers.SIGNAL_SECONDS", 60.0)
+    with pytest.raises(SystemExit) as raised:
+        signalled()
+    assert raised.value.args == (128 + signal.SIGTERM,)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ products, convolutions and attention. Bytes follow from the shapes of that step.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
@@ -209,19 +209,26 @@ class Trainable(Protocol):
 def training_loss(module: Trainable, batch: object, index: int = 0) -> Tensor:
     """Run a LightningModule's ``training_step`` outside a Trainer and give its loss.
 
-    HardwareError if it asks for a Trainer.
+    HardwareError if it asks for a Trainer, steps its optimizers itself or returns no loss.
     """
+    step = f"{type(module).__name__}.training_step{place_of(module.training_step)}"
+    if not getattr(module, "automatic_optimization", True):
+        raise HardwareError(
+            f"{step} steps its optimizers itself (manual optimization), and a step's cost is "
+            "traced by the loss that Lightning would go back from"
+        )
     try:
         output = module.training_step(batch, index)
     except RuntimeError as error:
         if "not attached to a `Trainer`" not in str(error):
             raise
-        step = f"{type(module).__name__}.training_step{place_of(module.training_step)}"
         raise HardwareError(
             f"{step} asks for its Trainer, so it cannot be run without one: let it take what it "
             "needs of the Trainer in a hook, such as on_train_start"
         ) from error
-    loss: Tensor = output if isinstance(output, Tensor) else output["loss"]
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise HardwareError(f"{step} returned no loss for a batch, as a step that is to be skipped")
     return loss
 
 

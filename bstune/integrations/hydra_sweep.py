@@ -6,10 +6,11 @@ The task's return value is reported to the trial: a number that the config names
     {"history": [(step, value), ...], "seconds_per_step": 0.01}    # the target's metric; None: NaN
     {"steps": 120, "seconds_per_step": 0.01}                       # to the target; math.inf: missed
 
-``objective: time`` needs the seconds. A number is ``returns: steps``, or ``returns: metric`` at the
-end of ``budget``, which is compared as by ``objective: loss``; ``target`` is then a name alone. A
-job that raises an error is a failed trial, one that returns NaN a diverged one. Any other value
-ends the sweep with a line.
+The objective is ``steps`` unless it is named: before the first job has ended it is not known
+whether jobs return seconds, which ``objective: time`` needs. A number is ``returns: steps``, or
+``returns: metric`` at the end of ``budget``, which is compared as by ``objective: loss``;
+``target`` is then a name alone. A job that raises an error is a failed trial, one that returns NaN
+a diverged one. Any other value ends the sweep with a line.
 
 The keys below ``hydra.sweeper`` (all of them are in
 :class:`hydra_plugins.bstune_sweeper.sweeper.BstuneSweeperConf`):
@@ -41,7 +42,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
@@ -58,6 +59,7 @@ from bstune.study.own_loop import batches_of
 from bstune.study.result import Result
 from bstune.study.storage.opening import find_study
 from bstune.study.study import Study
+from bstune.system.console import plain_console, print_line
 from bstune.system.exits import is_interruption, sys_exit_error
 from bstune.system.files import write_text
 from bstune.system.terminal import write_error
@@ -73,6 +75,11 @@ SAME_SEED = (
 )
 # Optuna's samplers search so many sigmas on each side of the rule.
 SIGMAS = 3.0
+TIME_IS_POSSIBLE = (
+    "the task returns seconds_per_step, and the study seeks the fewest steps: "
+    "hydra.sweeper.objective=time seeks the least time, under another hydra.sweeper.study_name "
+    "(objective=steps leaves this line out)"
+)
 RETURNS = ("steps", "metric")
 NAMED_KEYS = ("seed", "max_steps", "resume_from", "save_to")
 IN_A_DICT = {"steps", "seconds_per_step", "history"}
@@ -170,11 +177,29 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder / "multirun.yaml")
     assumptions = () if settings.seed is not None else (SAME_SEED,)
+    has_told_of_time = False
     for batch in batches_of(study.options, assumptions, limits):
         overrides = [_overrides(trial, settings, params) for trial in batch]
         jobs = _launch(launcher, batch, overrides)
         _report_jobs(batch, jobs, settings)
+        if not has_told_of_time and settings.objective is None and _return_seconds(jobs, settings):
+            has_told_of_time = True
+            print_line(plain_console(), TIME_IS_POSSIBLE)
     _write_results(study.result, params, folder)
+
+
+def _return_seconds(jobs: Sequence[JobReturn | Exception], settings: Settings) -> bool:
+    """Whether any of some jobs returned the seconds of a step, while steps alone are compared."""
+    if settings.goal != "steps":
+        return False
+    for job in jobs:
+        # The return value of a job that failed raises its error.
+        if isinstance(job, Exception) or job.status != JobStatus.COMPLETED:
+            continue
+        returned = job.return_value
+        if isinstance(returned, Mapping) and as_float(returned.get("seconds_per_step")) is not None:
+            return True
+    return False
 
 
 def _check(settings: Settings, config: DictConfig) -> None:

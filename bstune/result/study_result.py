@@ -158,6 +158,8 @@ class StudyResult(Part, frozen=True):
     """The winners' metrics on the test set, one run of each."""
     scale_out: DevicePlans
     """Plans for several devices. Empty where the curve does not allow one."""
+    few_passed: Text | None = None
+    """Why trials that were run for another target tell little of this one. None where they do."""
     notes: Items[Text]
     """What else to know of the result, such as what is missing and why."""
 

@@ -21,6 +21,8 @@ from bstune.system.console import format_count, format_seconds
 from bstune.trial.backend import refuse_finders
 from bstune.trial.own_project.own_values import (
     MOST_EPOCHS,
+    OF_NO_EPOCH,
+    REFERENCE,
     OwnBatches,
     OwnMetric,
     own_batches,
@@ -28,6 +30,7 @@ from bstune.trial.own_project.own_values import (
     own_metric,
     own_rate,
     rate_of_optimizers,
+    refusal,
 )
 from bstune.trial.own_project.python_recipe import (
     OVERRIDE,
@@ -131,13 +134,18 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     # The look for the logged metric runs the user's call-backs. Those that set the batch size or
     # the rate are refused before.
     refuse_finders((stated.trainer or {}).get("callbacks"))
-    is_given = is_function(data)
+    given_batch_size: int | None = None
+    if is_function(data):
+        given_batch_size = ANY_BATCH_SIZE
+        if stated.reference is not None:
+            given_batch_size = int(stated.reference[0])
     project = _Project(
         module=module,
-        data=data_module(data, ANY_BATCH_SIZE),
-        is_given=is_given,
+        data=data_module(data, given_batch_size or ANY_BATCH_SIZE),
+        given_batch_size=given_batch_size,
         trainer=dict(stated.trainer or {}),
     )
+    _check_batches(project, stated)
     lines = list[str]()
     reference = stated.reference
     if reference is None:
@@ -145,7 +153,7 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     batch_size = int(reference[0])
     sizes = stated.batch_sizes
     if sizes is None:
-        sizes = max(1, batch_size // SMALLEST_PART), project.batches.examples
+        sizes = max(1, batch_size // SMALLEST_PART), project.examples
         lines.append(
             f"batch_sizes={sizes}: from 1/{SMALLEST_PART} of yours to the whole training data, or "
             "what memory holds"
@@ -169,16 +177,52 @@ def _from_project(stated: Stated, module: Module, data: Data) -> Completed:
     )
 
 
+def _check_batches(project: "_Project", stated: Stated) -> None:
+    """Refuse data that do not tell the arguments that are left out, and name all of these at once.
+
+    Data whose batches can be read in another size, and that tell all that is left out, pass.
+    """
+    if stated.reference and stated.batch_sizes and stated.budget:
+        return
+    if project.given_batch_size is None and project.batches.problem is None:
+        return
+    batches = project.batches
+    needed = list[str]()
+    if stated.reference is None:
+        needed.append(_reference_in_words(project, stated))
+    if batches.examples is None and not (stated.batch_sizes and stated.budget):
+        needed.append(OF_NO_EPOCH)
+    if project.given_batch_size is None:
+        raise refusal(project.data_name, batches, needed)
+    arguments = ", ".join(needed)
+    if stated.reference is None:
+        raise ConfigError(
+            f"which batch size do you run today? data is a function of it: give {arguments}"
+        )
+    if needed:
+        raise ConfigError(f"give {arguments}: {batches.problem}")
+
+
+def _reference_in_words(project: "_Project", stated: Stated) -> str:
+    """Give the argument ``reference`` with those of its two values that the project tells."""
+    batch_size: int | None = None
+    if project.given_batch_size is None:
+        batch_size = project.batches.batch_size
+    rate: float | None = None
+    if not stated.overrides_lr:
+        rate = own_rate(stated.module) if callable(stated.module) else None
+    if batch_size is None and rate is None:
+        return REFERENCE
+    if batch_size is not None:
+        batch_size *= int(project.trainer.get(ACCUMULATED) or 1)
+    return f"reference=({batch_size or 'batch size'}, {rate or 'learning rate'})"
+
+
 def _assume_reference(project: "_Project", stated: Stated, lines: list[str]) -> tuple[int, float]:
     """Take the batch size and the learning rate that the project trains with.
 
     ``lines`` gets a line that says so.
     """
-    if project.is_given:
-        raise ConfigError(
-            "which batch size do you run today? data is a function of it: give "
-            "reference=(batch size, learning rate)"
-        )
     reference = project.take_batch_size(), _own_rate(project.module, stated)
     lines.append(
         f"reference={reference}: the batch size of {project.data_name} and the learning rate "
@@ -268,8 +312,8 @@ class _Project:
 
     module: Module
     data: Any
-    # Whether a function of the batch size has made the data.
-    is_given: bool
+    # The batch size for which a function has made the data; None: they are no function of it.
+    given_batch_size: int | None
     trainer: dict[str, Any]
 
     @property
@@ -280,25 +324,34 @@ class _Project:
     @cached_property
     def batches(self) -> OwnBatches:
         """The batches on which the project trains. The data are set up to see them."""
-        return own_batches(self.data, self.data_name, is_given=self.is_given)
+        return own_batches(self.data, self.data_name, self.given_batch_size)
+
+    @property
+    def examples(self) -> int:
+        """The examples of an epoch."""
+        examples = self.batches.examples
+        assert examples is not None  # noqa: S101 (_check_batches has refused it)
+        return examples
 
     def take_batch_size(self) -> int:
         """Give the project's batch size: the data's, times the Trainer's accumulated batches."""
         accumulated = self.trainer.pop(ACCUMULATED, None) or 1
-        return self.batches.batch_size * int(accumulated)
+        batch_size = self.batches.batch_size
+        assert batch_size is not None  # noqa: S101 (_check_batches has refused it)
+        return batch_size * int(accumulated)
 
     def take_length(self, batch_size: int) -> _Length:
         """Give the length of a trial by the Trainer's arguments.
 
         Without one there it is so long that the study's time ends it.
         """
-        examples = own_examples(self.trainer, batch_size, self.batches.examples)
+        examples = own_examples(self.trainer, batch_size, self.examples)
         for length in TRAINER_LENGTHS:
             self.trainer.pop(length, None)
-        epoch = f"epochs of {format_count(self.batches.examples)} examples"
+        epoch = f"epochs of {format_count(self.examples)} examples"
         if examples is not None:
             return _Length(examples, is_own=True, why=f"the Trainer's own length, in {epoch}")
-        longest = MOST_EPOCHS * self.batches.examples
+        longest = MOST_EPOCHS * self.examples
         return _Length(longest, is_own=False, why=f"{MOST_EPOCHS} {epoch}")
 
 

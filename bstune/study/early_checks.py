@@ -1,6 +1,7 @@
 """What is refused before torch is imported, which takes 5 to 30 s.
 
-A device that is not there, and data that are missing and cannot be downloaded.
+A device that is not there, an output folder that cannot be used, and data that are missing and
+cannot be downloaded.
 """
 
 import importlib
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from bstune.core.errors import ConfigError
 from bstune.options import StudyOptions, TrainedWorkload
+from bstune.system.files import Identity, Output, check_owner, check_writable
 from bstune.system.watchdog import waiting_for, watching
 
 # Its loaders' files are known without reading them.
@@ -20,12 +22,13 @@ ROOT = "${data.root}"
 
 
 def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
-    """Refuse a study's device, and download its data where they are missing.
+    """Refuse a study's device and its output folder, and download its data where they are missing.
 
     What is not known without torch is left to what follows.
 
     Raises:
         ConfigError: for a CUDA device where torch was built without CUDA.
+        StudyError: for an output folder that cannot be written, or is another study's.
         DataError: for data that are missing and cannot be downloaded.
     """
     device = options.device
@@ -33,6 +36,7 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
         raise ConfigError(
             f"device={device}, but this torch is built without CUDA: use device=auto or device=cpu"
         )
+    check_output(options)
     if not isinstance(options.workload, TrainedWorkload):
         return
     for loader, root in known_loaders(options.workload.data):
@@ -40,6 +44,18 @@ def check_early(options: StudyOptions, say: Callable[[str], None]) -> None:
         folder = options.data.root if root == ROOT else root
         with watching(say, seconds=None), waiting_for("the download"):
             fetch(loader, folder, say)
+
+
+def check_output(options: StudyOptions) -> None:
+    """Check that a study, or the one trial that is asked for, can write its output folder.
+
+    Raises:
+        StudyError: if it cannot, or if the folder of a study holds anything that is not its own.
+    """
+    output = Output(Path(options.output).absolute())
+    check_writable(output.root / "trials.jsonl", f"output={options.output}")
+    if options.trial.batch_size is None:
+        check_owner(output, Identity.of(options.study, options.storage))
 
 
 def is_built_without_cuda() -> bool:

@@ -17,6 +17,7 @@ from bstune.core.search_space import Space
 from bstune.core.step_time import seconds_between
 from bstune.options import StudyOptions, flat_settings, shown, with_option
 from bstune.recipe import Recipe
+from bstune.study.early_checks import check_output
 from bstune.study.planning.baseline import Baseline, baseline_of
 from bstune.study.planning.duration import advice_on_time
 from bstune.study.planning.plan import QUICK_SECONDS, SearchBudget, max_seconds
@@ -27,7 +28,7 @@ from bstune.study.storage.samplers import build_sampler
 from bstune.study.training import Training, TrainingHere, TrainingProcess, TriedBackend
 from bstune.system.console import format_seconds, plural
 from bstune.system.failures import cause
-from bstune.system.files import Identity, Output, check_owner, check_writable
+from bstune.system.files import Output
 from bstune.system.secrets import redact_values
 from bstune.system.watchdog import waiting_for, watching
 from bstune.trial.backend import (
@@ -280,7 +281,7 @@ def prepare(
     space = make_space(options, lr_range)
     files = Output(Path(options.output).absolute())
     trial = _single_trial(options)
-    _check_places(options, budget, files, trial)
+    _check_places(options, budget, trial)
     options, notes = _checked_tracking(options, trial)
     # Before what the hardware changes in the options.
     frozen = flat_settings(options)
@@ -367,17 +368,14 @@ def _resolved(
     )
 
 
-def _check_places(
-    options: StudyOptions, budget: SearchBudget, files: Output, trial: TrialSpec | None
-) -> None:
+def _check_places(options: StudyOptions, budget: SearchBudget, trial: TrialSpec | None) -> None:
     """Refuse an output folder, a sampler and a storage that cannot be used.
 
     This comes before the survey, which may take minutes.
     """
-    check_writable(files.root / "trials.jsonl", f"output={options.output}")
+    check_output(options)
     build_sampler(options, budget, 0)
     if trial is None:
-        check_owner(files, Identity.of(options.study, options.storage))
         check_storage(options.storage)
 
 

@@ -8,9 +8,10 @@
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -30,7 +31,8 @@ from bstune.study.run import run_worker
 from bstune.study.storage.opening import find_study
 from bstune.system.console import plain_console, print_line, quieten
 from bstune.system.exits import os_exit_answered
-from bstune.system.failures import in_users_code
+from bstune.system.failures import in_users_code, without_own_frames
+from bstune.system.files import check_writable
 from bstune.system.terminal import filtered
 from bstune.system.user import name_user
 from bstune.trial.processes.workers import PICKLE_ERRORS
@@ -104,6 +106,7 @@ class Study:
     # Values that were taken from the project because no argument gave them, a line each.
     assumptions: tuple[str, ...] = ()
 
+    @without_own_frames
     def __init__(
         self,
         module: "Module | None" = None,
@@ -144,6 +147,7 @@ class Study:
         }
         if output is not None:
             chosen["output"] = str(output)
+            _check_writable(output)
         stated = Stated(
             module=module,
             data=data,
@@ -214,6 +218,7 @@ class Study:
         finally:
             prepared.close()
 
+    @without_own_frames
     def run(self) -> "Result":
         """Search, or go on with it, write the report, and return the results.
 
@@ -436,3 +441,11 @@ def _is_users_error(error: BaseException) -> bool:
     """
     is_error = isinstance(error, Exception) and not isinstance(error, BstuneError)
     return is_error and in_users_code(error)
+
+
+def _check_writable(output: str | PathLike[str]) -> None:
+    """Refuse an output folder that cannot be written, before module and data are loaded."""
+    path = Path(os.path.expanduser(str(output)))
+    # A text that is no path is refused with the other options.
+    with suppress(ValueError):
+        check_writable(path / "trials.jsonl", f"output={output}")

@@ -12,6 +12,7 @@ from bstune.study.given import Data, GivenObjects, Module
 from bstune.study.result import Result
 from bstune.study.study import Study, compose_objects, users_errors
 from bstune.system.exits import os_exit_answered
+from bstune.system.failures import without_own_frames
 from bstune.system.terminal import filtered
 from bstune.trial.processes.restored import restored
 from bstune.trial.processes.workers import PICKLE_ERRORS
@@ -27,6 +28,7 @@ Arguments = ParamSpec("Arguments")
 def _make_and_run(make_study: Callable[Arguments, Study]) -> Callable[Arguments, Result]:
     """Make the function that takes the arguments of ``make_study`` and runs the study it makes."""
 
+    @without_own_frames
     def tune(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         """Search batch size and learning rate of a Lightning module; give the :class:`Result`.
 
@@ -43,6 +45,7 @@ def _make_and_run(make_study: Callable[Arguments, Study]) -> Callable[Arguments,
 tune = _make_and_run(Study)
 
 
+@without_own_frames
 def survey(
     *arguments: str,
     module: Module | None = None,

@@ -6,14 +6,18 @@ What a study can do without ends in one line.
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from types import FrameType
+from typing import ParamSpec, TypeVar
 
 from bstune.core.errors import BstuneError
 from bstune.system.secrets import redact
 
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
 PACKAGE = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
 # Names of the folders that packages are installed in.
@@ -141,6 +145,23 @@ def _place_of_function(thing: object) -> tuple[str, int] | None:
     """Find the file and the line of a function; None for what has no code."""
     code = getattr(inspect.unwrap(thing), "__code__", None) if callable(thing) else None
     return None if code is None else (code.co_filename, code.co_firstlineno)
+
+
+def without_own_frames(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+    """Let bstune's own errors leave a public function without the frames that they came through.
+
+    Their messages say what to mend. An error of the user's code, and one that is the cause of
+    another, keeps its frames.
+    """
+
+    @wraps(function)
+    def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Value:
+        try:
+            return function(*arguments, **options)
+        except BstuneError as error:
+            raise error.with_traceback(None)  # noqa: B904 (it is the same error)
+
+    return call
 
 
 def cause(error: BaseException) -> str:

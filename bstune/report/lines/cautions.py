@@ -27,6 +27,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
             yield failed
         yield why
         return
+    yield from _few_passed(result)
     yield from _missed_seeds(result)
     yield from _chance_to_miss(result)
     yield from _ran_once(result)
@@ -52,6 +53,15 @@ def warnings(result: StudyResult) -> tuple[str, ...]:
     if result.winner is None:
         return tuple(closest_texts(result))
     return (*_missed_seeds(result), *_ran_once(result), *_too_easy(result))
+
+
+def _few_passed(result: StudyResult) -> Iterator[str]:
+    """Tell of an answer that stands on few histories of trials for another target."""
+    if result.few_passed is not None:
+        yield (
+            "this stands on histories of trials for another target, which tell little of this one: "
+            f"{result.few_passed}"
+        )
 
 
 def _missed_seeds(result: StudyResult) -> Iterator[str]:

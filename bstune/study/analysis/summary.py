@@ -134,6 +134,7 @@ def summarize(
     test: Mapping[WinnerName, Mapping[str, float | None]] | None = None,
     arguments: Sequence[str] | None = None,
     train: str | None = None,
+    few_passed: str | None = None,
     notes: Sequence[str] = (),
 ) -> StudyResult:
     """Build a study's result of its parts.
@@ -149,6 +150,8 @@ def summarize(
         test: the winners' metrics on the test set.
         arguments: those of the command line that begin the study again; None: it has no such.
         train: the command that trains the winner; None without one.
+        few_passed: why trials that were run for another target tell little of this one; None where
+            they tell enough, or were run for it.
         notes: further lines for the reader.
     """
     # Ties are broken by number.
@@ -215,6 +218,7 @@ def summarize(
         over_target_growth=over_target.growth,
         test=tested,
         scale_out=analysis.scale_out,
+        few_passed=few_passed,
         notes=tuple(notes),
     )
 

@@ -8,10 +8,11 @@ a stopped trial's is.
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bstune.core.errors import ConfigError, StudyError, TableError
+from bstune.core.metric_names import parse_target
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time_law import StepTimeLaw, fit_step_time_law, law_of_trials
 from bstune.options import ReplayedWorkload, with_option
@@ -70,8 +71,8 @@ def main(arguments: list[str]) -> str:
         "target",
         nargs="?",
         metavar="target=VALUE",
-        help="another goal of the study's metric; of search.objective=loss "
-        "budget.seconds=SECONDS, a shorter budget",
+        help="another goal of the study's metric, which may be named, target='METRIC<=VALUE'; of "
+        "search.objective=loss budget.seconds=SECONDS, a shorter budget",
     )
     parser.add_argument(
         "--trust",
@@ -80,7 +81,7 @@ def main(arguments: list[str]) -> str:
     )
     options = parser.parse_intermixed_args(arguments)
     question = options.target
-    goal: float | None = None
+    goal: Goal | None = None
     if question is not None and question.startswith(SHORTER_BUDGET):
         study, page = _at_shorter_budget(options.study, question, options.trust)
     else:
@@ -213,21 +214,48 @@ def _result_of(files: Output) -> StudyResult | None:
     return read_curve(files.curve)
 
 
-def _goal(argument: str) -> float:
-    """Parse the number of ``target=VALUE``."""
+@dataclass(frozen=True)
+class Goal:
+    """Another target of a study's metric."""
+
+    value: float
+    # Where the metric is named, too.
+    target: Target | None = None
+
+    def check(self, own: Target) -> None:
+        """Refuse another metric, or another way to be better, than those of a study's own target.
+
+        Raises:
+            StudyError: for either; the message names those of the study.
+        """
+        named = self.target
+        if named is not None and (named.metric, named.mode) != (own.metric, own.mode):
+            raise StudyError(
+                f"target={str(named)!r}, but the study's own target is {own}: ask for another "
+                f"value of {own.metric}, target={self.value:g}"
+            )
+
+
+def _goal(argument: str) -> Goal:
+    """Parse ``target=VALUE``, or a target in full such as ``target=val_acc>=0.9``."""
     name, _, value = argument.partition("=")
     if name != "target":
         raise ConfigError(f"target=VALUE may stand after a study, but got {argument}")
-    try:
-        goal = float(value)
-    except ValueError:
-        goal = math.nan
+    target: Target | None = None
+    if any(sign in value for sign in "<>="):
+        target = Target(*parse_target(value, "target"))
+        goal = target.value
+    else:
+        try:
+            goal = float(value)
+        except ValueError:
+            goal = math.nan
     if not math.isfinite(goal):
         raise ConfigError(f"target must be a finite number, but got {argument}")
-    return goal
+    return Goal(goal, target)
 
 
-def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Path]:
+def _study(path: Path, goal: Goal | None, trust: bool) -> tuple[StudyFolder, Path]:
     """Read the study at a path as if its target had been ``goal``.
 
     It comes back with the path of its page.
@@ -238,7 +266,7 @@ def _study(path: Path, goal: float | None, trust: bool) -> tuple[StudyFolder, Pa
     if path.is_file() and path != files.curve:
         raise StudyError(f"{path} is no study: give its output folder, such as outputs/digits")
     if goal is not None:
-        return at_target(files, goal, trust), files.root / f"report-{goal:g}.html"
+        return at_target(files, goal, trust), files.root / f"report-{goal.value:g}.html"
     return study_so_far(path, trust), files.report
 
 
@@ -281,17 +309,17 @@ def _output_of(path: Path) -> Output:
     return Output(path.parent if path.is_file() else path)
 
 
-def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFolder:
-    """Analyse the trials of a study as if its target's value had been ``goal``.
+def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFolder:
+    """Analyse the trials of a study as if its target had been ``goal``.
 
     Args:
         files: of the study.
-        goal: the target's value; None: its own.
+        goal: the other target; None: its own.
         trust: call a scaling rule or a sampler that its config names.
 
     Raises:
-        StudyError: where its files do not tell what its trials were, or where ``goal`` is another
-            target than its own and schedules end with the trial.
+        StudyError: where its files do not tell what its trials were, where ``goal`` is of another
+            metric, or where it is another target than its own and schedules end with the trial.
     """
     content = _files_that_tell(files)
     earlier = _result_of(files)
@@ -306,6 +334,9 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
                 f"{SHORTER_BUDGET}SECONDS answers for a shorter budget"
             )
         return _at_budget(_with_own_times(prepared, earlier), content, earlier)
+    # The user's own configuration is among the trials, and has its histories as they have.
+    baseline, _ = baseline_of(prepared.options, prepared.space, largest=None)
+    prepared = replace(prepared, baseline=baseline)
     target = prepared.protocol.target
     is_own = target == own_target
     if not is_own and prepared.backend.horizon:
@@ -322,8 +353,10 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
     notes = list[str]()
     analysis = analyse(prepared, trials, posterior, notes)
     over_target = OverTarget()
+    few_passed: str | None = None
     best = content.best
     if not is_own:
+        few_passed = too_few_passed(trials, target)
         arguments: Sequence[str] | None = None
         if earlier is not None:
             arguments = earlier.arguments
@@ -337,6 +370,7 @@ def at_target(files: Output, goal: float | None, trust: bool = False) -> StudyFo
         analysis,
         sought=is_own,
         over_target=over_target,
+        few_passed=few_passed,
         notes=[*prepared.caveats, *notes],
     )
     return StudyFolder(result, replace(content, trials=tuple(trials), best=best))
@@ -389,19 +423,20 @@ def _over_target(earlier: StudyResult | None, own_target: Target) -> OverTarget:
 
 
 def _prepared(
-    files: Output, content: StudyFiles, goal: float | None, trust: bool
+    files: Output, content: StudyFiles, goal: Goal | None, trust: bool
 ) -> tuple[PreparedStudy, Target]:
     """Prepare the study that its files describe, for an analysis alone.
 
     It comes back with its own target.
 
-    ``goal``: value of the target in place of its own; None: its own.
+    ``goal``: the target in place of its own; None: its own.
     """
     assert content.config is not None  # noqa: S101 (the caller has looked)
     options = options_of_folder(content.config, files.config, trust)
     own_target = options.workload.target.target
     if goal is not None:
-        options = with_option(options, "workload.target.value", goal)
+        goal.check(own_target)
+        options = with_option(options, "workload.target.value", goal.value)
     protocol = make_protocol(options, recipe=None)
     backend = _surveyed(content)
     if isinstance(options.workload, ReplayedWorkload):
@@ -470,8 +505,10 @@ def _what_to_run(
     reason = too_few_passed(trials, target)
     if reason is None:
         return []
-    lines = [f"the histories do not suffice for {target}: {reason}"]
-    if not any(trial.reached for trial in trials):
+    if any(trial.reached for trial in trials):
+        lines = [f"the histories tell little of {target}: {reason}"]
+    else:
+        lines = [f"the histories do not suffice for {target}: {reason}"]
         lines.append(_extrapolated(prepared, trials, posterior))
     options = [
         f"workload.target.value={target.value:g}",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader
 
 from bstune.core.errors import ConfigError, check_positive_integer
 from bstune.trial.batches.index_stream import Position
@@ -132,6 +133,25 @@ def length_of(loaders: object) -> int | None:
     batches = LENGTHS_OF_MODES[mode_of_loaders(loaders)](lengths)
     # Without any batch there is no length: the error comes when the first batch is drawn.
     return int(batches) if 0 < batches < math.inf else None
+
+
+def examples_of(loaders: object, batch_size: int | None) -> int | None:
+    """Give the number of examples in an epoch of one or several loaders, by their lengths.
+
+    None where it has no end, or the number is not known.
+
+    Args:
+        loaders: as a function of the batch size gives them.
+        batch_size: examples of a batch; None: it is not known.
+    """
+    if isinstance(loaders, DataLoader) and type(loaders.batch_sampler) is BatchSampler:
+        # A sampler may draw an example more than once, or only some of them.
+        return sized_len(loaders.batch_sampler.sampler) or None
+    batches = length_of(loaders)
+    if batches is None or batch_size is None:
+        return None
+    # The last batch may have a single example.
+    return (batches - 1) * batch_size or None
 
 
 def first_tensor(batch: object) -> Tensor | None:

@@ -35,6 +35,7 @@ from bstune.trial.own_project.own_values import (
     own_examples,
     own_metric,
     rate_of_optimizers,
+    rebatchable,
 )
 
 # Keys of a file that are ignored, as a study has values of its own for them, such as seeds.
@@ -132,10 +133,10 @@ def workload_of(path: Path, chosen: Chosen) -> tuple[dict[str, Any], list[str]]:
     if key is not None:
         built = dict(with_value(built, key, "${trial.lr}"))
     data = build_data(parsed["data"])
-    batches = own_batches(data, parsed["data"]["class_path"])
-    examples = batches.examples
+    data_name = parsed["data"]["class_path"]
+    own_batch_size, examples = rebatchable(own_batches(data, data_name), data_name)
     accumulated = parsed["trainer"].get("accumulate_grad_batches") or 1
-    batch_size = batches.batch_size * accumulated
+    batch_size = own_batch_size * accumulated
     assumed = list[str]()
     budget = own_examples(parsed["trainer"], batch_size, examples)
     if budget is None:

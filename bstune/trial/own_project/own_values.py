@@ -7,7 +7,7 @@ set up, and a module is built, takes one step and validates a few batches.
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from bstune.system.failures import described, place_of
 from bstune.system.interruption import temporary_folder
 from bstune.trial.backend import OWNED, refuse_finders
 from bstune.trial.batches.epochs import epoch_length
+from bstune.trial.batches.given_batches import examples_of
 from bstune.trial.batches.loader import HOW_TO_GIVE, not_rebatchable
 from bstune.trial.checks.start import check_hooks, how_to_log
 from bstune.trial.lightning.installed import (
@@ -36,7 +37,10 @@ from bstune.trial.own_project.override_rate import own_rate_of
 MOST_EPOCHS = 100
 # Options that end a study by its seconds.
 TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
-# The number of batches that are validated to see which metrics a module logs.
+# The arguments of a study in words.
+REFERENCE = "reference=(batch size, learning rate)"
+OF_NO_EPOCH = "batch_sizes and budget (no loader tells how long an epoch is)"
+# Batches on which a module shows which metrics it logs.
 VALIDATED_BATCHES = 2
 
 
@@ -45,12 +49,14 @@ class OwnBatches:
     """The batches that a project itself trains on.
 
     Args:
-        batch_size: examples of a batch.
-        examples: of an epoch.
+        batch_size: examples of one; None: the loader does not say.
+        examples: of an epoch; None: it has no end, or its length is not known.
+        problem: why they cannot be read in batches of another size, in words; None if they can.
     """
 
-    batch_size: int
-    examples: int
+    batch_size: int | None
+    examples: int | None
+    problem: str | None = None
 
 
 @contextmanager
@@ -71,34 +77,69 @@ def _named_failure(unknown: str, advice: str) -> Iterator[None]:
         raise ConfigError(f"{unknown} failed with {described(error)[0]}: {advice}") from error
 
 
-def own_batches(data: LightningDataModule, name: str, *, is_given: bool = False) -> OwnBatches:
-    """Set a data module up, and read the batch size and the epoch of its training loader.
+def own_batches(data: LightningDataModule, name: str, batch_size: int | None = None) -> OwnBatches:
+    """Set a data module up and read its training loader.
 
     Args:
-        data: the data module, which is set up here.
-        name: of its class, for messages.
-        is_given: whether a function of the batch size has made it.
+        data: which may be set up here.
+        name: of it, for messages.
+        batch_size: for which a function has made it; None: it is the project's own.
 
     Raises:
-        ConfigError: for a loader without a batch size or without an end, or which cannot be made
-            without a Trainer.
+        ConfigError: for a loader that cannot be had without a Trainer.
     """
-    how = "give reference=(batch size, learning rate), batch_sizes and budget"
+    how = f"give {REFERENCE}, batch_sizes and budget"
     with _named_failure(f"the batches of {name} are not known, as its train_dataloader()", how):
         data.prepare_data()
         data.setup("fit")
         loader = data.train_dataloader()
-    problem = not_rebatchable(loader)
-    if problem is not None and not is_given:
-        raise ConfigError(
-            f"{name}.train_dataloader() cannot be read in batches of another size: {problem}; "
-            f"{HOW_TO_GIVE}"
-        )
-    if problem is not None:
-        raise ConfigError(f"data gives no loader of which an epoch is known: {problem}; {how}")
-    # Where a loader has a batch sampler, only that has a batch size.
-    batch_size = loader.batch_size or loader.batch_sampler.batch_size
-    return OwnBatches(batch_size, epoch_length(loader))
+        problem = not_rebatchable(loader)
+        if batch_size is None:
+            batch_size = _batch_size_of(loader)
+        if problem is None:
+            return OwnBatches(batch_size, epoch_length(loader))
+        return OwnBatches(batch_size, examples_of(loader, batch_size), problem)
+
+
+def _batch_size_of(loader: object) -> int | None:
+    """Give the batch size of a loader, or of its sampler of batches. None where neither tells."""
+    sizes = [getattr(loader, "batch_size", None)]
+    sizes.append(getattr(getattr(loader, "batch_sampler", None), "batch_size", None))
+    for size in sizes:
+        if isinstance(size, int) and size > 0:
+            return size
+    return None
+
+
+def refusal(name: str, batches: OwnBatches, needed: Sequence[str]) -> ConfigError:
+    """Make the error for batches that cannot be read in another size.
+
+    Args:
+        name: of the data.
+        batches: the project's own.
+        needed: arguments, in words, without which a function of the batch size is not enough.
+    """
+    also = ""
+    if needed:
+        also = f"; there give {', '.join(needed)}, too"
+    return ConfigError(
+        f"{name}.train_dataloader() cannot be read in batches of another size: {batches.problem}; "
+        f"{HOW_TO_GIVE}{also}"
+    )
+
+
+def rebatchable(batches: OwnBatches, name: str) -> tuple[int, int]:
+    """Give the batch size and the examples of an epoch of batches that can be read in other sizes.
+
+    Raises:
+        ConfigError: for other batches; it says all that a study of them needs.
+    """
+    if batches.problem is None and batches.batch_size is not None and batches.examples is not None:
+        return batches.batch_size, batches.examples
+    needed = [REFERENCE]
+    if batches.examples is None:
+        needed.append(OF_NO_EPOCH)
+    raise refusal(name, batches, needed)
 
 
 def own_rate(module: Callable[..., object]) -> float | None:

@@ -52,6 +52,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["bstune.trial.workload"]
 # While trials train, signals are looked for this often.
 LOOK_SECONDS = 0.2
+# From the end of a trial's process until a signal that has ended it has come to this one, too.
+SIGNAL_SECONDS = 0.5
 # The longest time between the ends of the processes that train one trial together. They end at the
 # same step, after which one of them may still write files.
 APART_SECONDS = 30
@@ -439,8 +441,22 @@ class Workers:
         while True:
             self._raise_signal()
             finished = self._next_finished(LOOK_SECONDS)
-            if finished is not None:
-                return finished
+            if finished is None:
+                continue
+            if finished.record is not None and finished.record.status == "failed":
+                self._wait_for_signal()
+            return finished
+
+    def _wait_for_signal(self) -> None:
+        """Raise the signal that has ended a trial's process, if one comes within a moment.
+
+        A cluster's scheduler sends it to all processes of a study, this one among them, and the
+        trial that it ended has not failed.
+        """
+        end = time.monotonic() + SIGNAL_SECONDS
+        while self._handlers and self._signal is None and time.monotonic() < end:
+            time.sleep(SIGNAL_SECONDS / 10.0)
+        self._raise_signal()
 
     def poll(self) -> Iterator[Finished]:
         """Yield the trials that are over now, those with a record first."""
@@ -560,6 +576,8 @@ class Process:
                 self.process.join()
                 # Processes that the user's code has started end with it.
                 self.kill()
+                # A signal to all processes of the study is raised here as what it is.
+                time.sleep(SIGNAL_SECONDS)
                 raise UserCodeError(f"the workload cannot be trained: {self._how_it_ended()}")
 
     def _message(self) -> SaidLine | CallAnswer | None:

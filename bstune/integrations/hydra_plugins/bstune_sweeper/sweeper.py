@@ -42,6 +42,8 @@ class BstuneSweeperConf:
     mode: str | None = None
     # steps and examples, both of which a trial spends at most.
     budget: dict[str, int] | None = None
+    # time (tasks return seconds_per_step), steps, both, curve or loss; null: loss where tasks
+    # return a metric, else steps.
     objective: str | None = None
     # The meaning of a number that the task returns: steps (to the target) or metric (at the
     # budget's end).
