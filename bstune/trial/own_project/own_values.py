@@ -40,7 +40,7 @@ TIMED = ("search.seconds=", "search.wall_seconds=", "quick=true")
 # The arguments of a study in words.
 REFERENCE = "reference=(batch size, learning rate)"
 OF_NO_EPOCH = "batch_sizes and budget (no loader tells how long an epoch is)"
-# Batches on which a module shows which metrics it logs.
+# The number of batches that are validated to see which metrics a module logs.
 VALIDATED_BATCHES = 2
 
 
