@@ -244,6 +244,16 @@ def test_a_gain_is_known_no_better_than_the_seconds_of_a_step_are():
     assert by_steps.high == pytest.approx(sure.high)
 
 
+def test_a_winners_luck_is_taken_off_its_gain():
+    trial, runs = at(256, 0.3, 40, 50, 60, 70)
+    own, again = at(64, 0.1, 999, 200, 240, 280, first=10)
+    winner = Winner(trial, 50.0, runs)
+    plain = gain_of(BaselineRuns(own, again), winner, "time", 0.1)
+    corrected = gain_of(BaselineRuns(own, again), winner, "time", 0.1, luck=math.log(1.2))
+    assert plain.ratio / corrected.ratio == pytest.approx(1.2)
+    assert plain.low / corrected.low == pytest.approx(1.2)
+
+
 @pytest.mark.parametrize(
     ("untold", "low", "high"),
     [

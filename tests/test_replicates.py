@@ -17,6 +17,7 @@ from bstune.study.planning.replicates import (
     find_best,
     left_out,
     next_replicate,
+    selection_luck,
     winners,
 )
 
@@ -496,3 +497,35 @@ def test_others_are_another_point():
         number=2, trial_index=9, steps=150, replicate_of=0, hyperparameters={"momentum": 0.9}
     )
     assert next_replicate([best, near, fresh], {}, "steps", 1, 2)[0].trial.number == 1
+
+
+def confirmed_at(number, steps, runs=3):
+    """A point all of whose runs on fresh seeds took so many steps."""
+    point = trial(number, steps, batch_size=64 * 2**number)
+    return Winner(point, float(steps), tuple(again(point, *[steps] * runs)))
+
+
+@pytest.mark.parametrize(
+    ("rivals", "runs", "luck"),
+    [
+        # The lesser of two means of equal expectation lies e/sqrt(pi) below it, with e the standard
+        # error of each: 0.3/sqrt(3).
+        ((100,), 3, 0.3 / math.sqrt(3) / math.sqrt(math.pi)),
+        # Of four it is 1.0294 e (the expected least of four normal values, Harter 1961).
+        ((100, 100, 100), 3, 1.0294 * 0.3 / math.sqrt(3)),
+        # More runs leave less to chance.
+        ((100,), 12, 0.3 / math.sqrt(12) / math.sqrt(math.pi)),
+        # What is four times as slow is not passed by luck.
+        ((400,), 3, 0.0),
+        ((), 3, 0.0),
+    ],
+)
+def test_the_luck_of_a_winner_is_what_the_least_of_several_means_has(rivals, runs, luck):
+    points = [confirmed_at(number, steps, runs) for number, steps in enumerate((100, *rivals))]
+    found = selection_luck(points[0], points, "steps", 0.3)
+    assert found == pytest.approx(luck, rel=0.06, abs=1e-9)
+
+
+def test_a_winner_that_did_not_run_again_has_no_luck_in_its_runs():
+    predicted = Winner(trial(0, 100), 100.0)
+    assert selection_luck(predicted, [confirmed_at(1, 100)], "steps", 0.3) == 0.0

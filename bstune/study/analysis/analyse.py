@@ -53,6 +53,7 @@ from bstune.study.planning.replicates import (
     Winner,
     confirmed_points,
     left_out,
+    selection_luck,
     stand_in_for,
     winners,
 )
@@ -103,6 +104,9 @@ def analyse(
         if law is not None and winner is not None:
             timing_error = law.ratio_error(baseline_run.batch_size, winner.trial.batch_size)
     scatter = seed_scatter(posterior)
+    luck = 0.0
+    if winner is not None:
+        luck = selection_luck(winner, points_with_fresh_seeds, use, scatter.scatter)
     curve: Curve | None = None
     if critical is not None:
         tau = step_times(posterior, space.high, prepared.backend.step_time)
@@ -122,7 +126,7 @@ def analyse(
         seed_scatter=None if critical is None else scatter,
         baseline=baseline_result(runs, target, ideal_of(prepared)),
         so_far=best_so_far(done, target, baseline_run, posterior),
-        gain=gain_of(runs, winner, use, scatter.scatter, timing_error),
+        gain=gain_of(runs, winner, use, scatter.scatter, timing_error, luck),
         as_good=good,
         timing=timing_of(prepared, law, winner, points_with_fresh_seeds),
         not_run_again=ranked.not_run_again,

@@ -10,7 +10,8 @@ with s_d the standard deviation of the d_i, s_0 the scatter of log S from seed t
 posterior of all trials has, which counts for ``n_0`` degrees of freedom, and t Student's quantile
 at n - 1 + n_0 of them. Three seeds alone would give an interval of chance's width. Two further
 doubts widen it: how well the seconds of a step are known at one batch size over those at the other,
-and the step at which a run met the target, where that was at its first evaluation.
+and the step at which a run met the target, where that was at its first evaluation. The winner was
+chosen for its runs on these seeds, among others: its expected luck is taken off the mean of d.
 """
 
 import math
@@ -231,6 +232,7 @@ def gain_of(
     merit: Merit,
     scatter: float,
     timing_error: float = 0.0,
+    luck: float = 0.0,
 ) -> Gain | None:
     """How many times as fast the winner is as the baseline, with an interval.
 
@@ -247,6 +249,8 @@ def gain_of(
         scatter: of log S from seed to seed, one standard deviation.
         timing_error: of log tau at the one batch size over that at the other, one standard
             deviation; steps need none.
+        luck: by so much the winner's runs look too good, in log merit
+            (:func:`bstune.study.planning.replicates.selection_luck`).
     """
     if runs is None or winner is None or same_point(runs.first, winner.trial):
         return None
@@ -256,7 +260,7 @@ def gain_of(
         return None
     again = [run for run in runs.again if run.reached]
     doubt = _doubt(again or [runs.first], reached, timing_error if merit == "time" else 0.0)
-    differences = _paired_differences(runs, reached, merit)
+    differences = [gained - luck for gained in _paired_differences(runs, reached, merit)]
     if differences:
         count = len(differences)
         return _interval(differences, scatter, doubt, merit, _GainRuns(count, count, count))
@@ -264,6 +268,7 @@ def gain_of(
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
         return None
+    of_winner += luck
     if runs.first.reached or again:
         stands_on = _GainRuns(0, len(again), len(reached))
         return _interval([of_baseline - of_winner], scatter, doubt, merit, stands_on)

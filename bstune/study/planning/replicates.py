@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult
 from bstune.core.step_time_law import MEDIAN_ERROR
@@ -36,6 +38,10 @@ CANDIDATES = 8
 # A point without fresh seeds takes the place of one with them only if it is predicted to be better
 # by this share: what was measured is worth more than a prediction.
 WORTH_A_CHANGE = 0.1
+# Of the bootstrap that says how lucky a winner's runs are: pairs of draws, and the seed, so that a study
+# always says the same.
+LUCK_DRAWS = 1000
+LUCK_SEED = 0
 # Octaves: closer than this in both batch size and learning rate, two trials are at one point.
 SAME_POINT = 0.2
 
@@ -266,6 +272,44 @@ def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Win
         if trial is not None and len(fresh) >= max(replicates, 1) and not is_of_baseline:
             points.append(Winner(trial=trial, steps=float(trial.steps), runs=fresh))
     return points
+
+
+def selection_luck(
+    winner: Winner, confirmed_winners: Sequence[Winner], merit: Merit, scatter: float
+) -> float:
+    """Estimate how much too good the winner's runs look, as they made it the winner.
+
+    The least of several noisy means lies below its own expectation. The bootstrap's estimate of
+    bias says by how much (Efron and Tibshirani 1993, chapter 10). The means of all points that ran
+    on fresh seeds are taken as the truth, and noise is drawn around them. The drawn least is
+    compared with the truth of the point that has it.
+
+    Args:
+        winner: of the study.
+        confirmed_winners: the points that ran on all their fresh seeds.
+        merit: by which they are ranked.
+        scatter: of log S from seed to seed, one standard deviation.
+
+    Returns:
+        The mean of this difference in log merit, at least 0. It is 0 where the winner ran on no
+        fresh seed or no other point did.
+    """
+    others = list[Winner]()
+    for point in confirmed_winners:
+        is_winner = point.trial.number == winner.trial.number
+        if not is_winner and point.runs and not _most_missed(point.runs):
+            others.append(point)
+    if not winner.runs or not others:
+        return 0.0
+    points = [winner, *others]
+    means = np.array([_confirmed_merit(point.trial, point.runs, merit) for point in points])
+    errors = np.array([scatter / math.sqrt(len(point.runs)) for point in points])
+    drawn = np.random.default_rng(LUCK_SEED).standard_normal((LUCK_DRAWS, len(points)))
+    # With its negative each draw has no luck of its own: a winner far ahead has none at all.
+    noise = errors * np.concatenate([drawn, -drawn])
+    chosen = (means + noise).argmin(axis=1)
+    luck = -float(noise[np.arange(len(noise)), chosen].mean())
+    return max(luck, 0.0)
 
 
 def candidates(
