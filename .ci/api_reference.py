@@ -52,7 +52,7 @@ def reference() -> str:
 
 def item(call: str, thing: Any) -> str:
     """Begin the item of a name: how it is called, where it stands, what it is for."""
-    file = Path(inspect.getfile(thing)).relative_to(README.parent)
+    file = Path(inspect.getfile(inspect.unwrap(thing))).relative_to(README.parent)
     return f"* **`{call}`** ([{file}]({file})). {first_sentence(docstring_of(thing))}"
 
 
