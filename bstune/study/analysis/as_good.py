@@ -11,8 +11,8 @@ from bstune.result import AsGood
 
 # By how much more time, or how many more steps, than the least a batch size is as good.
 AS_GOOD_WITHIN = 0.1
-# The least probability that it takes no more than that. On made laws the ends of the range took 1.10
-# of the least time with 0.5, and 1.15 with 0.25 (medians of 48 ends, tests/benchmarks/bench_gain.py).
+# The least probability that it takes no more than that. On made laws the ends of the range took
+# 1.10 of the least time with 0.5, and 1.15 with 0.25 (medians of 48 ends).
 AS_GOOD_CHANCE = 0.5
 
 
