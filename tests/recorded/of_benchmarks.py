@@ -286,6 +286,45 @@ STATED_SECONDS = [
     ),
 ]
 
+# GAIN and AS GOOD of studies of made laws.
+
+GAIN = f"{FOLDER}/gain.jsonl"
+
+
+def gain_and_as_good(path: Path) -> Values:
+    """Count the intervals of GAIN that hold the truth; judge its estimate and the ends of AS GOOD."""
+    held = 0
+    log_errors = list[float]()
+    over_least = list[float]()
+    for row in rows_of(path):
+        over_least += [excess for _, excess in row["as_good"] or []]
+        # Where every run of the reference was stopped, the gain is a bound without an interval.
+        if row["gain"] is None or row["gain"][1] is None:
+            continue
+        ratio, low, high = row["gain"]
+        held += low <= row["truth"] <= high
+        log_errors.append(math.log(ratio / row["truth"]))
+    middle, ninety = of_median_and_p90(over_least)
+    return {
+        "held": held,
+        "n": len(log_errors),
+        "over": math.exp(statistics.fmean(log_errors)),
+        "middle": middle,
+        "high": ninety,
+    }
+
+
+GAINED = [
+    figure(
+        "gain",
+        "GAIN's 90% interval held the true gain in {held} of {n} studies, and its estimate was "
+        "{over:.2f} times the true one. An end of AS GOOD took {middle:.2f} times the least seconds "
+        "(90th percentile {high:.2f})",
+        gain_and_as_good,
+        GAIN,
+    ),
+]
+
 # A first study of two minutes beside a script with TPE.
 
 QUICK = f"{FIRST_ANSWER}/quick.jsonl"
@@ -682,6 +721,7 @@ GROUPS = {
     "COVERED": COVERED,
     "FITTED": FITTED,
     "STATED_SECONDS": STATED_SECONDS,
+    "GAINED": GAINED,
     "FIRST_STUDY": FIRST_STUDY,
     "HYDRA": HYDRA,
     "SMALL_TO_LARGE": SMALL_TO_LARGE,
