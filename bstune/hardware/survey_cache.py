@@ -188,7 +188,11 @@ def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> s
 
 
 def read_survey(path: Path) -> Survey | None:
-    """Give the survey in a file; None where there is none, or one that cannot be read."""
+    """Read the survey in a file.
+
+    None where there is no file, where it cannot be read, and where it holds no survey that
+    this version knows how to read.
+    """
     try:
         return SURVEYS.validate_json(read_bytes(path, "the survey"))
     except (InputError, ValidationError, HardwareError):
