@@ -115,12 +115,21 @@ class ScaleLaw:
     components: tuple[Component, ...]
 
     def at(self, scale: float) -> Estimate:
-        """Predict what a study at this scale would measure, without its measurement's own error."""
+        """Predict the quantity, such as a critical batch size, that a study at ``scale`` would have.
+
+        The error with which that study measures it is left out. ``scale`` is in the unit of the
+        points' scales, and the estimate in that of their values.
+        """
+        # Each component is the law at one choice of its widths. It gives a normal distribution of
+        # the log quantity, less ``level``; the prediction is their weighted mixture.
         log_scale = math.log(scale) - self.centre
         means = list[float]()
         sigmas = list[float]()
         for component in self.components:
-            mean, variance = self._moments(component, np.array([log_scale]), np.array([1.0]))
+            # A sum of one term: f at this scale, with the weight 1.
+            mean, variance = self._moments(
+                component, log_scales=np.array([log_scale]), factors=np.array([1.0])
+            )
             means.append(self.level + mean)
             # Each study has an offset of its own.
             sigmas.append(math.sqrt(variance + component.offset**2))
@@ -136,7 +145,8 @@ class ScaleLaw:
     ) -> tuple[float, float]:
         """Compute mean and variance of a weighted sum of f's values by one component.
 
-        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,).
+        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,), which are less ``centre``. f
+        is the log of the quantity, less ``level``.
         """
         x = np.log([point.scale for point in self.points]) - self.centre
         across = factors @ _covariance(log_scales, x, component.drift)

@@ -65,7 +65,8 @@ class RankedTrial:
 class MetricAtSize:
     """The best metric that a batch size has at the budget's end, and the learning rate for it.
 
-    Each with the ends of its 90% interval.
+    Each has the ends of its 90% interval: ``_low`` is the smaller number, whichever way the metric
+    is to go.
     """
 
     batch_size: int

@@ -92,10 +92,13 @@ class Observation:
 
     number: int
     status: str
+    """``reached``, ``stopped`` or ``diverged``."""
     steps: int
+    """All steps of the chain, at least 1."""
     steps_low: int
     """The last step known to have missed the target, if that was reached; 0 if there is none."""
     seconds_per_step: float | None
+    """None where no step was timed."""
     x: float
     """Log2 of the batch size."""
     z: float
@@ -206,6 +209,7 @@ def infer(
             measured.append((trial.batch_size, trial.seconds_per_step))
     tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     if in_examples:
+        # A step costs 1 for each of its examples, and nothing besides.
         tau = StepTimes(StepTime(0.0, 1.0))
     sizes = np.array([float(trial.batch_size) for trial in trials])
     # Costs ask at the recorded batch sizes, the model at powers of their log2, which differ by
@@ -489,12 +493,19 @@ def _observation(
 
 
 def _add_end(observation: Observation, trial: TrialResult, history: History) -> Observation:
-    """Add how a trial ended its horizon, which replaces the extrapolation of its history."""
+    """Add a trial's horizon and its least log excess, where schedules end with the trial.
+
+    The excess is the metric's distance from its ideal value over the target's distance: its log is
+    0 at the target and less beyond it. It replaces the extrapolation of the history, and is None
+    where the trial ended before its horizon or has no finite evaluation.
+
+    ``history``: the evaluations as (log step, log excess).
+    """
     horizon = max(observation.steps, trial.horizon or 0)
     excess: float | None = None
     if history and observation.steps == horizon:
-        # The least on the way, as the target is met by any evaluation: where a schedule anneals,
-        # that at its end.
+        # Any evaluation on the way may meet the target, so the least excess counts. Where a
+        # schedule anneals the learning rate, the least one is that at its end.
         excess = min(value for _, value in history)
     return replace(observation, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
 

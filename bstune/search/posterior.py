@@ -626,11 +626,15 @@ class _Path:
     def heights(self, theta: Array, temperature: float) -> tuple[Array, Array]:
         """Compute the two parts of the log density at m draws, base and rise: (m,) each.
 
-        At temperature 1 a path from a start gives the posterior as base, and 0 as rise.
+        The log density at ``temperature`` is base + temperature x rise. From the prior, the base is
+        the prior's and the rise is the likelihood. From a start, the base is the start's posterior,
+        and the rise is what leads to the posterior of all trials.
         """
         if self.start is None:
+            # Of these two neither depends on the temperature.
             return log_prior(theta, self.prior), log_likelihood(theta, self.data, self.prior)
         end = log_prior(theta, self.prior) + log_likelihood(theta, self.data, self.prior)
+        # The start's density would cancel at the path's end, so it is not computed there.
         if temperature == 1.0:
             return end, np.zeros(len(theta))
         start_likelihood = log_likelihood(theta, self.start.data, self.start.prior)
