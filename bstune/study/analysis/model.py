@@ -46,7 +46,11 @@ MIN_SLOPE_SPAN = 2.0
 
 
 def ideal_of(prepared: PreparedStudy) -> float | None:
-    """Give the best value that the study's metric can take; None where it has no bound."""
+    """Give the best value that the study's metric can take.
+
+    It is the better one of the metric's bounds, where the user has set them. Otherwise it is 0 for
+    a metric that falls to a positive target, and None for any other.
+    """
     bounds = prepared.options.workload.target.bounds
     if bounds is None:
         return ideal_value(prepared.protocol.target, None)
