@@ -480,16 +480,19 @@ def _digest(path: Path) -> str:
 def complete(workload: Mapping[str, object]) -> dict[str, object]:
     """Fill in the options that a replayed workload leaves open (``???``), from its table.
 
-    They are its name; the range of batch sizes; the reference, which is the geometric middle of the
-    batch sizes and of the learning rates; a budget that no recorded run exceeds, so that trials end
-    where their records do; and the metric, with the target where the table ships. The metric of a
-    user's own table is taken for an error.
+    - The name.
+    - The range of batch sizes.
+    - The reference: the geometric middle of the batch sizes, and that of the learning rates.
+    - A budget that no recorded run exceeds, so that trials end where their records do.
+    - The target's metric. That of a user's own table is taken for an error.
+    - The target's value, if the table is one of those that ship with bstune.
 
     Args:
         workload: the values that the workload states, without those that are missing.
 
     Returns:
-        The value of each option that was left open, by its dotted key in the config.
+        The value of each option that was left open, by its dotted key in the config. The device is
+        always among them: nothing is trained, so it is ``REPLAY_DEVICE`` whatever was stated.
 
     Raises:
         ConfigError: for a workload without a table, and for a user's table without a target.
@@ -502,8 +505,9 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
     table = read_table(path)
     low = table.batch_sizes[0]
     high = table.batch_sizes[-1]
-    # The least budget that no run exceeds: the longest run's steps at the largest batch size, or
-    # the most examples of a run that took more steps.
+    # A trial ends once both its steps and its examples are spent. The steps are those of the longest
+    # run at the largest batch size. Runs that took more steps need the examples besides. Without
+    # such runs the steps alone decide, and the examples are the least that there can be: 1.
     steps = max(run.end for run in table.runs if run.batch_size == high)
     longer = [run.end * run.batch_size for run in table.runs if run.end > steps]
     defaults: dict[str, object] = {

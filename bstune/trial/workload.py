@@ -750,7 +750,8 @@ class LightningBackend(TrialBackend):
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
         """Measure a trial's metrics on the test set, with the weights of its checkpoint.
 
-        They are by name, and empty where there is no test set or no checkpoint.
+        Gives their values by name; none where there is no test set, or no checkpoint of the study's
+        in ``folder``.
         """
         checkpoint = folder.checkpoint(spec.number)
         if self.workload.test_batches is None or not is_own(checkpoint):

@@ -218,6 +218,7 @@ class ImageFileData(LightningDataModule):
         classes: int,
         train_examples: int | None = None,
     ) -> None:
+        """Keep the arguments; the class's docstring has them. :meth:`prepare_data` checks them."""
         super().__init__()
         self._load = load
         self._image_size = image_size
@@ -225,6 +226,7 @@ class ImageFileData(LightningDataModule):
         self._eval_batch_size = eval_batch_size
         self._classes = classes
         self._train_examples = train_examples
+        # The files to train on, and those for the target; None before :meth:`prepare_data`.
         self._files: tuple[ImageFiles, ImageFiles] | None = None
 
     def prepare_data(self) -> None:

@@ -82,6 +82,7 @@ class ImageData(LightningDataModule):
         precision: str | None = None,
         channels_last: bool = False,
     ) -> None:
+        """Keep the arguments; the class's docstring has them. Nothing is read or checked here."""
         super().__init__()
         self._load = load
         self._device = device
@@ -98,7 +99,9 @@ class ImageData(LightningDataModule):
         self._std = std
         self._dtype = HALF_PRECISIONS.get((precision or "").partition("-")[0], torch.float32)
         self._memory_format = torch.channels_last if channels_last else torch.preserve_format
+        # None before it is read.
         self._split: _Split | None = None
+        # Whether the split is on the device already.
         self._on_device = False
 
     def prepare_data(self) -> None:

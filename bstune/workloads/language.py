@@ -153,6 +153,7 @@ class TextData(LightningDataModule):
         train_tokens: int | None = None,
         resident: bool = True,
     ) -> None:
+        """Keep the arguments; the class's docstring has them. The first use reads and checks."""
         super().__init__()
         self._load = load
         self._device = device
@@ -163,8 +164,10 @@ class TextData(LightningDataModule):
         self._stride = stride
         self._train_tokens = train_tokens
         self._resident = resident
+        # None before it is read.
         self._text: Text | None = None
-        # Where it is resident.
+        # The tokens to train on, on the device; None before :meth:`setup`, and where they are not
+        # to be resident there.
         self._train: Tensor | None = None
 
     def prepare_data(self) -> None:
