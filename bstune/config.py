@@ -444,7 +444,11 @@ def _own_hydra() -> Iterator[None]:
 
 
 def plain_error(error: Exception) -> str:
-    """Write Hydra's message without its search path, and with the workloads on one line."""
+    """Write Hydra's message without its search path, and with the workloads on one line.
+
+    Hydra's message on a workload has the problem in its first line, a heading in the second, and
+    the workloads from the third on.
+    """
     message = str(error) or str(error.__cause__)
     lines = list[str]()
     for line in message.split("Config search path")[0].splitlines():

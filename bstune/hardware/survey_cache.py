@@ -136,8 +136,8 @@ def cached(
 ) -> tuple[Survey, bool]:
     """Give the survey with ``key``, and whether it was in the cache.
 
-    One that is not there is measured and kept. So is one whose steps were timed otherwise than
-    ``how``, after a line to ``log``.
+    A survey that is not in the cache is measured and kept. It is measured again, after a line to
+    ``log``, where the steps of the cached one were timed otherwise than ``how``.
     """
     # The workload's name is for people: the key alone tells surveys apart.
     path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"

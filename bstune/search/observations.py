@@ -374,9 +374,9 @@ def start_from_fewer(
     None for few trials. Arguments are as of :func:`infer`; ``prior_of`` makes the prior of some of
     the trials.
 
-    It is itself sampled from a start of fewer trials, down to one that is sampled from the prior,
-    each with a seed of its own. So it is a function of the trials alone, which is remembered: a
-    study that goes on after a kill, in another process, decides as if nothing had happened.
+    The start is itself sampled from a start of fewer trials, down to one that is sampled from the
+    prior, each with a seed of its own. So it is a function of the trials alone: a study that goes
+    on after a kill, in another process, decides as if nothing had happened. Starts are remembered.
     """
     sizes = start_sizes(len(trials))
     if not sizes:

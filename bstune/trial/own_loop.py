@@ -618,6 +618,7 @@ class LoopBackend(TrialBackend):
         It goes on from the trial that ``resumed_from`` records, if the loop has saved that; else it
         starts afresh.
         """
+        # A loop that reports a trial only once it has ended cannot be stopped by a time limit.
         if self._in_hindsight:
             spec = replace(spec, max_seconds=None)
         make_inside(folder.states)

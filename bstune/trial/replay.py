@@ -86,9 +86,11 @@ class Table:
         return self.read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        """Give the end of a trial as :meth:`outcome` does, from given runs.
+        """Give the end of a trial as :meth:`outcome` does, from one given run of each cell.
 
-        They are the runs at ``share``, in [0, 1], of the way through each cell's, by their seeds.
+        It is interpolated between the cells around the point, at most four. Of each cell's runs, in
+        the order of their seeds, the one at ``share`` of the way counts: 0 is the first. Where not
+        all of these runs reached the target, the nearest cell's run alone counts.
         """
         runs = list[Run]()
         weights = list[float]()
@@ -113,7 +115,7 @@ class Table:
             steps_of_run = run.steps_to(target)
             if steps_of_run is not None:
                 steps_of_runs.append(steps_of_run)
-        # Steps to target cannot be read between a corner that reached it and one that did not.
+        # Steps to target cannot be read between a run that reached it and one that did not.
         if len(steps_of_runs) < len(runs):
             return Outcome(
                 steps=steps_of_nearest,
@@ -180,12 +182,14 @@ def replay(
             Only the steps after it cost seconds.
     """
     steps_before = 0 if resumed_from is None else resumed_from.steps
+    # None where the recorded runs could be stopped anywhere.
     horizon = None
     if table.has_horizons:
         horizon = last_step
         outcome = table.horizon_table.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
     else:
         outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
+    # A trial that goes on has its earlier steps in any case.
     steps = min(outcome.end, max(last_step, steps_before))
     reached = outcome.steps is not None and outcome.steps <= steps
     has_diverged = outcome.diverged and steps == outcome.end

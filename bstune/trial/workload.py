@@ -391,7 +391,7 @@ def _has_hooks(data: LightningDataModule) -> bool:
 
 
 def _batches_of_data_module(data: BatchData, options: StudyOptions) -> OpenBatches:
-    """Trials take the batches that the data module hands out itself."""
+    """Make the function that gives a trial its batches: those the data module hands out itself."""
     micro_batch_size = options.protocol.micro_batch_size
     return lambda spec: data.train_batches(spec.batch_size, micro_batch_size, spec.seed)
 
@@ -423,7 +423,7 @@ def _batches_of_loaders(
 def _batches_in_other_sizes(
     training: object, data_at: OpenData | None, options: StudyOptions
 ) -> OpenBatches:
-    """Trials read a loader's data in batches of their own size.
+    """Make the function that gives a trial its batches: a loader's data in its own batch size.
 
     Args:
         training: the loader.
@@ -444,9 +444,9 @@ def _batches_in_other_sizes(
 
 
 def _batches_as_given(data_at: OpenData, seed: int) -> OpenBatches:
-    """Trials take the batches that the user's loaders give at their batch size, as they come.
+    """Make the function that gives a trial its batches: those of the user's loaders, as they come.
 
-    ``seed`` is the study's.
+    The loaders are opened at the trial's batch size. ``seed`` is the study's.
     """
 
     def open_loaders(batch_size: int) -> object:

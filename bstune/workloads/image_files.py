@@ -256,6 +256,7 @@ class ImageFileData(LightningDataModule):
                 f"workload.data.train_examples must be from 1 to {len(images)}, but got "
                 f"{self._train_examples}"
             )
+        # The seed is fixed, so that all trials and studies train on the same images.
         order = np.random.RandomState(0).permutation(len(images))[: self._train_examples]
         return self._loader(
             torch.utils.data.Subset(images, order.tolist()), batch_size=1, shuffle=True

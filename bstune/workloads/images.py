@@ -140,6 +140,7 @@ class ImageData(LightningDataModule):
         """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         data = self._resident()
         images = data.train[0]
+        # On a CPU each batch is made alone.
         examples_at_once = 1
         if images.device.type != "cpu":
             examples_at_once = AT_ONCE_BYTES // images[0].numel()

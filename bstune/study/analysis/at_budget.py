@@ -136,6 +136,7 @@ def _point(
             predicted = entry.fresh_metric
             break
     value = trial.best_value(mode)
+    # No finite evaluation.
     if value is None:
         value = math.nan
     return PointAtBudget(

@@ -129,7 +129,8 @@ def study_posterior(
         prepared: the study.
         done: its trials.
         particles: how many draws.
-        target: at which the trials' records are; None: the study's own.
+        target: towards which the trials are read, where it is another one than the study's; None:
+            the study's own.
     """
     sampler = _sampler_of(prepared, target)
     rng = np.random.default_rng(prepared.budget.seed)

@@ -297,8 +297,8 @@ def _median_step_times(rows: Iterable[TableRow]) -> dict[int, float]:
 def _thinned(recorded: Mapping[str, Any]) -> TableRow:
     """Thin the evaluations of a row so that the steps to any target stay the same.
 
-    Kept are new lowest and highest values, the last evaluation, and others ``THINNING_RATIO`` apart
-    in steps.
+    Kept are new lowest and new highest values, as the metric may be one that falls or one that
+    rises; the last evaluation; and others ``THINNING_RATIO`` apart in steps.
     """
     steps: list[int] = []
     metric: list[float] = []

@@ -107,6 +107,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         self.objective = objective
         self._miss = miss
         self._table = read_table(source.path)
+        # The cost of the costliest recorded run, in seconds or steps.
         self._longest = max(self._cost_of(run) for run in self._table.runs)
         self.spent = 0.0
         self.runs: dict[int, Run] = {}
