@@ -167,10 +167,12 @@ def _difference(how: HowTimed, survey: Survey) -> str | None:
 
 
 def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> str | None:
-    """Why a kept choice of threads does not stand where ``counts`` can be chosen.
+    """Say why a cached survey's choice of threads does not hold here; None if it does.
 
-    None if it does stand. Empty ``counts`` mean that torch's threads are left alone here, and no
-    ``choice`` means that they were then.
+    Args:
+        counts: the numbers of threads that can be chosen here; empty: torch's threads are left
+            alone.
+        choice: that of the survey; None: it left torch's threads alone.
     """
     if choice is None:
         return "its number of threads was left alone" if counts else None
@@ -180,7 +182,7 @@ def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> s
     if choice.threads not in counts:
         wanted = " or ".join(str(count) for count in counts)
         return f"its steps ran on {threads}, and this study's run on {wanted}"
-    # One that was given says nothing of the others.
+    # A number that was given, not chosen by its timing, says nothing of the others.
     was_chosen = len(choice.timings) > 0 or len(counts) == 1
     if not was_chosen:
         return f"its steps ran on {threads}, and no other number was tried"

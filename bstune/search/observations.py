@@ -724,8 +724,8 @@ def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
 def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     """Predict a fresh seed's log S where no schedule ends with the trial.
 
-    By the place of each reached observation. The runs at its point draw the model's mean towards
-    them, as in :func:`fresh_steps`.
+    Gives a prediction for each observation that reached the target, by its place among all. The
+    runs at an observation's point draw the model's mean towards them, as in :func:`fresh_steps`.
     """
     data = posterior.data
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)

@@ -341,13 +341,13 @@ class Tracking:
         self._whole[result.number] = run_id, start
 
     def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
-        """Send the results to the study's run, or to a new run if that has some already."""
+        """Send the results to the study's run, or to a new one if the run has results already."""
         client = self._client
         # The run's results may be of fewer trials, or half sent and perhaps still on their way.
         has_results = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._parent
         if has_results:
-            # The new run has the same colour. In the UI a user may have deleted it.
+            # The new run has the same colour, unless a user has deleted that in the UI.
             colour = parent.data.tags.get(colours.COLOUR_TAG)
             parent = self._create_parent(colour or colours.next_colour(self._other_colours()))
         else:

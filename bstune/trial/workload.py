@@ -399,7 +399,10 @@ def _batches_of_data_module(data: BatchData, options: StudyOptions) -> OpenBatch
 def _batches_of_loaders(
     training: object, is_plain: bool, options: StudyOptions, recipe: Recipe, notes: list[str]
 ) -> OpenBatches:
-    """Trials take batches from the user's loaders: in other sizes, or as the loaders give them.
+    """Make the function that gives a trial its batches from the user's loaders.
+
+    The loaders' data are put together in the trial's batch size. Loaders whose data cannot be are
+    opened at that size, and their batches are taken as they come.
 
     Args:
         training: the loader or loaders.

@@ -118,6 +118,7 @@ class TrialCallback(Callback):
         parts.one_process.end_copy()
         parts.agreed_stop.hold(trainer)
         parts.state.loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        # The step is not complete: further micro-batches follow.
         if (batch_idx + 1) % self._micro_batches:
             return
         parts.step_count.end_step(trainer)
