@@ -669,16 +669,16 @@ class LeastCost(NamedTuple):
     steps: float
     """The steps that its runs take until one reaches the target."""
     horizon: float
-    """Steps."""
+    """The steps after which such a run's schedule ends."""
 
 
 def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
     """Find the horizon of least cost at each reached observation's point, by its number.
 
-    The cost of a horizon is the steps that its runs take until one of them reaches the target. The
-    logarithms of both are over S, the steps of a fresh seed.
+    The cost of a horizon is the steps that its runs take until one of them reaches the target.
     """
-    # The step at which a run of each horizon meets the target.
+    # Log of the step at which a run of each horizon meets the target, over S, the steps that a
+    # fresh seed takes. Horizons and costs are over S here, too.
     met = log_met(posterior.theta[:, posterior.prior.horizon_law])
     costs = dict[int, LeastCost]()
     for place, (log_s, deviation) in _fresh_at_horizons(posterior).items():
@@ -686,8 +686,10 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
         longest = math.inf
         if posterior.budget is not None:
             longest = math.log(posterior.budget(2.0**trial.x)) - log_s
-        above, cost = least_cost(met, deviation, longest, shortest=RELIABLE)
-        costs[trial.number] = LeastCost(cost * math.exp(log_s), math.exp(log_s + above))
+        log_horizon, cost = least_cost(met, deviation, longest, shortest=RELIABLE)
+        costs[trial.number] = LeastCost(
+            steps=cost * math.exp(log_s), horizon=math.exp(log_s + log_horizon)
+        )
     return costs
 
 

@@ -376,7 +376,7 @@ class Tracking:
     def _write_checkpoint(self, result: StudyResult) -> None:
         """Send the winner's checkpoint, if this machine has it.
 
-        If not, best.yaml tells how to train the winner again. It is sent in any case.
+        If not, best.yaml, which is sent in any case, tells how to train the winner again.
         """
         winner = result.winner
         if winner is None:

@@ -188,7 +188,8 @@ class ImageData(LightningDataModule):
             train, validation, test = split_images(
                 dataset, self._validation, self._test, self._split_seed
             )
-            # They are of all images that are left to train on: a smaller set is normalised alike.
+            # The mean and the deviation are of all images that are left to train on. So a smaller
+            # set of them, by ``train_examples``, is normalised alike.
             mean, std = self._mean_std(train.images, dataset.white)
             # (pixels / white - mean) / std, per channel, as one scale and one shift.
             scales = [1 / (dataset.white * deviation) for deviation in std]

@@ -151,7 +151,11 @@ def study_posterior(
 def budget_posteriors(
     prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, shares: Sequence[float]
 ) -> dict[float, BudgetPosterior]:
-    """Sample the posterior of the objective loss at shares of the budget; give it by share."""
+    """Sample the posterior of the objective loss at each of some shares of the budget.
+
+    A share s, of (0, 1], stands for a study whose trials end at s times the budget. The posteriors
+    are given by their shares.
+    """
     sampler = _sampler_of(prepared)
     searched = _as_searched(prepared, done)
     by_share = dict[float, BudgetPosterior]()

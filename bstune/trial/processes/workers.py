@@ -374,6 +374,7 @@ class Workers:
             raise Terminated(128 + self._signal)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # One process is kept for later, where no error has ended the context.
         if kind is None and self._spare is not None:
             for worker in self._workers:
                 if isinstance(worker, Process) and worker.is_usable:
