@@ -1,4 +1,4 @@
-"""How often GAIN's 90% interval holds the true gain, its winner chosen on the seeds that judge it.
+"""Does GAIN's 90% interval hold the true gain, and are the ends of AS GOOD as good as said?
 
     python tests/benchmarks/bench_gain.py [--studies 40] [--first 0] [--noise 0.3] [--json FILE]
 
@@ -6,7 +6,8 @@ Each study searches a made law (``bench_coverage.py`` draws it), every trial wit
 normal deviation of log S of ``--noise``. It has a reference of a batch size of 32 to 256, whose rate
 lies from two octaves below the best one to one above. It is a whole study: baseline, search, up to
 ``search.candidates`` finalists on fresh seeds, the reference on those of the winner. The true gain is
-the law's own seconds at the reference over those at the pair that USE names. No clock goes in.
+the law's own seconds at the reference over those at the pair that USE names. An end of AS GOOD is
+judged by the law's seconds there, at the rate that is advised, over the least. No clock goes in.
 """
 
 import json
@@ -25,9 +26,10 @@ from unittest.mock import patch
 import numpy as np
 from bench_coverage import LRS, draw_law
 from common import machine, options_of, write
-from synthetic import TARGET, Law, law_table
+from synthetic import BATCH_SIZES, TARGET, Law, law_table
 
 from bstune.__main__ import main as bstune
+from bstune.sweeps.search_problem import percentile
 from bstune.trial import replay
 from bstune.trial.replay import Table
 
@@ -128,6 +130,7 @@ def row(law: Law, reference: Reference, seed: int, result: dict[str, Any]) -> di
         "use": None,
         "truth": None,
         "gain": None,
+        "as_good": None,
     }
     if winner is not None:
         kept["use"] = [winner["batch_size"], winner["lr"]]
@@ -135,7 +138,21 @@ def row(law: Law, reference: Reference, seed: int, result: dict[str, Any]) -> di
         kept["truth"] = own / seconds(law, winner["batch_size"], winner["lr"])
     if gain is not None:
         kept["gain"] = [gain["ratio"], gain["low"], gain["high"]]
+    good = result["as_good"]
+    if good is not None:
+        least = least_seconds(law)
+        ends = list[list[float]]()
+        for end in ("low", "high"):
+            batch_size = good[end]
+            ends.append([batch_size, seconds(law, batch_size, good[f"lr_{end}"]) / least])
+        kept["as_good"] = ends
     return kept
+
+
+def least_seconds(law: Law) -> float:
+    """Give the law's least seconds to the target, over whole batch sizes at their best rates."""
+    sizes = range(BATCH_SIZES[0], BATCH_SIZES[-1] + 1)
+    return min(seconds(law, size, law.best_lr(size)) for size in sizes)
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -158,6 +175,12 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         f"estimate is {math.exp(statistics.fmean(log_errors)):.2f} of it, by the geometric mean; "
         f"median width {statistics.median(widths):.2f}"
     )
+    over_least = sorted(excess for kept in rows for _, excess in kept["as_good"] or [])
+    if over_least:
+        print(
+            f"an end of AS GOOD takes {statistics.median(over_least):.2f} times the least seconds "
+            f"(median of {len(over_least)}; 90th percentile {percentile(over_least, 0.9):.2f})"
+        )
 
 
 def main() -> None:

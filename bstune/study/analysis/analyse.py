@@ -26,7 +26,7 @@ from bstune.result import (
 )
 from bstune.search.frontier_findings import best_learning_rates, steps_band
 from bstune.search.observations import Posterior, chance_of_reaching, fresh_horizons, fresh_steps
-from bstune.search.posterior import frontier
+from bstune.search.posterior import log_steps
 from bstune.study.analysis.as_good import sizes_as_good
 from bstune.study.analysis.critical import (
     INTERVAL,
@@ -234,11 +234,13 @@ def merit_draws(
 ) -> NDArray[np.float64]:
     """Draw the log of the steps, or seconds, to the target at each batch size of a curve.
 
-    Steps are drawn from the posterior, and the error of tau(B) from ``law``, if that is given. The
-    shape is (draws, batch sizes).
+    They are those at the curve's learning rates, which a user would take: what is not known of the
+    best rate makes them more. Steps are drawn from the posterior, and the error of tau(B) from
+    ``law``, if that is given. The shape is (draws, batch sizes).
     """
     sizes = np.array(curve.batch_size)
-    drawn = frontier(posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior)
+    points = posterior.prior.points_at(np.log2(sizes), np.log2(curve.lr))
+    drawn = log_steps(posterior.theta, points, posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
         return drawn
     drawn = drawn + np.log(curve.seconds_per_step)
