@@ -444,7 +444,11 @@ def _own_hydra() -> Iterator[None]:
 
 
 def plain_error(error: Exception) -> str:
-    """Write Hydra's message without its search path, and with the workloads on one line."""
+    """Write Hydra's message without its search path, and with the workloads on one line.
+
+    Hydra's message on a workload has the problem in its first line, a heading in the second, and
+    the workloads from the third on.
+    """
     message = str(error) or str(error.__cause__)
     lines = list[str]()
     for line in message.split("Config search path")[0].splitlines():
@@ -582,12 +586,23 @@ def _options_and_mistakes(
 ) -> tuple[StudyOptions | None, list[str]]:
     """Give the options of a config, and its mistakes, a line each.
 
-    The options are None if a value is refused.
+    Args:
+        config: in which all choices are made.
+        unknown: dotted keys of options that were already found to be unknown.
+        groups: further sections, which the user's own files refer to.
+
+    Returns:
+        The options, None if a value is refused, and the lines.
     """
-    names = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
-    mistakes = {name: _unknown_line(name, names) for name in unknown}
+    # The value of each option by its dotted key, as it is written: references are not resolved.
+    written = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
+    # The line of each mistake, by the option's dotted key.
+    mistakes = {name: _unknown_line(name, written) for name in unknown}
     values = _resolve(config, "", mistakes)
+    # Secrets among the values are hidden in all that is printed from here on.
     remember(values)
+    # A section of the user's own is no option of bstune's. It serves references, which are resolved
+    # by now.
     known = dict[str, object]()
     for name, value in values.items():
         if name in OPTION_NAMES or name not in groups:
@@ -601,12 +616,13 @@ def _options_and_mistakes(
             name = ".".join(str(part) for part in details["loc"])
             line = mistake(name, details)
             if details["type"] == "extra_forbidden":
-                line = _unknown_line(name, names)
+                line = _unknown_line(name, written)
+            # A missing value, or one that cannot be read, has its line from ``_resolve``.
             mistakes.setdefault(name, line)
     lines = list[str]()
     for name, line in mistakes.items():
         # An option that is a copy of another one, ${name}, has the other's mistake.
-        original = str(names.get(name))[2:-1]
+        original = str(written.get(name))[2:-1]
         if original not in mistakes:
             lines.append(line)
     # If options are copies of each other, none has a line yet: then all have one.

@@ -115,12 +115,21 @@ class ScaleLaw:
     components: tuple[Component, ...]
 
     def at(self, scale: float) -> Estimate:
-        """Predict what a study at this scale would measure, without its measurement's own error."""
+        """Predict the quantity, such as a critical batch size, that a study at ``scale`` would have.
+
+        The error with which that study measures it is left out. ``scale`` is in the unit of the
+        points' scales, and the estimate in that of their values.
+        """
+        # Each component is the law at one choice of its widths. It gives a normal distribution of
+        # the log quantity, less ``level``; the prediction is their weighted mixture.
         log_scale = math.log(scale) - self.centre
         means = list[float]()
         sigmas = list[float]()
         for component in self.components:
-            mean, variance = self._moments(component, np.array([log_scale]), np.array([1.0]))
+            # A sum of one term: f at this scale, with the weight 1.
+            mean, variance = self._moments(
+                component, log_scales=np.array([log_scale]), factors=np.array([1.0])
+            )
             means.append(self.level + mean)
             # Each study has an offset of its own.
             sigmas.append(math.sqrt(variance + component.offset**2))
@@ -136,7 +145,8 @@ class ScaleLaw:
     ) -> tuple[float, float]:
         """Compute mean and variance of a weighted sum of f's values by one component.
 
-        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,).
+        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,), which are less ``centre``. f
+        is the log of the quantity, less ``level``.
         """
         x = np.log([point.scale for point in self.points]) - self.centre
         across = factors @ _covariance(log_scales, x, component.drift)
@@ -158,6 +168,7 @@ class ScaleLaw:
     def _quantile(self, share: float, means: Array, sigmas: Array) -> float:
         """Find a quantile of a mixture of normals, one for each component, by bisection."""
         weights = np.array([component.weight for component in self.components])
+        # No share that is asked for lies farther out than 10 deviations of every component.
         low = float((means - 10.0 * sigmas).min())
         high = float((means + 10.0 * sigmas).max())
         for _ in range(BISECTIONS):
@@ -184,7 +195,7 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
     centre = float(x.mean())
     level = float(y.mean())
     components = _components(points, x - centre, y - level)
-    # The exponent is told by the rest of the law.
+    # The exponent is computed from the rest of the law, and put in last.
     blank = Estimate(0.0, 0.0, 0.0)
     law = ScaleLaw(
         exponent=blank,
@@ -195,6 +206,7 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
         level=level,
         components=components,
     )
+    # The mean slope is a weighted sum of f's values at both ends: their difference over the distance.
     log_ends = np.log([scales[0], scales[-1]]) - centre
     factors = np.array([-1.0, 1.0]) / (log_ends[1] - log_ends[0])
     moments = [law._moments(component, log_ends, factors) for component in components]
@@ -248,14 +260,15 @@ def _components(points: Sequence[ScalePoint], x: Array, y: Array) -> tuple[Compo
 def _log_prior(value: float, grid: Sequence[float], sigma: float) -> float:
     """Compute the log of a half-normal prior's weight of one value of a grid.
 
-    It is the density there times the width of the axis for which the value stands. A value that is
-    not on the grid has no alternative: its weight is 1.
+    The weight is the density there, up to a factor that all values share, times the width of the
+    part of the axis for which the value stands. A value that is not on the grid has no alternative:
+    its weight is 1.
     """
     if value not in grid:
         return 0.0
     i = grid.index(value)
-    # It ends halfway to the neighbours; the first one's begins at 0, and the last one's is
-    # symmetric.
+    # That part ends halfway to the neighbours. The first value's part begins at 0. The last value's
+    # part goes on above it as far as it begins below.
     below = 0.0
     if i > 0:
         below = (grid[i - 1] + value) / 2.0

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ ProbeOutcome = Literal["fits", "startup", "training", "evaluation", "error", "de
 PROBE_GROWTH = 16
 # No line is drawn through a difference below this share of the memory that is left.
 MIN_RISE = 0.05
+# Where a line says wrongly that a failed size fits, the next probe is this part of the bracket below
+# the failed one.
+FIRST_STEP_BACK = 1 / 8
 # Probes of one size differ by some percent. One that takes less than this share of the limit need
 # not be repeated.
 FAR_BELOW = 0.5
@@ -194,7 +197,11 @@ class _Bracket:
         return [result for result in self.done if result.fits]
 
     def run(self, batch_size: int) -> ProbeResult:
-        """Probe a batch size and keep the result. HardwareError if the device is lost."""
+        """Probe a batch size, keep the result and report it.
+
+        A size that does not fit becomes the bracket's upper end. HardwareError if the device is
+        lost.
+        """
         result = self.probe(batch_size)
         self.done.append(result)
         self.report(result)
@@ -281,6 +288,7 @@ def find_ceiling(
     all_fits = False
     if largest_first and low < high:
         all_fits = bracket.run(high).fits and bracket.passes(high, verify)
+    # The last probe of ``high``, before smaller sizes are probed; empty where none has run.
     at_high = bracket.done[-1:]
     fit = _smallest_that_runs(bracket)
     smallest = fit.batch_size
@@ -294,6 +302,7 @@ def find_ceiling(
         (fit,) = at_high
     else:
         fit = _close_in(bracket, fit)
+        # A size that fails when it is repeated is the new upper end.
         while not bracket.passes(fit.batch_size, verify):
             fit = _close_in(bracket, _largest_below(bracket, fit.batch_size))
     bad = bracket.bad
@@ -424,9 +433,10 @@ def _does_not_fit(result: ProbeResult) -> HardwareError:
 def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
     """Probe until the bracket is as narrow as the precision, its range ends, or it is late.
 
-    Each probe is where a line through the probes so far meets the limit, or close to that. Gives
-    the largest probe that fits.
+    :func:`_next_size` chooses each size. Begins with ``fit``, the largest probe that fits so far,
+    and gives the largest one in the end.
     """
+    # The bracket's width before each probe, in examples; infinite while nothing has failed.
     widths = list[float]()
     # How often in a row a size fitted above the limit by the line, or failed below it.
     fitted_beyond = 0
@@ -435,45 +445,91 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
         size = fit.batch_size
         end = bracket.end
         is_bracketed = bracket.bad is not None
-        precision = bracket.precision(size)
-        is_narrow = end - size <= precision or bracket.snap(end - 1, size) >= end
+        # ``end`` has failed. The bracket is narrow, too, where no size to probe is left below it.
+        no_size_between = bracket.snap(end - 1, above=size) >= end
+        is_narrow = end - size <= bracket.precision(size) or no_size_between
         if size == end or (is_bracketed and is_narrow):
             return fit
         if bracket.is_late():
             return fit
         widths.append(end - size if is_bracketed else math.inf)
-        limit_at = _limit_at(bracket.done, fit)
-        is_close = is_bracketed and end <= 2 * size
-        confirms = False
-        backs_off = False
-        # No line yet: the middle of the bracket in log B, or far above where nothing has failed.
-        if limit_at is None and is_bracketed:
-            wanted = math.sqrt(size * end)
-        elif limit_at is None:
-            wanted = size * PROBE_GROWTH
-        # The last two probes have not halved the bracket: its middle does.
-        elif is_close and len(widths) > 2 and widths[-1] > widths[-3] / 2:
-            wanted = (size + end) / 2
-        elif is_bracketed and limit_at >= end:
-            # The line says that the failed size fits: each time that it is wrong, farther back.
-            backs_off = True
-            wanted = end - max(precision, (end - size) / 8) * 2**failed_before
-        # The largest size that fits is at the limit already: one just above it is to fail.
-        elif limit_at - size <= precision:
-            confirms = True
-            wanted = size + precision * 2**fitted_beyond
-        elif precision > bracket.multiple:
-            # A margin, so that a bracket of one precision has the limit in its middle.
-            wanted = limit_at - precision / 2
-        else:
-            wanted = limit_at
-        if is_bracketed and not size < bracket.snap(wanted, size) < end:
-            wanted = (size + end) / 2
-        result = bracket.run(bracket.snap(wanted, size))
-        fitted_beyond = fitted_beyond + 1 if confirms and result.fits else 0
-        failed_before = failed_before + 1 if backs_off and not result.fits else 0
+        chosen = _next_size(bracket, fit, widths, fitted_beyond, failed_before)
+        result = bracket.run(chosen.batch_size)
+        fitted_beyond = fitted_beyond + 1 if chosen.confirms and result.fits else 0
+        failed_before = failed_before + 1 if chosen.backs_off and not result.fits else 0
         if result.fits:
             fit = result
+
+
+class _NextSize(NamedTuple):
+    """The batch size to probe next, and which of two rules has chosen it, if either."""
+
+    batch_size: int
+    confirms: bool = False
+    """Whether it is just above the limit by the line, where it is to fail."""
+    backs_off: bool = False
+    """Whether it is below a failed size that fits by the line."""
+
+
+def _next_size(
+    bracket: _Bracket,
+    fit: ProbeResult,
+    widths: Sequence[float],
+    fitted_beyond: int,
+    failed_before: int,
+) -> _NextSize:
+    """Choose the batch size to probe next, by the first of these cases that holds.
+
+    "The line" goes through the largest sizes that fit, and "the limit" is where it meets the bytes
+    that a probe may take. A bracket is closed once a size has failed.
+
+    1. There is no line yet: the middle of a closed bracket in log B, else a size far above.
+    2. The last two probes have not halved a bracket whose ends are within a factor of 2: its
+       middle, which does.
+    3. The limit is at a size that has failed, or beyond it: a size below the failed one, farther
+       below each time that the line is wrong in a row.
+    4. The limit is within the precision of the largest size that fits: a size just above that one,
+       which is to fail; farther above each time that it fits in a row.
+    5. Else the limit itself. Where the precision is more than one multiple the size is half of the
+       precision lower, so that a bracket of one precision has the limit in its middle.
+
+    A size outside of a closed bracket is replaced by the bracket's middle.
+
+    Args:
+        bracket: with the probes so far.
+        fit: the probe of the largest size that fits.
+        widths: the bracket's width before each probe, this one included.
+        fitted_beyond: how often in a row case 4 was wrong.
+        failed_before: how often in a row case 3 was wrong.
+    """
+    size = fit.batch_size
+    # The smallest size that has failed, or the end of the range while none has.
+    end = bracket.end
+    is_closed = bracket.bad is not None
+    precision = bracket.precision(size)
+    limit_at = _limit_at(bracket.done, fit)
+    is_close = is_closed and end <= 2 * size
+    confirms = False
+    backs_off = False
+    if limit_at is None and is_closed:
+        wanted = math.sqrt(size * end)
+    elif limit_at is None:
+        wanted = size * PROBE_GROWTH
+    elif is_close and len(widths) > 2 and widths[-1] > widths[-3] / 2:
+        wanted = (size + end) / 2
+    elif is_closed and limit_at >= end:
+        backs_off = True
+        wanted = end - max(precision, (end - size) * FIRST_STEP_BACK) * 2**failed_before
+    elif limit_at - size <= precision:
+        confirms = True
+        wanted = size + precision * 2**fitted_beyond
+    elif precision > bracket.multiple:
+        wanted = limit_at - precision / 2
+    else:
+        wanted = limit_at
+    if is_closed and not size < bracket.snap(wanted, above=size) < end:
+        wanted = (size + end) / 2
+    return _NextSize(bracket.snap(wanted, above=size), confirms, backs_off)
 
 
 def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
@@ -505,8 +561,10 @@ def _limit_at(done: Sequence[ProbeResult], fit: ProbeResult) -> float | None:
 def memory_limit(root: Path, resident: int) -> int:
     """Give the bytes that one more process may take beside the ``resident`` bytes of this one.
 
+    It is the least of what the machine has free and of what the container's limits leave.
     ``root`` is ``/``; tests have another. HardwareError where nothing is left.
     """
+    # What this process takes is not free any more. A container's limit still includes it.
     limits = [(_available(root), "the memory that is free")]
     for limit in _cgroup_limits(root):
         limits.append((limit - resident, f"the container's {limit:,} bytes"))

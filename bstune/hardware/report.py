@@ -164,7 +164,11 @@ def headline(survey: Survey, cached: bool) -> tuple[str, ...]:
 
 
 def survey_tables(survey: Survey) -> Group:
-    """Give the tables of all that a survey found, for a console of 80 columns."""
+    """Give the tables of all that a survey found, for a console of 80 columns.
+
+    The first has the steps that were timed. Two on other devices follow, where their makers'
+    figures allow a prediction. The last has a line for each other fact.
+    """
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(overflow="fold")
@@ -187,6 +191,7 @@ def survey_tables(survey: Survey) -> Group:
     tables = [_timings_table(survey)]
     if survey.elsewhere:
         tables.append(_elsewhere_table(survey, "ridge, turning batch size", _turning_text))
+        # The largest batch size that was timed, and the seconds of its step on this device.
         largest, seconds = survey.pairs[-1]
         tables.append(
             _elsewhere_table(

@@ -48,8 +48,13 @@ def open_short_trials(options: StudyOptions, recipe: Recipe, warmup_steps: int) 
 def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> Iterator[TimeTrial]:
     """Start a process for each device, and give the function that times steps on all of them.
 
-    The function gives one number, the median of the steps' seconds. It raises HardwareError if the
-    batch size cannot be trained.
+    The function takes a batch size, a learning rate and a number of steps. It gives one number, the
+    median of the steps' seconds. It raises HardwareError if the batch size cannot be trained.
+
+    Args:
+        options: resolved.
+        recipe: what builds the workload's parts.
+        warmup_steps: steps before the timed ones.
     """
     devices = options.devices
     opens = partial(open_short_trials, options, recipe, warmup_steps)
@@ -71,6 +76,7 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
                 workers.start(spec, Output(Path()), None)
                 finished = workers.wait()
             result = finished.result()
+            # The trial has no target: where all goes well its last step stops it.
             if result.status != "stopped" or result.seconds_per_step is None:
                 message = result.message or "its module stopped it"
                 reason = f"{message} (status {result.status}, step {result.steps})"

@@ -253,16 +253,22 @@ def measure_with(
     time_steps: TimeSteps,
     log: Callable[[str], None],
 ) -> Survey:
-    """Measure what the hardware allows for a workload, where ``time_steps`` times the steps.
+    """Measure what the hardware allows for a workload, by a function that times its steps.
 
-    It may do so in another process. ``how`` says how it times them. For the other arguments see
-    :func:`measure`.
+    The survey has ``hardware.seconds`` in all. No probe of memory begins once their share of it,
+    ``PROBES_SHARE``, is over. The steps are timed in what is then left.
+
+    ``time_steps`` times the steps, in this process or in another one, and ``how`` says how. For the
+    other arguments see :func:`measure`.
     """
     start = time.perf_counter()
     hardware = options.hardware
 
     def seconds_left() -> float:
         return hardware.seconds - (time.perf_counter() - start)
+
+    def is_late_for_probes() -> bool:
+        return seconds_left() < (1.0 - PROBES_SHARE) * hardware.seconds
 
     device = torch.device(options.device)
     log(
@@ -283,9 +289,12 @@ def measure_with(
         multiple=space.multiple,
         relative=getattr(hardware.memory.relative, device.type),
         steps=steps,
+        # A probe is ended after these seconds.
         seconds=hardware.memory.probe_seconds,
+        # This ends nothing: sizes whose probe is predicted to take longer are not probed.
         wanted_seconds=PROBES_SHARE * hardware.seconds,
-        is_late=lambda: seconds_left() < (1.0 - PROBES_SHARE) * hardware.seconds,
+        is_late=is_late_for_probes,
+        # If the largest size fits, only the smallest one is probed besides.
         largest_first=True,
         verify=hardware.memory.verify,
         report=lambda result: log(probe_text(result)),
@@ -329,9 +338,16 @@ def usable_sizes(high: int, budget: Budget) -> tuple[int, tuple[str, ...]]:
     """Give the largest batch size up to ``high`` that a trial's budget can use.
 
     A batch larger than all examples of the budget would be the trial's only one. Such sizes are
-    left out, and the second value is a note on that; else it is empty.
+    left out.
+
+    Returns:
+        The batch size, and a note that sizes are left out; no note where none are.
     """
-    if budget.steps > 1 or high <= budget.examples or budget.examples <= 1:
+    # With more than one step in the budget, a trial takes that many at any batch size.
+    has_several_steps = budget.steps > 1
+    # A single step at any batch size, the smallest included: no size is better than another.
+    is_single_step = budget.examples <= 1
+    if has_several_steps or is_single_step or high <= budget.examples:
         return high, ()
     beyond = f"batch sizes past budget.examples={budget.examples}"
     return budget.examples, (f"{beyond} are left out: a trial would be one step",)

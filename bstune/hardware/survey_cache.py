@@ -136,8 +136,8 @@ def cached(
 ) -> tuple[Survey, bool]:
     """Give the survey with ``key``, and whether it was in the cache.
 
-    One that is not there is measured and kept. So is one whose steps were timed otherwise than
-    ``how``, after a line to ``log``.
+    A survey that is not in the cache is measured and kept. It is measured again, after a line to
+    ``log``, where the steps of the cached one were timed otherwise than ``how``.
     """
     # The workload's name is for people: the key alone tells surveys apart.
     path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
@@ -167,10 +167,12 @@ def _difference(how: HowTimed, survey: Survey) -> str | None:
 
 
 def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> str | None:
-    """Why a kept choice of threads does not stand where ``counts`` can be chosen.
+    """Say why a cached survey's choice of threads does not hold here; None if it does.
 
-    None if it does stand. Empty ``counts`` mean that torch's threads are left alone here, and no
-    ``choice`` means that they were then.
+    Args:
+        counts: the numbers of threads that can be chosen here; empty: torch's threads are left
+            alone.
+        choice: that of the survey; None: it left torch's threads alone.
     """
     if choice is None:
         return "its number of threads was left alone" if counts else None
@@ -180,7 +182,7 @@ def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> s
     if choice.threads not in counts:
         wanted = " or ".join(str(count) for count in counts)
         return f"its steps ran on {threads}, and this study's run on {wanted}"
-    # One that was given says nothing of the others.
+    # A number that was given, not chosen by its timing, says nothing of the others.
     was_chosen = len(choice.timings) > 0 or len(counts) == 1
     if not was_chosen:
         return f"its steps ran on {threads}, and no other number was tried"
@@ -188,7 +190,11 @@ def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> s
 
 
 def read_survey(path: Path) -> Survey | None:
-    """Give the survey in a file; None where there is none, or one that cannot be read."""
+    """Read the survey in a file.
+
+    None where there is no file, where it cannot be read, and where it holds no survey that
+    this version knows how to read.
+    """
     try:
         return SURVEYS.validate_json(read_bytes(path, "the survey"))
     except (InputError, ValidationError, HardwareError):

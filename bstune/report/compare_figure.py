@@ -285,7 +285,13 @@ def _draw_rows(
 ) -> None:
     """Draw a row for each study: a mark with its interval, a text above and lines below it.
 
-    ``row_of`` gives a study's row.
+    The mark is hollow where the study's row is not reliable.
+
+    Args:
+        axes: that get the rows.
+        studies: the first one is at the top.
+        row_of: gives a study's row.
+        title: of the axes.
     """
     rows = [row_of(look.study) for look in studies]
     values = list[float]()

@@ -199,7 +199,12 @@ def _size_limits(
 
 
 def _draw_panel(axes: "Axes", view: _View, result: StudyResult) -> None:
-    """Draw a panel of steps or of time: trials, the curve with its band, winners, the baseline."""
+    """Draw a panel of steps, or of time, to the target over batch size.
+
+    From back to front: the trials that reached the target, the curve with its band, the frontier's
+    points, arrows for its stopped trials, and the winners with the baseline. An empty panel says
+    why it is empty.
+    """
     shown = view.shown
     log_axis(axes, "x", view.x_limits)
     values = _heights(shown)

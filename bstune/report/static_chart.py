@@ -200,7 +200,8 @@ def _axis(
         values += trace[name]
     if kind == "category":
         names = tuple(str(value) for value in dict.fromkeys(values))
-        # The first category stands at the top, where pixels begin.
+        # The first category stands at the top, where pixels begin. A little more than half of a
+        # category's distance is left free beyond the first and the last one.
         return _Axis(kind=kind, low=-0.6, high=len(names) - 0.4, start=end, end=start, names=names)
     if "range" in stated:
         low, high = stated["range"]
@@ -349,7 +350,10 @@ def _areas_first(traces: Sequence[PlotlyTrace]) -> list[PlotlyTrace]:
 
 
 def _trace(trace: PlotlyTrace, frame: _Frame) -> str:
-    """Draw a trace: its area or its line, its error bars, its marks and their texts."""
+    """Write a trace as SVG elements: its area or its line, its error bars, its marks, their texts.
+
+    ``frame`` gives the pixels of the trace's points.
+    """
     points = frame.points(trace)
     parts = list[str]()
     mode = trace.get("mode", "lines")

@@ -123,11 +123,12 @@ def suggest_within_budget(
 def first_share_steps(last_step: int, ruler: Ruler, policy: Policy) -> int:
     """Choose the step to which a new trial runs first, where its budget ends at ``last_step``.
 
-    It is at least the share at which the best full trial, the ruler, was first evaluated: a trial
-    that stops before that cannot be compared with it.
+    The share of the budget is the policy's, or a larger one: that at which the best full trial, the
+    ruler, was first evaluated. A trial that stops before that cannot be compared with it.
     """
     first_evaluation = math.exp(float(ruler.log_shares[0]))
     share = max(policy.loss_first_share, first_evaluation)
+    # Rounding in the logarithm must not add a step to a share that is a whole number of them.
     return min(math.ceil(share * last_step - 1e-6), last_step)
 
 
@@ -218,9 +219,12 @@ def _budget_candidates(
 ) -> BudgetCandidates:
     """List what there is to choose from: the stopped trials that may go on, then new points.
 
-    New points lie along the posterior's optima and around the best trials.
+    New points lie along the posterior's optima and around the best full trials. The arguments are
+    those of :func:`suggest_within_budget`.
     """
+    # The numbers of the stopped trials that are going on now.
     running = {resumed_from for _, _, resumed_from in pending}
+    # Places among the posterior's runs.
     waiting = list[int]()
     for place, run in enumerate(posterior.runs):
         may_go_on = run.stopped and run.number not in running
@@ -236,6 +240,7 @@ def _budget_candidates(
         rng=rng,
     )
     runs = [posterior.runs[place] for place in waiting]
+    # Without a waiting trial the array has no rows, but its columns all the same.
     others = np.array([run.other for run in runs]).reshape(len(runs), domain.others)
     return BudgetCandidates(
         waiting=tuple(waiting),

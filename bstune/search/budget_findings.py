@@ -65,7 +65,8 @@ class RankedTrial:
 class MetricAtSize:
     """The best metric that a batch size has at the budget's end, and the learning rate for it.
 
-    Each with the ends of its 90% interval.
+    Each has the ends of its 90% interval: ``_low`` is the smaller number, whichever way the metric
+    is to go.
     """
 
     batch_size: int
@@ -213,11 +214,13 @@ def share_to_match(
     if not met.size:
         return None
     first = int(met[0])
+    # No earlier evaluation to interpolate from.
     if first == 0:
         return math.exp(float(log_shares[0]))
     missed = first - 1
-    way = (mean[missed] - goal) / (mean[missed] - mean[first])
-    log_share = log_shares[missed] + way * (log_shares[first] - log_shares[missed])
+    # How far the goal is from the last evaluation that missed it to the first that met it, 0 to 1.
+    part = (mean[missed] - goal) / (mean[missed] - mean[first])
+    log_share = log_shares[missed] + part * (log_shares[first] - log_shares[missed])
     return math.exp(float(log_share))
 
 

@@ -73,7 +73,11 @@ class Coordinates:
         self._rule = rule or self._square_root_rule
 
     def _square_root_rule(self, batch_size: float) -> float:
-        """Scale the learning rate by the root of the batch size, from the middle of both ranges."""
+        """Give the learning rate at a batch size by the square-root rule.
+
+        The rule goes through the geometric middle of the batch sizes and that of the learning
+        rates. A study that searches ``delta`` has no range of learning rates: there it is 1.
+        """
         middle_rate = 1.0
         if self._lr_parameter == LR:
             middle_rate = math.sqrt(self._rates.low * self._rates.high)
@@ -143,6 +147,7 @@ class Coordinates:
     def parameters(self, suggestion: Suggestion) -> dict[str, Any]:
         """Convert a suggestion to parameters of the study."""
         batch_size = self._snapped(2.0**suggestion.x)
+        # The learning rate, or octaves off the rule where the study searches those.
         rate = 2.0**suggestion.z
         if self._lr_parameter == DELTA:
             rate = suggestion.z - math.log2(self._rule(batch_size))

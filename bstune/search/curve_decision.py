@@ -75,12 +75,14 @@ def choose_for_curve(
     if longest is not None and not _one_more_may_miss(posterior, longest):
         over = np.median(steps, axis=0) - log_over_sizes(longest, candidates.x)
         within = np.flatnonzero(over <= 0.0)
+        # All are expected to miss the target: the one that misses by the fewest steps is next.
         if not within.size:
             nearest = int(over.argmin())
             return nearest, float(expected_steps(steps)[nearest])
         chosen, expected = choose_for_curve(posterior, candidates.take(within), pending, allowed)
         return int(within[chosen]), expected
     b_crit = log_b_crit(posterior.theta, posterior.prior)
+    # None where no regime is left to look at.
     look = unseen_regime(posterior, candidates, pending, steps, b_crit, allowed)
     return look or max_variance_reduction(posterior, candidates, pending, steps, b_crit)
 
@@ -181,7 +183,7 @@ class Joint(NamedTuple):
     """Draws of n trials' log S and of log B_crit, side by side: how one tells of the other.
 
     Args:
-        expected: the steps expected of each trial, (n,).
+        expected: the steps expected of each trial, the median of S over the draws, (n,).
         log_steps: log S of the trials in m draws, less its mean, (m, n).
         log_b_crit: log B_crit in these draws, less its mean, (m,).
         noise: variance with which a trial shows its log S.
@@ -194,14 +196,22 @@ class Joint(NamedTuple):
 
 
 def _joint_draws(posterior: Posterior, steps: Array, b_crit: Array) -> Joint:
-    """Put the draws of n trials' log S, (m, n), and of log B_crit, (m,), side by side."""
-    # What lies beyond the end of a trial is not seen.
+    """Centre the draws of n trials' log S and of log B_crit, for their covariance.
+
+    Args:
+        posterior: that was drawn from.
+        steps: log S of the n trials in m draws, (m, n).
+        b_crit: log B_crit in these draws, (m,).
+    """
+    # A trial is ended at ``GIVEN_UP_AT`` times its expected steps. It cannot tell apart the draws
+    # in which S is larger: all of them count as that.
     middle = np.median(steps, axis=0)
     shown = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
     return Joint(
         expected=np.exp(np.minimum(middle, MOST_LOG_STEPS)),
         log_steps=shown - shown.mean(axis=0),
         log_b_crit=b_crit - b_crit.mean(),
+        # From seed to seed, and by what the law misses at one place.
         noise=noise_variance(posterior) + FRONTIER_MISFIT**2,
     )
 
@@ -254,6 +264,7 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     while len(chosen) < count:
         reduction = _variance_reduction(centred, b_crit, joint.noise)
         gain = reduction / (cost + SETUP * cost.min())
+        # Sizes too near one that is chosen already are out.
         gain[(np.abs(x[:, None] - x[chosen]) < APART).any(axis=1)] = 0.0
         best = int(gain.argmax())
         # There is no room for more.

@@ -77,7 +77,7 @@ class BudgetPosterior:
     ruler: Ruler | None
     """None before any trial is full."""
     spent: float
-    """What the search has spent, in full trials."""
+    """What the search has spent: 1 is the cost of a trial that runs to its budget's end."""
     too_large: float
     """Log2 of the smallest batch size that ran out of memory, infinite if none did."""
 
@@ -114,6 +114,10 @@ def infer_at_budget(
 ) -> BudgetPosterior:
     """Read trials as how far they are behind the best one, and sample the posterior of that.
 
+    The curve of the best full trial is the ruler by which all others are read. How far a trial's
+    place moves before its end, the drift, is learned from the full trials. Before any trial is
+    full there is neither: a trial that has not diverged then gives a lower bound of S.
+
     Args:
         trials: the records so far; those that failed are left out.
         others: the other hyper-parameters by the trial's number, each in [0, 1].
@@ -128,9 +132,12 @@ def infer_at_budget(
     """
     scale = choose_scale((trial.history for trial in trials), mode, ideal)
     runs = joined_runs(trials, others, budget, scale)
+    # Of the full trials, the best one first.
     curves = [run.curve for run in best_first(runs) if run.curve is not None]
+    # None before any trial is full.
     ruler: Ruler | None = None
     drift: Drift | None = None
+    # Until then ``behind`` of each run stays None.
     if curves:
         ruler = make_ruler(curves, policy.loss_least_slope)
         runs = tuple(replace(run, behind=measure_behind(run, ruler)) for run in runs)
@@ -220,6 +227,7 @@ def _data_at_budget(
         log_budget = math.log(budget(2.0**run.x))
         if run.behind is None:
             bound[row] = not run.diverged
+            # A run that took no step has no logarithm.
             y[row] = log_budget + math.log(max(run.share, 1e-9))
         else:
             moved, deviation = _until_the_end(run, drift, policy)
@@ -242,7 +250,7 @@ def _data_at_budget(
 def _until_the_end(run: BudgetRun, drift: Drift | None, policy: Policy) -> tuple[float, float]:
     """Predict how far ``behind`` of a run moves until its budget's end, and the deviation of that.
 
-    A full run moves no more.
+    A full run moves no more. Without a ``drift`` no run moves on average, but it may wander.
     """
     if not run.stopped or run.curve is None:
         return 0.0, FULL_SPREAD

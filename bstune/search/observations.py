@@ -92,10 +92,13 @@ class Observation:
 
     number: int
     status: str
+    """``reached``, ``stopped`` or ``diverged``."""
     steps: int
+    """All steps of the chain, at least 1."""
     steps_low: int
     """The last step known to have missed the target, if that was reached; 0 if there is none."""
     seconds_per_step: float | None
+    """None where no step was timed."""
     x: float
     """Log2 of the batch size."""
     z: float
@@ -206,6 +209,7 @@ def infer(
             measured.append((trial.batch_size, trial.seconds_per_step))
     tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     if in_examples:
+        # A step costs 1 for each of its examples, and nothing besides.
         tau = StepTimes(StepTime(0.0, 1.0))
     sizes = np.array([float(trial.batch_size) for trial in trials])
     # Costs ask at the recorded batch sizes, the model at powers of their log2, which differ by
@@ -370,9 +374,9 @@ def start_from_fewer(
     None for few trials. Arguments are as of :func:`infer`; ``prior_of`` makes the prior of some of
     the trials.
 
-    It is itself sampled from a start of fewer trials, down to one that is sampled from the prior,
-    each with a seed of its own. So it is a function of the trials alone, which is remembered: a
-    study that goes on after a kill, in another process, decides as if nothing had happened.
+    The start is itself sampled from a start of fewer trials, down to one that is sampled from the
+    prior, each with a seed of its own. So it is a function of the trials alone: a study that goes
+    on after a kill, in another process, decides as if nothing had happened. Starts are remembered.
     """
     sizes = start_sizes(len(trials))
     if not sizes:
@@ -489,12 +493,19 @@ def _observation(
 
 
 def _add_end(observation: Observation, trial: TrialResult, history: History) -> Observation:
-    """Add how a trial ended its horizon, which replaces the extrapolation of its history."""
+    """Add a trial's horizon and its least log excess, where schedules end with the trial.
+
+    The excess is the metric's distance from its ideal value over the target's distance: its log is
+    0 at the target and less beyond it. It replaces the extrapolation of the history, and is None
+    where the trial ended before its horizon or has no finite evaluation.
+
+    ``history``: the evaluations as (log step, log excess).
+    """
     horizon = max(observation.steps, trial.horizon or 0)
     excess: float | None = None
     if history and observation.steps == horizon:
-        # The least on the way, as the target is met by any evaluation: where a schedule anneals,
-        # that at its end.
+        # Any evaluation on the way may meet the target, so the least excess counts. Where a
+        # schedule anneals the learning rate, the least one is that at its end.
         excess = min(value for _, value in history)
     return replace(observation, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
 
@@ -658,16 +669,16 @@ class LeastCost(NamedTuple):
     steps: float
     """The steps that its runs take until one reaches the target."""
     horizon: float
-    """Steps."""
+    """The steps after which such a run's schedule ends."""
 
 
 def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
     """Find the horizon of least cost at each reached observation's point, by its number.
 
-    The cost of a horizon is the steps that its runs take until one of them reaches the target. The
-    logarithms of both are over S, the steps of a fresh seed.
+    The cost of a horizon is the steps that its runs take until one of them reaches the target.
     """
-    # The step at which a run of each horizon meets the target.
+    # Log of the step at which a run of each horizon meets the target, over S, the steps that a
+    # fresh seed takes. Horizons and costs are over S here, too.
     met = log_met(posterior.theta[:, posterior.prior.horizon_law])
     costs = dict[int, LeastCost]()
     for place, (log_s, deviation) in _fresh_at_horizons(posterior).items():
@@ -675,8 +686,10 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
         longest = math.inf
         if posterior.budget is not None:
             longest = math.log(posterior.budget(2.0**trial.x)) - log_s
-        above, cost = least_cost(met, deviation, longest, shortest=RELIABLE)
-        costs[trial.number] = LeastCost(cost * math.exp(log_s), math.exp(log_s + above))
+        log_horizon, cost = least_cost(met, deviation, longest, shortest=RELIABLE)
+        costs[trial.number] = LeastCost(
+            steps=cost * math.exp(log_s), horizon=math.exp(log_s + log_horizon)
+        )
     return costs
 
 
@@ -713,8 +726,8 @@ def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
 def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     """Predict a fresh seed's log S where no schedule ends with the trial.
 
-    By the place of each reached observation. The runs at its point draw the model's mean towards
-    them, as in :func:`fresh_steps`.
+    Gives a prediction for each observation that reached the target, by its place among all. The
+    runs at an observation's point draw the model's mean towards them, as in :func:`fresh_steps`.
     """
     data = posterior.data
     expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)

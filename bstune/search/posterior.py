@@ -399,9 +399,11 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     """Compute log S*(B) at n points, by m draws ``theta`` (m, p): (m, n)."""
     if points.nodes is not None:
         return points.nodes.between(frontier(theta, points.nodes.points, prior))
+    # (m, p, 1), to stand beside the n points.
     t = theta[:, :, None]
     from_middle = (points.x[None, :] - prior.log_mid) * math.log(2.0)
     law = np.log1p(np.exp(t[:, B_CRIT] - from_middle) + np.exp(2.0 * (t[:, B_OPT] - from_middle)))
+    # The law at the middle batch size, where log S is to be the level.
     middle = np.log1p(np.exp(t[:, B_CRIT]) + np.exp(2.0 * t[:, B_OPT]))
     knots = np.exp(theta[:, ROUGHNESS, None]) * theta[:, theta.shape[1] - prior.knots.size :]
     # A matrix product of BLAS with two threads on a busy machine takes over ten times as long.
@@ -626,11 +628,15 @@ class _Path:
     def heights(self, theta: Array, temperature: float) -> tuple[Array, Array]:
         """Compute the two parts of the log density at m draws, base and rise: (m,) each.
 
-        At temperature 1 a path from a start gives the posterior as base, and 0 as rise.
+        The log density at ``temperature`` is base + temperature x rise. From the prior, the base is
+        the prior's and the rise is the likelihood. From a start, the base is the start's posterior,
+        and the rise is what leads to the posterior of all trials.
         """
         if self.start is None:
+            # Of these two neither depends on the temperature.
             return log_prior(theta, self.prior), log_likelihood(theta, self.data, self.prior)
         end = log_prior(theta, self.prior) + log_likelihood(theta, self.data, self.prior)
+        # The start's density would cancel at the path's end, so it is not computed there.
         if temperature == 1.0:
             return end, np.zeros(len(theta))
         start_likelihood = log_likelihood(theta, self.start.data, self.start.prior)
@@ -763,8 +769,10 @@ def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Arra
 def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstimate, int] | None:
     """Estimate the noise scale from the gradient norms of the trials that reached the target.
 
-    Also gives the number of steps at which it was measured. None where none was.
+    Gives the estimate, in examples, and the number of steps at which it was measured. None where no
+    such trial has measured it.
     """
+    # The mean |G|^2 of each trial, in units of its mean tr Sigma, which is 1 for all of them then.
     gradients = list[float]()
     steps = 0
     for trial in sorted(trials, key=lambda trial: trial.number):

@@ -69,7 +69,8 @@ class Scale:
     def height(self, metric: Array) -> Array:
         """Convert metrics to heights: the log of the distance from the ideal value.
 
-        Without an ideal value it is the metric itself, with its sign changed where it rises.
+        No distance is less than ``closest``: at the ideal value itself there is no logarithm.
+        Without an ideal value the height is the metric itself, with its sign changed if it rises.
         """
         if self.ideal is None:
             return self._sign * metric
@@ -79,6 +80,7 @@ class Scale:
         """Convert heights back to metrics."""
         if self.ideal is None:
             return self._sign * height
+        # An exponential beyond this would overflow.
         return self.ideal + self._sign * np.exp(np.minimum(height, 700.0))
 
 
@@ -132,6 +134,7 @@ class RunningBest:
 
         None where the curve ends before that.
         """
+        # An evaluation at the very share counts, whatever the rounding of its logarithm.
         late = self.log_shares >= math.log(since) - 1e-9
         if np.count_nonzero(late) >= LEAST_POINTS:
             slope, _ = np.polyfit(self.log_shares[late], self.heights[late], 1)
@@ -200,6 +203,7 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
     first_hit = np.append(True, np.diff(curves[0].heights) < 0.0)
     log_shares = curves[0].log_shares[first_hit]
     heights = curves[0].heights[first_hit]
+    # Its best metric is that at the budget's end, even where it had it a little earlier.
     log_shares[-1] = 0.0
     end_slopes = list[float]()
     tenfold_slopes = list[float]()

@@ -51,9 +51,12 @@ def is_full(trial: TrialResult, last_step: Callable[[float], int]) -> bool:
 def best_full(
     trials: Sequence[TrialResult], last_step: Callable[[float], int], target: Target
 ) -> TrialResult | None:
-    """Find the search's trial with the best metric at its budget's end.
+    """Find the best trial of the search among those that ran to their budget's end.
 
-    It is None before one got there.
+    The best has the best metric of all its evaluations. Runs on fresh seeds are left out. None
+    before any trial got to its budget's end with a metric.
+
+    ``last_step`` gives the step at which the budget is spent, by batch size.
     """
     best: TrialResult | None = None
     least = math.inf

@@ -312,13 +312,19 @@ class Search:
             yield from self._run_again_to_target(runner)
 
     def _run_again_to_target(self, runner: Runner) -> Paused[None]:
-        """Run the winners on fresh seeds, and the baseline on the seeds of the winner to use."""
+        """Run the winners on fresh seeds, and the baseline on the seeds of the winner to use.
+
+        One run goes on at a time, so that its seconds are measured with nothing beside it. Each is
+        chosen by all that have ended, until none is due.
+        """
         while self._is_owner:
             done = with_common_step_time(self._prepared, self._write(self._read()))
             if not self._budget.replicates or not any(trial.reached for trial in done):
                 return
+            # A look by as many draws as the report takes. Its seconds are kept free of further runs.
             with self._wall.fine_look():
                 posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
+                # The report takes this posterior, if no further trial ends before it.
                 self.sampled = done, posterior
                 predicted = fresh_steps(posterior)
                 horizons = fresh_horizons(posterior)
@@ -330,11 +336,16 @@ class Search:
                 self._start(runner, asked)
                 self._store((yield from _wait_for_trial(runner)))
             elif due.is_baseline:
-                # Another process has begun the last of them.
+                # Another process has begun this run. The baseline's are the last to become due, so
+                # nothing is left to begin here.
                 return
 
     def _run_again_at_budget(self, runner: Runner) -> Paused[None]:
-        """Run the point with the best prediction on fresh seeds, and the baseline beside it."""
+        """Run the point with the best prediction on fresh seeds, and the baseline on the same ones.
+
+        One run goes on at a time, chosen by all that have ended. It ends where none is due, or
+        another process has begun the one that is.
+        """
         prepared = self._prepared
         while self._is_owner:
             done = with_common_step_time(prepared, self._write(self._read()))
@@ -353,11 +364,11 @@ class Search:
             self._study,
             due.winner,
             due.replicate,
-            self._budget,
-            self._prepared.space,
-            self._prepared.backend.stops,
-            self._worker,
-            due.horizon,
+            budget=self._budget,
+            space=self._prepared.space,
+            stops=self._prepared.backend.stops,
+            worker=self._worker,
+            horizon=due.horizon,
             seed_of=due.seed_of,
             is_baseline=due.is_baseline,
             last_step=due.last_step,

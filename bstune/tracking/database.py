@@ -143,12 +143,13 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
 def damage(path: Path) -> str | None:
     """Say in words how MLflow's SQLite database is damaged.
 
-    None where it is not, or where it is locked or away.
+    None where it is whole, and where it cannot be looked at because it is locked or away.
     """
     try:
         with closing(_connect(path)) as connection:
             (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
+                # A line that names the database may come before the one on the damage.
                 return str(verdict).splitlines()[-1]
             missing = sorted(_ALWAYS - _tables(connection))
     except sqlite3.OperationalError:

@@ -155,18 +155,7 @@ class Tracking:
         if path is not None:
             make_database(path)
         self._client = FilteringClient(self._uri)
-        name = self._settings.experiment
-        studies = _experiment(self._client, self._uri, name)
-        trials = _experiment(self._client, self._uri, f"{name}-trials")
-        self._experiments = {"study": studies.experiment_id, "trial": trials.experiment_id}
-        links = saved_view.links(studies.experiment_id, trials.experiment_id)
-        tags = KIND_OF_EXPERIMENT | {NOTE: links}
-        now = round(1000 * time.time())
-        studies_view = {saved_view.TAG: saved_view.studies_view(now)}
-        trials_view = {saved_view.TAG: saved_view.trials_view(now)}
-        _add_tags(self._client, studies, tags | studies_view)
-        _add_tags(self._client, trials, tags | trials_view)
-        self._page = saved_view.page(studies.experiment_id, "CHART")
+        self._open_experiments()
         # The study's run is the newest one with all its results. A newer one with half of them was
         # left by a process that died.
         parent = max(
@@ -178,12 +167,32 @@ class Tracking:
             parent = self._create_parent(colours.next_colour(self._other_colours()))
         self._parent = parent
         self._describe_parent(self._parent)
+        # A trial's run that has ended was sent whole: its end is sent last. Of several runs of one
+        # trial, which a repeated request leaves, the oldest counts.
         for child in self._runs("trial"):
             if child.info.status in ("FINISHED", "FAILED"):
                 for number in child.data.tags[TRIAL_NUMBERS].split():
                     self._whole.setdefault(int(number), (child.info.run_id, child.info.start_time))
         self._delete_strays()
+        # Another run of the study may be left, with trials' runs below it. They move to this one
+        # before it goes.
         self._make_only_parent(self._parent.info.run_id)
+
+    def _open_experiments(self) -> None:
+        """Find or make the two experiments, and give each its description and its saved view."""
+        name = self._settings.experiment
+        studies = _experiment(self._client, self._uri, name)
+        trials = _experiment(self._client, self._uri, f"{name}-trials")
+        self._experiments = {"study": studies.experiment_id, "trial": trials.experiment_id}
+        links = saved_view.links(studies.experiment_id, trials.experiment_id)
+        tags = KIND_OF_EXPERIMENT | {NOTE: links}
+        # In milliseconds.
+        now = round(1000 * time.time())
+        studies_view = {saved_view.TAG: saved_view.studies_view(now)}
+        trials_view = {saved_view.TAG: saved_view.trials_view(now)}
+        _add_tags(self._client, studies, tags | studies_view)
+        _add_tags(self._client, trials, tags | trials_view)
+        self._page = saved_view.page(studies.experiment_id, "CHART")
 
     def _runs(self, kind: str) -> list[Run]:
         """Give the study's runs of a kind, ``study`` or ``trial``, the oldest first.
@@ -214,10 +223,11 @@ class Tracking:
 
     def _take_free_colour(self, parent: Run) -> None:
         """Change the colour of the study's run, if a study that began just before has the same."""
-        place = (parent.info.start_time, parent.info.run_id)
+        # Of two runs that start in the same millisecond the ids decide, the same for both studies.
+        own_start = (parent.info.start_time, parent.info.run_id)
         older_colours = list[str | None]()
         for run in self._other_studies():
-            if (run.info.start_time, run.info.run_id) < place:
+            if (run.info.start_time, run.info.run_id) < own_start:
                 older_colours.append(run.data.tags.get(colours.COLOUR_TAG))
         # Colours repeat after as many studies as the palette has.
         near_colours = older_colours[: len(colours.PALETTE) - 1]
@@ -331,13 +341,13 @@ class Tracking:
         self._whole[result.number] = run_id, start
 
     def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
-        """Send the results to the study's run, or to a new run if that has some already."""
+        """Send the results to the study's run, or to a new one if the run has results already."""
         client = self._client
         # The run's results may be of fewer trials, or half sent and perhaps still on their way.
         has_results = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._parent
         if has_results:
-            # The new run has the same colour. In the UI a user may have deleted it.
+            # The new run has the same colour, unless a user has deleted that in the UI.
             colour = parent.data.tags.get(colours.COLOUR_TAG)
             parent = self._create_parent(colour or colours.next_colour(self._other_colours()))
         else:
@@ -366,7 +376,7 @@ class Tracking:
     def _write_checkpoint(self, result: StudyResult) -> None:
         """Send the winner's checkpoint, if this machine has it.
 
-        If not, best.yaml tells how to train the winner again. It is sent in any case.
+        If not, best.yaml, which is sent in any case, tells how to train the winner again.
         """
         winner = result.winner
         if winner is None:

@@ -75,10 +75,11 @@ def read_checkpoint(path: Path, trusted: bool) -> dict[str, Any]:
 
 
 def examples_seen(checkpoint: Mapping[str, Any], batch_size: int) -> float | None:
-    """Give the examples that a run had trained on, from the checkpoint's count of steps.
+    """Compute how many examples a run had trained on, at ``batch_size`` in each step.
 
-    None where the count does not tell: Lightning's ``global_step`` adds up the steps of all
-    optimizers, so with several of them it is no number of batches.
+    None where the checkpoint's count of steps does not tell. Lightning's ``global_step`` adds up
+    the steps of all optimizers, so with several of them it is no number of batches. A count below 1
+    is of a checkpoint that holds none.
     """
     steps = checkpoint.get("global_step", 0)
     if len(checkpoint["optimizer_states"]) > 1 or steps < 1:

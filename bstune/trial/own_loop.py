@@ -618,6 +618,7 @@ class LoopBackend(TrialBackend):
         It goes on from the trial that ``resumed_from`` records, if the loop has saved that; else it
         starts afresh.
         """
+        # A loop that reports a trial only once it has ended cannot be stopped by a time limit.
         if self._in_hindsight:
             spec = replace(spec, max_seconds=None)
         make_inside(folder.states)
@@ -691,10 +692,14 @@ class LoopBackend(TrialBackend):
             )
 
     def _take_seconds(self, record: TrialResult) -> None:
-        """Take a trial's seconds of a step, if it reported them, into those at each batch size."""
+        """Fit tau(B), the seconds of a step over batch size, anew with those of a trial.
+
+        A trial that reported no seconds changes nothing.
+        """
         if not record.seconds_per_step:
             return
         self._timed.append((record.batch_size, record.seconds_per_step))
+        # While all trials are within a quarter of an octave there is no law, and a line has to do.
         self._tau = law_of_trials(self._timed) or fit_line(self._timed)
 
     def _mark(self, state: Path, start_gap: float | None) -> None:

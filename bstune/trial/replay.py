@@ -86,9 +86,11 @@ class Table:
         return self.read(batch_size, lr, target, float(np.random.default_rng(seed).random()))
 
     def read(self, batch_size: float, lr: float, target: Target, share: float) -> Outcome:
-        """Give the end of a trial as :meth:`outcome` does, from given runs.
+        """Give the end of a trial as :meth:`outcome` does, from one given run of each cell.
 
-        They are the runs at ``share``, in [0, 1], of the way through each cell's, by their seeds.
+        It is interpolated between the cells around the point, at most four. Of each cell's runs, in
+        the order of their seeds, the one at ``share`` of the way counts: 0 is the first. Where not
+        all of these runs reached the target, the nearest cell's run alone counts.
         """
         runs = list[Run]()
         weights = list[float]()
@@ -113,7 +115,7 @@ class Table:
             steps_of_run = run.steps_to(target)
             if steps_of_run is not None:
                 steps_of_runs.append(steps_of_run)
-        # Steps to target cannot be read between a corner that reached it and one that did not.
+        # Steps to target cannot be read between a run that reached it and one that did not.
         if len(steps_of_runs) < len(runs):
             return Outcome(
                 steps=steps_of_nearest,
@@ -180,12 +182,14 @@ def replay(
             Only the steps after it cost seconds.
     """
     steps_before = 0 if resumed_from is None else resumed_from.steps
+    # None where the recorded runs could be stopped anywhere.
     horizon = None
     if table.has_horizons:
         horizon = last_step
         outcome = table.horizon_table.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
     else:
         outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
+    # A trial that goes on has its earlier steps in any case.
     steps = min(outcome.end, max(last_step, steps_before))
     reached = outcome.steps is not None and outcome.steps <= steps
     has_diverged = outcome.diverged and steps == outcome.end
@@ -480,16 +484,19 @@ def _digest(path: Path) -> str:
 def complete(workload: Mapping[str, object]) -> dict[str, object]:
     """Fill in the options that a replayed workload leaves open (``???``), from its table.
 
-    They are its name; the range of batch sizes; the reference, which is the geometric middle of the
-    batch sizes and of the learning rates; a budget that no recorded run exceeds, so that trials end
-    where their records do; and the metric, with the target where the table ships. The metric of a
-    user's own table is taken for an error.
+    - The name.
+    - The range of batch sizes.
+    - The reference: the geometric middle of the batch sizes, and that of the learning rates.
+    - A budget that no recorded run exceeds, so that trials end where their records do.
+    - The target's metric. That of a user's own table is taken for an error.
+    - The target's value, if the table is one of those that ship with bstune.
 
     Args:
         workload: the values that the workload states, without those that are missing.
 
     Returns:
-        The value of each option that was left open, by its dotted key in the config.
+        The value of each option that was left open, by its dotted key in the config. The device is
+        always among them: nothing is trained, so it is ``REPLAY_DEVICE`` whatever was stated.
 
     Raises:
         ConfigError: for a workload without a table, and for a user's table without a target.
@@ -502,8 +509,9 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
     table = read_table(path)
     low = table.batch_sizes[0]
     high = table.batch_sizes[-1]
-    # The least budget that no run exceeds: the longest run's steps at the largest batch size, or
-    # the most examples of a run that took more steps.
+    # A trial ends once both its steps and its examples are spent. The steps are those of the longest
+    # run at the largest batch size. Runs that took more steps need the examples besides. Without
+    # such runs the steps alone decide, and the examples are the least that there can be: 1.
     steps = max(run.end for run in table.runs if run.batch_size == high)
     longer = [run.end * run.batch_size for run in table.runs if run.end > steps]
     defaults: dict[str, object] = {

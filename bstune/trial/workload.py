@@ -391,7 +391,7 @@ def _has_hooks(data: LightningDataModule) -> bool:
 
 
 def _batches_of_data_module(data: BatchData, options: StudyOptions) -> OpenBatches:
-    """Trials take the batches that the data module hands out itself."""
+    """Make the function that gives a trial its batches: those the data module hands out itself."""
     micro_batch_size = options.protocol.micro_batch_size
     return lambda spec: data.train_batches(spec.batch_size, micro_batch_size, spec.seed)
 
@@ -399,7 +399,10 @@ def _batches_of_data_module(data: BatchData, options: StudyOptions) -> OpenBatch
 def _batches_of_loaders(
     training: object, is_plain: bool, options: StudyOptions, recipe: Recipe, notes: list[str]
 ) -> OpenBatches:
-    """Trials take batches from the user's loaders: in other sizes, or as the loaders give them.
+    """Make the function that gives a trial its batches from the user's loaders.
+
+    The loaders' data are put together in the trial's batch size. Loaders whose data cannot be are
+    opened at that size, and their batches are taken as they come.
 
     Args:
         training: the loader or loaders.
@@ -423,7 +426,7 @@ def _batches_of_loaders(
 def _batches_in_other_sizes(
     training: object, data_at: OpenData | None, options: StudyOptions
 ) -> OpenBatches:
-    """Trials read a loader's data in batches of their own size.
+    """Make the function that gives a trial its batches: a loader's data in its own batch size.
 
     Args:
         training: the loader.
@@ -444,9 +447,9 @@ def _batches_in_other_sizes(
 
 
 def _batches_as_given(data_at: OpenData, seed: int) -> OpenBatches:
-    """Trials take the batches that the user's loaders give at their batch size, as they come.
+    """Make the function that gives a trial its batches: those of the user's loaders, as they come.
 
-    ``seed`` is the study's.
+    The loaders are opened at the trial's batch size. ``seed`` is the study's.
     """
 
     def open_loaders(batch_size: int) -> object:
@@ -750,7 +753,8 @@ class LightningBackend(TrialBackend):
     def test(self, spec: TrialSpec, folder: Output) -> Mapping[str, float]:
         """Measure a trial's metrics on the test set, with the weights of its checkpoint.
 
-        They are by name, and empty where there is no test set or no checkpoint.
+        Gives their values by name; none where there is no test set, or no checkpoint of the study's
+        in ``folder``.
         """
         checkpoint = folder.checkpoint(spec.number)
         if self.workload.test_batches is None or not is_own(checkpoint):

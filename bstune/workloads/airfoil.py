@@ -74,8 +74,8 @@ class AirfoilData(LightningDataModule):
             root=...)``.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA where there is one.
         rows: how many of the first rows are trained on.
-        row_by_row: whether the rows stay in main memory and a DataLoader takes them out one by one,
-            as in the book, and puts them together, in place of whole batches on the device.
+        row_by_row: whether a DataLoader takes single rows out of main memory and puts them together
+            to batches, as in the book. Otherwise whole batches are taken out on the device.
     """
 
     def __init__(
@@ -86,11 +86,13 @@ class AirfoilData(LightningDataModule):
         rows: int,
         row_by_row: bool = False,
     ) -> None:
+        """Keep the arguments; the class's docstring has them. :meth:`setup` reads and checks."""
         super().__init__()
         self._load = load
         self._device = device
         self._rows = rows
         self._row_by_row = row_by_row
+        # The rows on the device; None before :meth:`setup`.
         self._resident: _Rows | None = None
 
     def setup(self, stage: str | None = None) -> None:

@@ -133,12 +133,16 @@ def _folder(root: str | Path, part: str) -> ImageFiles:
 
 
 def _labelled(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
-    """List the images of a part of Open Images with the labels of the part's table."""
+    """List the images of a part of Open Images with the labels of the part's table.
+
+    An image has a label for each of ``classes`` that people found in it; it may have none.
+    """
     paths = _images(root / part)
     if not paths:
         raise DataError(f"{root / part} has no images ({', '.join(SUFFIXES)})")
-    place = {path.stem: number for number, path in enumerate(paths)}
-    number = {name: number for number, name in enumerate(classes)}
+    image_numbers = {path.stem: number for number, path in enumerate(paths)}
+    class_numbers = {name: number for number, name in enumerate(classes)}
+    # The numbers of an image and of a class in it.
     pairs = set[tuple[int, int]]()
     table = root / f"{part}-annotations-human-imagelabels.csv"
     rows = csv.DictReader(_lines(table))
@@ -152,14 +156,15 @@ def _labelled(root: Path, part: str, classes: Sequence[str]) -> ImageFiles:
         if not row["Confidence"]:
             raise DataError(f"{table}, line {rows.line_num} is cut short")
         # A confidence of 0 says that people did not find the class in the image.
-        if row["Confidence"] == "0" or row["LabelName"] not in number:
+        if row["Confidence"] == "0" or row["LabelName"] not in class_numbers:
             continue
-        if row["ImageID"] not in place:
+        if row["ImageID"] not in image_numbers:
             raise DataError(
                 f"{table}, line {rows.line_num}: there is no image "
                 f"{root / part / row['ImageID']}.jpg"
             )
-        pairs.add((place[row["ImageID"]], number[row["LabelName"]]))
+        pairs.add((image_numbers[row["ImageID"]], class_numbers[row["LabelName"]]))
+    # Without a pair the array has no rows, but two columns all the same.
     labels = np.array(sorted(pairs), np.int64).reshape(-1, 2)
     return ImageFiles(tuple(paths), labels, tuple(classes))
 
@@ -218,6 +223,7 @@ class ImageFileData(LightningDataModule):
         classes: int,
         train_examples: int | None = None,
     ) -> None:
+        """Keep the arguments; the class's docstring has them. :meth:`prepare_data` checks them."""
         super().__init__()
         self._load = load
         self._image_size = image_size
@@ -225,6 +231,7 @@ class ImageFileData(LightningDataModule):
         self._eval_batch_size = eval_batch_size
         self._classes = classes
         self._train_examples = train_examples
+        # The files to train on, and those for the target; None before :meth:`prepare_data`.
         self._files: tuple[ImageFiles, ImageFiles] | None = None
 
     def prepare_data(self) -> None:
@@ -254,6 +261,7 @@ class ImageFileData(LightningDataModule):
                 f"workload.data.train_examples must be from 1 to {len(images)}, but got "
                 f"{self._train_examples}"
             )
+        # The seed is fixed, so that all trials and studies train on the same images.
         order = np.random.RandomState(0).permutation(len(images))[: self._train_examples]
         return self._loader(
             torch.utils.data.Subset(images, order.tolist()), batch_size=1, shuffle=True

@@ -82,6 +82,7 @@ class ImageData(LightningDataModule):
         precision: str | None = None,
         channels_last: bool = False,
     ) -> None:
+        """Keep the arguments; the class's docstring has them. Nothing is read or checked here."""
         super().__init__()
         self._load = load
         self._device = device
@@ -98,7 +99,9 @@ class ImageData(LightningDataModule):
         self._std = std
         self._dtype = HALF_PRECISIONS.get((precision or "").partition("-")[0], torch.float32)
         self._memory_format = torch.channels_last if channels_last else torch.preserve_format
+        # None before it is read.
         self._split: _Split | None = None
+        # Whether the split is on the device already.
         self._on_device = False
 
     def prepare_data(self) -> None:
@@ -137,6 +140,7 @@ class ImageData(LightningDataModule):
         """Begin a trial's endless stream of batches, in an order that ``seed`` sets."""
         data = self._resident()
         images = data.train[0]
+        # On a CPU each batch is made alone.
         examples_at_once = 1
         if images.device.type != "cpu":
             examples_at_once = AT_ONCE_BYTES // images[0].numel()
@@ -184,7 +188,8 @@ class ImageData(LightningDataModule):
             train, validation, test = split_images(
                 dataset, self._validation, self._test, self._split_seed
             )
-            # They are of all images that are left to train on: a smaller set is normalised alike.
+            # The mean and the deviation are of all images that are left to train on. So a smaller
+            # set of them, by ``train_examples``, is normalised alike.
             mean, std = self._mean_std(train.images, dataset.white)
             # (pixels / white - mean) / std, per channel, as one scale and one shift.
             scales = [1 / (dataset.white * deviation) for deviation in std]

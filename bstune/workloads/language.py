@@ -153,6 +153,7 @@ class TextData(LightningDataModule):
         train_tokens: int | None = None,
         resident: bool = True,
     ) -> None:
+        """Keep the arguments; the class's docstring has them. The first use reads and checks."""
         super().__init__()
         self._load = load
         self._device = device
@@ -163,8 +164,10 @@ class TextData(LightningDataModule):
         self._stride = stride
         self._train_tokens = train_tokens
         self._resident = resident
+        # None before it is read.
         self._text: Text | None = None
-        # Where it is resident.
+        # The tokens to train on, on the device; None before :meth:`setup`, and where they are not
+        # to be resident there.
         self._train: Tensor | None = None
 
     def prepare_data(self) -> None:
@@ -412,10 +415,12 @@ class Transformer(nn.Module):
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        # Each of the blocks adds to the residual stream twice. Those weights start smaller by the
+        # root of that number, as in GPT-2, so that the stream does not grow with the layers.
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
-                shrunk = math.sqrt(2 * layers) if "residual" in name else 1.0
-                nn.init.normal_(weight, std=INITIAL_STD / shrunk)
+                shrinks_by = math.sqrt(2 * layers) if "residual" in name else 1.0
+                nn.init.normal_(weight, std=INITIAL_STD / shrinks_by)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
 
@@ -427,7 +432,10 @@ class Transformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """A block of a Transformer: attention and a hidden layer, each added to the stream."""
+    """A block of a Transformer: attention and a hidden layer, each added to the stream.
+
+    It maps the stream (N, T, width) to one of the same shape.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -483,7 +491,8 @@ class Lstm(nn.Module):
         projection: size that a layer's state is projected to before it is used; 0: it is not.
 
     Raises:
-        ConfigError: for sizes that are not positive integers.
+        ConfigError: for sizes that are not positive integers, or a projection that is not smaller
+            than the width.
     """
 
     def __init__(

@@ -136,6 +136,7 @@ def _point(
             predicted = entry.fresh_metric
             break
     value = trial.best_value(mode)
+    # No finite evaluation.
     if value is None:
         value = math.nan
     return PointAtBudget(
@@ -212,9 +213,13 @@ def _gain(
         done: its trials.
         best: the winner's own trial.
         runs: the baseline's.
-        winner: what its point came to.
-        baseline: what its point came to.
+        winner: what the winner's point came to.
+        baseline: what the baseline's point came to.
         posterior: at the whole budget.
+
+    Returns:
+        The gain, in units of the metric, positive where the winner is better. Its interval is None
+        without two pairs of different runs. The share is None where schedules end with the trial.
     """
     mode = prepared.protocol.target.mode
     worse = prepared.protocol.target.sign
@@ -301,12 +306,12 @@ def _rate_at(curve: Sequence[MetricAtSize], batch_size: int) -> float:
 
 
 def _size(point: MetricAtSize) -> SizeAtBudget:
-    """Give a point of the curve of the metric over batch size as the result has it."""
+    """Convert a point of the curve of the metric over batch size to what the result holds."""
     return SizeAtBudget(
         batch_size=point.batch_size,
         value=point.metric,
-        low=min(point.metric_low, point.metric_high),
-        high=max(point.metric_low, point.metric_high),
+        low=point.metric_low,
+        high=point.metric_high,
         lr=point.lr,
     )
 

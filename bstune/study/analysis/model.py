@@ -46,7 +46,11 @@ MIN_SLOPE_SPAN = 2.0
 
 
 def ideal_of(prepared: PreparedStudy) -> float | None:
-    """Give the best value that the study's metric can take; None where it has no bound."""
+    """Give the best value that the study's metric can take.
+
+    It is the better one of the metric's bounds, where the user has set them. Otherwise it is 0 for
+    a metric that falls to a positive target, and None for any other.
+    """
     bounds = prepared.options.workload.target.bounds
     if bounds is None:
         return ideal_value(prepared.protocol.target, None)
@@ -125,7 +129,8 @@ def study_posterior(
         prepared: the study.
         done: its trials.
         particles: how many draws.
-        target: at which the trials' records are; None: the study's own.
+        target: towards which the trials are read, where it is another one than the study's; None:
+            the study's own.
     """
     sampler = _sampler_of(prepared, target)
     rng = np.random.default_rng(prepared.budget.seed)
@@ -146,7 +151,11 @@ def study_posterior(
 def budget_posteriors(
     prepared: PreparedStudy, done: Sequence[TrialResult], particles: int, shares: Sequence[float]
 ) -> dict[float, BudgetPosterior]:
-    """Sample the posterior of the objective loss at shares of the budget; give it by share."""
+    """Sample the posterior of the objective loss at each of some shares of the budget.
+
+    A share s, of (0, 1], stands for a study whose trials end at s times the budget. The posteriors
+    are given by their shares.
+    """
     sampler = _sampler_of(prepared)
     searched = _as_searched(prepared, done)
     by_share = dict[float, BudgetPosterior]()

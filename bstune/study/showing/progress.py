@@ -124,10 +124,11 @@ class Progress:
             self._shown.add(trial.number)
 
     def _message(self, trial: TrialResult) -> str:
-        """Give a trial's message as the end of its line; empty without one.
+        """Give a trial's message as the end of its line; empty where nothing is to be printed.
 
-        The message of a trial that no error ended tells what it went on without. Others go on
-        without it as well, so that it is printed once.
+        An error's message is printed for each trial. A trial that no error ended may have a message
+        on something that it went on without. Other trials go on without the same, so that message
+        is printed once.
         """
         went_on = trial.status in WENT_ON
         if trial.message is None or (went_on and trial.message in self._said):
@@ -199,7 +200,8 @@ def _place(trial: TrialResult) -> str:
 def _metric_text(trial: TrialResult, target: Target) -> str:
     """Write the metric's last finite value, such as `` at val_loss 0.3``; empty without one.
 
-    Where the target has no value yet, the best value is named, too.
+    A target that has no value yet is open. Then the best value is written as well if it is another
+    one: `` at val_loss 0.3, best 0.2,``. The comma at the end closes the insertion.
     """
     values = [value for _, value in trial.history if value is not None]
     if not values:

@@ -127,9 +127,12 @@ def is_asked(trial: FrozenTrial) -> bool:
 
 
 def running_specs(trials: Trials, worker: str | None = None) -> list[TrialSpec]:
-    """List what the running trials were asked to do.
+    """List what the running trials were asked to do, in order of their numbers.
 
-    ``worker``: id of a lease, of whose process only the trials count; None: all count.
+    Trials that bstune did not ask, or has dropped, are left out.
+
+    ``worker``: the id of a process's lease: only that process's trials are listed; None: those of
+    all processes.
     """
     specs = list[TrialSpec]()
     for trial in running_trials(trials):

@@ -164,6 +164,7 @@ def run_branches(
             "recorded runs have no checkpoint to go on from: name a workload that is trained"
         )
     _check_options(options)
+    # Without given sizes, the smallest larger one has to be possible at least.
     _check_sizes(batch_size, batch_sizes or (2 * batch_size,), examples)
     os.close(open_regular(path, "the checkpoint"))
 
@@ -181,7 +182,7 @@ def run_branches(
     start: float | None = None
     for seed in seeds:
         # The rate is the checkpoint's own, once that has been read.
-        own = TrialSpec(
+        own_spec = TrialSpec(
             number=0,
             trial_index=0,
             batch_size=batch_size,
@@ -191,7 +192,7 @@ def run_branches(
         )
         for size in sizes:
             record, start = branch(
-                workload, protocol, path, checkpoint, own, size, examples, lr_exponent
+                workload, protocol, path, checkpoint, own_spec, size, examples, lr_exponent
             )
             ended = _branch_of(record, size, seed)
             branches.append(ended)
@@ -330,7 +331,11 @@ def _losses(
 
 
 def branch_table(branches: Branches) -> Table:
-    """Make the table of batch sizes, with steps, learning rates and the metric over seeds."""
+    """Make a table with a row for each batch size: its steps, learning rate and metric over seeds.
+
+    Learning rates are multiples of the run's own. The range has the metric's ends over seeds, and
+    the statuses of the branches that have none.
+    """
     table = Table(
         title=f"{branches.checkpoint}, {format_count(branches.examples)} examples further"
     )
@@ -354,8 +359,10 @@ def branch_table(branches: Branches) -> Table:
             remarks.append(f"{min(values):.5g} to {max(values):.5g}")
         if statuses:
             remarks.append(", ".join(statuses))
-        rate = (size / branches.batch_size) ** branches.lr_exponent
-        table.add_row(str(size), str(of_size[0].steps), f"{rate:.3g}x", mean, ", ".join(remarks))
+        rate_factor = (size / branches.batch_size) ** branches.lr_exponent
+        table.add_row(
+            str(size), str(of_size[0].steps), f"{rate_factor:.3g}x", mean, ", ".join(remarks)
+        )
     return table
 
 

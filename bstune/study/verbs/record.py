@@ -251,8 +251,12 @@ def row(result: TrialResult) -> TableRow:
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table of the usable rows, sorted by batch size, learning rate and seed.
 
+    Rows are left out whose status is not one of ``RECORDED_STATUSES``, that were stopped before
+    their first evaluation, or at whose batch size no seconds are known. In the others, the seconds
+    per step are the batch size's median, and evaluations are thinned as :func:`_thinned` says.
+
     Raises:
-        TableError: where they are at fewer than two batch sizes.
+        TableError: where seconds are known at fewer than two batch sizes.
     """
     ordered = list[TableRow]()
     for recorded in sorted(rows, key=_point):
@@ -293,17 +297,18 @@ def _median_step_times(rows: Iterable[TableRow]) -> dict[int, float]:
 def _thinned(recorded: Mapping[str, Any]) -> TableRow:
     """Thin the evaluations of a row so that the steps to any target stay the same.
 
-    Kept are new lowest and highest values, the last evaluation, and others ``THINNING_RATIO`` apart
-    in steps.
+    Kept are new lowest and new highest values, as the metric may be one that falls or one that
+    rises; the last evaluation; and others ``THINNING_RATIO`` apart in steps.
     """
     steps: list[int] = []
     metric: list[float] = []
     lowest = math.inf
     highest = -math.inf
+    # The step of the last evaluation that is kept; 0 before the first one, which is kept always.
     last = 0
     for step, value in zip(recorded["steps"], recorded["metric"], strict=True):
         is_final = step == recorded["steps"][-1]
-        is_record = value < lowest or (value > highest and last)
+        is_record = value < lowest or value > highest
         if is_record or step >= THINNING_RATIO * last or is_final:
             steps.append(step)
             metric.append(value)

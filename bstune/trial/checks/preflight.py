@@ -138,9 +138,14 @@ def preflight(
 def _first_trial(
     short: ShortRuns, space: Space, small: int, large: int, *, survey: bool
 ) -> ShortTrial:
-    """Run a trial at the smallest batch size, or at the larger one where a survey will seek it.
+    """Run the first short trial, at the batch size ``small``.
 
-    A ConfigError says that its untrained weights meet the target.
+    If the module fails there and a survey will look for the smallest size that trains, it runs at
+    ``large``.
+
+    Raises:
+        ConfigError: from :meth:`ShortRuns.run_from_start`, where the untrained weights meet the
+            target.
     """
     try:
         return short.run_from_start(space.lowest_rate_spec(small))

@@ -285,7 +285,11 @@ def _seen_at_build(module: LightningModule) -> SeenModule:
 
 
 def _seen_at_start(built: SeenModule, module: LightningModule) -> SeenModule:
-    """Add to a module's record the numbers that are known once all of its layers are there."""
+    """Add to a module's record what is known once all of its layers are there.
+
+    That is whether it steps its optimizers automatically, the number of its trained parameters, and
+    the bytes of their gradients. A frozen parameter counts in neither.
+    """
     parameters = 0
     gradient_bytes = 0
     for parameter in module.parameters():

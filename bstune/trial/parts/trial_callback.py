@@ -73,15 +73,23 @@ class TrialCallback(Callback):
         self.parts.resume.keep_weights(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prepare the parts for the training, or for going on, and start its clock."""
+        """Prepare the parts for the training, or for going on, and start the training's clock.
+
+        A trial may have been stopped just before an evaluation that it would have had without its
+        stop. Then that evaluation comes first, and counts as evaluation.
+        """
         parts = self.parts
         parts.state.effective_lr = effective_lr(trainer.optimizers)
         parts.step_count.begin(trainer, pl_module)
+        # Start-up has drawn random numbers, which a trial that goes on had not drawn here.
         parts.generators.restore()
         parts.epoch_ends.begin(trainer, pl_module)
+        # From here on the seconds count as training.
         parts.phases.begin_training()
+        # These two ask whether epochs end, which ``epoch_ends.begin`` has found out.
         parts.resume.begin(trainer, parts.epoch_ends.exist)
         if parts.resume.lacks_evaluation(parts.epoch_ends.evaluates(trainer)):
+            # The evaluation may draw random numbers: the states are put back at its end.
             parts.generators.keep()
             parts.resume.evaluate_again(trainer)
             parts.phases.repeat_evaluation()
@@ -110,6 +118,7 @@ class TrialCallback(Callback):
         parts.one_process.end_copy()
         parts.agreed_stop.hold(trainer)
         parts.state.loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        # The step is not complete: further micro-batches follow.
         if (batch_idx + 1) % self._micro_batches:
             return
         parts.step_count.end_step(trainer)

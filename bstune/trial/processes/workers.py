@@ -105,8 +105,9 @@ def _ignoring_ctrl_c() -> Iterator[None]:
     """Within the context, a process that is started ignores SIGINT from its first moment on.
 
     The fork server by itself ignores it only once it has imported torch. Before that, Ctrl-C would
-    print the server's traceback.
+    print the server's traceback. In another thread than the main one nothing changes.
     """
+    # Python lets the main thread alone set a signal's handler.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -373,6 +374,7 @@ class Workers:
             raise Terminated(128 + self._signal)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # One process is kept for later, where no error has ended the context.
         if kind is None and self._spare is not None:
             for worker in self._workers:
                 if isinstance(worker, Process) and worker.is_usable:
@@ -864,11 +866,17 @@ def _train_trial(
 def _answer_call(
     call: Call, train: Train | None, open_train: Callable[[], Train], connection: Connection
 ) -> tuple[Train | None, CallAnswer]:
-    """Call a method of the object that trains, in the process that was asked to.
+    """Call a method of the object that trains, in the process that was asked for it.
 
     The method gets two functions besides its arguments: ``say`` sends a line to the user, and
     ``end`` sends an error as the answer and ends this process. A call of ``os._exit`` in the user's
     code is answered as an error, too.
+
+    Args:
+        call: the method's name and its arguments.
+        train: the object that trains; None: it is not open yet.
+        open_train: opens it.
+        connection: takes the lines, and the answer if the process ends.
 
     Returns:
         The object that trains (``train``, or what ``open_train`` returned; None: it could not be
@@ -885,9 +893,11 @@ def _answer_call(
         leave(1)
 
     def answer_exit(message: str, status: int) -> NoReturn:
+        # The process that gets the answer writes "error: " before it itself.
         end(message.removeprefix("error: "))
 
     try:
+        # The user's code may change the working directory: chdir puts it back.
         with os_exit_answered(answer_exit), chdir("."):
             train = train or open_train()
             method = getattr(train, call.method)

@@ -107,6 +107,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         self.objective = objective
         self._miss = miss
         self._table = read_table(source.path)
+        # The cost of the costliest recorded run, in seconds or steps.
         self._longest = max(self._cost_of(run) for run in self._table.runs)
         self.spent = 0.0
         self.runs: dict[int, Run] = {}
@@ -158,20 +159,20 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
                 reached.append((value, {"batch_size": batch_size, "lr": lr}))
         return min(reached, key=lambda pair: pair[0])
 
-    def _unit(self, seconds_per_step: float) -> float:
-        """Give the cost of a step: its seconds, or 1."""
+    def _cost_of_step(self, seconds_per_step: float) -> float:
+        """Give the cost of a step: its seconds, or 1 where the objective is ``steps``."""
         return seconds_per_step if self.objective == "time" else 1.0
 
     def _cost_of(self, run: Recorded) -> float:
         """Give the cost of a whole recorded run."""
-        return run.end * self._unit(run.seconds_per_step)
+        return run.end * self._cost_of_step(run.seconds_per_step)
 
     def _value_of(self, run: Recorded) -> float:
         """Give a recorded run's seconds or steps to the target, or the penalty of a miss."""
         steps = run.steps_to(self.target)
         if steps is None:
             return self.penalty
-        return steps * self._unit(run.seconds_per_step)
+        return steps * self._cost_of_step(run.seconds_per_step)
 
     def evaluate(self, params: Params) -> float:
         """Train to the target, or until the record ends, and give the seconds or steps to it.
@@ -184,7 +185,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         """Give a run's seconds or steps to the target, or the penalty of a miss."""
         if run.is_censored:
             return self.penalty
-        return run.steps * self._unit(run.seconds_per_step)
+        return run.steps * self._cost_of_step(run.seconds_per_step)
 
     def run(
         self, params: Params, max_steps: int | None = None, resumed_from: Run | None = None
@@ -207,7 +208,10 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         return run
 
     def _place(self) -> float:
-        """Draw a recorded seed, as a share of them; 0 without a generator."""
+        """Draw which of the recorded seeds a run has: a number in [0, 1), 0 being the first one.
+
+        It is 0 without a generator, so that each run has the first seed.
+        """
         if self._random is None:
             return 0.0
         return float(self._random.random())
@@ -215,7 +219,15 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     def _read(
         self, params: Params, place: float, max_steps: int | None = None, first_step: int = 0
     ) -> Run:
-        """Read a run from the table, whose steps up to ``first_step`` cost nothing."""
+        """Read a run from the table.
+
+        Args:
+            params: ``batch_size`` and ``lr``.
+            place: which of the recorded seeds, as :meth:`_place` gives it.
+            max_steps: the last step, counted from the very first one on; None: the run goes to the
+                target or the end of its record.
+            first_step: the steps of the run that it continues, which cost nothing.
+        """
         batch_size = int(params["batch_size"])
         lr = float(params["lr"])
         recorded = self._table.read(batch_size, lr, self.target, place)
@@ -233,7 +245,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
             status=status,
             steps=steps,
             seconds_per_step=recorded.seconds_per_step,
-            cost=(steps - first_step) * self._unit(recorded.seconds_per_step),
+            cost=(steps - first_step) * self._cost_of_step(recorded.seconds_per_step),
             history=tuple(pair for pair in recorded.history if pair[0] <= steps),
             can_go_on=steps < recorded.end,
             place=place,
@@ -271,17 +283,27 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
     def __call__(self, trial: optuna.Trial) -> float:
         """Run a trial to its end, or until the study's pruner stops it.
 
-        The best metric so far is reported at eight costs, each twice the one before, the last that
-        of the costliest recorded run. So a pruner compares trials that have cost the same.
+        The best metric so far is reported at eight costs. Each is twice the one before, and the
+        last is the cost of the costliest recorded run. So a pruner compares trials that have cost
+        the same.
+
+        Returns:
+            The seconds or steps to the target; :attr:`penalty` for a run that misses it.
+
+        Raises:
+            optuna.TrialPruned: where the pruner stops the trial.
         """
         params = self.suggest(trial)
+        # Both reads below are of the same recorded seed.
         place = self._place()
         whole = self._read(params, place)
+        # The step at which the pruner stops the trial; None: it does not.
         max_steps: int | None = None
-        unit = self._unit(whole.seconds_per_step)
+        cost_of_step = self._cost_of_step(whole.seconds_per_step)
         for rung in range(RUNGS):
             limit = self._longest * 2.0 ** (rung + 1 - RUNGS)
-            last_step = int(limit / unit)
+            last_step = int(limit / cost_of_step)
+            # The run ends by itself before this cost.
             if last_step >= whole.steps:
                 break
             seen = [value for step, value in whole.history if step <= last_step]
@@ -291,6 +313,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
             if trial.should_prune():
                 max_steps = last_step
                 break
+        # A pruned trial costs, and shows, only its steps so far: it is read again up to there.
         run = self._read(params, place, max_steps)
         self.spent += run.cost
         return self.tell(trial, run)

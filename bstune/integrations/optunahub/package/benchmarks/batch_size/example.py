@@ -13,7 +13,7 @@ import optunahub
 
 TABLE = "fashion_mlp"
 SEEDS = 3
-# Of the cost of the best recorded training.
+# What a search may spend, as multiples of the cost of the best recorded training.
 COSTS = (25, 50, 100, 200)
 SEARCHES = {
     "random": (optuna.samplers.RandomSampler, optuna.pruners.NopPruner),
@@ -26,7 +26,11 @@ batch_size = optunahub.load_module("benchmarks/batch_size")
 
 
 def best_after(search: str, seed: int) -> list[float]:
-    """Give the best value found at each cost, in units of the best recorded one."""
+    """Give the best value that a search has found once it has spent each of ``COSTS``.
+
+    A value is the cost of a training to the target, in seconds. Costs and values are multiples of
+    ``Problem.best_value``, the value of the best recorded point.
+    """
     problem = batch_size.Problem(TABLE, seed=seed)
     sampler, pruner = SEARCHES[search]
     study = optuna.create_study(
@@ -39,6 +43,7 @@ def best_after(search: str, seed: int) -> list[float]:
     best_values = list[float]()
     for cost in COSTS:
         limit = cost * problem.best_value
+        # Before any trial has reached the target, a search has what a miss counts as.
         best = problem.penalty
         for trial in complete:
             if trial.value is not None and trial.user_attrs["spent"] <= limit:
