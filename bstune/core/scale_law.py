@@ -206,7 +206,8 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
         level=level,
         components=components,
     )
-    # The mean slope is a weighted sum of f's values at both ends: their difference over the distance.
+    # The mean slope is a weighted sum of f's values at both ends: their difference over the
+    # distance.
     log_ends = np.log([scales[0], scales[-1]]) - centre
     factors = np.array([-1.0, 1.0]) / (log_ends[1] - log_ends[0])
     moments = [law._moments(component, log_ends, factors) for component in components]

@@ -27,8 +27,8 @@ ProbeOutcome = Literal["fits", "startup", "training", "evaluation", "error", "de
 PROBE_GROWTH = 16
 # No line is drawn through a difference below this share of the memory that is left.
 MIN_RISE = 0.05
-# Where a line says wrongly that a failed size fits, the next probe is this part of the bracket below
-# the failed one.
+# Where a line says wrongly that a failed size fits, the next probe is this part of the bracket
+# below the failed one.
 FIRST_STEP_BACK = 1 / 8
 # Probes of one size differ by some percent. One that takes less than this share of the limit need
 # not be repeated.

@@ -321,7 +321,8 @@ class Search:
             done = with_common_step_time(self._prepared, self._write(self._read()))
             if not self._budget.replicates or not any(trial.reached for trial in done):
                 return
-            # A look by as many draws as the report takes. Its seconds are kept free of further runs.
+            # A look by as many draws as the report takes. Its seconds are kept free of further
+            # runs.
             with self._wall.fine_look():
                 posterior = study_posterior(self._prepared, done, REPORT_PARTICLES)
                 # The report takes this posterior, if no further trial ends before it.

@@ -509,9 +509,9 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
     table = read_table(path)
     low = table.batch_sizes[0]
     high = table.batch_sizes[-1]
-    # A trial ends once both its steps and its examples are spent. The steps are those of the longest
-    # run at the largest batch size. Runs that took more steps need the examples besides. Without
-    # such runs the steps alone decide, and the examples are the least that there can be: 1.
+    # A trial ends once both its steps and its examples are spent. The steps are those of the
+    # longest run at the largest batch size. Runs that took more steps need the examples besides.
+    # Without such runs the steps alone decide, and the examples are the least that there can be: 1.
     steps = max(run.end for run in table.runs if run.batch_size == high)
     longer = [run.end * run.batch_size for run in table.runs if run.end > steps]
     defaults: dict[str, object] = {

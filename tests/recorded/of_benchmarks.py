@@ -305,7 +305,11 @@ def gain_and_as_good(path: Path) -> Values:
         held += low <= row["truth"] <= high
         log_errors.append(math.log(ratio / row["truth"]))
     middle, ninety = of_median_and_p90(over_least)
+    least, medium, most = sorted({100.0 * row["noise"] for row in rows_of(path)})
     return {
+        "least": least,
+        "medium": medium,
+        "most": most,
         "held": held,
         "n": len(log_errors),
         "over": math.exp(statistics.fmean(log_errors)),
@@ -317,7 +321,8 @@ def gain_and_as_good(path: Path) -> Values:
 GAINED = [
     figure(
         "gain",
-        "GAIN's 90% interval held the true gain in {held} of {n} studies, and its estimate was "
+        "where a run scatters by {least:.0f}, {medium:.0f} or {most:.0f}%, GAIN's 90% interval held "
+        "the true gain in {held} of {n} studies, and its estimate was "
         "{over:.2f} times the true one. An end of AS GOOD took {middle:.2f} times the least seconds "
         "(90th percentile {high:.2f})",
         gain_and_as_good,
