@@ -54,6 +54,8 @@ PRELOAD = ["bstune.trial.workload"]
 LOOK_SECONDS = 0.2
 # From the end of a trial's process until a signal that has ended it has come to this one, too.
 SIGNAL_SECONDS = 0.5
+# Meanwhile it is looked for this often.
+SIGNAL_LOOK_SECONDS = 0.05
 # The longest time between the ends of the processes that train one trial together. They end at the
 # same step, after which one of them may still write files.
 APART_SECONDS = 30
@@ -457,7 +459,7 @@ class Workers:
         """
         end = time.monotonic() + SIGNAL_SECONDS
         while self._handlers and self._signal is None and time.monotonic() < end:
-            time.sleep(SIGNAL_SECONDS / 10.0)
+            time.sleep(SIGNAL_LOOK_SECONDS)
         self._raise_signal()
 
     def poll(self) -> Iterator[Finished]:
