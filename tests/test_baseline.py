@@ -278,6 +278,26 @@ def test_where_the_first_evaluation_met_the_target_the_gain_holds_every_step_bef
     assert gain.high >= high / 1.08
 
 
+def test_a_schedule_that_ends_with_its_run_leaves_no_doubt_when_the_target_was_met():
+    # It is evaluated at its end alone, and takes all of its steps whatever happened before.
+    trial, runs = at(256, 0.3, 300, 300, 300, 300)
+    own, again = at(64, 0.1, 1200, 1200, 1200, 1200, first=10)
+    ended = [replace(run, steps_low=0, horizon=run.steps) for run in (*runs, *again)]
+    quick, slow = tuple(ended[:3]), tuple(ended[3:])
+    gain = gain_of(BaselineRuns(own, slow), Winner(trial, 300.0, quick), "steps", 0.05)
+    assert gain.ratio == pytest.approx(4.0)
+    assert gain.high / gain.low < 1.5
+
+
+def test_a_winner_that_stands_on_its_single_run_is_known_no_better_than_that():
+    trial, _ = at(256, 0.3, 40)
+    own, _ = at(64, 0.1, 400)
+    first_met = replace(trial, steps_low=0)
+    gain = gain_of(BaselineRuns(own), Winner(first_met, 40.0), "steps", 0.05)
+    # It may have met the target at its first step.
+    assert gain.high > 300.0
+
+
 @pytest.mark.parametrize(
     ("own_again", "fresh", "ratio", "seeds"),
     [

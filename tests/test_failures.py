@@ -10,8 +10,7 @@ import sys
 import pytest
 from toolbox import trials_of
 
-from bstune.core.records import TrialResult
-from bstune.study.storage.trials import CUT_SHORT
+from bstune.core.records import CUT_SHORT, TrialResult
 
 DEEDS = """
 import ctypes, multiprocessing, os, signal, sys, threading

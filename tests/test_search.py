@@ -17,7 +17,7 @@ from test_storage import BUDGET, SPACE
 from toolbox import made_table, make_result, statuses, trials_of
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.records import TrialSpec
+from bstune.core.records import CUT_SHORT, TrialSpec
 from bstune.study.prepare import compose_joined, prepare
 from bstune.study.run import run_study, run_worker
 from bstune.study.searching.finished_trial import (
@@ -30,7 +30,7 @@ from bstune.study.storage.connection import connect
 from bstune.study.storage.lease import Leases
 from bstune.study.storage.opening import find_study, open_study
 from bstune.study.storage.telling import tell
-from bstune.study.storage.trials import CUT_SHORT, running_specs, trial_index_of
+from bstune.study.storage.trials import running_specs, trial_index_of
 from bstune.study.storage.turns import free_indices, free_turn, turn_at
 from bstune.trial.backend import TrialBackend
 from bstune.trial.processes.workers import Finished, InProcess, failed
@@ -258,10 +258,16 @@ def test_the_command_that_saw_the_reference_raise_ends_with_its_error_after_the_
     study, tmp_path
 ):
     with pytest.raises(UserCodeError, match="your own configuration failed with ValueError: bad"):
-        run(study(NeverReaches(failing({0})), "search.trials=2"))
+        # It is asked twice.
+        run(study(NeverReaches(failing({0, 1})), "search.trials=2"))
     assert (tmp_path / "outputs" / "replay" / "curve.json").exists()
     # Nothing raises any more, and the study goes on.
-    assert len(run(study(NeverReaches(), "search.trials=3"))) == 1 + 3
+    assert len(run(study(NeverReaches(), "search.trials=3"))) == 2 + 3
+
+
+def test_a_reference_that_ran_when_it_was_asked_again_has_not_failed(study):
+    done = run(study(NeverReaches(failing({0})), "search.trials=2"))
+    assert [(one.trial_index, one.status) for one in done[:2]] == [(0, "failed"), (0, "stopped")]
 
 
 def test_each_index_is_run_once_however_many_processes_ask_at_once(study, tmp_path):

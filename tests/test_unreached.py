@@ -6,10 +6,9 @@ from builders import make_baseline, result_of
 from test_acquisition import inferred
 from toolbox import make_trial
 
-from bstune.core.records import Target
+from bstune.core.records import CUT_SHORT, Target
 from bstune.report.answer import answer
 from bstune.study.analysis.unreached import best_so_far, failures_of
-from bstune.study.storage.trials import CUT_SHORT
 
 TARGET = Target("val/error", 0.1, "min")
 ACCURACY = Target("val/accuracy", 0.9, "max")

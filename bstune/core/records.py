@@ -17,6 +17,9 @@ from bstune.core.numbers import is_finite_number
 
 Status = Literal["reached", "stopped", "diverged", "out of memory", "failed"]
 STATUSES: tuple[str, ...] = get_args(Status)
+# The message of a failed trial that an interruption of its study has ended: nothing is wrong with
+# it.
+CUT_SHORT = "the process ended before the trial did; it is asked again"
 # The direction in which a metric is to go.
 Mode = Literal["min", "max"]
 # What a winner is best by.

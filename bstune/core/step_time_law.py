@@ -119,7 +119,7 @@ class StepTimeLaw(StepTime):
         seconds: tau at each of them, by the law.
         residual: the median relative error of the line at the timed batch sizes.
         log_covariance: covariance of log tau at these, (n, n).
-        errors: relative standard error of each size's timings.
+        errors: relative standard error of the timings of each timed size.
         factor_error: relative standard deviation of a factor that all batch sizes share.
         falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
     """
@@ -188,7 +188,7 @@ class StepTimeLaw(StepTime):
         return replace(self, factor_error=math.hypot(self.factor_error, deviation))
 
     def _weights(self, batch_size: float) -> Array:
-        """Compute the weights of the timed sizes in log tau(B), linear over log B: (n,)."""
+        """Compute the weights of the law's sizes in log tau(B), linear over log B: (n,)."""
         log_size = math.log(batch_size)
         log_sizes = np.log(self.sizes)
         return np.array(
@@ -197,7 +197,7 @@ class StepTimeLaw(StepTime):
 
     @cached_property
     def _joined(self) -> PchipInterpolator:
-        """Interpolates log tau over log B between the timed sizes."""
+        """Interpolates log tau over log B between the law's sizes."""
         # It keeps a rising sequence rising.
         return PchipInterpolator(np.log(self.sizes), np.log(self.seconds))
 
@@ -364,18 +364,11 @@ def _fit_process(
     """Fit a Gaussian process around a line to timings: the law of the module's docstring.
 
     Args:
-        sizes: the n batch sizes that were timed, in ascending order.
-        log_seconds: log of the seconds of a step at each.
-        errors: relative standard errors of these.
-        line: the line.
-        falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
-
-    Args:
-        sizes: the timed batch sizes, (n,), rising.
-        log_seconds: of a step there, (n,).
+        sizes: the n batch sizes that were timed, in ascending order, (n,).
+        log_seconds: log of the seconds of a step at each, (n,).
         errors: relative standard errors of these, (n,).
         line: overhead and seconds an example.
-        falls: positions in ``sizes`` at which tau falls from the one before.
+        falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
         places: batch sizes at which the law is asked for, (m,); None: the timed ones.
 
     Returns:

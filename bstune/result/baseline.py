@@ -44,7 +44,7 @@ class Gain(Part, frozen=True):
     """How many times as fast the winner is as the baseline, in seconds or in steps."""
 
     ratio: Positive
-    """The baseline's seconds, or steps, over the winner's."""
+    """The baseline's seconds, or steps, over the winner's, less the winner's expected luck."""
     low: Positive | None
     """Lower end of its interval."""
     high: Positive | None

@@ -89,9 +89,9 @@ class Policy:
     max_growth: float
     """The most that continuing a trial costs before the target is reached, over what was spent."""
     max_first_growth: float
-    # The same for a trial whose schedule ends with it, and which cannot be continued.
-    max_horizon_growth: float
     """The same for a new trial."""
+    max_horizon_growth: float
+    """The same for a trial whose schedule ends with it, and which cannot be continued."""
     probe_fraction: float
     """A new trial first gets this share of ``stop_factor`` times the incumbent's cost ..."""
     max_predicted_fraction: float
@@ -101,7 +101,7 @@ class Policy:
     cost_weight: float
     """What a remaining cost of one incumbent adds to a candidate's score, in log T."""
     steps_cost_power: float
-    """Power of a step's seconds in the remaining cost under the objective ``steps``, once the
+    """Power of a step's examples in the remaining cost under the objective ``steps``, once the
     target has been reached; with 0 a step costs the same at every batch size."""
     random_fraction: float
     """Share of the decisions that are made at random, in case the model is wrong everywhere."""

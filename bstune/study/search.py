@@ -30,6 +30,7 @@ from bstune.study.analysis.model import (
 )
 from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.at_budget import is_full
+from bstune.study.planning.baseline import is_at_baseline
 from bstune.study.planning.plan import SearchEnd, points_of, searched
 from bstune.study.planning.wall import WallTime
 from bstune.study.prepare import PreparedStudy
@@ -423,9 +424,10 @@ class Search:
             self._storage_is_gone = isinstance(error, StorageGoneError)
             self._keep(result)
             raise
+        if is_at_baseline(result, self._prepared.baseline):
+            # It is asked again after a failure: the last run counts.
+            self.failed_baseline = finished if result.status == "failed" else None
         if result.status == "failed":
-            if self._prepared.baseline is not None and spec.trial_index == 0:
-                self.failed_baseline = finished
             check_failures(results(self._study), finished.frames, finished.cause)
 
     def _keep(self, result: TrialResult) -> None:

@@ -236,6 +236,8 @@ class Study:
 
         Raises:
             BstuneError: of the classes for what a user can mend.
+            UserCodeError: where nothing reached the target and the user's own configuration failed
+                in its code; ``bstune.load`` has the result all the same.
             Exception: what the user's own code raised before any trial, or in this process, with a
                 note.
         """

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bstune.result import StudyResult, Unreached
+from bstune.core.records import CUT_SHORT
+from bstune.result import Failures, StudyResult, Unreached
 from bstune.system.console import format_count, format_number, format_seconds, plural
 
 NOTHING_REACHED = "nothing that was tried reached the target"
@@ -60,9 +61,23 @@ class Cause:
     change: str | None = None
 
 
+def failures_of(result: StudyResult) -> Failures | None:
+    """Give the trials that failed by themselves; None where none did.
+
+    A file of an earlier version has their number and the last message alone.
+    """
+    if result.failures is not None:
+        return result.failures
+    number = result.statuses.get("failed", 0)
+    message = result.unreached.message if result.unreached is not None else None
+    if not number or message is None or message == CUT_SHORT:
+        return None
+    return Failures(trials=number, message=message)
+
+
 def failures_text(result: StudyResult) -> str | None:
     """Write how many trials failed by themselves, and the last one's error. None where none did."""
-    failures = result.failures
+    failures = failures_of(result)
     if failures is None:
         return None
     share = f"{failures.trials} of {plural(result.trials, 'trial')}"
@@ -76,9 +91,8 @@ def cause_of(result: StudyResult) -> Cause:
     """
     statuses = dict(result.statuses)
     # Trials that were cut short with their process are no cause.
-    statuses["failed"] = 0
-    if result.failures is not None:
-        statuses["failed"] = result.failures.trials
+    failures = failures_of(result)
+    statuses["failed"] = 0 if failures is None else failures.trials
     unreached = result.unreached
     if not any(statuses.values()):
         # Without a trial only the end of the search can tell why.

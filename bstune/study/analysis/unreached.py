@@ -8,7 +8,7 @@ of each.
 import math
 from collections.abc import Sequence
 
-from bstune.core.records import Budget, Target, TrialResult
+from bstune.core.records import CUT_SHORT, Budget, Target, TrialResult
 from bstune.result import (
     MAX_TEXT,
     AtEqualSeconds,
@@ -20,7 +20,6 @@ from bstune.result import (
 )
 from bstune.search.candidates import predicted_steps
 from bstune.search.observations import Posterior
-from bstune.study.storage.trials import CUT_SHORT
 
 # A trial still improves that gained this share of its distance to the target over the last half of
 # its steps.

@@ -88,14 +88,18 @@ def _own_value(options: StudyOptions, tunable: Tunable) -> int | float:
 
 
 def is_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:
-    """Whether a trial is the baseline's first run.
+    """Whether a trial is the baseline's first run, and does not continue it."""
+    return trial.resumed_from is None and is_at_baseline(trial, baseline)
+
+
+def is_at_baseline(trial: TrialResult, baseline: Baseline | None) -> bool:
+    """Whether a trial is the baseline's first run, or continues it.
 
     Trial 0 is another one in a study that began without a baseline.
     """
     return (
         baseline is not None
         and trial.trial_index == 0
-        and trial.resumed_from is None
         and trial.batch_size == baseline.batch_size
         and math.isclose(trial.lr, baseline.lr, rel_tol=1e-9)
     )
@@ -259,7 +263,9 @@ def gain_of(
     if 2 * len(reached) < len(winner.runs):
         return None
     again = [run for run in runs.again if run.reached]
-    doubt = _doubt(again or [runs.first], reached, timing_error if merit == "time" else 0.0)
+    doubt = _doubt(
+        again or [runs.first], reached or [winner.trial], timing_error if merit == "time" else 0.0
+    )
     differences = [gained - luck for gained in _paired_differences(runs, reached, merit)]
     if differences:
         count = len(differences)
@@ -451,7 +457,8 @@ def _untold(runs: Sequence[TrialResult]) -> tuple[float, float]:
     earlier = list[float]()
     later = list[float]()
     for run in runs:
-        if not run.reached or run.steps_low > 0:
+        # A schedule that ends with its run takes all of it, whenever the target was met.
+        if not run.reached or run.steps_low > 0 or run.horizon is not None:
             earlier.append(0.0)
             later.append(0.0)
             continue

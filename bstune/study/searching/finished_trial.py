@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bstune.core.errors import StudyError, UserCodeError
-from bstune.core.records import TrialResult, TrialSpec
+from bstune.core.records import CUT_SHORT, TrialResult, TrialSpec
 from bstune.result import StudyResult
 from bstune.study.at_budget import held_to_end
 from bstune.study.prepare import PreparedStudy
 from bstune.study.searching.means import is_for_loss
-from bstune.study.storage.trials import CUT_SHORT
 from bstune.trial.processes.workers import Finished, with_step_time
 
 # Trials in a row that failed end the study.

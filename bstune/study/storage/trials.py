@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter, ValidationError
 
 from bstune.core.errors import StudyError
-from bstune.core.records import TrialResult, TrialSpec, dump_json
+from bstune.core.records import CUT_SHORT, TrialResult, TrialSpec, dump_json
 from bstune.search.sampler import RECORD
 from bstune.study.storage.attributes import LOST, SPEC, WORKER
 from bstune.study.storage.lease import LEASE, PREFIX, Lease
@@ -21,7 +21,6 @@ from bstune.system.inputs import parse_json
 TRIAL_SPEC = TypeAdapter(TrialSpec)
 # So many parsed records, and as many specs, are kept in memory.
 PARSED_TRIALS = 2**15
-CUT_SHORT = "the process ended before the trial did; it is asked again"
 AskedTrial = tuple[int, TrialSpec]
 """A trial's id in the storage, and what it is asked to do."""
 Trials = optuna.Study | Sequence[FrozenTrial]
