@@ -115,7 +115,7 @@ class ScaleLaw:
     components: tuple[Component, ...]
 
     def at(self, scale: float) -> Estimate:
-        """Predict the quantity, such as a critical batch size, that a study at ``scale`` would have.
+        """Predict the quantity, such as a critical batch size, of a study at ``scale``.
 
         The error with which that study measures it is left out. ``scale`` is in the unit of the
         points' scales, and the estimate in that of their values.

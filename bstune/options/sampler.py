@@ -1,4 +1,7 @@
-"""``sampler``: what the arguments of the samplers that ship may be; their values stand in ``conf/sampler/``."""
+"""``sampler``: what the arguments of the samplers that ship may be.
+
+Their values stand in ``conf/sampler/``.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -12,8 +12,9 @@ ran the study takes them (:mod:`bstune.report.spelling`).
   machine's speed changes from minute to minute: that error holds this, too.
 * GAIN is the mean ratio over the fresh seeds that both ran on, less the luck that a winner among
   several has. Its interval pools their scatter with that of all trials, and holds the error of
-  tau(B) and of a first evaluation (:mod:`bstune.study.planning.baseline`). Where it holds 1, the line says
-  so. Where there are fewer seeds than planned, or none, the line says which runs GAIN uses.
+  tau(B) and of a first evaluation (:mod:`bstune.study.planning.baseline`). Where it holds 1, the
+  line says so. Where there are fewer seeds than planned, or none, the line says which runs GAIN
+  uses.
 * AS GOOD takes each batch size at its best learning rate (:mod:`bstune.study.analysis.as_good`).
 * DEVICES takes each device to be as fast as this one. Above the critical batch size a larger batch
   saves few steps, yet on one device it can still be the fastest.

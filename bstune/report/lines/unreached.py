@@ -61,7 +61,7 @@ class Cause:
     change: str | None = None
 
 
-def failures_of(result: StudyResult) -> Failures | None:
+def known_failures(result: StudyResult) -> Failures | None:
     """Give the trials that failed by themselves; None where none did.
 
     A file of an earlier version has their number and the last message alone.
@@ -77,7 +77,7 @@ def failures_of(result: StudyResult) -> Failures | None:
 
 def failures_text(result: StudyResult) -> str | None:
     """Write how many trials failed by themselves, and the last one's error. None where none did."""
-    failures = failures_of(result)
+    failures = known_failures(result)
     if failures is None:
         return None
     share = f"{failures.trials} of {plural(result.trials, 'trial')}"
@@ -91,7 +91,7 @@ def cause_of(result: StudyResult) -> Cause:
     """
     statuses = dict(result.statuses)
     # Trials that were cut short with their process are no cause.
-    failures = failures_of(result)
+    failures = known_failures(result)
     statuses["failed"] = 0 if failures is None else failures.trials
     unreached = result.unreached
     if not any(statuses.values()):

@@ -23,11 +23,11 @@ def sizes_as_good(
     winner: TrialResult,
     merit: Merit,
 ) -> AsGood:
-    """Find the range of batch sizes around the best that probably take at most a tenth more than it.
+    """Find the batch sizes around the best that probably take at most a tenth more than it.
 
     A batch size does if the chance of that is at least ``AS_GOOD_CHANCE``. The range is one run of
-    the ladder, so that all between its ends are as good. The winner, which fresh seeds have chosen,
-    is always in it.
+    the ladder. The winner, which fresh seeds have chosen, is always in it: where it lies outside of
+    that run, the range is stretched to it.
 
     Args:
         batch_sizes: the curve's ladder, rising.

@@ -2,10 +2,10 @@
 
 There is one estimate, the same in the console, the figure, ``curve.json`` and MLflow: the median
 over the posterior of all trials, stopped ones too, of where the slope of log S* over log B is -1/2
-(:func:`bstune.search.frontier_findings.log_b_crit`). What lies more than an octave outside of the batch
-sizes that reached the target is not claimed, nor is an end of the interval that the prior sets and
-not the trials. Such an end is None, and ``next_trials`` names up to three trials that would tell
-most. An interval without an end has no estimate in it: B_crit is undetermined.
+(:func:`bstune.search.frontier_findings.log_b_crit`). What lies more than an octave outside of the
+batch sizes that reached the target is not claimed, nor is an end of the interval that the prior
+sets and not the trials. Such an end is None, and ``next_trials`` names up to three trials that
+would tell most. An interval without an end has no estimate in it: B_crit is undetermined.
 
 B_opt, the batch size with the fewest examples, is reported where the trials raise its odds tenfold,
 to nine to one at least. Easier targets that the same histories passed have critical batch sizes of

@@ -252,7 +252,7 @@ def gain_of(
         merit: whether seconds or steps are compared.
         scatter: of log S from seed to seed, one standard deviation.
         timing_error: of log tau at the one batch size over that at the other, one standard
-            deviation; steps need none.
+            deviation; it counts for seconds alone.
         luck: by so much the winner's runs look too good, in log merit
             (:func:`bstune.study.planning.replicates.selection_luck`).
     """
@@ -263,14 +263,17 @@ def gain_of(
     if 2 * len(reached) < len(winner.runs):
         return None
     again = [run for run in runs.again if run.reached]
-    doubt = _doubt(
-        again or [runs.first], reached or [winner.trial], timing_error if merit == "time" else 0.0
-    )
+    baseline_stands_on = again or [runs.first]
+    winner_stands_on = reached or [winner.trial]
+    # Steps take no clock.
+    if merit == "steps":
+        timing_error = 0.0
+    doubt = _doubt(baseline_stands_on, winner_stands_on, timing_error)
     differences = [gained - luck for gained in _paired_differences(runs, reached, merit)]
     if differences:
         count = len(differences)
         return _interval(differences, scatter, doubt, merit, _GainRuns(count, count, count))
-    of_baseline = _mean_log_merit(again or [runs.first], merit)
+    of_baseline = _mean_log_merit(baseline_stands_on, merit)
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
         return None
