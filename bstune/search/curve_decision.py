@@ -254,8 +254,7 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
     if x.size == 0:
         return []
     z = np.median(optimum(posterior.theta, prior.points_at(x), prior), axis=0)
-    middle = np.full((x.size, prior.others), 0.5)
-    steps = log_steps(posterior.theta, prior.points_at(x, z, middle), prior)
+    steps = log_steps(posterior.theta, prior.points_at(x, z), prior)
     joint = _joint_draws(posterior, steps, log_b_crit(posterior.theta, prior))
     centred = joint.log_steps
     b_crit = joint.log_b_crit

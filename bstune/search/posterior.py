@@ -207,12 +207,13 @@ class Prior:
     def points_at(self, x: Array, z: Array | None = None, other: Array | None = None) -> Points:
         """Make points for :func:`log_steps` from log2 batch sizes, log2 rates and other columns.
 
-        The frontier and the optimum need ``x`` alone.
+        The frontier and the optimum need ``x`` alone. Other hyper-parameters that are not given are
+        in the middle of their ranges, as those are for which the optimum is.
         """
         if z is None:
             z = np.zeros(x.shape)
         if other is None:
-            other = np.zeros((x.size, 0))
+            other = np.full((x.size, self.others), 0.5)
         # Piecewise-linear interpolation of the unit vectors, constant beyond the ends.
         hats = np.stack([np.interp(x, self.knots, unit) for unit in np.eye(self.knots.size)])
         return Points(x=x, z=z, other=other, rule=self.rule(x), hats=hats)

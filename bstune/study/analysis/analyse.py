@@ -239,10 +239,9 @@ def merit_draws(
     ``law``, if that is given. The shape is (draws, batch sizes).
     """
     sizes = np.array(curve.batch_size)
-    # The curve's rates are for the other hyper-parameters in the middle of their ranges. What these
-    # cost is the same at each batch size.
-    middle = np.full((sizes.size, posterior.prior.others), 0.5)
-    points = posterior.prior.points_at(np.log2(sizes), np.log2(curve.lr), middle)
+    # What the other hyper-parameters cost, in the middle of their ranges, is the same at each batch
+    # size.
+    points = posterior.prior.points_at(np.log2(sizes), np.log2(curve.lr))
     drawn = log_steps(posterior.theta, points, posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
         return drawn
