@@ -319,9 +319,12 @@ def _time_ladder(
     notes = list[str]()
     if largest < ceiling.batch_size:
         step_seconds = _longest_step(step_time, warmup_steps, seconds)
+        if step_seconds > 0.0:
+            reason = f"each takes longer than {format_seconds(step_seconds)}"
+        else:
+            reason = "the survey's time was used up before"
         notes.append(
-            f"steps past batch size {largest} are not timed but predicted: each takes longer "
-            f"than {format_seconds(step_seconds)} "
+            f"steps past batch size {largest} are not timed but predicted: {reason} "
             f"(hardware.seconds={options.hardware.seconds:g})"
         )
     sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)

@@ -1,13 +1,14 @@
-"""Records the tables that ship of runs whose schedule ends with the trial: digits_linear and mnist_mlp_linear.
+"""Records tables of runs whose schedule ends with the trial: digits_linear, mnist_mlp_linear, airbench.
 
     python tests/benchmarks/record_horizons.py digits digits_linear.jsonl
     python tests/benchmarks/record_horizons.py mnist_mlp mnist_mlp_linear.jsonl
+    python tests/benchmarks/record_horizons.py airbench_cifar airbench_cifar.jsonl   # on a GPU
 
-The learning rate falls by a straight line from its value to zero at the horizon. :data:`PLANS` has the batch sizes, and
-the learning rates and the horizons of each. A run goes on to its horizon's end, whether or not it meets the target
-before. It is evaluated as a trial near its target is, at steps whose ratio is 1.05. Of these evaluations a table keeps
-those from ``FIRST_SHARE`` of the horizon on whose ratio is ``KEPT_RATIO``, the two between which the target is met, and
-the last.
+The learning rate falls by a straight line from its value to zero at the horizon; airbench_cifar has its source's
+schedule. :data:`PLANS` has the batch sizes, and the learning rates and the horizons of each. A run goes on to its
+horizon's end, whether or not it meets the target before. It is evaluated as a trial near its target is, at steps whose
+ratio is 1.05. Of these evaluations a table keeps those from ``FIRST_SHARE`` of the horizon on whose ratio is
+``KEPT_RATIO``, the two between which the target is met, and the last.
 
 Each run is appended to FILE.runs as it ends, so that the same command goes on where an earlier one stopped. FILE itself
 is written once all runs are there; a step of a batch size then has the median of its runs' seconds.
@@ -40,7 +41,12 @@ FIRST_SHARE = 0.05
 KEPT_RATIO = 1.2
 METRIC_DIGITS = 4
 SECONDS_DIGITS = 3
-SEEDS = (0, 1)
+# The target always counts as near, and evaluations may cost as much as the training.
+DENSE = (
+    "protocol.close_to_target=1000",
+    "protocol.evaluation_share=1",
+    "protocol.evaluation_cost=0.1",
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Plan:
     least_examples: float
     horizon_ratio: float
     horizon_count: int
+    arguments: tuple[str, ...] = ("device=cpu", "schedule=linear", *DENSE)
+    seeds: tuple[int, ...] = (0, 1)
 
     def horizon(self, batch_size: int, rung: int) -> int:
         """Give a horizon of a batch size, in steps; that of rung 0 is the shortest."""
@@ -66,7 +74,7 @@ class Plan:
     def specs(self) -> Iterator[TrialSpec]:
         """Give all runs; batch sizes take turns, so that what else the machine does slows all of them alike."""
         rungs = range(self.horizon_count)
-        for seed, factor, rung in product(SEEDS, self.lr_factors, rungs):
+        for seed, factor, rung in product(self.seeds, self.lr_factors, rungs):
             for size, middle in self.middle_lrs.items():
                 horizon = self.horizon(size, rung)
                 yield TrialSpec(0, 0, size, middle * factor, None, seed, max_steps=horizon)
@@ -95,23 +103,35 @@ PLANS = {
         horizon_ratio=1.7,
         horizon_count=5,
     ),
+    # On a GPU, where its source's run, 476 steps of 1024 at a rate of 1.5, takes two seconds. The
+    # horizons are 0.8, 1 and 1.25 times its examples, without a part that is counted in steps.
+    "airbench_cifar": Plan(
+        target=Target("val/error", 0.06, "min"),
+        never=0.0001,
+        # By the square root of the batch size from the source's pair.
+        middle_lrs={256: 0.75, 512: 1.06, 1024: 1.5, 1448: 1.78, 2048: 2.12, 4096: 3.0},
+        # The middle first: a machine that is lent for minutes may end the command.
+        lr_factors=(1.0, 1.41, 0.71, 2.0),
+        least_steps=0.0,
+        least_examples=390_000.0,
+        horizon_ratio=1.25,
+        horizon_count=3,
+        # Errors of 0.07 and below count as near the target.
+        arguments=("device=cuda", "protocol.close_to_target=700"),
+        seeds=(0,),
+    ),
 }
 
 
 def make_backend(workload: str, plan: Plan) -> LightningBackend:
-    """Build what trains a workload on a CPU with a linear schedule, each run to its horizon's end."""
+    """Build what trains a workload, each run to its horizon's end."""
     arguments = [
         f"workload={workload}",
-        "schedule=linear",
-        "device=cpu",
+        *plan.arguments,
         "mlflow.enabled=false",
         f"output={tempfile.mkdtemp()}/o",
         # Met at its own target a trial would end.
         f"workload.target.value={plan.never}",
-        # The target always counts as near, and evaluations may cost as much as the training.
-        "protocol.close_to_target=1000",
-        "protocol.evaluation_share=1",
-        "protocol.evaluation_cost=0.1",
         "protocol.noise_scale_every=null",
     ]
     composed = compose_checked(arguments)

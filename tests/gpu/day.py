@@ -7,10 +7,15 @@ A section that fails says so in a line, and the next one runs; one that has no t
     tests        those that need CUDA
     workloads    every CIFAR recipe to its end: accuracy and seconds, several seeds
     sources      the scripts of their sources in the folder --sources, timed in the same way (see source.py)
+    studies      a search of batch size and rate for two recipes, then its winner and the source's pair in turns
+    own          a module that bstune does not know, tuned from Python in a process of its own
+    table        airbench_cifar over batch size, learning rate and horizon, by tests/benchmarks/record_horizons.py
     loops        seconds per step of every recipe in each training loop, and whether they lead to the same error
     steps        seconds per step over batch size, of each training loop and precision
     operators    operators, kernels and the host's time a step
+    compiled     a step of airbench_cifar by torch.compile, beside the eager one
     powers       of two, under AMP
+    alignment    the layers of resnet_cifar as they are and padded, in 16 bits
     workers      trials side by side
     ceiling      the memory ceiling, exact to the multiple, of the whole device and of a part of it
 
@@ -19,6 +24,7 @@ BSTUNE_DATA holds CIFAR-10's binary files; without them images are random, which
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -70,6 +76,18 @@ NARROW["resnet_cifar"] = ("workload.module.model.width=4",)
 # Values of protocol.fast.
 LOOPS = ("off", "auto", "graph")
 SCRIPTS = ("airbench94.py", "airbench94_muon.py", "cifar10_speedrun.py")
+# Those that the section studies searches, and the share of its time that a search gets. The rest is
+# for its winner beside the source's pair.
+SEARCHED = ("airbench_cifar", "speedrun_cifar")
+SEARCH_SHARE = 0.75
+# Of a search on a CPU.
+TINY_SEARCH = (
+    "workload.data.train_examples=500",
+    "scaling.batch_size=64",
+    "search.batch_size.high=256",
+    "budget.examples=2000",
+    "workload.target.value=0.88",
+)
 
 
 @dataclass(frozen=True)
@@ -275,17 +293,117 @@ def workloads(day: Day) -> None:
                 message=result.message,
             )
         for name, own in results.items():
-            reached = [value for value in map(accuracy, own) if value is not None]
-            if reached:
-                day.say(
-                    "workloads",
-                    workload=name,
-                    n=len(reached),
-                    accuracy=statistics.fmean(reached),
-                    accuracy_sd=statistics.stdev(reached) if len(reached) > 1 else None,
-                    at_level=sum(value >= LEVEL for value in reached) / len(own),
-                    training_seconds=statistics.median(result.train_seconds for result in own),
-                )
+            say_mean(day, "workloads", own, workload=name)
+
+
+def say_mean(day: Day, section: str, trials: list[TrialResult], **values: Any) -> None:
+    """Say the mean accuracy of the trials that got to their end, and the median seconds of training."""
+    ended = [value for value in map(accuracy, trials) if value is not None]
+    if not ended:
+        return
+    day.say(
+        section,
+        **values,
+        n=len(ended),
+        accuracy=statistics.fmean(ended),
+        accuracy_sd=statistics.stdev(ended) if len(ended) > 1 else None,
+        at_level=sum(value >= LEVEL for value in ended) / len(trials),
+        training_seconds=statistics.median(trial.train_seconds for trial in trials),
+    )
+
+
+def studies(day: Day) -> None:
+    """Search batch size and learning rate of recipes, and train each winner beside its source's pair."""
+    if not real_data():
+        day.say("studies", left_out="they need CIFAR-10 in BSTUNE_DATA")
+        return
+    for place, name in enumerate(SEARCHED):
+        seconds = day.left / (len(SEARCHED) - place)
+        search_and_compare(replace(day, end=time.monotonic() + seconds), name)
+
+
+def search_and_compare(day: Day, name: str) -> None:
+    """Search one recipe's batch size and learning rate; see :func:`studies`."""
+    folder = day.out / f"study_{name}"
+    options = (*(NARROW[name] if day.tiny else ()), *day.recipe_options)
+    tiny = TINY_SEARCH if day.tiny else ()
+    command = (
+        *("-m", "bstune", f"+workload={name}", f"device={day.device}", f"output={folder}"),
+        *(f"search.wall_seconds={SEARCH_SHARE * day.left:.0f}", "search.trials=1000"),
+        *("mlflow.enabled=false", *options, *tiny),
+    )
+    began = time.monotonic()
+    text = day.command(f"study_{name}", *command).stdout
+    found = json.loads((folder / "curve.json").read_text())
+    winner = found["best_by_time"]
+    day.say(
+        "studies",
+        workload=name,
+        seconds=time.monotonic() - began,
+        configurations=found["configurations"],
+        statuses=found["statuses"],
+        winner=winner,
+        gain=found["gain"],
+        critical_batch_size=found["critical_batch_size"]["value"],
+        answer=text[text.find("USE") :],
+    )
+    if winner is None:
+        return
+    budget = (f"budget.steps={winner['horizon']}", "budget.examples=1")
+    examples = (f"budget.examples={RECIPES[name]}", "budget.steps=1")
+    source_size, source_lr = prepared(day.device, day.tiny, name, *examples, *options)[2:]
+    pairs = {
+        "winner": (winner["batch_size"], winner["lr"], budget),
+        "source": (source_size, source_lr, examples),
+    }
+    trials: dict[str, list[TrialResult]] = {pair: [] for pair in pairs}
+    for seed, (pair, (size, lr, limits)) in itertools.product(range(-1, day.seeds), pairs.items()):
+        if trials[pair] and day.left < 1.2 * trials[pair][-1].wall_seconds:
+            continue
+        workload, protocol, *_ = prepared(day.device, day.tiny, name, *limits, *options)
+        # Once before, for the choice of kernels.
+        if seed < 0:
+            run_trial(workload, TrialSpec(0, 0, size, lr, None, 0, max_steps=8), protocol)
+            continue
+        trial = run_trial(workload, TrialSpec(seed, seed, size, lr, None, seed), protocol)
+        trials[pair].append(trial)
+        day.say(
+            "studies",
+            workload=name,
+            pair=pair,
+            batch_size=size,
+            lr=lr,
+            seed=seed,
+            status=trial.status,
+            accuracy=accuracy(trial),
+            steps=trial.steps,
+            training_seconds=trial.train_seconds,
+            wall_seconds=trial.wall_seconds,
+            loop=trial.training_loop,
+        )
+    for pair, ended in trials.items():
+        say_mean(day, "studies", ended, workload=name, pair=pair)
+
+
+def own(day: Day) -> None:
+    """Tune a module that bstune does not know, its trials in a process of their own; see own.py."""
+    name = "own"
+    text = day.command(name, str(Path(__file__).with_name("own.py")), day.device)
+    day.say(name, **json.loads(text.stdout.splitlines()[-1]))
+
+
+def table(day: Day) -> None:
+    """Record as much of airbench_cifar's table as there is time for; the same file goes on another day."""
+    if not day.cuda:
+        day.say("table", left_out="its runs need a GPU")
+        return
+    file = day.out / "airbench_cifar.jsonl"
+    script = CHECKOUT / "tests" / "benchmarks" / "record_horizons.py"
+    # What it has recorded so far counts.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        day.command("table", str(script), "airbench_cifar", str(file))
+    runs = file.with_name(file.name + ".runs")
+    day.say("table", runs=len(runs.read_text().splitlines()) if runs.exists() else 0)
 
 
 def sources(day: Day) -> None:
@@ -578,16 +696,51 @@ def powers(day: Day) -> None:
     day.say("powers", sentence=found["sentence"], rows=found["rows"])
 
 
+def compiled(day: Day) -> None:
+    """Say the seconds of a compiled step beside those of an eager one."""
+    for mode in ("null", "default"):
+        began = time.monotonic()
+        result = timed_trial(
+            day, "airbench_cifar", 1024, 40, f"compile={mode}", "protocol.fast=auto"
+        )
+        day.say(
+            "compiled",
+            mode=mode,
+            loop=result.training_loop,
+            seconds_per_step=result.seconds_per_step,
+            wall_seconds=time.monotonic() - began,
+            message=result.message,
+        )
+
+
+def alignment(day: Day) -> None:
+    """Time the layers whose dimensions miss the multiple of tensor cores, as they are and padded."""
+    folder = Path("alignment").resolve()
+    options = ["workload=digits"] if day.tiny else ["workload=resnet_cifar", "precision=16-mixed"]
+    day.command(
+        "alignment",
+        *("-m", "bstune", "sweep", "alignment", f"device={day.device}", *options),
+        *(f"sweep.output={folder}", "sweep.experiment.rounds=5"),
+    )
+    found = json.loads((folder / "result.json").read_text())
+    day.say("alignment", sentence=found["sentence"], rows=found["rows"])
+
+
 # Each with its share of the seconds that are left when it begins
 SECTIONS: dict[str, tuple[Callable[[Day], None], float]] = {
     "environment": (environment, 1.0),
     "workloads": (workloads, 0.4),
+    "studies": (studies, 0.6),
+    "own": (own, 0.2),
+    "table": (table, 0.5),
     "sources": (sources, 0.45),
     "tests": (tests, 0.3),
     "loops": (loops, 0.3),
     "steps": (steps, 0.3),
     "operators": (operators, 0.4),
+    "compiled": (compiled, 0.3),
     "powers": (powers, 0.5),
+    "alignment": (alignment, 0.3),
     "workers": (workers, 0.5),
     # Its probes, of some ten seconds each, end when they are done.
     "ceiling": (ceiling, 1.0),

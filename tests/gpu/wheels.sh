@@ -10,7 +10,7 @@ checkout=$(realpath "$(dirname "$0")/../..")
 wanted=(hydra-core optuna mlflow-skinny sqlalchemy alembic greenlet pooch plotly pydantic "$@")
 there='annotated-doc anyio certifi charset-normalizer click cloudpickle filelock fsspec h11 idna jinja2 kiwisolver
   markdown-it-py markupsafe matplotlib narwhals networkx numpy packaging pandas pillow pip protobuf psutil pygments
-  pyparsing python-dateutil pyyaml requests rich scikit-learn scipy six sympy tqdm typing-extensions typing-inspection
+  pyparsing python-dateutil pyyaml requests rich scikit-learn scipy six sympy tqdm typing-extensions
   urllib3 wrapt zipp'
 rm -rf "$dest"; mkdir -p "$dest"
 python3 -m pip wheel -q --no-deps -w "$dest" antlr4-python3-runtime==4.9.3 "$checkout"
