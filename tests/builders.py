@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,6 +54,17 @@ if TYPE_CHECKING:
 TARGET = Target("val/error", 0.1, "min")
 RULES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+@dataclass(frozen=True)
+class SizeTiming:
+    """The timings of a batch size: seconds of a step, median and quartiles over some visits."""
+
+    batch_size: float
+    seconds: float
+    low: float
+    high: float
+    visits: int
 
 
 def changed(part: AnyPart, **changes: Any) -> AnyPart:

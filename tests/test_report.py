@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from builders import asked_of, hand_at_budget, make_baseline, result_of
+from builders import SizeTiming, asked_of, hand_at_budget, make_baseline, result_of
 from recorded.fashion_cnn import recorded
 from rich.console import Console
 from toolbox import make_result, make_trial
 
 from bstune.core.curve import CurveBand
-from bstune.core.step_time_law import SizeTiming, fit_step_time_law
+from bstune.core.step_time_law import fit_step_time_law
 from bstune.report.answer import answer
 from bstune.report.trust import trust
 from bstune.result import INTERVAL_LEVEL, Gain, GainAtBudget, StepTiming

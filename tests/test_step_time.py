@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from builders import SizeTiming
 
 from bstune.core.errors import HardwareError
 from bstune.core.step_time import (
@@ -18,13 +19,13 @@ from bstune.core.step_time import (
     iteration_seconds,
     sync_seconds,
 )
-from bstune.core.step_time_law import SizeTiming, fit_step_time_law, leave_one_out
+from bstune.core.step_time_law import fit_step_time_law, leave_one_out
 
 LINE = StepTime(2e-3, 3e-5)
 
 
-def law_of_pairs(pairs):
-    return fit_step_time_law([SizeTiming(size, tau, tau, tau, 1) for size, tau in pairs])
+def law_of_pairs(pairs, visits=4):
+    return fit_step_time_law([SizeTiming(size, tau, tau, tau, visits) for size, tau in pairs])
 
 
 PAIRS = [(size, LINE(size)) for size in (8, 32, 128, 256, 500)]
@@ -36,7 +37,7 @@ def test_a_line_is_recovered_and_predicted_beyond_its_ends():
         assert (line.overhead, line.per_example) == (pytest.approx(2e-3), pytest.approx(3e-5))
     assert (model(1), model(5000)) == (pytest.approx(LINE(1)), pytest.approx(LINE(5000)))
     assert model.residual < 1e-9
-    assert max(leave_one_out([SizeTiming(size, tau, tau, tau, 1) for size, tau in PAIRS])) < 0.05
+    assert max(leave_one_out([SizeTiming(size, tau, tau, tau, 4) for size, tau in PAIRS])) < 0.05
     at = np.array([[1.0, 8.0], [100.0, 1e5]])
     np.testing.assert_allclose(fit_step_times(PAIRS, 128.0)(at), 2e-3 + 3e-5 * at, rtol=1e-9)
 
@@ -80,7 +81,7 @@ def test_with_one_or_none_half_of_a_step_is_overhead(measured, size, seconds):
 def test_neither_overhead_nor_throughput_is_negative_and_tau_does_not_fall():
     assert fit_line([(8, 1.0), (64, 0.5), (512, 0.4)]).per_example == 0.0
     assert fit_line([(8, 0.01), (64, 1.0), (512, 100.0)]).overhead == 0.0
-    model = law_of_pairs([(8, 1.0), (16, 0.9), (32, 1.5), (64, 1.4), (128, 3.0)])
+    model = law_of_pairs([(8, 1.0), (16, 0.9), (32, 1.5), (64, 1.4), (128, 3.0)], visits=1)
     values = [model(2 ** (i / 10)) for i in range(10, 90)]
     assert np.diff(values).min() > -1e-12
 

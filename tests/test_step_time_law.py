@@ -4,12 +4,14 @@ import math
 
 import numpy as np
 import pytest
+from builders import SizeTiming
 
 from bstune.core.step_time import StepTime
 from bstune.core.step_time_law import (
     BUSY_FACTOR,
+    MEDIAN_ERROR,
     QUIET_FACTOR,
-    SizeTiming,
+    UNSEEN_SCATTER,
     fit_step_time_law,
     law_of_trials,
 )
@@ -23,7 +25,7 @@ def timing(size, seconds, spread=0.01, visits=4):
     return SizeTiming(size, seconds, seconds / (1 + spread), seconds * (1 + spread), visits)
 
 
-def drawn_law(scatter, seed, visits=4):
+def drawn_law(scatter, seed, visits=4, same_loop=True):
     """Fit the law to visits that scatter about the line."""
     rng = np.random.default_rng(seed)
     timings = []
@@ -31,7 +33,7 @@ def drawn_law(scatter, seed, visits=4):
         seconds = LINE(size) * np.exp(rng.normal(0.0, scatter, visits))
         low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
         timings.append(SizeTiming(size, middle, low, high, visits))
-    return fit_step_time_law(timings)
+    return fit_step_time_law(timings, same_loop=same_loop)
 
 
 def test_quiet_timings_are_tau():
@@ -139,11 +141,54 @@ def test_the_error_of_a_ratio_has_no_common_factor():
     ],
 )
 def test_trials_see_how_the_machines_speed_changes(count, same_loop, shift, spread, expected):
-    law = drawn_law(0.02, 0)
+    law = drawn_law(0.02, 0, same_loop=same_loop)
     rng = np.random.default_rng(1)
     sizes = rng.integers(8, 512, count)
     off = np.exp(shift + rng.normal(0.0, spread, count))
     measured = [(size, law(size) * by) for size, by in zip(sizes, off, strict=True)]
-    seen = law.seen_by_trials(measured, same_loop)
+    seen = law.seen_by_trials(measured)
     assert seen.factor_error == pytest.approx(expected, rel=0.1)
     assert (seen.seconds, seen.ratio_error(8, 64)) == (law.seconds, law.ratio_error(8, 64))
+
+
+# Milliseconds of a step of airbench_cifar on an H200: a survey of 14 s had time for two visits, of
+# three steps each; the trials' own, of 10 to 625 steps.
+FEW_VISITS = ((64, 4.38), (8192, 29.03))
+OWN_STEPS = ((1024, 3.99), (448, 2.19), (2344, 8.92), (328, 1.73), (936, 3.76), (608, 2.69))
+
+
+def few_visits(same_loop=True, scale=1.0):
+    timings = [timing(size, 1e-3 * tau * scale, 0.0, 1) for size, tau in FEW_VISITS]
+    return fit_step_time_law(timings, same_loop=same_loop)
+
+
+@pytest.mark.parametrize("own", [OWN_STEPS, OWN_STEPS[:1]])
+def test_trials_steps_join_a_survey_of_few_visits(own):
+    surveyed = few_visits()
+    assert surveyed(1024) > 1.6 * 4.0e-3
+    joined = surveyed.joined_with([(size, 1e-3 * tau) for size, tau in own])
+    for size, tau in own:
+        # One trial's steps are no surer than its minutes.
+        assert joined(size) == pytest.approx(1e-3 * tau, rel=0.1 if len(own) > 1 else 0.5)
+    assert joined.relative_error(1024) < surveyed.relative_error(1024)
+    assert surveyed.joined_with([]) is surveyed
+    assert surveyed.without_trials().joined_with([(1024, 4e-3)])(1024) == surveyed(1024)
+
+
+def test_a_visit_alone_tells_no_scatter():
+    assert few_visits().errors == pytest.approx(2 * [MEDIAN_ERROR * UNSEEN_SCATTER])
+
+
+def test_a_survey_of_many_visits_takes_no_trials_steps():
+    law = drawn_law(0.02, 0)
+    assert law.joined_with([(64, 1.0)]) is law
+
+
+@pytest.mark.parametrize(("scale", "weight"), [(1.0, (0.0, 0.7)), (1000.0, (0.7, 1.0))])
+def test_another_loops_steps_count_where_they_are_long(scale, weight):
+    """The weight is the share of the way that the law goes, of the logarithm, to trials of 0.4 of its seconds."""
+    surveyed = few_visits(same_loop=False, scale=scale / 10)
+    own = [(size, 0.4 * surveyed(size)) for size in (64, 128, 512, 1024, 4096, 8192)]
+    joined = surveyed.joined_with(own)
+    moved = math.log(joined(1024) / surveyed(1024)) / math.log(0.4)
+    assert weight[0] <= moved <= weight[1] + 0.01

@@ -10,7 +10,9 @@ than 136.
 
 A draw of tau is a draw of r, made monotone likewise, times one factor for all batch sizes: what a
 busy machine adds to all of them is not seen in their scatter, nor what the machine does in other
-minutes than those of the timings. The trials' own steps tell the latter.
+minutes than those of the timings. The trials' own steps tell the latter. Where a survey had no time
+for more than a few visits, the trials' own steps join its timings
+(:meth:`StepTimeLaw.joined_with`).
 """
 
 import math
@@ -65,6 +67,13 @@ FEW_NEARER = 1.15
 POOLED_TIMINGS = 4.0
 # A fall of tau is confirmed by so many of the combined standard errors.
 CONFIRMED = 4.0
+# Visits beyond each batch size's first: from so many on they tell their scatter. Before, it is
+# taken for UNSEEN_SCATTER. Of two visits of three steps, all that a survey of 14 s had time for on
+# an H200, one was 4 times too long.
+TELLING_REPEATS = 3
+UNSEEN_SCATTER = 0.3
+# Seconds by which Lightning's loop, with its hooks, and the lean one may differ a step.
+LOOPS_APART = 5e-4
 # Fewest trials whose own steps say how a machine's speed changes from minute to minute.
 TRIALS_OF_FACTOR = 10
 # Relative error of the factor of all batch sizes: on a quiet machine, and on one that waits all the
@@ -99,14 +108,15 @@ class TimedSize(Protocol):
 
 
 @dataclass(frozen=True)
-class SizeTiming:
-    """The timings of one batch size: seconds of a step, median and quartiles over some visits."""
+class Timing:
+    """A batch size's seconds of a step, with their error."""
 
     batch_size: float
     seconds: float
-    low: float
-    high: float
+    error: float
+    """Relative standard error of the seconds."""
     visits: int
+    """Of how many visits, or trials, the seconds are the median."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,10 @@ class StepTimeLaw(StepTime):
         errors: relative standard error of the timings of each timed size.
         factor_error: relative standard deviation of a factor that all batch sizes share.
         falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
+        timings: those that it was fitted to, in ascending order of batch size.
+        loops_apart: the seconds by which a trial's step may differ from a timed one, as another
+            loop takes it; 0: the same loop does.
+        takes_trials: whether the timings are so few that the trials' own steps join them.
     """
 
     sizes: tuple[float, ...]
@@ -131,6 +145,9 @@ class StepTimeLaw(StepTime):
     errors: tuple[float, ...]
     factor_error: float
     falls: tuple[int, ...]
+    timings: tuple["Timing", ...]
+    loops_apart: float
+    takes_trials: bool
 
     def __call__(self, batch_size: float) -> float:
         """Compute tau(B) in seconds; beyond the timed sizes, by the line scaled to the last one."""
@@ -163,26 +180,46 @@ class StepTimeLaw(StepTime):
         variance = float(weights @ np.array(self.log_covariance) @ weights)
         return math.sqrt(max(variance, 0.0))
 
-    def seen_by_trials(
-        self, measured: Sequence[tuple[int, float]], same_loop: bool
-    ) -> "StepTimeLaw":
+    def joined_with(self, measured: Sequence[tuple[int, float]]) -> "StepTimeLaw":
+        """Fit the law anew to its timings and to the trials' own steps.
+
+        It stays as it is where enough timings told it (``takes_trials``), or without trials. Trials
+        are taken together as in :func:`law_of_trials`, and count less where ``loops_apart`` is much
+        of a step.
+
+        Args:
+            measured: batch size and own seconds of a step, of each trial.
+        """
+        if not self.takes_trials or not measured:
+            return self
+        own = list[Timing]()
+        for timing in _timings_of_trials(measured):
+            between_loops = self.loops_apart / timing.seconds
+            own.append(replace(timing, error=math.hypot(timing.error, between_loops)))
+        return _fit_law(_merged([*self.timings, *own]), self.factor_error, self.loops_apart)
+
+    def without_trials(self) -> "StepTimeLaw":
+        """Give the law that no trial's own steps join, for trials that run beside each other."""
+        return replace(self, takes_trials=False)
+
+    def seen_by_trials(self, measured: Sequence[tuple[int, float]]) -> "StepTimeLaw":
         """Widen the error of the factor that all sizes share to what the trials' own steps show.
 
         A survey sees some seconds of a machine whose speed may change from minute to minute; the
         trials see the minutes of a whole study. The factor's error is such that nine of ten trials
-        lie within 1.645 of its standard deviations. Below ten trials the law stays as it is.
+        lie within 1.645 of its standard deviations. Below ten trials the law stays as it is. Where
+        another loop trains them, only their scatter counts, and not how far they are off the law on
+        average.
 
         Args:
             measured: batch size and own seconds of a step, of each trial.
-            same_loop: whether the loop that was timed trained them, too. Otherwise only their
-                scatter counts, and not how far they are off the law on average.
         """
         if len(measured) < TRIALS_OF_FACTOR:
             return self
         log_ratio = np.array(
             [math.log(seconds / self(batch_size)) for batch_size, seconds in measured]
         )
-        if not same_loop:
+        if self.loops_apart > 0.0:
             log_ratio = log_ratio - np.median(log_ratio)
         deviation = float(np.quantile(np.abs(log_ratio), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
         return replace(self, factor_error=math.hypot(self.factor_error, deviation))
@@ -219,28 +256,43 @@ class StepTimeDraws:
         return np.asarray(np.exp(np.stack(ratios)))
 
 
-def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> StepTimeLaw:
+def fit_step_time_law(
+    timings: Sequence[TimedSize], waited: float = 0.0, same_loop: bool = True
+) -> StepTimeLaw:
     """Fit tau(B) with its error.
 
     Args:
         timings: of two or more batch sizes, each once.
         waited: the share of the wall's seconds for which the timed steps waited for a processor.
+        same_loop: whether the loop that was timed trains the trials, too.
 
     Raises:
         HardwareError: for fewer batch sizes, a repeated one, or seconds that are not positive.
     """
     ordered = sorted(timings, key=lambda timing: timing.batch_size)
     pairs = [(timing.batch_size, timing.seconds) for timing in ordered]
-    sizes = [size for size, _ in pairs]
     are_positive = all(math.isfinite(seconds) and seconds > 0 for _, seconds in pairs)
-    if len(set(sizes)) < max(2, len(sizes)) or not are_positive:
+    if len({size for size, _ in pairs}) < max(2, len(pairs)) or not are_positive:
         raise HardwareError(
             f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}"
         )
+    with_errors = list[Timing]()
+    for timing, error in zip(ordered, _timing_errors(ordered).tolist(), strict=True):
+        with_errors.append(Timing(timing.batch_size, timing.seconds, error, timing.visits))
+    loops_apart = 0.0
+    if not same_loop:
+        loops_apart = LOOPS_APART
+    return _fit_law(with_errors, QUIET_FACTOR + BUSY_FACTOR * waited, loops_apart)
+
+
+def _fit_law(timings: Sequence[Timing], factor_error: float, loops_apart: float) -> StepTimeLaw:
+    """Fit tau(B) to timings of two or more batch sizes, in ascending order."""
+    sizes = [timing.batch_size for timing in timings]
+    pairs = [(timing.batch_size, timing.seconds) for timing in timings]
     line = fit_line(pairs)
-    errors = _timing_errors(ordered)
-    log_seconds = np.log([seconds for _, seconds in pairs])
-    falls = _confirmed_falls(log_seconds, errors, ordered)
+    errors = np.array([timing.error for timing in timings])
+    log_seconds = np.log([timing.seconds for timing in timings])
+    falls = _confirmed_falls(log_seconds, errors, timings)
     line_before = line
     for _ in range(REFITS):
         middle, covariance = _fit_process(np.array(sizes), log_seconds, errors, line_before, falls)
@@ -253,6 +305,7 @@ def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> Step
         )
         falls = tuple(filled.index(sizes[place]) for place in falls)
     smooth = _made_rising(middle, np.diag(covariance), falls)
+    repeats = sum(timing.visits - 1 for timing in timings)
     return StepTimeLaw(
         overhead=line.overhead,
         per_example=line.per_example,
@@ -261,8 +314,11 @@ def fit_step_time_law(timings: Sequence[TimedSize], waited: float = 0.0) -> Step
         residual=statistics.median(off_line),
         log_covariance=tuple(map(tuple, covariance.tolist())),
         errors=tuple(errors.tolist()),
-        factor_error=QUIET_FACTOR + BUSY_FACTOR * waited,
+        factor_error=factor_error,
         falls=falls,
+        timings=tuple(timings),
+        loops_apart=loops_apart,
+        takes_trials=len(filled) > len(sizes) or repeats < TELLING_REPEATS,
     )
 
 
@@ -286,29 +342,59 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     through all trials. The scatter of one visit is the trials' about the places next to them. None
     where the trials have fewer than two places.
     """
-    if len(measured) < 2:
+    timings = _timings_of_trials(measured)
+    if len(timings) < 2:
         return None
+    return _fit_law(timings, QUIET_FACTOR, loops_apart=0.0).without_trials()
+
+
+def _timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
+    """Take trials' own seconds of a step together by place; see :func:`law_of_trials`."""
+    if not measured:
+        return []
     line = fit_line(measured)
     places: dict[int, list[tuple[int, float]]] = {}
     for batch_size, seconds in measured:
         place = round(PLACES_PER_OCTAVE * math.log2(batch_size))
         places.setdefault(place, []).append((batch_size, math.log(seconds / line(batch_size))))
-    if len(places) < 2:
-        return None
     rising = [places[place] for place in sorted(places)]
     middles = [statistics.median(log_ratio for _, log_ratio in visits) for visits in rising]
     scatter = _scatter_of_trials(rising, middles)
-    timings = list[SizeTiming]()
+    timings = list[Timing]()
     for visits, log_ratio in zip(rising, middles, strict=True):
         size = math.exp(statistics.fmean(math.log(batch_size) for batch_size, _ in visits))
-        seconds = line(size) * math.exp(log_ratio)
-        apart = 0.5 * QUARTILES_APART * scatter
-        low = seconds * math.exp(-apart)
-        high = seconds * math.exp(apart)
-        timings.append(
-            SizeTiming(batch_size=size, seconds=seconds, low=low, high=high, visits=len(visits))
+        # The median of few trials may be that of a busy minute.
+        widened = scatter / (1.0 - FEW_NEARER / max(len(visits), 2))
+        variance = _with_unseen(widened**2, len(measured) - 1)
+        error = _error_of_median(math.sqrt(variance), len(visits))
+        timings.append(Timing(size, line(size) * math.exp(log_ratio), error, len(visits)))
+    return timings
+
+
+def _merged(timings: Sequence[Timing]) -> list[Timing]:
+    """Take timings together that lie less than a place apart, by their precision; in rising order."""
+    rising = sorted(timings, key=lambda timing: timing.batch_size)
+    merged = [rising[0]]
+    for timing in rising[1:]:
+        last = merged[-1]
+        if math.log2(timing.batch_size / last.batch_size) * PLACES_PER_OCTAVE >= 1.0:
+            merged.append(timing)
+            continue
+        weights = np.array([last.error**-2, timing.error**-2])
+        log_size, log_seconds = np.average(
+            np.log(
+                [[last.batch_size, last.seconds], [timing.batch_size, timing.seconds]],
+            ),
+            axis=0,
+            weights=weights,
+        ).tolist()
+        merged[-1] = Timing(
+            batch_size=math.exp(log_size),
+            seconds=math.exp(log_seconds),
+            error=float(weights.sum()) ** -0.5,
+            visits=last.visits + timing.visits,
         )
-    return fit_step_time_law(timings)
+    return merged
 
 
 def _scatter_of_trials(
@@ -326,18 +412,37 @@ def _scatter_of_trials(
     return max(MEDIAN_ABSOLUTE * statistics.median(deviations), LEAST_ERROR)
 
 
+def _with_unseen(variance: float, repeats: int) -> float:
+    """Mix the variance that ``repeats`` show with that of unseen ones, where they are few."""
+    unseen = max(TELLING_REPEATS - repeats, 0)
+    return (repeats * variance + unseen * UNSEEN_SCATTER**2) / (repeats + unseen)
+
+
+def _error_of_median(scatter: float, visits: int) -> float:
+    """Estimate the relative standard error of the median of visits that scatter so."""
+    return max(MEDIAN_ERROR * scatter / math.sqrt(visits), LEAST_ERROR)
+
+
 def _timing_errors(timings: Sequence[TimedSize]) -> Array:
     """Estimate the relative standard error of each size's median: (n,).
 
     It is by the size's own scatter, drawn to the pooled scatter of all sizes.
     """
-    visits = np.array([float(timing.visits) for timing in timings])
+    visits = np.array([timing.visits for timing in timings])
+    repeats = visits - 1
     apart = np.log([timing.high / timing.low for timing in timings])
     # Interpolated quartiles of a few values lie nearer to each other.
     scatter = apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
-    pooled = float(np.average(scatter**2, weights=visits))
-    variance = (POOLED_TIMINGS * pooled + visits * scatter**2) / (POOLED_TIMINGS + visits)
-    return np.asarray(np.maximum(MEDIAN_ERROR * np.sqrt(variance / visits), LEAST_ERROR))
+    seen = 0.0
+    if repeats.any():
+        seen = float(np.average(scatter**2, weights=repeats))
+    pooled = _with_unseen(seen, int(repeats.sum()))
+    variance = (POOLED_TIMINGS * pooled + repeats * scatter**2) / (POOLED_TIMINGS + repeats)
+    errors = [
+        _error_of_median(of_visit, count)
+        for of_visit, count in zip(np.sqrt(variance).tolist(), visits.tolist(), strict=True)
+    ]
+    return np.array(errors)
 
 
 def _filled(sizes: Sequence[float]) -> list[float]:
@@ -403,7 +508,7 @@ def _fit_process(
 
 
 def _confirmed_falls(
-    log_seconds: Array, errors: Array, timings: Sequence[TimedSize]
+    log_seconds: Array, errors: Array, timings: Sequence[Timing]
 ) -> tuple[int, ...]:
     """Find the places of the timed sizes at which tau is confirmed to fall from the size before.
 

@@ -121,7 +121,8 @@ class Survey:
         """
         if len(self.pairs) < 2:
             return None
-        return fit_step_time_law(self.measured.timings, self.measured.waited)
+        same_loop = self.seconds_of == "lean"
+        return fit_step_time_law(self.measured.timings, self.measured.waited, same_loop)
 
     @property
     def left_out_error(self) -> float | None:

@@ -351,6 +351,7 @@ def _time_ladder(
             bare_seconds=BARE_SHARE * seconds,
             time_trial=time_trial,
             time_bare=time_bare,
+            tried=tried,
             overhead_notes=overhead_notes,
         )
         if is_shared:
@@ -402,6 +403,8 @@ class _Visits:
     time_trial: TimeTrial
     time_bare: TimeTrial
     """Times steps without the framework."""
+    tried: PreflightFindings | None
+    """What the steps that were tried before have told; None: none were."""
     overhead_notes: list[str]
     """Why the share of overhead is not known. Once it has a line, no bare loop is timed."""
     timed: list[tuple[float, float]] = field(default_factory=list)
@@ -415,10 +418,7 @@ class _Visits:
         The latter are empty where no bare loop was timed.
         """
         lr = self.space.lowest_rate_spec(batch_size).lr
-        expected = self.step_time.visit_seconds
-        if self.timed:
-            expected = float(fit_step_times(self.timed, batch_size)(np.array(float(batch_size))))
-        steps = _steps_of_visit(self.step_time, expected)
+        steps = _steps_of_visit(self.step_time, self._expected_seconds(batch_size))
         trial = self.time_trial(batch_size, lr, steps)
         self.timed.append((float(batch_size), statistics.mean(trial)))
         # A module that cannot be compared is not tried again.
@@ -434,3 +434,14 @@ class _Visits:
         with optional("no share of overhead", self.overhead_notes):
             bare = self.time_bare(batch_size, lr, steps)
         return trial, bare
+
+    def _expected_seconds(self, batch_size: int) -> float:
+        """Predict the seconds of a step by the visits so far, else by the steps tried before.
+
+        Without either a step is expected to fill a visit.
+        """
+        if self.timed:
+            return float(fit_step_times(self.timed, batch_size)(np.array(float(batch_size))))
+        if self.tried is not None:
+            return float(self.tried.step_time(batch_size))
+        return self.step_time.visit_seconds

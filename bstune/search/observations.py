@@ -204,9 +204,16 @@ def infer(
     """
     chain_ends, observations = read_observations(trials, others, prior, target, ideal)
     measured = list[tuple[int, float]]()
+    own = list[tuple[int, float]]()
     for trial in chain_ends:
         if trial.seconds_per_step is not None:
             measured.append((trial.batch_size, trial.seconds_per_step))
+        if trial.measured_seconds_per_step is not None:
+            own.append((trial.batch_size, trial.measured_seconds_per_step))
+    if isinstance(step_time, StepTimeLaw) and step_time.takes_trials and own:
+        step_time = step_time.joined_with(own)
+        # The records' seconds are those of the timings alone.
+        measured = []
     tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     if in_examples:
         # A step costs 1 for each of its examples, and nothing besides.

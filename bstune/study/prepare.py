@@ -672,6 +672,9 @@ def _try_and_survey(
     space = replace(space, low=survey.ceiling.smallest, high=high)
     backend.step_time = survey.step_time or tried.findings.step_time
     if survey.step_time is not None:
+        # Trials that run beside each other take longer for a step than one alone.
+        if options.search.workers > 1:
+            backend.step_time = survey.step_time.without_trials()
         threads: int | None = None
         if survey.threads is not None:
             threads = survey.threads.threads

@@ -44,8 +44,8 @@ from bstune.study.analysis.model import (
     seed_scatter,
     study_posterior,
 )
-from bstune.study.analysis.scale_out import scale_out, step_times
-from bstune.study.analysis.step_times import law_of, timing_of
+from bstune.study.analysis.scale_out import StepTimesOfSizes, scale_out, step_times
+from bstune.study.analysis.step_times import law_of, step_time_of, timing_of
 from bstune.study.analysis.summary import Analysis, OverTarget
 from bstune.study.analysis.unreached import best_so_far
 from bstune.study.planning.baseline import baseline_result, baseline_runs, gain_of
@@ -93,7 +93,8 @@ def analyse(
     exponent = fit_lr_exponent(
         posterior, space.low, space.high, b_crit, prepared.options.scaling.noise_scale
     )
-    plans = _plan(prepared, posterior, critical, missing)
+    tau = step_times(posterior, space.high, step_time_of(prepared, done))
+    plans = _plan(prepared, posterior, critical, tau, missing)
     law = law_of(prepared, done)
     points_with_fresh_seeds = confirmed_points(done, budget.replicates)
     runs = baseline_runs(done, prepared.baseline)
@@ -109,7 +110,6 @@ def analyse(
         luck = selection_luck(winner, points_with_fresh_seeds, use, scatter.scatter)
     curve: Curve | None = None
     if critical is not None:
-        tau = step_times(posterior, space.high, prepared.backend.step_time)
         curve = curve_of(posterior, _band(posterior, critical), tau, law)
     # Where time counts it takes the seconds of a step to compare batch sizes.
     good: AsGood | None = None
@@ -257,6 +257,7 @@ def _plan(
     prepared: PreparedStudy,
     posterior: Posterior,
     critical: CriticalBatchSize | None,
+    tau: StepTimesOfSizes | None,
     missing: list[str],
 ) -> DevicePlans:
     """Plan for several devices; the plan is empty where there is none.
@@ -276,7 +277,7 @@ def _plan(
     # A study is not to fail for what is only predicted.
     plans = DevicePlans()
     with optional("no plan for several devices", missing):
-        plans = scale_out(prepared, posterior, round(ROOM * critical.largest))
+        plans = scale_out(prepared, posterior, tau, round(ROOM * critical.largest))
     return plans  # noqa: RET504 (empty where that failed)
 
 

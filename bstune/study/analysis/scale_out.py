@@ -52,23 +52,30 @@ HALF_EFFICIENCY = 0.5
 SCALE_OUT_INCHES = (PAGE_INCHES, 4.2)
 # Letters in a line of the figure's title.
 SCALE_OUT_WIDTH = 105
+# Gives the seconds of a step at batch sizes, in their shape.
+StepTimesOfSizes = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 # Up to so many numbers of devices have a tick each; of more, only the powers of two.
 MOST_DEVICE_TICKS = 12
 
 
-def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> DevicePlans:
+def scale_out(
+    prepared: PreparedStudy, posterior: Posterior, tau: StepTimesOfSizes | None, largest: int
+) -> DevicePlans:
     """Plan for several devices, without an all-reduce and with the one that the config states.
 
     The second plan is empty where the config states none, both where nothing was timed.
 
-    ``largest``: batch size up to which the curve is claimed; no plan has a larger one.
+    Args:
+        prepared: the study.
+        posterior: of its frontier.
+        tau: gives the seconds of a step on one device; None: nothing was timed.
+        largest: batch size up to which the curve is claimed; no plan has a larger one.
     """
     settings = prepared.options.hardware.scale_out
     space = prepared.space
     backend = prepared.backend
     all_sizes = size_ladder(space.high, space.multiple, settings.candidate_ratio)
     sizes = [size for size in all_sizes if size >= space.low]
-    tau = step_times(posterior, space.high, backend.step_time)
     # Without seconds there is no time to compare.
     if tau is None:
         return DevicePlans()
@@ -99,7 +106,7 @@ def scale_out(prepared: PreparedStudy, posterior: Posterior, largest: int) -> De
 
 def step_times(
     posterior: Posterior, high: int, surveyed: Callable[[float], float] | None
-) -> Callable[[NDArray[np.float64]], NDArray[np.float64]] | None:
+) -> StepTimesOfSizes | None:
     """Fit tau(B) in seconds: the survey's, corrected by the trials' own seconds.
 
     It is None where nothing was timed.

@@ -1,11 +1,12 @@
 """tau(B) of a study: the survey's, or one of all trials where no survey has timed the steps.
 
 A trial's own seconds are those of the minutes in which it ran: on a busy machine they differ by
-several times at one batch size, and would choose the winner.
+several times at one batch size, and would choose the winner. So they join the survey's timings only
+where these were few, as :meth:`bstune.core.step_time_law.StepTimeLaw.joined_with` says.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bstune.core.records import TrialResult
 from bstune.core.step_time_law import StepTimeLaw, law_of_trials
@@ -21,16 +22,20 @@ BLURRED = 0.1
 
 
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Fit tau(B) to the trials' own seconds of a step.
+    """Fit tau(B) to the trials' own seconds of a step, and to a survey's few timings.
 
-    It is None where the trials are answered from a table, where a survey has timed the steps, or
+    It is None where the trials are answered from a table, where a survey has timed enough steps, or
     where too few trials have.
     """
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
-    if prepared.backend.timed is not None:
+    measured = own_step_times(done)
+    if prepared.backend.timed is None:
+        return law_of_trials(measured)
+    surveyed = prepared.backend.step_time
+    if not isinstance(surveyed, StepTimeLaw) or not surveyed.takes_trials or not measured:
         return None
-    return law_of_trials(own_step_times(done))
+    return surveyed.joined_with(measured)
 
 
 def own_step_times(done: Sequence[TrialResult]) -> list[tuple[int, float]]:
@@ -62,12 +67,23 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
 
     It is None where a table answers the trials, or too few were timed.
     """
-    surveyed = prepared.backend.step_time
+    surveyed = step_time_of(prepared, done)
     if not isinstance(surveyed, StepTimeLaw):
         return common_law(prepared, done)
-    timed = prepared.backend.timed
-    same_loop = timed is None or timed.seconds_of == "lean"
-    return surveyed.seen_by_trials(own_step_times(done), same_loop)
+    return surveyed.seen_by_trials(own_step_times(done))
+
+
+def step_time_of(
+    prepared: PreparedStudy, done: Sequence[TrialResult]
+) -> Callable[[float], float] | None:
+    """Give tau(B) as it was timed before the trials, joined by their own steps where it takes them.
+
+    None: nothing was timed before.
+    """
+    surveyed = prepared.backend.step_time
+    if not isinstance(surveyed, StepTimeLaw):
+        return surveyed
+    return surveyed.joined_with(own_step_times(done))
 
 
 def timing_of(

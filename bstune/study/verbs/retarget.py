@@ -32,6 +32,7 @@ from bstune.study.analysis.critical import (
     too_few_passed,
 )
 from bstune.study.analysis.model import REPORT_PARTICLES, study_posterior
+from bstune.study.analysis.step_times import with_common_step_time
 from bstune.study.analysis.summary import Analysis, Asked, OverTarget, summarize
 from bstune.study.folder_config import options_of_folder
 from bstune.study.planning.baseline import baseline_of
@@ -345,10 +346,11 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
             f"{own_target} tells nothing of {target}: run that, "
             f"workload.target.value={target.value:g}"
         )
-    trials = list(content.trials)
+    recorded = list(content.trials)
     # What a trial did after it met an easier target is no part of that target's study.
     if not is_own:
-        trials = ended_at(content.trials, target)
+        recorded = ended_at(content.trials, target)
+    trials = with_common_step_time(prepared, recorded)
     posterior = study_posterior(prepared, trials, REPORT_PARTICLES)
     notes = list[str]()
     analysis = analyse(prepared, trials, posterior, notes)
@@ -373,7 +375,7 @@ def at_target(files: Output, goal: Goal | None, trust: bool = False) -> StudyFol
         few_passed=few_passed,
         notes=[*prepared.caveats, *notes],
     )
-    return StudyFolder(result, replace(content, trials=tuple(trials), best=best))
+    return StudyFolder(result, replace(content, trials=tuple(recorded), best=best))
 
 
 def _asked(prepared: PreparedStudy, earlier: StudyResult | None) -> Asked:
@@ -438,7 +440,7 @@ def _prepared(
         goal.check(own_target)
         options = with_option(options, "workload.target.value", goal.value)
     protocol = make_protocol(options, recipe=None)
-    backend = _surveyed(content)
+    backend = _surveyed(content, options.search.workers)
     if isinstance(options.workload, ReplayedWorkload):
         backend = ReplayBackend(options, protocol)
     backend.horizon = any(trial.horizon is not None for trial in content.trials)
@@ -467,8 +469,11 @@ def _prepared(
     return prepared, own_target
 
 
-def _surveyed(content: StudyFiles) -> TrialBackend:
-    """Make a backend that knows the seconds of a step by the study's survey, else its trials."""
+def _surveyed(content: StudyFiles, workers: int) -> TrialBackend:
+    """Make a backend that knows the seconds of a step by the study's survey, else its trials.
+
+    ``workers``: how many trials ran at a time.
+    """
     backend = TrialBackend()
     hardware = content.hardware
     law: StepTimeLaw | None = None
@@ -480,7 +485,10 @@ def _surveyed(content: StudyFiles) -> TrialBackend:
         law = law_of_trials(timed)
     # One timed batch size tells no law over batch sizes.
     elif len(hardware.measured.timings) > 1:
-        law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited)
+        same_loop = hardware.seconds_of == "lean"
+        law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited, same_loop)
+        if workers > 1:
+            law = law.without_trials()
         threads: int | None = None
         if hardware.threads is not None:
             threads = hardware.threads.threads
