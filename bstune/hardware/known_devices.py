@@ -74,6 +74,12 @@ KNOWN_DEVICES = (
         source="NVIDIA H100 Tensor Core GPU Architecture white paper, 2023, SXM5; the bandwidth: "
         "its datasheet",
     ),
+    KnownDevice(
+        name="H200",
+        flops_per_second=_teraflops(fp32=66.9, tf32=494.7, bf16=989.4, fp16=989.4),
+        bytes_per_second=4800e9,
+        source="the bandwidth: NVIDIA H200 datasheet, 2024, SXM; the peaks: those of the H100",
+    ),
 )
 
 
