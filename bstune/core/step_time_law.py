@@ -150,7 +150,10 @@ class StepTimeLaw(StepTime):
     takes_trials: bool
 
     def __call__(self, batch_size: float) -> float:
-        """Compute tau(B) in seconds; beyond the timed sizes, by the line scaled to the last one."""
+        """Compute tau(B) in seconds.
+
+        Beyond the timed sizes it follows the line, scaled to meet the curve at the nearest of them.
+        """
         within = min(max(batch_size, self.sizes[0]), self.sizes[-1])
         line = self.overhead + self.per_example * batch_size
         line_within = self.overhead + self.per_example * within

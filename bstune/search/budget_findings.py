@@ -32,10 +32,10 @@ from bstune.search.ruler import Array, Ruler, RunningBest
 BUDGET_SHARES = (1.0, 0.5, 0.25, 0.125)
 # The best batch size is foretold for so many times the budget.
 LONGER = 4.0
-# Batch sizes an octave on the curve of the best metric.
-SIZES_AN_OCTAVE = 4
-# Batch sizes an octave among which the best one of a draw is sought.
-OPTIMA_AN_OCTAVE = 16
+# Batch sizes per octave on the curve of the best metric.
+SIZES_PER_OCTAVE = 4
+# Batch sizes per octave among which the best one of a draw is sought.
+OPTIMA_PER_OCTAVE = 16
 # Quantiles of the draws: the ends of an interval that holds 90% of them, and the median.
 LOW_MEDIAN_HIGH = (0.05, 0.5, 0.95)
 # Metrics whose range is within this share of the largest count as the same.
@@ -173,7 +173,7 @@ def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings |
     if ruler is None:
         return None
     expected = rank_full_trials(whole)
-    x = _log_size_grid(whole, SIZES_AN_OCTAVE)
+    x = _log_size_grid(whole, SIZES_PER_OCTAVE)
     drawn = _best_behind(whole, x)
     return BudgetFindings(
         ranked=tuple(_ranked_trial(whole, ruler, fresh) for fresh in expected),
@@ -237,7 +237,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     optima = list[Array]()
     best_sizes = list[BestSize]()
     for share in shares:
-        x = _log_size_grid(posteriors[share], OPTIMA_AN_OCTAVE)
+        x = _log_size_grid(posteriors[share], OPTIMA_PER_OCTAVE)
         best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
         optima.append(best)
         best_sizes.append(_best_size(share, best, x))
@@ -245,7 +245,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     log2_sizes = np.stack([best[:count] for best in optima])
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
     low, middle, high = np.quantile(exponents, LOW_MEDIAN_HIGH).tolist()
-    searched = _log_size_grid(posteriors[shares[0]], OPTIMA_AN_OCTAVE)
+    searched = _log_size_grid(posteriors[shares[0]], OPTIMA_PER_OCTAVE)
     later = log2_now + exponents * math.log2(LONGER)
     longer = _best_size(LONGER, later, searched)
     return SizeGrowth(
@@ -292,14 +292,14 @@ def _differ(metrics: Array) -> bool:
     return bool(np.ptp(metrics) > NO_DIFFERENCE * np.abs(metrics).max())
 
 
-def _log_size_grid(posterior: BudgetPosterior, an_octave: int) -> Array:
-    """Space log2 of batch sizes evenly over the study's range, ``an_octave`` of them an octave.
+def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
+    """Space log2 of batch sizes evenly over the study's range, ``per_octave`` of them per octave.
 
     Those that do not fit into memory are left out.
     """
     prior = posterior.prior
     high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
-    count = 1 + math.ceil(an_octave * (high - prior.log_low))
+    count = 1 + math.ceil(per_octave * (high - prior.log_low))
     return np.linspace(prior.log_low, high, count)
 
 
@@ -390,7 +390,7 @@ def _sizes_as_good(x: Array, drawn: Array) -> AsGoodSizes:
 
 def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> GainLeft:
     """Predict what further points may gain over a fresh seed of the best run."""
-    x = _log_size_grid(posterior, SIZES_AN_OCTAVE)
+    x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
     best_behind = drawn[:, 0]
     noise = np.exp(posterior.theta[:, NOISE])

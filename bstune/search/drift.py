@@ -17,7 +17,7 @@ from bstune.search.ruler import Array, Ruler
 
 # Prior mean and standard deviation of the drift's two coefficients: how ``behind`` moves, over
 # log(budget/steps), for each octave that the batch size, and the rate, lie above the ruler's.
-# Recorded runs of the five tables have -0.02 to -0.2 an octave of batch size, and -0.07 to 0.2 of
+# Recorded runs of the five tables have -0.02 to -0.2 per octave of batch size, and -0.07 to 0.2 of
 # rate; with them 2.0 as for bstune.search.fixed_budget's PLACE_MISFIT, 2.4 without.
 SIZE_DRIFT = (-0.07, 0.07)
 RATE_DRIFT = (0.0, 0.05)

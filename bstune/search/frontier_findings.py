@@ -18,8 +18,8 @@ from bstune.search.posterior import NOISE, Prior, frontier, log_small_batch_term
 
 Array = NDArray[np.float64]
 
-# Batch sizes an octave at which a draw of the frontier is worked out.
-FRONTIER_SIZES_AN_OCTAVE = 4
+# Batch sizes per octave at which a draw of the frontier is worked out.
+FRONTIER_SIZES_PER_OCTAVE = 4
 # B_crit is sought so many octaves beyond the study's batch sizes.
 B_CRIT_REACH = 7
 
@@ -28,7 +28,7 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
     """Compute the log of B_crit, in examples, by m draws ``theta`` of the parameters: (m,)."""
     low = prior.log_low - B_CRIT_REACH
     high = prior.log_high + B_CRIT_REACH
-    x = np.arange(low, high, 1.0 / FRONTIER_SIZES_AN_OCTAVE)
+    x = np.arange(low, high, 1.0 / FRONTIER_SIZES_PER_OCTAVE)
     points = prior.points_at(x)
     log_s = frontier(theta, points, prior) - log_small_batch_term(theta, points, prior)
     return half_slope(x * math.log(2.0), log_s)

@@ -107,16 +107,16 @@ class Observation:
     """The other hyper-parameters, each in [0, 1]."""
     log_factor: float | None
     """Extrapolated log(steps to target/steps); None if the history does not allow it."""
-    spread: float
-    """Standard deviation of ``log_factor``."""
+    log_factor_spread: float
+    """Standard deviation of ``log_factor``; 0 where that is None."""
     stuck: bool
     """Whether resuming it added no steps, as where a replayed record ended."""
     flat: bool = False
     """Whether it would take many times its steps even at the fastest likely rate."""
     horizon: int | None = None
     """Steps after which its schedule ends, where schedules end with the trial."""
-    excess: float | None = None
-    """Least log excess over the horizon; None if the trial ended before, or has no metric."""
+    log_excess: float | None = None
+    """The least log excess over the horizon; None if the trial ended before, or has no metric."""
 
     @property
     def point(self) -> Point:
@@ -476,13 +476,14 @@ def _observation(
         slowdown: by how much histories fall more slowly over the rest of a trial.
     """
     history = histories[trial.number]
+    # Of the steps to the target over those that it has run; only a stopped trial has them.
     log_factor: float | None = None
-    spread = 0.0
+    log_factor_spread = 0.0
     flat = False
     if trial.status == "stopped" and history:
         flat = is_flat(history)
         similar = [_until_target(near, histories) for near in reached.nearest(trial)]
-        log_factor, spread = extrapolate_history(history, trial.steps, similar, slowdown)
+        log_factor, log_factor_spread = extrapolate_history(history, trial.steps, similar, slowdown)
     return Observation(
         number=trial.number,
         status=trial.status,
@@ -493,7 +494,7 @@ def _observation(
         z=math.log2(trial.lr),
         other=other,
         log_factor=log_factor,
-        spread=spread,
+        log_factor_spread=log_factor_spread,
         stuck=trial.resumed_from is not None and trial.steps <= continued_steps,
         flat=flat,
     )
@@ -509,12 +510,14 @@ def _add_end(observation: Observation, trial: TrialResult, history: History) -> 
     ``history``: the evaluations as (log step, log excess).
     """
     horizon = max(observation.steps, trial.horizon or 0)
-    excess: float | None = None
+    least: float | None = None
     if history and observation.steps == horizon:
         # Any evaluation on the way may meet the target, so the least excess counts. Where a
         # schedule anneals the learning rate, the least one is that at its end.
-        excess = min(value for _, value in history)
-    return replace(observation, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
+        least = min(log_excess for _, log_excess in history)
+    return replace(
+        observation, horizon=horizon, log_excess=least, log_factor=None, log_factor_spread=0.0
+    )
 
 
 class SeenLogSteps(NamedTuple):
@@ -567,7 +570,7 @@ def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
     done = math.log(observation.steps)
     if observation.status != "stopped":
         return SeenLogSteps(done, spread, bound=False)
-    if observation.excess is None:
+    if observation.log_excess is None:
         return SeenLogSteps(done, spread, bound=True)
     return SeenLogSteps(done, spread, bound=False, least=done)
 
@@ -585,33 +588,34 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
     log_factor = observation.log_factor
     if log_factor is None:
         return SeenLogSteps(done, BOUND_DEVIATION, bound=True)
-    is_unsure = observation.spread > GUESSED_SPREAD * log_factor
+    spread = observation.log_factor_spread
+    is_unsure = spread > GUESSED_SPREAD * log_factor
     if log_factor > GUESSED_LOG_FACTOR and is_unsure:
-        at_least = done + max(log_factor - observation.spread, 0.0)
-        return SeenLogSteps(at_least, min(observation.spread, 0.5), bound=True)
-    return SeenLogSteps(done + log_factor, observation.spread, bound=False, least=done)
+        at_least = done + max(log_factor - spread, 0.0)
+        return SeenLogSteps(at_least, min(spread, 0.5), bound=True)
+    return SeenLogSteps(done + log_factor, spread, bound=False, least=done)
 
 
 def _read_ends(observations: Sequence[Observation]) -> Ends:
     """Read how trials ended their horizons.
 
-    Rounding of the metric aside, the excess of a trial that missed the target is above 0, and that
-    of one that met it is below.
+    Rounding of the metric aside, the log excess of a trial that missed the target is above 0, and
+    that of one that met it is below.
     """
-    excess = np.zeros(len(observations))
-    early = np.zeros(len(observations))
-    late = np.full(len(observations), np.inf)
+    log_excess = np.zeros(len(observations))
+    log_share_run = np.zeros(len(observations))
+    log_over_last_miss = np.full(len(observations), np.inf)
     for place, trial in enumerate(observations):
         if trial.status == "reached":
-            if trial.excess is not None:
-                excess[place] = min(trial.excess, -LEAST_MISS)
+            if trial.log_excess is not None:
+                log_excess[place] = min(trial.log_excess, -LEAST_MISS)
             if trial.horizon is not None:
-                early[place] = math.log(trial.steps / trial.horizon)
-                if trial.excess is not None and trial.steps_low > 0:
-                    late[place] = math.log(trial.horizon / trial.steps_low)
-        elif trial.excess is not None and trial.status != "diverged":
-            excess[place] = max(trial.excess, LEAST_MISS)
-    return Ends(excess, early, late)
+                log_share_run[place] = math.log(trial.steps / trial.horizon)
+                if trial.log_excess is not None and trial.steps_low > 0:
+                    log_over_last_miss[place] = math.log(trial.horizon / trial.steps_low)
+        elif trial.log_excess is not None and trial.status != "diverged":
+            log_excess[place] = max(trial.log_excess, LEAST_MISS)
+    return Ends(log_excess, log_share_run, log_over_last_miss)
 
 
 def objective_weight(objective: str, tau: StepTimes) -> StepWeight:

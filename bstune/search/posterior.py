@@ -18,7 +18,7 @@ The model of log S is
   of the exponent, with a bend at B_crit, above which the exponent may differ (the rule is the prior
   mean, never the model);
 - the cost of being off the optimum, ours: below, where S grows as lr falls (at most as 1/lr, log 2
-  an octave), a hyperbola of slope ``low_slope`` an octave; above, a parabola, whose curvature soon
+  per octave), a hyperbola of slope ``low_slope`` per octave; above, a parabola, whose curvature soon
   means that nothing is reached; both may be steeper or broader at large batch sizes than at small
   ones (the tilt);
 - other hyper-parameters, each scaled to [0, 1]: a parabola around a best value, and a shift of the
@@ -91,8 +91,8 @@ KEPT_BY_STEP = (0.3, 0.7, 0.95)
 # Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the
 # time so.
 CACHED_VALUES = 40_000
-# Batch sizes an octave, at which what depends on them alone is worked out for many trials.
-NODES_AN_OCTAVE = 8
+# Batch sizes per octave, at which what depends on them alone is worked out for many trials.
+NODES_PER_OCTAVE = 8
 # Degrees of freedom of Student's t: the reference learning rate may be wrong by ten times.
 SHIFT_FREEDOM = 3.0
 # Share of the particles that still count (effective number over m) after a step in temperature.
@@ -136,7 +136,7 @@ class Points:
         high = prior.knots[-1]
         pieces = prior.knots.size - 1
         # Evenly spaced nodes hit every knot if there is a whole number of them from knot to knot.
-        count = pieces * math.ceil(NODES_AN_OCTAVE * (high - low) / pieces)
+        count = pieces * math.ceil(NODES_PER_OCTAVE * (high - low) / pieces)
         if self.x.size <= count or self.x.min() < low or self.x.max() > high:
             return self
         place = (self.x - low) / (high - low) * count
@@ -171,7 +171,7 @@ class Prior:
     log_high: float
     """Log2 of the largest."""
     rule: Callable[[Array], Array]
-    """Log2 of the rule's learning rate over log2 B."""
+    """Gives log2 of the rule's learning rate at log2 B."""
     mean: Array
     """Means of the parameters, (p,), in the order of the places above."""
     spread: Array
@@ -306,7 +306,7 @@ def make_prior(
     Args:
         low: the smallest batch size.
         high: the largest batch size.
-        rule: log2 of the scaling rule's learning rate over log2 B.
+        rule: gives log2 of the scaling rule's learning rate at log2 B.
         log_budget: log of the steps that a trial may take.
         sigma: deviation of the best learning rate from the rule's, in octaves.
         exponent_sigma: deviation of its exponent over B from the rule's.
@@ -318,40 +318,45 @@ def make_prior(
     log_low = math.log2(low)
     log_high = math.log2(high)
     log_mid = 0.5 * (log_low + log_high)
-    b_crit = 0.0
-    b_crit_spread = math.log(6.0)
+    # B_crit is guessed to be B_mid, give or take a factor of 6.
+    log_b_crit_over_mid = 0.0
+    log_b_crit_spread = math.log(6.0)
     if noise_scale is not None:
-        b_crit = math.log(noise_scale) - log_mid * math.log(2.0)
+        log_b_crit_over_mid = math.log(noise_scale) - log_mid * math.log(2.0)
         # A noise scale may miss B_crit by several times: its prior stays wide.
-        b_crit_spread = math.hypot(math.log(4.0), noise_scale_spread)
+        log_b_crit_spread = math.hypot(math.log(4.0), noise_scale_spread)
+    log_low_over_mid = (log_low - log_mid) * math.log(2.0)
+    # The mean and the standard deviation of each parameter, in the order of the places above.
     normal = [
-        # Level: log S at B_mid and the best learning rate.
+        # Level: log S at B_mid and the best learning rate. A budget is given so that good trials end
+        # within it: a quarter of it is the guess, give or take a factor of 20, e^3.
         (log_budget - math.log(4.0), 3.0),
-        # Log(B_crit/B_mid).
-        (b_crit, b_crit_spread),
+        # The log of B_crit/B_mid.
+        (log_b_crit_over_mid, log_b_crit_spread),
         # Shift of the optimum at B_mid against the rule, in octaves.
         (0.0, sigma),
         # Exponent of the optimum against the rule, below B_crit.
         (0.0, exponent_sigma),
         # Bend: added to the exponent above B_crit.
         (-0.15, 0.3),
-        # Low slope, log of: log S an octave, far below the optimum.
+        # The log of the low slope: what an octave adds to log S, far below the optimum.
         (math.log(0.45), 0.35),
-        # Low width, log of: octaves below the optimum over which the slope sets in.
+        # The log of the low width: the octaves below the optimum over which that slope sets in.
         (math.log(1.2), 0.5),
-        # High width, log of: octaves above the optimum at which S is e^(1/2) times as large.
+        # The log of the high width: so many octaves above the optimum, S is e^(1/2) times as large.
         (math.log(1.2), 0.4),
-        # Noise, log of: standard deviation of log S from seed to seed.
+        # The log of the noise: the standard deviation of log S from seed to seed.
         (math.log(0.12), 0.5),
-        # Tilt: of the log of the penalty's steepness, an octave of B.
+        # Tilt: what an octave of batch size adds to the log of the penalty's steepness.
         (0.0, 0.12),
-        # Log(B_opt/B_mid).
-        ((log_low - log_mid) * math.log(2.0) - 3.0, 2.5),
-        # Roughness, log of: standard deviation of the discrepancy in log S.
+        # The log of B_opt/B_mid. Its mean lies e^3, 20 times, below the smallest batch size: with the
+        # spread of 2.5, nine tenths of the prior are below that size, where the term changes nothing.
+        (log_low_over_mid - 3.0, 2.5),
+        # The log of the roughness: the standard deviation of the discrepancy, in log S.
         (math.log(0.08), 0.8),
     ]
     normal += OTHER_NORMAL * others + HORIZON_NORMAL * horizon
-    # The knots, in units of the roughness.
+    # The discrepancy at the knots, in units of the roughness.
     count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))
     normal += [(0.0, 1.0)] * count
     mean, spread = np.array(normal).T

@@ -283,8 +283,6 @@ def prepare(
     trial = _single_trial(options)
     _check_places(options, budget, trial)
     options, notes = _checked_tracking(options, trial)
-    # Before what the hardware changes in the options.
-    frozen = flat_settings(options)
     if asked.backend is None:
         assert asked.recipe is not None  # noqa: S101 (else the backend replays)
         runs = _prepare_training(options, asked.recipe, protocol, space, trial, budget, files, log)
@@ -313,7 +311,7 @@ def prepare(
         backend=backend,
         files=files,
         trial=trial,
-        frozen_settings=redact_values({**frozen, **backend.frozen_settings}),
+        frozen_settings=redact_values({**flat_settings(options), **backend.frozen_settings}),
         survey=runs.survey,
         open_processes=runs.open_runner,
         training=runs.training,

@@ -343,7 +343,8 @@ class Tracking:
     def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send the results to the study's run, or to a new one if the run has results already."""
         client = self._client
-        # The run's results may be of fewer trials, or half sent and perhaps still on their way.
+        # The results in the run may be of fewer trials. An attempt that broke off may have sent a
+        # part of them, and its requests may still arrive at the server.
         has_results = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._parent
         if has_results:

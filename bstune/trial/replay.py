@@ -182,14 +182,15 @@ def replay(
             Only the steps after it cost seconds.
     """
     steps_before = 0 if resumed_from is None else resumed_from.steps
-    # None where the recorded runs could be stopped anywhere.
-    horizon = None
+    # None where the schedules of the recorded runs had no end, so that a trial may stop anywhere.
+    horizon: int | None = None
     if table.has_horizons:
         horizon = last_step
         outcome = table.horizon_table.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
     else:
         outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
-    # A trial that goes on has its earlier steps in any case.
+    # It ends with its limit, or with the recorded run. A trial that goes on has its earlier steps in
+    # any case.
     steps = min(outcome.end, max(last_step, steps_before))
     reached = outcome.steps is not None and outcome.steps <= steps
     has_diverged = outcome.diverged and steps == outcome.end

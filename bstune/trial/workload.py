@@ -307,6 +307,7 @@ def build_workload(
     if data is None:
         data = load_data(options, recipe)
     notes = list[str]()
+    # :func:`load_data` has set up all other data modules.
     if draws_batches(data):
         _set_up(data, "fit", options.seed)
     # Opened before setup("test"), which may split the data anew, by a generator of its own.

@@ -205,10 +205,13 @@ class ImageData(LightningDataModule):
 
     def _resident(self) -> "_Split":
         """Give the split data on the device; they are moved once."""
+        split = self._read()
         if not self._on_device:
-            self._split = move_data_to_device(self._read(), resolve_device(self._device))
+            split = move_data_to_device(split, resolve_device(self._device))
+            # From here on :meth:`_read` gives the split that was moved.
+            self._split = split
             self._on_device = True
-        return self._read()
+        return split
 
     def _mean_std(
         self, images: NDArray[np.uint8], white: int

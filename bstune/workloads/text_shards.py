@@ -57,15 +57,16 @@ def load_shards(
         train: pattern of their names below it, such as ``train/news.en-*``.
         validation: pattern of those for the target.
         vocabulary: largest number of different tokens.
-        cache: folder in which the tokens are kept, 2 bytes each (4 from 65,537 on), for shards of
-            the same names, sizes and times.
+        cache: folder in which the tokens are kept, 2 bytes each (4 where the vocabulary has 65,537
+            or more). They are used again while the shards' names, sizes and times of change stay
+            the same.
         test: pattern of those to test on; None: there are none.
 
     Raises:
         DataError: for a pattern without a file, a shard that cannot be read, is cut short, is not
             UTF-8 or has no lines, or kept tokens that are cut short.
         ConfigError: without SentencePiece, for an empty ``root``, a vocabulary out of its range, or
-            a shard in two parts.
+            a shard that is in two of the parts train, validation and test.
     """
     if not str(root or ""):
         raise ConfigError("workload.data.load.root is empty: set it to the folder of the shards")

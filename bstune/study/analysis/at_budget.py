@@ -219,10 +219,12 @@ def _gain(
 
     Returns:
         The gain, in units of the metric, positive where the winner is better. Its interval is None
-        without two pairs of different runs. The share is None where schedules end with the trial.
+        without two pairs of different runs. Its share is that of the budget at which the winner is
+        as good as the baseline at the end; None where schedules end with the trial.
     """
     mode = prepared.protocol.target.mode
-    worse = prepared.protocol.target.sign
+    # By this sign a difference of the metric is positive where the first value is the worse one.
+    sign = prepared.protocol.target.sign
     last_step = prepared.last_step
     of_baseline = {run.seed: run for run in runs.again if is_full(run, last_step)}
     winners = list[TrialResult]()
@@ -240,10 +242,10 @@ def _gain(
         value = run.best_value(mode)
         value_beside = beside.best_value(mode)
         if value is not None and value_beside is not None:
-            differences.append(worse * (value_beside - value))
+            differences.append(sign * (value_beside - value))
     low: float | None = None
     high: float | None = None
-    difference = worse * (baseline.expected - winner.expected)
+    difference = sign * (baseline.expected - winner.expected)
     if differences:
         difference = fmean(differences)
     # On a recorded table a fresh seed may be the same run again, and tells no scatter.

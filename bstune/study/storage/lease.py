@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 Role = Literal["owner", "worker"]
 # The attributes' keys begin so, before the leases' ids.
 PREFIX = "bstune:lease:"
-# Signs of life while a lease lasts: it survives a storage that is away for most of its time.
+# Signs of life in the time after which a lease runs out. It survives a storage that is away for
+# most of that time.
 BEATS = 6
 
 
@@ -300,7 +301,7 @@ class Leases:
         return True
 
     def _renew(self, stop: threading.Event) -> None:
-        """Renew the lease ``BEATS`` times in its seconds, until it is stopped or lost."""
+        """Renew the lease until ``stop`` is set or it is lost, ``BEATS`` times before it runs out."""
         while not stop.wait(self._seconds / BEATS) and not self.lost:
             try:
                 self.beat()

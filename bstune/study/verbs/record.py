@@ -225,7 +225,7 @@ def record_grid(
         place = f"B {batch_size}  lr {lr:.4g}  seed {seed}"
         status = f"{result.status} at {result.steps}"
         write_out(f"run {number + 1}/{len(points)}  {place}  {status}")
-    # Of an earlier grid of the same file there may be more.
+    # An earlier grid may have left runs of other points in the same file.
     write_table(path, [recorded for recorded in rows if _point(recorded) in points])
     runs.unlink()
 

@@ -497,7 +497,11 @@ class FollowedSteps:
 
 
 def _seen_schedules(trainer: Trainer, module: LightningModule, steps: int) -> SeenSchedules:
-    """Copy the schedules of a trial that ends after ``steps``, once for each of two checks."""
+    """Copy the schedules of a trial that ends after ``steps``, once for each of two checks.
+
+    One check steps its copies to their end, the other beside those of another trial. Schedules that
+    are not torch's cannot be copied: the checks name their classes.
+    """
     unknown = list[str]()
     for config in trainer.lr_scheduler_configs:
         schedule: object = config.scheduler

@@ -367,7 +367,10 @@ class LeanSteps:
         return loss, outputs
 
     def _step_schedules(self, batches: int) -> None:
-        """Step the schedules that are due after so many batches: ``update_lr_schedulers``."""
+        """Step the schedules that are due after so many batches of the epoch.
+
+        It stands for Lightning's ``update_lr_schedulers``.
+        """
         loop = self._epoch_loop
         for config in self._strategy.lr_scheduler_configs:
             if config.interval == "step" and batches % config.frequency == 0:

@@ -938,7 +938,11 @@ def _users_cause(error: BaseException) -> bytes | None:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Pickle an error; None where it does not pickle, or cannot be loaded again."""
+    """Pickle an error; None where it does not pickle, or cannot be loaded again.
+
+    None also for what is no ``Exception``, such as a SystemExit: as the cause of another error it
+    would tell the user nothing.
+    """
     # Here, as a process that trains has imported cloudpickle anyway, and others need not.
     import cloudpickle
 
