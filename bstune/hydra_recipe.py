@@ -47,7 +47,7 @@ class HydraRecipe:
     keys: Mapping[str, str]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the configs that are made of the values.
+        # The configs that are made of the values are left out.
         return HydraRecipe, (dict(self.values), dict(self.keys))
 
     @cached_property

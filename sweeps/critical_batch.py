@@ -423,7 +423,7 @@ def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figu
         targets, middle, low, high = np.array(points, dtype=np.float64).T
         colour: str | tuple[float, float, float, float] = PURPLE
         if len(by_table) > 1:
-            # Up to 0.9: viridis ends in a yellow that is hard to see on white.
+            # Colours go up to 0.9: viridis ends in a yellow that is hard to see on white.
             colour = colormaps["viridis"](0.9 * i / len(by_table))
         axes.errorbar(
             targets,

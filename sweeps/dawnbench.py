@@ -3,7 +3,7 @@
 Page 2018-2019, How to Train Your ResNet, part 8, and Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds
 on a Single GPU (arXiv 2404.00498), each went from one trick to the next: a little more accuracy,
 then fewer epochs. A rung here is what its source trained: settings on top of those of all rungs
-before it, with its own epochs, batch size and peak learning rate. Each is trained once a seed, with
+before it, with its own epochs, batch size and peak learning rate. Each is trained once per seed, with
 a target that is never met, and evaluated at its end.
 
 A rung is compared with the one before it on the same seeds: the mean difference in accuracy with an

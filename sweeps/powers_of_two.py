@@ -629,7 +629,7 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choi
         speeds = _speeds(size, medians[size])
         mean = statistics.mean(speeds)
         if size == choice.ceiling:
-            # A ring around the point, which keeps its colour.
+            # The ceiling has a ring around its point, which keeps its colour.
             axes.scatter(
                 [place],
                 [mean],

@@ -282,7 +282,7 @@ def best_within(
 
 
 def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level: float) -> ErrorRow:
-    """Make a batch size's row: the mean of its best values, one a seed, with Student's interval.
+    """Make a batch size's row: the mean of its best values, one per seed, with Student's interval.
 
     They are None if one of the values is infinite.
     """

@@ -232,7 +232,7 @@ def triplet_effects(
     # The groups are keyed by their members: where both are the same, the second name stands.
     for members, name in reversed(groups.items()):
         if len(members) > 1:
-            # One mean for each round: its triplets share the disturbances of the round.
+            # A round gives one mean: its triplets share the disturbances of the round.
             together = np.mean(list(map(by_centre.__getitem__, members)), axis=0)
             tested.append(estimate_effect(name, members, together, level))
     corrected = holm_corrected([effect.p for effect in tested])
@@ -252,7 +252,8 @@ def holm_corrected(p: Sequence[float]) -> list[float]:
     order = sorted(range(len(p)), key=lambda i: p[i])
     corrected = [0.0] * len(p)
     least = 0.0
-    # From the smallest p on, so that none is below one that was smaller before the correction.
+    # They are corrected from the smallest one on, so that none ends below one that was smaller
+    # before.
     for rank, i in enumerate(order):
         least = max(least, min(1.0, (len(p) - rank) * p[i]))
         corrected[i] = least

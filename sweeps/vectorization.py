@@ -204,7 +204,7 @@ def run(
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     # The device has its own place in the header, whatever it is called here.
     log.begin(device_text, ("repeats", "device"))
-    # Drawn on the CPU, so that every device multiplies the same numbers.
+    # They are drawn on the CPU, so that every device multiplies the same numbers.
     generator = torch.Generator().manual_seed(seed)
     b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
     c = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
@@ -310,9 +310,10 @@ def reading(sizes_kib: Sequence[int], place: torch.device) -> dict[str, Callable
     """
     calls = dict[str, Callable[[], Tensor]]()
     for kib in sizes_kib:
-        # Ones, as untouched pages of a host are not memory.
+        # They are ones, as pages of a host that nothing was written to are not memory.
         vector = torch.ones(kib * KIB // FP32_BYTES, device=place)
-        # Rows of stride 0: the same bytes, so that only the vector itself has to fit a cache.
+        # Its rows have stride 0: all are the same bytes, so that only the vector itself has to fit
+        # a cache.
         again = vector.expand(_reads_of_call(kib), len(vector))
         calls[str(kib)] = functools.partial(torch.sum, again, dim=1)
     return calls

@@ -91,7 +91,7 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
     first = observed.x.min() - LOG_REACH
     last = observed.x.max() + LOG_REACH
     inner = profile_at(np.linspace(first, last, 96))
-    # Twice, as the first grid may see the interval as a single point.
+    # It is refined twice, as the first grid may see the interval as a single point.
     for _ in range(2):
         lowest = min(inner.deviance.min(), limits.deviance.min())
         # The grid's own minimum is inside even where one of the limits lies far lower.

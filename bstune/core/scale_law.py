@@ -126,7 +126,7 @@ class ScaleLaw:
         means = list[float]()
         sigmas = list[float]()
         for component in self.components:
-            # A sum of one term: f at this scale, with the weight 1.
+            # The sum has one term here: f at this scale, with the weight 1.
             mean, variance = self._moments(
                 component, log_scales=np.array([log_scale]), factors=np.array([1.0])
             )
@@ -190,11 +190,11 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
     scales = sorted({point.scale for point in points})
     if len(scales) < FEWEST_SCALES:
         raise StudyError(f"a law over scales takes {FEWEST_SCALES} of them, but got {len(scales)}")
-    x = np.log([point.scale for point in points])
-    y = np.log([point.value for point in points])
-    centre = float(x.mean())
-    level = float(y.mean())
-    components = _components(points, x - centre, y - level)
+    log_scales = np.log([point.scale for point in points])
+    log_values = np.log([point.value for point in points])
+    centre = float(log_scales.mean())
+    level = float(log_values.mean())
+    components = _components(points, log_scales - centre, log_values - level)
     # The exponent is computed from the rest of the law, and put in last.
     blank = Estimate(0.0, 0.0, 0.0)
     law = ScaleLaw(

@@ -161,9 +161,9 @@ class StepTimeLaw(StepTime):
 
     def draws(self, count: int, rng: np.random.Generator) -> "StepTimeDraws":
         """Draw ``count`` functions tau(B) from the uncertainty that the timings leave."""
-        middle = np.log(self.seconds)
+        log_law = np.log(self.seconds)
         covariance = np.array(self.log_covariance)
-        drawn = rng.multivariate_normal(middle, covariance, size=count, method="eigh")
+        drawn = rng.multivariate_normal(log_law, covariance, size=count, method="eigh")
         rising = np.stack([_made_rising(row, np.diag(covariance), self.falls) for row in drawn])
         factor = rng.normal(0.0, self.factor_error, size=(count, 1))
         return StepTimeDraws(self, rising + factor)
@@ -253,10 +253,12 @@ class StepTimeDraws:
     def over_law(self, batch_size: Array) -> Array:
         """Compute each draw's tau over the law's tau at batch sizes (n,): (draws, n)."""
         log_sizes = np.log(self.law.sizes)
-        middle = np.log(self.law.seconds)
+        log_law = np.log(self.law.seconds)
         log_batch_size = np.log(batch_size)
-        ratios = [np.interp(log_batch_size, log_sizes, row - middle) for row in self.log_seconds]
-        return np.asarray(np.exp(np.stack(ratios)))
+        log_ratios = list[Array]()
+        for log_draw in self.log_seconds:
+            log_ratios.append(np.interp(log_batch_size, log_sizes, log_draw - log_law))
+        return np.asarray(np.exp(np.stack(log_ratios)))
 
 
 def fit_step_time_law(
@@ -433,9 +435,9 @@ def _timing_errors(timings: Sequence[TimedSize]) -> Array:
     """
     visits = np.array([timing.visits for timing in timings])
     repeats = visits - 1
-    apart = np.log([timing.high / timing.low for timing in timings])
+    log_apart = np.log([timing.high / timing.low for timing in timings])
     # Interpolated quartiles of a few values lie nearer to each other.
-    scatter = apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
+    scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     seen = 0.0
     if repeats.any():
         seen = float(np.average(scatter**2, weights=repeats))
@@ -475,7 +477,7 @@ def _fit_process(
         sizes: the n batch sizes that were timed, in ascending order, (n,).
         log_seconds: log of the seconds of a step at each, (n,).
         errors: relative standard errors of these, (n,).
-        line: overhead and seconds an example.
+        line: overhead and seconds per example.
         falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
         places: batch sizes at which the law is asked for, (m,); None: the timed ones.
 

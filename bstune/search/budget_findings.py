@@ -214,7 +214,7 @@ def share_to_match(
     if not met.size:
         return None
     first = int(met[0])
-    # No earlier evaluation to interpolate from.
+    # There is no earlier evaluation to interpolate from.
     if first == 0:
         return math.exp(float(log_shares[0]))
     missed = first - 1

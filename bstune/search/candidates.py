@@ -336,8 +336,8 @@ def joined_with_histories(
     rows = np.array(stopped, dtype=np.intp)
     law = by_law[:, :count]
     history = data.y[rows]
-    # A stopped trial's seed is drawn already. Of a normal draw and a normal estimate: the mean by
-    # their precisions.
+    # A stopped trial's seed is drawn already. What the law says of it and what its history says are
+    # both normal: joined, they have the mean that weighs them by their precisions.
     noise = np.exp(2.0 * theta[:, NOISE, None])
     estimated = law + noise / (noise + data.spread[rows] ** 2) * (history - law)
     joined = by_law.copy()

@@ -211,7 +211,7 @@ def _joint_draws(posterior: Posterior, log_s: Array, log_b_crits: Array) -> Join
         expected=np.exp(np.minimum(middle, MOST_LOG_STEPS)),
         log_steps=shown - shown.mean(axis=0),
         log_b_crit=log_b_crits - log_b_crits.mean(),
-        # From seed to seed, and by what the law misses at one place.
+        # A trial scatters from seed to seed, and by what the law misses at one place.
         noise=noise_variance(posterior) + FRONTIER_MISFIT**2,
     )
 

@@ -345,9 +345,9 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
         rate = reached_rate(other, log_steps, level)
         if rate is not None:
             rates.append(rate)
-    usual = math.log(USUAL_RATE)
+    log_usual_rate = math.log(USUAL_RATE)
     if not rates:
-        return usual, RATE_SPREAD
+        return log_usual_rate, RATE_SPREAD
     logs = np.log(np.clip(rates, SLOWEST_RATE, FASTEST_RATE))
     # The most similar one counts most; the fourth counts half as much.
     weight = 1.0 / (1.0 + np.arange(len(logs)) / 3.0)
@@ -357,7 +357,7 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
     # The variance that is left of the prior's after so many trials, and its share of the prior's.
     between = 1.0 / (1.0 / RATE_SPREAD**2 + alike / SIMILARITY**2)
     share = between / RATE_SPREAD**2
-    log_rate = share * usual + (1.0 - share) * mean
+    log_rate = share * log_usual_rate + (1.0 - share) * mean
     return log_rate, math.sqrt(between + within + SIMILARITY**2)
 
 

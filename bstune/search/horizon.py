@@ -176,8 +176,8 @@ def log_met(law: Array) -> Array:
     draws of the law, (m, 4).
     """
     law = law[:: max(1, len(law) // LAW_DRAWS)]
-    # Log(h/s), which exceeds log(h/S) by the waste at most. Squares, as the curve is steepest at
-    # its beginning.
+    # Log(h/s), which exceeds log(h/S) by the waste at most. Its values are squares, which lie
+    # closest at the beginning: there the curve is steepest.
     most = LOG_HORIZONS[-1] + math.exp(law[:, -1].max())
     early = np.linspace(0.0, math.sqrt(most), 400) ** 2
     met = list[Array]()

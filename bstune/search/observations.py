@@ -567,33 +567,34 @@ def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
 
     ``y`` is the log of its steps: the law of the metric over horizons leads from them to S.
     """
-    done = math.log(observation.steps)
+    log_done = math.log(observation.steps)
     if observation.status != "stopped":
-        return SeenLogSteps(done, spread, bound=False)
+        return SeenLogSteps(log_done, spread, bound=False)
     if observation.log_excess is None:
-        return SeenLogSteps(done, spread, bound=True)
-    return SeenLogSteps(done, spread, bound=False, least=done)
+        return SeenLogSteps(log_done, spread, bound=True)
+    return SeenLogSteps(log_done, spread, bound=False, least=log_done)
 
 
 def _seen_by_history(observation: Observation) -> SeenLogSteps:
     """Read what a trial says of log S where no schedule ends with it."""
-    done = math.log(observation.steps)
+    log_done = math.log(observation.steps)
     if observation.status == "reached":
         # S lies between the last evaluation that missed the target and the first one that reached
         # it.
         missed = max(observation.steps_low, FIRST_MISS_SHARE * observation.steps)
-        width = math.log(observation.steps / missed)
+        log_width = math.log(observation.steps / missed)
         # The standard deviation of a uniform distribution of this width.
-        return SeenLogSteps(done - 0.5 * width, width / math.sqrt(12.0), bound=False)
+        spread = log_width / math.sqrt(12.0)
+        return SeenLogSteps(log_done - 0.5 * log_width, spread, bound=False)
     log_factor = observation.log_factor
     if log_factor is None:
-        return SeenLogSteps(done, BOUND_DEVIATION, bound=True)
+        return SeenLogSteps(log_done, BOUND_DEVIATION, bound=True)
     spread = observation.log_factor_spread
     is_unsure = spread > GUESSED_SPREAD * log_factor
     if log_factor > GUESSED_LOG_FACTOR and is_unsure:
-        at_least = done + max(log_factor - spread, 0.0)
-        return SeenLogSteps(at_least, min(spread, 0.5), bound=True)
-    return SeenLogSteps(done + log_factor, spread, bound=False, least=done)
+        log_least = log_done + max(log_factor - spread, 0.0)
+        return SeenLogSteps(log_least, min(spread, 0.5), bound=True)
+    return SeenLogSteps(log_done + log_factor, spread, bound=False, least=log_done)
 
 
 def _read_ends(observations: Sequence[Observation]) -> Ends:

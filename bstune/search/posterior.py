@@ -408,12 +408,16 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     # (m, p, 1), to stand beside the n points.
     t = theta[:, :, None]
     from_middle = (points.x[None, :] - prior.log_mid) * math.log(2.0)
-    law = np.log1p(np.exp(t[:, B_CRIT] - from_middle) + np.exp(2.0 * (t[:, B_OPT] - from_middle)))
+    # B_crit/B and (B_opt/B)^2.
+    first_term = np.exp(t[:, B_CRIT] - from_middle)
+    second_term = np.exp(2.0 * (t[:, B_OPT] - from_middle))
+    log_law = np.log1p(first_term + second_term)
     # The law at the middle batch size, where log S is to be the level.
-    middle = np.log1p(np.exp(t[:, B_CRIT]) + np.exp(2.0 * t[:, B_OPT]))
+    log_law_at_mid = np.log1p(np.exp(t[:, B_CRIT]) + np.exp(2.0 * t[:, B_OPT]))
     knots = np.exp(theta[:, ROUGHNESS, None]) * theta[:, theta.shape[1] - prior.knots.size :]
     # A matrix product of BLAS with two threads on a busy machine takes over ten times as long.
-    return np.asarray(t[:, LEVEL] + law - middle + np.einsum("mk,kn->mn", knots, points.hats))
+    discrepancy = np.einsum("mk,kn->mn", knots, points.hats)
+    return np.asarray(t[:, LEVEL] + log_law - log_law_at_mid + discrepancy)
 
 
 def penalty(theta: Array, d: Array) -> Array:
@@ -471,7 +475,8 @@ def log_prior(theta: Array, prior: Prior) -> Array:
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute the log likelihood of the trials by m draws: (m,); zero without trials."""
-    # Some of the parameters at a time: what is worked out of them stays in the processor's cache.
+    # So many draws are taken at a time that what is worked out of them stays in the processor's
+    # cache.
     rows = max(1, CACHED_VALUES // max(data.y.size, 1))
     parts = list[Array]()
     for start in range(0, len(theta), rows):
@@ -616,7 +621,7 @@ def sample_posterior(
         if not data.y.size:
             return theta
     else:
-        # Each of the particles as often as any other, or once more.
+        # Each of the particles is taken as often as any other, or once more.
         theta = start.theta[np.arange(count) * len(start.theta) // count]
         data = data.rearranged(prior)
     return _temper(theta, _Path(start, data, prior), rng, moves)
@@ -714,8 +719,9 @@ def _move(
     Shapes (m, p), (m,) and (m,), as they are given.
     """
     for i in range(moves):
-        # Alternately towards a normal distribution fitted to the particles, which moves far in many
-        # dimensions, and by the difference of two particles, which does not trust that shape.
+        # Particles move alternately towards a normal distribution fitted to them, which leads far
+        # in many dimensions, and by the difference of two particles, which does not trust that
+        # shape.
         if i % 2 == 0:
             proposed, correction = _towards_normal(theta, path.prior, rng)
         else:

@@ -139,7 +139,8 @@ class RunningBest:
         if np.count_nonzero(late) >= LEAST_POINTS:
             slope, _ = np.polyfit(self.log_shares[late], self.heights[late], 1)
             return -float(slope)
-        # Few evaluations: from where the curve enters the window to its end.
+        # Of few evaluations it is the mean slope, from where the curve enters the window to its
+        # end.
         start = max(math.log(since), float(self.log_shares[0]))
         width = float(self.log_shares[-1]) - start
         if width <= 0.0:
@@ -217,7 +218,8 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
         least = least_slope * float(np.median(tenfold_slopes))
         slope = max(float(np.median(end_slopes)), least, LEAST_SLOPE)
     else:
-        # One evaluation a trial: what the trials differ by stands for one in log s.
+        # No trial has evaluations enough for a slope: what their best heights differ by stands for
+        # the fall over one unit of log s.
         slope = max(float(np.ptp([curve.best for curve in curves])), LEAST_SLOPE)
     early = log_shares <= log_shares[0] + math.log(EARLY_FACTOR)
     width = float(log_shares[early][-1] - log_shares[0])

@@ -213,7 +213,7 @@ def _bstunes_part() -> Iterator[None]:
 
     Random generators, torch's settings, loggers and warnings are afterwards as the loop had them.
     """
-    # Here, as it imports torch.
+    # It is imported here, as it imports torch.
     from bstune.trial.processes.restored import restored
 
     with restored(), filtered():

@@ -84,36 +84,36 @@ def own_result(
         last = seen[-FEWEST:]
     values = np.array([value for _, value in last])
     # +1 where a larger value is worse, else -1.
-    worse = sign_of(mode)
-    best = float(worse * np.min(worse * np.array([value for _, value in seen])))
+    sign = sign_of(mode)
+    best = float(sign * np.min(sign * np.array([value for _, value in seen])))
     if len(last) < FEWEST:
-        return OwnResult(value=best, scatter=0.0, goal=_rounded(best, worse))
+        return OwnResult(value=best, scatter=0.0, goal=_rounded(best, sign))
     log_steps = np.log([step / last_step for step, _ in last])
     slope, end = np.polyfit(log_steps, values, 1)
     residuals = values - (end + slope * log_steps)
     scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
     # Where the metric gets worse at its end, more steps gain nothing.
-    gained = max(0.0, -worse * float(slope) * SEED_SCATTER)
+    gained = max(0.0, -sign * float(slope) * SEED_SCATTER)
     ideal = choose_scale([history], mode, ideal).ideal
     flat = 0.0
     if anneals and ideal is not None:
         flat = ANNEALED_SCATTER * abs(float(end) - ideal)
-    easier = float(end) + worse * max(scatter, gained, flat)
+    easier = float(end) + sign * max(scatter, gained, flat)
     # A noisy trial may never have come to what its line says.
-    goal = worse * max(worse * easier, worse * best)
-    return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, worse))
+    goal = sign * max(sign * easier, sign * best)
+    return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, sign))
 
 
-def _rounded(goal: float, worse: float) -> float:
+def _rounded(goal: float, sign: float) -> float:
     """Round a goal to ``DIGITS`` digits, to the side that is easier to reach.
 
-    ``worse``: +1 where a larger value is worse, else -1.
+    ``sign``: +1 where a larger value is worse, else -1.
     """
     if goal == 0.0:
         return goal
     unit = 10.0 ** (math.floor(math.log10(abs(goal))) + 1 - DIGITS)
-    whole = math.ceil(worse * goal / unit - 1e-9)
-    return worse * float(f"{whole * unit:.{DIGITS}g}")
+    whole = math.ceil(sign * goal / unit - 1e-9)
+    return sign * float(f"{whole * unit:.{DIGITS}g}")
 
 
 def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None = None) -> float:

@@ -459,7 +459,7 @@ def _check_budget(prepared: PreparedStudy) -> None:
     if steps >= FEWEST_STEPS:
         return
     if budget.seconds is not None:
-        # Rounded up, so that it is enough.
+        # They are rounded up, so that they are enough.
         seconds = 1.01 * FEWEST_STEPS * prepared.backend.step_time(smallest)
         least = f"budget.seconds={seconds:.3g}"
     elif budget.examples > 1:

@@ -468,7 +468,7 @@ class TrainingProcess:
         try:
             return process.call(method, *arguments, say=say)
         except BaseException:
-            # An interruption, too; and an error may have left anything behind.
+            # This holds for an interruption, too. An error may have left anything behind.
             self._kept.clear()
             process.kill()
             process.end()

@@ -154,7 +154,7 @@ def quieten(training: bool = True) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     quieten_lightning()
-    # Lightning itself uses a deprecated pytree class, once a step.
+    # Lightning itself uses a deprecated pytree class, once per step.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     # Who has a GPU and sees this has asked for device=cpu.
     warnings.filterwarnings("ignore", message="GPU available but not used")

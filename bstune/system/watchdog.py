@@ -290,6 +290,7 @@ def watching(
     # With another handler than Python's own, the signal would raise no KeyboardInterrupt.
     can_interrupt = on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
+    # Called by ``watch``, which is made of it below.
     def overrun(message: str) -> bool:
         """End the process, or interrupt its main thread; True: the thread may need it again."""
         if end is not None:

@@ -186,7 +186,7 @@ class Tracking:
         self._experiments = {"study": studies.experiment_id, "trial": trials.experiment_id}
         links = saved_view.links(studies.experiment_id, trials.experiment_id)
         tags = KIND_OF_EXPERIMENT | {NOTE: links}
-        # In milliseconds.
+        # MLflow counts milliseconds.
         now = round(1000 * time.time())
         studies_view = {saved_view.TAG: saved_view.studies_view(now)}
         trials_view = {saved_view.TAG: saved_view.trials_view(now)}

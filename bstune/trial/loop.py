@@ -326,7 +326,7 @@ def _without_stop_iteration(name: str, step: Callable[..., object]) -> Callable[
         try:
             return step(*args, **kwargs)
         except StopIteration as error:
-            # With the frames of the user's code, in which it was raised.
+            # The new error keeps the frames of the user's code, in which the first one was raised.
             users_frames = error.__traceback__
             raise RuntimeError(f"StopIteration in {name}").with_traceback(users_frames) from error
 

@@ -346,7 +346,7 @@ class NoiseScale(Callback):
                     return
                 norms.append(_norms(gradients))
                 for name, gradient in gradients.items():
-                    # Not in place, as parameters may share one gradient.
+                    # The product is a new tensor, as parameters may share one gradient.
                     weighted = gradient * (size / examples)
                     if name in total:
                         total[name].add_(weighted)
@@ -438,8 +438,8 @@ def _slice(batch: Any, part: slice) -> object:
     if isinstance(batch, Tensor) or _is_plain_list(batch):
         return batch[part]
     if isinstance(batch, Mapping):
-        # A copy, as a mapping of another type may take other arguments. One that cannot be written
-        # to becomes a dict.
+        # It is copied, as a mapping of another type may take other arguments. One that cannot be
+        # written to becomes a dict.
         sliced = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
         for key, value in batch.items():
             sliced[key] = _slice(value, part)

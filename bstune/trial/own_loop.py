@@ -253,16 +253,16 @@ class LoopTrial:
             raise ConfigError(f"trial {self.number} is finished: report before trial.finish()")
         steps = _whole_number(step)
         number = _number(value)
+        is_finite = math.isfinite(number)
         if not self._went_on:
             return False
         if steps == 0 and not self._state.history and self.first_step == 0:
-            if math.isfinite(number):
+            if is_finite:
                 self._verdict.begin(number)
             return True
         self._check_rises(steps)
         self._state.steps = steps
-        finite = number if math.isfinite(number) else None
-        self._verdict.judge(finite, loss=0.0)
+        self._verdict.judge(number if is_finite else None, loss=0.0)
         is_late = self._is_out_of_time()
         self._went_on = not self._state.ended and not is_late
         return self._went_on
@@ -622,7 +622,8 @@ class LoopBackend(TrialBackend):
         if self._in_hindsight:
             spec = replace(spec, max_seconds=None)
         make_inside(folder.states)
-        # Marked before anything is saved, so that it is found whatever ends this process.
+        # The folder is marked before anything is saved, so that it is found whatever ends this
+        # process.
         self._mark(folder.state(spec.number), start_gap=None)
         protocol = self._protocol.with_goal_of(spec)
         budget_end = self._budget_end(spec.batch_size)

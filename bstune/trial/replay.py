@@ -436,7 +436,8 @@ def find_table(name: str) -> Path:
         if path.is_file():
             return path
         reason = "is a folder" if path.is_dir() else "is no file"
-    # Respectively: no permission; a null byte, or too long; no such user.
+    # They say respectively that there is no permission, that the path has a null byte or is too
+    # long, and that there is no such user.
     except (OSError, ValueError, RuntimeError) as error:
         raise TableError(f"workload.table={name!r} cannot be read: {error}") from error
     shipped = sorted(path.stem for path in SHIPPED.glob("*.jsonl"))

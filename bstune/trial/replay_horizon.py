@@ -90,7 +90,7 @@ class HorizonTable:
 
     @cached_property
     def _ladders(self) -> Mapping[tuple[int, float], tuple[Ladder, ...]]:
-        """The ladders of each cell, one a seed, in the order of their seeds."""
+        """The ladders of each cell, one per seed, in the order of their seeds."""
         ladders = dict[tuple[int, float], tuple[Ladder, ...]]()
         for cell, runs in self.cells.items():
             of_cell = list[Ladder]()
@@ -171,7 +171,7 @@ def _log_best(ladder: Ladder, horizon: int, log_shares: Array, worse: float) -> 
     """
     horizons = [_horizon(run) for run in ladder]
     if horizon <= horizons[0]:
-        # As many times worse as the horizon is shorter.
+        # The metric is as many times worse as the horizon is shorter.
         log_penalty = math.log(horizons[0] / horizon)
         return _best_of(ladder[0], log_shares, worse) + worse * log_penalty
     if horizon >= horizons[-1]:

@@ -261,7 +261,8 @@ def split_images(
 
     The options are those of :class:`ImageData`. There may be no test images.
     """
-    if validation != "test" and not _positive(validation):
+    validates_on_test = validation == "test"
+    if not validates_on_test and not _positive(validation):
         raise ConfigError(
             f"workload.data.validation must be a positive integer or 'test', but got {validation!r}"
         )
@@ -274,13 +275,13 @@ def split_images(
             f"{dataset.name} has {len(dataset.test)} test images: set workload.data.test to null, "
             f"not to {test}"
         )
-    if validation == "test" and test is None and dataset.test is None:
+    if validates_on_test and test is None and dataset.test is None:
         raise ConfigError(
             f"{dataset.name} has no test images to validate on: set workload.data.test to how many "
             "to hold out"
         )
     n = len(dataset.train)
-    validated = 0 if validation == "test" else int(validation)
+    validated = 0 if validates_on_test else int(validation)
     tested = test or 0
     if validated + tested >= n:
         raise ConfigError(
@@ -295,7 +296,7 @@ def split_images(
     if dataset.test is not None:
         test_images = dataset.test
     # Then the test images serve for the target, and no images are left to test.
-    if validation == "test":
+    if validates_on_test:
         return train, test_images, validation_images
     return train, validation_images, test_images
 
@@ -472,8 +473,8 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
     # The second half of the rows is for mirrored images.
     columns = torch.cat([columns, columns.flip(1)])
     columns = columns.index_select(0, torch.add(left, mirror, alpha=2 * padding + 1))
-    # Rows, then columns: several times faster on a CPU than four index tensors, and without an
-    # index per pixel.
+    # Rows are taken first, then columns. That is several times faster on a CPU than four index
+    # tensors, and needs no index per pixel.
     planes = torch.arange(0, n * channels * height, height, device=device).view(n, channels, 1)
     source_rows = (planes + rows[:, None, :]).flatten()
     cropped = (

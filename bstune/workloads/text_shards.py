@@ -142,13 +142,13 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
     They are written to a folder beside it, which is renamed once it is whole.
     """
     try:
-        # Of an extra.
+        # It comes with an extra.
         import sentencepiece
     except ImportError as error:
         raise ConfigError(
             "text is tokenised by SentencePiece: pip install 'bstune[text]'"
         ) from error
-    # A list: SentencePiece would wrap an iterator's errors in its own.
+    # It is a list, as SentencePiece would wrap an iterator's errors in its own.
     learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))
     made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

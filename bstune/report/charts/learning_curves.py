@@ -194,7 +194,7 @@ def _target_line(goal: float, is_log: bool) -> Layout:
 def _curves_text(
     study: StudyFolder, shown: Sequence[TrialResult], classes: Sequence[_SizeClass]
 ) -> str:
-    """Say what the learning curves show, for those who do not see them: a sentence a class."""
+    """Say what the learning curves show, for those who do not see them: a sentence per class."""
     result = study.result
     sentences = [f"{result.metric} over optimizer steps: {plural(len(shown), 'trial')}."]
     for size_class in classes:

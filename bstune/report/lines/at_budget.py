@@ -170,7 +170,7 @@ def growth(result: StudyResult) -> Iterator[str]:
         )
         return
     parts = list[str]()
-    # From the shortest budget to the whole one.
+    # They are listed from the shortest budget to the whole one.
     for best in reversed(law.best_sizes):
         parts.append(f"{format_count(round(best.batch_size))} at {best.share:.3g}")
     power = f"B ~ budget^{_exponent(law.exponent)}"

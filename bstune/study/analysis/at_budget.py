@@ -108,7 +108,7 @@ def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
     """
     if prepared.options.budget.seconds is None:
         return ()
-    # Those that the study itself counted by, where it has run.
+    # A study that has run is counted by its own times.
     times = prepared.budget_times or prepared.measured_budget_times()
     return tuple(SizeSeconds(batch_size=size, seconds=seconds) for size, seconds in times)
 
@@ -136,7 +136,7 @@ def _point(
             predicted = entry.fresh_metric
             break
     value = trial.best_value(mode)
-    # No finite evaluation.
+    # The trial has no finite evaluation.
     if value is None:
         value = math.nan
     return PointAtBudget(

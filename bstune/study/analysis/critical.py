@@ -379,9 +379,9 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     that reached the target.
     """
     prior = posterior.prior
-    edge = math.log(smallest / 2.0**prior.log_mid)
-    share = float(np.mean(posterior.theta[:, B_OPT] > edge))
-    prior_share = float(ndtr((prior.mean[B_OPT] - edge) / prior.spread[B_OPT]))
+    log_edge = math.log(smallest / 2.0**prior.log_mid)
+    share = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
+    prior_share = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))
     # The Bayes factor of the two halves of the prior, to a draw's accuracy.
     odds = (share + DRAW_ACCURACY) / (1.0 - share + DRAW_ACCURACY)
     odds = odds * (1.0 - prior_share + DRAW_ACCURACY) / (prior_share + DRAW_ACCURACY)
@@ -407,7 +407,7 @@ def easier_targets(
             passed.append(easier)
     if len(passed) <= MAX_EASIER:
         return passed
-    # Evenly among them, the nearest and the farthest too.
+    # They are taken evenly among these, with the nearest and the farthest one.
     last_place = len(passed) - 1
     return [passed[round(i * last_place / (MAX_EASIER - 1))] for i in range(MAX_EASIER)]
 
@@ -542,16 +542,18 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
     if len(intervals) < MIN_GROWTH:
         return None
     distance = {target: abs(target - ideal) for target in intervals}
-    x = np.log(list(distance.values()))
-    low, y, high = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
+    log_distance = np.log(list(distance.values()))
+    log_intervals = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
+    log_low, log_b_crit, log_high = log_intervals
     z = INTERVAL_QUANTILE
-    # One over the variance of log B_crit, whose standard deviation is (high - low)/(2 z).
-    weight = (2.0 * z / np.maximum(high - low, 1e-6)) ** 2
-    x_away = x - np.average(x, weights=weight)
-    y_away = y - np.average(y, weights=weight)
-    spread = float(weight @ x_away**2)
-    slope = float(weight @ (x_away * y_away)) / spread
-    scatter = float(weight @ (y_away - slope * x_away) ** 2) / (len(x) - 2)
+    # One over the variance of log B_crit, whose standard deviation is (log high - log low)/(2 z).
+    weight = (2.0 * z / np.maximum(log_high - log_low, 1e-6)) ** 2
+    distance_away = log_distance - np.average(log_distance, weights=weight)
+    b_crit_away = log_b_crit - np.average(log_b_crit, weights=weight)
+    spread = float(weight @ distance_away**2)
+    slope = float(weight @ (distance_away * b_crit_away)) / spread
+    residual = b_crit_away - slope * distance_away
+    scatter = float(weight @ residual**2) / (len(log_distance) - 2)
     error = z * math.sqrt(max(1.0, scatter) / spread)
     return Growth(
         exponent=slope,

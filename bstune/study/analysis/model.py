@@ -273,7 +273,8 @@ def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[s
     exponents = dict[str, float]()
     for name, rule in RULES.items():
         if rule.exponent is not None:
-            # Exact, and not by sums of rounded logarithms: an interval may end exactly there.
+            # The exponent is exact, and no sum of rounded logarithms: an interval may end exactly
+            # there.
             exponents[name] = rule.exponent
         elif noise_scale is not None:
             lrs = [rule.lr(2.0**log_size, 1.0, 1.0, noise_scale) for log_size in log_sizes]

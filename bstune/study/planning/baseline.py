@@ -490,7 +490,7 @@ def _interval(
         squares = variance(differences) * (count - 1)
     degrees = count - 1 + POSTERIOR_DEGREES
     pooled = (squares + POSTERIOR_DEGREES * 2.0 * scatter**2) / degrees
-    # Student's quantile: scipy.stats, whose own it is, takes half a second to import.
+    # This is Student's quantile; scipy.stats, which has it too, takes half a second to import.
     quantile = float(stdtrit(degrees, 0.5 + 0.5 * INTERVAL_LEVEL))
     half = math.hypot(quantile * math.sqrt(pooled / count), INTERVAL_QUANTILE * doubt.timing_error)
     middle = fmean(differences)

@@ -99,7 +99,7 @@ def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
         return replicates * winners
     if replicates == 0:
         return 0
-    # What is missing to the next whole number of points.
+    # So many runs are missing to the next whole number of points.
     return -ran % replicates
 
 

@@ -255,9 +255,9 @@ def stand_in_for(
         return None
     if _most_missed(known.runs):
         return None
-    measured = _confirmed_merit(known.trial, known.runs, merit)
-    expected = math.log(_predicted_merit(winner.trial, merit, predicted))
-    if measured > expected + math.log1p(WORTH_A_CHANGE):
+    log_measured = _confirmed_merit(known.trial, known.runs, merit)
+    log_expected = math.log(_predicted_merit(winner.trial, merit, predicted))
+    if log_measured > log_expected + math.log1p(WORTH_A_CHANGE):
         return None
     return StandIn(known, winner)
 
@@ -305,7 +305,8 @@ def selection_luck(
     means = np.array([_confirmed_merit(point.trial, point.runs, merit) for point in points])
     errors = np.array([scatter / math.sqrt(len(point.runs)) for point in points])
     drawn = np.random.default_rng(LUCK_SEED).standard_normal((LUCK_DRAWS, len(points)))
-    # With its negative each draw has no luck of its own: a winner far ahead has none at all.
+    # Each draw is taken with its negative, so that their noise has the mean 0: a winner far ahead
+    # then has no luck at all.
     noise = errors * np.concatenate([drawn, -drawn])
     chosen = (means + noise).argmin(axis=1)
     luck = -float(noise[np.arange(len(noise)), chosen].mean())

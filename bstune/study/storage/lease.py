@@ -65,7 +65,7 @@ def this_machine() -> str:
     Two processes that share them can see each other by process number.
     """
     boot = Path("/proc/sys/kernel/random/boot_id")
-    # Elsewhere than on Linux.
+    # Other systems than Linux have no such file.
     if not boot.exists():
         return platform.node()
     return f"{boot.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
@@ -85,7 +85,7 @@ def process_started(pid: int) -> str | None:
     except (ProcessLookupError, FileNotFoundError):
         return None
     except PermissionError:
-        # It is another user's.
+        # The process is another user's.
         return ""
     state, *fields = after_name.split()
     # A zombie has ended.

@@ -103,7 +103,7 @@ def free_turn(
     if not free:
         return None
     others = max(other_processes, len(busy_workers(latest) - {worker}))
-    # Not drawn from the study's seed: each process has to choose differently.
+    # The place is not drawn from the study's seed: each process has to choose differently.
     place = randbelow(min(others + 1, len(free)))
     return Turn(free[place], worker, latest)
 

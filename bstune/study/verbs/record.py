@@ -358,7 +358,7 @@ def _read_runs(path: Path) -> list[TableRow]:
             f"{path} holds other lines than those of an earlier run ({error}): "
             "delete it to begin anew"
         ) from error
-    # Without the cut line, after which the next row would be no JSON.
+    # The cut line is left out, as the next row would go on in it and be no JSON.
     write_text(path, f"{whole}\n" if whole else "")
     return rows
 

@@ -538,7 +538,7 @@ def _extrapolated(
     """Predict in a line what a target takes that no trial met, by extrapolating the histories."""
     space = prepared.space
     ratio = space.high / space.low
-    # Even in log B. Small ones coincide once they are rounded.
+    # The sizes are even in log B. Small ones coincide once they are rounded.
     ladder = set[int]()
     for place in range(LADDER):
         ladder.add(round(space.low * ratio ** (place / (LADDER - 1))))

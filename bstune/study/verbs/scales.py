@@ -471,18 +471,19 @@ def log_error(reading: Reading, quantile: float) -> float | None:
 
     ``quantile``: how many standard deviations half the interval is.
     """
-    below = above = None
+    log_below: float | None = None
+    log_above: float | None = None
     if reading.low is not None:
-        below = math.log(reading.value / reading.low)
+        log_below = math.log(reading.value / reading.low)
     if reading.high is not None:
-        above = math.log(reading.high / reading.value)
-    if below is None and above is None:
+        log_above = math.log(reading.high / reading.value)
+    if log_below is None and log_above is None:
         return None
-    if below is None:
-        below = ONE_SIDED * (above or 0.0)
-    if above is None:
-        above = ONE_SIDED * below
-    return max(below + above, 0.0) / 2.0 / quantile
+    if log_below is None:
+        log_below = ONE_SIDED * (log_above or 0.0)
+    if log_above is None:
+        log_above = ONE_SIDED * log_below
+    return max(log_below + log_above, 0.0) / 2.0 / quantile
 
 
 def defining_settings(study: StudyFolder) -> dict[str, object]:

@@ -338,9 +338,9 @@ class CompiledCode:
             setattr(owner, name, original)
         self._replaced.clear()
         torch.compiler.reset()
-        # Drops the generated modules that torch keeps; their files stay. Left are finalizers that
-        # torch's guards hang on classes such as Linear: some 250 KiB for each trial of a small
-        # network (tests/benchmarks/bench_flat_memory.py).
+        # This drops the generated modules that torch keeps; their files stay. Finalizers are left,
+        # which torch's guards hang on classes such as Linear: some 250 KiB for each trial of a
+        # small network (tests/benchmarks/bench_flat_memory.py).
         PyCodeCache.cache_clear()
 
 

@@ -352,7 +352,8 @@ class LeanSteps:
         """
         if isinstance(output, Tensor):
             detached = output.detach()
-            # A copy, as a CUDA graph of torch.compile's may write to the tensor again.
+            # The hooks get a copy, as a CUDA graph of torch.compile's may write to the tensor
+            # again.
             if not output.is_cpu:
                 detached = detached.clone()
             return output, {"loss": detached}

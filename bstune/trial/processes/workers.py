@@ -90,8 +90,8 @@ def temporarily(mapping: MutableMapping[str, Value], key: str, value: Value) -> 
 def start_server() -> None:
     """Start the fork server, unless it runs. It imports while this process goes on."""
     CONTEXT.set_forkserver_preload(PRELOAD)
-    # Lets torch answer whether there is CUDA without touching the device, which the server must not
-    # before it forks.
+    # This lets torch answer whether there is CUDA without touching the device, which the server
+    # must not do before it forks.
     environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **os.environ}
     spin_shortly(environment)
     with ExitStack() as stack:
@@ -781,7 +781,7 @@ class _Team:
 
 def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: str) -> Train:
     """Join the processes that train one trial together, and open the function that trains it."""
-    # Here, as only the trial's own process is to import torch.
+    # It is imported here, as only the trial's own process is to import torch.
     from bstune.trial.devices.distributed import join
 
     join(rank, devices, store)
@@ -884,7 +884,7 @@ def _answer_call(
         The object that trains (``train``, or what ``open_train`` returned; None: it could not be
         opened), and the answer.
     """
-    # Kept here, as os._exit is replaced while the user's code runs.
+    # It is kept here, as os._exit is replaced while the user's code runs.
     leave = os._exit
 
     def say(line: str) -> None:
@@ -943,7 +943,8 @@ def _pickled(error: BaseException) -> bytes | None:
     None also for what is no ``Exception``, such as a SystemExit: as the cause of another error it
     would tell the user nothing.
     """
-    # Here, as a process that trains has imported cloudpickle anyway, and others need not.
+    # It is imported here, as a process that trains has imported cloudpickle anyway, and others need
+    # not.
     import cloudpickle
 
     if not isinstance(error, Exception):
