@@ -3,8 +3,8 @@
 Page 2018-2019, How to Train Your ResNet, part 8, and Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds
 on a Single GPU (arXiv 2404.00498), each went from one trick to the next: a little more accuracy,
 then fewer epochs. A rung here is what its source trained: settings on top of those of all rungs
-before it, with its own epochs, batch size and peak learning rate. Each is trained once per seed, with
-a target that is never met, and evaluated at its end.
+before it, with its own epochs, batch size and peak learning rate. Each is trained once per seed,
+with a target that is never met, and evaluated at its end.
 
 A rung is compared with the one before it on the same seeds: the mean difference in accuracy with an
 interval by Student's t over the pairs. The p-values are corrected for the number of rungs (Holm's),
@@ -282,7 +282,8 @@ def data_note(
         synchronize(device)
         return (now() - began) / TIMED_BATCHES
 
-    # Seconds in which a batch is drawn, augmented and normalised: all that it needs before its step.
+    # Seconds in which a batch is drawn, augmented and normalised: all that it needs before its
+    # step.
     made = timed(lambda: next(batches))
     batches_of_epoch = math.ceil(built.workload.train_examples / built.batch_size)
     seconds_of_epoch = format_seconds(batches_of_epoch * made)

@@ -71,8 +71,8 @@ BUSY_VISITS = 3
 # The names of the units that are no rounds.
 CEILING_UNIT = "ceiling"
 BUSY_UNIT = "busy"
-# Times steps of a workload's trials, at a batch size and a learning rate; the last argument says how
-# many. Gives the seconds of each step ...
+# Times steps of a workload's trials, at a batch size and a learning rate; the last argument says
+# how many. Gives the seconds of each step ...
 Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
 # ... or the seconds of one step in which the device is at work.
 BusyTimer = Callable[[Workload, TrialProtocol, int, float, int], float]
@@ -137,8 +137,8 @@ def run(
     """
     _check_choices(repeats, steps, level, lr, against_each_other)
     batch_sizes = [*batch_sizes, *against_each_other]
-    # Batch sizes that cannot be chosen are refused before any probe, by a ceiling above all of them;
-    # 3 is the least that there may be.
+    # Batch sizes that cannot be chosen are refused before any probe, by a ceiling above all of
+    # them; 3 is the least that there may be.
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
@@ -556,11 +556,12 @@ def _contrasts_in_words(tested: Sequence[Effect], level: float) -> str:
         )
     # No significant effect does not mean no effect: one up to this size would not have been seen.
     largest_unseen = max(max(abs(effect.low), abs(effect.high)) for effect in tested)
+    room = format_number(100 * largest_unseen, 2)
     least = min(tested, key=lambda effect: effect.corrected)
     return (
         f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the "
         f"mean of its two neighbours (least {p_text(least)}, corrected for {len(tested)} tests); "
-        f"the {level:.0%} intervals leave room for {format_number(100 * largest_unseen, 2)}% at most"
+        f"the {level:.0%} intervals leave room for {room}% at most"
     )
 
 

@@ -185,8 +185,8 @@ def estimate_effect(name: str, centres: Sequence[int], log_ratios: Array, level:
     # Student's t divides by the scatter.
     if np.ptp(log_ratios) == 0.0:
         raise HardwareError(
-            f"{name}: all {len(log_ratios)} rounds took the same time to the last digit: the clock is "
-            "too coarse"
+            f"{name}: all {len(log_ratios)} rounds took the same time to the last digit: the clock "
+            "is too coarse"
         )
     test = stats.ttest_1samp(log_ratios, 0.0)
     interval = test.confidence_interval(level)

@@ -18,9 +18,9 @@ The model of log S is
   of the exponent, with a bend at B_crit, above which the exponent may differ (the rule is the prior
   mean, never the model);
 - the cost of being off the optimum, ours: below, where S grows as lr falls (at most as 1/lr, log 2
-  per octave), a hyperbola of slope ``low_slope`` per octave; above, a parabola, whose curvature soon
-  means that nothing is reached; both may be steeper or broader at large batch sizes than at small
-  ones (the tilt);
+  per octave), a hyperbola of slope ``low_slope`` per octave; above, a parabola, whose curvature
+  soon means that nothing is reached; both may be steeper or broader at large batch sizes than at
+  small ones (the tilt);
 - other hyper-parameters, each scaled to [0, 1]: a parabola around a best value, and a shift of the
   best learning rate in proportion to it (as momentum shifts it).
 
@@ -328,8 +328,8 @@ def make_prior(
     log_low_over_mid = (log_low - log_mid) * math.log(2.0)
     # The mean and the standard deviation of each parameter, in the order of the places above.
     normal = [
-        # Level: log S at B_mid and the best learning rate. A budget is given so that good trials end
-        # within it: a quarter of it is the guess, give or take a factor of 20, e^3.
+        # Level: log S at B_mid and the best learning rate. Good trials are meant to end within the
+        # budget: the guess is a quarter of it, give or take a factor of 20, e^3.
         (log_budget - math.log(4.0), 3.0),
         # The log of B_crit/B_mid.
         (log_b_crit_over_mid, log_b_crit_spread),
@@ -349,8 +349,9 @@ def make_prior(
         (math.log(0.12), 0.5),
         # Tilt: what an octave of batch size adds to the log of the penalty's steepness.
         (0.0, 0.12),
-        # The log of B_opt/B_mid. Its mean lies e^3, 20 times, below the smallest batch size: with the
-        # spread of 2.5, nine tenths of the prior are below that size, where the term changes nothing.
+        # The log of B_opt/B_mid. Its mean lies e^3, 20 times, below the smallest batch size: with
+        # the spread of 2.5, nine tenths of the prior are below that size, where the term changes
+        # nothing.
         (log_low_over_mid - 3.0, 2.5),
         # The log of the roughness: the standard deviation of the discrepancy, in log S.
         (math.log(0.08), 0.8),

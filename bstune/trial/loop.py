@@ -294,8 +294,8 @@ def fit(
         # The data live on the device, so advice on loader workers is beside the point.
         advice = of_package(package, "fabric.utilities.warnings.PossibleUserWarning")
         warnings.simplefilter("ignore", advice)
-        # A resumed trial's schedule steps before the optimizer has stepped in this process, of which
-        # PyTorch warns; the stopped trial took the earlier steps.
+        # A resumed trial's schedule steps before the optimizer has stepped in this process, of
+        # which PyTorch warns; the stopped trial took the earlier steps.
         if "ckpt_path" in options:
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         if data is None:

@@ -189,8 +189,8 @@ def replay(
         outcome = table.horizon_table.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
     else:
         outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
-    # It ends with its limit, or with the recorded run. A trial that goes on has its earlier steps in
-    # any case.
+    # It ends with its limit, or with the recorded run. A trial that goes on has its earlier steps
+    # in any case.
     steps = min(outcome.end, max(last_step, steps_before))
     reached = outcome.steps is not None and outcome.steps <= steps
     has_diverged = outcome.diverged and steps == outcome.end

@@ -22,8 +22,8 @@ A module may have
 * ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any
   module inside it, cannot be trained with.
 
-Data are set up once per process, with all generators seeded from ``seed``, so that a random split is
-the same everywhere. ``teardown`` is not called, and DataLoader workers stay.
+Data are set up once per process, with all generators seeded from ``seed``, so that a random split
+is the same everywhere. ``teardown`` is not called, and DataLoader workers stay.
 :mod:`bstune.trial.lightning.trainer` describes the Trainer that a module gets.
 """
 

@@ -50,7 +50,8 @@ def sizes_as_good(
     of_winner = (winner.batch_size, winner.lr)
     low, lr_low = min((round(batch_sizes[first]), rates[first]), of_winner)
     high, lr_high = max((round(batch_sizes[last]), rates[last]), of_winner)
-    # The middle is the winner; if that is an end, the size half way; if that is one too, the low end.
+    # The middle is the winner or, if that is an end, the size half way. Where no size lies between
+    # the ends, it is the lower one.
     half_way = (first + last) // 2
     middle, lr_middle = of_winner
     if not low < middle < high:

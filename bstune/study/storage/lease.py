@@ -301,7 +301,10 @@ class Leases:
         return True
 
     def _renew(self, stop: threading.Event) -> None:
-        """Renew the lease until ``stop`` is set or it is lost, ``BEATS`` times before it runs out."""
+        """Renew the lease until ``stop`` is set or the lease is lost.
+
+        It is renewed ``BEATS`` times in the seconds after which it would run out.
+        """
         while not stop.wait(self._seconds / BEATS) and not self.lost:
             try:
                 self.beat()
