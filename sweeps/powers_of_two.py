@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 POWERS_FIGURE_INCHES = (13.0, 5.2)
-# By the result of kind_of_size().
+# The colour of a batch size, by its kind as kind_of_size() names it.
 COLOUR_OF_KIND = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}
 OTHER_KIND = "other batch size"
 # The order of the figure's legend.

@@ -34,7 +34,7 @@ MULTIPLES: dict[SearchObjective, tuple[float, ...]] = {
 }
 # A trial is stopped once it has cost this many times the best so far.
 STOP_FACTOR = 2.0
-# The first budget over what the best cell needs.
+# A trial's first budget, as a multiple of what the best cell needs.
 BUDGET_FACTOR = 4.0
 # A search is as good as the best from this ratio to it on.
 WITHIN = 1.25
@@ -119,7 +119,7 @@ class Search(Protocol):
 class Benchmark:
     """A problem, the table that answers it, and the truth that the answers are measured against."""
 
-    # Of the table.
+    # The table's name.
     name: str
     table: Table
     problem: Problem
@@ -129,7 +129,7 @@ class Benchmark:
     best: BestCell
     # The sum over batch sizes of the cost of the cheapest cell that reached the target.
     frontier_cost: float
-    # Of the table, from all of its cells: see dense_b_crit.
+    # The table's own B_crit, from all of its cells: see dense_b_crit.
     b_crit: float | None
 
     @property

@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 COLUMNS = 3
 PANEL_INCHES = (2.6, 2.1)
 LAW_INCHES = 3.4
-# Behind the two outer regimes.
+# The colour behind the two outer regimes.
 REGIME_SHADE = "#f0f0f0"
 
 

@@ -55,7 +55,7 @@ class Effect:
     # The ends of its interval, by Student's t, not corrected for the number of effects.
     low: float
     high: float
-    # Of the one-sample t-test against 0.
+    # The p-value of the one-sample t-test against 0.
     p: float
     # p after Holm's correction; p itself where there was none.
     corrected: float
@@ -271,7 +271,7 @@ class Difference:
     mean: float | None
     low: float | None
     high: float | None
-    # Of the paired t-test against 0.
+    # The p-value of the paired t-test against 0.
     p: float | None
 
 

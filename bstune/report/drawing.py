@@ -55,8 +55,8 @@ PURPLE = "#AA4499"
 GREEN = "#009E73"
 INK = "#1a1a1a"
 GREY = "#9a9a9a"
-# For the letters that matplotlib's own font lacks, where the machine has one of these: those of
-# Linux, macOS and Windows.
+# Fonts for the letters that matplotlib's own font lacks, where the machine has one of these: those
+# of Linux, macOS and Windows.
 FURTHER_FONTS = (
     "Noto Sans CJK JP",
     "WenQuanYi Zen Hei",

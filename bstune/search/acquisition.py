@@ -62,8 +62,8 @@ PROBED = 0.75
 LEAST_CONTINUED = 0.4
 # The most that a candidate's remaining cost counts in its score, in costs of the best candidate.
 MOST_COST_TO_GO = 10.0
-# Added to the score of a candidate that its longest horizon cannot bring to the target: it comes
-# after all others.
+# What is added to the score of a candidate that its longest horizon cannot bring to the target: it
+# comes after all others.
 OUT_OF_REACH = 1e3
 # Share of what was spent that a look at a regime where nothing has reached the target may cost.
 LOOK_SHARE = 0.5

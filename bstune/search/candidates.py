@@ -36,7 +36,9 @@ CENTRES = 4
 # Deviation of these points' batch sizes and learning rates from the trial's, in octaves.
 AROUND_CENTRE = 0.5
 # New points whose best learning rates come from the same draw of the posterior.
-SIZES_A_DRAW = 8
+SIZES_PER_DRAW = 8
+# Deviation of a new point's learning rate from a draw's best one, in octaves.
+AROUND_BEST_RATE = 0.5
 # Deviation of a new point's other hyper-parameters, each in [0, 1], from a draw's best values or
 # from the trial's that it lies around.
 AROUND_OTHER = 0.1
@@ -245,12 +247,13 @@ def new_points(
     low, high = size_range
     x = rng.uniform(low, high, count)
     x[:2] = low, high
-    draws = theta[rng.integers(len(theta), size=math.ceil(count / SIZES_A_DRAW))]
+    draws = theta[rng.integers(len(theta), size=math.ceil(count / SIZES_PER_DRAW))]
     best = list[Array]()
     for i, draw in enumerate(draws):
-        sizes = x[SIZES_A_DRAW * i : SIZES_A_DRAW * (i + 1)]
+        sizes = x[SIZES_PER_DRAW * i : SIZES_PER_DRAW * (i + 1)]
         best.append(optimum(draw[None], prior.points_at(sizes), prior)[0])
-    z = np.concatenate(best)[:count] + rng.normal(0.0, 0.5, count)
+    z = np.concatenate(best)[:count] + rng.normal(0.0, AROUND_BEST_RATE, count)
+    # Every second point has other hyper-parameters near a draw's best ones, the rest any.
     other = rng.random((count, domain.others))
     for j in range(domain.others):
         preferred = theta[rng.integers(len(theta), size=count), OTHER + 3 * j]

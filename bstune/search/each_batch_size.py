@@ -42,7 +42,7 @@ class EachBatchSize(BaseSampler):
         ConfigError: for a ratio that is not over 1, or more parameters than there are bases.
     """
 
-    # So that search.stratified leaves them alone.
+    # By this search.stratified leaves the batch sizes alone.
     chooses_batch_sizes = True
     context: tuple[str, ...] = ("search_space", "snap", "trial_index", "attempt", "study_seed")
 

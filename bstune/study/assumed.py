@@ -49,7 +49,7 @@ BUDGET_SECONDS = QUICK_SECONDS / 20.0
 # Arguments of the Trainer that say how the project itself trains, and what is made of them.
 TRAINER_LENGTHS = ("max_epochs", "max_steps")
 ACCUMULATED = "accumulate_grad_batches"
-# With which data are made once, to ask them for their own batch size.
+# The batch size with which data are made once, to ask them for their own.
 ANY_BATCH_SIZE = 32
 
 

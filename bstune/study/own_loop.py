@@ -69,7 +69,7 @@ OWN_WORK = {
     "threads": "sets torch's threads by itself",
     "trainer": "has no Trainer that bstune makes",
 }
-# Of these sections, what a study without a module uses all the same.
+# Options of these sections that a study without a module uses all the same.
 USED = ("hardware.enabled", "hardware.scale_out")
 # No noise scale is measured anyway.
 HARMLESS = {"protocol.noise_scale_every": None}

@@ -28,14 +28,15 @@ from bstune.search.ruler import choose_scale
 from bstune.study.prepare import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
 
-# Of a trial's steps, from which on its evaluations say what it comes to.
+# The share of a trial's steps from which on its evaluations say what it comes to.
 LAST_SHARE = 0.5
-# Evaluations that say it, at least: two would always lie on a line.
+# The fewest evaluations that say it: two would always lie on a line.
 FEWEST = 3
 # Standard deviation of log steps to one value, from seed to seed.
 SEED_SCATTER = 0.25
-# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value
-# differs from another's by 3 to 5% in the middle, on two projects and two recorded tables.
+# How far one seed's last value may lie from another's where a schedule ends with the trial, as a
+# share of the distance from the ideal value: 3 to 5% in the middle, on two projects and two
+# recorded tables.
 ANNEALED_SCATTER = 0.05
 # Significant digits of a goal, which is read and typed.
 DIGITS = 4

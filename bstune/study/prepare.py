@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 # Batch sizes whose seconds of a step are stored with a budget of seconds.
 BUDGET_SIZES = 33
-# Trials of a whole budget that search.wall_seconds must have time for.
+# The fewest trials of a whole budget that search.wall_seconds must have time for.
 FEWEST_RUNS = 3
-# Steps of a trial of the objective loss at the smallest batch size.
+# The fewest steps of a trial of the objective loss at the smallest batch size.
 FEWEST_STEPS = 10
-# Of search.wall_seconds: a shorter study has no seconds for a survey.
+# The least search.wall_seconds with a survey: a shorter study has no seconds for one.
 LEAST_SURVEYED = 100.0
-# Of search.wall_seconds, that timing steps may take: the search is to have the rest.
+# The share of search.wall_seconds that timing steps may take: the search is to have the rest.
 SURVEY_SHARE = 0.1
 # Seconds after which the command itself says what it waits for. The process that trains says it
 # after ten.

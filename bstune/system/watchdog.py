@@ -34,7 +34,7 @@ from bstune.system.secrets import redact
 STEP_SECONDS = 300.0
 # After so long without a printed line, one says what is waited for.
 LINE_SECONDS = 10.0
-# Between two looks of the thread.
+# Seconds between two looks of the thread.
 THREAD_LOOK_SECONDS = 1.0
 # Fewest looks within the limit of a step.
 LOOKS = 10

@@ -47,7 +47,8 @@ from bstune.trial.lightning.installed import (
 # reading the norms of four micro-batches as long as about one (tests/benchmarks/bench_noise.py).
 STEPS_PER_PART = 128
 STEPS_PER_READING = 32
-# By name, as lightning.pytorch and pytorch_lightning have classes of their own.
+# The strategies that can be measured, by name, as lightning.pytorch and pytorch_lightning have
+# classes of their own.
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 

@@ -18,8 +18,8 @@ from bstune.workloads.layers import Whitening
 
 # Parameters and their options, as torch's optimizers have them.
 Group = dict[str, Any]
-# Of the quintic iteration (Jordan et al. 2024). They are chosen for the slope at zero, so that a
-# few steps bring every singular value near 1.
+# The coefficients of the quintic iteration (Jordan et al. 2024). They are chosen for the slope at
+# zero, so that a few steps bring every singular value near 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 

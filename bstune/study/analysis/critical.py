@@ -40,7 +40,7 @@ from bstune.system.console import format_count, plural
 
 # Quantiles of B_crit's posterior, INTERVAL_LEVEL apart; search.precision stops by them.
 INTERVAL = (0.05, 0.95)
-# With the median between.
+# The same two, with the median between them.
 QUANTILES = (INTERVAL[0], 0.5, INTERVAL[1])
 # The curve is claimed up to so many times the largest batch size that reached the target, and down
 # to the smallest one over it.
@@ -59,10 +59,10 @@ WIDE_CRITICAL_RATIO = 3.0
 NEXT_TRIALS = 3
 # Easier targets, as multiples of the target's distance from the ideal value.
 EASIER_TIMES = tuple(1.06**k for k in range(1, 21))
-# Of those that enough trials passed, as each takes a posterior of its own.
+# The most of them that are read: each takes a posterior of its own.
 MAX_EASIER = 5
-# Where schedules end with the trial: largest over smallest batch size that reached the target, at
-# least.
+# The least ratio of the largest to the smallest batch size that reached the target, where schedules
+# end with the trial.
 HORIZON_SPAN = 10.0
 # Where at least this share of the posterior has a small-batch term, and at least this share has
 # none, the trials do not tell whether there is one.
@@ -72,11 +72,11 @@ UNTOLD_FACTOR = 1.5
 # Two batch sizes contradict each other beyond so many standard deviations of the scatter from seed
 # to seed.
 CONTRADICTION = 2.0
-# Targets with B_crit and both ends of its interval, for the exponent of its growth.
+# The fewest targets with B_crit and both ends of its interval that tell the exponent of its growth.
 MIN_GROWTH = 3
-# Trials that passed an easier target.
+# The fewest trials that have to pass an easier target.
 MIN_PASSED = 8
-# The largest of their batch sizes over the smallest.
+# The least ratio of the largest of their batch sizes to the smallest.
 MIN_PASSED_SPAN = 8.0
 # In a closely evaluated trial the step of the last miss is at least this share of that of the first
 # hit.

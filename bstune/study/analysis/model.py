@@ -41,7 +41,7 @@ MIN_SHRINKAGE = 0.8
 MIN_EXPONENT_TRIALS = 3
 # Trials that span less than this share of the octaves of an exponent do not identify it.
 MIN_OCTAVES_SHARE = 0.5
-# Of batch sizes, largest over smallest: less has no slope.
+# The least ratio of the largest to the smallest batch size: less has no slope.
 MIN_SLOPE_SPAN = 2.0
 
 

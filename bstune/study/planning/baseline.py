@@ -31,8 +31,8 @@ from bstune.trial.backend import chooses_batch_sizes
 
 # Degrees of freedom that the posterior's scatter from seed to seed counts for.
 POSTERIOR_DEGREES = 8
-# Of the steps of a run that met the target at its first evaluation: those that are taken to have
-# missed it.
+# The share of its steps that is taken to have missed the target in a run that met it at its first
+# evaluation.
 MISSED_SHARE = 0.5
 
 

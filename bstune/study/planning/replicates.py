@@ -38,11 +38,12 @@ CANDIDATES = 8
 # A point without fresh seeds takes the place of one with them only if it is predicted to be better
 # by this share: what was measured is worth more than a prediction.
 WORTH_A_CHANGE = 0.1
-# Of the bootstrap that says how lucky a winner's runs are: pairs of draws, and the seed, so that a
+# The bootstrap that says how lucky a winner's runs are: its pairs of draws, and its seed, so that a
 # study always says the same.
 LUCK_DRAWS = 1000
 LUCK_SEED = 0
-# Octaves: closer than this in both batch size and learning rate, two trials are at one point.
+# Two trials that are closer than so many octaves, in both batch size and learning rate, are at one
+# point.
 SAME_POINT = 0.2
 
 

@@ -50,11 +50,12 @@ Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
 # The modules that the fork server imports, with all that they import.
 PRELOAD = ["bstune.trial.workload"]
-# While trials train, signals are looked for this often.
+# Seconds between two looks for signals while trials train.
 LOOK_SECONDS = 0.2
-# From the end of a trial's process until a signal that has ended it has come to this one, too.
+# Seconds from the end of a trial's process until a signal that has ended it has come to this one,
+# too.
 SIGNAL_SECONDS = 0.5
-# Meanwhile it is looked for this often.
+# Seconds between two looks for that signal.
 SIGNAL_LOOK_SECONDS = 0.05
 # The longest time between the ends of the processes that train one trial together. They end at the
 # same step, after which one of them may still write files.
