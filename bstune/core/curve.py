@@ -432,13 +432,15 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
     distance = log_batch[None, :] - log_batch[:, None]
     weight = np.exp(-0.5 * (distance / (SLOPE_WIDTH * math.log(2.0))) ** 2)
     weight /= weight.sum(axis=1, keepdims=True)
-    distance = distance - (weight * distance).sum(axis=1, keepdims=True)
-    line = weight * distance / (weight * distance**2).sum(axis=1, keepdims=True)
-    slope = log_steps @ line.T
+    # The slope of the line at each log B is a sum of all log S, weighed by these factors.
+    centred = distance - (weight * distance).sum(axis=1, keepdims=True)
+    factors = weight * centred / (weight * centred**2).sum(axis=1, keepdims=True)
+    slope = log_steps @ factors.T
     low = np.minimum(slope[:, :-1], slope[:, 1:])
     high = np.maximum(slope[:, :-1], slope[:, 1:])
     # The share of each step of log B in which the slope, linear between its ends, is steeper.
     steeper = np.clip((-0.5 - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+    # A slope that gets flatter once is steeper up to the log B that is sought.
     return np.asarray(log_batch[0] + (log_batch[1] - log_batch[0]) * steeper.sum(axis=1))
 
 

@@ -502,6 +502,7 @@ def _fit_process(
     # What lies on the two sides of a confirmed fall says nothing of each other.
     side = np.searchsorted(sizes[list(falls)], places, side="right")
     prior[side[:, None] != side[None, :]] = 0.0
+    # The derivatives of log tau by the logs of the overhead and of the seconds per example.
     share = overhead / line_at_places
     for derivative in (share, 1.0 - share):
         prior += LINE_SPREAD**2 * np.outer(derivative, derivative)

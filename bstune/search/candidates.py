@@ -344,6 +344,7 @@ def joined_with_histories(
     noise = np.exp(2.0 * theta[:, NOISE, None])
     estimated = law + noise / (noise + data.spread[rows] ** 2) * (history - law)
     joined = by_law.copy()
+    # Where its history is only a bound, the law counts as far as it lies above that.
     joined[:, :count] = np.where(data.bound[rows], np.maximum(law, history), estimated)
     return joined
 

@@ -66,6 +66,8 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
     Each tells how far ``behind`` has moved from the first share of its budget to the end.
     """
     best = full[0]
+    # The regression's normal equations: the prior's precision, and that times its mean. Each trial
+    # adds to both.
     precision = np.diag([SIZE_DRIFT[1] ** -2.0, RATE_DRIFT[1] ** -2.0])
     weighed = precision @ np.array([SIZE_DRIFT[0], RATE_DRIFT[0]])
     for run in full[1:]:
@@ -76,6 +78,7 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
         if not seen.any():
             continue
         log_left = -float(curve.log_shares[seen][-1])
+        # Its own log share there, less that at which the ruler had the same metric.
         behind_then = -log_left - float(ruler.log_share(curve.heights[seen][-1:])[0])
         offset = log_left * np.array([run.x - best.x, run.z - best.z])
         misread = DRIFT_MISREAD * max(behind_then, run.behind, 0.0)

@@ -153,6 +153,7 @@ def log_excess(
         # A target next to the ideal value has an excess that no float holds: it is beyond any other
         # anyway.
         excess = min(1.0 + gap / max(scale, LEAST_SCALE), MOST_EXCESS)
+        # At the ideal value the excess is 0, which has no logarithm.
         curve.append((math.log(step), math.log(max(excess, 1e-3))))
     return curve
 

@@ -761,7 +761,9 @@ def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Arra
     """
     first = rng.permutation(len(theta))
     second = rng.permutation(len(theta))
-    scale = 2.38 / math.sqrt(2.0 * theta.shape[1]) * rng.uniform(0.3, 1.0, (len(theta), 1))
+    # The source's factor for so many parameters; smaller ones are accepted more often.
+    largest = 2.38 / math.sqrt(2.0 * theta.shape[1])
+    scale = largest * rng.uniform(0.3, 1.0, (len(theta), 1))
     jitter = 1e-3 * prior.spread * rng.standard_normal(theta.shape)
     return np.asarray(theta + scale * (theta[first] - theta[second]) + jitter)
 

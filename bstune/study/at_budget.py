@@ -139,6 +139,7 @@ def due_run(
         return None
     original = _original(trials, best)
     runs = fresh_runs_of(trials, original.number)
+    # The points that have runs on fresh seeds, by the number of their first trial.
     begun = {trial.replicate_of for trial in trials if trial.replicate_of is not None}
     # The baseline runs on a winner's seeds, not as a candidate.
     if baseline is not None:

@@ -211,7 +211,7 @@ class Watch:
         if self._backstop and wait.steps:
             faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=2)
         elif self._backstop:
-            # Nothing with a limit is waited for any more.
+            # This disarms it: nothing with a limit is waited for any more.
             faulthandler.cancel_dump_traceback_later()
 
     def keep_looking(self, ended: threading.Event) -> None:
@@ -324,7 +324,8 @@ def watching(
         thread.join()
         _watches.remove(watch)
         if end is not None:
-            # The backstop is this timer, which would end a process that stands in C code.
+            # This disarms the backstop: the dump with which faulthandler ends a process that is
+            # stuck in C code.
             faulthandler.cancel_dump_traceback_later()
     # The user's code has swallowed the interruption.
     if watch.message is not None and can_interrupt:

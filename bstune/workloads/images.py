@@ -435,6 +435,7 @@ def random_crop_flip(
     sizes = [n]
     if batch_size is not None:
         sizes = [batch_size] * (n // batch_size)
+    # Each kind of draw, joined over the batches: the crop's places, then what else was drawn.
     batches = zip(*map(draw_batch, sizes), strict=True)
     top, left, *others = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in batches)
     if mirror is None:

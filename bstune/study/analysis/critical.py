@@ -178,8 +178,9 @@ def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _Cla
     b_crit: float | None = None
     if ends_open < 2:
         b_crit = _claimed(middle, smallest, largest)
-    below, above = _ends_beyond_search(prior, low, high, smallest, largest)
-    is_wide = ends_open > below + above
+    ends_below, ends_above = _ends_beyond_search(prior, low, high, smallest, largest)
+    # An open end asks for further trials, unless it lies where this search has none.
+    is_wide = ends_open > ends_below + ends_above
     if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
         is_wide = True
     reason = _undetermined(posterior)
@@ -190,7 +191,7 @@ def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _Cla
         low=claimed_low,
         high=claimed_high,
         is_wide=is_wide,
-        note=_beyond_search(below > 0, above > 0),
+        note=_beyond_search(ends_below > 0, ends_above > 0),
     )
 
 
@@ -240,13 +241,14 @@ def _ends_beyond_search(
     """
     bottom = 2.0**prior.log_low
     top = 2.0**prior.log_high
-    below = 0
+    ends = (low, high)
+    ends_below = 0
     if smallest <= bottom * ROOM:
-        below = (low < bottom / ROOM) + (high < bottom / ROOM)
-    above = 0
+        ends_below = sum(end < bottom / ROOM for end in ends)
+    ends_above = 0
     if largest >= top / ROOM:
-        above = (low > top * ROOM) + (high > top * ROOM)
-    return below, above
+        ends_above = sum(end > top * ROOM for end in ends)
+    return ends_below, ends_above
 
 
 def _undetermined(posterior: Posterior) -> str | None:
@@ -369,7 +371,9 @@ def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -
     share_beyond = INTERVAL[0]
     # The prior may have no draw here.
     prior_odds = (is_beyond.sum() + 1) / (is_within.sum() + 1)
-    return bool(share_within / share_beyond * prior_odds >= END_ODDS)
+    # The posterior's odds of within to beyond, over the prior's.
+    bayes_factor = share_within / share_beyond * prior_odds
+    return bool(bayes_factor >= END_ODDS)
 
 
 def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:

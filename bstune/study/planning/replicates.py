@@ -167,7 +167,7 @@ def find_best(
         if len(fresh) < max(replicates, 1):
             expected = _predicted_merit(trial, merit, predicted)
             return False, math.log(min(expected, _seen_merit(trial, trials, merit)))
-        return _most_missed(fresh), _confirmed_merit(trial, fresh, merit)
+        return _most_missed(fresh), _mean_log_merit(trial, fresh, merit)
 
     best = min(points, key=rank, default=None)
     if best is None:
@@ -256,7 +256,7 @@ def stand_in_for(
         return None
     if _most_missed(known.runs):
         return None
-    log_measured = _confirmed_merit(known.trial, known.runs, merit)
+    log_measured = _mean_log_merit(known.trial, known.runs, merit)
     log_expected = math.log(_predicted_merit(winner.trial, merit, predicted))
     if log_measured > log_expected + math.log1p(WORTH_A_CHANGE):
         return None
@@ -303,7 +303,7 @@ def selection_luck(
     if not winner.runs or not others:
         return 0.0
     points = [winner, *others]
-    means = np.array([_confirmed_merit(point.trial, point.runs, merit) for point in points])
+    means = np.array([_mean_log_merit(point.trial, point.runs, merit) for point in points])
     errors = np.array([scatter / math.sqrt(len(point.runs)) for point in points])
     drawn = np.random.default_rng(LUCK_SEED).standard_normal((LUCK_DRAWS, len(points)))
     # Each draw is taken with its negative, so that their noise has the mean 0: a winner far ahead
@@ -485,7 +485,7 @@ def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit)
     return math.exp(sum(map(math.log, merits.values())) / len(merits))
 
 
-def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
+def _mean_log_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
     """Average the log merit over a candidate's runs on fresh seeds."""
     logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs]
     return sum(logs) / len(logs)

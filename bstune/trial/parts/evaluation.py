@@ -74,6 +74,7 @@ def judge(parts: Parts, trainer: Trainer, value: float | None, loss: float, stop
         stops: whether something else ends the trial.
     """
     state = parts.state
+    # This evaluation has not logged the metric: Lightning still has the value of an earlier one.
     if parts.metric.is_from_before(trainer):
         parts.verdict.leave_out(loss)
         if not state.ended:

@@ -581,7 +581,8 @@ class Process:
                 self.process.join()
                 # Processes that the user's code has started end with it.
                 self.kill()
-                # A signal to all processes of the study is raised here as what it is.
+                # If a signal to all processes of the study has ended it, that is raised here
+                # meanwhile.
                 time.sleep(SIGNAL_SECONDS)
                 raise UserCodeError(f"the workload cannot be trained: {self._how_it_ended()}")
 
