@@ -418,8 +418,8 @@ def _chance_for_curve(
     # decisions, ``curve_cost`` times as much as a usual one.
     by_cost = policy.curve_cost * usual_cost / (policy.curve_share * cost)
     variance = float(log_b_crit(posterior.theta, posterior.prior).var())
-    narrow = (math.log(policy.curve_width) / NORMAL_WIDTH) ** 2
-    chance: float = min(1.0, by_cost) * min(1.0, variance / narrow)
+    narrow_variance = (math.log(policy.curve_width) / NORMAL_WIDTH) ** 2
+    chance: float = min(1.0, by_cost) * min(1.0, variance / narrow_variance)
     return chance
 
 

@@ -691,14 +691,14 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
     """
     # Log of the step at which a run of each horizon meets the target, over S, the steps that a
     # fresh seed takes. Horizons and costs are over S here, too.
-    met = log_met(posterior.theta[:, posterior.prior.horizon_law])
+    log_met_over_s = log_met(posterior.theta[:, posterior.prior.horizon_law])
     costs = dict[int, LeastCost]()
     for place, (log_s, deviation) in _fresh_at_horizons(posterior).items():
         trial = posterior.observations[place]
-        longest = math.inf
+        log_longest = math.inf
         if posterior.budget is not None:
-            longest = math.log(posterior.budget(2.0**trial.x)) - log_s
-        log_horizon, cost = least_cost(met, deviation, longest, shortest=RELIABLE)
+            log_longest = math.log(posterior.budget(2.0**trial.x)) - log_s
+        log_horizon, cost = least_cost(log_met_over_s, deviation, log_longest, shortest=RELIABLE)
         costs[trial.number] = LeastCost(
             steps=cost * math.exp(log_s), horizon=math.exp(log_s + log_horizon)
         )

@@ -493,23 +493,26 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     exact, bound, diverged = data.columns
     noise = np.exp(theta[:, NOISE, None])
 
+    # Trials that tell their own log S: the density there.
     variance_beside = variance_seen(theta, data, prior)[..., exact]
-    terms = _log_density(data, y, expected, variance_beside, noise)
+    log_density = _log_density(data, y, expected, variance_beside, noise)
     if data.ends is not None:
         law = theta[:, prior.horizon_law]
         of_datum = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
-        terms = terms + of_datum[:, exact]
-    total = _weighed_sum(terms, data, exact)
+        log_density = log_density + of_datum[:, exact]
+    total = _weighed_sum(log_density, data, exact)
 
+    # Trials that give a bound: the chance that log S lies above it.
     over = expected[:, bound] - y[..., bound]
-    chance = ndtr(over / np.hypot(noise, data.spread[bound]))
-    total = total + _weighed_sum(np.log(chance + LEAST_CHANCE), data, bound)
+    chance_above = ndtr(over / np.hypot(noise, data.spread[bound]))
+    total = total + _weighed_sum(np.log(chance_above + LEAST_CHANCE), data, bound)
 
-    # Only too high a learning rate makes a trial diverge.
-    above = np.maximum(d[:, diverged], 0.0)
-    chance = ndtr((penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD)
-    terms = np.log(chance + LEAST_CHANCE)
-    return np.asarray(total + _weighed_sum(terms, data, diverged))
+    # Trials that diverged: the chance of that. Only too high a learning rate makes a trial diverge.
+    too_high = np.maximum(d[:, diverged], 0.0)
+    excess = penalty(theta, too_high) - DIVERGED_PENALTY
+    chance_to_diverge = ndtr(excess / DIVERGED_SPREAD)
+    log_chance = np.log(chance_to_diverge + LEAST_CHANCE)
+    return np.asarray(total + _weighed_sum(log_chance, data, diverged))
 
 
 def _weighed_sum(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
@@ -748,6 +751,7 @@ def _towards_normal(theta: Array, prior: Prior, rng: np.random.Generator) -> tup
     root = np.linalg.cholesky(np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2))
     mean = theta.mean(axis=0)
     keep = rng.choice(KEPT_BY_STEP, (len(theta), 1))
+    # The particles in coordinates in which that distribution is the standard one.
     white = np.linalg.solve(root, (theta - mean).T).T
     fresh = keep * white + np.sqrt(1.0 - keep**2) * rng.standard_normal(theta.shape)
     correction = 0.5 * ((fresh**2).sum(axis=1) - (white**2).sum(axis=1))

@@ -106,6 +106,7 @@ class BatchNorm(nn.BatchNorm2d):
             output, statistics = self._normalise(input[: groups * size], groups)
             last, statistics_of_last = self._normalise(input[groups * size :], groups=1)
             output = torch.cat([output, last])
+            # The mean over all groups, each weighed by its examples.
             statistics = statistics.lerp(statistics_of_last, rest / len(input))
         with torch.no_grad():
             running = [self.running_mean, self.running_var]

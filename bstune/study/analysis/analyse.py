@@ -242,15 +242,15 @@ def merit_draws(
     # What the other hyper-parameters cost, in the middle of their ranges, is the same at each batch
     # size.
     points = posterior.prior.points_at(np.log2(sizes), np.log2(curve.lr))
-    drawn = log_steps(posterior.theta, points, posterior.prior)
+    log_steps_drawn = log_steps(posterior.theta, points, posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
-        return drawn
-    drawn = drawn + np.log(curve.seconds_per_step)
+        return log_steps_drawn
+    log_seconds_drawn = log_steps_drawn + np.log(curve.seconds_per_step)
     if law is None:
-        return drawn
+        return log_seconds_drawn
     # The timings' error is independent of the trials': each draw gets a law of its own.
-    step_times = law.draws(len(drawn), np.random.default_rng(0))
-    return np.asarray(drawn + np.log(step_times.over_law(sizes)))
+    step_times = law.draws(len(log_seconds_drawn), np.random.default_rng(0))
+    return np.asarray(log_seconds_drawn + np.log(step_times.over_law(sizes)))
 
 
 def _plan(
