@@ -139,7 +139,7 @@ def fit_step_times(
         smooth = fit_line(pairs)
     else:
         smooth = StepTime(middle, 1.0)
-    # The copy has rows in one piece, which numpy's log may treat otherwise.
+    # Rows of the copy are contiguous: numpy's log may round strided ones otherwise.
     batch_size, tau = np.array(pairs, dtype=np.float64).reshape(-1, 2).T.copy()
     log_ratio = np.log(tau / StepTimes(smooth)(batch_size))
     return StepTimes(smooth, tuple(np.log2(batch_size).tolist()), tuple(log_ratio.tolist()))

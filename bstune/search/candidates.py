@@ -188,7 +188,7 @@ def predicted_steps(posterior: Posterior, number: int) -> float | None:
 
 
 def stopped_candidates(stopped: Sequence[Observation], prior: Prior) -> Candidates:
-    """Candidates that are stopped trials alone."""
+    """Make candidates of stopped trials alone."""
     return Candidates(
         stopped=tuple(stopped),
         x=np.array([trial.x for trial in stopped]),

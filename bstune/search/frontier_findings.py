@@ -35,7 +35,7 @@ def log_b_crit(theta: Array, prior: Prior) -> Array:
 
 
 def b_crit_quantiles(posterior: Posterior, shares: Collection[float]) -> Array:
-    """Quantiles of B_crit over the posterior, in examples: one for each of ``shares``."""
+    """Compute quantiles of B_crit over the posterior, in examples: one for each of ``shares``."""
     drawn = log_b_crit(posterior.theta, posterior.prior)
     return np.asarray(np.exp(np.quantile(drawn, list(shares))))
 

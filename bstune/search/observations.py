@@ -356,7 +356,7 @@ def _weighed_data(
 
 
 def start_sizes(count: int) -> list[int]:
-    """Numbers of trials of the starts on the way to ``count`` trials; none for few trials."""
+    """List the numbers of trials of the starts on the way to ``count`` trials; none for few."""
     sizes = list[int]()
     size = FIRST_START
     while size <= SETTLED_SHARE * count:

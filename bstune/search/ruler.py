@@ -189,7 +189,7 @@ class Ruler:
         return np.asarray(inside + beyond - before)
 
     def height(self, log_shares: Array) -> Array:
-        """Heights that the ruler had, or would have, at these log shares of its budget."""
+        """Give the heights that the ruler had, or would have, at log shares of its budget."""
         inside = np.interp(log_shares, self.log_shares, self.heights)
         beyond = np.maximum(log_shares, 0.0) * self.slope
         before = np.maximum(self.log_shares[0] - log_shares, 0.0) * self.first_slope

@@ -199,7 +199,7 @@ class _FromCheckpoint(Callback):
 
 
 def _shape_text(states: Mapping[str, torch.Tensor], name: str) -> str:
-    """Words for the shape of the weight ``name``, or that there is none."""
+    """Say in words what shape the weight ``name`` has, or that there is none."""
     if name not in states:
         return "no such weight"
     return f"one of {tuple(states[name].shape)}"

@@ -200,7 +200,7 @@ def curve_of(
     tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
     law: StepTimeLaw | None = None,
 ) -> Curve:
-    """S*(B), tau(B) and the best learning rate with its interval, at the batch sizes of a band.
+    """Give S*(B), tau(B) and lr*(B) with its interval, at the batch sizes of a band.
 
     Args:
         posterior: of all trials.
@@ -323,7 +323,7 @@ def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
 def easier_targets_of(
     prepared: PreparedStudy, done: Sequence[TrialResult], critical: CriticalBatchSize | None
 ) -> OverTarget:
-    """B_crit at easier targets and how it grows, or why there is none."""
+    """Estimate B_crit at easier targets and how it grows, or say why there is none."""
     target = prepared.protocol.target
     ideal = sampler_context(prepared)["ideal"]
     horizon = prepared.backend.horizon
@@ -332,7 +332,8 @@ def easier_targets_of(
         return study_posterior(prepared, trials, TARGET_PARTICLES, easier)
 
     rows = list[CriticalAtTarget]()
-    # Under a schedule that ends with the trial, what lies on the way is of no easier target.
+    # A schedule that ends with its trial would have ended earlier at an easier target: what such a
+    # trial had on the way tells nothing of that.
     if not horizon:
         ended = [trial for trial in done if trial.status != "failed"]
         rows = over_targets(ended, target, ideal, infer)

@@ -75,7 +75,8 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     if findings.growth is not None:
         size_growth = _growth(findings.growth)
     budget = prepared.options.budget
-    # The first of the three that is set is the budget; one example is none.
+    # The budget is in seconds if those are set, else in examples, else in steps. A study without a
+    # budget in examples has examples=1.
     examples: int | None = None
     steps: int | None = None
     if budget.seconds is None:

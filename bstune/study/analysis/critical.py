@@ -312,7 +312,7 @@ def _contradiction(posterior: Posterior) -> str | None:
 
 
 def _next_trials(posterior: Posterior, in_seconds: bool) -> tuple[NextTrial, ...]:
-    """Trials that would narrow the interval, the most telling one for its cost first."""
+    """List trials that would narrow the interval, the most telling one for its cost first."""
     trials = list[NextTrial]()
     for log_size, log_lr, steps in most_telling(posterior, NEXT_TRIALS):
         seconds = None
@@ -487,7 +487,7 @@ def over_targets(
     ideal: float | None,
     infer: Callable[[Sequence[TrialResult], Target], Posterior],
 ) -> list[CriticalAtTarget]:
-    """B_crit with its interval at easier targets, from the same histories.
+    """Estimate B_crit with its interval at easier targets, from the same histories.
 
     It grows as the target gets harder (Kaplan et al. 2020, arXiv 2001.08361, section 5.1;
     McCandlish et al. 2018).
@@ -550,7 +550,7 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
     log_intervals = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
     log_low, log_b_crit, log_high = log_intervals
     z = INTERVAL_QUANTILE
-    # One over the variance of log B_crit, whose standard deviation is (log high - log low)/(2 z).
+    # A weight is 1/variance of log B_crit, whose standard deviation is (log high - log low)/(2 z).
     weight = (2.0 * z / np.maximum(log_high - log_low, 1e-6)) ** 2
     distance_away = log_distance - np.average(log_distance, weights=weight)
     b_crit_away = log_b_crit - np.average(log_b_crit, weights=weight)
