@@ -310,11 +310,11 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
         # The best rate stands where a neighbour was not recorded, or missed the target.
         if len(near_rates) == 3 and all(map(math.isfinite, near_steps)):
             log_rates = np.log(near_rates)
-            middle = log_rates[1]
-            curvature, slope, _ = np.polyfit(log_rates - middle, np.log(near_steps), 2)
+            log_middle = log_rates[1]
+            curvature, slope, _ = np.polyfit(log_rates - log_middle, np.log(near_steps), 2)
             if curvature > 0:
-                bottom = middle - slope / (2.0 * curvature)
-                best[batch_size] = float(np.exp(np.clip(bottom, log_rates[0], log_rates[2])))
+                log_bottom = log_middle - slope / (2.0 * curvature)
+                best[batch_size] = float(np.exp(np.clip(log_bottom, log_rates[0], log_rates[2])))
     return best
 
 

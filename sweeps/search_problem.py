@@ -389,9 +389,9 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
     # sizes at which the slope is sought.
     law = 1.0 + b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
     log_off = np.log(steps) - np.log(law)
-    low = math.log(sizes[0]) - SOUGHT_BEYOND
-    high = math.log(sizes[-1]) + SOUGHT_BEYOND
-    log_sizes = np.linspace(low, high, 400)
+    log_low = math.log(sizes[0]) - SOUGHT_BEYOND
+    log_high = math.log(sizes[-1]) + SOUGHT_BEYOND
+    log_sizes = np.linspace(log_low, log_high, 400)
     # The law without its small-batch term.
     log_law = np.log1p(b_crit / np.exp(log_sizes))
     log_frontier = log_law + np.interp(log_sizes, np.log(sizes), log_off)

@@ -44,8 +44,8 @@ from bstune.search.posterior import (
     draw_prior,
     log_likelihood,
     log_steps,
+    log_steps_seen,
     make_prior,
-    steps_seen,
 )
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module
@@ -463,7 +463,7 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     )
     # What the model says of this point without its run.
     expected = log_steps(theta, data.points, posterior.prior)[0, 2]
-    gap = steps_seen(theta, data, posterior.prior)[0, 2] - expected
+    gap = log_steps_seen(theta, data, posterior.prior)[0, 2] - expected
     noise = math.exp(2.0 * theta[0, NOISE])
     # Of the distance the place has its share: its own variance over all.
     drawn = POINT_MISFIT**2 / (POINT_MISFIT**2 + noise + spread**2)

@@ -678,16 +678,16 @@ def _b_opt_range(
         observed, log_odds, profile.log_small[inside], threshold
     )
     # B_opt^2 = B_ref^2 v/(1 - p)
-    low = 0.5 * (log_small_low - log_expit(-log_odds)) + observed.log_reference
-    high = 0.5 * (log_small_high - log_expit(-log_odds)) + observed.log_reference
+    log_low = 0.5 * (log_small_low - log_expit(-log_odds)) + observed.log_reference
+    log_high = 0.5 * (log_small_high - log_expit(-log_odds)) + observed.log_reference
     log_value = (
         0.5 * (profile.log_small[most_likely] - log_expit(-profile.log_odds[most_likely]))
         + observed.log_reference
     )
     upper_end = None
     if log_odds[-1] != np.inf:
-        upper_end = math.exp(high.max())
-    return math.exp(log_value), math.exp(low.min()), upper_end
+        upper_end = math.exp(log_high.max())
+    return math.exp(log_value), math.exp(log_low.min()), upper_end
 
 
 def _log_small_ends(
@@ -698,17 +698,17 @@ def _log_small_ends(
     At each of m ``log_odds``, at which ``log_small`` is the best log v.
     """
     # The ends are sought within 8 of the best log v.
-    low = log_small - 8.0
-    high = log_small + 8.0
+    log_low = log_small - 8.0
+    log_high = log_small + 8.0
     # The second grid is a finer one. It goes from 0.5 below the lower end that the first grid found
     # to 0.5 above the upper end.
     for count in (25, 13):
-        grid = np.linspace(low, high, count, axis=1)
+        grid = np.linspace(log_low, log_high, count, axis=1)
         profile = minimise(observed, np.repeat(log_odds, count), grid.reshape(-1))
         excess = profile.deviance.reshape(grid.shape) - threshold
         crossings = np.array([_crossings(*row) for row in zip(grid, excess, strict=True)])
-        low = crossings[:, 0] - 0.5
-        high = crossings[:, 1] + 0.5
+        log_low = crossings[:, 0] - 0.5
+        log_high = crossings[:, 1] + 0.5
     return crossings[:, 0], crossings[:, 1]
 
 

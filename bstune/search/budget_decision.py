@@ -285,10 +285,10 @@ def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Ar
     is behind another.
     """
     points = posterior.prior.points_at(options.x, options.z, options.other)
-    by_law = log_steps(theta, points, posterior.prior)
+    log_s_by_law = log_steps(theta, points, posterior.prior)
     # A stopped trial's seed is drawn: its own history counts beside the law.
-    steps = joined_with_histories(by_law, theta, posterior.data, options.waiting)
-    return np.asarray(steps - posterior.log_budget(options.x))
+    log_s = joined_with_histories(log_s_by_law, theta, posterior.data, options.waiting)
+    return np.asarray(log_s - posterior.log_budget(options.x))
 
 
 def _penalty_near_pending(options: BudgetCandidates, pending: Pending) -> Array:

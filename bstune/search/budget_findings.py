@@ -206,8 +206,8 @@ def share_to_match(
     goal = float(np.mean([curve.best for curve in baselines]))
     log_shares = np.unique(np.concatenate([curve.log_shares for curve in winners]))
     # Before all of them have been evaluated there is no mean.
-    start = max(float(curve.log_shares[0]) for curve in winners)
-    log_shares = log_shares[log_shares >= start]
+    log_start = max(float(curve.log_shares[0]) for curve in winners)
+    log_shares = log_shares[log_shares >= log_start]
     curves = [np.interp(log_shares, curve.log_shares, curve.heights) for curve in winners]
     mean = np.mean(curves, axis=0)
     met = np.flatnonzero(mean <= goal)
@@ -246,8 +246,8 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
     low, middle, high = np.quantile(exponents, LOW_MEDIAN_HIGH).tolist()
     searched = _log_size_grid(posteriors[shares[0]], OPTIMA_PER_OCTAVE)
-    later = log2_now + exponents * math.log2(LONGER)
-    longer = _best_size(LONGER, later, searched)
+    log2_later = log2_now + exponents * math.log2(LONGER)
+    longer = _best_size(LONGER, log2_later, searched)
     return SizeGrowth(
         exponent=middle, low=low, high=high, best_sizes=tuple(best_sizes), longer=longer
     )
@@ -298,9 +298,9 @@ def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
     Those that do not fit into memory are left out.
     """
     prior = posterior.prior
-    high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
-    count = 1 + math.ceil(per_octave * (high - prior.log_low))
-    return np.linspace(prior.log_low, high, count)
+    log_high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
+    count = 1 + math.ceil(per_octave * (log_high - prior.log_low))
+    return np.linspace(prior.log_low, log_high, count)
 
 
 def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
@@ -308,8 +308,8 @@ def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
 
     In log steps, by m draws of the posterior; ``x`` are log2 of the batch sizes.
     """
-    steps = frontier(posterior.theta, posterior.prior.points_at(x), posterior.prior)
-    return np.asarray(steps - posterior.log_budget(x))
+    log_s = frontier(posterior.theta, posterior.prior.points_at(x), posterior.prior)
+    return np.asarray(log_s - posterior.log_budget(x))
 
 
 def _metric_when(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
@@ -422,8 +422,8 @@ def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behin
 def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
     """How far n points are behind the best full trial by the law, in log steps: (m, n)."""
     points = posterior.prior.points_at(x, z, other.reshape(x.size, posterior.prior.others))
-    steps = log_steps(posterior.theta, points, posterior.prior)
-    return np.asarray(steps - posterior.log_budget(x))
+    log_s = log_steps(posterior.theta, points, posterior.prior)
+    return np.asarray(log_s - posterior.log_budget(x))
 
 
 def _mean_gain(

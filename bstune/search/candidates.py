@@ -304,12 +304,12 @@ def log_size_range(domain: Domain, too_large: float) -> tuple[float, float]:
     The largest one stays below ``too_large``, log2 of the smallest batch size that ran out of
     memory, unless that leaves none.
     """
-    low = math.log2(domain.low)
-    high = max(low, min(math.log2(domain.high), too_large - MEMORY_ROOM))
+    log_low = math.log2(domain.low)
+    log_high = max(log_low, min(math.log2(domain.high), too_large - MEMORY_ROOM))
     # A snapped batch size may be the very one that did not fit.
-    while high > low and domain.snap(2.0**high) >= 2.0**too_large:
-        high = max(low, high - MEMORY_ROOM)
-    return low, high
+    while log_high > log_low and domain.snap(2.0**log_high) >= 2.0**too_large:
+        log_high = max(log_low, log_high - MEMORY_ROOM)
+    return log_low, log_high
 
 
 def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Array) -> Array:
@@ -317,33 +317,33 @@ def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Arr
 
     That of a stopped trial follows from its own history as well as from the law.
     """
-    by_law = log_steps(theta, candidates.points(posterior), posterior.prior)
+    log_s_by_law = log_steps(theta, candidates.points(posterior), posterior.prior)
     places = {trial.number: place for place, trial in enumerate(posterior.observations)}
     stopped = [places[trial.number] for trial in candidates.stopped]
-    return joined_with_histories(by_law, theta, posterior.data, stopped)
+    return joined_with_histories(log_s_by_law, theta, posterior.data, stopped)
 
 
 def joined_with_histories(
-    by_law: Array, theta: Array, data: LikelihoodData, stopped: Sequence[int]
+    log_s_by_law: Array, theta: Array, data: LikelihoodData, stopped: Sequence[int]
 ) -> Array:
     """Log S of candidates by the law, corrected for stopped trials by what they have shown: (m, n).
 
     Args:
-        by_law: log S of n candidates by the law in m draws, (m, n). The first ones are the stopped
-            trials.
+        log_s_by_law: log S of n candidates by the law in m draws, (m, n). The first ones are the
+            stopped trials.
         theta: these draws of the parameters, (m, p).
         data: what all trials of the study say.
         stopped: the place of each stopped trial in ``data``.
     """
     count = len(stopped)
     rows = np.array(stopped, dtype=np.intp)
-    law = by_law[:, :count]
+    law = log_s_by_law[:, :count]
     history = data.y[rows]
     # A stopped trial's seed is drawn already. What the law says of it and what its history says are
     # both normal: joined, they have the mean that weighs them by their precisions.
     noise = np.exp(2.0 * theta[:, NOISE, None])
     estimated = law + noise / (noise + data.spread[rows] ** 2) * (history - law)
-    joined = by_law.copy()
+    joined = log_s_by_law.copy()
     # Where its history is only a bound, the law counts as far as it lies above that.
     joined[:, :count] = np.where(data.bound[rows], np.maximum(law, history), estimated)
     return joined

@@ -73,11 +73,11 @@ def choose_for_curve(
     """
     log_s = candidate_log_steps(posterior, candidates, posterior.theta)
     if longest is not None and not _one_more_may_miss(posterior, longest):
-        over = np.median(log_s, axis=0) - log_over_sizes(longest, candidates.x)
-        within = np.flatnonzero(over <= 0.0)
+        log_over = np.median(log_s, axis=0) - log_over_sizes(longest, candidates.x)
+        within = np.flatnonzero(log_over <= 0.0)
         # All are expected to miss the target: the one that misses by the fewest steps is next.
         if not within.size:
-            nearest = int(over.argmin())
+            nearest = int(log_over.argmin())
             return nearest, float(expected_steps(log_s)[nearest])
         chosen, expected = choose_for_curve(posterior, candidates.take(within), pending, allowed)
         return int(within[chosen]), expected
@@ -152,10 +152,10 @@ def unseen_regime(
     """
     x = candidates.x
     log2_b_crit = float(np.median(log_b_crits)) / math.log(2.0)
-    smallest = posterior.prior.log_low
-    largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM)
-    lower_edge = log2_b_crit - math.log2(SLOPE_RATIO)
-    upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
+    log_smallest = posterior.prior.log_low
+    log_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM)
+    log_lower_edge = log2_b_crit - math.log2(SLOPE_RATIO)
+    log_upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
     seen_sizes = [trial.x for trial in posterior.reached]
     seen_sizes += [log_size for log_size, _, _ in pending]
     expected = expected_steps(log_s)
@@ -167,12 +167,16 @@ def unseen_regime(
     # What all looks at a regime cost with the candidate's: trials that were stopped there count,
     # too. Candidates elsewhere have an infinite cost.
     cost = np.full(x.size, np.inf)
-    if min(seen_sizes) > max(lower_edge, smallest + REGIME_EDGE):
-        look_edge = max(lower_edge - REGIME_EDGE, smallest + REGIME_EDGE)
-        cost[x <= look_edge] = to_go[x <= look_edge] + paid[stopped_x <= look_edge].sum()
-    if max(seen_sizes) < min(upper_edge, largest - REGIME_EDGE):
-        look_edge = min(upper_edge + REGIME_EDGE, largest - REGIME_EDGE)
-        cost[x >= look_edge] = to_go[x >= look_edge] + paid[stopped_x >= look_edge].sum()
+    if min(seen_sizes) > max(log_lower_edge, log_smallest + REGIME_EDGE):
+        log_look_edge = max(log_lower_edge - REGIME_EDGE, log_smallest + REGIME_EDGE)
+        cost[x <= log_look_edge] = (
+            to_go[x <= log_look_edge] + paid[stopped_x <= log_look_edge].sum()
+        )
+    if max(seen_sizes) < min(log_upper_edge, log_largest - REGIME_EDGE):
+        log_look_edge = min(log_upper_edge + REGIME_EDGE, log_largest - REGIME_EDGE)
+        cost[x >= log_look_edge] = (
+            to_go[x >= log_look_edge] + paid[stopped_x >= log_look_edge].sum()
+        )
     chosen = int(cost.argmin())
     if cost[chosen] > allowed:
         return None
@@ -205,11 +209,11 @@ def _joint_draws(posterior: Posterior, log_s: Array, log_b_crits: Array) -> Join
     """
     # A trial is ended at ``GIVEN_UP_AT`` times its expected steps. It cannot tell apart the draws
     # in which S is larger: all of them count as that.
-    middle = np.median(log_s, axis=0)
-    shown = np.minimum(log_s, middle + math.log(GIVEN_UP_AT))
+    log_middle = np.median(log_s, axis=0)
+    log_shown = np.minimum(log_s, log_middle + math.log(GIVEN_UP_AT))
     return Joint(
-        expected=np.exp(np.minimum(middle, MOST_LOG_STEPS)),
-        log_steps=shown - shown.mean(axis=0),
+        expected=np.exp(np.minimum(log_middle, MOST_LOG_STEPS)),
+        log_steps=log_shown - log_shown.mean(axis=0),
         log_b_crit=log_b_crits - log_b_crits.mean(),
         # A trial scatters from seed to seed, and by what the law misses at one place.
         noise=noise_variance(posterior) + FRONTIER_MISFIT**2,

@@ -174,8 +174,8 @@ def recent_line(curve: LogCurve) -> RecentLine | None:
     """
     if not curve:
         return None
-    since = curve[-1][0] - math.log(RECENT_FACTOR)
-    recent = [point for point in curve if point[0] >= since]
+    log_since = curve[-1][0] - math.log(RECENT_FACTOR)
+    recent = [point for point in curve if point[0] >= log_since]
     if len(recent) < 3 or recent[-1][0] == recent[0][0]:
         return None
     columns = list(zip(*recent, strict=True))
@@ -228,9 +228,9 @@ def reached_rate(curve: LogCurve, log_steps: float, level: float) -> float | Non
         if above is None:
             return None
         # It had this excess between two evaluations, on the line that joins them.
-        step_before, value_before = above
+        log_step_before, value_before = above
         share = (value_before - level) / max(value_before - value, 1e-9)
-        start_log_step = step_before + min(max(share, 0.0), 1.0) * (log_step - step_before)
+        start_log_step = log_step_before + min(max(share, 0.0), 1.0) * (log_step - log_step_before)
         return level / max(log_steps - start_log_step, LEAST_LOG_STEPS)
     return None
 
@@ -244,8 +244,8 @@ def _log_slowdowns(curve: LogCurve, log_steps: float) -> tuple[float, ...]:
     """
     logs = list[float]()
     for share in LOOKED_AT_SHARES:
-        stop = log_steps + math.log(share)
-        beginning = tuple(point for point in curve if point[0] <= stop)
+        log_stop = log_steps + math.log(share)
+        beginning = tuple(point for point in curve if point[0] <= log_stop)
         recent = recent_line(beginning)
         if recent is not None and recent.rate > SLOWEST_RATE:
             rate_of_rest = recent.level / (log_steps - beginning[-1][0])

@@ -153,8 +153,8 @@ def misfit(ends: Ends) -> Array:
     What the law misses grows with how far it has to reach.
     """
     usual = np.array([[mean for mean, _ in HORIZON_NORMAL]])
-    far = log_shortest(usual, Ends(ends.log_excess, np.zeros(ends.log_share_run.shape)))[0]
-    return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * far))
+    log_reach = log_shortest(usual, Ends(ends.log_excess, np.zeros(ends.log_share_run.shape)))[0]
+    return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * log_reach))
 
 
 def early_misfit(law: Array, ends: Ends) -> Array:

@@ -41,8 +41,8 @@ from bstune.search.posterior import (
     Prior,
     Start,
     log_steps,
+    log_steps_seen,
     sample_posterior,
-    steps_seen,
     variance_seen,
 )
 
@@ -716,22 +716,22 @@ def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
     """
     data = posterior.data
     theta = posterior.theta
-    expected = log_steps(theta, data.points, posterior.prior)
-    seen = steps_seen(theta, data, posterior.prior)
+    expected_log_s = log_steps(theta, data.points, posterior.prior)
+    log_s_seen = log_steps_seen(theta, data, posterior.prior)
     variance_of_law = variance_seen(theta, data, posterior.prior)
-    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), seen - expected)
+    log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), log_s_seen - expected_log_s)
     noise = np.exp(2.0 * theta[:, NOISE, None])
     fresh = dict[int, tuple[float, float]]()
     for runs in _runs_at_points(posterior.observations):
         precision = 1.0 / (noise + variance_of_law[..., runs])
         # The variance that is left of what the model misses at the point.
         left = 1.0 / (POINT_MISFIT**-2 + precision.sum(axis=1))
-        misses = left * (precision * gap[:, runs]).sum(axis=1)
+        misses = left * (precision * log_gap[:, runs]).sum(axis=1)
         for place in runs:
             if posterior.observations[place].status == "reached":
-                drawn = expected[:, place] + misses
-                variance = float(drawn.var() + left.mean() + noise.mean())
-                fresh[place] = float(drawn.mean()), math.sqrt(variance)
+                log_drawn = expected_log_s[:, place] + misses
+                variance = float(log_drawn.var() + left.mean() + noise.mean())
+                fresh[place] = float(log_drawn.mean()), math.sqrt(variance)
     return fresh
 
 
@@ -742,15 +742,17 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     runs at an observation's point draw the model's mean towards them, as in :func:`fresh_steps`.
     """
     data = posterior.data
-    expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
-    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected)
+    expected_log_s = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
+    log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected_log_s)
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
     fresh = dict[int, float]()
     for runs in _runs_at_points(posterior.observations):
-        misses = float(gap[runs].mean()) * POINT_MISFIT**2 / (POINT_MISFIT**2 + noise / len(runs))
+        misses = (
+            float(log_gap[runs].mean()) * POINT_MISFIT**2 / (POINT_MISFIT**2 + noise / len(runs))
+        )
         for place in runs:
             if posterior.observations[place].status == "reached":
-                fresh[place] = float(expected[place]) + misses
+                fresh[place] = float(expected_log_s[place]) + misses
     return fresh
 
 

@@ -489,7 +489,7 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute the log likelihood as :func:`log_likelihood` does, for all draws at a time."""
     d = off_optimum(theta, data.points, prior)
     expected = _log_steps_off(theta, d, data.points, prior)
-    y = steps_seen(theta, data, prior)
+    y = log_steps_seen(theta, data, prior)
     exact, bound, diverged = data.columns
     noise = np.exp(theta[:, NOISE, None])
 
@@ -550,7 +550,7 @@ def _log_density(
     return np.asarray(np.log(core + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
 
 
-def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
+def log_steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute log S as n trials themselves show it: (m, n), or (1, n) without horizons.
 
     Where schedules end with the trial, the law of the metric over horizons leads from a trial's end
@@ -562,7 +562,7 @@ def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 
 def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Compute the variance of :func:`steps_seen` beside the noise from seed to seed.
+    """Compute the variance of :func:`log_steps_seen` beside the noise from seed to seed.
 
     It is (n,), or (m, n) where schedules end with the trial.
     """

@@ -141,11 +141,11 @@ class RunningBest:
             return -float(slope)
         # Of few evaluations it is the mean slope, from where the curve enters the window to its
         # end.
-        start = max(math.log(since), float(self.log_shares[0]))
-        width = float(self.log_shares[-1]) - start
+        log_start = max(math.log(since), float(self.log_shares[0]))
+        width = float(self.log_shares[-1]) - log_start
         if width <= 0.0:
             return None
-        height_at_start = float(np.interp(start, self.log_shares, self.heights))
+        height_at_start = float(np.interp(log_start, self.log_shares, self.heights))
         return (height_at_start - self.best) / width
 
 

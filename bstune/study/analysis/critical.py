@@ -268,15 +268,15 @@ def _undetermined(posterior: Posterior) -> str | None:
             f"the batch sizes that reached the target span a factor of {format_count(span)}: under "
             f"a schedule that ends with the trial it takes {HORIZON_SPAN:g} to tell B_crit"
         )
-    edge = math.log(min(sizes)) - posterior.prior.log_mid * math.log(2.0)
-    has_term = posterior.theta[:, B_OPT] > edge
+    log_edge = math.log(min(sizes)) - posterior.prior.log_mid * math.log(2.0)
+    has_term = posterior.theta[:, B_OPT] > log_edge
     if UNTOLD_SHARE <= has_term.mean() <= 1.0 - UNTOLD_SHARE:
-        drawn = log_b_crit(posterior.theta, posterior.prior)
-        ratio = np.median(drawn[~has_term]) - np.median(drawn[has_term])
-        if abs(ratio) >= math.log(UNTOLD_FACTOR):
+        log_drawn = log_b_crit(posterior.theta, posterior.prior)
+        log_ratio = np.median(log_drawn[~has_term]) - np.median(log_drawn[has_term])
+        if abs(log_ratio) >= math.log(UNTOLD_FACTOR):
             return (
                 "the trials do not tell whether small batch sizes waste examples, and B_crit is "
-                f"{math.exp(abs(ratio)):.1f} times as large in one case as in the other"
+                f"{math.exp(abs(log_ratio)):.1f} times as large in one case as in the other"
             )
     return _contradiction(posterior)
 
