@@ -113,6 +113,7 @@ def _rounded(goal: float, sign: float) -> float:
     if goal == 0.0:
         return goal
     unit = 10.0 ** (math.floor(math.log10(abs(goal))) + 1 - DIGITS)
+    # A goal of so many digits stays as it is, though the quotient may be rounded upwards.
     whole = math.ceil(sign * goal / unit - 1e-9)
     return sign * float(f"{whole * unit:.{DIGITS}g}")
 

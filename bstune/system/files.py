@@ -495,8 +495,8 @@ def check_writable(path: Path, what: str) -> None:
 def _try_file(folder: Path, name: str) -> None:
     """Try to make a file in a folder, and leave nothing; OSError if that fails.
 
-    Where the file system can do that the file has no name, so that a process that is killed here
-    leaves none either.
+    The file has no name where the file system can make such files: then a process that is killed
+    here leaves nothing either.
     """
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))

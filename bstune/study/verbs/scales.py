@@ -131,7 +131,7 @@ def _rows_at(
     """Give each study one row, at its value of the scale."""
     rows = list[tuple[ScaleRow, ...]]()
     for study, value in zip(studies, values, strict=True):
-        rows.append((_whole(study, value),))
+        rows.append((_row_at_own_target(study, value),))
     return tuple(rows)
 
 
@@ -319,7 +319,7 @@ def _over_targets(study: StudyFolder, name: str) -> tuple[ScaleRow, ...]:
     if result.target_value is not None:
         scale = _fewest_examples(study.files.trials, result, result.target_value)
         if scale is not None:
-            rows.append(_whole(study, scale * times))
+            rows.append(_row_at_own_target(study, scale * times))
     return tuple(rows)
 
 
@@ -338,7 +338,7 @@ def _fewest_examples(
     return float(min(examples))
 
 
-def _whole(study: StudyFolder, scale: float) -> ScaleRow:
+def _row_at_own_target(study: StudyFolder, scale: float) -> ScaleRow:
     """Give the row of a study at its own target or budget, with all quantities that it tells."""
     result = study.result
     readings = dict[Quantity, Reading]()
@@ -424,7 +424,7 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
 
     ``whole``: its budget, on the scale.
     """
-    rows = [_whole(study, whole)]
+    rows = [_row_at_own_target(study, whole)]
     growth = _at_budget(study).growth
     best_sizes = () if growth is None else growth.best_sizes
     for best in best_sizes:

@@ -190,7 +190,7 @@ def _endless(
     is_new = True
     while True:
         has_any = False
-        for batch in _whole(_batches_of(loaders), batch_size):
+        for batch in _whole_batches(_batches_of(loaders), batch_size):
             has_any = True
             yield batch
         if has_any:
@@ -207,7 +207,7 @@ def _endless(
     )
 
 
-def _whole(batches: Iterable[object], batch_size: int) -> Iterator[object]:
+def _whole_batches(batches: Iterable[object], batch_size: int) -> Iterator[object]:
     """Yield the batches of exactly ``batch_size`` examples.
 
     Where the first batch does not have that length, the first dimension is taken for another one,

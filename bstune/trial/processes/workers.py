@@ -449,6 +449,7 @@ class Workers:
             if finished is None:
                 continue
             if finished.record is not None and finished.record.status == "failed":
+                # What ended its process may be a signal that is about to end this one, too.
                 self._wait_for_signal()
             return finished
 
