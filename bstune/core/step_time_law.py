@@ -67,12 +67,12 @@ FEW_NEARER = 1.15
 POOLED_TIMINGS = 4.0
 # A fall of tau is confirmed by so many of the combined standard errors.
 CONFIRMED = 4.0
-# Visits beyond each batch size's first: from so many on they tell their scatter. Before, it is
-# taken for UNSEEN_SCATTER. Of two visits of three steps, all that a survey of 14 s had time for on
-# an H200, one was 4 times too long.
+# Visits beyond each batch size's first: from so many on they tell their scatter. With fewer it is
+# drawn to UNSEEN_SCATTER, a relative standard deviation. Of two visits of three steps, all that a
+# survey of 14 s had time for on an H200, one was 4 times too long.
 TELLING_REPEATS = 3
 UNSEEN_SCATTER = 0.3
-# Seconds by which Lightning's loop, with its hooks, and the lean one may differ a step.
+# Seconds by which a step of Lightning's loop, with its hooks, and one of the lean loop may differ.
 LOOPS_APART = 5e-4
 # Fewest trials whose own steps say how a machine's speed changes from minute to minute.
 TRIALS_OF_FACTOR = 10
@@ -377,7 +377,10 @@ def _timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
 
 
 def _merged(timings: Sequence[Timing]) -> list[Timing]:
-    """Take timings together that lie less than a place apart, by their precision; in rising order."""
+    """Average timings that lie less than a place apart, weighed by their precision.
+
+    They are given in rising order of batch size.
+    """
     rising = sorted(timings, key=lambda timing: timing.batch_size)
     merged = [rising[0]]
     for timing in rising[1:]:
