@@ -268,11 +268,11 @@ def test_a_horizon_of_least_cost_within_limits():
     met = met_of(1.0)
     free, _ = least_cost(met, 0.2, math.inf)
     assert least_cost(met, 0.2, 0.5 * free)[0] == 0.5 * free
-    assert least_cost(met, 0.2, math.inf, latest=0.25 * free)[0] == pytest.approx(
+    assert least_cost(met, 0.2, math.inf, log_latest=0.25 * free)[0] == pytest.approx(
         0.5 * free, abs=0.01
     )
     assert least_cost(met, 0.2, -3.0)[0] == -3.0
-    assert least_cost(met, 0.2, math.inf, latest=-9.0) == (-9.0, math.inf)
+    assert least_cost(met, 0.2, math.inf, log_latest=-9.0) == (-9.0, math.inf)
     # Many short runs are cheaper, but no winner is named by that.
     assert least_cost(met, 2.0, math.inf)[0] < 0.0
     assert least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE

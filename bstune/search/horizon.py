@@ -187,37 +187,46 @@ def log_met(law: Array) -> Array:
 
 
 def least_cost(
-    met: Array, spread: float, longest: float, latest: float = math.inf, shortest: float = -math.inf
+    log_met_over_s: Array,
+    spread: float,
+    log_longest: float,
+    log_latest: float = math.inf,
+    shortest: float = -math.inf,
 ) -> tuple[float, float]:
     """Choose the horizon h that reaches the target at least cost: log(h/S), and that cost over S.
 
-    A run that misses the target costs h and is run again. One that meets it ends there. So the
-    expected cost until one does is ``met + h (1 - P)/P``, with P the chance that S <= h: log S is
-    normal with deviation ``spread``, and a share of the runs are outliers.
+    A run that misses the target costs h and is run again. One that meets it, at step s, ends
+    there. So the expected cost until one does is s + h (1 - P)/P, with P the chance that S <= h:
+    log S is normal with deviation ``spread``, and a share of the runs are outliers.
 
-    Where all is gained at the schedule's end the cost is h/P, which is least 17% above S if S is
-    known to 10%. The less the end matters, the cheaper is a longer horizon. Where hardly anything
-    is known of S the cost is least below S: many short runs are cheaper than one long one.
+    Where all is gained at the schedule's end the cost is h/P. Its least value is 17% above S
+    if S is known to 10%. The less of the gain comes at the end, the less a longer horizon costs.
+    Where hardly anything is known of S the cost is least below S: many short runs are cheaper than
+    one long one.
 
     Args:
-        met: log(s/S) of the step at which each horizon meets the target, of :func:`log_met`.
+        log_met_over_s: log(s/S) of the step s at which each horizon of ``LOG_HORIZONS`` meets the
+            target, as :func:`log_met` gives it.
         spread: standard deviation of log S.
-        longest: the largest log(h/S).
-        latest: the largest log(s/S) of the step at which the run may meet the target.
-        shortest: the least h, in deviations of log S above it; ``longest`` prevails over it.
+        log_longest: the largest log(h/S).
+        log_latest: the largest log(s/S) of the step at which the run may meet the target.
+        shortest: the least h, in deviations of log S above it; ``log_longest`` prevails.
 
     Returns:
-        log(h/S), and the cost over S: infinite where no horizon meets the target by ``latest``.
+        log(h/S), and the cost over S: infinite where no horizon meets the target by ``log_latest``.
     """
     # Beyond that nothing is known, and exp would overflow.
     spread = min(spread, 10.0)
     deviations = np.linspace(max(-spread - 1.0, shortest), MOST_DEVIATIONS, 600)
-    above = np.minimum(deviations * spread, longest)
-    meets = np.where(above < 0.0, above, np.interp(above, LOG_HORIZONS, met))
-    # h/P - h, with P's outliers.
-    repeated = np.exp(above - log_ndtr(above / spread)) / (1.0 - OUTLIERS)
-    cost = np.exp(meets) + repeated - np.exp(above)
-    best = int(np.where(meets <= latest, cost, np.inf).argmin())
-    if meets[best] > latest:
-        return min(latest, longest), math.inf
-    return float(above[best]), float(cost[best])
+    # Horizons h, and the steps s at which they meet the target, as log(h/S) and log(s/S).
+    log_horizons = np.minimum(deviations * spread, log_longest)
+    log_steps_met = np.where(
+        log_horizons < 0.0, log_horizons, np.interp(log_horizons, LOG_HORIZONS, log_met_over_s)
+    )
+    # The cost is s + h/P - h, with the outliers in P.
+    repeated = np.exp(log_horizons - log_ndtr(log_horizons / spread)) / (1.0 - OUTLIERS)
+    cost = np.exp(log_steps_met) + repeated - np.exp(log_horizons)
+    best = int(np.where(log_steps_met <= log_latest, cost, np.inf).argmin())
+    if log_steps_met[best] > log_latest:
+        return min(log_latest, log_longest), math.inf
+    return float(log_horizons[best]), float(cost[best])
