@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
 
         try:
             return version("bstune")
-        # A source tree that is not installed.
+        # A source tree that is not installed has no version.
         except PackageNotFoundError:
             return "unknown"
     if name not in _MODULES:

@@ -172,7 +172,7 @@ def command() -> None:
         # A crash of the user's code in this process, as in the preflight, says where it was.
         faulthandler.enable()
         status = main()
-    # An interruption just before main() handles it, or just after.
+    # An interruption may come just before main() handles it, or just after.
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         status = interruption.status() or Interrupted.exit_status
@@ -215,7 +215,7 @@ def main() -> int:
             return status or Interrupted.exit_status
         if isinstance(error, SystemExit):
             message, frames = described(sys_exit_error(error))
-            # argparse's own, as after --help.
+            # The exit is argparse's own, as after --help.
             if not frames:
                 raise
             error = UserCodeError(
@@ -356,7 +356,8 @@ def tune(arguments: list[str]) -> str | None:
     check_words(arguments)
     if not names & HYDRAS_OWN and not any(name.startswith("hydra.") for name in names):
         write_out(f"bstune: reading {_workload_named(arguments)}")
-        # Not bstune.study's, as optuna and scipy take seconds, which a refusal need not wait for.
+        # bstune.study's would import optuna and scipy, which take seconds that a refusal need not
+        # wait for.
         from bstune.config import compose
         from bstune.trial.replay import complete
 
@@ -404,7 +405,7 @@ def _run_hydra(names: set[str], arguments: Sequence[str]) -> None:
         raise ConfigError(plain_error(error)) from error
     except BstuneError:
         raise
-    # A job ends by sys.exit: this is of Hydra's own options, such as hydra.run.dir.
+    # A job ends by sys.exit: this error is of Hydra's own options, such as hydra.run.dir.
     except Exception as error:
         raise ConfigError(f"Hydra cannot run with these options: {cause(error)}") from error
     finally:
@@ -434,7 +435,7 @@ def _job(config: "DictConfig") -> None:
             arguments = _job_arguments()
             groups = groups_in(parse(arguments).config_dir)
             run(validate(config, complete=complete, groups=groups, arguments=arguments), arguments)
-    # All errors: Hydra would print the job's options with them.
+    # All errors are caught, as Hydra would print the job's options with them.
     except Exception as error:
         if interruption.status() is not None and not isinstance(error, BstuneError):
             raise KeyboardInterrupt from error

@@ -103,7 +103,7 @@ def _put_schedule(config: DictConfig, chosen: object) -> list[str]:
     if module is None:
         return []
     target = target_of(module)
-    # As LightningCLI writes it.
+    # LightningCLI writes a module with class_path and init_args.
     if "class_path" in module:
         module.setdefault("init_args", {})
         module = module.init_args
@@ -161,13 +161,13 @@ def _put_algorithm(config: DictConfig, chosen: object, given_keys: Sequence[str]
         config.workload.reference.lr = chosen.lr
     elif isinstance(reference, int | float):
         lr = reference * _one_minus_momentum(optimizer) / _one_minus_momentum(former_arguments)
-        # Twelve digits: the last digits of the quotient are rounding.
+        # Twelve digits are kept: the last ones of the quotient are rounding.
         config.workload.reference.lr = float(f"{lr:.12g}")
     # The workload's node has a rate where the module does not give the optimizer one.
     if "lr" in former_arguments:
         optimizer["lr"] = former_arguments["lr"]
     prefix = place
-    # As LightningCLI writes it.
+    # LightningCLI writes a module with class_path and init_args.
     if "class_path" in former:
         prefix = f"{place}.init_args"
         target = optimizer.pop("_target_")

@@ -47,7 +47,7 @@ class HydraRecipe:
     keys: Mapping[str, str]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the configs that are made of the values.
+        # The configs that are made of the values are left out.
         return HydraRecipe, (dict(self.values), dict(self.keys))
 
     @cached_property
@@ -203,6 +203,8 @@ def _not_found(error: Exception) -> str | None:
     located = re.match(r"Error locating target '([^']*)'", str(error))
     if located is None or error.__cause__ is None:
         return None
+    # Hydra raises its error from one of its own ("Error loading ..."), and that one from the error
+    # of the import, where there was such an error.
     cause = error.__cause__.__cause__ or error.__cause__
     target = located[1]
     if not isinstance(cause, ModuleNotFoundError) or cause.name is None:

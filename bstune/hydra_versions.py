@@ -14,7 +14,7 @@ BEHAVIOUR: dict[str, Any] = {}
 if hydra.__version__.startswith("1.3."):
     BEHAVIOUR = {"version_base": "1.3"}
 
-# Further ones of hydra.main, and of hydra.utils.instantiate.
+# Further arguments of hydra.main, and of hydra.utils.instantiate.
 MAIN_TRUSTS: dict[str, Any] = {}
 INSTANTIATE_TRUSTS: dict[str, Any] = {}
 if hasattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS"):

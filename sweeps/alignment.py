@@ -44,7 +44,10 @@ CONVOLUTION_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups",
 
 
 class PaddingRow(TypedDict):
-    """A layer's throughput when padded over that as it is: median and quartiles over rounds."""
+    """A layer's throughput when padded over that as it is: median and quartiles over rounds.
+
+    ``seconds`` are those of a pass, forward and backward, of the layer as it is.
+    """
 
     layer: str
     kind: str
@@ -285,11 +288,12 @@ def row_of(row: TensorCoreMisalignment, times: list[tuple[float, float]]) -> Pad
     It has the median and the quartiles over rounds; ``times`` are those of :func:`padding_times`.
     """
     seconds_as_is, seconds_padded = np.array(times).T
-    # A padded batch has more examples. A padded layer does more, but nothing that counts.
-    more = 1.0
+    # A padded batch has more examples, which count. What a padded layer computes besides is of no
+    # use.
+    useful_work = 1.0
     if row.dimension == "batch":
-        more = row.padded / row.size
-    low, middle, high = np.quantile(more * seconds_as_is / seconds_padded, QUARTILES)
+        useful_work = row.padded / row.size
+    low, middle, high = np.quantile(useful_work * seconds_as_is / seconds_padded, QUARTILES)
     return {
         "layer": row.name,
         "kind": row.kind,

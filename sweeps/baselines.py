@@ -50,9 +50,12 @@ FRONTIER = "bstune"
 FRONTIER_RULES = ("none", "linear")
 # Zeus prunes in so many rounds.
 PRUNING_ROUNDS = 2
-# Optuna's GP takes 0.1 to 0.2 s a trial, a hundred times as long as TPE. Its 60 trials take 10 to
-# 12 s for each seed.
+# Optuna's GP takes 0.1 to 0.2 s for a trial, a hundred times as long as TPE. Its 60 trials take 10
+# to 12 s for each seed.
 MAX_GP_TRIALS = 60
+# What a seed is drawn for, see trial_seed: a trial itself, a search's sampler or fixed shifts, the
+# order of a round, and the draws of Thompson sampling.
+FOR_TRIAL, FOR_SEARCH, FOR_ORDER, FOR_THOMPSON = range(4)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def _optuna_search(
     problem: Problem, seed: int, *, name: str, axis: str, form: Form | None
 ) -> Search:
     """Make the search of one of Optuna's samplers for a problem and a seed."""
-    sampler_seed = trial_seed(seed, 0, purpose=1)
+    sampler_seed = trial_seed(seed, 0, FOR_SEARCH)
     # Some samplers are experimental to Optuna, which would say so for each seed.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
@@ -159,10 +162,10 @@ def rule_of(problem: Problem, axis: str) -> scaling.ScalingRule | None:
     return None
 
 
-def trial_seed(seed: int, number: int, purpose: int = 0) -> int:
+def trial_seed(seed: int, number: int, purpose: int = FOR_TRIAL) -> int:
     """Give the seed of trial ``number`` in the search with ``seed``.
 
-    Other purposes than a trial's own seed, such as a sampler's, have independent seeds.
+    A sampler's seed, or another one of a further ``purpose``, is independent of the trials'.
     """
     return int(np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0])
 
@@ -228,6 +231,7 @@ class OptunaSearch(Search):
         self._axis = LearningRateAxis(problem, rule)
         self._form = form
         self.study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.NopPruner())
+        # The trial that was asked last, and the step at which it was to end; None once it is told.
         self._asked: tuple[optuna.Trial, int] | None = None
 
     def incumbent(self, finished: Sequence[TrialResult]) -> TrialResult | None:
@@ -328,7 +332,8 @@ class EveryBatchSize(Search):
     def __init__(self, problem: Problem, seed: int) -> None:
         self._problem = problem
         self._seed = seed
-        rng = np.random.default_rng(trial_seed(seed, 0, purpose=1))
+        rng = np.random.default_rng(trial_seed(seed, 0, FOR_SEARCH))
+        # A shift of the one quasi-random sequence for each batch size makes the sequences differ.
         self._shifts = rng.random(len(problem.batch_sizes))
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
@@ -336,7 +341,7 @@ class EveryBatchSize(Search):
         problem = self._problem
         number = len(finished)
         turn, place = divmod(number, len(problem.batch_sizes))
-        rng = np.random.default_rng(trial_seed(self._seed, turn, purpose=2))
+        rng = np.random.default_rng(trial_seed(self._seed, turn, FOR_ORDER))
         order = rng.permutation(len(problem.batch_sizes))
         index = int(order[place])
         share = (van_der_corput(turn) + float(self._shifts[index])) % 1.0
@@ -371,17 +376,17 @@ class Zeus(Search):
         )
         self.left: tuple[int, ...] = problem.batch_sizes
         self._default = min(self.left, key=lambda size: abs(math.log(size / reference)))
-        # Trials of this round of pruning.
+        # The trials of the present round of pruning, and how many rounds have ended.
         self._round = list[TrialResult]()
-        self._rounds = 0
+        self._rounds_ended = 0
 
     def propose(self, finished: Sequence[TrialResult]) -> TrialSpec:
         """Choose the next batch size of the pruning, or of the Thompson sampling."""
         number = len(finished)
-        if number and self._rounds < PRUNING_ROUNDS:
+        if number and self._rounds_ended < PRUNING_ROUNDS:
             self._round.append(finished[-1])
-        batch_size = None
-        while batch_size is None and self._rounds < PRUNING_ROUNDS:
+        batch_size: int | None = None
+        while batch_size is None and self._rounds_ended < PRUNING_ROUNDS:
             batch_size = next_to_prune(self.left, self._default, self._round)
             if batch_size is None:
                 self._end_round()
@@ -399,17 +404,17 @@ class Zeus(Search):
                 reached.append((trial.train_seconds, trial.batch_size))
         self._round = []
         if reached:
-            self._rounds += 1
+            self._rounds_ended += 1
             self.left = tuple(sorted(batch_size for _, batch_size in reached))
             _, self._default = min(reached)
         else:
             # Zeus itself would give up here.
-            self._rounds = 0
+            self._rounds_ended = 0
             self.left = self._problem.batch_sizes
 
     def _thompson(self, finished: Sequence[TrialResult]) -> int:
         """Draw each batch size's mean cost from its posterior, and give the cheapest one."""
-        rng = np.random.default_rng(trial_seed(self._seed, len(finished), purpose=3))
+        rng = np.random.default_rng(trial_seed(self._seed, len(finished), FOR_THOMPSON))
         draws = list[tuple[float, int]]()
         for batch_size in self.left:
             costs = [trial.train_seconds for trial in finished if trial.batch_size == batch_size]
@@ -448,6 +453,7 @@ class FrontierSearch(OptunaSearch):
     """
 
     def __init__(self, problem: Problem, seed: int, rule: str = "sqrt") -> None:
+        # Numbers of the stopped trials whose record goes no further.
         self._exhausted: set[int] = set()
         self._incumbent: TrialResult | None = None
         self.sampler = FrontierSampler(
@@ -466,7 +472,7 @@ class FrontierSearch(OptunaSearch):
                 ),
                 LR: FloatDistribution(problem.lr_low, problem.lr_high, log=True),
             },
-            seed=trial_seed(seed, 0, purpose=1),
+            seed=trial_seed(seed, 0, FOR_SEARCH),
         )
         super().__init__(problem, seed, self.sampler, rule=None, form="pruned")
 

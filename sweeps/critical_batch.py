@@ -2,9 +2,9 @@
 
 At each target the frontier is the best cell of each half octave, by the median over its seeds, and
 B_crit is fitted to it (:func:`bstune.core.curve.fit_curve`). The best learning rate at a batch size
-is the top of a parabola through log steps at the best cell and its neighbours, and its exponent the
-least-squares slope of its logarithm over that of B, with Student's t of as many batch sizes. Easier
-targets are read from the same runs.
+is the bottom of a parabola through log steps at the best cell and its neighbours. Its exponent is
+the least-squares slope of its logarithm over that of B, with Student's t of as many batch sizes.
+Easier targets are read from the same runs.
 
 The row of a table at one target is kept as soon as it is computed (:mod:`bstune.sweeps.unit_log`).
 """
@@ -61,7 +61,7 @@ class CriticalRow(TypedDict):
 
 
 @dataclass(frozen=True)
-class CellRecord:
+class TableRecord:
     """A table read at one target: a row, or why there is none."""
 
     row: CriticalRow | None
@@ -69,12 +69,12 @@ class CellRecord:
     left_out: str | None
 
 
-def _read_record(values: Mapping[str, Any]) -> CellRecord:
+def _read_record(values: Mapping[str, Any]) -> TableRecord:
     """Make a record of JSON's values; LookupError or ValueError for another form."""
     row = values["row"]
     if row is not None and set(row) != set(CriticalRow.__annotations__):
         raise ValueError(f"a row has the columns {', '.join(CriticalRow.__annotations__)}")
-    return CellRecord(row, values["left_out"])
+    return TableRecord(row, values["left_out"])
 
 
 @dataclass(frozen=True)
@@ -110,25 +110,25 @@ def run(
         )
     if not 0.0 < level < 1.0:
         raise ConfigError(f"sweep.experiment.level must be between 0 and 1, but got {level}")
-    planned = _plan_cells(tables, target, easier)
-    cells = planned.cells
-    check_only(only, list(cells))
+    planned = _plan_tables(tables, target, easier)
+    readings = planned.readings
+    check_only(only, list(readings))
     # Recorded runs are read: no device takes part.
     log.begin(device=None, may_change=("tables", "target", "easier"))
 
-    def read_cell(unit: str) -> dict[str, object]:
-        cell = cells[unit]
-        record = cell_record(cell.table, planned.tables[cell.table], cell.target, level)
+    def read_unit(unit: str) -> dict[str, object]:
+        reading = readings[unit]
+        record = table_record(reading.table, planned.tables[reading.table], reading.target, level)
         return vars(record)
 
     plan = UnitPlan(
-        names=list(cells),
+        names=list(readings),
         only=only,
         noun="target",
         read=_read_record,
         inputs=planned.inputs,
     )
-    records = log.measure(plan, read_cell)
+    records = log.measure(plan, read_unit)
     log.check_finished(plan.names, records)
     rows = list[CriticalRow]()
     notes = list[str]()
@@ -136,13 +136,14 @@ def run(
         if record.row is not None:
             rows.append(record.row)
         else:
-            cell = cells[unit]
-            notes.append(f"{cell.table}, {cell.target} is left out: {record.left_out}")
+            reading = readings[unit]
+            notes.append(f"{reading.table}, {reading.target} is left out: {record.left_out}")
     if not rows:
         raise TableError(f"no table determines anything: {'; '.join(notes)}")
     return Finding(
         sentence=sentence(rows),
         rows=list(map(row_as_texts, rows)),
+        # The fewest seeds of a recorded point in any table.
         n=min(min(map(len, table.cells.values())) for table in planned.tables.values()),
         device="recorded runs",
         paint=functools.partial(_paint_over_targets, rows, level),
@@ -153,25 +154,25 @@ def run(
 
 
 @dataclass(frozen=True)
-class _PlannedCells:
+class _PlannedTables:
     """The tables of a sweep, and the targets at which they are read.
 
     Args:
         tables: by name.
-        cells: a table at a target, by the name of the unit.
-        inputs: what each cell depends on, by the same names.
+        readings: a table and a target at which it is read, by the name of the unit.
+        inputs: what each reading depends on, by the same names.
     """
 
     tables: dict[str, Table]
-    cells: dict[str, TableAtTarget]
+    readings: dict[str, TableAtTarget]
     inputs: dict[str, object]
 
 
-def _plan_cells(
+def _plan_tables(
     tables: Sequence[str], target: float | None, easier: Sequence[float]
-) -> _PlannedCells:
+) -> _PlannedTables:
     """Read the tables, and pair each with its target and with easier ones."""
-    cells = dict[str, TableAtTarget]()
+    readings = dict[str, TableAtTarget]()
     inputs = dict[str, object]()
     read_tables = dict[str, Table]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
@@ -187,21 +188,21 @@ def _plan_cells(
         for times in sorted(set(easier)):
             easier_goal = replace(goal, value=goal.value * times)
             unit = f"{name}/{times:g}"
-            cells[unit] = TableAtTarget(name, easier_goal)
+            readings[unit] = TableAtTarget(name, easier_goal)
             # A table that is recorded anew, or has another target, is read again.
             inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
-    return _PlannedCells(tables=read_tables, cells=cells, inputs=inputs)
+    return _PlannedTables(tables=read_tables, readings=readings, inputs=inputs)
 
 
-def cell_record(name: str, table: Table, target: Target, level: float) -> CellRecord:
+def table_record(name: str, table: Table, target: Target, level: float) -> TableRecord:
     """Read a table at one target, and give the row, or why the table determines none there."""
     why = too_coarse(table, target)
     if why is None:
         try:
-            return CellRecord(row=row(name, table, target, level), left_out=None)
+            return TableRecord(row=row(name, table, target, level), left_out=None)
         except CurveError as error:
             why = str(error)
-    return CellRecord(row=None, left_out=why)
+    return TableRecord(row=None, left_out=why)
 
 
 def row_as_texts(row: CriticalRow) -> dict[str, str]:
@@ -269,18 +270,18 @@ def too_coarse(table: Table, target: Target) -> str | None:
     None where most were evaluated often enough.
     """
     # If a run was not evaluated shortly before its first hit, that may be far past the target.
-    gaps = list[float]()
+    shares = list[float]()
     for run in table.runs:
-        gap = _gap(run, target)
-        if gap is not None:
-            gaps.append(gap)
-    coarse = sum(gap < FINE for gap in gaps)
-    if coarse <= MAX_COARSE * len(gaps):
+        share = _last_miss_over_hit(run, target)
+        if share is not None:
+            shares.append(share)
+    coarse = sum(share < FINE for share in shares)
+    if coarse <= MAX_COARSE * len(shares):
         return None
-    return f"{coarse} of {len(gaps)} runs that passed it were not evaluated closely there"
+    return f"{coarse} of {len(shares)} runs that passed it were not evaluated closely there"
 
 
-def _gap(run: Run, target: Target) -> float | None:
+def _last_miss_over_hit(run: Run, target: Target) -> float | None:
     """Give the last evaluated step that missed the target over the first that met it.
 
     None where the run never met it.
@@ -309,11 +310,11 @@ def best_rates(table: Table, target: Target) -> dict[int, float]:
         # The best rate stands where a neighbour was not recorded, or missed the target.
         if len(near_rates) == 3 and all(map(math.isfinite, near_steps)):
             log_rates = np.log(near_rates)
-            middle = log_rates[1]
-            curvature, slope, _ = np.polyfit(log_rates - middle, np.log(near_steps), 2)
+            log_middle = log_rates[1]
+            curvature, slope, _ = np.polyfit(log_rates - log_middle, np.log(near_steps), 2)
             if curvature > 0:
-                top = middle - slope / (2.0 * curvature)
-                best[batch_size] = float(np.exp(np.clip(top, log_rates[0], log_rates[2])))
+                log_bottom = log_middle - slope / (2.0 * curvature)
+                best[batch_size] = float(np.exp(np.clip(log_bottom, log_rates[0], log_rates[2])))
     return best
 
 
@@ -422,7 +423,7 @@ def _paint_over_targets(rows: Sequence[CriticalRow], level: float, figure: "Figu
         targets, middle, low, high = np.array(points, dtype=np.float64).T
         colour: str | tuple[float, float, float, float] = PURPLE
         if len(by_table) > 1:
-            # Up to 0.9: viridis ends in a yellow that is hard to see on white.
+            # Colours go up to 0.9: viridis ends in a yellow that is hard to see on white.
             colour = colormaps["viridis"](0.9 * i / len(by_table))
         axes.errorbar(
             targets,

@@ -3,8 +3,8 @@
 Page 2018-2019, How to Train Your ResNet, part 8, and Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds
 on a Single GPU (arXiv 2404.00498), each went from one trick to the next: a little more accuracy,
 then fewer epochs. A rung here is what its source trained: settings on top of those of all rungs
-before it, with its own epochs, batch size and peak learning rate. Each is trained once a seed, with
-a target that is never met, and evaluated at its end.
+before it, with its own epochs, batch size and peak learning rate. Each is trained once per seed,
+with a target that is never met, and evaluated at its end.
 
 A rung is compared with the one before it on the same seeds: the mean difference in accuracy with an
 interval by Student's t over the pairs. The p-values are corrected for the number of rungs (Holm's),
@@ -154,17 +154,17 @@ def run(
     """
     _check_ladder(rungs, seeds, level, reduced)
     # Every rung is built before the first is trained, so that mistakes in the last are found now.
-    steps, left_out = build_rungs(
+    built_rungs, left_out = build_rungs(
         composed, rungs, reduced, Target(metric, value=0.0, mode="min").never_met
     )
     for reason in left_out.values():
         console.print(reason, soft_wrap=True, markup=False)
-    if not steps:
+    if not built_rungs:
         raise ConfigError(f"no rung is left: {'; '.join(left_out.values())}")
-    device = device_name(steps[0].protocol.trainer)
+    device = device_name(built_rungs[0].protocol.trainer)
     log.begin(device, NOT_OF_A_TRIAL)
-    trials = _train(steps, seeds, order_seed, only, log, trainer)
-    rows = make_rows(steps, trials, level)
+    trials = _train(built_rungs, seeds, order_seed, only, log, trainer)
+    rows = make_rows(built_rungs, trials, level)
     title = f"{composed.options.workload.name} on {device}, {len(seeds)} seeds"
     panels = 3
     if reduced.enabled:
@@ -174,7 +174,7 @@ def run(
     taus = _known(trial.seconds_per_step for trial in trials[0].values())
     notes = list[str]()
     if taus:
-        notes.append(data_note(steps[0], statistics.median(taus)))
+        notes.append(data_note(built_rungs[0], statistics.median(taus)))
     return Finding(
         sentence=sentence(rows, level, len(seeds), list(left_out)),
         rows=list(map(printed_row, rows)),
@@ -187,7 +187,7 @@ def run(
 
 
 def _train(
-    steps: Sequence[BuiltRung],
+    built_rungs: Sequence[BuiltRung],
     seeds: Sequence[int],
     order_seed: int,
     only: Sequence[str],
@@ -198,29 +198,30 @@ def _train(
     rng = np.random.default_rng(order_seed)
     # The place of each trial's rung and its seed, by the trial's name.
     trial_keys = dict[str, tuple[int, int]]()
+    # A trial's examples, to which its time is in proportion, by the same name.
     work = dict[str, float]()
     for seed in seeds:
         # Each seed has a new order, so that a disturbance of the machine hits every rung alike.
-        for place in rng.permutation(len(steps)).tolist():
-            step = steps[place]
-            name = f"{step.rung.name}/{seed}"
+        for place in rng.permutation(len(built_rungs)).tolist():
+            built = built_rungs[place]
+            name = f"{built.rung.name}/{seed}"
             trial_keys[name] = place, seed
-            work[name] = float(step.steps * step.batch_size)
+            work[name] = float(built.steps * built.batch_size)
     names = list(trial_keys)
 
     def train(name: str) -> dict[str, object]:
         place, seed = trial_keys[name]
-        step = steps[place]
+        built = built_rungs[place]
         number = names.index(name)
         spec = TrialSpec(
             number=number,
             trial_index=number,
-            batch_size=step.batch_size,
-            lr=step.lr,
+            batch_size=built.batch_size,
+            lr=built.lr,
             delta=None,
             seed=seed,
         )
-        return asdict(trainer(step.workload, spec, step.protocol))
+        return asdict(trainer(built.workload, spec, built.protocol))
 
     plan = UnitPlan(
         names=names,
@@ -232,7 +233,7 @@ def _train(
     )
     measured = log.measure(plan, train)
     log.check_finished(names, measured)
-    trials: list[dict[int, TrialResult]] = [{} for _ in steps]
+    trials: list[dict[int, TrialResult]] = [{} for _ in built_rungs]
     for name, result in measured.items():
         place, seed = trial_keys[name]
         trials[place][seed] = result
@@ -241,11 +242,11 @@ def _train(
 
 def _trial_text(result: TrialResult) -> str:
     """Write a trial's accuracy, its status and its seconds."""
-    share = accuracy(result)
-    reached = "no accuracy"
-    if share is not None:
-        reached = f"accuracy {share:.4f}"
-    text = f"{reached}, {result.status}"
+    reached = accuracy(result)
+    reached_text = "no accuracy"
+    if reached is not None:
+        reached_text = f"accuracy {reached:.4f}"
+    text = f"{reached_text}, {result.status}"
     training_seconds = seconds(result)
     if training_seconds is not None:
         text += f", {training_seconds:.2f} s of training"
@@ -253,7 +254,7 @@ def _trial_text(result: TrialResult) -> str:
 
 
 def data_note(
-    step: BuiltRung, seconds_per_step: float, now: Callable[[], float] = time.perf_counter
+    built: BuiltRung, seconds_per_step: float, now: Callable[[], float] = time.perf_counter
 ) -> str:
     """Say how long a rung's batches take to prepare, and how long moving them to a GPU would take.
 
@@ -261,43 +262,46 @@ def data_note(
     device.
 
     Args:
-        step: the rung.
+        built: the rung.
         seconds_per_step: of its trials.
         now: the clock; tests replace it.
     """
-    place = device_of(step.protocol.trainer)
+    device = device_of(built.protocol.trainer)
     spec = TrialSpec(
-        number=0, trial_index=0, batch_size=step.batch_size, lr=step.lr, delta=None, seed=0
+        number=0, trial_index=0, batch_size=built.batch_size, lr=built.lr, delta=None, seed=0
     )
-    batches = iter(step.workload.train_batches(spec))
+    batches = iter(built.workload.train_batches(spec))
 
     def timed(call: Callable[[], object]) -> float:
         # Libraries load in the first call.
         call()
-        synchronize(place)
+        synchronize(device)
         began = now()
         for _ in range(TIMED_BATCHES):
             call()
-        synchronize(place)
+        synchronize(device)
         return (now() - began) / TIMED_BATCHES
 
-    # A batch is drawn, augmented and normalised, which is all that it needs before its step.
+    # Seconds in which a batch is drawn, augmented and normalised: all that it needs before its
+    # step.
     made = timed(lambda: next(batches))
-    epoch = math.ceil(step.workload.train_examples / step.batch_size)
+    batches_of_epoch = math.ceil(built.workload.train_examples / built.batch_size)
+    seconds_of_epoch = format_seconds(batches_of_epoch * made)
     text = (
-        f"{step.rung.name}: an epoch's {epoch} batches are drawn, augmented and normalised on the "
-        f"device in {format_seconds(epoch * made)}, {made / seconds_per_step:.0%} of its steps' "
-        "time"
+        f"{built.rung.name}: an epoch's {batches_of_epoch} batches are drawn, augmented and "
+        f"normalised on the device in {seconds_of_epoch}, {made / seconds_per_step:.0%} of its "
+        "steps' time"
     )
-    if place.type != "cpu":
+    if device.type != "cpu":
         (images, *_) = next(batches)
 
-        def to_move_an_epoch(dtype: torch.dtype) -> str:
+        def time_to_move_epoch(dtype: torch.dtype) -> str:
             on_host = torch.ones(images.shape, dtype=dtype)
-            return format_seconds(epoch * timed(functools.partial(on_host.to, place)))
+            moved = timed(functools.partial(on_host.to, device))
+            return format_seconds(batches_of_epoch * moved)
 
-        as_bytes = to_move_an_epoch(torch.uint8)
-        as_fp32 = to_move_an_epoch(torch.float32)
+        as_bytes = time_to_move_epoch(torch.uint8)
+        as_fp32 = time_to_move_epoch(torch.float32)
         text += (
             f"; to move them there batch by batch would take {as_bytes} as bytes, {as_fp32} as fp32"
         )
@@ -362,28 +366,29 @@ def build_rungs(
     """
     # A missing device is reported before any rung, as it is the mistake of none.
     resolve(composed.options, composed.trained)
-    steps = list[BuiltRung]()
+    built_rungs = list[BuiltRung]()
     left_out = dict[str, str]()
     data: dict[str, LightningDataModule] = {}
-    reached = composed
+    # The study with the settings of all rungs so far that are not left out.
+    rung_below = composed
     for rung in rungs:
         try:
-            composed_rung = with_rung_settings(reached, rung.set)
+            composed_rung = with_rung_settings(rung_below, rung.set)
             if reduced.enabled:
                 composed_rung = with_rung_settings(composed_rung, reduced.set.get(rung.name, {}))
             # Rungs after one that is left out go on from the one before it.
-            why = _lacks_precision(composed_rung, reached)
+            why = _lacks_precision(composed_rung, rung_below)
             if why is not None:
                 left_out[rung.name] = (
                     f"{rung.name} is left out, and the rungs after it go on without it: {why}"
                 )
                 continue
-            reached = composed_rung
+            rung_below = composed_rung
             if not (reduced.enabled and rung.name in reduced.left_out):
-                steps.append(_build(rung, composed_rung, reduced, target, data))
+                built_rungs.append(_build(rung, composed_rung, reduced, target, data))
         except ConfigError as error:
             raise ConfigError(f"the rung {rung.name!r}: {error}") from error
-    return steps, left_out
+    return built_rungs, left_out
 
 
 def _lacks_precision(composed: Composed, rung_below: Composed) -> str | None:
@@ -497,7 +502,7 @@ def accuracy(trial: TrialResult) -> float | None:
 def seconds(trial: TrialResult) -> float | None:
     """Give the seconds of training, steps x tau(B), of a trial that got to its end; else None.
 
-    They are not the clock's own: here a trial's warm-up costs no more than its other steps.
+    The clock's seconds are not taken: here a trial's warm-up costs no more than its other steps.
     """
     if accuracy(trial) is None or trial.seconds_per_step is None:
         return None
@@ -505,7 +510,7 @@ def seconds(trial: TrialResult) -> float | None:
 
 
 def make_rows(
-    steps: Sequence[BuiltRung], trials: Sequence[Mapping[int, TrialResult]], level: float
+    built_rungs: Sequence[BuiltRung], trials: Sequence[Mapping[int, TrialResult]], level: float
 ) -> list[RungRow]:
     """Make a row for each rung; means and deviations are over the ``n`` trials that got to the end.
 
@@ -520,30 +525,30 @@ def make_rows(
     differences = [NO_PAIRS]
     for before, after in pairwise(by_seed):
         differences.append(compare_pairs(before, after, CONFIDENCE))
-    # They are in the order of the rungs that have a p; each such rung takes the next one below.
+    # In the order of the rungs that have a p: in the loop below each such rung takes the next one.
     corrected = iter(holm_corrected(_known(difference.p for difference in differences)))
     rows = list[RungRow]()
-    for step, rung_trials, difference in zip(steps, trials, differences, strict=True):
+    for built, rung_trials, difference in zip(built_rungs, trials, differences, strict=True):
         accuracies = _known(map(accuracy, rung_trials.values()))
         times = _known(map(seconds, rung_trials.values()))
         # The share is of all seeds: a trial that did not get to its end is not at the level.
-        at_level = sum(share >= level for share in accuracies) / len(rung_trials)
+        at_level = sum(value >= level for value in accuracies) / len(rung_trials)
         p = None
         if difference.p is not None:
             p = next(corrected)
         rows.append(
             {
-                "rung": step.rung.name,
-                "epochs": step.steps * step.batch_size / step.workload.train_examples,
-                "batch_size": step.batch_size,
-                "lr": step.lr,
-                "steps": step.steps,
+                "rung": built.rung.name,
+                "epochs": built.steps * built.batch_size / built.workload.train_examples,
+                "batch_size": built.batch_size,
+                "lr": built.lr,
+                "steps": built.steps,
                 "seconds": _mean(times),
                 "seconds_sd": _deviation(times),
-                "source_seconds": step.rung.seconds,
+                "source_seconds": built.rung.seconds,
                 "accuracy": _mean(accuracies),
                 "accuracy_sd": _deviation(accuracies),
-                "source_accuracy": step.rung.accuracy,
+                "source_accuracy": built.rung.accuracy,
                 "n": len(accuracies),
                 "at_level": at_level,
                 "difference": difference.mean,

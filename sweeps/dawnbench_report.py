@@ -258,7 +258,7 @@ def paint(
     if not reduced:
         _draw_seconds(panels[2], rows)
     panels[0].set_yticks(range(len(rows)), [row["rung"] for row in rows])
-    # From the top down, as the ladder is read.
+    # The first rung stands at the top, as the ladder is read.
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     for axes in panels:
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)

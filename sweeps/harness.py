@@ -73,7 +73,7 @@ class Finding:
 
     # Computed from the rows.
     sentence: str
-    # Plain values, one a cell of the table; nested ones go to result.json alone.
+    # Plain values, one per cell of the table; nested ones go to result.json alone.
     rows: Sequence[Mapping[str, object]]
     # The number of measurements behind each row: repeats, or seeds.
     n: int

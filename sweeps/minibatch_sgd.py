@@ -147,8 +147,8 @@ def run(
 
     def train(name: str) -> dict[str, object]:
         trial = planned[name]
-        own_protocol = replace(protocol, budget=Budget(steps=trial.steps, examples=1))
-        return asdict(run_trial(workload, trial.spec, own_protocol))
+        protocol_of_trial = replace(protocol, budget=Budget(steps=trial.steps, examples=1))
+        return asdict(run_trial(workload, trial.spec, protocol_of_trial))
 
     # A step takes nearly the same time at all of these batch sizes: the work is in proportion to
     # the steps.
@@ -164,8 +164,9 @@ def run(
     results = log.measure(trial_plan, train)
     rng = np.random.default_rng(order_seed)
     sources = (workload, loader_workload)
+    # A round times each pair of a source of rows and a run. The orders of all rounds are drawn, so
+    # that each has the same one whichever rounds are kept.
     pairs = len(sources) * len(runs)
-    # The orders of all rounds are drawn, so that each has the same one whichever rounds are kept.
     orders = {name: rng.permutation(pairs).tolist() for name in round_names}
 
     def time_round(name: str) -> RoundMeans:
@@ -351,13 +352,13 @@ def row(series: Series, trials: Sequence[TrialResult], level: float) -> SeriesRo
     last_loss: float | None = None
     if curve["loss"]:
         last_loss = curve["loss"][-1]
-    reached: float | None = None
-    seconds_to_level: float | None = None
+    # None where the median trial misses the level, though others may reach it.
+    median_steps: float | None = None
+    median_seconds: float | None = None
     middle = statistics.median(steps_to_level)
-    # The median trial may miss the level where others reach it.
     if math.isfinite(middle) and math.isfinite(tau):
-        reached = middle
-        seconds_to_level = middle * tau
+        median_steps = middle
+        median_seconds = middle * tau
     return {
         "run": series.name,
         "batch_size": series.batch_size,
@@ -365,8 +366,8 @@ def row(series: Series, trials: Sequence[TrialResult], level: float) -> SeriesRo
         "epochs": series.epochs,
         "ms_per_step": 1e3 * tau,
         "last_loss": last_loss,
-        "steps_to_level": reached,
-        "seconds_to_level": seconds_to_level,
+        "steps_to_level": median_steps,
+        "seconds_to_level": median_seconds,
         "curve": curve,
         "trials": list(map(_trial_values, trials)),
     }

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 POWERS_FIGURE_INCHES = (13.0, 5.2)
-# By the result of kind_of_size().
+# The colour of a batch size, by its kind as kind_of_size() names it.
 COLOUR_OF_KIND = {"power of two": VERMILION, "multiple of 8": BLUE, "": GREY}
 OTHER_KIND = "other batch size"
 # The order of the figure's legend.
@@ -71,7 +71,10 @@ BUSY_VISITS = 3
 # The names of the units that are no rounds.
 CEILING_UNIT = "ceiling"
 BUSY_UNIT = "busy"
+# Times steps of a workload's trials, at a batch size and a learning rate; the last argument says
+# how many. Gives the seconds of each step ...
 Timer = Callable[[Workload, TrialProtocol, int, float, int], tuple[float, ...]]
+# ... or the seconds of one step in which the device is at work.
 BusyTimer = Callable[[Workload, TrialProtocol, int, float, int], float]
 # Seconds of a step in each round, by batch size.
 RoundsBySize = Mapping[int, Sequence[float]]
@@ -134,7 +137,8 @@ def run(
     """
     _check_choices(repeats, steps, level, lr, against_each_other)
     batch_sizes = [*batch_sizes, *against_each_other]
-    # Batch sizes that cannot be chosen are refused before any probe.
+    # Batch sizes that cannot be chosen are refused before any probe, by a ceiling above all of
+    # them; 3 is the least that there may be.
     choose_batch_sizes(batch_sizes, centres, max([*batch_sizes, *centres, 3]))
     options, recipe = resolve(composed.options, composed.trained)
     workload, protocol = load_workload(options, recipe)
@@ -551,12 +555,13 @@ def _contrasts_in_words(tested: Sequence[Effect], level: float) -> str:
             f"{'; '.join(texts)} ({level:.0%} intervals, p corrected for {len(tested)} tests)"
         )
     # No significant effect does not mean no effect: one up to this size would not have been seen.
-    room = max(max(abs(effect.low), abs(effect.high)) for effect in tested)
+    largest_unseen = max(max(abs(effect.low), abs(effect.high)) for effect in tested)
+    room = format_number(100 * largest_unseen, 2)
     least = min(tested, key=lambda effect: effect.corrected)
     return (
         f"Over {rounds} rounds no power of two and no multiple of 8 differs significantly from the "
         f"mean of its two neighbours (least {p_text(least)}, corrected for {len(tested)} tests); "
-        f"the {level:.0%} intervals leave room for {format_number(100 * room, 2)}% at most"
+        f"the {level:.0%} intervals leave room for {room}% at most"
     )
 
 
@@ -625,7 +630,7 @@ def _draw_speeds(axes: "Axes", group: Sequence[int], medians: RoundsBySize, choi
         speeds = _speeds(size, medians[size])
         mean = statistics.mean(speeds)
         if size == choice.ceiling:
-            # A ring around the point, which keeps its colour.
+            # The ceiling has a ring around its point, which keeps its colour.
             axes.scatter(
                 [place],
                 [mean],

@@ -74,6 +74,7 @@ def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: 
     if not (math.isfinite(tuned_at) and tuned_at > 0):
         raise ConfigError(f"sweep.experiment.tuned_at must be positive, but got {tuned_at}")
     costs = list[RuleCost]()
+    # The fewest seeds of a recorded point, for each table.
     seeds = list[int]()
     for name, (file, shipped) in find_sources(tables, read_index()).items():
         table = read_without_horizons(file)
@@ -94,7 +95,11 @@ def run(*, tables: list[str], target: float | None, rules: list[str], tuned_at: 
 def table_costs(
     name: str, table: Table, target: Target, rules: Sequence[str], tuned_at: float
 ) -> list[RuleCost]:
-    """Give each rule's cost at each batch size that reached the target. TableError if none did."""
+    """Give each rule's cost at each batch size that reached the target. TableError if none did.
+
+    The rules start from the best rate at the recorded batch size nearest to ``tuned_at``.
+    """
+    # By batch size: the best rate, and the steps at each rate.
     reached = dict[int, tuple[float, dict[float, float]]]()
     for size in table.batch_sizes:
         steps = median_steps_over_rates(table, target, size)
@@ -104,12 +109,12 @@ def table_costs(
     if not reached:
         raise TableError(f"{name}: no cell reaches {target} in more than half of its runs")
     # The nearest one is that by ratio, as recorded batch sizes go in factors.
-    start = min(reached, key=lambda size: abs(math.log(size / tuned_at)))
-    start_lr, _ = reached[start]
+    tuned_size = min(reached, key=lambda size: abs(math.log(size / tuned_at)))
+    tuned_lr, _ = reached[tuned_size]
     costs = list[RuleCost]()
     for size, (best_lr, steps) in reached.items():
         for rule in rules:
-            lr = lr_of(rule, size, start, start_lr)
+            lr = lr_of(rule, size, tuned_size, tuned_lr)
             outcome, steps_of_rule = steps_at(steps, lr)
             ratio: float | None = None
             if steps_of_rule is not None:
@@ -118,7 +123,7 @@ def table_costs(
                 RuleCost(
                     table=name,
                     batch_size=size,
-                    tuned_at=start,
+                    tuned_at=tuned_size,
                     rule=rule,
                     lr=lr,
                     best_lr=best_lr,

@@ -521,7 +521,7 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     objective = benchmark.problem.objective
     axes.set_xscale("log")
     axes.set_yscale("log")
-    # A little below 1, so that a line at the best itself is seen.
+    # The axis begins a little below 1, so that a line at the best itself is seen.
     axes.set_ylim(0.97, MAX_RATIO)
     marks = MULTIPLES[objective]
     if objective == "curve":
@@ -537,7 +537,7 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     xlabel, ylabel = LABELS[objective]
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    # Below the panel: searches cross every corner inside it.
+    # The legend stands below the panel: searches cross every corner inside it.
     axes.legend(
         loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, fontsize=7.5, frameon=False
     )

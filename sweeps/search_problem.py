@@ -24,7 +24,8 @@ from bstune.trial.replay import Table, replay, unusable_target
 SearchObjective = Literal["time", "steps", "curve"]
 # Batch size, learning rate and cost.
 BestCell = tuple[int, float, float]
-# Spendings at which searches are compared, in Benchmark.unit.
+# Spendings at which searches are compared, in Benchmark.unit. For the first two objectives that is
+# the best trial's cost.
 OF_BEST = (5.0, 10.0, 20.0, 40.0, 60.0)
 MULTIPLES: dict[SearchObjective, tuple[float, ...]] = {
     "time": OF_BEST,
@@ -33,7 +34,7 @@ MULTIPLES: dict[SearchObjective, tuple[float, ...]] = {
 }
 # A trial is stopped once it has cost this many times the best so far.
 STOP_FACTOR = 2.0
-# The first budget over what the best cell needs.
+# A trial's first budget, as a multiple of what the best cell needs.
 BUDGET_FACTOR = 4.0
 # A search is as good as the best from this ratio to it on.
 WITHIN = 1.25
@@ -118,7 +119,7 @@ class Search(Protocol):
 class Benchmark:
     """A problem, the table that answers it, and the truth that the answers are measured against."""
 
-    # Of the table.
+    # The table's name.
     name: str
     table: Table
     problem: Problem
@@ -128,7 +129,7 @@ class Benchmark:
     best: BestCell
     # The sum over batch sizes of the cost of the cheapest cell that reached the target.
     frontier_cost: float
-    # See dense_b_crit.
+    # The table's own B_crit, from all of its cells: see dense_b_crit.
     b_crit: float | None
 
     @property
@@ -210,7 +211,8 @@ def make_benchmark(
     rates = table.lrs
     seconds = {size: _seconds_per_step(table, size) for size in sizes}
     best_size, _, best_cost = best
-    steps = BUDGET_FACTOR * budget_factor * best_cost / seconds[best_size]
+    # What a step costs is in ``seconds``, so this is a number of steps.
+    budget_steps = BUDGET_FACTOR * budget_factor * best_cost / seconds[best_size]
     problem = Problem(
         batch_sizes=sizes,
         lr_low=rates[0],
@@ -219,7 +221,9 @@ def make_benchmark(
         objective=objective,
         reference_batch_size=math.sqrt(sizes[0] * sizes[-1]),
         reference_lr=math.sqrt(rates[0] * rates[-1]) * lr_factor,
-        budget=Budget(max(1, round(steps)), max(1, round(steps * best_size))),
+        budget=Budget(
+            steps=max(1, round(budget_steps)), examples=max(1, round(budget_steps * best_size))
+        ),
         seconds_per_step=tuple(seconds.values()),
         noise_scale=b_crit,
     )
@@ -263,7 +267,10 @@ def _without_hardware(table: Table) -> Table:
 
 
 def _times_to_target(table: Table, target: Target) -> dict[tuple[int, float], float]:
-    """Give the median time to target of each cell that reaches it, by batch size and rate."""
+    """Give the median time to target of each cell that reaches it, by batch size and rate.
+
+    As all costs it is in examples for the objective ``steps``, else in seconds.
+    """
     times = dict[tuple[int, float], float]()
     for batch_size, lr in table.cells:
         time = median_time(table, batch_size, lr, target)
@@ -305,7 +312,10 @@ def merit(objective: SearchObjective, cost: float, batch_size: int) -> float:
 
 
 def median_time(table: Table, batch_size: float, lr: float, target: Target) -> float | None:
-    """Give the median seconds to target over the seeds; None if half of them did not reach it."""
+    """Give the median seconds to target over the seeds; None if half of them did not reach it.
+
+    In a table for the objective ``steps``, whose steps cost their examples, it gives examples.
+    """
     # A share draws one of a cell's runs. With so many even shares each run is drawn equally often,
     # however many runs a cell has.
     draws = math.lcm(*set(map(len, table.cells.values())))
@@ -339,21 +349,22 @@ def dense_points(table: Table, target: Target) -> list[FrontierPoint]:
     """
     medians = list[TrialResult]()
     for number, ((batch_size, lr), runs) in enumerate(table.cells.items()):
-        steps = median_steps(runs, target)
+        steps_to_target = median_steps(runs, target)
         status: Status = "stopped"
-        last = min(run.end for run in runs)
-        low = last
-        if math.isfinite(steps):
+        steps = min(run.end for run in runs)
+        # The last step that is known to have missed the target.
+        steps_low = steps
+        if math.isfinite(steps_to_target):
             status = "reached"
-            last = max(1, round(steps))
-            low = 0
+            steps = max(1, round(steps_to_target))
+            steps_low = 0
         elif any(run.diverged for run in runs):
             status = "diverged"
         spec = TrialSpec(
             number=number, trial_index=number, batch_size=batch_size, lr=lr, delta=None, seed=0
         )
-        result = replay(table, spec, target, last)
-        medians.append(replace(result, status=status, steps=last, steps_low=low))
+        result = replay(table, spec, target, steps)
+        medians.append(replace(result, status=status, steps=steps, steps_low=steps_low))
     return frontier_points(medians)
 
 
@@ -377,12 +388,14 @@ def dense_b_crit(table: Table, target: Target) -> float | None:
     # The table need not follow the law. Its distance from the law is carried over to the batch
     # sizes at which the slope is sought.
     law = 1.0 + b_crit / sizes + ((fit.b_opt or 0.0) / sizes) ** 2
-    off = np.log(steps) - np.log(law)
-    low = math.log(sizes[0]) - SOUGHT_BEYOND
-    high = math.log(sizes[-1]) + SOUGHT_BEYOND
-    grid = np.linspace(low, high, 400)
-    frontier = np.log1p(b_crit / np.exp(grid)) + np.interp(grid, np.log(sizes), off)
-    return math.exp(half_slope(grid, frontier[None])[0])
+    log_off = np.log(steps) - np.log(law)
+    log_low = math.log(sizes[0]) - SOUGHT_BEYOND
+    log_high = math.log(sizes[-1]) + SOUGHT_BEYOND
+    log_sizes = np.linspace(log_low, log_high, 400)
+    # The law without its small-batch term.
+    log_law = np.log1p(b_crit / np.exp(log_sizes))
+    log_frontier = log_law + np.interp(log_sizes, np.log(sizes), log_off)
+    return math.exp(half_slope(log_sizes, log_frontier[None])[0])
 
 
 def least(
@@ -449,20 +462,21 @@ def run_search(
     estimates = list[float | None]()
     spent = 0.0
     while True:
+        # None past the cap on trials: then the estimates at all further multiples are of now.
         trial: TrialResult | None = None
-        after = math.inf
+        spent_after = math.inf
         if len(finished) < max_trials:
             trial = _answer(search.propose(finished), benchmark, finished)
-            after = spent + trial.train_seconds
+            spent_after = spent + trial.train_seconds
         # The estimate at a multiple is from the trials that ended before it.
         for multiple in multiples[len(estimates) :]:
-            if after <= multiple * benchmark.unit * MET_EXACTLY:
+            if spent_after <= multiple * benchmark.unit * MET_EXACTLY:
                 break
             estimates.append(_estimate(search, benchmark, finished))
         if trial is None or len(estimates) == len(multiples):
             break
         finished.append(trial)
-        spent = after
+        spent = spent_after
         incumbent = search.incumbent(finished)
         if incumbent is None:
             continue
@@ -487,17 +501,17 @@ def _answer(spec: TrialSpec, benchmark: Benchmark, finished: Sequence[TrialResul
         )
     resumed_from = _continued(spec, finished)
     problem = benchmark.problem
-    last = spec.max_steps
-    if last is None:
-        last = problem.budget.last_step(spec.batch_size)
+    last_step = spec.max_steps
+    if last_step is None:
+        last_step = problem.budget.last_step(spec.batch_size)
     done = 0
     if resumed_from is not None:
         done = resumed_from.steps
-    if last <= done:
+    if last_step <= done:
         raise ConfigError(
-            f"trial {spec.number} needs max_steps past the {done} steps it has, but got {last}"
+            f"trial {spec.number} needs max_steps past the {done} steps it has, but got {last_step}"
         )
-    return replay(benchmark.table, spec, problem.target, last, resumed_from)
+    return replay(benchmark.table, spec, problem.target, last_step, resumed_from)
 
 
 def _continued(spec: TrialSpec, finished: Sequence[TrialResult]) -> TrialResult | None:

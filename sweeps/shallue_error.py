@@ -117,7 +117,7 @@ def run(
     target = protocol.target
     budget_of_runs = Budget(steps, examples)
     protocol = replace(protocol.for_steps_only(budget_of_runs), noise_scale_every=None)
-    chosen_by, *reported = seeds
+    choosing_seed, *reported_seeds = seeds
     # All runs that there may be: only the best rates of the first seed are trained on others.
     grid = dict[str, SeedRun]()
     for seed_run in product(batch_sizes, lrs, seeds):
@@ -136,7 +136,11 @@ def run(
 
     def trained(wanted: Iterable[SeedRun]) -> dict[str, ErrorRun]:
         names = list(dict.fromkeys(map(_run_name, wanted)))
-        work = {name: float(budget_of_runs.last_step(grid[name][0])) for name in names}
+        # A run's steps, to which its time is taken to be in proportion.
+        work = dict[str, float]()
+        for name in names:
+            size, _, _ = grid[name]
+            work[name] = float(budget_of_runs.last_step(size))
         plan = UnitPlan(
             names=names,
             only=only,
@@ -148,35 +152,35 @@ def run(
         )
         return log.measure(plan, train)
 
-    choosing = list(product(batch_sizes, lrs, [chosen_by]))
+    choosing = list(product(batch_sizes, lrs, [choosing_seed]))
     runs = trained(choosing)
     budgets = (
         TrainingBudget(f"{format_count(examples)} examples", examples=examples),
         TrainingBudget(f"{format_count(steps)} steps", steps=steps),
         TrainingBudget("both"),
     )
-    chosen = _choose_rates(runs, budgets, product(batch_sizes, [chosen_by]), lrs, target.sign)
+    chosen = _choose_rates(runs, budgets, batch_sizes, lrs, choosing_seed, target.sign)
     again = list[SeedRun]()
     for _, size, lr in chosen:
-        again += product([size], [lr], reported)
+        again += product([size], [lr], reported_seeds)
     runs |= trained(again)
     needed = dict.fromkeys(map(_run_name, [*choosing, *again]))
     log.check_finished(needed, runs)
     rows = list[ErrorRow]()
     for budget, size, lr in chosen:
         values = list[float]()
-        for seed in reported:
+        for seed in reported_seeds:
             history = runs[_run_name((size, lr, seed))].history
             values.append(best_within(history, size, target.sign, budget))
         rows.append(row(budget.name, size, lr, values, level))
     title = (
-        f"{options.workload.name} on {device}: best {target.metric}, {len(reported)} seeds, "
+        f"{options.workload.name} on {device}: best {target.metric}, {len(reported_seeds)} seeds, "
         f"{level:.0%} intervals"
     )
     return Finding(
         sentence=sentence(rows, target.metric, target.mode, level),
         rows=rows,
-        n=len(reported),
+        n=len(reported_seeds),
         device=device,
         paint=functools.partial(_paint_errors, rows, title),
         inches=ERROR_FIGURE_INCHES,
@@ -203,8 +207,9 @@ READ_RUN = TypeAdapter(ErrorRun)
 def _choose_rates(
     runs: Mapping[str, ErrorRun],
     budgets: Iterable[TrainingBudget],
-    sizes_and_seed: Iterable[tuple[int, int]],
+    batch_sizes: Iterable[int],
     lrs: Sequence[float],
+    seed: int,
     sign: float,
 ) -> list[ChosenRate]:
     """Choose each batch size's best learning rate within each budget.
@@ -214,12 +219,13 @@ def _choose_rates(
     Args:
         runs: by name.
         budgets: in which a rate is the best.
-        sizes_and_seed: the batch sizes, each with the seed that chooses.
+        batch_sizes: for which rates are chosen.
         lrs: the learning rates to choose from.
+        seed: of the runs that choose.
         sign: of the target: see :func:`best_within`.
     """
     histories = dict[int, dict[float, MetricHistory]]()
-    for size, seed in sizes_and_seed:
+    for size in batch_sizes:
         names = {lr: _run_name((size, lr, seed)) for lr in lrs}
         if all(name in runs for name in names.values()):
             histories[size] = {lr: runs[name].history for lr, name in names.items()}
@@ -276,7 +282,7 @@ def best_within(
 
 
 def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level: float) -> ErrorRow:
-    """Make a batch size's row: the mean of its best values, one a seed, with Student's interval.
+    """Make a batch size's row: the mean of its best values, one per seed, with Student's interval.
 
     They are None if one of the values is infinite.
     """

@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 COLUMNS = 3
 PANEL_INCHES = (2.6, 2.1)
 LAW_INCHES = 3.4
-# Behind the two outer regimes.
+# The colour behind the two outer regimes.
 REGIME_SHADE = "#f0f0f0"
 
 
@@ -240,7 +240,7 @@ def _draw_law(axes: "Axes", curves: Sequence[PanelCurve]) -> None:
     size_limits = log_limits(np.concatenate(all_sizes), (0.04, 0.04))
     law_sizes = np.geomspace(*size_limits, 100)
     law = 1.0 + law_sizes
-    # In front of the curves: one that obeys the law would hide it.
+    # The law lies in front of the curves: one that obeys it would hide it.
     axes.plot(law_sizes, law, color=INK, linewidth=1.0, linestyle="--", zorder=5)
     log_axis(axes, "x", size_limits, decimal=True)
     log_axis(axes, "y", log_limits(np.concatenate([*all_excess, law]), (0.05, 0.08)))

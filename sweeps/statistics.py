@@ -55,7 +55,7 @@ class Effect:
     # The ends of its interval, by Student's t, not corrected for the number of effects.
     low: float
     high: float
-    # Of the one-sample t-test against 0.
+    # The p-value of the one-sample t-test against 0.
     p: float
     # p after Holm's correction; p itself where there was none.
     corrected: float
@@ -125,7 +125,10 @@ def kind_of_size(size: int) -> str:
 
 
 def contrasts(seconds: Mapping[int, Sequence[float]], centre: int) -> Array:
-    """Give the contrast of a triplet in every round, (rounds,), from the seconds by batch size."""
+    """Give the contrast of a triplet in every round, (rounds,), from the seconds by batch size.
+
+    It is the log of a ratio; the module's docstring has the formula.
+    """
     rounds = np.array(list(map(seconds.__getitem__, _triplet(centre))), dtype=np.float64)
     if not np.all(np.isfinite(rounds) & (rounds > 0.0)):
         raise HardwareError(
@@ -147,8 +150,8 @@ def speed_gain(
     # They are paired by round: a disturbance of a whole round drops out.
     log_speed_to = np.log(to_size / np.array(seconds[to_size], dtype=np.float64))
     log_speed_from = np.log(from_size / np.array(seconds[from_size], dtype=np.float64))
-    ratios = np.asarray(log_speed_to - log_speed_from)
-    return estimate_effect(f"{to_size} over {from_size}", (to_size, from_size), ratios, level)
+    log_ratios = np.asarray(log_speed_to - log_speed_from)
+    return estimate_effect(f"{to_size} over {from_size}", (to_size, from_size), log_ratios, level)
 
 
 def off_the_line(
@@ -162,17 +165,17 @@ def off_the_line(
     middle_seconds = np.array(seconds[middle], dtype=np.float64)
     high_seconds = np.array(seconds[high], dtype=np.float64)
     line = low_seconds + (high_seconds - low_seconds) * (middle - low) / (high - low)
-    ratios = np.asarray(np.log(middle_seconds / line))
-    return estimate_effect(f"{middle} between {low} and {high}", (middle,), ratios, level)
+    log_ratios = np.asarray(np.log(middle_seconds / line))
+    return estimate_effect(f"{middle} between {low} and {high}", (middle,), log_ratios, level)
 
 
-def estimate_effect(name: str, centres: Sequence[int], values: Array, level: float) -> Effect:
+def estimate_effect(name: str, centres: Sequence[int], log_ratios: Array, level: float) -> Effect:
     """Give the mean, the interval and the test of an effect.
 
     Args:
         name: of the effect.
         centres: the batch sizes that it is about.
-        values: logs of ratios, one a round, of two rounds or more.
+        log_ratios: the log of a ratio for each round, of two rounds or more.
         level: of the interval.
 
     Returns:
@@ -180,19 +183,19 @@ def estimate_effect(name: str, centres: Sequence[int], values: Array, level: flo
         effects.
     """
     # Student's t divides by the scatter.
-    if np.ptp(values) == 0.0:
+    if np.ptp(log_ratios) == 0.0:
         raise HardwareError(
-            f"{name}: all {len(values)} rounds took the same time to the last digit: the clock is "
-            "too coarse"
+            f"{name}: all {len(log_ratios)} rounds took the same time to the last digit: the clock "
+            "is too coarse"
         )
-    test = stats.ttest_1samp(values, 0.0)
+    test = stats.ttest_1samp(log_ratios, 0.0)
     interval = test.confidence_interval(level)
     p = float(test.pvalue)
     return Effect(
         name=name,
         centres=tuple(centres),
-        rounds=len(values),
-        mean=math.expm1(float(values.mean())),
+        rounds=len(log_ratios),
+        mean=math.expm1(float(log_ratios.mean())),
         low=math.expm1(float(interval.low)),
         high=math.expm1(float(interval.high)),
         p=p,
@@ -229,7 +232,7 @@ def triplet_effects(
     # The groups are keyed by their members: where both are the same, the second name stands.
     for members, name in reversed(groups.items()):
         if len(members) > 1:
-            # One mean for each round: its triplets share the disturbances of the round.
+            # A round gives one mean: its triplets share the disturbances of the round.
             together = np.mean(list(map(by_centre.__getitem__, members)), axis=0)
             tested.append(estimate_effect(name, members, together, level))
     corrected = holm_corrected([effect.p for effect in tested])
@@ -249,7 +252,8 @@ def holm_corrected(p: Sequence[float]) -> list[float]:
     order = sorted(range(len(p)), key=lambda i: p[i])
     corrected = [0.0] * len(p)
     least = 0.0
-    # From the smallest p on, so that none is below one that was smaller before the correction.
+    # They are corrected from the smallest one on, so that none ends below one that was smaller
+    # before.
     for rank, i in enumerate(order):
         least = max(least, min(1.0, (len(p) - rank) * p[i]))
         corrected[i] = least
@@ -267,7 +271,7 @@ class Difference:
     mean: float | None
     low: float | None
     high: float | None
-    # Of the paired t-test against 0.
+    # The p-value of the paired t-test against 0.
     p: float | None
 
 

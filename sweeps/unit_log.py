@@ -55,11 +55,11 @@ class UnitHeader:
 
     format: int
     sweep: str
-    # By dotted key, as JSON has them.
+    # The settings, by dotted key, as JSON has them.
     settings: Mapping[str, object]
     # None where each unit has a device of its own, as a study does, or none at all.
     device: str | None
-    # By package.
+    # The versions, by package.
     versions: Mapping[str, str]
     commit: str | None
 
@@ -68,11 +68,11 @@ class UnitHeader:
 class UnitRecord:
     """A line of the file: one unit that has ended."""
 
-    # Its name.
+    # The unit's name.
     unit: str
     # What it depends on besides the header, such as the digest of a table; None: nothing.
     inputs: object
-    # From the end of the unit before, or from the beginning, to its own end.
+    # Seconds from the end of the unit before, or from the beginning, to this one's end.
     seconds: float
     # What was measured, as JSON has it.
     value: object
@@ -83,13 +83,13 @@ class UnitFile:
     """The contents of a file of units."""
 
     headers: tuple[UnitHeader, ...] = ()
-    # By name; of two records of a unit the later one counts.
+    # The records, by name; of two records of a unit the later one counts.
     records: Mapping[str, UnitRecord] = field(default_factory=dict)
-    # All of its whole lines.
+    # All whole lines of the file.
     text: str = ""
     # Whether a line without its end, which a killed process left, stands below them.
     is_torn: bool = False
-    # Whether it has lines of another format; then nothing of it is read.
+    # Whether the file has lines of another format; then nothing of it is read.
     is_foreign: bool = False
 
 

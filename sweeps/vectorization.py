@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Tf32 is a mode of fp32's, no type.
+# Tf32 is a mode of products in fp32, and no type of numbers.
 FLOATS = {name: dtype for name, dtype in DTYPES.items() if name != "tf32"}
 PRODUCT_FIGURE_INCHES = (15.0, 4.5)
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -139,7 +139,7 @@ class RepeatTiming:
     """How calls are timed.
 
     Args:
-        repeats: of all ways, each in an order of its own.
+        repeats: how often all ways are timed, each time in a newly shuffled order.
         segment_seconds: calls between two readings of the clock take about so long.
         limit_seconds: a way that has taken so long is not repeated again.
     """
@@ -167,7 +167,20 @@ def run(
 ) -> Finding:
     """Measure GFLOP/s of the ways, and GB/s of readings and orders: medians and quartiles.
 
-    Tests replace ``now``, the clock.
+    Args:
+        log: keeps the repeats.
+        device: on which all is timed.
+        dtype: of the matrices; vectors are in fp32.
+        size: rows, and columns, of each matrix.
+        block: columns of a block.
+        working_sets: KiB of the vectors that are read again and again.
+        gathered_kib: KiB of the vector whose numbers are gathered.
+        repeats: how often all ways, all readings and all orders are timed.
+        segment_seconds: calls between two readings of the clock take about so long.
+        limit_seconds: a way that has taken so long is not repeated again.
+        seed: of the matrices and of all orders.
+        only: the repeats to measure now; empty: all.
+        now: the clock, in seconds; tests replace it.
     """
     # A missing device is reported before anything else.
     place = resolve_device(device, "sweep.experiment.device")
@@ -191,7 +204,7 @@ def run(
     device_text = device_name({"accelerator": place.type, "devices": [place.index or 0]})
     # The device has its own place in the header, whatever it is called here.
     log.begin(device_text, ("repeats", "device"))
-    # Drawn on the CPU, so that every device multiplies the same numbers.
+    # They are drawn on the CPU, so that every device multiplies the same numbers.
     generator = torch.Generator().manual_seed(seed)
     b = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
     c = torch.randn(size, size, generator=generator).to(place, FLOATS[dtype])
@@ -297,9 +310,10 @@ def reading(sizes_kib: Sequence[int], place: torch.device) -> dict[str, Callable
     """
     calls = dict[str, Callable[[], Tensor]]()
     for kib in sizes_kib:
-        # Ones, as untouched pages of a host are not memory.
+        # They are ones, as pages of a host that nothing was written to are not memory.
         vector = torch.ones(kib * KIB // FP32_BYTES, device=place)
-        # Rows of stride 0: the same bytes, so that only the vector itself has to fit a cache.
+        # Its rows have stride 0: all are the same bytes, so that only the vector itself has to fit
+        # a cache.
         again = vector.expand(_reads_of_call(kib), len(vector))
         calls[str(kib)] = functools.partial(torch.sum, again, dim=1)
     return calls
@@ -372,9 +386,10 @@ def _order_rows(seconds: Mapping[str, Sequence[float]], read_bytes: int) -> list
     rows = list[OrderRow]()
     for name, values in seconds.items():
         low, middle, high = np.quantile(read_bytes / np.array(values) / 1e9, QUARTILES).tolist()
-        in_order = middle
+        # The first order is the one to which the others are compared.
+        rate_in_order = middle
         if rows:
-            in_order = rows[0]["gb_per_second"]
+            rate_in_order = rows[0]["gb_per_second"]
         rows.append(
             {
                 "way": f"gathering {name}",
@@ -382,7 +397,7 @@ def _order_rows(seconds: Mapping[str, Sequence[float]], read_bytes: int) -> list
                 "gb_per_second": middle,
                 "gb_low": low,
                 "gb_high": high,
-                "times_as_long": in_order / middle,
+                "times_as_long": rate_in_order / middle,
             }
         )
     return rows
@@ -464,23 +479,24 @@ def measure(
         rng: shuffles the ways of each repeat.
         clock: in seconds.
     """
-    # All of them are drawn, so that a repeat has the same order whichever repeats are kept.
-    orders = {name: rng.permutation(list(named)).tolist() for name in plan.names}
+    # The orders of all repeats are drawn, so that each has the same one whichever are kept.
+    ways_in_order = {name: rng.permutation(list(named)).tolist() for name in plan.names}
     kept_repeats = log.recorded(plan)
 
     def time_repeats(names: Sequence[str]) -> Iterator[tuple[str, RepeatSeconds]]:
         timers = _timers(make_calls(), clock)
-        calls = {name: _calls_of_segment(timers[name], timing) for name in named}
-        spent = by_way(kept_repeats, named)
+        # A repeat times a segment of so many calls of each way, and keeps the seconds of one call.
+        call_count = {name: _calls_of_segment(timers[name], timing) for name in named}
+        seconds_so_far = by_way(kept_repeats, named)
         for repeat in names:
             seconds = RepeatSeconds()
-            for way in orders[repeat]:
-                # Element by element takes a thousand times as long as the whole: each has its
-                # own limit, and one repeat at least.
-                has_time = calls[way] * sum(spent[way]) < timing.limit_seconds
-                if not spent[way] or has_time:
-                    seconds[way] = timers[way].timeit(calls[way]).median
-                    spent[way].append(seconds[way])
+            for way in ways_in_order[repeat]:
+                # Element by element takes a thousand times as long as the whole: the limit is of
+                # each way by itself, which is timed once at least.
+                spent = call_count[way] * sum(seconds_so_far[way])
+                if not seconds_so_far[way] or spent < timing.limit_seconds:
+                    seconds[way] = timers[way].timeit(call_count[way]).median
+                    seconds_so_far[way].append(seconds[way])
             yield repeat, seconds
 
     return log.measure_as_they_end(plan, time_repeats)

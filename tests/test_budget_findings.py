@@ -65,7 +65,7 @@ def test_how_the_best_batch_size_grows_with_the_budget():
     assert (growth.low, growth.high) == pytest.approx((growth.exponent, growth.exponent))
     expected = np.sqrt(128.0 * 1024.0 * np.array(BUDGET_SHARES))
     found = [best.batch_size for best in growth.best_sizes]
-    # Optima are sought at 16 batch sizes an octave: 2^(1/16) = 1.044.
+    # Optima are sought at 16 batch sizes per octave: 2^(1/16) = 1.044.
     assert found == pytest.approx(expected, rel=0.04)
     assert True not in {best.at_end for best in growth.best_sizes}
     # At four times the budget sqrt(4) times the batch.

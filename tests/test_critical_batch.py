@@ -58,10 +58,10 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path, monkeypatch):
     options = {"tables": [str(table)], "target": 2.0, "easier": [1.0, 1.2, 1.5, 4.5], "level": 0.9}
     whole = find(**options)
     assert (len(whole.rows), len(whole.notes)) == (3, 1)
-    read_cell = critical_batch.cell_record
+    read_cell = critical_batch.table_record
     for _ in range(2):
         with monkeypatch.context() as patched:
-            patched.setattr(critical_batch, "cell_record", stopping_after(1, read_cell))
+            patched.setattr(critical_batch, "table_record", stopping_after(1, read_cell))
             with pytest.raises(StoppedError):
                 find(log_at(path), **options)
     finding = find(log_at(path), **options)
@@ -71,7 +71,7 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path, monkeypatch):
         whole.rows,
         whole.notes,
     )
-    monkeypatch.setattr(critical_batch, "cell_record", None)
+    monkeypatch.setattr(critical_batch, "table_record", None)
     assert find(log_at(path), **options).details == whole.details
     with pytest.raises(ConfigError, match=r"names made/7, .*units: made/1; made/1\.2"):
         find(log_at(path), **options, only=["made/7"])

@@ -44,8 +44,8 @@ from bstune.search.posterior import (
     draw_prior,
     log_likelihood,
     log_steps,
+    log_steps_seen,
     make_prior,
-    steps_seen,
 )
 from bstune.search.sampler import default_policy
 from bstune.trial.workload import build_module
@@ -268,11 +268,11 @@ def test_a_horizon_of_least_cost_within_limits():
     met = met_of(1.0)
     free, _ = least_cost(met, 0.2, math.inf)
     assert least_cost(met, 0.2, 0.5 * free)[0] == 0.5 * free
-    assert least_cost(met, 0.2, math.inf, latest=0.25 * free)[0] == pytest.approx(
+    assert least_cost(met, 0.2, math.inf, log_latest=0.25 * free)[0] == pytest.approx(
         0.5 * free, abs=0.01
     )
     assert least_cost(met, 0.2, -3.0)[0] == -3.0
-    assert least_cost(met, 0.2, math.inf, latest=-9.0) == (-9.0, math.inf)
+    assert least_cost(met, 0.2, math.inf, log_latest=-9.0) == (-9.0, math.inf)
     # Many short runs are cheaper, but no winner is named by that.
     assert least_cost(met, 2.0, math.inf)[0] < 0.0
     assert least_cost(met, 2.0, math.inf, shortest=RELIABLE)[0] == 2.0 * RELIABLE
@@ -295,7 +295,9 @@ def test_the_chance_that_a_run_met_the_target_no_earlier_than_at_its_end(share, 
     assert -1e-3 < half - early < 0.6 * waste + 1e-3
     unknown = Ends(np.array([-0.25, 0.25]), np.zeros(2), np.full(2, np.inf))
     assert log_chance_at_end(law, unknown).tolist() == [[0.0, 0.0]]
-    assert log_chance_at_end(law, replace(unknown, late=None)).tolist() == [[0.0, 0.0]]
+    assert log_chance_at_end(law, replace(unknown, log_over_last_miss=None)).tolist() == [
+        [0.0, 0.0]
+    ]
 
 
 def test_how_much_is_gained_at_the_end_is_learnt_from_runs_that_met_the_target_there():
@@ -329,7 +331,7 @@ def test_the_last_look_of_a_run_that_met_the_target_at_its_end(status, steps_low
     one = make_result(
         batch_size=64, status=status, steps=100, steps_low=steps_low, history=((100, value),), horizon=horizon
     )  # fmt: skip
-    assert inferred([one]).data.ends.late.tolist() == [pytest.approx(late)]
+    assert inferred([one]).data.ends.log_over_last_miss.tolist() == [pytest.approx(late)]
 
 
 @pytest.mark.parametrize(
@@ -362,7 +364,7 @@ def test_how_a_trial_ends_its_horizon(status, steps, history, excess, early, bou
         batch_size=64, status=status, steps=steps, steps_low=0, history=history, horizon=100
     )
     data = inferred([one]).data
-    assert (data.ends.excess[0], data.ends.early[0]) == (
+    assert (data.ends.log_excess[0], data.ends.log_share_run[0]) == (
         pytest.approx(excess),
         pytest.approx(early),
     )
@@ -461,7 +463,7 @@ def test_a_run_draws_its_place_by_how_well_it_says_what_its_shortest_horizon_is(
     )
     # What the model says of this point without its run.
     expected = log_steps(theta, data.points, posterior.prior)[0, 2]
-    gap = steps_seen(theta, data, posterior.prior)[0, 2] - expected
+    gap = log_steps_seen(theta, data, posterior.prior)[0, 2] - expected
     noise = math.exp(2.0 * theta[0, NOISE])
     # Of the distance the place has its share: its own variance over all.
     drawn = POINT_MISFIT**2 / (POINT_MISFIT**2 + noise + spread**2)
@@ -596,7 +598,7 @@ def test_a_schedule_ends_with_the_trials_own_steps(name):
 
 
 def test_no_trial_at_all_and_none_with_a_metric():
-    assert likelihood_data([], prior()).ends.excess.shape == (0,)
+    assert likelihood_data([], prior()).ends.log_excess.shape == (0,)
     bounds = [replace(trial(i, 64, 0.1, 100), history=()) for i in range(3)]
     assert np.isfinite(inferred(bounds).theta).all()
 

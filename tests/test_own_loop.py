@@ -263,7 +263,7 @@ def made_trial(goal=0.2, clock=None, **changes):
         save_to=Path("saved"),
         resume_from=None,
         budget_end=None,
-        is_exact=False,
+        refuses_further_steps=False,
         needs_seconds=False,
         now=clock or FakeTime(),
     )

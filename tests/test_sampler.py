@@ -219,7 +219,7 @@ def test_a_history_that_is_reported_is_extrapolated():
     (one,) = sampler.posterior(study).observations
     assert (one.status, one.steps) == ("stopped", 1000)
     # 3000/1000.
-    assert one.log_factor == pytest.approx(math.log(3.0), abs=one.spread)
+    assert one.log_factor == pytest.approx(math.log(3.0), abs=one.log_factor_spread)
 
 
 def test_a_first_trial_that_fails_is_not_asked_for_ever():

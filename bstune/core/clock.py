@@ -84,7 +84,7 @@ class TrialClock:
         """Close a training segment of ``steps`` optimizer steps and enter ``phase``."""
         elapsed = self._segment_seconds + self.enter(phase)
         self._segment_seconds = 0.0
-        # One whose steps the gradient scaler all skipped has no seconds per step.
+        # A segment whose steps the gradient scaler all skipped has no seconds per step.
         if steps > 0:
             self.segments.append((steps, elapsed))
 

@@ -275,7 +275,7 @@ def fit_curve(
     perfect_scaling_below = None
     maximal_data_parallelism_above = None
     if not likely.zero and not likely.infinite:
-        b_crit = math.exp(chosen.profile.odds[likely.most] + observed.log_reference)
+        b_crit = math.exp(chosen.profile.log_odds[likely.most] + observed.log_reference)
         perfect_scaling_below = batch_at(b_crit, b_opt.most_likely, 1.0 / SLOPE_RATIO)
         maximal_data_parallelism_above = batch_at(b_crit, b_opt.most_likely, SLOPE_RATIO)
     fit = CurveFit(
@@ -356,11 +356,11 @@ def _log_fewest(
 def _log_fewest_at(profile: Profile, place: int, log_reference: float) -> tuple[float, float]:
     """Compute log S_min and log E_min at a place in the profile."""
     # S_min = h (1 - p).
-    log_s_min = profile.log_height[place] + log_expit(-profile.odds[place])
+    log_s_min = profile.log_height[place] + log_expit(-profile.log_odds[place])
     # E(B) = h B_ref (p + (1 - p)/r + v r) is least where r^2 = (1 - p)/v.
     log_relative_e_min = np.logaddexp(
-        log_expit(profile.odds),
-        math.log(2.0) + 0.5 * (profile.small + log_expit(-profile.odds)),
+        log_expit(profile.log_odds),
+        math.log(2.0) + 0.5 * (profile.log_small + log_expit(-profile.log_odds)),
     )
     log_e_min = profile.log_height[place] + log_relative_e_min[place] + log_reference
     return float(log_s_min), float(log_e_min)
@@ -390,11 +390,11 @@ def _contradicted_fit(
     )
 
 
-def _b_crit_at(odds: float | None, log_reference: float) -> float | None:
+def _b_crit_at(log_odds: float | None, log_reference: float) -> float | None:
     """Convert log(B_crit/B_ref) to B_crit in examples; None stays None."""
-    if odds is None:
+    if log_odds is None:
         return None
-    return math.exp(odds + log_reference)
+    return math.exp(log_odds + log_reference)
 
 
 def log_slope(points: Iterable[FrontierPoint]) -> float:
@@ -432,13 +432,15 @@ def half_slope(log_batch: Array, log_steps: Array) -> Array:
     distance = log_batch[None, :] - log_batch[:, None]
     weight = np.exp(-0.5 * (distance / (SLOPE_WIDTH * math.log(2.0))) ** 2)
     weight /= weight.sum(axis=1, keepdims=True)
-    distance = distance - (weight * distance).sum(axis=1, keepdims=True)
-    line = weight * distance / (weight * distance**2).sum(axis=1, keepdims=True)
-    slope = log_steps @ line.T
+    # The slope of the line at each log B is a sum of all log S, weighed by these factors.
+    centred = distance - (weight * distance).sum(axis=1, keepdims=True)
+    factors = weight * centred / (weight * centred**2).sum(axis=1, keepdims=True)
+    slope = log_steps @ factors.T
     low = np.minimum(slope[:, :-1], slope[:, 1:])
     high = np.maximum(slope[:, :-1], slope[:, 1:])
     # The share of each step of log B in which the slope, linear between its ends, is steeper.
     steeper = np.clip((-0.5 - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+    # A slope that gets flatter once is steeper up to the log B that is sought.
     return np.asarray(log_batch[0] + (log_batch[1] - log_batch[0]) * steeper.sum(axis=1))
 
 
@@ -622,13 +624,13 @@ def _interval_ends(profile: Profile, rise: float) -> tuple[float | None, float |
     An end is None where B_crit = 0 or infinity, or the end of the grid, lies within the interval.
     """
     excess = profile.deviance - profile.deviance.min() - rise
-    # The first and the last odds are infinite.
-    crossings = _crossings(profile.odds[1:-1], excess[1:-1])
+    # The first and the last log odds are infinite.
+    crossings = _crossings(profile.log_odds[1:-1], excess[1:-1])
     low: float | None = crossings[0]
     high: float | None = crossings[1]
-    if excess[0] <= 0 or crossings[0] <= profile.odds[1]:
+    if excess[0] <= 0 or crossings[0] <= profile.log_odds[1]:
         low = None
-    if excess[-1] <= 0 or crossings[1] >= profile.odds[-2]:
+    if excess[-1] <= 0 or crossings[1] >= profile.log_odds[-2]:
         high = None
     return low, high
 
@@ -669,40 +671,44 @@ def _b_opt_range(
     most_likely = int(profile.deviance.argmin())
     threshold = profile.deviance[most_likely] + rise
     inside = np.flatnonzero(profile.deviance <= threshold)
-    # The ends of v are a search of their own at each of the odds: a few tell them.
+    # It takes a search to find the ends of v at one of the log odds: a few of those suffice.
     inside = inside[np.linspace(0, inside.size - 1, 15).astype(int)]
-    odds = profile.odds[inside]
-    small_low, small_high = _small_ends(observed, odds, profile.small[inside], threshold)
+    log_odds = profile.log_odds[inside]
+    log_small_low, log_small_high = _log_small_ends(
+        observed, log_odds, profile.log_small[inside], threshold
+    )
     # B_opt^2 = B_ref^2 v/(1 - p)
-    low = 0.5 * (small_low - log_expit(-odds)) + observed.log_reference
-    high = 0.5 * (small_high - log_expit(-odds)) + observed.log_reference
+    log_low = 0.5 * (log_small_low - log_expit(-log_odds)) + observed.log_reference
+    log_high = 0.5 * (log_small_high - log_expit(-log_odds)) + observed.log_reference
     log_value = (
-        0.5 * (profile.small[most_likely] - log_expit(-profile.odds[most_likely]))
+        0.5 * (profile.log_small[most_likely] - log_expit(-profile.log_odds[most_likely]))
         + observed.log_reference
     )
     upper_end = None
-    if odds[-1] != np.inf:
-        upper_end = math.exp(high.max())
-    return math.exp(log_value), math.exp(low.min()), upper_end
+    if log_odds[-1] != np.inf:
+        upper_end = math.exp(log_high.max())
+    return math.exp(log_value), math.exp(log_low.min()), upper_end
 
 
-def _small_ends(
-    observed: Observed, odds: Array, small: Array, threshold: float
+def _log_small_ends(
+    observed: Observed, log_odds: Array, log_small: Array, threshold: float
 ) -> tuple[Array, Array]:
     """Find the smallest and the largest log v whose deviance is below the threshold: (m,) each.
 
-    At each of m ``odds``, at which ``small`` is the best log v.
+    At each of m ``log_odds``, at which ``log_small`` is the best log v.
     """
-    low = small - 8.0
-    high = small + 8.0
-    # The second grid is a finer one around the ends that the first one found.
+    # The ends are sought within 8 of the best log v.
+    log_low = log_small - 8.0
+    log_high = log_small + 8.0
+    # The second grid is a finer one. It goes from 0.5 below the lower end that the first grid found
+    # to 0.5 above the upper end.
     for count in (25, 13):
-        grid = np.linspace(low, high, count, axis=1)
-        profile = minimise(observed, np.repeat(odds, count), grid.reshape(-1))
+        grid = np.linspace(log_low, log_high, count, axis=1)
+        profile = minimise(observed, np.repeat(log_odds, count), grid.reshape(-1))
         excess = profile.deviance.reshape(grid.shape) - threshold
         crossings = np.array([_crossings(*row) for row in zip(grid, excess, strict=True)])
-        low = crossings[:, 0] - 0.5
-        high = crossings[:, 1] + 0.5
+        log_low = crossings[:, 0] - 0.5
+        log_high = crossings[:, 1] + 0.5
     return crossings[:, 0], crossings[:, 1]
 
 

@@ -2,7 +2,7 @@
 
 Points 1 to 3 of :mod:`bstune.core.curve` say what the law and the error model are. At a reference
 batch size B_ref, with r = B_ref/B, the curve is S(B) = h (1 - p + p r + v r^2). The parameters
-stand here as ``odds`` = log(B_crit/B_ref), of which p is the expit; ``small`` = log v;
+stand here as ``log_odds`` = log(B_crit/B_ref), of which p is the expit; ``log_small`` = log v;
 ``log_height`` = log h; and ``log_sigma``.
 """
 
@@ -29,7 +29,7 @@ POINT_OUTLIER_SPREAD = 1.0
 LOG_REACH = math.log(1e4)
 # Starts of the search in v: the log of the third term over the others at the smallest batch size,
 # from a tenth of the steps there to nearly all.
-SMALL_STARTS = (-2.0, 1.0, 4.0, 7.0)
+LOG_SMALL_STARTS = (-2.0, 1.0, 4.0, 7.0)
 # How many heights the search starts from.
 HEIGHT_STARTS = 9
 # Values of sigma that the search starts from.
@@ -57,11 +57,11 @@ class Observed:
 
 @dataclass(frozen=True)
 class Profile:
-    """The deviance at m odds, minimised over the other parameters: arrays of shape (m,)."""
+    """The deviance at m log odds, minimised over the other parameters: arrays of shape (m,)."""
 
-    odds: Array
+    log_odds: Array
     """log(B_crit/B_ref)."""
-    small: Array
+    log_small: Array
     """log v."""
     deviance: Array
     """-2 log likelihood, up to a constant."""
@@ -70,9 +70,9 @@ class Profile:
 
 
 def locate(observed: Observed, terms: int, rise: float) -> Profile:
-    """Compute the profile on a grid of odds that resolves its minimum and the interval.
+    """Compute the profile on a grid of log odds that resolves its minimum and the interval.
 
-    The odds are in ascending order; the first and the last are infinite.
+    The log odds are in ascending order; the first and the last are infinite.
 
     Args:
         observed: the points.
@@ -80,36 +80,36 @@ def locate(observed: Observed, terms: int, rise: float) -> Profile:
         rise: how far the deviance rises from its minimum to an end of the interval.
     """
 
-    def profile_at(odds: Array) -> Profile:
-        """Minimise the deviance of the law at each of the odds."""
-        small = None
+    def profile_at(log_odds: Array) -> Profile:
+        """Minimise the deviance of the law at each of the log odds."""
+        log_small = None
         if terms == 2:
-            small = np.full(odds.size, -np.inf)
-        return minimise(observed, odds, small)
+            log_small = np.full(log_odds.size, -np.inf)
+        return minimise(observed, log_odds, log_small)
 
     limits = profile_at(np.array([-np.inf, np.inf]))
     first = observed.x.min() - LOG_REACH
     last = observed.x.max() + LOG_REACH
     inner = profile_at(np.linspace(first, last, 96))
-    # Twice, as the first grid may see the interval as a single point.
+    # It is refined twice, as the first grid may see the interval as a single point.
     for _ in range(2):
         lowest = min(inner.deviance.min(), limits.deviance.min())
         # The grid's own minimum is inside even where one of the limits lies far lower.
         inside = np.flatnonzero(inner.deviance <= max(lowest + rise, inner.deviance.min()))
-        low = inner.odds[max(inside[0] - 1, 0)]
-        high = inner.odds[min(inside[-1] + 1, inner.odds.size - 1)]
+        low = inner.log_odds[max(inside[0] - 1, 0)]
+        high = inner.log_odds[min(inside[-1] + 1, inner.log_odds.size - 1)]
         inner = profile_at(np.linspace(low, high, 41))
     around_minimum = inner
     for _ in range(3):
         lowest_at = int(around_minimum.deviance.argmin())
-        low = around_minimum.odds[max(lowest_at - 1, 0)]
-        high = around_minimum.odds[min(lowest_at + 1, around_minimum.odds.size - 1)]
+        low = around_minimum.log_odds[max(lowest_at - 1, 0)]
+        high = around_minimum.log_odds[min(lowest_at + 1, around_minimum.log_odds.size - 1)]
         around_minimum = profile_at(np.linspace(low, high, 9))
     return _joined(limits, inner, around_minimum)
 
 
 def _joined(*profiles: Profile) -> Profile:
-    """Join profiles into one, in ascending order of the odds."""
+    """Join profiles into one, in ascending order of the log odds."""
     columns = [
         np.concatenate(parts)
         for parts in zip(*(vars(profile).values() for profile in profiles), strict=True)
@@ -118,32 +118,32 @@ def _joined(*profiles: Profile) -> Profile:
     return Profile(*(column[order] for column in columns))
 
 
-def minimise(observed: Observed, odds: Array, small: Array | None = None) -> Profile:
-    """Minimise the deviance at each of m odds over sigma, the height and the small-batch term.
+def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None) -> Profile:
+    """Minimise the deviance at each of m log odds over sigma, the height and the small-batch term.
 
     It is a pattern search of shrinking steps, from the best of a grid of starts: the outlier
     mixture has several minima.
 
     Args:
         observed: the points.
-        odds: log(B_crit/B_ref), (m,); some may be infinite.
-        small: log v of the small-batch term at each of them, (m,); None: it is free.
+        log_odds: log(B_crit/B_ref), (m,); some may be infinite.
+        log_small: log v of the small-batch term at each of them, (m,); None: it is free.
     """
-    is_small_free = small is None
-    rows = np.arange(odds.size)
-    odds = odds[:, None]
-    # k candidates at each of the odds: arrays (m, k), and the curve's shape (m, k, n).
-    small_tried, shape, log_height, log_sigma = _starts(observed, odds, small)
+    is_small_free = log_small is None
+    rows = np.arange(log_odds.size)
+    log_odds = log_odds[:, None]
+    # k candidates at each of the log odds: arrays (m, k), and the curve's shape (m, k, n).
+    log_small_tried, log_shape, log_height, log_sigma = _starts(observed, log_odds, log_small)
     directions = (-1.0, 0.0, 1.0)
     small_directions = directions if is_small_free else (0.0,)
     moves = np.array(list(product(small_directions, directions, directions)))
     for step in _search_steps(is_small_free):
-        errors = observed.log_steps - shape - log_height[..., None]
+        errors = observed.log_steps - log_shape - log_height[..., None]
         deviance = _deviance(errors, observed.stopped, log_sigma)
         least = deviance.argmin(1)
         best = Profile(
-            odds=odds[:, 0],
-            small=small_tried[rows, least],
+            log_odds=log_odds[:, 0],
+            log_small=log_small_tried[rows, least],
             deviance=deviance[rows, least],
             log_height=log_height[rows, least],
             log_sigma=log_sigma[rows, least],
@@ -152,46 +152,46 @@ def minimise(observed: Observed, odds: Array, small: Array | None = None) -> Pro
         scale = step * np.exp(best.log_sigma)
         log_height = best.log_height[:, None] + scale[:, None] * moves[:, 1]
         log_sigma = best.log_sigma[:, None] + step * moves[:, 2]
-        shape = np.repeat(shape[rows, least][:, None], len(moves), axis=1)
-        small_tried = best.small[:, None] + 2.0 * step * moves[:, 0]
+        log_shape = np.repeat(log_shape[rows, least][:, None], len(moves), axis=1)
+        log_small_tried = best.log_small[:, None] + 2.0 * step * moves[:, 0]
         if is_small_free:
             # The height gives way, so that the curve stays among the points.
-            middle = shape.mean(-1)
-            shape = _shape(odds, small_tried, observed.x)
-            log_height += middle - shape.mean(-1)
+            middle = log_shape.mean(-1)
+            log_shape = _log_shape(log_odds, log_small_tried, observed.x)
+            log_height += middle - log_shape.mean(-1)
     return best
 
 
 def _starts(
-    observed: Observed, odds: Array, small: Array | None
+    observed: Observed, log_odds: Array, log_small: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Choose k starts of the search at each of m odds, log(B_crit/B_ref), of shape (m, 1).
+    """Choose k starts of the search at each of m ``log_odds``, of shape (m, 1).
 
-    ``small`` is log v of the small-batch term at each of the odds; None: it is searched, too.
+    ``log_small`` is log v of the small-batch term at each of them; None: it is searched, too.
 
     Returns:
         log v (m, k), the curve's log shape at the n points (m, k, n), ``log_height`` (m, k) and
         ``log_sigma`` (m, k).
     """
-    if small is None:
-        smallest = observed.x.min(keepdims=True)
+    if log_small is None:
+        log_smallest = observed.x.min(keepdims=True)
         # The other two terms at the smallest batch size, against which v r^2 is weighed.
-        two_terms = _shape(odds, np.array([-np.inf]), smallest)[..., 0]
-        small_tried = two_terms + 2.0 * smallest + np.array(SMALL_STARTS)
+        log_two_terms = _log_shape(log_odds, np.array([-np.inf]), log_smallest)[..., 0]
+        log_small_tried = log_two_terms + 2.0 * log_smallest + np.array(LOG_SMALL_STARTS)
     else:
-        small_tried = small[:, None]
-    shape = _shape(odds, small_tried, observed.x)
+        log_small_tried = log_small[:, None]
+    log_shape = _log_shape(log_odds, log_small_tried, observed.x)
     # Heights that put the curve through the points, from the lowest to the highest one.
-    gaps = (observed.log_steps - shape)[..., ~observed.stopped]
+    gaps = (observed.log_steps - log_shape)[..., ~observed.stopped]
     quantiles = np.quantile(gaps, np.linspace(0.0, 1.0, HEIGHT_STARTS), axis=-1)
-    log_height = np.moveaxis(quantiles, 0, -1).reshape(odds.size, -1)
-    small_tried = np.repeat(small_tried, HEIGHT_STARTS, axis=1)
-    shape = np.repeat(shape, HEIGHT_STARTS, axis=1)
+    log_height = np.moveaxis(quantiles, 0, -1).reshape(log_odds.size, -1)
+    log_small_tried = np.repeat(log_small_tried, HEIGHT_STARTS, axis=1)
+    log_shape = np.repeat(log_shape, HEIGHT_STARTS, axis=1)
     log_sigmas = np.log(SIGMA_STARTS)
     log_sigma = np.tile(log_sigmas, log_height.shape)
     return (
-        np.repeat(small_tried, log_sigmas.size, axis=1),
-        np.repeat(shape, log_sigmas.size, axis=1),
+        np.repeat(log_small_tried, log_sigmas.size, axis=1),
+        np.repeat(log_shape, log_sigmas.size, axis=1),
         np.repeat(log_height, log_sigmas.size, axis=1),
         log_sigma,
     )
@@ -213,13 +213,15 @@ def _search_steps(is_small_free: bool) -> list[float]:
     return steps
 
 
-def _shape(odds: Array, small: Array, x: Array) -> Array:
+def _log_shape(log_odds: Array, log_small: Array, x: Array) -> Array:
     """Compute log(1 - p + p r + v r^2), with r = B_ref/B, p = expit(odds) and v = exp(small).
 
-    ``odds`` and ``small``, log v, may be infinite; ``x`` is log(B/B_ref).
+    ``log_odds`` and ``log_small``, log v, may be infinite; ``x`` is log(B/B_ref).
     """
-    two_terms = np.logaddexp(log_expit(-odds)[..., None], log_expit(odds)[..., None] - x)
-    return np.asarray(np.logaddexp(two_terms, small[..., None] - 2.0 * x))
+    log_two_terms = np.logaddexp(
+        log_expit(-log_odds)[..., None], log_expit(log_odds)[..., None] - x
+    )
+    return np.asarray(np.logaddexp(log_two_terms, log_small[..., None] - 2.0 * x))
 
 
 def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Array:

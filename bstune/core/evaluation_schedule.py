@@ -56,6 +56,7 @@ def is_near(
     if len(gaps) < 2:
         return False
     step, gap = gaps[-1]
+    # The latest evaluation in the first 1/LOOK_BACK of the steps; without one, the first of all.
     earlier = gaps[0]
     for pair in gaps[:-1]:
         if pair[0] * LOOK_BACK <= step:

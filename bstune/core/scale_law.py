@@ -108,9 +108,9 @@ class ScaleLaw:
     largest: float
     """The largest."""
     points: tuple[ScalePoint, ...]
-    centre: float
+    log_centre: float
     """Mean of the points' log scales."""
-    level: float
+    log_level: float
     """Mean of the points' log values."""
     components: tuple[Component, ...]
 
@@ -121,16 +121,16 @@ class ScaleLaw:
         points' scales, and the estimate in that of their values.
         """
         # Each component is the law at one choice of its widths. It gives a normal distribution of
-        # the log quantity, less ``level``; the prediction is their weighted mixture.
-        log_scale = math.log(scale) - self.centre
+        # the log quantity, less ``log_level``; the prediction is their weighted mixture.
+        log_scale = math.log(scale) - self.log_centre
         means = list[float]()
         sigmas = list[float]()
         for component in self.components:
-            # A sum of one term: f at this scale, with the weight 1.
+            # The sum has one term here: f at this scale, with the weight 1.
             mean, variance = self._moments(
                 component, log_scales=np.array([log_scale]), factors=np.array([1.0])
             )
-            means.append(self.level + mean)
+            means.append(self.log_level + mean)
             # Each study has an offset of its own.
             sigmas.append(math.sqrt(variance + component.offset**2))
         log_estimate = self._interval(np.array(means), np.array(sigmas))
@@ -145,10 +145,10 @@ class ScaleLaw:
     ) -> tuple[float, float]:
         """Compute mean and variance of a weighted sum of f's values by one component.
 
-        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,), which are less ``centre``. f
-        is the log of the quantity, less ``level``.
+        ``factors`` (n,) weigh the values of f at ``log_scales`` (n,), which are less
+        ``log_centre``. f is the log of the quantity, less ``log_level``.
         """
-        x = np.log([point.scale for point in self.points]) - self.centre
+        x = np.log([point.scale for point in self.points]) - self.log_centre
         across = factors @ _covariance(log_scales, x, component.drift)
         prior_variance = float(
             factors @ _covariance(log_scales, log_scales, component.drift) @ factors
@@ -190,11 +190,11 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
     scales = sorted({point.scale for point in points})
     if len(scales) < FEWEST_SCALES:
         raise StudyError(f"a law over scales takes {FEWEST_SCALES} of them, but got {len(scales)}")
-    x = np.log([point.scale for point in points])
-    y = np.log([point.value for point in points])
-    centre = float(x.mean())
-    level = float(y.mean())
-    components = _components(points, x - centre, y - level)
+    log_scales = np.log([point.scale for point in points])
+    log_values = np.log([point.value for point in points])
+    log_centre = float(log_scales.mean())
+    log_level = float(log_values.mean())
+    components = _components(points, log_scales - log_centre, log_values - log_level)
     # The exponent is computed from the rest of the law, and put in last.
     blank = Estimate(0.0, 0.0, 0.0)
     law = ScaleLaw(
@@ -202,13 +202,13 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
         smallest=scales[0],
         largest=scales[-1],
         points=tuple(points),
-        centre=centre,
-        level=level,
+        log_centre=log_centre,
+        log_level=log_level,
         components=components,
     )
     # The mean slope is a weighted sum of f's values at both ends: their difference over the
     # distance.
-    log_ends = np.log([scales[0], scales[-1]]) - centre
+    log_ends = np.log([scales[0], scales[-1]]) - log_centre
     factors = np.array([-1.0, 1.0]) / (log_ends[1] - log_ends[0])
     moments = [law._moments(component, log_ends, factors) for component in components]
     means, variances = np.array(moments).T

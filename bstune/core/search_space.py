@@ -44,7 +44,7 @@ class Tunable:
         # Options refuse a log scale from 0 on, where they are checked.
         if self.log and min(low, high) > 0:
             middle = math.sqrt(low * high)
-        # Its own complement leads back from the scale that is searched.
+        # A complement is its own inverse: it leads back from the scale that is searched.
         return self.value(self.searched(middle))
 
     def searched(self, value: float) -> float:

@@ -59,7 +59,7 @@ class StepTimes:
         """
         if np.ndim(batch_size):
             return self._corrected(batch_size)
-        # One at a time they are asked for again and again: each trial's at each decision.
+        # Single batch sizes are asked for again and again: that of each trial, at each decision.
         size = float(batch_size)
         if size not in self._known:
             self._known[size] = self._corrected(np.array(size))
@@ -139,7 +139,7 @@ def fit_step_times(
         smooth = fit_line(pairs)
     else:
         smooth = StepTime(middle, 1.0)
-    # The copy has rows in one piece, which numpy's log may treat otherwise.
+    # Rows of the copy are contiguous: numpy's log may round strided ones otherwise.
     batch_size, tau = np.array(pairs, dtype=np.float64).reshape(-1, 2).T.copy()
     log_ratio = np.log(tau / StepTimes(smooth)(batch_size))
     return StepTimes(smooth, tuple(np.log2(batch_size).tolist()), tuple(log_ratio.tolist()))
@@ -184,7 +184,7 @@ def iteration_seconds(gradient: float, sync: float, gamma: float) -> float:
     longest = max(gradient, sync)
     if longest == 0.0 or math.isinf(gamma):
         return longest
-    # Over the longest of both, so that no power overflows.
+    # Both are taken over the longer one, so that no power overflows.
     powers = (gradient / longest) ** gamma + (sync / longest) ** gamma
     return float(longest * powers ** (1.0 / gamma))
 

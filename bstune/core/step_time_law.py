@@ -67,12 +67,12 @@ FEW_NEARER = 1.15
 POOLED_TIMINGS = 4.0
 # A fall of tau is confirmed by so many of the combined standard errors.
 CONFIRMED = 4.0
-# Visits beyond each batch size's first: from so many on they tell their scatter. Before, it is
-# taken for UNSEEN_SCATTER. Of two visits of three steps, all that a survey of 14 s had time for on
-# an H200, one was 4 times too long.
+# Visits beyond each batch size's first: from so many on they tell their scatter. With fewer it is
+# drawn to UNSEEN_SCATTER, a relative standard deviation. Of two visits of three steps, all that a
+# survey of 14 s had time for on an H200, one was 4 times too long.
 TELLING_REPEATS = 3
 UNSEEN_SCATTER = 0.3
-# Seconds by which Lightning's loop, with its hooks, and the lean one may differ a step.
+# Seconds by which a step of Lightning's loop, with its hooks, and one of the lean loop may differ.
 LOOPS_APART = 5e-4
 # Fewest trials whose own steps say how a machine's speed changes from minute to minute.
 TRIALS_OF_FACTOR = 10
@@ -150,7 +150,10 @@ class StepTimeLaw(StepTime):
     takes_trials: bool
 
     def __call__(self, batch_size: float) -> float:
-        """Compute tau(B) in seconds; beyond the timed sizes, by the line scaled to the last one."""
+        """Compute tau(B) in seconds.
+
+        Beyond the timed sizes it follows the line, scaled to meet the curve at the nearest of them.
+        """
         within = min(max(batch_size, self.sizes[0]), self.sizes[-1])
         line = self.overhead + self.per_example * batch_size
         line_within = self.overhead + self.per_example * within
@@ -158,9 +161,9 @@ class StepTimeLaw(StepTime):
 
     def draws(self, count: int, rng: np.random.Generator) -> "StepTimeDraws":
         """Draw ``count`` functions tau(B) from the uncertainty that the timings leave."""
-        middle = np.log(self.seconds)
+        log_law = np.log(self.seconds)
         covariance = np.array(self.log_covariance)
-        drawn = rng.multivariate_normal(middle, covariance, size=count, method="eigh")
+        drawn = rng.multivariate_normal(log_law, covariance, size=count, method="eigh")
         rising = np.stack([_made_rising(row, np.diag(covariance), self.falls) for row in drawn])
         factor = rng.normal(0.0, self.factor_error, size=(count, 1))
         return StepTimeDraws(self, rising + factor)
@@ -250,10 +253,12 @@ class StepTimeDraws:
     def over_law(self, batch_size: Array) -> Array:
         """Compute each draw's tau over the law's tau at batch sizes (n,): (draws, n)."""
         log_sizes = np.log(self.law.sizes)
-        middle = np.log(self.law.seconds)
+        log_law = np.log(self.law.seconds)
         log_batch_size = np.log(batch_size)
-        ratios = [np.interp(log_batch_size, log_sizes, row - middle) for row in self.log_seconds]
-        return np.asarray(np.exp(np.stack(ratios)))
+        log_ratios = list[Array]()
+        for log_draw in self.log_seconds:
+            log_ratios.append(np.interp(log_batch_size, log_sizes, log_draw - log_law))
+        return np.asarray(np.exp(np.stack(log_ratios)))
 
 
 def fit_step_time_law(
@@ -372,7 +377,10 @@ def _timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
 
 
 def _merged(timings: Sequence[Timing]) -> list[Timing]:
-    """Take timings together that lie less than a place apart, by their precision; in rising order."""
+    """Average timings that lie less than a place apart, weighed by their precision.
+
+    They are given in rising order of batch size.
+    """
     rising = sorted(timings, key=lambda timing: timing.batch_size)
     merged = [rising[0]]
     for timing in rising[1:]:
@@ -430,9 +438,9 @@ def _timing_errors(timings: Sequence[TimedSize]) -> Array:
     """
     visits = np.array([timing.visits for timing in timings])
     repeats = visits - 1
-    apart = np.log([timing.high / timing.low for timing in timings])
+    log_apart = np.log([timing.high / timing.low for timing in timings])
     # Interpolated quartiles of a few values lie nearer to each other.
-    scatter = apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
+    scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     seen = 0.0
     if repeats.any():
         seen = float(np.average(scatter**2, weights=repeats))
@@ -472,7 +480,7 @@ def _fit_process(
         sizes: the n batch sizes that were timed, in ascending order, (n,).
         log_seconds: log of the seconds of a step at each, (n,).
         errors: relative standard errors of these, (n,).
-        line: overhead and seconds an example.
+        line: overhead and seconds per example.
         falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
         places: batch sizes at which the law is asked for, (m,); None: the timed ones.
 
@@ -497,6 +505,7 @@ def _fit_process(
     # What lies on the two sides of a confirmed fall says nothing of each other.
     side = np.searchsorted(sizes[list(falls)], places, side="right")
     prior[side[:, None] != side[None, :]] = 0.0
+    # The derivatives of log tau by the logs of the overhead and of the seconds per example.
     share = overhead / line_at_places
     for derivative in (share, 1.0 - share):
         prior += LINE_SPREAD**2 * np.outer(derivative, derivative)

@@ -202,9 +202,10 @@ def _is_noisy(repeats: Sequence[Sequence[float]]) -> bool:
 def summarize_visits(
     batch_size: int, repeats: Sequence[Sequence[float]], bare: Sequence[Sequence[float]] = ()
 ) -> StepTiming:
-    """Give the median and quartiles of a batch size's visits, each counted by its mean step.
+    """Give the median and quartiles, over a batch size's visits, of the mean seconds of a step.
 
-    A mean has the work that a step does for several, such as making their batches.
+    The steps of a visit are averaged first: some of them do work for several, such as making their
+    batches. The drift is the slowest visit's mean over the fastest one's, less 1.
 
     Args:
         batch_size: at which the steps were timed.

@@ -174,7 +174,7 @@ def read_params(
     return Params(
         batch_size=size_key,
         lr=rate_key,
-        batch_sizes=_whole(size_key, searched[size_key]),
+        batch_sizes=_checked_sizes(size_key, searched[size_key]),
         rates=_positive(rate_key, searched[rate_key]),
         others=others,
         fixed=tuple(fixed),
@@ -265,7 +265,7 @@ def _key_of(
     )
 
 
-def _whole(key: str, sizes: Range) -> Range:
+def _checked_sizes(key: str, sizes: Range) -> Range:
     """Give the range as it is. ConfigError if its batch sizes are no whole numbers from 1 on."""
     values = _numbers(sizes.values)
     # The ends of other values than numbers are NaN.

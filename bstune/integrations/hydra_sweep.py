@@ -451,14 +451,15 @@ def _report_jobs(
 
     A ConfigError, which the user is to mend, is raised once all jobs are reported.
     """
-    to_mend: ConfigError | None = None
+    first_error: ConfigError | None = None
     for trial, job in zip(batch, jobs, strict=True):
         try:
             _report_job(trial, job, settings)
         except ConfigError as error:
-            to_mend = to_mend or error
-    if to_mend is not None:
-        raise to_mend
+            if first_error is None:
+                first_error = error
+    if first_error is not None:
+        raise first_error
 
 
 def _report_job(trial: LoopTrial, job: JobReturn | Exception, settings: Settings) -> None:

@@ -21,7 +21,7 @@ def option_at(options: BaseModel, key: str) -> object:
         elif isinstance(value, Mapping):
             value = value.get(part)
         elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
-            # As the second of Adam's betas.
+            # It is an element of a list, as the second of Adam's betas.
             value = value[int(part)]
         else:
             return None

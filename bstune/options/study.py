@@ -189,7 +189,7 @@ def _check_tune(search: SearchOptions, workload: WorkloadOptions, lookup: Lookup
             continue
         key = workload.tunable[name].key
         value = lookup.value_at(key)
-        # null: the part that it tunes is off.
+        # It is null where the part that it tunes is off.
         if type(value) not in (int, float, type(None)):
             raise ValueError(
                 f"workload.tunable.{name}.key={key} must name a number of the config, or null, "

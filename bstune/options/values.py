@@ -55,7 +55,7 @@ def auto_or_number(value: object) -> object:
 # Every number has a range. Its ends are far from what one needs; beyond them arithmetic or memory
 # ends. An end of a metric's range is the one without, as it may be infinite.
 Number = Annotated[float, NUMBER]
-# Of examples or steps: a float holds every one.
+# A number of examples or steps: a float holds every one.
 Count = Annotated[int, Field(ge=0, le=10**15), NUMBER]
 Positive = Annotated[int, Field(ge=1, le=10**15), NUMBER]
 Few = Annotated[int, Field(ge=0, le=10**6), NUMBER]
@@ -64,7 +64,7 @@ SomeFew = Annotated[list[PositiveFew], Field(min_length=1, max_length=1000)]
 WholeTo1000 = Annotated[int, Field(ge=0, le=1000), NUMBER]
 OneTo1000 = Annotated[int, Field(ge=1, le=1000), NUMBER]
 Bytes = Annotated[int, Field(ge=1, le=2**60), NUMBER]
-# As numpy and Lightning take it.
+# A seed in the range that numpy and Lightning take.
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1), NUMBER]
 Finite = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False), NUMBER]
 PositiveFinite = Annotated[float, Field(ge=1e-15, le=1e15, allow_inf_nan=False), NUMBER]

@@ -134,7 +134,7 @@ def _headline(result: StudyResult) -> str:
 
 
 Lines = Sequence[tuple[str, Callable[[StudyResult], Iterable[str | None]]]]
-"""A table of lines: the label of each, and the function that gives its texts."""
+"""A table of lines: the label of each, and the function that gives its texts (None is no text)."""
 # The lines of the answer, in the order in which they are read; one without a text is left out.
 LINES: Lines = (
     ("USE", use),

@@ -53,6 +53,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for study in comparison.studies:
         rows += ["", *_study_rows(study)]
     rows.append("")
+    # How near the studies' curves lie to one law, once each is scaled by its S_min and B_crit.
     if comparison.collapse is not None:
         rows += _labelled("LAW", [f"S = S_min (1 + B_crit/B): {comparison.collapse}"])
     rows += _labelled("CRITICAL", _pair_lines(comparison.pairs))

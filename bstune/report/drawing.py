@@ -55,8 +55,8 @@ PURPLE = "#AA4499"
 GREEN = "#009E73"
 INK = "#1a1a1a"
 GREY = "#9a9a9a"
-# For the letters that matplotlib's own font lacks, where the machine has one of these: those of
-# Linux, macOS and Windows.
+# Fonts for the letters that matplotlib's own font lacks, where the machine has one of these: those
+# of Linux, macOS and Windows.
 FURTHER_FONTS = (
     "Noto Sans CJK JP",
     "WenQuanYi Zen Hei",
@@ -103,7 +103,8 @@ def figure_of(
 
     with own_style():
         figure = Picture(figsize=inches, dpi=dots_per_inch, layout="constrained")
-        # A canvas of its own: the backend of the importing program stays as it is.
+        # The figure gets a canvas of this kind: the backend of the importing program stays as it
+        # is.
         FigureCanvasAgg(figure)
         paint(figure)
         return figure
@@ -136,7 +137,7 @@ def render(figure: "Figure", file: IO[bytes], suffix: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    # The canvases' own methods, as Figure.savefig draws everything twice.
+    # The methods are those of the canvases, as Figure.savefig draws everything twice.
     if suffix == ".svg":
         FigureCanvasSVG(figure).print_svg(file)  # type: ignore[no-untyped-call]
     else:

@@ -135,11 +135,11 @@ class Extrapolation:
 
 def quantity_law(law: ScaleLaw, wanted: float) -> QuantityLaw:
     """Give the parts of a law that are shown: exponent, value at the ``wanted`` scale, line."""
-    low = math.log(min(law.smallest, wanted))
-    high = math.log(max(law.largest, wanted))
+    log_low = math.log(min(law.smallest, wanted))
+    log_high = math.log(max(law.largest, wanted))
     line = list[tuple[float, Estimate]]()
     for i in range(LINE_POINTS):
-        scale = math.exp(low + (high - low) * i / (LINE_POINTS - 1))
+        scale = math.exp(log_low + (log_high - log_low) * i / (LINE_POINTS - 1))
         line.append((scale, law.at(scale)))
     scales = len({point.scale for point in law.points})
     return QuantityLaw(
@@ -184,15 +184,15 @@ def _scale_at(law: ScaleLaw, goal: float, wanted: float) -> float:
 
     It is found by bisection between the law's smallest scale and the ``wanted`` one.
     """
-    low = math.log(law.smallest)
-    high = math.log(wanted)
+    log_low = math.log(law.smallest)
+    log_high = math.log(wanted)
     for _ in range(SCALE_HALVINGS):
-        middle = (low + high) / 2.0
-        if law.at(math.exp(middle)).value < goal:
-            low = middle
+        log_middle = (log_low + log_high) / 2.0
+        if law.at(math.exp(log_middle)).value < goal:
+            log_low = log_middle
         else:
-            high = middle
-    return math.exp(high)
+            log_high = log_middle
+    return math.exp(log_high)
 
 
 def card_batch_size(value: float) -> int:

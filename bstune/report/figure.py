@@ -64,9 +64,9 @@ FIGURE_INCHES = PAGE_INCHES, 7.6
 TITLE_POINTS = 10.5
 AXIS_POINTS = 9.0
 TICK_POINTS = 8.0
-# Letters a line of the answer above: the first that fits the figure's width is taken.
+# Letters per line of the answer above: the first that fits the figure's width is taken.
 TITLE_WIDTHS = (112, 90, 70, 50, 40)
-# Letters a line of a panel's title, and of the key.
+# Letters per line of a panel's title, and of the key.
 PANEL_WIDTH = 66
 KEY_WIDTH = 60
 # The most lines of one entry of the key.
@@ -144,7 +144,7 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
         axes.tick_params(labelsize=TICK_POINTS)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
     _set_title(figure, result)
-    # Last, as it collects what the panels have drawn.
+    # The key comes last, as it collects what the panels have drawn.
     _draw_key(figure, key_axes, (steps_axes, time_axes, rates_axes))
 
 

@@ -288,7 +288,7 @@ def axis(title: str, log: bool = True, **changes: Any) -> dict[str, Any]:
         "separatethousands": True,
     }
     if log:
-        # 20, 50, 100 in full: plotly writes 2, 5, 100.
+        # Ticks are written in full, 20, 50, 100: plotly would write 2, 5, 100.
         described["tickformat"] = ",~r"
     return described | changes
 

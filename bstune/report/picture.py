@@ -16,7 +16,10 @@ class Picture(Figure):
     """Matplotlib's figure, which a notebook shows as a PNG of inches x dpi pixels."""
 
     def _repr_png_(self) -> bytes:
-        """Give the bytes of the PNG. The figure keeps its canvas and its resolution."""
+        """Give the bytes of the PNG, at the figure's own resolution.
+
+        The canvas that draws it takes the place of the figure's, which is put back.
+        """
         # drawing.py imports this module where it draws.
         from bstune.report.drawing import own_style
 

@@ -26,7 +26,7 @@ from bstune.result import (
 from bstune.system.inputs import one_line, parse_json
 
 PerSecond = Annotated[float, Field(gt=0.0, le=1e30)]
-"""Operations or bytes a second."""
+"""Operations or bytes per second."""
 
 
 class SurveyPart(BaseModel, strict=True, extra="ignore", frozen=True):
@@ -114,7 +114,7 @@ class Limits(SurveyPart, frozen=True):
     """The most that the device can do in a second."""
 
     flops_per_second: PerSecond
-    """Floating-point operations a second."""
+    """Floating-point operations per second."""
     bytes_per_second: PerSecond
     """Bytes moved a second."""
 
@@ -125,7 +125,7 @@ class SurveyedShare(SurveyPart, frozen=True):
     batch_size: BatchSize
     """Examples of a step."""
     share_of_peak: NotNegative
-    """Operations a second over the most that the device can do."""
+    """Operations per second over the most that the device can do."""
     intensity: NotNegative | None = None
     """Operations per byte moved. None where the bytes are not known."""
 

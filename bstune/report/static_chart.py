@@ -17,7 +17,7 @@ from bstune.system.console import format_number
 
 # All lengths are pixels of the drawing, which is scaled to the width of the page.
 CHART_WIDTH = 640.0
-# Around the panel.
+# The margins around the panel.
 LEFT_MARGIN = 70.0
 RIGHT_MARGIN = 16.0
 TOP_MARGIN = 24.0

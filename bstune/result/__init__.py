@@ -14,7 +14,7 @@ converted to another type and an unknown key is refused: the code behind meets n
 counts, no negative batch size and no list of another length.
 """
 
-# For whoever reads a result's intervals, too.
+# It is here for whoever reads a result's intervals, too.
 from bstune.core.interval import INTERVAL_LEVEL, INTERVAL_QUANTILE
 from bstune.result.asked import Reference, SearchPlan, Spend, WorkloadSize
 from bstune.result.at_budget import (

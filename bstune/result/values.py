@@ -17,7 +17,7 @@ MAX_TEXT = 100_000
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 FromOne = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
-# Examples.
+# A batch size, in examples.
 BatchSize = FromOne
 # Metrics and their distances may be as large as a float can be, of trials that diverge.
 Real = Annotated[float, Field(allow_inf_nan=False)]

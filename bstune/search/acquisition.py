@@ -62,8 +62,8 @@ PROBED = 0.75
 LEAST_CONTINUED = 0.4
 # The most that a candidate's remaining cost counts in its score, in costs of the best candidate.
 MOST_COST_TO_GO = 10.0
-# Added to the score of a candidate that its longest horizon cannot bring to the target: it comes
-# after all others.
+# What is added to the score of a candidate that its longest horizon cannot bring to the target: it
+# comes after all others.
 OUT_OF_REACH = 1e3
 # Share of what was spent that a look at a regime where nothing has reached the target may cost.
 LOOK_SHARE = 0.5
@@ -418,8 +418,8 @@ def _chance_for_curve(
     # decisions, ``curve_cost`` times as much as a usual one.
     by_cost = policy.curve_cost * usual_cost / (policy.curve_share * cost)
     variance = float(log_b_crit(posterior.theta, posterior.prior).var())
-    narrow = (math.log(policy.curve_width) / NORMAL_WIDTH) ** 2
-    chance: float = min(1.0, by_cost) * min(1.0, variance / narrow)
+    narrow_variance = (math.log(policy.curve_width) / NORMAL_WIDTH) ** 2
+    chance: float = min(1.0, by_cost) * min(1.0, variance / narrow_variance)
     return chance
 
 
@@ -507,21 +507,22 @@ def thompson_sample(
     Returns:
         The candidate's place, and its steps to the target in that draw.
     """
-    drawn = candidate_log_steps(posterior, candidates, draw[None])[0]
-    drawn = np.minimum(drawn, MOST_LOG_STEPS)
-    score = drawn + np.log(weight(candidates.x))
-    cost = np.exp(drawn) * posterior.tau(np.exp2(candidates.x)) ** cost_power
-    to_go = cost * np.maximum(1.0 - candidates.done / np.exp(drawn), 0.0)
-    best_cost = cost[int(score.argmin())]
-    score += cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)
+    log_s = candidate_log_steps(posterior, candidates, draw[None])[0]
+    log_s = np.minimum(log_s, MOST_LOG_STEPS)
+    # The score is the log of the objective, and more for what counts against a candidate.
+    log_score = log_s + np.log(weight(candidates.x))
+    cost = np.exp(log_s) * posterior.tau(np.exp2(candidates.x)) ** cost_power
+    to_go = cost * np.maximum(1.0 - candidates.done / np.exp(log_s), 0.0)
+    best_cost = cost[int(log_score.argmin())]
+    log_score += cost_weight * np.minimum(to_go / best_cost, MOST_COST_TO_GO)
     for x, z, _ in pending:
         is_near = are_near(candidates.x, candidates.z, x, z, NEAR_PENDING)
-        score[is_near] += NEAR_PENDING_PENALTY
+        log_score[is_near] += NEAR_PENDING_PENALTY
     if longest is not None:
-        over = drawn - log_over_sizes(longest, candidates.x)
-        score = np.where(over > 0.0, OUT_OF_REACH + over, score)
-    chosen = int(score.argmin())
-    return chosen, float(np.exp(drawn[chosen]))
+        log_over = log_s - log_over_sizes(longest, candidates.x)
+        log_score = np.where(log_over > 0.0, OUT_OF_REACH + log_over, log_score)
+    chosen = int(log_score.argmin())
+    return chosen, float(np.exp(log_s[chosen]))
 
 
 def choose_horizon(
@@ -550,12 +551,14 @@ def choose_horizon(
     prior = posterior.prior
     row = [chosen]
     point = prior.points_at(candidates.x[row], candidates.z[row], candidates.other[row])
-    steps = log_steps(posterior.theta, point, prior)[:, 0]
-    log_s = float(steps.mean())
+    drawn_log_s = log_steps(posterior.theta, point, prior)[:, 0]
+    log_s = float(drawn_log_s.mean())
     if draw is not None:
         log_s = float(log_steps(draw[None], point, prior)[0, 0])
-    spread = math.sqrt(float(steps.var()) + noise_variance(posterior))
-    met = log_met(posterior.theta[:, prior.horizon_law])
-    above, _ = least_cost(met, spread, math.log(longest) - log_s, math.log(latest) - log_s)
-    horizon = math.exp(min(log_s + above, MOST_LOG_STEPS))
+    spread = math.sqrt(float(drawn_log_s.var()) + noise_variance(posterior))
+    log_met_over_s = log_met(posterior.theta[:, prior.horizon_law])
+    log_above, _ = least_cost(
+        log_met_over_s, spread, math.log(longest) - log_s, math.log(latest) - log_s
+    )
+    horizon = math.exp(min(log_s + log_above, MOST_LOG_STEPS))
     return min(max(horizon, MIN_STEPS), longest)

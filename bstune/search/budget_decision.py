@@ -182,7 +182,7 @@ def _suggest_before_ruler(
     policy: Policy,
     rng: np.random.Generator,
 ) -> Suggestion:
-    """Suggest a trial that runs to its budget's end, while none has run so far.
+    """Suggest a trial that runs to its budget's end, before any trial has reached that end.
 
     The first one is in the middle of the batch sizes. Later ones are the best candidates in a draw
     of the posterior, which trials that diverged have moved.
@@ -280,13 +280,15 @@ def _choose_candidate(
 def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:
     """How far n candidates are behind the best full trial, the ruler, in m draws: (m, n).
 
-    It is the log of the steps that they need for the ruler's best metric, over their budget.
+    It is the log of the steps that they need for the ruler's best metric, over their budget. Before
+    there is a ruler the steps are to no metric in particular: they say only which of the candidates
+    is behind another.
     """
     points = posterior.prior.points_at(options.x, options.z, options.other)
-    by_law = log_steps(theta, points, posterior.prior)
+    log_s_by_law = log_steps(theta, points, posterior.prior)
     # A stopped trial's seed is drawn: its own history counts beside the law.
-    steps = joined_with_histories(by_law, theta, posterior.data, options.waiting)
-    return np.asarray(steps - posterior.log_budget(options.x))
+    log_s = joined_with_histories(log_s_by_law, theta, posterior.data, options.waiting)
+    return np.asarray(log_s - posterior.log_budget(options.x))
 
 
 def _penalty_near_pending(options: BudgetCandidates, pending: Pending) -> Array:

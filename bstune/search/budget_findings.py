@@ -32,10 +32,10 @@ from bstune.search.ruler import Array, Ruler, RunningBest
 BUDGET_SHARES = (1.0, 0.5, 0.25, 0.125)
 # The best batch size is foretold for so many times the budget.
 LONGER = 4.0
-# Batch sizes an octave on the curve of the best metric.
-SIZES_AN_OCTAVE = 4
-# Batch sizes an octave among which the best one of a draw is sought.
-OPTIMA_AN_OCTAVE = 16
+# Batch sizes per octave on the curve of the best metric.
+SIZES_PER_OCTAVE = 4
+# Batch sizes per octave among which the best one of a draw is sought.
+OPTIMA_PER_OCTAVE = 16
 # Quantiles of the draws: the ends of an interval that holds 90% of them, and the median.
 LOW_MEDIAN_HIGH = (0.05, 0.5, 0.95)
 # Metrics whose range is within this share of the largest count as the same.
@@ -173,7 +173,7 @@ def findings_of(posteriors: Mapping[float, BudgetPosterior]) -> BudgetFindings |
     if ruler is None:
         return None
     expected = rank_full_trials(whole)
-    x = _log_size_grid(whole, SIZES_AN_OCTAVE)
+    x = _log_size_grid(whole, SIZES_PER_OCTAVE)
     drawn = _best_behind(whole, x)
     return BudgetFindings(
         ranked=tuple(_ranked_trial(whole, ruler, fresh) for fresh in expected),
@@ -206,15 +206,15 @@ def share_to_match(
     goal = float(np.mean([curve.best for curve in baselines]))
     log_shares = np.unique(np.concatenate([curve.log_shares for curve in winners]))
     # Before all of them have been evaluated there is no mean.
-    start = max(float(curve.log_shares[0]) for curve in winners)
-    log_shares = log_shares[log_shares >= start]
+    log_start = max(float(curve.log_shares[0]) for curve in winners)
+    log_shares = log_shares[log_shares >= log_start]
     curves = [np.interp(log_shares, curve.log_shares, curve.heights) for curve in winners]
     mean = np.mean(curves, axis=0)
     met = np.flatnonzero(mean <= goal)
     if not met.size:
         return None
     first = int(met[0])
-    # No earlier evaluation to interpolate from.
+    # There is no earlier evaluation to interpolate from.
     if first == 0:
         return math.exp(float(log_shares[0]))
     missed = first - 1
@@ -237,7 +237,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     optima = list[Array]()
     best_sizes = list[BestSize]()
     for share in shares:
-        x = _log_size_grid(posteriors[share], OPTIMA_AN_OCTAVE)
+        x = _log_size_grid(posteriors[share], OPTIMA_PER_OCTAVE)
         best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
         optima.append(best)
         best_sizes.append(_best_size(share, best, x))
@@ -245,9 +245,9 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
     log2_sizes = np.stack([best[:count] for best in optima])
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
     low, middle, high = np.quantile(exponents, LOW_MEDIAN_HIGH).tolist()
-    searched = _log_size_grid(posteriors[shares[0]], OPTIMA_AN_OCTAVE)
-    later = log2_now + exponents * math.log2(LONGER)
-    longer = _best_size(LONGER, later, searched)
+    searched = _log_size_grid(posteriors[shares[0]], OPTIMA_PER_OCTAVE)
+    log2_later = log2_now + exponents * math.log2(LONGER)
+    longer = _best_size(LONGER, log2_later, searched)
     return SizeGrowth(
         exponent=middle, low=low, high=high, best_sizes=tuple(best_sizes), longer=longer
     )
@@ -292,15 +292,15 @@ def _differ(metrics: Array) -> bool:
     return bool(np.ptp(metrics) > NO_DIFFERENCE * np.abs(metrics).max())
 
 
-def _log_size_grid(posterior: BudgetPosterior, an_octave: int) -> Array:
-    """Space log2 of batch sizes evenly over the study's range, ``an_octave`` of them an octave.
+def _log_size_grid(posterior: BudgetPosterior, per_octave: int) -> Array:
+    """Space log2 of batch sizes evenly over the study's range, ``per_octave`` of them per octave.
 
     Those that do not fit into memory are left out.
     """
     prior = posterior.prior
-    high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
-    count = 1 + math.ceil(an_octave * (high - prior.log_low))
-    return np.linspace(prior.log_low, high, count)
+    log_high = max(prior.log_low, min(prior.log_high, posterior.too_large - MEMORY_ROOM))
+    count = 1 + math.ceil(per_octave * (log_high - prior.log_low))
+    return np.linspace(prior.log_low, log_high, count)
 
 
 def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
@@ -308,8 +308,8 @@ def _best_behind(posterior: BudgetPosterior, x: Array) -> Array:
 
     In log steps, by m draws of the posterior; ``x`` are log2 of the batch sizes.
     """
-    steps = frontier(posterior.theta, posterior.prior.points_at(x), posterior.prior)
-    return np.asarray(steps - posterior.log_budget(x))
+    log_s = frontier(posterior.theta, posterior.prior.points_at(x), posterior.prior)
+    return np.asarray(log_s - posterior.log_budget(x))
 
 
 def _metric_when(posterior: BudgetPosterior, ruler: Ruler, behind: Array) -> Array:
@@ -390,7 +390,7 @@ def _sizes_as_good(x: Array, drawn: Array) -> AsGoodSizes:
 
 def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> GainLeft:
     """Predict what further points may gain over a fresh seed of the best run."""
-    x = _log_size_grid(posterior, SIZES_AN_OCTAVE)
+    x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
     best_behind = drawn[:, 0]
     noise = np.exp(posterior.theta[:, NOISE])
@@ -422,8 +422,8 @@ def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behin
 def _behind_at(posterior: BudgetPosterior, x: Array, z: Array, other: Array) -> Array:
     """How far n points are behind the best full trial by the law, in log steps: (m, n)."""
     points = posterior.prior.points_at(x, z, other.reshape(x.size, posterior.prior.others))
-    steps = log_steps(posterior.theta, points, posterior.prior)
-    return np.asarray(steps - posterior.log_budget(x))
+    log_s = log_steps(posterior.theta, points, posterior.prior)
+    return np.asarray(log_s - posterior.log_budget(x))
 
 
 def _mean_gain(

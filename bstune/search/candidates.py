@@ -36,7 +36,9 @@ CENTRES = 4
 # Deviation of these points' batch sizes and learning rates from the trial's, in octaves.
 AROUND_CENTRE = 0.5
 # New points whose best learning rates come from the same draw of the posterior.
-SIZES_A_DRAW = 8
+SIZES_PER_DRAW = 8
+# Deviation of a new point's learning rate from a draw's best one, in octaves.
+AROUND_BEST_RATE = 0.5
 # Deviation of a new point's other hyper-parameters, each in [0, 1], from a draw's best values or
 # from the trial's that it lies around.
 AROUND_OTHER = 0.1
@@ -186,7 +188,7 @@ def predicted_steps(posterior: Posterior, number: int) -> float | None:
 
 
 def stopped_candidates(stopped: Sequence[Observation], prior: Prior) -> Candidates:
-    """Candidates that are stopped trials alone."""
+    """Make candidates of stopped trials alone."""
     return Candidates(
         stopped=tuple(stopped),
         x=np.array([trial.x for trial in stopped]),
@@ -245,12 +247,13 @@ def new_points(
     low, high = size_range
     x = rng.uniform(low, high, count)
     x[:2] = low, high
-    draws = theta[rng.integers(len(theta), size=math.ceil(count / SIZES_A_DRAW))]
+    draws = theta[rng.integers(len(theta), size=math.ceil(count / SIZES_PER_DRAW))]
     best = list[Array]()
     for i, draw in enumerate(draws):
-        sizes = x[SIZES_A_DRAW * i : SIZES_A_DRAW * (i + 1)]
+        sizes = x[SIZES_PER_DRAW * i : SIZES_PER_DRAW * (i + 1)]
         best.append(optimum(draw[None], prior.points_at(sizes), prior)[0])
-    z = np.concatenate(best)[:count] + rng.normal(0.0, 0.5, count)
+    z = np.concatenate(best)[:count] + rng.normal(0.0, AROUND_BEST_RATE, count)
+    # Every second point has other hyper-parameters near a draw's best ones, the rest any.
     other = rng.random((count, domain.others))
     for j in range(domain.others):
         preferred = theta[rng.integers(len(theta), size=count), OTHER + 3 * j]
@@ -301,12 +304,12 @@ def log_size_range(domain: Domain, too_large: float) -> tuple[float, float]:
     The largest one stays below ``too_large``, log2 of the smallest batch size that ran out of
     memory, unless that leaves none.
     """
-    low = math.log2(domain.low)
-    high = max(low, min(math.log2(domain.high), too_large - MEMORY_ROOM))
+    log_low = math.log2(domain.low)
+    log_high = max(log_low, min(math.log2(domain.high), too_large - MEMORY_ROOM))
     # A snapped batch size may be the very one that did not fit.
-    while high > low and domain.snap(2.0**high) >= 2.0**too_large:
-        high = max(low, high - MEMORY_ROOM)
-    return low, high
+    while log_high > log_low and domain.snap(2.0**log_high) >= 2.0**too_large:
+        log_high = max(log_low, log_high - MEMORY_ROOM)
+    return log_low, log_high
 
 
 def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Array) -> Array:
@@ -314,33 +317,34 @@ def candidate_log_steps(posterior: Posterior, candidates: Candidates, theta: Arr
 
     That of a stopped trial follows from its own history as well as from the law.
     """
-    by_law = log_steps(theta, candidates.points(posterior), posterior.prior)
+    log_s_by_law = log_steps(theta, candidates.points(posterior), posterior.prior)
     places = {trial.number: place for place, trial in enumerate(posterior.observations)}
     stopped = [places[trial.number] for trial in candidates.stopped]
-    return joined_with_histories(by_law, theta, posterior.data, stopped)
+    return joined_with_histories(log_s_by_law, theta, posterior.data, stopped)
 
 
 def joined_with_histories(
-    by_law: Array, theta: Array, data: LikelihoodData, stopped: Sequence[int]
+    log_s_by_law: Array, theta: Array, data: LikelihoodData, stopped: Sequence[int]
 ) -> Array:
     """Log S of candidates by the law, corrected for stopped trials by what they have shown: (m, n).
 
     Args:
-        by_law: log S of n candidates by the law in m draws, (m, n). The first ones are the stopped
-            trials.
+        log_s_by_law: log S of n candidates by the law in m draws, (m, n). The first ones are the
+            stopped trials.
         theta: these draws of the parameters, (m, p).
         data: what all trials of the study say.
         stopped: the place of each stopped trial in ``data``.
     """
     count = len(stopped)
     rows = np.array(stopped, dtype=np.intp)
-    law = by_law[:, :count]
+    law = log_s_by_law[:, :count]
     history = data.y[rows]
-    # A stopped trial's seed is drawn already. Of a normal draw and a normal estimate: the mean by
-    # their precisions.
+    # A stopped trial's seed is drawn already. What the law says of it and what its history says are
+    # both normal: joined, they have the mean that weighs them by their precisions.
     noise = np.exp(2.0 * theta[:, NOISE, None])
     estimated = law + noise / (noise + data.spread[rows] ** 2) * (history - law)
-    joined = by_law.copy()
+    joined = log_s_by_law.copy()
+    # Where its history is only a bound, the law counts as far as it lies above that.
     joined[:, :count] = np.where(data.bound[rows], np.maximum(law, history), estimated)
     return joined
 

@@ -89,9 +89,9 @@ class Coordinates:
 
         It is constant far beyond the study's batch sizes.
         """
-        start = math.log2(self.low) - RULE_BELOW
-        stop = math.log2(self.high) + RULE_ABOVE
-        grid = np.arange(start, stop, RULE_STEP)
+        log_start = math.log2(self.low) - RULE_BELOW
+        log_stop = math.log2(self.high) + RULE_ABOVE
+        grid = np.arange(log_start, log_stop, RULE_STEP)
         values = [math.log2(self._rule(2.0**x)) for x in grid.tolist()]
         return lambda x: np.interp(x, grid, values)
 
@@ -138,9 +138,9 @@ class Coordinates:
             bottom = np.full(x.shape, math.log2(self._rates.low))
             top = np.full(x.shape, math.log2(self._rates.high))
         else:
-            rule = self.log_rule(x)
-            bottom = rule + self._rates.low
-            top = rule + self._rates.high
+            log_rule = self.log_rule(x)
+            bottom = log_rule + self._rates.low
+            top = log_rule + self._rates.high
         allowed = (self._log_lr_low, self._log_lr_high)
         return np.clip(bottom, *allowed), np.clip(top, *allowed)
 

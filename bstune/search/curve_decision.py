@@ -20,7 +20,7 @@ from bstune.search.candidates import (
     expected_steps,
     log_over_sizes,
 )
-from bstune.search.frontier_findings import FRONTIER_SIZES_AN_OCTAVE, log_b_crit, noise_variance
+from bstune.search.frontier_findings import FRONTIER_SIZES_PER_OCTAVE, log_b_crit, noise_variance
 from bstune.search.observations import Posterior
 from bstune.search.posterior import log_steps, optimum
 
@@ -71,20 +71,20 @@ def choose_for_curve(
     Returns:
         The candidate's place, and the steps to the target that are expected of it.
     """
-    steps = candidate_log_steps(posterior, candidates, posterior.theta)
+    log_s = candidate_log_steps(posterior, candidates, posterior.theta)
     if longest is not None and not _one_more_may_miss(posterior, longest):
-        over = np.median(steps, axis=0) - log_over_sizes(longest, candidates.x)
-        within = np.flatnonzero(over <= 0.0)
+        log_over = np.median(log_s, axis=0) - log_over_sizes(longest, candidates.x)
+        within = np.flatnonzero(log_over <= 0.0)
         # All are expected to miss the target: the one that misses by the fewest steps is next.
         if not within.size:
-            nearest = int(over.argmin())
-            return nearest, float(expected_steps(steps)[nearest])
+            nearest = int(log_over.argmin())
+            return nearest, float(expected_steps(log_s)[nearest])
         chosen, expected = choose_for_curve(posterior, candidates.take(within), pending, allowed)
         return int(within[chosen]), expected
-    b_crit = log_b_crit(posterior.theta, posterior.prior)
+    log_b_crits = log_b_crit(posterior.theta, posterior.prior)
     # None where no regime is left to look at.
-    look = unseen_regime(posterior, candidates, pending, steps, b_crit, allowed)
-    return look or max_variance_reduction(posterior, candidates, pending, steps, b_crit)
+    look = unseen_regime(posterior, candidates, pending, log_s, log_b_crits, allowed)
+    return look or max_variance_reduction(posterior, candidates, pending, log_s, log_b_crits)
 
 
 def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) -> bool:
@@ -97,7 +97,7 @@ def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) 
 
 
 def max_variance_reduction(
-    posterior: Posterior, candidates: Candidates, pending: Pending, steps: Array, b_crit: Array
+    posterior: Posterior, candidates: Candidates, pending: Pending, log_s: Array, log_b_crits: Array
 ) -> tuple[int, float]:
     """Choose the candidate that reduces Var[log B_crit] most for its cost.
 
@@ -105,13 +105,13 @@ def max_variance_reduction(
         posterior: of the trials so far.
         candidates: to choose from.
         pending: the trials that run now.
-        steps: log S of the n candidates in m draws, (m, n).
-        b_crit: log B_crit in these draws, (m,).
+        log_s: log S of the n candidates in m draws, (m, n).
+        log_b_crits: log B_crit in these draws, (m,).
 
     Returns:
         The candidate's place, and the steps to the target that are expected of it.
     """
-    joint = _joint_draws(posterior, steps, b_crit)
+    joint = _joint_draws(posterior, log_s, log_b_crits)
     gain = _variance_reduction(joint.log_steps, joint.log_b_crit, joint.noise)
     whole = joint.expected * posterior.tau(np.exp2(candidates.x))
     share_left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
@@ -129,8 +129,8 @@ def unseen_regime(
     posterior: Posterior,
     candidates: Candidates,
     pending: Pending,
-    steps: Array,
-    b_crit: Array,
+    log_s: Array,
+    log_b_crits: Array,
     allowed: float,
 ) -> tuple[int, float] | None:
     """Choose the cheapest candidate in a regime where nothing has reached the target.
@@ -142,8 +142,8 @@ def unseen_regime(
         posterior: of the trials so far.
         candidates: to choose from.
         pending: the trials that run now: a regime that one of them is in counts as seen.
-        steps: log S of the n candidates in m draws, (m, n).
-        b_crit: log B_crit in these draws, (m,).
+        log_s: log S of the n candidates in m draws, (m, n).
+        log_b_crits: log B_crit in these draws, (m,).
         allowed: the most seconds that all looks at the regime may cost, earlier ones included.
 
     Returns:
@@ -151,14 +151,14 @@ def unseen_regime(
         regimes have been seen, or a look at them costs too much.
     """
     x = candidates.x
-    middle = float(np.median(b_crit)) / math.log(2.0)
-    smallest = posterior.prior.log_low
-    largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM)
-    lower_edge = middle - math.log2(SLOPE_RATIO)
-    upper_edge = middle + math.log2(SLOPE_RATIO)
+    log2_b_crit = float(np.median(log_b_crits)) / math.log(2.0)
+    log_smallest = posterior.prior.log_low
+    log_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM)
+    log_lower_edge = log2_b_crit - math.log2(SLOPE_RATIO)
+    log_upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
     seen_sizes = [trial.x for trial in posterior.reached]
     seen_sizes += [log_size for log_size, _, _ in pending]
-    expected = expected_steps(steps)
+    expected = expected_steps(log_s)
     to_go = cost_to_go(posterior, candidates, expected)
     to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
     stopped_x = np.array([trial.x for trial in posterior.stopped])
@@ -167,12 +167,16 @@ def unseen_regime(
     # What all looks at a regime cost with the candidate's: trials that were stopped there count,
     # too. Candidates elsewhere have an infinite cost.
     cost = np.full(x.size, np.inf)
-    if min(seen_sizes) > max(lower_edge, smallest + REGIME_EDGE):
-        look_edge = max(lower_edge - REGIME_EDGE, smallest + REGIME_EDGE)
-        cost[x <= look_edge] = to_go[x <= look_edge] + paid[stopped_x <= look_edge].sum()
-    if max(seen_sizes) < min(upper_edge, largest - REGIME_EDGE):
-        look_edge = min(upper_edge + REGIME_EDGE, largest - REGIME_EDGE)
-        cost[x >= look_edge] = to_go[x >= look_edge] + paid[stopped_x >= look_edge].sum()
+    if min(seen_sizes) > max(log_lower_edge, log_smallest + REGIME_EDGE):
+        log_look_edge = max(log_lower_edge - REGIME_EDGE, log_smallest + REGIME_EDGE)
+        cost[x <= log_look_edge] = (
+            to_go[x <= log_look_edge] + paid[stopped_x <= log_look_edge].sum()
+        )
+    if max(seen_sizes) < min(log_upper_edge, log_largest - REGIME_EDGE):
+        log_look_edge = min(log_upper_edge + REGIME_EDGE, log_largest - REGIME_EDGE)
+        cost[x >= log_look_edge] = (
+            to_go[x >= log_look_edge] + paid[stopped_x >= log_look_edge].sum()
+        )
     chosen = int(cost.argmin())
     if cost[chosen] > allowed:
         return None
@@ -195,49 +199,53 @@ class Joint(NamedTuple):
     noise: float
 
 
-def _joint_draws(posterior: Posterior, steps: Array, b_crit: Array) -> Joint:
+def _joint_draws(posterior: Posterior, log_s: Array, log_b_crits: Array) -> Joint:
     """Centre the draws of n trials' log S and of log B_crit, for their covariance.
 
     Args:
         posterior: that was drawn from.
-        steps: log S of the n trials in m draws, (m, n).
-        b_crit: log B_crit in these draws, (m,).
+        log_s: log S of the n trials in m draws, (m, n).
+        log_b_crits: log B_crit in these draws, (m,).
     """
     # A trial is ended at ``GIVEN_UP_AT`` times its expected steps. It cannot tell apart the draws
     # in which S is larger: all of them count as that.
-    middle = np.median(steps, axis=0)
-    shown = np.minimum(steps, middle + math.log(GIVEN_UP_AT))
+    log_middle = np.median(log_s, axis=0)
+    log_shown = np.minimum(log_s, log_middle + math.log(GIVEN_UP_AT))
     return Joint(
-        expected=np.exp(np.minimum(middle, MOST_LOG_STEPS)),
-        log_steps=shown - shown.mean(axis=0),
-        log_b_crit=b_crit - b_crit.mean(),
-        # From seed to seed, and by what the law misses at one place.
+        expected=np.exp(np.minimum(log_middle, MOST_LOG_STEPS)),
+        log_steps=log_shown - log_shown.mean(axis=0),
+        log_b_crit=log_b_crits - log_b_crits.mean(),
+        # A trial scatters from seed to seed, and by what the law misses at one place.
         noise=noise_variance(posterior) + FRONTIER_MISFIT**2,
     )
 
 
-def _variance_reduction(centred: Array, b_crit: Array, noise: float) -> Array:
+def _variance_reduction(centred: Array, log_b_crits: Array, noise: float) -> Array:
     """How much each of n trials would reduce Var[log B_crit]: (n,).
 
     It is cov^2 / (var + noise), which holds where log S and log B_crit are jointly normal.
 
     Args:
         centred: log S of the trials in m draws, less its mean, (m, n).
-        b_crit: log B_crit in these draws, less its mean, (m,).
+        log_b_crits: log B_crit in these draws, less its mean, (m,).
         noise: variance with which a trial shows its log S.
     """
-    covariance = centred.T @ b_crit / len(b_crit)
+    covariance = centred.T @ log_b_crits / len(log_b_crits)
     return np.asarray(covariance**2 / (centred.var(axis=0) + noise))
 
 
-def _unknown_after(trial: int, centred: Array, b_crit: Array, noise: float) -> tuple[Array, Array]:
+def _unknown_after(
+    trial: int, centred: Array, log_b_crits: Array, noise: float
+) -> tuple[Array, Array]:
     """Find what is unknown of log S and log B_crit after one trial has run, by regression on it.
 
     Takes and gives draws as of :func:`_variance_reduction`; ``trial`` is a column of ``centred``.
     """
+    count = len(log_b_crits)
     shown = centred[:, trial] / (centred[:, trial].var() + noise)
-    b_crit = b_crit - shown * float(centred[:, trial] @ b_crit) / len(b_crit)
-    return centred - np.outer(shown, centred[:, trial] @ centred / len(b_crit)), b_crit
+    log_s_left = centred - np.outer(shown, centred[:, trial] @ centred / count)
+    log_b_crits_left = log_b_crits - shown * float(centred[:, trial] @ log_b_crits) / count
+    return log_s_left, log_b_crits_left
 
 
 def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, float]]:
@@ -249,19 +257,19 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
         log2 B, log2 lr and the expected steps of each trial, in order of the batch size.
     """
     prior = posterior.prior
-    x = np.arange(prior.log_low, prior.log_high + 1e-9, 1.0 / FRONTIER_SIZES_AN_OCTAVE)
+    x = np.arange(prior.log_low, prior.log_high + 1e-9, 1.0 / FRONTIER_SIZES_PER_OCTAVE)
     x = x[np.round(np.exp2(x)) <= 2.0 ** (posterior.too_large - MEMORY_ROOM)]
     if x.size == 0:
         return []
     z = np.median(optimum(posterior.theta, prior.points_at(x), prior), axis=0)
-    steps = log_steps(posterior.theta, prior.points_at(x, z), prior)
-    joint = _joint_draws(posterior, steps, log_b_crit(posterior.theta, prior))
+    log_s = log_steps(posterior.theta, prior.points_at(x, z), prior)
+    joint = _joint_draws(posterior, log_s, log_b_crit(posterior.theta, prior))
     centred = joint.log_steps
-    b_crit = joint.log_b_crit
+    log_b_crits = joint.log_b_crit
     cost = joint.expected * posterior.tau(np.exp2(x))
     chosen = list[int]()
     while len(chosen) < count:
-        reduction = _variance_reduction(centred, b_crit, joint.noise)
+        reduction = _variance_reduction(centred, log_b_crits, joint.noise)
         gain = reduction / (cost + SETUP * cost.min())
         # Sizes too near one that is chosen already are out.
         gain[(np.abs(x[:, None] - x[chosen]) < APART).any(axis=1)] = 0.0
@@ -270,5 +278,5 @@ def most_telling(posterior: Posterior, count: int) -> list[tuple[float, float, f
         if gain[best] == 0.0:
             break
         chosen.append(best)
-        centred, b_crit = _unknown_after(best, centred, b_crit, joint.noise)
+        centred, log_b_crits = _unknown_after(best, centred, log_b_crits, joint.noise)
     return [(float(x[i]), float(z[i]), float(joint.expected[i])) for i in sorted(chosen)]

@@ -17,7 +17,7 @@ from bstune.search.ruler import Array, Ruler
 
 # Prior mean and standard deviation of the drift's two coefficients: how ``behind`` moves, over
 # log(budget/steps), for each octave that the batch size, and the rate, lie above the ruler's.
-# Recorded runs of the five tables have -0.02 to -0.2 an octave of batch size, and -0.07 to 0.2 of
+# Recorded runs of the five tables have -0.02 to -0.2 per octave of batch size, and -0.07 to 0.2 of
 # rate; with them 2.0 as for bstune.search.fixed_budget's PLACE_MISFIT, 2.4 without.
 SIZE_DRIFT = (-0.07, 0.07)
 RATE_DRIFT = (0.0, 0.05)
@@ -66,6 +66,8 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
     Each tells how far ``behind`` has moved from the first share of its budget to the end.
     """
     best = full[0]
+    # The regression's normal equations: the prior's precision, and that times its mean. Each trial
+    # adds to both.
     precision = np.diag([SIZE_DRIFT[1] ** -2.0, RATE_DRIFT[1] ** -2.0])
     weighed = precision @ np.array([SIZE_DRIFT[0], RATE_DRIFT[0]])
     for run in full[1:]:
@@ -76,6 +78,7 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
         if not seen.any():
             continue
         log_left = -float(curve.log_shares[seen][-1])
+        # Its own log share there, less that at which the ruler had the same metric.
         behind_then = -log_left - float(ruler.log_share(curve.heights[seen][-1:])[0])
         offset = log_left * np.array([run.x - best.x, run.z - best.z])
         misread = DRIFT_MISREAD * max(behind_then, run.behind, 0.0)

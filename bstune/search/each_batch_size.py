@@ -42,7 +42,7 @@ class EachBatchSize(BaseSampler):
         ConfigError: for a ratio that is not over 1, or more parameters than there are bases.
     """
 
-    # So that search.stratified leaves them alone.
+    # By this search.stratified leaves the batch sizes alone.
     chooses_batch_sizes = True
     context: tuple[str, ...] = ("search_space", "snap", "trial_index", "attempt", "study_seed")
 
@@ -89,7 +89,7 @@ class EachBatchSize(BaseSampler):
         turn, place = divmod(self._trial_index, len(grid))
         params: dict[str, Any] = {BATCH_SIZE: grid[place]}
         others = sorted(search_space.keys() - {BATCH_SIZE})
-        # Another shift for each batch size, and for each parameter.
+        # Each batch size has another shift for each parameter.
         shifts = np.random.default_rng([self._study_seed, place]).random(len(others)).tolist()
         for name, base, shift in zip(others, PRIMES, shifts, strict=False):
             share = (van_der_corput(turn + self._attempt * AGAIN, base) + shift) % 1.0

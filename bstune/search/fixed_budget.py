@@ -190,18 +190,18 @@ def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
     """
     data = posterior.data
     theta = posterior.theta
-    law = log_steps(theta, data.points, posterior.prior).mean(axis=0)
+    log_s_by_law = log_steps(theta, data.points, posterior.prior).mean(axis=0)
     noise = float(np.mean(np.exp(2.0 * theta[:, NOISE])))
-    behind_by_law = law - posterior.log_budget(data.points.x)
+    behind_by_law = log_s_by_law - posterior.log_budget(data.points.x)
     runs_at = dict[Point, list[int]]()
     for row, run in enumerate(posterior.runs):
         if run.full or run.diverged:
             runs_at.setdefault(run.point, []).append(row)
-    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - law)
+    log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - log_s_by_law)
     expected = list[Expected]()
     for rows in runs_at.values():
         believed = PLACE_MISFIT**2 / (PLACE_MISFIT**2 + noise / len(rows))
-        behind = float(behind_by_law[rows[0]]) + believed * float(np.mean(gap[rows]))
+        behind = float(behind_by_law[rows[0]]) + believed * float(np.mean(log_gap[rows]))
         for row in rows:
             if posterior.runs[row].full:
                 expected.append(Expected(behind, posterior.runs[row]))

@@ -18,26 +18,26 @@ from bstune.search.posterior import NOISE, Prior, frontier, log_small_batch_term
 
 Array = NDArray[np.float64]
 
-# Batch sizes an octave at which a draw of the frontier is worked out.
-FRONTIER_SIZES_AN_OCTAVE = 4
+# Batch sizes per octave at which a draw of the frontier is worked out.
+FRONTIER_SIZES_PER_OCTAVE = 4
 # B_crit is sought so many octaves beyond the study's batch sizes.
 B_CRIT_REACH = 7
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:
     """Compute the log of B_crit, in examples, by m draws ``theta`` of the parameters: (m,)."""
-    low = prior.log_low - B_CRIT_REACH
-    high = prior.log_high + B_CRIT_REACH
-    x = np.arange(low, high, 1.0 / FRONTIER_SIZES_AN_OCTAVE)
+    log_low = prior.log_low - B_CRIT_REACH
+    log_high = prior.log_high + B_CRIT_REACH
+    x = np.arange(log_low, log_high, 1.0 / FRONTIER_SIZES_PER_OCTAVE)
     points = prior.points_at(x)
     log_s = frontier(theta, points, prior) - log_small_batch_term(theta, points, prior)
     return half_slope(x * math.log(2.0), log_s)
 
 
 def b_crit_quantiles(posterior: Posterior, shares: Collection[float]) -> Array:
-    """Quantiles of B_crit over the posterior, in examples: one for each of ``shares``."""
-    drawn = log_b_crit(posterior.theta, posterior.prior)
-    return np.asarray(np.exp(np.quantile(drawn, list(shares))))
+    """Compute quantiles of B_crit over the posterior, in examples: one for each of ``shares``."""
+    log_drawn = log_b_crit(posterior.theta, posterior.prior)
+    return np.asarray(np.exp(np.quantile(log_drawn, list(shares))))
 
 
 def steps_band(
@@ -45,8 +45,10 @@ def steps_band(
 ) -> CurveBand:
     """Compute the posterior's median of S*(B), and the two quantiles of ``interval``."""
     sizes = np.array(batch_sizes, dtype=np.float64)
-    drawn = frontier(posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior)
-    low, middle, high = np.exp(np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0))
+    log_drawn = frontier(
+        posterior.theta, posterior.prior.points_at(np.log2(sizes)), posterior.prior
+    )
+    low, middle, high = np.exp(np.quantile(log_drawn, (interval[0], 0.5, interval[1]), axis=0))
     return CurveBand(batch_size=sizes, steps=middle, low=low, high=high)
 
 

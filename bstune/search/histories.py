@@ -44,10 +44,12 @@ class History(tuple[tuple[float, float], ...]):
 
 
 class Slowdown(NamedTuple):
-    """Log of (rate over the rest of a trial / its recent rate): mean and standard deviation."""
+    """What is known of log(rate over the rest of a trial / its recent rate)."""
 
-    mean: float
-    spread: float
+    log_mean: float
+    """Its mean: below 0 histories fall more slowly as training goes on."""
+    log_spread: float
+    """Its standard deviation."""
 
 
 class RecentLine(NamedTuple):
@@ -62,10 +64,11 @@ class RecentLine(NamedTuple):
 
 
 class LogFactor(NamedTuple):
-    """An extrapolated log(steps to target/steps): mean and standard deviation."""
+    """An extrapolated log(steps to target/steps)."""
 
     mean: float
     spread: float
+    """Its standard deviation."""
 
 
 # Histories, and pairs of two, that each cache holds: every decision reads them all, most of them
@@ -102,7 +105,7 @@ FASTEST_RATE = 3.0
 # Log(steps to target/steps) from which on a trial counts as flat.
 FLAT_LOG_FACTOR = 2.0
 # Least log excess of a trial that has not reached the target.
-LEAST_EXCESS = 0.02
+LEAST_LOG_EXCESS = 0.02
 # Least log steps that are left of a trial, or lie between two evaluations.
 LEAST_LOG_STEPS = 0.02
 # Least standard deviation of an extrapolated log S.
@@ -150,6 +153,7 @@ def log_excess(
         # A target next to the ideal value has an excess that no float holds: it is beyond any other
         # anyway.
         excess = min(1.0 + gap / max(scale, LEAST_SCALE), MOST_EXCESS)
+        # At the ideal value the excess is 0, which has no logarithm.
         curve.append((math.log(step), math.log(max(excess, 1e-3))))
     return curve
 
@@ -170,20 +174,20 @@ def recent_line(curve: LogCurve) -> RecentLine | None:
     """
     if not curve:
         return None
-    since = curve[-1][0] - math.log(RECENT_FACTOR)
-    recent = [point for point in curve if point[0] >= since]
+    log_since = curve[-1][0] - math.log(RECENT_FACTOR)
+    recent = [point for point in curve if point[0] >= log_since]
     if len(recent) < 3 or recent[-1][0] == recent[0][0]:
         return None
     columns = list(zip(*recent, strict=True))
     log_steps = np.array(columns[0])
-    excess = np.array(columns[1])
+    log_excesses = np.array(columns[1])
     centred = log_steps - log_steps.mean()
     square = float(centred @ centred)
-    slope = float(centred @ excess) / square
-    residual = excess - excess.mean() - slope * centred
-    unexplained = math.sqrt(float(residual @ residual) / (len(excess) - 2))
+    slope = float(centred @ log_excesses) / square
+    residual = log_excesses - log_excesses.mean() - slope * centred
+    unexplained = math.sqrt(float(residual @ residual) / (len(log_excesses) - 2))
     scatter = math.hypot(EVALUATION_SCATTER, unexplained)
-    level = max(float(excess.mean() + slope * centred[-1]), LEAST_EXCESS)
+    level = max(float(log_excesses.mean() + slope * centred[-1]), LEAST_LOG_EXCESS)
     return RecentLine(rate=-slope, error=scatter / math.sqrt(square), level=level)
 
 
@@ -200,16 +204,16 @@ def is_flat(curve: LogCurve) -> bool:
 
 
 @lru_cache(maxsize=CACHED)
-def reached_rate(curve: LogCurve, log_steps: float, excess: float) -> float | None:
+def reached_rate(curve: LogCurve, log_steps: float, level: float) -> float | None:
     """Rate of a trial that reached the target: how much log excess it lost for each log step.
 
     Args:
         curve: (log step, log excess) of its evaluations; only each new least one counts.
         log_steps: log of the step at which it reached the target, where the log excess is 0.
-        excess: the log excess from which on the rate is taken.
+        level: the log excess from which on the rate is taken.
 
     Returns:
-        The rate. None for a trial whose first evaluation is below ``excess`` already, or whose
+        The rate. None for a trial whose first evaluation is below ``level`` already, or whose
         evaluations never come down to it.
     """
     least = math.inf
@@ -218,16 +222,16 @@ def reached_rate(curve: LogCurve, log_steps: float, excess: float) -> float | No
         if value >= least:
             continue
         least = value
-        if value > excess:
+        if value > level:
             above = log_step, value
             continue
         if above is None:
             return None
         # It had this excess between two evaluations, on the line that joins them.
-        step_before, value_before = above
-        share = (value_before - excess) / max(value_before - value, 1e-9)
-        start_log_step = step_before + min(max(share, 0.0), 1.0) * (log_step - step_before)
-        return excess / max(log_steps - start_log_step, LEAST_LOG_STEPS)
+        log_step_before, value_before = above
+        share = (value_before - level) / max(value_before - value, 1e-9)
+        start_log_step = log_step_before + min(max(share, 0.0), 1.0) * (log_step - log_step_before)
+        return level / max(log_steps - start_log_step, LEAST_LOG_STEPS)
     return None
 
 
@@ -240,8 +244,8 @@ def _log_slowdowns(curve: LogCurve, log_steps: float) -> tuple[float, ...]:
     """
     logs = list[float]()
     for share in LOOKED_AT_SHARES:
-        stop = log_steps + math.log(share)
-        beginning = tuple(point for point in curve if point[0] <= stop)
+        log_stop = log_steps + math.log(share)
+        beginning = tuple(point for point in curve if point[0] <= log_stop)
         recent = recent_line(beginning)
         if recent is not None and recent.rate > SLOWEST_RATE:
             rate_of_rest = recent.level / (log_steps - beginning[-1][0])
@@ -262,9 +266,10 @@ def fit_slowdown(reached: Sequence[tuple[LogCurve, float]]) -> Slowdown:
             log_slowdowns.append(np.array(logs))
     usual = USUAL_SLOWDOWN
     count = USUAL_TRIALS + len(log_slowdowns)
-    mean = (USUAL_TRIALS * usual.mean + sum(float(logs.mean()) for logs in log_slowdowns)) / count
+    summed = sum(float(logs.mean()) for logs in log_slowdowns)
+    mean = (USUAL_TRIALS * usual.log_mean + summed) / count
     squares = sum(float(((logs - mean) ** 2).mean()) for logs in log_slowdowns)
-    return Slowdown(mean, math.sqrt((USUAL_TRIALS * usual.spread**2 + squares) / count))
+    return Slowdown(mean, math.sqrt((USUAL_TRIALS * usual.log_spread**2 + squares) / count))
 
 
 def extrapolate_history(
@@ -303,20 +308,20 @@ def _extrapolated(
     """
     recent = recent_line(curve)
     if recent is None:
-        level = max(min(excess for _, excess in curve[-3:]), LEAST_EXCESS)
+        level = max(min(value for _, value in curve[-3:]), LEAST_LOG_EXCESS)
         log_rate, spread = _rate_of_others(reached, level)
     else:
         level = recent.level
         log_rate, spread = _rate_of_others(reached, level)
         # A trial that gets worse counts as flat. Its negative rate would fit the wide spread of the
         # fast rates best, and so make it look fast.
-        own_rate = max(recent.rate, 0.0) * math.exp(slowdown.mean)
+        own_rate = max(recent.rate, 0.0) * math.exp(slowdown.log_mean)
         log_rate, spread = _updated_rate(
             log_rate,
             spread,
             own_rate=own_rate,
             error=recent.error,
-            relative_error=slowdown.spread,
+            relative_error=slowdown.log_spread,
         )
     rate = min(max(math.exp(log_rate), SLOWEST_RATE), FASTEST_RATE)
     log_steps_left = level / rate
@@ -341,9 +346,9 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
         rate = reached_rate(other, log_steps, level)
         if rate is not None:
             rates.append(rate)
-    usual = math.log(USUAL_RATE)
+    log_usual_rate = math.log(USUAL_RATE)
     if not rates:
-        return usual, RATE_SPREAD
+        return log_usual_rate, RATE_SPREAD
     logs = np.log(np.clip(rates, SLOWEST_RATE, FASTEST_RATE))
     # The most similar one counts most; the fourth counts half as much.
     weight = 1.0 / (1.0 + np.arange(len(logs)) / 3.0)
@@ -353,7 +358,7 @@ def _rate_of_others(reached: Sequence[tuple[History, float]], level: float) -> t
     # The variance that is left of the prior's after so many trials, and its share of the prior's.
     between = 1.0 / (1.0 / RATE_SPREAD**2 + alike / SIMILARITY**2)
     share = between / RATE_SPREAD**2
-    log_rate = share * usual + (1.0 - share) * mean
+    log_rate = share * log_usual_rate + (1.0 - share) * mean
     return log_rate, math.sqrt(between + within + SIMILARITY**2)
 
 

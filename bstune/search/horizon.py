@@ -73,27 +73,29 @@ OUTLIERS = 0.04
 class Ends:
     """How n trials ended their horizons: arrays of shape (n,)."""
 
-    excess: Array
+    log_excess: Array
     """Log excess at the horizon's end: above 0 the target was missed. 0 of a trial that ended
     before."""
-    early: Array
+    log_share_run: Array
     """Log(steps/horizon) of a trial that met the target before its horizon's end; else 0."""
-    late: Array | None = None
+    log_over_last_miss: Array | None = None
     """Log(horizon/step) of the last step that missed the target, of a trial that met it at its
     horizon's end. Infinite for other trials, and where there was no evaluation before. None: it is
     infinite for all trials."""
 
     def take(self, rows: NDArray[np.intp]) -> "Ends":
         """Keep the trials in these rows."""
-        late = None if self.late is None else self.late[rows]
-        return Ends(self.excess[rows], self.early[rows], late)
+        log_over_last_miss: Array | None = None
+        if self.log_over_last_miss is not None:
+            log_over_last_miss = self.log_over_last_miss[rows]
+        return Ends(self.log_excess[rows], self.log_share_run[rows], log_over_last_miss)
 
 
 def log_shortest(law: Array, ends: Ends) -> Array:
     """Compute log(S/steps) of n trials by m draws of the law's four parameters, (m, 4): (m, n)."""
     scale, power = np.exp(law.T[:2])[:, :, None]
-    missed = np.sign(ends.excess) * scale * np.abs(ends.excess) ** power
-    return np.asarray(missed + _log_over_met(law, -ends.early))
+    missed = np.sign(ends.log_excess) * scale * np.abs(ends.log_excess) ** power
+    return np.asarray(missed + _log_over_met(law, -ends.log_share_run))
 
 
 def _log_over_met(law: Array, early: Array) -> Array:
@@ -113,13 +115,13 @@ def log_jacobian(law: Array, ends: Ends) -> Array:
     target itself the derivative would be infinite, or 0.
     """
     log_scale, log_power, log_share, log_waste = law.T[:, :, None]
-    excess = np.maximum(np.abs(ends.excess), EXCESS_RESOLUTION)
-    by_excess = log_scale + log_power + (np.exp(log_power) - 1.0) * np.log(excess)
+    distance = np.maximum(np.abs(ends.log_excess), EXCESS_RESOLUTION)
+    by_excess = log_scale + log_power + (np.exp(log_power) - 1.0) * np.log(distance)
     # Log(horizon/step) of the trials whose datum is a step; of the others any number will do.
-    early = np.where(ends.early < 0.0, -ends.early, 1.0)
+    early = np.where(ends.log_share_run < 0.0, -ends.log_share_run, 1.0)
     by_step = np.log(np.exp(log_share) + np.tanh(early / np.exp(log_waste)) ** 2)
-    of_excess = np.where(ends.excess != 0.0, by_excess, 0.0)
-    return np.asarray(np.where(ends.early < 0.0, by_step, of_excess))
+    of_excess = np.where(ends.log_excess != 0.0, by_excess, 0.0)
+    return np.asarray(np.where(ends.log_share_run < 0.0, by_step, of_excess))
 
 
 def log_chance_at_end(law: Array, ends: Ends) -> Array:
@@ -130,17 +132,17 @@ def log_chance_at_end(law: Array, ends: Ends) -> Array:
     a/share and (a + waste)/(1 + share), and near the smaller one. It is 0, a chance of 1, for
     trials that met the target before their end or missed it.
     """
-    chances = np.zeros((len(law), ends.excess.size))
-    if ends.late is None:
+    chances = np.zeros((len(law), ends.log_excess.size))
+    if ends.log_over_last_miss is None:
         return chances
-    at_end = ends.late < np.inf
+    at_end = ends.log_over_last_miss < np.inf
     if not at_end.any():
         return chances
     scale, power, share, waste = np.exp(law.T)[:, :, None]
-    beyond = scale * np.abs(ends.excess[at_end]) ** power
+    beyond = scale * np.abs(ends.log_excess[at_end]) ** power
     early = np.minimum(beyond / share, (beyond + waste) / (1.0 + share))
     spread = np.hypot(LEAST_MISFIT, EARLY_MISFIT * early)
-    chance = ndtr((ends.late[at_end] - early) / spread)
+    chance = ndtr((ends.log_over_last_miss[at_end] - early) / spread)
     chances[:, at_end] = np.log((1.0 - OUTLIERS) * chance + OUTLIERS)
     return chances
 
@@ -151,8 +153,8 @@ def misfit(ends: Ends) -> Array:
     What the law misses grows with how far it has to reach.
     """
     usual = np.array([[mean for mean, _ in HORIZON_NORMAL]])
-    far = log_shortest(usual, Ends(ends.excess, np.zeros(ends.early.shape)))[0]
-    return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * far))
+    log_reach = log_shortest(usual, Ends(ends.log_excess, np.zeros(ends.log_share_run.shape)))[0]
+    return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * log_reach))
 
 
 def early_misfit(law: Array, ends: Ends) -> Array:
@@ -163,8 +165,8 @@ def early_misfit(law: Array, ends: Ends) -> Array:
     long it was. With a large one an error of the step becomes one of S many times as large.
     """
     share, waste = np.exp(law.T[2:])[:, :, None]
-    of_waste = waste * np.tanh(-ends.early / waste)
-    return np.asarray(EARLY_MISFIT**2 * (of_waste**2 + (share * ends.early) ** 2))
+    of_waste = waste * np.tanh(-ends.log_share_run / waste)
+    return np.asarray(EARLY_MISFIT**2 * (of_waste**2 + (share * ends.log_share_run) ** 2))
 
 
 def log_met(law: Array) -> Array:
@@ -174,8 +176,8 @@ def log_met(law: Array) -> Array:
     draws of the law, (m, 4).
     """
     law = law[:: max(1, len(law) // LAW_DRAWS)]
-    # Log(h/s), which exceeds log(h/S) by the waste at most. Squares, as the curve is steepest at
-    # its beginning.
+    # Log(h/s), which exceeds log(h/S) by the waste at most. Its values are squares, which lie
+    # closest at the beginning: there the curve is steepest.
     most = LOG_HORIZONS[-1] + math.exp(law[:, -1].max())
     early = np.linspace(0.0, math.sqrt(most), 400) ** 2
     met = list[Array]()
@@ -185,37 +187,46 @@ def log_met(law: Array) -> Array:
 
 
 def least_cost(
-    met: Array, spread: float, longest: float, latest: float = math.inf, shortest: float = -math.inf
+    log_met_over_s: Array,
+    spread: float,
+    log_longest: float,
+    log_latest: float = math.inf,
+    shortest: float = -math.inf,
 ) -> tuple[float, float]:
     """Choose the horizon h that reaches the target at least cost: log(h/S), and that cost over S.
 
-    A run that misses the target costs h and is run again. One that meets it ends there. So the
-    expected cost until one does is ``met + h (1 - P)/P``, with P the chance that S <= h: log S is
-    normal with deviation ``spread``, and a share of the runs are outliers.
+    A run that misses the target costs h and is run again. One that meets it, at step s, ends
+    there. So the expected cost until one does is s + h (1 - P)/P, with P the chance that S <= h:
+    log S is normal with deviation ``spread``, and a share of the runs are outliers.
 
-    Where all is gained at the schedule's end the cost is h/P, which is least 17% above S if S is
-    known to 10%. The less the end matters, the cheaper is a longer horizon. Where hardly anything
-    is known of S the cost is least below S: many short runs are cheaper than one long one.
+    Where all is gained at the schedule's end the cost is h/P. Its least value is 17% above S
+    if S is known to 10%. The less of the gain comes at the end, the less a longer horizon costs.
+    Where hardly anything is known of S the cost is least below S: many short runs are cheaper than
+    one long one.
 
     Args:
-        met: log(s/S) of the step at which each horizon meets the target, of :func:`log_met`.
+        log_met_over_s: log(s/S) of the step s at which each horizon of ``LOG_HORIZONS`` meets the
+            target, as :func:`log_met` gives it.
         spread: standard deviation of log S.
-        longest: the largest log(h/S).
-        latest: the largest log(s/S) of the step at which the run may meet the target.
-        shortest: the least h, in deviations of log S above it; ``longest`` prevails over it.
+        log_longest: the largest log(h/S).
+        log_latest: the largest log(s/S) of the step at which the run may meet the target.
+        shortest: the least h, in deviations of log S above it; ``log_longest`` prevails.
 
     Returns:
-        log(h/S), and the cost over S: infinite where no horizon meets the target by ``latest``.
+        log(h/S), and the cost over S: infinite where no horizon meets the target by ``log_latest``.
     """
     # Beyond that nothing is known, and exp would overflow.
     spread = min(spread, 10.0)
     deviations = np.linspace(max(-spread - 1.0, shortest), MOST_DEVIATIONS, 600)
-    above = np.minimum(deviations * spread, longest)
-    meets = np.where(above < 0.0, above, np.interp(above, LOG_HORIZONS, met))
-    # h/P - h, with P's outliers.
-    repeated = np.exp(above - log_ndtr(above / spread)) / (1.0 - OUTLIERS)
-    cost = np.exp(meets) + repeated - np.exp(above)
-    best = int(np.where(meets <= latest, cost, np.inf).argmin())
-    if meets[best] > latest:
-        return min(latest, longest), math.inf
-    return float(above[best]), float(cost[best])
+    # Horizons h, and the steps s at which they meet the target, as log(h/S) and log(s/S).
+    log_horizons = np.minimum(deviations * spread, log_longest)
+    log_steps_met = np.where(
+        log_horizons < 0.0, log_horizons, np.interp(log_horizons, LOG_HORIZONS, log_met_over_s)
+    )
+    # The cost is s + h/P - h, with the outliers in P.
+    repeated = np.exp(log_horizons - log_ndtr(log_horizons / spread)) / (1.0 - OUTLIERS)
+    cost = np.exp(log_steps_met) + repeated - np.exp(log_horizons)
+    best = int(np.where(log_steps_met <= log_latest, cost, np.inf).argmin())
+    if log_steps_met[best] > log_latest:
+        return min(log_latest, log_longest), math.inf
+    return float(log_horizons[best]), float(cost[best])

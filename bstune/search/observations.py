@@ -41,8 +41,8 @@ from bstune.search.posterior import (
     Prior,
     Start,
     log_steps,
+    log_steps_seen,
     sample_posterior,
-    steps_seen,
     variance_seen,
 )
 
@@ -107,16 +107,16 @@ class Observation:
     """The other hyper-parameters, each in [0, 1]."""
     log_factor: float | None
     """Extrapolated log(steps to target/steps); None if the history does not allow it."""
-    spread: float
-    """Standard deviation of ``log_factor``."""
+    log_factor_spread: float
+    """Standard deviation of ``log_factor``; 0 where that is None."""
     stuck: bool
     """Whether resuming it added no steps, as where a replayed record ended."""
     flat: bool = False
     """Whether it would take many times its steps even at the fastest likely rate."""
     horizon: int | None = None
     """Steps after which its schedule ends, where schedules end with the trial."""
-    excess: float | None = None
-    """Least log excess over the horizon; None if the trial ended before, or has no metric."""
+    log_excess: float | None = None
+    """The least log excess over the horizon; None if the trial ended before, or has no metric."""
 
     @property
     def point(self) -> Point:
@@ -356,7 +356,7 @@ def _weighed_data(
 
 
 def start_sizes(count: int) -> list[int]:
-    """Numbers of trials of the starts on the way to ``count`` trials; none for few trials."""
+    """List the numbers of trials of the starts on the way to ``count`` trials; none for few."""
     sizes = list[int]()
     size = FIRST_START
     while size <= SETTLED_SHARE * count:
@@ -476,13 +476,14 @@ def _observation(
         slowdown: by how much histories fall more slowly over the rest of a trial.
     """
     history = histories[trial.number]
+    # Of the steps to the target over those that it has run; only a stopped trial has them.
     log_factor: float | None = None
-    spread = 0.0
+    log_factor_spread = 0.0
     flat = False
     if trial.status == "stopped" and history:
         flat = is_flat(history)
         similar = [_until_target(near, histories) for near in reached.nearest(trial)]
-        log_factor, spread = extrapolate_history(history, trial.steps, similar, slowdown)
+        log_factor, log_factor_spread = extrapolate_history(history, trial.steps, similar, slowdown)
     return Observation(
         number=trial.number,
         status=trial.status,
@@ -493,7 +494,7 @@ def _observation(
         z=math.log2(trial.lr),
         other=other,
         log_factor=log_factor,
-        spread=spread,
+        log_factor_spread=log_factor_spread,
         stuck=trial.resumed_from is not None and trial.steps <= continued_steps,
         flat=flat,
     )
@@ -509,12 +510,14 @@ def _add_end(observation: Observation, trial: TrialResult, history: History) -> 
     ``history``: the evaluations as (log step, log excess).
     """
     horizon = max(observation.steps, trial.horizon or 0)
-    excess: float | None = None
+    least: float | None = None
     if history and observation.steps == horizon:
         # Any evaluation on the way may meet the target, so the least excess counts. Where a
         # schedule anneals the learning rate, the least one is that at its end.
-        excess = min(value for _, value in history)
-    return replace(observation, horizon=horizon, excess=excess, log_factor=None, spread=0.0)
+        least = min(log_excess for _, log_excess in history)
+    return replace(
+        observation, horizon=horizon, log_excess=least, log_factor=None, log_factor_spread=0.0
+    )
 
 
 class SeenLogSteps(NamedTuple):
@@ -564,54 +567,56 @@ def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
 
     ``y`` is the log of its steps: the law of the metric over horizons leads from them to S.
     """
-    done = math.log(observation.steps)
+    log_done = math.log(observation.steps)
     if observation.status != "stopped":
-        return SeenLogSteps(done, spread, bound=False)
-    if observation.excess is None:
-        return SeenLogSteps(done, spread, bound=True)
-    return SeenLogSteps(done, spread, bound=False, least=done)
+        return SeenLogSteps(log_done, spread, bound=False)
+    if observation.log_excess is None:
+        return SeenLogSteps(log_done, spread, bound=True)
+    return SeenLogSteps(log_done, spread, bound=False, least=log_done)
 
 
 def _seen_by_history(observation: Observation) -> SeenLogSteps:
     """Read what a trial says of log S where no schedule ends with it."""
-    done = math.log(observation.steps)
+    log_done = math.log(observation.steps)
     if observation.status == "reached":
         # S lies between the last evaluation that missed the target and the first one that reached
         # it.
         missed = max(observation.steps_low, FIRST_MISS_SHARE * observation.steps)
-        width = math.log(observation.steps / missed)
+        log_width = math.log(observation.steps / missed)
         # The standard deviation of a uniform distribution of this width.
-        return SeenLogSteps(done - 0.5 * width, width / math.sqrt(12.0), bound=False)
+        spread = log_width / math.sqrt(12.0)
+        return SeenLogSteps(log_done - 0.5 * log_width, spread, bound=False)
     log_factor = observation.log_factor
     if log_factor is None:
-        return SeenLogSteps(done, BOUND_DEVIATION, bound=True)
-    is_unsure = observation.spread > GUESSED_SPREAD * log_factor
+        return SeenLogSteps(log_done, BOUND_DEVIATION, bound=True)
+    spread = observation.log_factor_spread
+    is_unsure = spread > GUESSED_SPREAD * log_factor
     if log_factor > GUESSED_LOG_FACTOR and is_unsure:
-        at_least = done + max(log_factor - observation.spread, 0.0)
-        return SeenLogSteps(at_least, min(observation.spread, 0.5), bound=True)
-    return SeenLogSteps(done + log_factor, observation.spread, bound=False, least=done)
+        log_least = log_done + max(log_factor - spread, 0.0)
+        return SeenLogSteps(log_least, min(spread, 0.5), bound=True)
+    return SeenLogSteps(log_done + log_factor, spread, bound=False, least=log_done)
 
 
 def _read_ends(observations: Sequence[Observation]) -> Ends:
     """Read how trials ended their horizons.
 
-    Rounding of the metric aside, the excess of a trial that missed the target is above 0, and that
-    of one that met it is below.
+    Rounding of the metric aside, the log excess of a trial that missed the target is above 0, and
+    that of one that met it is below.
     """
-    excess = np.zeros(len(observations))
-    early = np.zeros(len(observations))
-    late = np.full(len(observations), np.inf)
+    log_excess = np.zeros(len(observations))
+    log_share_run = np.zeros(len(observations))
+    log_over_last_miss = np.full(len(observations), np.inf)
     for place, trial in enumerate(observations):
         if trial.status == "reached":
-            if trial.excess is not None:
-                excess[place] = min(trial.excess, -LEAST_MISS)
+            if trial.log_excess is not None:
+                log_excess[place] = min(trial.log_excess, -LEAST_MISS)
             if trial.horizon is not None:
-                early[place] = math.log(trial.steps / trial.horizon)
-                if trial.excess is not None and trial.steps_low > 0:
-                    late[place] = math.log(trial.horizon / trial.steps_low)
-        elif trial.excess is not None and trial.status != "diverged":
-            excess[place] = max(trial.excess, LEAST_MISS)
-    return Ends(excess, early, late)
+                log_share_run[place] = math.log(trial.steps / trial.horizon)
+                if trial.log_excess is not None and trial.steps_low > 0:
+                    log_over_last_miss[place] = math.log(trial.horizon / trial.steps_low)
+        elif trial.log_excess is not None and trial.status != "diverged":
+            log_excess[place] = max(trial.log_excess, LEAST_MISS)
+    return Ends(log_excess, log_share_run, log_over_last_miss)
 
 
 def objective_weight(objective: str, tau: StepTimes) -> StepWeight:
@@ -686,14 +691,14 @@ def _least_costs(posterior: Posterior) -> dict[int, LeastCost]:
     """
     # Log of the step at which a run of each horizon meets the target, over S, the steps that a
     # fresh seed takes. Horizons and costs are over S here, too.
-    met = log_met(posterior.theta[:, posterior.prior.horizon_law])
+    log_met_over_s = log_met(posterior.theta[:, posterior.prior.horizon_law])
     costs = dict[int, LeastCost]()
     for place, (log_s, deviation) in _fresh_at_horizons(posterior).items():
         trial = posterior.observations[place]
-        longest = math.inf
+        log_longest = math.inf
         if posterior.budget is not None:
-            longest = math.log(posterior.budget(2.0**trial.x)) - log_s
-        log_horizon, cost = least_cost(met, deviation, longest, shortest=RELIABLE)
+            log_longest = math.log(posterior.budget(2.0**trial.x)) - log_s
+        log_horizon, cost = least_cost(log_met_over_s, deviation, log_longest, shortest=RELIABLE)
         costs[trial.number] = LeastCost(
             steps=cost * math.exp(log_s), horizon=math.exp(log_s + log_horizon)
         )
@@ -711,22 +716,22 @@ def _fresh_at_horizons(posterior: Posterior) -> dict[int, tuple[float, float]]:
     """
     data = posterior.data
     theta = posterior.theta
-    expected = log_steps(theta, data.points, posterior.prior)
-    seen = steps_seen(theta, data, posterior.prior)
+    expected_log_s = log_steps(theta, data.points, posterior.prior)
+    log_s_seen = log_steps_seen(theta, data, posterior.prior)
     variance_of_law = variance_seen(theta, data, posterior.prior)
-    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), seen - expected)
+    log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), log_s_seen - expected_log_s)
     noise = np.exp(2.0 * theta[:, NOISE, None])
     fresh = dict[int, tuple[float, float]]()
     for runs in _runs_at_points(posterior.observations):
         precision = 1.0 / (noise + variance_of_law[..., runs])
         # The variance that is left of what the model misses at the point.
         left = 1.0 / (POINT_MISFIT**-2 + precision.sum(axis=1))
-        misses = left * (precision * gap[:, runs]).sum(axis=1)
+        misses = left * (precision * log_gap[:, runs]).sum(axis=1)
         for place in runs:
             if posterior.observations[place].status == "reached":
-                drawn = expected[:, place] + misses
-                variance = float(drawn.var() + left.mean() + noise.mean())
-                fresh[place] = float(drawn.mean()), math.sqrt(variance)
+                log_drawn = expected_log_s[:, place] + misses
+                variance = float(log_drawn.var() + left.mean() + noise.mean())
+                fresh[place] = float(log_drawn.mean()), math.sqrt(variance)
     return fresh
 
 
@@ -737,15 +742,17 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     runs at an observation's point draw the model's mean towards them, as in :func:`fresh_steps`.
     """
     data = posterior.data
-    expected = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
-    gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected)
+    expected_log_s = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
+    log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected_log_s)
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
     fresh = dict[int, float]()
     for runs in _runs_at_points(posterior.observations):
-        misses = float(gap[runs].mean()) * POINT_MISFIT**2 / (POINT_MISFIT**2 + noise / len(runs))
+        misses = (
+            float(log_gap[runs].mean()) * POINT_MISFIT**2 / (POINT_MISFIT**2 + noise / len(runs))
+        )
         for place in runs:
             if posterior.observations[place].status == "reached":
-                fresh[place] = float(expected[place]) + misses
+                fresh[place] = float(expected_log_s[place]) + misses
     return fresh
 
 

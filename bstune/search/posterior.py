@@ -18,9 +18,9 @@ The model of log S is
   of the exponent, with a bend at B_crit, above which the exponent may differ (the rule is the prior
   mean, never the model);
 - the cost of being off the optimum, ours: below, where S grows as lr falls (at most as 1/lr, log 2
-  an octave), a hyperbola of slope ``low_slope`` an octave; above, a parabola, whose curvature soon
-  means that nothing is reached; both may be steeper or broader at large batch sizes than at small
-  ones (the tilt);
+  per octave), a hyperbola of slope ``low_slope`` per octave; above, a parabola, whose curvature
+  soon means that nothing is reached; both may be steeper or broader at large batch sizes than at
+  small ones (the tilt);
 - other hyper-parameters, each scaled to [0, 1]: a parabola around a best value, and a shift of the
   best learning rate in proportion to it (as momentum shifts it).
 
@@ -91,8 +91,8 @@ KEPT_BY_STEP = (0.3, 0.7, 0.95)
 # Values of log S worked out at a time, 320 kB: likelihoods of 1,000 trials take two thirds of the
 # time so.
 CACHED_VALUES = 40_000
-# Batch sizes an octave, at which what depends on them alone is worked out for many trials.
-NODES_AN_OCTAVE = 8
+# Batch sizes per octave, at which what depends on them alone is worked out for many trials.
+NODES_PER_OCTAVE = 8
 # Degrees of freedom of Student's t: the reference learning rate may be wrong by ten times.
 SHIFT_FREEDOM = 3.0
 # Share of the particles that still count (effective number over m) after a step in temperature.
@@ -136,7 +136,7 @@ class Points:
         high = prior.knots[-1]
         pieces = prior.knots.size - 1
         # Evenly spaced nodes hit every knot if there is a whole number of them from knot to knot.
-        count = pieces * math.ceil(NODES_AN_OCTAVE * (high - low) / pieces)
+        count = pieces * math.ceil(NODES_PER_OCTAVE * (high - low) / pieces)
         if self.x.size <= count or self.x.min() < low or self.x.max() > high:
             return self
         place = (self.x - low) / (high - low) * count
@@ -171,7 +171,7 @@ class Prior:
     log_high: float
     """Log2 of the largest."""
     rule: Callable[[Array], Array]
-    """Log2 of the rule's learning rate over log2 B."""
+    """Gives log2 of the rule's learning rate at log2 B."""
     mean: Array
     """Means of the parameters, (p,), in the order of the places above."""
     spread: Array
@@ -306,7 +306,7 @@ def make_prior(
     Args:
         low: the smallest batch size.
         high: the largest batch size.
-        rule: log2 of the scaling rule's learning rate over log2 B.
+        rule: gives log2 of the scaling rule's learning rate at log2 B.
         log_budget: log of the steps that a trial may take.
         sigma: deviation of the best learning rate from the rule's, in octaves.
         exponent_sigma: deviation of its exponent over B from the rule's.
@@ -318,40 +318,46 @@ def make_prior(
     log_low = math.log2(low)
     log_high = math.log2(high)
     log_mid = 0.5 * (log_low + log_high)
-    b_crit = 0.0
-    b_crit_spread = math.log(6.0)
+    # B_crit is guessed to be B_mid, give or take a factor of 6.
+    log_b_crit_over_mid = 0.0
+    log_b_crit_spread = math.log(6.0)
     if noise_scale is not None:
-        b_crit = math.log(noise_scale) - log_mid * math.log(2.0)
+        log_b_crit_over_mid = math.log(noise_scale) - log_mid * math.log(2.0)
         # A noise scale may miss B_crit by several times: its prior stays wide.
-        b_crit_spread = math.hypot(math.log(4.0), noise_scale_spread)
+        log_b_crit_spread = math.hypot(math.log(4.0), noise_scale_spread)
+    log_low_over_mid = (log_low - log_mid) * math.log(2.0)
+    # The mean and the standard deviation of each parameter, in the order of the places above.
     normal = [
-        # Level: log S at B_mid and the best learning rate.
+        # Level: log S at B_mid and the best learning rate. Good trials are meant to end within the
+        # budget: the guess is a quarter of it, give or take a factor of 20, e^3.
         (log_budget - math.log(4.0), 3.0),
-        # Log(B_crit/B_mid).
-        (b_crit, b_crit_spread),
+        # The log of B_crit/B_mid.
+        (log_b_crit_over_mid, log_b_crit_spread),
         # Shift of the optimum at B_mid against the rule, in octaves.
         (0.0, sigma),
         # Exponent of the optimum against the rule, below B_crit.
         (0.0, exponent_sigma),
         # Bend: added to the exponent above B_crit.
         (-0.15, 0.3),
-        # Low slope, log of: log S an octave, far below the optimum.
+        # The log of the low slope: what an octave adds to log S, far below the optimum.
         (math.log(0.45), 0.35),
-        # Low width, log of: octaves below the optimum over which the slope sets in.
+        # The log of the low width: the octaves below the optimum over which that slope sets in.
         (math.log(1.2), 0.5),
-        # High width, log of: octaves above the optimum at which S is e^(1/2) times as large.
+        # The log of the high width: so many octaves above the optimum, S is e^(1/2) times as large.
         (math.log(1.2), 0.4),
-        # Noise, log of: standard deviation of log S from seed to seed.
+        # The log of the noise: the standard deviation of log S from seed to seed.
         (math.log(0.12), 0.5),
-        # Tilt: of the log of the penalty's steepness, an octave of B.
+        # Tilt: what an octave of batch size adds to the log of the penalty's steepness.
         (0.0, 0.12),
-        # Log(B_opt/B_mid).
-        ((log_low - log_mid) * math.log(2.0) - 3.0, 2.5),
-        # Roughness, log of: standard deviation of the discrepancy in log S.
+        # The log of B_opt/B_mid. Its mean lies e^3, 20 times, below the smallest batch size: with
+        # the spread of 2.5, nine tenths of the prior are below that size, where the term changes
+        # nothing.
+        (log_low_over_mid - 3.0, 2.5),
+        # The log of the roughness: the standard deviation of the discrepancy, in log S.
         (math.log(0.08), 0.8),
     ]
     normal += OTHER_NORMAL * others + HORIZON_NORMAL * horizon
-    # The knots, in units of the roughness.
+    # The discrepancy at the knots, in units of the roughness.
     count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))
     normal += [(0.0, 1.0)] * count
     mean, spread = np.array(normal).T
@@ -403,12 +409,16 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     # (m, p, 1), to stand beside the n points.
     t = theta[:, :, None]
     from_middle = (points.x[None, :] - prior.log_mid) * math.log(2.0)
-    law = np.log1p(np.exp(t[:, B_CRIT] - from_middle) + np.exp(2.0 * (t[:, B_OPT] - from_middle)))
+    # B_crit/B and (B_opt/B)^2.
+    first_term = np.exp(t[:, B_CRIT] - from_middle)
+    second_term = np.exp(2.0 * (t[:, B_OPT] - from_middle))
+    log_law = np.log1p(first_term + second_term)
     # The law at the middle batch size, where log S is to be the level.
-    middle = np.log1p(np.exp(t[:, B_CRIT]) + np.exp(2.0 * t[:, B_OPT]))
+    log_law_at_mid = np.log1p(np.exp(t[:, B_CRIT]) + np.exp(2.0 * t[:, B_OPT]))
     knots = np.exp(theta[:, ROUGHNESS, None]) * theta[:, theta.shape[1] - prior.knots.size :]
     # A matrix product of BLAS with two threads on a busy machine takes over ten times as long.
-    return np.asarray(t[:, LEVEL] + law - middle + np.einsum("mk,kn->mn", knots, points.hats))
+    discrepancy = np.einsum("mk,kn->mn", knots, points.hats)
+    return np.asarray(t[:, LEVEL] + log_law - log_law_at_mid + discrepancy)
 
 
 def penalty(theta: Array, d: Array) -> Array:
@@ -466,7 +476,8 @@ def log_prior(theta: Array, prior: Prior) -> Array:
 
 def log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute the log likelihood of the trials by m draws: (m,); zero without trials."""
-    # Some of the parameters at a time: what is worked out of them stays in the processor's cache.
+    # So many draws are taken at a time that what is worked out of them stays in the processor's
+    # cache.
     rows = max(1, CACHED_VALUES // max(data.y.size, 1))
     parts = list[Array]()
     for start in range(0, len(theta), rows):
@@ -478,27 +489,30 @@ def _log_likelihood(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute the log likelihood as :func:`log_likelihood` does, for all draws at a time."""
     d = off_optimum(theta, data.points, prior)
     expected = _log_steps_off(theta, d, data.points, prior)
-    y = steps_seen(theta, data, prior)
+    y = log_steps_seen(theta, data, prior)
     exact, bound, diverged = data.columns
     noise = np.exp(theta[:, NOISE, None])
 
+    # Trials that tell their own log S: the density there.
     variance_beside = variance_seen(theta, data, prior)[..., exact]
-    terms = _log_density(data, y, expected, variance_beside, noise)
+    log_density = _log_density(data, y, expected, variance_beside, noise)
     if data.ends is not None:
         law = theta[:, prior.horizon_law]
         of_datum = log_jacobian(law, data.ends) + log_chance_at_end(law, data.ends)
-        terms = terms + of_datum[:, exact]
-    total = _weighed_sum(terms, data, exact)
+        log_density = log_density + of_datum[:, exact]
+    total = _weighed_sum(log_density, data, exact)
 
+    # Trials that give a bound: the chance that log S lies above it.
     over = expected[:, bound] - y[..., bound]
-    chance = ndtr(over / np.hypot(noise, data.spread[bound]))
-    total = total + _weighed_sum(np.log(chance + LEAST_CHANCE), data, bound)
+    chance_above = ndtr(over / np.hypot(noise, data.spread[bound]))
+    total = total + _weighed_sum(np.log(chance_above + LEAST_CHANCE), data, bound)
 
-    # Only too high a learning rate makes a trial diverge.
-    above = np.maximum(d[:, diverged], 0.0)
-    chance = ndtr((penalty(theta, above) - DIVERGED_PENALTY) / DIVERGED_SPREAD)
-    terms = np.log(chance + LEAST_CHANCE)
-    return np.asarray(total + _weighed_sum(terms, data, diverged))
+    # Trials that diverged: the chance of that. Only too high a learning rate makes a trial diverge.
+    too_high = np.maximum(d[:, diverged], 0.0)
+    excess = penalty(theta, too_high) - DIVERGED_PENALTY
+    chance_to_diverge = ndtr(excess / DIVERGED_SPREAD)
+    log_chance = np.log(chance_to_diverge + LEAST_CHANCE)
+    return np.asarray(total + _weighed_sum(log_chance, data, diverged))
 
 
 def _weighed_sum(terms: Array, data: LikelihoodData, columns: Columns) -> Array:
@@ -536,7 +550,7 @@ def _log_density(
     return np.asarray(np.log(core + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
 
 
-def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
+def log_steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     """Compute log S as n trials themselves show it: (m, n), or (1, n) without horizons.
 
     Where schedules end with the trial, the law of the metric over horizons leads from a trial's end
@@ -548,7 +562,7 @@ def steps_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
 
 
 def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
-    """Compute the variance of :func:`steps_seen` beside the noise from seed to seed.
+    """Compute the variance of :func:`log_steps_seen` beside the noise from seed to seed.
 
     It is (n,), or (m, n) where schedules end with the trial.
     """
@@ -611,7 +625,7 @@ def sample_posterior(
         if not data.y.size:
             return theta
     else:
-        # Each of the particles as often as any other, or once more.
+        # Each of the particles is taken as often as any other, or once more.
         theta = start.theta[np.arange(count) * len(start.theta) // count]
         data = data.rearranged(prior)
     return _temper(theta, _Path(start, data, prior), rng, moves)
@@ -709,8 +723,9 @@ def _move(
     Shapes (m, p), (m,) and (m,), as they are given.
     """
     for i in range(moves):
-        # Alternately towards a normal distribution fitted to the particles, which moves far in many
-        # dimensions, and by the difference of two particles, which does not trust that shape.
+        # Particles move alternately towards a normal distribution fitted to them, which leads far
+        # in many dimensions, and by the difference of two particles, which does not trust that
+        # shape.
         if i % 2 == 0:
             proposed, correction = _towards_normal(theta, path.prior, rng)
         else:
@@ -736,6 +751,7 @@ def _towards_normal(theta: Array, prior: Prior, rng: np.random.Generator) -> tup
     root = np.linalg.cholesky(np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2))
     mean = theta.mean(axis=0)
     keep = rng.choice(KEPT_BY_STEP, (len(theta), 1))
+    # The particles in coordinates in which that distribution is the standard one.
     white = np.linalg.solve(root, (theta - mean).T).T
     fresh = keep * white + np.sqrt(1.0 - keep**2) * rng.standard_normal(theta.shape)
     correction = 0.5 * ((fresh**2).sum(axis=1) - (white**2).sum(axis=1))
@@ -749,7 +765,9 @@ def _by_difference(theta: Array, prior: Prior, rng: np.random.Generator) -> Arra
     """
     first = rng.permutation(len(theta))
     second = rng.permutation(len(theta))
-    scale = 2.38 / math.sqrt(2.0 * theta.shape[1]) * rng.uniform(0.3, 1.0, (len(theta), 1))
+    # The source's factor for so many parameters; smaller ones are accepted more often.
+    largest = 2.38 / math.sqrt(2.0 * theta.shape[1])
+    scale = largest * rng.uniform(0.3, 1.0, (len(theta), 1))
     jitter = 1e-3 * prior.spread * rng.standard_normal(theta.shape)
     return np.asarray(theta + scale * (theta[first] - theta[second]) + jitter)
 

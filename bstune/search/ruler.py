@@ -139,12 +139,13 @@ class RunningBest:
         if np.count_nonzero(late) >= LEAST_POINTS:
             slope, _ = np.polyfit(self.log_shares[late], self.heights[late], 1)
             return -float(slope)
-        # Few evaluations: from where the curve enters the window to its end.
-        start = max(math.log(since), float(self.log_shares[0]))
-        width = float(self.log_shares[-1]) - start
+        # Of few evaluations it is the mean slope, from where the curve enters the window to its
+        # end.
+        log_start = max(math.log(since), float(self.log_shares[0]))
+        width = float(self.log_shares[-1]) - log_start
         if width <= 0.0:
             return None
-        height_at_start = float(np.interp(start, self.log_shares, self.heights))
+        height_at_start = float(np.interp(log_start, self.log_shares, self.heights))
         return (height_at_start - self.best) / width
 
 
@@ -188,7 +189,7 @@ class Ruler:
         return np.asarray(inside + beyond - before)
 
     def height(self, log_shares: Array) -> Array:
-        """Heights that the ruler had, or would have, at these log shares of its budget."""
+        """Give the heights that the ruler had, or would have, at log shares of its budget."""
         inside = np.interp(log_shares, self.log_shares, self.heights)
         beyond = np.maximum(log_shares, 0.0) * self.slope
         before = np.maximum(self.log_shares[0] - log_shares, 0.0) * self.first_slope
@@ -217,7 +218,8 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
         least = least_slope * float(np.median(tenfold_slopes))
         slope = max(float(np.median(end_slopes)), least, LEAST_SLOPE)
     else:
-        # One evaluation a trial: what the trials differ by stands for one in log s.
+        # No trial has evaluations enough for a slope: what their best heights differ by stands for
+        # the fall over one unit of log s.
         slope = max(float(np.ptp([curve.best for curve in curves])), LEAST_SLOPE)
     early = log_shares <= log_shares[0] + math.log(EARLY_FACTOR)
     width = float(log_shares[early][-1] - log_shares[0])

@@ -307,7 +307,7 @@ class FrontierSampler(BaseSampler):
         posterior = self._infer(results, others, coordinates, self._rng)
         objective: str = self.objective
         if objective == "both":
-            # A trial that is asked again is the same turn.
+            # The two objectives take turns. A trial that is asked again is the same turn.
             turns = sum(t.state != TrialState.FAIL for t in trials)
             objective = "time" if turns % 2 == 0 else "steps"
         suggestion = suggest(

@@ -49,7 +49,7 @@ BUDGET_SECONDS = QUICK_SECONDS / 20.0
 # Arguments of the Trainer that say how the project itself trains, and what is made of them.
 TRAINER_LENGTHS = ("max_epochs", "max_steps")
 ACCUMULATED = "accumulate_grad_batches"
-# With which data are made once, to ask them for their own batch size.
+# The batch size with which data are made once, to ask them for their own.
 ANY_BATCH_SIZE = 32
 
 
@@ -187,15 +187,16 @@ def _check_batches(project: "_Project", stated: Stated) -> None:
     if project.given_batch_size is None and project.batches.problem is None:
         return
     batches = project.batches
+    lacks_reference = stated.reference is None
     needed = list[str]()
-    if stated.reference is None:
+    if lacks_reference:
         needed.append(_reference_in_words(project, stated))
     if batches.examples is None and not (stated.batch_sizes and stated.budget):
         needed.append(OF_NO_EPOCH)
     if project.given_batch_size is None:
         raise refusal(project.data_name, batches, needed)
     arguments = ", ".join(needed)
-    if stated.reference is None:
+    if lacks_reference:
         raise ConfigError(
             f"which batch size do you run today? data is a function of it: give {arguments}"
         )
@@ -250,22 +251,24 @@ def _assume_budget(
     ``lines`` gets a line for each thing that is assumed.
     """
     length = project.take_length(batch_size)
+    lacks_budget = not stated.has_budget
+    # Neither the call nor the project's Trainer says how long a training is.
+    lacks_length = lacks_budget and not length.is_own
     wall_seconds: float | None = None
-    is_timed = stated.is_timed or stated.has_budget
-    if not length.is_own and not is_timed:
+    if lacks_length and not stated.is_timed:
         wall_seconds = QUICK_SECONDS
         lines.append(
             f"wall_seconds={wall_seconds:g}: the study takes {format_seconds(wall_seconds)}, "
             "as neither it nor trainer={'max_epochs': N} says how long"
         )
     budget_seconds: float | None = None
-    if stated.objective == "loss" and not stated.has_budget and not length.is_own:
+    if stated.objective == "loss" and lacks_length:
         budget_seconds = BUDGET_SECONDS
         lines.append(
             f"budget.seconds={budget_seconds:g}: of training, after which trials are compared; "
             "options=['budget.seconds=SECONDS'] sets others"
         )
-    elif not stated.has_budget:
+    elif lacks_budget:
         lines.append(
             f"budget=bstune.Budget(examples={length.examples}), after which a trial gives up: "
             f"{length.why}"

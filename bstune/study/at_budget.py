@@ -109,7 +109,8 @@ def held_to_end(trial: TrialResult, last_step: int) -> TrialResult:
     values = [value for step, value in trial.history if step > 0 and value is not None]
     if not values or trial.steps >= last_step:
         return trial
-    # As if it had been evaluated once more at the budget's end, and had come to the same.
+    # The record is as if the trial had been evaluated once more at the budget's end, and had come
+    # to the same value.
     return replace(
         trial,
         **trial.after(last_step),
@@ -138,6 +139,7 @@ def due_run(
         return None
     original = _original(trials, best)
     runs = fresh_runs_of(trials, original.number)
+    # The points that have runs on fresh seeds, by the number of their first trial.
     begun = {trial.replicate_of for trial in trials if trial.replicate_of is not None}
     # The baseline runs on a winner's seeds, not as a candidate.
     if baseline is not None:

@@ -58,10 +58,10 @@ def best_yaml(
             "checkpoint": checkpoint,
             "command": command,
         }
-    names = sorted(set(re.findall(r"oc\.env:(\w+)", " ".join(of_study))))
+    variables = sorted(set(re.findall(r"oc\.env:(\w+)", " ".join(of_study))))
     comment = ""
-    if names:
-        comment = f"# The commands read the environment: first set {', '.join(names)}.\n"
+    if variables:
+        comment = f"# The commands read the environment: first set {', '.join(variables)}.\n"
     return comment + yaml.safe_dump(redact_values(values), sort_keys=False)
 
 

@@ -69,7 +69,7 @@ OWN_WORK = {
     "threads": "sets torch's threads by itself",
     "trainer": "has no Trainer that bstune makes",
 }
-# Of these sections, what a study without a module uses all the same.
+# Options of these sections that a study without a module uses all the same.
 USED = ("hardware.enabled", "hardware.scale_out")
 # No noise scale is measured anyway.
 HARMLESS = {"protocol.noise_scale_every": None}
@@ -213,7 +213,7 @@ def _bstunes_part() -> Iterator[None]:
 
     Random generators, torch's settings, loggers and warnings are afterwards as the loop had them.
     """
-    # Here, as it imports torch.
+    # It is imported here, as it imports torch.
     from bstune.trial.processes.restored import restored
 
     with restored(), filtered():

@@ -28,14 +28,15 @@ from bstune.search.ruler import choose_scale
 from bstune.study.prepare import OwnGoal, PreparedStudy
 from bstune.study.storage.attributes import GOAL
 
-# Of a trial's steps, from which on its evaluations say what it comes to.
+# The share of a trial's steps from which on its evaluations say what it comes to.
 LAST_SHARE = 0.5
-# Evaluations that say it, at least: two would always lie on a line.
+# The fewest evaluations that say it: two would always lie on a line.
 FEWEST = 3
 # Standard deviation of log steps to one value, from seed to seed.
 SEED_SCATTER = 0.25
-# Of the distance from the ideal value, where a schedule ends with the trial: one seed's last value
-# differs from another's by 3 to 5% in the middle, on two projects and two recorded tables.
+# How far one seed's last value may lie from another's where a schedule ends with the trial, as a
+# share of the distance from the ideal value: 3 to 5% in the middle, on two projects and two
+# recorded tables.
 ANNEALED_SCATTER = 0.05
 # Significant digits of a goal, which is read and typed.
 DIGITS = 4
@@ -84,36 +85,37 @@ def own_result(
         last = seen[-FEWEST:]
     values = np.array([value for _, value in last])
     # +1 where a larger value is worse, else -1.
-    worse = sign_of(mode)
-    best = float(worse * np.min(worse * np.array([value for _, value in seen])))
+    sign = sign_of(mode)
+    best = float(sign * np.min(sign * np.array([value for _, value in seen])))
     if len(last) < FEWEST:
-        return OwnResult(value=best, scatter=0.0, goal=_rounded(best, worse))
+        return OwnResult(value=best, scatter=0.0, goal=_rounded(best, sign))
     log_steps = np.log([step / last_step for step, _ in last])
     slope, end = np.polyfit(log_steps, values, 1)
     residuals = values - (end + slope * log_steps)
     scatter = math.sqrt(float(residuals @ residuals) / (len(last) - 2))
     # Where the metric gets worse at its end, more steps gain nothing.
-    gained = max(0.0, -worse * float(slope) * SEED_SCATTER)
+    gained = max(0.0, -sign * float(slope) * SEED_SCATTER)
     ideal = choose_scale([history], mode, ideal).ideal
     flat = 0.0
     if anneals and ideal is not None:
         flat = ANNEALED_SCATTER * abs(float(end) - ideal)
-    easier = float(end) + worse * max(scatter, gained, flat)
+    easier = float(end) + sign * max(scatter, gained, flat)
     # A noisy trial may never have come to what its line says.
-    goal = worse * max(worse * easier, worse * best)
-    return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, worse))
+    goal = sign * max(sign * easier, sign * best)
+    return OwnResult(value=float(end), scatter=scatter, goal=_rounded(goal, sign))
 
 
-def _rounded(goal: float, worse: float) -> float:
+def _rounded(goal: float, sign: float) -> float:
     """Round a goal to ``DIGITS`` digits, to the side that is easier to reach.
 
-    ``worse``: +1 where a larger value is worse, else -1.
+    ``sign``: +1 where a larger value is worse, else -1.
     """
     if goal == 0.0:
         return goal
     unit = 10.0 ** (math.floor(math.log10(abs(goal))) + 1 - DIGITS)
-    whole = math.ceil(worse * goal / unit - 1e-9)
-    return worse * float(f"{whole * unit:.{DIGITS}g}")
+    # A goal of so many digits stays as it is, though the quotient may be rounded upwards.
+    whole = math.ceil(sign * goal / unit - 1e-9)
+    return sign * float(f"{whole * unit:.{DIGITS}g}")
 
 
 def goal_of(record: TrialResult, target: Target, bounds: Sequence[float] | None = None) -> float:

@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 # Batch sizes whose seconds of a step are stored with a budget of seconds.
 BUDGET_SIZES = 33
-# Trials of a whole budget that search.wall_seconds must have time for.
+# The fewest trials of a whole budget that search.wall_seconds must have time for.
 FEWEST_RUNS = 3
-# Steps of a trial of the objective loss at the smallest batch size.
+# The fewest steps of a trial of the objective loss at the smallest batch size.
 FEWEST_STEPS = 10
-# Of search.wall_seconds: a shorter study has no seconds for a survey.
+# The least search.wall_seconds with a survey: a shorter study has no seconds for one.
 LEAST_SURVEYED = 100.0
-# Of search.wall_seconds, that timing steps may take: the search is to have the rest.
+# The share of search.wall_seconds that timing steps may take: the search is to have the rest.
 SURVEY_SHARE = 0.1
 # Seconds after which the command itself says what it waits for. The process that trains says it
 # after ten.
@@ -283,8 +283,6 @@ def prepare(
     trial = _single_trial(options)
     _check_places(options, budget, trial)
     options, notes = _checked_tracking(options, trial)
-    # Before what the hardware changes in the options.
-    frozen = flat_settings(options)
     if asked.backend is None:
         assert asked.recipe is not None  # noqa: S101 (else the backend replays)
         runs = _prepare_training(options, asked.recipe, protocol, space, trial, budget, files, log)
@@ -313,7 +311,7 @@ def prepare(
         backend=backend,
         files=files,
         trial=trial,
-        frozen_settings=redact_values({**frozen, **backend.frozen_settings}),
+        frozen_settings=redact_values({**flat_settings(options), **backend.frozen_settings}),
         survey=runs.survey,
         open_processes=runs.open_runner,
         training=runs.training,
@@ -461,7 +459,7 @@ def _check_budget(prepared: PreparedStudy) -> None:
     if steps >= FEWEST_STEPS:
         return
     if budget.seconds is not None:
-        # Rounded up, so that it is enough.
+        # They are rounded up, so that they are enough.
         seconds = 1.01 * FEWEST_STEPS * prepared.backend.step_time(smallest)
         least = f"budget.seconds={seconds:.3g}"
     elif budget.examples > 1:

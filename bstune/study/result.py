@@ -58,7 +58,7 @@ TRIAL_COLUMNS = (
 )
 # Mappings: hyper-parameters have columns of their own.
 NOT_COLUMNS = ("versions", "hyperparameters")
-# Of columns that may be empty.
+# The types of columns that may be empty.
 KINDS = {
     "resumed_from": "Int64",
     "replicate_of": "Int64",

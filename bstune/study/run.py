@@ -387,7 +387,7 @@ def run_single(prepared: PreparedStudy, spec: TrialSpec, console: Console) -> Tr
         write_text(files.record, result.to_json() + "\n")
         write_text(files.config, text_of_options(prepared.options))
     if result.status == "failed":
-        # Frames are of the user's code.
+        # Where there are frames, the user's code has raised the error.
         kind = UserCodeError if finished.frames else StudyError
         raise kind(
             f"the trial failed with {result.message}\n{finished.frames}record {files.record}"

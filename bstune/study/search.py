@@ -227,7 +227,8 @@ class Search:
                     if runner.count == 1:
                         yield from self._run_again(runner)
                 except BaseException as error:
-                    # An interruption too: what has finished meanwhile is stored all the same.
+                    # An interruption is caught, too: what has finished meanwhile is stored all the
+                    # same.
                     if isinstance(error, StorageGoneError):
                         self._storage_is_gone = True
                     self._store_finished(runner)
@@ -258,15 +259,15 @@ class Search:
             latest: Trials = trials
             done = self._write(trials)
             has_free_index = bool(free_indices(trials, self._budget.trials))
-            if has_free_index:
-                end = end or self._search_end(done)
+            if has_free_index and end is None:
+                end = self._search_end(done)
             while has_free_index and end is None and runner.free:
                 asked = self._ask(done, latest)
                 self._start(runner, asked)
                 # What was read before does not have the trial that has just begun.
                 latest = self._study
                 has_free_index = asked is not None
-                end = end or self._no_time
+                end = self._no_time
             if runner.running:
                 with self._wall.trial():
                     finished = yield from _wait_for_trial(runner)

@@ -274,7 +274,7 @@ class Study:
                 f"{self!r} trains its trials by itself: study.run(); for a loop of your own leave "
                 "module and data out"
             )
-        # optuna's and the report's imports
+        # It imports optuna and the report, which take seconds.
         from bstune.study.own_loop import trials_of
 
         return trials_of(self.options, self.assumptions)
@@ -286,7 +286,7 @@ class Study:
         Raises:
             StudyError: where it has not begun.
         """
-        # pandas' and matplotlib's callers
+        # It imports what calls pandas and matplotlib.
         from bstune.study.result import load
 
         result = load(self.options.output)

@@ -435,15 +435,15 @@ class TrainingProcess:
         else:
             self.close()
         # A process that compiles is replaced after so many trials.
-        trials_a_process: int | None = None
+        trials_per_process: int | None = None
         if options.compile:
-            trials_a_process = COMPILED_TRIALS
+            trials_per_process = COMPILED_TRIALS
         return Workers(
             partial(open_service, options, self._recipe, threads or self.threads, limit),
             count,
             options.protocol.trial_seconds,
             options.devices,
-            trials_a_process,
+            trials_per_process,
             self._log,
             spare=kept,
         )
@@ -468,7 +468,7 @@ class TrainingProcess:
         try:
             return process.call(method, *arguments, say=say)
         except BaseException:
-            # An interruption, too; and an error may have left anything behind.
+            # This holds for an interruption, too. An error may have left anything behind.
             self._kept.clear()
             process.kill()
             process.end()

@@ -37,7 +37,7 @@ def _make_and_run(make_study: Callable[Arguments, Study]) -> Callable[Arguments,
         """
         return make_study(*arguments, **options).run()
 
-    # What help() and editors show.
+    # This is the signature that help() and editors show.
     tune.__signature__ = inspect.signature(make_study)  # type: ignore[attr-defined]
     return tune
 

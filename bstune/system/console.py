@@ -146,7 +146,7 @@ def quieten(training: bool = True) -> None:
     """
     # Both set their loggers' levels when imported, so they come first. A command that does not
     # train must not wait for lightning and torch: 4 s (lightning 2.6, files cached, two CPU cores).
-    # optuna is above this layer: 0.1 s.
+    # optuna, which belongs to a layer above this one, takes 0.1 s.
     import optuna
 
     if training:
@@ -154,7 +154,7 @@ def quieten(training: bool = True) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     quieten_lightning()
-    # Lightning itself uses a deprecated pytree class, once a step.
+    # Lightning itself uses a deprecated pytree class, once per step.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     # Who has a GPU and sees this has asked for device=cpu.
     warnings.filterwarnings("ignore", message="GPU available but not used")

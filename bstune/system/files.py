@@ -471,7 +471,7 @@ def check_writable(path: Path, what: str) -> None:
         parent = path.absolute().parent
         while not parent.exists():
             parent = parent.parent
-    # A name that is too long, a folder that may not be read.
+    # The name is too long, or the folder may not be read.
     except OSError as error:
         raise StudyError(f"{what}: {error.strerror}: choose another place") from error
     if exists and not path.is_file():
@@ -495,12 +495,12 @@ def check_writable(path: Path, what: str) -> None:
 def _try_file(folder: Path, name: str) -> None:
     """Try to make a file in a folder, and leave nothing; OSError if that fails.
 
-    Where the file system can do that the file has no name, so that a process that is killed here
-    leaves none either.
+    The file has no name where the file system can make such files: then a process that is killed
+    here leaves nothing either.
     """
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    # AttributeError: a system that has no such files.
+    # An AttributeError is raised on a system that has no such files.
     except (OSError, AttributeError):
         partial = partial_of(folder / name)
         create_partial(partial).close()
@@ -528,7 +528,8 @@ def check_owner(output: Output, identity: Identity) -> Identity | None:
     """
     if not output.root.is_dir():
         return None
-    # What a process that was killed left before it could say whose the folder is does not count.
+    # A killed process may have left files before it could say whose the folder is: they do not
+    # count.
     if all(final_name(path) is not None for path in output.root.iterdir()):
         return None
     owner = _identity(output)

@@ -127,7 +127,7 @@ def open_regular(path: Path, what: str) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
-    # A NUL character or half a character in the name.
+    # The name has a NUL character, or half a character.
     except ValueError as error:
         raise InputError(f"{name} cannot be read: {error}") from error
     try:
@@ -155,7 +155,7 @@ def _standard_input(name: str) -> int:
     try:
         descriptor = sys.stdin.fileno()
         mode = os.fstat(descriptor).st_mode
-    # Closed, or replaced by a caller.
+    # The stream is closed, or a caller has replaced it.
     except (AttributeError, ValueError, OSError) as error:
         raise InputError(f"{name} cannot be read: it is closed") from error
     if stat.S_ISDIR(mode):
@@ -250,7 +250,7 @@ def parse_yaml(text: str, what: str) -> object:
     """
     try:
         check_yaml(text, what)
-        # A safe loader, in C where there is one.
+        # The loader is a safe one, in C where there is one.
         return yaml.load(text, Loader=_YAML_LOADER)  # noqa: S506
     except (yaml.YAMLError, *_BAD_SCALAR) as error:
         raise InputError(f"{what} is not YAML: {one_line(str(error))}") from error
@@ -293,7 +293,7 @@ def check_yaml(text: str, what: str) -> None:
             nodes += 1
             if event.anchor is not None:
                 anchored[event.anchor] = 1
-            # Half a character, of "\\ud800", is a ValueError.
+            # Half a character, as "\\ud800" stands for, is a ValueError.
             event.value.encode("utf-8")
         if len(open_collections) > MAX_DEPTH:
             _refuse_depth(what)

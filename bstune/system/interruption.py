@@ -23,12 +23,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-# From a signal to the end by force: for storing what has finished and ending other processes. Five
-# are promised.
+# Seconds from a signal to the end by force, for storing what has finished and ending other
+# processes. Five are promised.
 FORCED_END_SECONDS = 4.0
-# From a signal until nobody waits any longer for the fork server to start a process.
+# Seconds from a signal until nobody waits any longer for the fork server to start a process.
 SERVER_SECONDS = 1.0
-# For writing out what was printed: the thread that prints may hang.
+# Seconds for writing out what was printed: the thread that prints may hang.
 FLUSH_SECONDS = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -54,7 +54,7 @@ _installed = False
 _raised = False
 # The temporary folders of this process, which an end by force removes.
 _folders: set[str] = set()
-# Python's own, which is replaced while the user's code runs.
+# Python's own os._exit, which is replaced while the user's code runs.
 _leave = os._exit
 
 

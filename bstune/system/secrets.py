@@ -492,7 +492,7 @@ def _each_text(values: Any, name: str, change: Callable[[str, str], str]) -> Any
             inner = f"{name}.{key}" if name else str(key)
             if in_collection:
                 inner = name
-            # {name: X-Api-Key, value: ...}
+            # The secret is the value in {name: X-Api-Key, value: ...}.
             elif key == "value" and isinstance(label, str) and _kind_of_secret(label):
                 inner = label
             changed[key] = _each_text(value, inner, change)
@@ -521,7 +521,7 @@ def remember(values: object, name: str = "") -> None:
 def remember_environment() -> None:
     """Remember the secrets of the environment: by variables' names, and in their values."""
     for variable, text in os.environ.items():
-        # The working directories.
+        # These are the working directories.
         if variable in ("PWD", "OLDPWD"):
             continue
         for secret in _secrets_of(variable, text):
@@ -560,7 +560,7 @@ def _secrets_of(key: str, text: str) -> Iterator[str]:
         if _REFERENCE.search(secret):
             continue
         yield secret
-        # What SQLAlchemy takes for a part of the host.
+        # SQLAlchemy takes what follows an @ in a password for a part of the host.
         if "@" in secret:
             yield secret.split("@", 1)[1] + "@"
         # A private key has a line before it and one after it that are in every such key.
@@ -593,17 +593,17 @@ def _remember_forms(secret: str) -> None:
     plain = {secret, unquote(secret), unquote_plus(secret)}
     forms = set(plain)
     for text in plain:
-        # In URLs.
+        # These forms stand in URLs,
         forms |= {quote(text, ""), quote(text), quote_plus(text)}
-        # In Python and in YAML.
+        # these in Python and in YAML,
         forms |= {repr(text)[1:-1], text.replace("'", "''")}
-        # In JSON, and in JSON within a page.
+        # these in JSON, and in JSON within a page,
         in_json = json.dumps(text)[1:-1]
         forms |= {in_json, json.dumps(text, ensure_ascii=False)[1:-1]}
         forms.add(in_json.replace("<", "\\u003c"))
-        # In HTML.
+        # these in HTML,
         forms |= {html.escape(text), html.escape(text, quote=False)}
-        # In a header of HTTP.
+        # and this one in a header of HTTP.
         forms.add(base64.b64encode(text.encode(errors="surrogateescape")).decode())
     for form in forms:
         if len(form) >= SHORTEST and not _is_number(form) and form not in STATUSES:

@@ -87,7 +87,7 @@ def safe_console(**options: Any) -> "Console":
         ) -> Iterable[Segment]:
             """Render as rich does, with the text of every segment filtered."""
             for segment in super().render(renderable, options):
-                # rich's own: it moves the cursor of a live line.
+                # The segment is rich's own: it moves the cursor of a live line.
                 if segment.control:
                     yield segment
                 else:

@@ -10,7 +10,7 @@ def user_name() -> str:
     """Find the user's name in the environment or the system; else it is ``uid-123456``."""
     try:
         return getpass.getuser()
-    # OSError from Python 3.13 on.
+    # From Python 3.13 on it is an OSError.
     except (KeyError, OSError, ImportError):
         return f"uid-{os.getuid()}"
 

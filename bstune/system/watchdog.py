@@ -34,7 +34,7 @@ from bstune.system.secrets import redact
 STEP_SECONDS = 300.0
 # After so long without a printed line, one says what is waited for.
 LINE_SECONDS = 10.0
-# Between two looks of the thread.
+# Seconds between two looks of the thread.
 THREAD_LOOK_SECONDS = 1.0
 # Fewest looks within the limit of a step.
 LOOKS = 10
@@ -211,6 +211,7 @@ class Watch:
         if self._backstop and wait.steps:
             faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=2)
         elif self._backstop:
+            # This disarms it: nothing with a limit is waited for any more.
             faulthandler.cancel_dump_traceback_later()
 
     def keep_looking(self, ended: threading.Event) -> None:
@@ -279,17 +280,22 @@ def watching(
     Args:
         say: prints a line.
         seconds: the limit of each training step and evaluation; None: ``STEP_SECONDS``.
-        end: ends a process that is neither of the two, with the error's text.
+        end: ends this process with the error's text. None: a command ends with status 1, and a
+            process of the user's is interrupted.
         silence: seconds without a line, after which one says what is waited for; None: ten.
     """
     if end is None and interruption.is_installed():
         end = end_command
+    on_main = threading.current_thread() is threading.main_thread()
+    # With another handler than Python's own, the signal would raise no KeyboardInterrupt.
+    can_interrupt = on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
+    # Called by ``watch``, which is made of it below.
     def overrun(message: str) -> bool:
         """End the process, or interrupt its main thread; True: the thread may need it again."""
         if end is not None:
             end(message)
-        if not main:
+        if not can_interrupt:
             watch.say(message)
             return False
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -298,8 +304,6 @@ def watching(
         return True
 
     watch = Watch(say, seconds, overrun, backstop=end is not None, silence=silence)
-    main = threading.current_thread() is threading.main_thread()
-    main = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ended = threading.Event()
     thread = threading.Thread(
         target=watch.keep_looking, args=(ended,), name="bstune-watchdog", daemon=True
@@ -312,7 +316,7 @@ def watching(
         # An interruption that was just sent arrives here.
         thread.join()
     except BaseException as error:
-        if watch.message is not None and main:
+        if watch.message is not None and can_interrupt:
             raise UserCodeError(watch.message) from error
         raise
     finally:
@@ -320,15 +324,17 @@ def watching(
         thread.join()
         _watches.remove(watch)
         if end is not None:
+            # This disarms the backstop: the dump with which faulthandler ends a process that is
+            # stuck in C code.
             faulthandler.cancel_dump_traceback_later()
     # The user's code has swallowed the interruption.
-    if watch.message is not None and main:
+    if watch.message is not None and can_interrupt:
         raise UserCodeError(watch.message)
 
 
 @contextmanager
 def waiting_for(what: str, *, steps: bool = False) -> Iterator[Wait]:
-    """Name what the body waits for, in lines of the watch if there is one.
+    """Name what the body waits for: the watch, if there is one, prints that name.
 
     ``steps``: whether it consists of training steps or evaluations, each of which has a limit.
     """

@@ -34,8 +34,8 @@ def tracking_uri(settings: MlflowOptions) -> str:
     path = uri.removeprefix(SQLITE)
     if path in (uri, "", ":memory:") or "?" in path:
         return uri
-    # Not mlflow's own conversion: it writes a space as %20, which SQLAlchemy 2.0 takes for a part
-    # of the name.
+    # mlflow's own conversion is not used: it writes a space as %20, which SQLAlchemy 2.0 takes for
+    # a part of the name.
     return f"{SQLITE}{Path(path).absolute().as_posix()}"
 
 

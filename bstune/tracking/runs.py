@@ -186,7 +186,7 @@ class Tracking:
         self._experiments = {"study": studies.experiment_id, "trial": trials.experiment_id}
         links = saved_view.links(studies.experiment_id, trials.experiment_id)
         tags = KIND_OF_EXPERIMENT | {NOTE: links}
-        # In milliseconds.
+        # MLflow counts milliseconds.
         now = round(1000 * time.time())
         studies_view = {saved_view.TAG: saved_view.studies_view(now)}
         trials_view = {saved_view.TAG: saved_view.trials_view(now)}
@@ -343,7 +343,8 @@ class Tracking:
     def _write_results(self, result: StudyResult, artifacts: Sequence[Path]) -> None:
         """Send the results to the study's run, or to a new one if the run has results already."""
         client = self._client
-        # The run's results may be of fewer trials, or half sent and perhaps still on their way.
+        # The results in the run may be of fewer trials. An attempt that broke off may have sent a
+        # part of them, and its requests may still arrive at the server.
         has_results = bool(self._parent.data.metrics) or RESULTS_BEGUN in self._parent.data.tags
         parent = self._parent
         if has_results:

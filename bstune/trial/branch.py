@@ -199,7 +199,7 @@ class _FromCheckpoint(Callback):
 
 
 def _shape_text(states: Mapping[str, torch.Tensor], name: str) -> str:
-    """Words for the shape of the weight ``name``, or that there is none."""
+    """Say in words what shape the weight ``name`` has, or that there is none."""
     if name not in states:
         return "no such weight"
     return f"one of {tuple(states[name].shape)}"
@@ -271,12 +271,14 @@ def branch(
 
     continued = replace(workload, build_module=build_from_checkpoint)
     record = run_trial(continued, replace(users_spec, batch_size=batch_size), protocol)
-    if record.status == "stopped" and record.steps < steps:
+    # Not so where it has diverged, which its record says.
+    was_stopped = record.status == "stopped"
+    if was_stopped and record.steps < steps:
         raise ConfigError(
             f"a branch at batch size {batch_size} ended after {record.steps} of its {steps} steps: "
             f"{record.message or 'something stopped its Trainer'}"
         )
-    if record.status == "stopped" and (not record.history or record.history[-1][0] < steps):
+    if was_stopped and (not record.history or record.history[-1][0] < steps):
         raise ConfigError(
             f"the module does not log {protocol.target.metric} at the end of a branch at batch "
             f"size {batch_size}, after {steps} steps: log it in each validation, or give other "

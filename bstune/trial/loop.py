@@ -294,8 +294,8 @@ def fit(
         # The data live on the device, so advice on loader workers is beside the point.
         advice = of_package(package, "fabric.utilities.warnings.PossibleUserWarning")
         warnings.simplefilter("ignore", advice)
-        # A schedule goes on before the optimizer's first step here: earlier ones are the stopped
-        # trial's.
+        # A resumed trial's schedule steps before the optimizer has stepped in this process, of
+        # which PyTorch warns; the stopped trial took the earlier steps.
         if "ckpt_path" in options:
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         if data is None:
@@ -326,7 +326,7 @@ def _without_stop_iteration(name: str, step: Callable[..., object]) -> Callable[
         try:
             return step(*args, **kwargs)
         except StopIteration as error:
-            # With the frames of the user's code, in which it was raised.
+            # The new error keeps the frames of the user's code, in which the first one was raised.
             users_frames = error.__traceback__
             raise RuntimeError(f"StopIteration in {name}").with_traceback(users_frames) from error
 

@@ -47,7 +47,8 @@ from bstune.trial.lightning.installed import (
 # reading the norms of four micro-batches as long as about one (tests/benchmarks/bench_noise.py).
 STEPS_PER_PART = 128
 STEPS_PER_READING = 32
-# By name, as lightning.pytorch and pytorch_lightning have classes of their own.
+# The strategies that can be measured, by name, as lightning.pytorch and pytorch_lightning have
+# classes of their own.
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
@@ -196,6 +197,7 @@ class NoiseScale(Callback):
             # A single micro-batch has nothing to be compared with, so it is split.
             is_split = micro_batches * trainer.world_size == 1
             every = self.every
+            # By default a measurement is so rare that it takes under 5% of the training time.
             if not every:
                 every = STEPS_PER_PART * self.parts if is_split else STEPS_PER_READING
             if (trainer.global_step + 1) % every:
@@ -345,7 +347,7 @@ class NoiseScale(Callback):
                     return
                 norms.append(_norms(gradients))
                 for name, gradient in gradients.items():
-                    # Not in place, as parameters may share one gradient.
+                    # The product is a new tensor, as parameters may share one gradient.
                     weighted = gradient * (size / examples)
                     if name in total:
                         total[name].add_(weighted)
@@ -437,8 +439,8 @@ def _slice(batch: Any, part: slice) -> object:
     if isinstance(batch, Tensor) or _is_plain_list(batch):
         return batch[part]
     if isinstance(batch, Mapping):
-        # A copy, as a mapping of another type may take other arguments. One that cannot be written
-        # to becomes a dict.
+        # It is copied, as a mapping of another type may take other arguments. One that cannot be
+        # written to becomes a dict.
         sliced = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
         for key, value in batch.items():
             sliced[key] = _slice(value, part)

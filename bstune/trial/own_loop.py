@@ -103,7 +103,7 @@ class LoopTrial:
             starts afresh.
         budget_end: the step from which on the trial is never asked to go on; None: there is none,
             as a larger budget may be given.
-        is_exact: whether a report past ``max_steps`` is refused.
+        refuses_further_steps: whether a report past ``max_steps`` is refused.
         needs_seconds: whether the study's objective needs the seconds of training.
         now: a monotonic clock, in seconds.
         noise_scale: measurements of the stopped trial that this one continues.
@@ -122,7 +122,7 @@ class LoopTrial:
         save_to: Path,
         resume_from: Path | None,
         budget_end: int | None,
-        is_exact: bool,
+        refuses_further_steps: bool,
         needs_seconds: bool,
         now: Callable[[], float],
         noise_scale: Measurements = (),
@@ -133,7 +133,7 @@ class LoopTrial:
         self._state = state
         self._verdict = verdict
         self._budget_end = budget_end
-        self._is_exact = is_exact
+        self._refuses_further_steps = refuses_further_steps
         self._now = now
         self._began = now()
         self._finished: Finished | None = None
@@ -253,16 +253,16 @@ class LoopTrial:
             raise ConfigError(f"trial {self.number} is finished: report before trial.finish()")
         steps = _whole_number(step)
         number = _number(value)
+        is_finite = math.isfinite(number)
         if not self._went_on:
             return False
         if steps == 0 and not self._state.history and self.first_step == 0:
-            if math.isfinite(number):
+            if is_finite:
                 self._verdict.begin(number)
             return True
         self._check_rises(steps)
         self._state.steps = steps
-        finite = number if math.isfinite(number) else None
-        self._verdict.judge(finite, loss=0.0)
+        self._verdict.judge(number if is_finite else None, loss=0.0)
         is_late = self._is_out_of_time()
         self._went_on = not self._state.ended and not is_late
         return self._went_on
@@ -451,7 +451,7 @@ class LoopTrial:
                 f"the steps that trial {self.number} reports must rise, but step {steps} comes "
                 f"after {state.steps}: report the optimizer's steps since the trial's first one"
             )
-        if self._is_exact and steps > state.last_step:
+        if self._refuses_further_steps and steps > state.last_step:
             raise ConfigError(
                 f"trial {self.number} reports step {steps}, past the {state.last_step} of its "
                 "budget, at which trials are compared: end it at trial.max_steps, and report there"
@@ -541,7 +541,7 @@ class LoopBackend(TrialBackend):
     ) -> None:
         self._protocol = protocol
         self._budget = options.budget
-        self._is_exact = options.search.objective == "loss"
+        self._is_for_loss = options.search.objective == "loss"
         self._needs_seconds = options.search.objective in ("time", "both")
         self._say = say
         self._now = now
@@ -595,12 +595,12 @@ class LoopBackend(TrialBackend):
     def _may_go_on(self, record: TrialResult) -> bool:
         """Whether the loop should have saved a trial, by the rule of LoopTrial.worth_saving."""
         is_final = record.replicate_of is not None or record.message == ENDED_SHORT
-        is_at_budget_end = self._is_exact and record.steps >= self._budget_end(record.batch_size)
+        is_at_budget_end = self._is_for_loss and record.steps >= self._budget_end(record.batch_size)
         return record.status == "stopped" and not is_final and not is_at_budget_end
 
     def _budget_end(self, batch_size: int) -> int:
         """Give the step after which a trial's budget is spent, as the study's options now say."""
-        if not self._is_exact:
+        if not self._is_for_loss:
             return self._protocol.last_step(batch_size)
         if self._budget.examples > 1:
             return math.ceil(self._budget.examples / batch_size)
@@ -622,7 +622,8 @@ class LoopBackend(TrialBackend):
         if self._in_hindsight:
             spec = replace(spec, max_seconds=None)
         make_inside(folder.states)
-        # Marked before anything is saved, so that it is found whatever ends this process.
+        # The folder is marked before anything is saved, so that it is found whatever ends this
+        # process.
         self._mark(folder.state(spec.number), start_gap=None)
         protocol = self._protocol.with_goal_of(spec)
         budget_end = self._budget_end(spec.batch_size)
@@ -653,8 +654,8 @@ class LoopBackend(TrialBackend):
             metric=protocol.target.metric,
             save_to=saved_beside(folder.state(spec.number)),
             resume_from=resume_from,
-            budget_end=budget_end if self._is_exact else None,
-            is_exact=self._is_exact,
+            budget_end=budget_end if self._is_for_loss else None,
+            refuses_further_steps=self._is_for_loss,
             needs_seconds=self._needs_seconds,
             now=self._now,
             noise_scale=noise_scale,
@@ -680,7 +681,7 @@ class LoopBackend(TrialBackend):
         Where the objective is the loss, trials that do so cannot go on. After ``CUT_MEAN_NEVER`` of
         them trials are no longer continued, but start afresh; the user is told so once.
         """
-        if self._is_exact and finished.is_cut:
+        if self._is_for_loss and finished.is_cut:
             self._cut_in_a_row += 1
         else:
             self._cut_in_a_row = 0

@@ -45,7 +45,7 @@ def fit(
             "val_check_interval": steps * len(micro_batch_sizes),
         }
     options = dict(protocol.trainer)
-    # Copies, as they hold state.
+    # They are copied, as they hold state.
     for name in ("callbacks", "logger"):
         if name in options:
             options[name] = copy.deepcopy(options[name])

@@ -182,14 +182,15 @@ def replay(
             Only the steps after it cost seconds.
     """
     steps_before = 0 if resumed_from is None else resumed_from.steps
-    # None where the recorded runs could be stopped anywhere.
-    horizon = None
+    # None where the schedules of the recorded runs had no end, so that a trial may stop anywhere.
+    horizon: int | None = None
     if table.has_horizons:
         horizon = last_step
         outcome = table.horizon_table.outcome(spec.batch_size, spec.lr, horizon, spec.seed, target)
     else:
         outcome = table.outcome(spec.batch_size, spec.lr, spec.seed, target)
-    # A trial that goes on has its earlier steps in any case.
+    # It ends with its limit, or with the recorded run. A trial that goes on has its earlier steps
+    # in any case.
     steps = min(outcome.end, max(last_step, steps_before))
     reached = outcome.steps is not None and outcome.steps <= steps
     has_diverged = outcome.diverged and steps == outcome.end
@@ -435,7 +436,8 @@ def find_table(name: str) -> Path:
         if path.is_file():
             return path
         reason = "is a folder" if path.is_dir() else "is no file"
-    # Respectively: no permission; a null byte, or too long; no such user.
+    # They say respectively that there is no permission, that the path has a null byte or is too
+    # long, and that there is no such user.
     except (OSError, ValueError, RuntimeError) as error:
         raise TableError(f"workload.table={name!r} cannot be read: {error}") from error
     shipped = sorted(path.stem for path in SHIPPED.glob("*.jsonl"))

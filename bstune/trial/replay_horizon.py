@@ -79,7 +79,7 @@ class HorizonTable:
             if not _nearest(ladder, horizon).diverged:
                 usable.append((ladder, weight))
         whole = sum(weight for _, weight in usable)
-        log_shares = _evaluated(nearest, horizon)
+        log_shares = _evaluated_log_shares(nearest, horizon)
         log_best = np.zeros(len(log_shares))
         log_tau = 0.0
         for ladder, weight in usable:
@@ -90,7 +90,7 @@ class HorizonTable:
 
     @cached_property
     def _ladders(self) -> Mapping[tuple[int, float], tuple[Ladder, ...]]:
-        """The ladders of each cell, one a seed, in the order of their seeds."""
+        """The ladders of each cell, one per seed, in the order of their seeds."""
         ladders = dict[tuple[int, float], tuple[Ladder, ...]]()
         for cell, runs in self.cells.items():
             of_cell = list[Ladder]()
@@ -135,7 +135,7 @@ def _log_shares(run: Run) -> Array:
     return np.array([math.log(step / _horizon(run)) for step in run.steps])
 
 
-def _best_of(run: Run, log_shares: Array, worse: float) -> Array:
+def _log_best_of(run: Run, log_shares: Array, worse: float) -> Array:
     """Give the log of a run's best metric so far, interpolated at shares of its horizon.
 
     Args:
@@ -150,7 +150,7 @@ def _best_of(run: Run, log_shares: Array, worse: float) -> Array:
     return np.interp(log_shares, _log_shares(run), log_best)
 
 
-def _evaluated(run: Run, horizon: int) -> Array:
+def _evaluated_log_shares(run: Run, horizon: int) -> Array:
     """Give the logs of the shares of ``horizon`` at which a trial is evaluated, by those of a run.
 
     They are the run's shares. Where the trial's horizon is longer than the run's, they are those of
@@ -167,26 +167,26 @@ def _log_best(ladder: Ladder, horizon: int, log_shares: Array, worse: float) -> 
     """Give the log of the best metric so far at shares of a horizon, from a cell's runs of a seed.
 
     Between two horizons it is linear in log h. Where one of the two diverged, the nearer is taken.
-    Arguments as of :func:`_best_of`.
+    Arguments as of :func:`_log_best_of`.
     """
     horizons = [_horizon(run) for run in ladder]
     if horizon <= horizons[0]:
-        # As many times worse as the horizon is shorter.
+        # The metric is as many times worse as the horizon is shorter.
         log_penalty = math.log(horizons[0] / horizon)
-        return _best_of(ladder[0], log_shares, worse) + worse * log_penalty
+        return _log_best_of(ladder[0], log_shares, worse) + worse * log_penalty
     if horizon >= horizons[-1]:
         # The same steps are larger shares of the longest run's horizon.
         log_ratio = math.log(horizon / horizons[-1])
-        return _best_of(ladder[-1], log_shares + log_ratio, worse)
+        return _log_best_of(ladder[-1], log_shares + log_ratio, worse)
     above = bisect_left(horizons, horizon)
     low = ladder[above - 1]
     high = ladder[above]
     if low.diverged or high.diverged:
-        return _best_of(_nearest((low, high), horizon), log_shares, worse)
+        return _log_best_of(_nearest((low, high), horizon), log_shares, worse)
     weight = math.log(horizon / _horizon(low)) / math.log(_horizon(high) / _horizon(low))
-    at_low = _best_of(low, log_shares, worse)
-    at_high = _best_of(high, log_shares, worse)
-    return (1.0 - weight) * at_low + weight * at_high
+    log_at_low = _log_best_of(low, log_shares, worse)
+    log_at_high = _log_best_of(high, log_shares, worse)
+    return (1.0 - weight) * log_at_low + weight * log_at_high
 
 
 def _diverged(run: Run, horizon: int, target: Target) -> Outcome:
@@ -231,21 +231,21 @@ def _outcome(
     # A goal that is not known yet is met by no value.
     log_goal = -sign * math.inf if target.is_open else math.log(target.value)
     log_best_at: dict[int, float] = {}
-    for log_share, value in zip(log_shares, log_best, strict=True):
+    for log_share, log_value in zip(log_shares, log_best, strict=True):
         # Where two evaluations fall on one step, the later one is kept.
-        log_best_at[max(1, round(horizon * math.exp(log_share)))] = float(value)
+        log_best_at[max(1, round(horizon * math.exp(log_share)))] = float(log_value)
     missed: dict[int, float] = {}
-    met = None
-    for step, value in log_best_at.items():
-        if sign * (value - log_goal) <= 0.0:
-            met = step
+    step_met = None
+    for step, log_value in log_best_at.items():
+        if sign * (log_value - log_goal) <= 0.0:
+            step_met = step
             if missed:
                 last_missed = max(missed)
-                met = _crossing(last_missed, missed[last_missed], step, value, log_goal)
+                step_met = _crossing(last_missed, missed[last_missed], step, log_value, log_goal)
             break
-        missed[step] = value
-    history = [(step, math.exp(value)) for step, value in missed.items()]
-    if met is None:
+        missed[step] = log_value
+    history = [(step, math.exp(log_value)) for step, log_value in missed.items()]
+    if step_met is None:
         return Outcome(
             steps=None,
             end=horizon,
@@ -253,10 +253,10 @@ def _outcome(
             history=tuple(history),
             diverged=False,
         )
-    history.append((met, target.value))
+    history.append((step_met, target.value))
     return Outcome(
-        steps=met,
-        end=met,
+        steps=step_met,
+        end=step_met,
         seconds_per_step=seconds_per_step,
         history=tuple(history),
         diverged=False,

@@ -1,4 +1,4 @@
-"""A workload built from its config: its data once a study, its module once a trial.
+"""A workload built from its config: its data once per study, its module once per trial.
 
 Any LightningDataModule and LightningModule will do. A data module may have
 
@@ -22,8 +22,8 @@ A module may have
 * ``check_batch(batch_size, micro_batch_size)``: raises a ConfigError for sizes that it, or any
   module inside it, cannot be trained with.
 
-Data are set up once a process, with all generators seeded from ``seed``, so that a random split is
-the same everywhere. ``teardown`` is not called, and DataLoader workers stay.
+Data are set up once per process, with all generators seeded from ``seed``, so that a random split
+is the same everywhere. ``teardown`` is not called, and DataLoader workers stay.
 :mod:`bstune.trial.lightning.trainer` describes the Trainer that a module gets.
 """
 
@@ -307,6 +307,7 @@ def build_workload(
     if data is None:
         data = load_data(options, recipe)
     notes = list[str]()
+    # :func:`load_data` has set up all other data modules.
     if draws_batches(data):
         _set_up(data, "fit", options.seed)
     # Opened before setup("test"), which may split the data anew, by a generator of its own.
@@ -453,7 +454,8 @@ def _batches_as_given(data_at: OpenData, seed: int) -> OpenBatches:
     """
 
     def open_loaders(batch_size: int) -> object:
-        # Seeded as for the data that are evaluated, so that a random split is the same one.
+        # The generators are seeded as for the data that are evaluated, so that a random split is
+        # the same one.
         with seeded(seed):
             data = data_at(batch_size)
             data.prepare_data()

@@ -64,8 +64,8 @@ class _DeviceAverage(WeightAveraging):
         """
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
-            # On the host: torch's AveragedModel branches on its count, so that each update would
-            # wait for the device. numpy counts in the same memory in a tenth of the time.
+            # The count lies on the host: torch's AveragedModel branches on it, so that each update
+            # would wait for the device. numpy counts in the same memory in a tenth of the time.
             self._updates = np.zeros((), np.int64)
             self._average_model.n_averaged = torch.from_numpy(self._updates)
 
@@ -95,8 +95,8 @@ class _DeviceAverage(WeightAveraging):
         averages = self._averages.tensors
         counted = self._counts.values()
         values = self._averages.values()
-        # All tensors at once: most have a few numbers, and each would be an operator of its own on
-        # an accelerator.
+        # All tensors are averaged at once: most have a few numbers, and each would be an operator
+        # of its own on an accelerator.
         if not self._updates:
             torch._foreach_copy_([*counts, *averages], [*counted, *values])
         else:

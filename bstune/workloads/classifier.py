@@ -128,7 +128,7 @@ class Classifier(LightningModule):
         self._log("test")
 
     def configure_optimizers(self) -> Any:
-        """Make the optimizer, with its schedule stepped once an optimizer step."""
+        """Make the optimizer, with its schedule stepped once per optimizer step."""
         if self.make_groups is None:
             optimizer = self.make_optimizer(self.parameters(), lr=self.lr)
         else:

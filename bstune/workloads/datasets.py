@@ -228,7 +228,7 @@ def load_cifar10(root: str | Path) -> ImageDataset:
 
     def part(*names: str) -> Images:
         data = b"".join(files[name] for name in names)
-        # A byte for the label, then the pixels channel by channel.
+        # A record has a byte for the label, then the pixels channel by channel.
         records = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
         return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
 
@@ -396,7 +396,7 @@ def _unpacked(path: Path, source: Source, names: Sequence[str]) -> dict[str, byt
     files = dict[str, bytes]()
     with gzip.open(path) as unzipped:
         limited: Any = _Limited(unzipped, sum(source.sizes.values()) + WRAPPING_BYTES)
-        # Read from the first to the last byte, once.
+        # The archive is read once, from the first byte to the last.
         with tarfile.open(fileobj=limited, mode="r|") as archive:
             for member in archive:
                 folder, _, name = member.name.rpartition("/")
@@ -435,7 +435,7 @@ def _download(source: Source, folder: Path, missing: Sequence[str]) -> dict[str,
                     with whole_file(folder / name) as file:
                         file.write(data)
                 files |= fetched
-    # This is of the disk: _fetch turns errors of a mirror into a DataError.
+    # This error is of the disk: _fetch turns errors of a mirror into a DataError.
     except OSError as error:
         raise DataError(
             f"{source.name} is not complete and cannot be written to {folder} ({error}). "
@@ -453,8 +453,9 @@ def _fetch(
     DataError with the failures of all mirrors.
     """
     failures = list[str]()
-    # pooch's downloader alone: Decompress refuses a file that the server has unwrapped already, and
-    # Untar follows an archive's links out of its folder on Python 3.11 (no extraction filter).
+    # Only pooch's downloader is used: Decompress refuses a file that the server has unwrapped
+    # already, and Untar follows an archive's links out of its folder on Python 3.11 (no extraction
+    # filter).
     options = {
         "timeout": (MIRROR_CONNECT_SECONDS, MIRROR_READ_SECONDS),
         "hooks": {"response": _refuse_http},

@@ -91,8 +91,8 @@ def load_open_images(root: str | Path) -> tuple[ImageFiles, ImageFiles]:
     (Kuznetsova et al. 2020.) They are kept as its publisher's tools leave them:
     ``root/train/*.jpg`` and ``root/validation/*.jpg``, the labels that people verified in
     ``root/PART-annotations-human-imagelabels.csv`` (ImageID, Source, LabelName, Confidence), and
-    the classes, one a line, in ``root/classes-trainable.txt``. Classes that are not in that file do
-    not count; an image without a label is one of none.
+    the classes, one per line, in ``root/classes-trainable.txt``. Classes that are not in that file
+    do not count; an image without a label is one of none.
 
     Raises:
         DataError: for a file or a folder that is missing, a table without these columns, a line of

@@ -205,10 +205,13 @@ class ImageData(LightningDataModule):
 
     def _resident(self) -> "_Split":
         """Give the split data on the device; they are moved once."""
+        split = self._read()
         if not self._on_device:
-            self._split = move_data_to_device(self._read(), resolve_device(self._device))
+            split = move_data_to_device(split, resolve_device(self._device))
+            # From here on :meth:`_read` gives the split that was moved.
+            self._split = split
             self._on_device = True
-        return self._read()
+        return split
 
     def _mean_std(
         self, images: NDArray[np.uint8], white: int
@@ -258,7 +261,8 @@ def split_images(
 
     The options are those of :class:`ImageData`. There may be no test images.
     """
-    if validation != "test" and not _positive(validation):
+    validates_on_test = validation == "test"
+    if not validates_on_test and not _positive(validation):
         raise ConfigError(
             f"workload.data.validation must be a positive integer or 'test', but got {validation!r}"
         )
@@ -271,13 +275,13 @@ def split_images(
             f"{dataset.name} has {len(dataset.test)} test images: set workload.data.test to null, "
             f"not to {test}"
         )
-    if validation == "test" and test is None and dataset.test is None:
+    if validates_on_test and test is None and dataset.test is None:
         raise ConfigError(
             f"{dataset.name} has no test images to validate on: set workload.data.test to how many "
             "to hold out"
         )
     n = len(dataset.train)
-    validated = 0 if validation == "test" else int(validation)
+    validated = 0 if validates_on_test else int(validation)
     tested = test or 0
     if validated + tested >= n:
         raise ConfigError(
@@ -292,7 +296,7 @@ def split_images(
     if dataset.test is not None:
         test_images = dataset.test
     # Then the test images serve for the target, and no images are left to test.
-    if validation == "test":
+    if validates_on_test:
         return train, test_images, validation_images
     return train, validation_images, test_images
 
@@ -431,6 +435,7 @@ def random_crop_flip(
     sizes = [n]
     if batch_size is not None:
         sizes = [batch_size] * (n // batch_size)
+    # Each kind of draw, joined over the batches: the crop's places, then what else was drawn.
     batches = zip(*map(draw_batch, sizes), strict=True)
     top, left, *others = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in batches)
     if mirror is None:
@@ -469,8 +474,8 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, mirror: Tensor, padding
     # The second half of the rows is for mirrored images.
     columns = torch.cat([columns, columns.flip(1)])
     columns = columns.index_select(0, torch.add(left, mirror, alpha=2 * padding + 1))
-    # Rows, then columns: several times faster on a CPU than four index tensors, and without an
-    # index per pixel.
+    # Rows are taken first, then columns. That is several times faster on a CPU than four index
+    # tensors, and needs no index per pixel.
     planes = torch.arange(0, n * channels * height, height, device=device).view(n, channels, 1)
     source_rows = (planes + rows[:, None, :]).flatten()
     cropped = (

@@ -115,7 +115,7 @@ def _split(source: str, tokens: NDArray[np.integer], vocabulary: int) -> Text:
 class TextData(LightningDataModule):
     """A text, kept on one device, that hands each trial its own stream of sequences.
 
-    Trained on are the sequences that begin at every ``stride``-th token, each once an epoch, in
+    Trained on are the sequences that begin at every ``stride``-th token, each once per epoch, in
     random order. The target is measured on sequences that do not overlap, evenly spread over their
     part of the text.
 
@@ -440,7 +440,7 @@ class _Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self._heads = heads
-        # In this order, as each draws its weights from the trial's random numbers.
+        # They are made in this order, as each draws its weights from the trial's random numbers.
         self.attention_norm = nn.LayerNorm(width)
         self.hidden_norm = nn.LayerNorm(width)
         self.attention = nn.Linear(width, 3 * width)

@@ -106,6 +106,7 @@ class BatchNorm(nn.BatchNorm2d):
             output, statistics = self._normalise(input[: groups * size], groups)
             last, statistics_of_last = self._normalise(input[groups * size :], groups=1)
             output = torch.cat([output, last])
+            # The mean over all groups, each weighed by its examples.
             statistics = statistics.lerp(statistics_of_last, rest / len(input))
         with torch.no_grad():
             running = [self.running_mean, self.running_var]
@@ -148,6 +149,11 @@ class BatchNorm(nn.BatchNorm2d):
         return output, statistics.view(2, groups, channels).mean(dim=1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Apply what torch converts or moves a module by, but cast nothing to half precision.
+
+        A tensor that would be cast is only moved to the device.
+        """
+
         def keep(tensor: Tensor) -> Tensor:
             cast = fn(tensor)
             is_halved = cast.dtype in HALVES and tensor.dtype not in HALVES

@@ -12,7 +12,7 @@ from bstune.core.errors import ConfigError, check_positive_integer
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
     """Build a perceptron with ReLU between layers.
 
-    It maps (N, ...), ``inputs`` values an example, to logits (N, classes). ``hidden`` has the
+    It maps (N, ...), ``inputs`` values per example, to logits (N, classes). ``hidden`` has the
     number of units of each hidden layer, each over 0.
     """
     for width in hidden:

@@ -18,8 +18,8 @@ from bstune.workloads.layers import Whitening
 
 # Parameters and their options, as torch's optimizers have them.
 Group = dict[str, Any]
-# Of the quintic iteration (Jordan et al. 2024). They are chosen for the slope at zero, so that a
-# few steps bring every singular value near 1.
+# The coefficients of the quintic iteration (Jordan et al. 2024). They are chosen for the slope at
+# zero, so that a few steps bring every singular value near 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 
@@ -315,7 +315,7 @@ def orthogonalised(
     # bfloat16 on CUDA. The values end between about 0.7 and 1.2 rather than at 1; small ones need
     # more steps (Jordan et al. 2024).
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
-    # Turned, so that the products are of the smaller side.
+    # Tall matrices are turned, so that the products are of the smaller side.
     is_tall = x.shape[1] > x.shape[2]
     if is_tall:
         x = x.mT
@@ -357,7 +357,7 @@ def parameter_groups(
         module: the network.
         lr: the trial's learning rate.
         weight_decay: that of a group of rate 1, at least 0.
-        batch_size: examples a step.
+        batch_size: examples per step.
         kinds: for each kind ``rate`` (1), ``decay`` (1), ``examples`` (None) and ``fade`` (False),
             and any further option of the optimizer's groups, such as ``momentum``. A group is
             frozen after ``examples`` examples; with ``fade`` its rate falls to zero by a straight

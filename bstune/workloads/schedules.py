@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions of an optimizer that make a torch scheduler for it.
 
-The scheduler is stepped once an optimizer step. It multiplies the optimizer's learning rate, or
+The scheduler is stepped once per optimizer step. It multiplies the optimizer's learning rate, or
 each parameter group's own, by a factor. ``total_steps`` are the trial's own steps, over 0, and a
 factor is at least 0; anything else is a ConfigError. A group that holds ``steps`` (see
 :func:`bstune.workloads.optim.parameter_groups`) is trained for its first steps only: the factor is

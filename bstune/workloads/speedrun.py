@@ -127,7 +127,7 @@ class SeldomNormalisingMuon(Muon):
             )
         super().__init__(params, lr, normalise_weights=False, **options)
         self.defaults["capturable"] = True
-        # So that torch loads the count of steps to where it was.
+        # By this option torch loads the count of steps to where it was.
         for group in self.param_groups:
             group["capturable"] = True
         self.due = torch.tensor(_normalising(total_steps))

@@ -57,15 +57,16 @@ def load_shards(
         train: pattern of their names below it, such as ``train/news.en-*``.
         validation: pattern of those for the target.
         vocabulary: largest number of different tokens.
-        cache: folder in which the tokens are kept, 2 bytes each (4 from 65,537 on), for shards of
-            the same names, sizes and times.
+        cache: folder in which the tokens are kept, 2 bytes each (4 where the vocabulary has 65,537
+            or more). They are used again while the shards' names, sizes and times of change stay
+            the same.
         test: pattern of those to test on; None: there are none.
 
     Raises:
         DataError: for a pattern without a file, a shard that cannot be read, is cut short, is not
             UTF-8 or has no lines, or kept tokens that are cut short.
         ConfigError: without SentencePiece, for an empty ``root``, a vocabulary out of its range, or
-            a shard in two parts.
+            a shard that is in two of the parts train, validation and test.
     """
     if not str(root or ""):
         raise ConfigError("workload.data.load.root is empty: set it to the folder of the shards")
@@ -141,13 +142,13 @@ def _tokenise(shards: Mapping[str, Sequence[Path]], vocabulary: int, folder: Pat
     They are written to a folder beside it, which is renamed once it is whole.
     """
     try:
-        # Of an extra.
+        # It comes with an extra.
         import sentencepiece
     except ImportError as error:
         raise ConfigError(
             "text is tokenised by SentencePiece: pip install 'bstune[text]'"
         ) from error
-    # A list: SentencePiece would wrap an iterator's errors in its own.
+    # It is a list, as SentencePiece would wrap an iterator's errors in its own.
     learnt = list(islice(lines_of(shards["train"][0]), LEARNT_LINES))
     made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -48,14 +48,14 @@ def _size_classes(trials: Sequence[TrialResult]) -> list[_SizeClass]:
 
     Ranges without a trial are left out.
     """
-    logs = [math.log(trial.batch_size) for trial in trials]
-    low = min(logs)
-    high = max(logs)
+    log_sizes = [math.log(trial.batch_size) for trial in trials]
+    log_low = min(log_sizes)
+    log_high = max(log_sizes)
     by_class: dict[int, list[TrialResult]] = {}
-    for trial, log in zip(trials, logs, strict=True):
+    for trial, log_size in zip(trials, log_sizes, strict=True):
         share = 0.0
-        if high > low:
-            share = (log - low) / (high - low)
+        if log_high > log_low:
+            share = (log_size - log_low) / (log_high - log_low)
         # The largest batch size belongs to the last class, whose upper end it is.
         number = min(int(share * SIZE_CLASSES), SIZE_CLASSES - 1)
         by_class.setdefault(number, []).append(trial)
@@ -194,7 +194,7 @@ def _target_line(goal: float, is_log: bool) -> Layout:
 def _curves_text(
     study: StudyFolder, shown: Sequence[TrialResult], classes: Sequence[_SizeClass]
 ) -> str:
-    """Say what the learning curves show, for those who do not see them: a sentence a class."""
+    """Say what the learning curves show, for those who do not see them: a sentence per class."""
     result = study.result
     sentences = [f"{result.metric} over optimizer steps: {plural(len(shown), 'trial')}."]
     for size_class in classes:

@@ -1,4 +1,4 @@
-"""The roofline: operations a second over operations a byte."""
+"""The roofline: operations per second over operations per byte."""
 
 from bstune.report.charts.traces import line_trace
 from bstune.report.html import axis, chart

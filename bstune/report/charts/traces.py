@@ -29,7 +29,8 @@ def area_trace(x: Sequence[float], low: Sequence[float], high: Sequence[float]) 
         "line": {"width": 0},
         "hoverinfo": "skip",
         "name": "90% band",
-        # Along the upper line and back along the lower one: plotly fills what that encloses.
+        # The line goes along the upper end and back along the lower one: plotly fills what it
+        # encloses.
         "x": [*x, *reversed(x)],
         "y": [*high, *reversed(low)],
         "fill": "toself",

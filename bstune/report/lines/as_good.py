@@ -7,7 +7,7 @@ from bstune.result import StudyResult
 from bstune.system.console import format_count, format_number
 
 
-def as_good(result: StudyResult) -> Iterator[str | None]:
+def as_good(result: StudyResult) -> Iterator[str]:
     """Give the batch sizes that are nearly as good as the best one, as a range."""
     nearly_best = result.as_good
     if nearly_best is None or result.winner is None:

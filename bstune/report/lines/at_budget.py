@@ -62,7 +62,10 @@ def fresh_words(fresh: FreshValues, at_budget: AtBudget) -> str:
 
 
 def use(result: StudyResult) -> Iterator[str | None]:
-    """Give the point to use, and the metric to expect of it at the budget's end."""
+    """Give the point to use, and the metric to expect of it at the budget's end.
+
+    A text that is None is left out.
+    """
     at_budget = result.at_budget
     if at_budget is None:
         yield "nothing yet: no trial has run to its budget's end with a metric"
@@ -78,7 +81,7 @@ def use(result: StudyResult) -> Iterator[str | None]:
     yield overridden_text(result, winner.lr)
 
 
-def gain(result: StudyResult) -> Iterator[str | None]:
+def gain(result: StudyResult) -> Iterator[str]:
     """Tell how much better USE is than the baseline, and how much sooner it is as good."""
     at_budget = result.at_budget
     if at_budget is None:
@@ -133,7 +136,7 @@ def _is_better(difference: GainAtBudget) -> bool:
     return difference.difference > 0.0
 
 
-def as_good(result: StudyResult) -> Iterator[str | None]:
+def as_good(result: StudyResult) -> Iterator[str]:
     """Tell which batch sizes are not shown to be worse than the best one."""
     at_budget = result.at_budget
     if at_budget is None:
@@ -152,7 +155,7 @@ def as_good(result: StudyResult) -> Iterator[str | None]:
     yield text + beyond_text(sizes.is_low_open, sizes.is_high_open, "were not searched")
 
 
-def growth(result: StudyResult) -> Iterator[str | None]:
+def growth(result: StudyResult) -> Iterator[str]:
     """Tell how the best batch size grows with the budget."""
     at_budget = result.at_budget
     if at_budget is None or at_budget.growth is None:
@@ -167,7 +170,7 @@ def growth(result: StudyResult) -> Iterator[str | None]:
         )
         return
     parts = list[str]()
-    # From the shortest budget to the whole one.
+    # They are listed from the shortest budget to the whole one.
     for best in reversed(law.best_sizes):
         parts.append(f"{format_count(round(best.batch_size))} at {best.share:.3g}")
     power = f"B ~ budget^{_exponent(law.exponent)}"
@@ -185,7 +188,7 @@ def growth(result: StudyResult) -> Iterator[str | None]:
     )
 
 
-def gain_left(result: StudyResult) -> Iterator[str | None]:
+def gain_left(result: StudyResult) -> Iterator[str]:
     """Tell how much there is still to gain, and whether that ended the search.
 
     The scatter between seeds stands beside it: the search ends by the ratio of the two.
@@ -214,7 +217,10 @@ def _exponent(value: float) -> str:
 
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
-    """Give all that weakens the answer, the worst first. Before there is one, say why not."""
+    """Give all that weakens the answer, the worst first. Before there is one, say why not.
+
+    A text that is None is left out.
+    """
     at_budget = result.at_budget
     failed = failures_text(result)
     if at_budget is None:
@@ -223,7 +229,7 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
         yield from result.notes
         yield result.stop_reason
         return
-    # The worst comes first: with such a budget nothing is known.
+    # With such a budget nothing is known: this is the worst.
     if at_budget.same is not None:
         yield _same_text(result.metric, at_budget, at_budget.same)
     # The mean leaves these seeds out. With them it would be worse.
@@ -269,7 +275,7 @@ def _how_to_go_on(result: StudyResult) -> str:
     return f"search.trials={2 * result.search.trials} goes on"
 
 
-def next_steps(result: StudyResult) -> Iterator[str | None]:
+def next_steps(result: StudyResult) -> Iterator[str]:
     """Give the command that trains the winner, and say so where nothing better was shown."""
     if result.at_budget is None or result.train is None:
         return

@@ -18,7 +18,10 @@ TRAINING_SECONDS = "search.seconds"
 
 
 def cautions(result: StudyResult) -> Iterator[str | None]:
-    """Give all that could change the answer, the worst first. Without a winner, give the cause."""
+    """Give all that could change the answer, the worst first. Without a winner, give the cause.
+
+    A text that is None is left out.
+    """
     failed = failures_text(result)
     if result.winner is None:
         why = cause_of(result).why

@@ -13,7 +13,7 @@ from bstune.result import (
 from bstune.system.console import format_count, format_number
 
 
-def critical_lines(result: StudyResult) -> Iterator[str | None]:
+def critical_lines(result: StudyResult) -> Iterator[str]:
     """Give the critical batch size, its regimes, its growth with the target, the noise scale."""
     critical = result.critical_batch_size
     if critical is None:

@@ -11,7 +11,7 @@ from bstune.system.console import format_count, format_number
 LEAST_EFFICIENCY = 0.5
 
 
-def devices(result: StudyResult) -> Iterator[str | None]:
+def devices(result: StudyResult) -> Iterator[str]:
     """Give the critical batch size, and how much faster several devices would be."""
     critical = result.critical_batch_size
     if result.winner is None:

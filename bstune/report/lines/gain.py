@@ -8,7 +8,7 @@ from bstune.result import AtEqualSeconds, BaselineResult, Gain, StudyResult, Win
 from bstune.system.console import format_number, format_seconds, plural
 
 
-def gain(result: StudyResult) -> Iterator[str | None]:
+def gain(result: StudyResult) -> Iterator[str]:
     """Tell how much faster the winner is than the user's own configuration.
 
     Where that is not known it tells why.

@@ -7,7 +7,7 @@ from bstune.result import Exponent, StudyResult
 from bstune.system.console import plural
 
 
-def lr_growth(result: StudyResult) -> Iterator[str | None]:
+def lr_growth(result: StudyResult) -> Iterator[str]:
     """Tell how the best learning rate grew with the batch size, and which scaling rules fit.
 
     ``grew as B^0.22 (0.16 to 0.27): slower than the square root``

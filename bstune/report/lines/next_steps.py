@@ -12,12 +12,15 @@ from bstune.system.console import format_count
 NARROW_INTERVAL = 1.5
 
 
-def next_steps(result: StudyResult) -> Iterator[str | None]:
-    """Give the command that trains the winner. Without a winner, say what to change."""
+def next_steps(result: StudyResult) -> Iterator[str]:
+    """Give the command that trains the winner, if there is one.
+
+    Without a winner, say what to change.
+    """
     if result.winner is not None:
         if result.train is not None:
             yield advice_to_keep(result) or "to train with USE:"
-        yield result.train
+            yield result.train
         return
     change = cause_of(result).change
     if change is not None:
@@ -45,7 +48,10 @@ def advice_to_keep(result: StudyResult) -> str | None:
 
 
 def more(result: StudyResult) -> Iterator[str | None]:
-    """Name the options of the same command that would narrow B_crit's interval, or show more."""
+    """Name the options of the same command that would narrow B_crit's interval, or show more.
+
+    A text that is None is left out.
+    """
     critical = result.critical_batch_size
     if result.winner is None or critical is None or critical.is_of_one_size:
         return

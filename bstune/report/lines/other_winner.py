@@ -8,7 +8,7 @@ from bstune.result import StudyResult, WinnerResult
 from bstune.system.console import format_seconds, plural
 
 
-def fewest(result: StudyResult) -> Iterator[str | None]:
+def fewest(result: StudyResult) -> Iterator[str]:
     """Give the point with the fewest steps, where it is not the point to use."""
     winner = result.other_winner
     if winner is None or result.use == "best_by_steps" or not _is_less(result, "steps"):
@@ -19,7 +19,7 @@ def fewest(result: StudyResult) -> Iterator[str | None]:
     yield _other_text(winner, value)
 
 
-def fastest(result: StudyResult) -> Iterator[str | None]:
+def fastest(result: StudyResult) -> Iterator[str]:
     """Give the point with the least time, where it is not the point to use."""
     winner = result.other_winner
     if winner is None or result.use != "best_by_steps" or not _is_less(result, "time"):

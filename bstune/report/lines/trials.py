@@ -21,7 +21,7 @@ def counts_text(result: StudyResult) -> str:
     return ", ".join(counts)
 
 
-def trials(result: StudyResult) -> Iterator[str | None]:
+def trials(result: StudyResult) -> Iterator[str]:
     """Tell how the trials ended, and what ended the search."""
     counts = counts_text(result)
     if counts:
@@ -30,7 +30,7 @@ def trials(result: StudyResult) -> Iterator[str | None]:
     yield "; ".join(text for text in texts if text)
 
 
-def notes(result: StudyResult) -> Iterator[str | None]:
+def notes(result: StudyResult) -> Iterator[str]:
     """Give the result's notes, and why steps were not taken by the loop that is asked for."""
     yield from result.notes
     for name in result.training_loops:

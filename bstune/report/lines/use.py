@@ -9,7 +9,10 @@ from bstune.system.console import format_number
 
 
 def use(result: StudyResult) -> Iterator[str | None]:
-    """Give the winner with its time and steps to the target. Without one, the closest point."""
+    """Give the winner with its time and steps to the target. Without one, the closest point.
+
+    A text that is None is left out.
+    """
     winner = result.winner
     if winner is None:
         yield from closest_texts(result)
@@ -28,7 +31,7 @@ def overridden_text(result: StudyResult, lr: float) -> str | None:
     )
 
 
-def metrics_on_test_set(result: StudyResult) -> Iterator[str | None]:
+def metrics_on_test_set(result: StudyResult) -> Iterator[str]:
     """Give the metrics of the winner to use on the test set."""
     if result.use is None:
         return

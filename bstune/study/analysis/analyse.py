@@ -200,7 +200,7 @@ def curve_of(
     tau: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None,
     law: StepTimeLaw | None = None,
 ) -> Curve:
-    """S*(B), tau(B) and the best learning rate with its interval, at the batch sizes of a band.
+    """Give S*(B), tau(B) and lr*(B) with its interval, at the batch sizes of a band.
 
     Args:
         posterior: of all trials.
@@ -242,15 +242,15 @@ def merit_draws(
     # What the other hyper-parameters cost, in the middle of their ranges, is the same at each batch
     # size.
     points = posterior.prior.points_at(np.log2(sizes), np.log2(curve.lr))
-    drawn = log_steps(posterior.theta, points, posterior.prior)
+    log_steps_drawn = log_steps(posterior.theta, points, posterior.prior)
     if merit == "steps" or curve.seconds_per_step is None:
-        return drawn
-    drawn = drawn + np.log(curve.seconds_per_step)
+        return log_steps_drawn
+    log_seconds_drawn = log_steps_drawn + np.log(curve.seconds_per_step)
     if law is None:
-        return drawn
+        return log_seconds_drawn
     # The timings' error is independent of the trials': each draw gets a law of its own.
-    step_times = law.draws(len(drawn), np.random.default_rng(0))
-    return np.asarray(drawn + np.log(step_times.over_law(sizes)))
+    step_times = law.draws(len(log_seconds_drawn), np.random.default_rng(0))
+    return np.asarray(log_seconds_drawn + np.log(step_times.over_law(sizes)))
 
 
 def _plan(
@@ -323,7 +323,7 @@ def _band(posterior: Posterior, critical: CriticalBatchSize) -> CurveBand:
 def easier_targets_of(
     prepared: PreparedStudy, done: Sequence[TrialResult], critical: CriticalBatchSize | None
 ) -> OverTarget:
-    """B_crit at easier targets and how it grows, or why there is none."""
+    """Estimate B_crit at easier targets and how it grows, or say why there is none."""
     target = prepared.protocol.target
     ideal = sampler_context(prepared)["ideal"]
     horizon = prepared.backend.horizon
@@ -332,7 +332,8 @@ def easier_targets_of(
         return study_posterior(prepared, trials, TARGET_PARTICLES, easier)
 
     rows = list[CriticalAtTarget]()
-    # Under a schedule that ends with the trial, what lies on the way is of no easier target.
+    # A schedule that ends with its trial would have ended earlier at an easier target: what such a
+    # trial had on the way tells nothing of that.
     if not horizon:
         ended = [trial for trial in done if trial.status != "failed"]
         rows = over_targets(ended, target, ideal, infer)

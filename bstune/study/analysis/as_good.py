@@ -38,8 +38,8 @@ def sizes_as_good(
         merit: whether seconds or steps count.
     """
     best = int(np.median(log_merits, axis=0).argmin())
-    over_best = log_merits - log_merits[:, [best]]
-    chance = (over_best <= math.log1p(AS_GOOD_WITHIN)).mean(axis=0)
+    log_over_best = log_merits - log_merits[:, [best]]
+    chance = (log_over_best <= math.log1p(AS_GOOD_WITHIN)).mean(axis=0)
     first = best
     while first > 0 and chance[first - 1] >= AS_GOOD_CHANCE:
         first -= 1
@@ -50,6 +50,8 @@ def sizes_as_good(
     of_winner = (winner.batch_size, winner.lr)
     low, lr_low = min((round(batch_sizes[first]), rates[first]), of_winner)
     high, lr_high = max((round(batch_sizes[last]), rates[last]), of_winner)
+    # The middle is the winner or, if that is an end, the size half way. Where no size lies between
+    # the ends, it is the lower one.
     half_way = (first + last) // 2
     middle, lr_middle = of_winner
     if not low < middle < high:

@@ -75,7 +75,8 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     if findings.growth is not None:
         size_growth = _growth(findings.growth)
     budget = prepared.options.budget
-    # The first of the three that is set is the budget; one example is none.
+    # The budget is in seconds if those are set, else in examples, else in steps. A study without a
+    # budget in examples has examples=1.
     examples: int | None = None
     steps: int | None = None
     if budget.seconds is None:
@@ -108,7 +109,7 @@ def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
     """
     if prepared.options.budget.seconds is None:
         return ()
-    # Those that the study itself counted by, where it has run.
+    # A study that has run is counted by its own times.
     times = prepared.budget_times or prepared.measured_budget_times()
     return tuple(SizeSeconds(batch_size=size, seconds=seconds) for size, seconds in times)
 
@@ -136,7 +137,7 @@ def _point(
             predicted = entry.fresh_metric
             break
     value = trial.best_value(mode)
-    # No finite evaluation.
+    # The trial has no finite evaluation.
     if value is None:
         value = math.nan
     return PointAtBudget(
@@ -219,10 +220,12 @@ def _gain(
 
     Returns:
         The gain, in units of the metric, positive where the winner is better. Its interval is None
-        without two pairs of different runs. The share is None where schedules end with the trial.
+        without two pairs of different runs. Its share is that of the budget at which the winner is
+        as good as the baseline at the end; None where schedules end with the trial.
     """
     mode = prepared.protocol.target.mode
-    worse = prepared.protocol.target.sign
+    # By this sign a difference of the metric is positive where the first value is the worse one.
+    sign = prepared.protocol.target.sign
     last_step = prepared.last_step
     of_baseline = {run.seed: run for run in runs.again if is_full(run, last_step)}
     winners = list[TrialResult]()
@@ -240,10 +243,10 @@ def _gain(
         value = run.best_value(mode)
         value_beside = beside.best_value(mode)
         if value is not None and value_beside is not None:
-            differences.append(worse * (value_beside - value))
+            differences.append(sign * (value_beside - value))
     low: float | None = None
     high: float | None = None
-    difference = worse * (baseline.expected - winner.expected)
+    difference = sign * (baseline.expected - winner.expected)
     if differences:
         difference = fmean(differences)
     # On a recorded table a fresh seed may be the same run again, and tells no scatter.

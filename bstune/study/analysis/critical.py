@@ -40,7 +40,7 @@ from bstune.system.console import format_count, plural
 
 # Quantiles of B_crit's posterior, INTERVAL_LEVEL apart; search.precision stops by them.
 INTERVAL = (0.05, 0.95)
-# With the median between.
+# The same two, with the median between them.
 QUANTILES = (INTERVAL[0], 0.5, INTERVAL[1])
 # The curve is claimed up to so many times the largest batch size that reached the target, and down
 # to the smallest one over it.
@@ -59,10 +59,10 @@ WIDE_CRITICAL_RATIO = 3.0
 NEXT_TRIALS = 3
 # Easier targets, as multiples of the target's distance from the ideal value.
 EASIER_TIMES = tuple(1.06**k for k in range(1, 21))
-# Of those that enough trials passed, as each takes a posterior of its own.
+# The most of them that are read: each takes a posterior of its own.
 MAX_EASIER = 5
-# Where schedules end with the trial: largest over smallest batch size that reached the target, at
-# least.
+# The least ratio of the largest to the smallest batch size that reached the target, where schedules
+# end with the trial.
 HORIZON_SPAN = 10.0
 # Where at least this share of the posterior has a small-batch term, and at least this share has
 # none, the trials do not tell whether there is one.
@@ -72,11 +72,11 @@ UNTOLD_FACTOR = 1.5
 # Two batch sizes contradict each other beyond so many standard deviations of the scatter from seed
 # to seed.
 CONTRADICTION = 2.0
-# Targets with B_crit and both ends of its interval, for the exponent of its growth.
+# The fewest targets with B_crit and both ends of its interval that tell the exponent of its growth.
 MIN_GROWTH = 3
-# Trials that passed an easier target.
+# The fewest trials that have to pass an easier target.
 MIN_PASSED = 8
-# The largest of their batch sizes over the smallest.
+# The least ratio of the largest of their batch sizes to the smallest.
 MIN_PASSED_SPAN = 8.0
 # In a closely evaluated trial the step of the last miss is at least this share of that of the first
 # hit.
@@ -178,8 +178,9 @@ def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _Cla
     b_crit: float | None = None
     if ends_open < 2:
         b_crit = _claimed(middle, smallest, largest)
-    below, above = _ends_beyond_search(prior, low, high, smallest, largest)
-    is_wide = ends_open > below + above
+    ends_below, ends_above = _ends_beyond_search(prior, low, high, smallest, largest)
+    # An open end asks for further trials, unless it lies where this search has none.
+    is_wide = ends_open > ends_below + ends_above
     if ends_open == 0 and high > WIDE_CRITICAL_RATIO * low:
         is_wide = True
     reason = _undetermined(posterior)
@@ -190,7 +191,7 @@ def _claimed_interval(posterior: Posterior, smallest: int, largest: int) -> _Cla
         low=claimed_low,
         high=claimed_high,
         is_wide=is_wide,
-        note=_beyond_search(below > 0, above > 0),
+        note=_beyond_search(ends_below > 0, ends_above > 0),
     )
 
 
@@ -240,13 +241,14 @@ def _ends_beyond_search(
     """
     bottom = 2.0**prior.log_low
     top = 2.0**prior.log_high
-    below = 0
+    ends = (low, high)
+    ends_below = 0
     if smallest <= bottom * ROOM:
-        below = (low < bottom / ROOM) + (high < bottom / ROOM)
-    above = 0
+        ends_below = sum(end < bottom / ROOM for end in ends)
+    ends_above = 0
     if largest >= top / ROOM:
-        above = (low > top * ROOM) + (high > top * ROOM)
-    return below, above
+        ends_above = sum(end > top * ROOM for end in ends)
+    return ends_below, ends_above
 
 
 def _undetermined(posterior: Posterior) -> str | None:
@@ -266,15 +268,15 @@ def _undetermined(posterior: Posterior) -> str | None:
             f"the batch sizes that reached the target span a factor of {format_count(span)}: under "
             f"a schedule that ends with the trial it takes {HORIZON_SPAN:g} to tell B_crit"
         )
-    edge = math.log(min(sizes)) - posterior.prior.log_mid * math.log(2.0)
-    has_term = posterior.theta[:, B_OPT] > edge
+    log_edge = math.log(min(sizes)) - posterior.prior.log_mid * math.log(2.0)
+    has_term = posterior.theta[:, B_OPT] > log_edge
     if UNTOLD_SHARE <= has_term.mean() <= 1.0 - UNTOLD_SHARE:
-        drawn = log_b_crit(posterior.theta, posterior.prior)
-        ratio = np.median(drawn[~has_term]) - np.median(drawn[has_term])
-        if abs(ratio) >= math.log(UNTOLD_FACTOR):
+        log_drawn = log_b_crit(posterior.theta, posterior.prior)
+        log_ratio = np.median(log_drawn[~has_term]) - np.median(log_drawn[has_term])
+        if abs(log_ratio) >= math.log(UNTOLD_FACTOR):
             return (
                 "the trials do not tell whether small batch sizes waste examples, and B_crit is "
-                f"{math.exp(abs(ratio)):.1f} times as large in one case as in the other"
+                f"{math.exp(abs(log_ratio)):.1f} times as large in one case as in the other"
             )
     return _contradiction(posterior)
 
@@ -310,7 +312,7 @@ def _contradiction(posterior: Posterior) -> str | None:
 
 
 def _next_trials(posterior: Posterior, in_seconds: bool) -> tuple[NextTrial, ...]:
-    """Trials that would narrow the interval, the most telling one for its cost first."""
+    """List trials that would narrow the interval, the most telling one for its cost first."""
     trials = list[NextTrial]()
     for log_size, log_lr, steps in most_telling(posterior, NEXT_TRIALS):
         seconds = None
@@ -369,7 +371,9 @@ def _speak_against(is_within: NDArray[np.bool_], is_beyond: NDArray[np.bool_]) -
     share_beyond = INTERVAL[0]
     # The prior may have no draw here.
     prior_odds = (is_beyond.sum() + 1) / (is_within.sum() + 1)
-    return bool(share_within / share_beyond * prior_odds >= END_ODDS)
+    # The posterior's odds of within to beyond, over the prior's.
+    bayes_factor = share_within / share_beyond * prior_odds
+    return bool(bayes_factor >= END_ODDS)
 
 
 def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
@@ -379,9 +383,9 @@ def _b_opt(posterior: Posterior, smallest: float) -> list[float] | None:
     that reached the target.
     """
     prior = posterior.prior
-    edge = math.log(smallest / 2.0**prior.log_mid)
-    share = float(np.mean(posterior.theta[:, B_OPT] > edge))
-    prior_share = float(ndtr((prior.mean[B_OPT] - edge) / prior.spread[B_OPT]))
+    log_edge = math.log(smallest / 2.0**prior.log_mid)
+    share = float(np.mean(posterior.theta[:, B_OPT] > log_edge))
+    prior_share = float(ndtr((prior.mean[B_OPT] - log_edge) / prior.spread[B_OPT]))
     # The Bayes factor of the two halves of the prior, to a draw's accuracy.
     odds = (share + DRAW_ACCURACY) / (1.0 - share + DRAW_ACCURACY)
     odds = odds * (1.0 - prior_share + DRAW_ACCURACY) / (prior_share + DRAW_ACCURACY)
@@ -407,7 +411,7 @@ def easier_targets(
             passed.append(easier)
     if len(passed) <= MAX_EASIER:
         return passed
-    # Evenly among them, the nearest and the farthest too.
+    # They are taken evenly among these, with the nearest and the farthest one.
     last_place = len(passed) - 1
     return [passed[round(i * last_place / (MAX_EASIER - 1))] for i in range(MAX_EASIER)]
 
@@ -483,7 +487,7 @@ def over_targets(
     ideal: float | None,
     infer: Callable[[Sequence[TrialResult], Target], Posterior],
 ) -> list[CriticalAtTarget]:
-    """B_crit with its interval at easier targets, from the same histories.
+    """Estimate B_crit with its interval at easier targets, from the same histories.
 
     It grows as the target gets harder (Kaplan et al. 2020, arXiv 2001.08361, section 5.1;
     McCandlish et al. 2018).
@@ -542,16 +546,18 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
     if len(intervals) < MIN_GROWTH:
         return None
     distance = {target: abs(target - ideal) for target in intervals}
-    x = np.log(list(distance.values()))
-    low, y, high = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
+    log_distance = np.log(list(distance.values()))
+    log_intervals = np.log(np.ascontiguousarray(np.transpose(list(intervals.values()))))
+    log_low, log_b_crit, log_high = log_intervals
     z = INTERVAL_QUANTILE
-    # One over the variance of log B_crit, whose standard deviation is (high - low)/(2 z).
-    weight = (2.0 * z / np.maximum(high - low, 1e-6)) ** 2
-    x_away = x - np.average(x, weights=weight)
-    y_away = y - np.average(y, weights=weight)
-    spread = float(weight @ x_away**2)
-    slope = float(weight @ (x_away * y_away)) / spread
-    scatter = float(weight @ (y_away - slope * x_away) ** 2) / (len(x) - 2)
+    # A weight is 1/variance of log B_crit, whose standard deviation is (log high - log low)/(2 z).
+    weight = (2.0 * z / np.maximum(log_high - log_low, 1e-6)) ** 2
+    distance_away = log_distance - np.average(log_distance, weights=weight)
+    b_crit_away = log_b_crit - np.average(log_b_crit, weights=weight)
+    spread = float(weight @ distance_away**2)
+    slope = float(weight @ (distance_away * b_crit_away)) / spread
+    residual = b_crit_away - slope * distance_away
+    scatter = float(weight @ residual**2) / (len(log_distance) - 2)
     error = z * math.sqrt(max(1.0, scatter) / spread)
     return Growth(
         exponent=slope,

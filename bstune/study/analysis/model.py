@@ -41,7 +41,7 @@ MIN_SHRINKAGE = 0.8
 MIN_EXPONENT_TRIALS = 3
 # Trials that span less than this share of the octaves of an exponent do not identify it.
 MIN_OCTAVES_SHARE = 0.5
-# Of batch sizes, largest over smallest: less has no slope.
+# The least ratio of the largest to the smallest batch size: less has no slope.
 MIN_SLOPE_SPAN = 2.0
 
 
@@ -273,7 +273,8 @@ def rule_exponents(low: float, high: float, noise_scale: float | None) -> dict[s
     exponents = dict[str, float]()
     for name, rule in RULES.items():
         if rule.exponent is not None:
-            # Exact, and not by sums of rounded logarithms: an interval may end exactly there.
+            # The exponent is exact, and no sum of rounded logarithms: an interval may end exactly
+            # there.
             exponents[name] = rule.exponent
         elif noise_scale is not None:
             lrs = [rule.lr(2.0**log_size, 1.0, 1.0, noise_scale) for log_size in log_sizes]

@@ -464,7 +464,7 @@ def _spend(trials: Sequence[TrialResult], whole_trials: Sequence[TrialResult]) -
 def _statuses(whole_trials: Sequence[TrialResult]) -> dict[str, int]:
     """Count the trials by status; a status that no trial has counts 0."""
     counts = Counter[str](trial.status for trial in whole_trials)
-    # All of them, in one order.
+    # Each status is there, always in the same order.
     return {status: counts[status] for status in STATUSES}
 
 
@@ -522,19 +522,19 @@ def _small_end(points: Sequence[FrontierPoint]) -> SmallEnd | None:
         return None
     largest = SMALL_END_SPAN * reached[0].batch_size
     near = [point for point in reached if point.batch_size <= largest]
-    # A line through two points has no error to tell.
+    # A line through two points would have no error: a third one is taken in, if there is one.
     if len(near) < 3:
         near = reached[:3]
     slope = log_slope(near)
-    x = np.log([point.batch_size for point in near])
-    y = np.log([point.steps for point in near])
-    x_away = x - x.mean()
-    residual = y - y.mean() - slope * x_away
+    log_sizes = np.log([point.batch_size for point in near])
+    log_steps = np.log([point.steps for point in near])
+    sizes_away = log_sizes - log_sizes.mean()
+    residual = log_steps - log_steps.mean() - slope * sizes_away
     # Two points have no error: the line goes through both.
     degrees = len(near) - 2
     error = None
     if degrees > 0:
-        error = math.sqrt(residual @ residual / degrees / (x_away**2).sum())
+        error = math.sqrt(residual @ residual / degrees / (sizes_away**2).sum())
     return SmallEnd(
         slope=slope,
         standard_error=error,

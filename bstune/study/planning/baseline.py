@@ -31,8 +31,8 @@ from bstune.trial.backend import chooses_batch_sizes
 
 # Degrees of freedom that the posterior's scatter from seed to seed counts for.
 POSTERIOR_DEGREES = 8
-# Of the steps of a run that met the target at its first evaluation: those that are taken to have
-# missed it.
+# The share of its steps that is taken to have missed the target in a run that met it at its first
+# evaluation.
 MISSED_SHARE = 0.5
 
 
@@ -490,7 +490,7 @@ def _interval(
         squares = variance(differences) * (count - 1)
     degrees = count - 1 + POSTERIOR_DEGREES
     pooled = (squares + POSTERIOR_DEGREES * 2.0 * scatter**2) / degrees
-    # Student's quantile: scipy.stats, whose own it is, takes half a second to import.
+    # This is Student's quantile; scipy.stats, which has it too, takes half a second to import.
     quantile = float(stdtrit(degrees, 0.5 + 0.5 * INTERVAL_LEVEL))
     half = math.hypot(quantile * math.sqrt(pooled / count), INTERVAL_QUANTILE * doubt.timing_error)
     middle = fmean(differences)

@@ -12,7 +12,8 @@ LONG_SECONDS = 3600.0
 # Seconds of a point grow with this power of its number, as in seven studies of digits with 10 to 64
 # points.
 POINT_GROWTH = 0.3
-# Of a search: fewer show too little, so that a limit of time is the better advice.
+# The fewest trials of a search: fewer show too little, so that a limit of time is the better
+# advice.
 FEWEST_TRIALS = 10
 
 
@@ -99,7 +100,7 @@ def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
         return replicates * winners
     if replicates == 0:
         return 0
-    # What is missing to the next whole number of points.
+    # So many runs are missing to the next whole number of points.
     return -ran % replicates
 
 

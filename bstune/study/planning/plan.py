@@ -14,15 +14,16 @@ from bstune.trial.backend import TrialBackend
 
 # Trial indices of replicates begin here; no search has so many.
 FIRST_REPLICATE = 1_000_000
-# Of a study's seconds, kept for the most promising trial while none has reached the target.
+# The share of a study's seconds that is kept for the most promising trial while none has reached
+# the target.
 RESCUE_SHARE = 0.4
-# Of a study's seconds: for the baseline's first run, and for its fresh seeds.
+# The share of a study's seconds for the baseline's first run, and once more for its fresh seeds.
 MEANS_SHARE = 0.125
-# Seconds of wall time, of a study with quick=true.
+# Seconds of wall time that a study with quick=true has.
 QUICK_SECONDS = 120.0
 # Batch sizes at which the mean over log B is taken.
 QUADRATURE = 64
-# What a seed is of, beside the study's seed and the trial's index.
+# What a seed is for. It is made of this, the study's seed and the trial's index.
 TRIAL_PURPOSE = 0
 SAMPLER_PURPOSE = 1
 STRATA_PURPOSE = 2

@@ -38,11 +38,12 @@ CANDIDATES = 8
 # A point without fresh seeds takes the place of one with them only if it is predicted to be better
 # by this share: what was measured is worth more than a prediction.
 WORTH_A_CHANGE = 0.1
-# Of the bootstrap that says how lucky a winner's runs are: pairs of draws, and the seed, so that a
+# The bootstrap that says how lucky a winner's runs are: its pairs of draws, and its seed, so that a
 # study always says the same.
 LUCK_DRAWS = 1000
 LUCK_SEED = 0
-# Octaves: closer than this in both batch size and learning rate, two trials are at one point.
+# Two trials that are closer than so many octaves, in both batch size and learning rate, are at one
+# point.
 SAME_POINT = 0.2
 
 
@@ -166,7 +167,7 @@ def find_best(
         if len(fresh) < max(replicates, 1):
             expected = _predicted_merit(trial, merit, predicted)
             return False, math.log(min(expected, _seen_merit(trial, trials, merit)))
-        return _most_missed(fresh), _confirmed_merit(trial, fresh, merit)
+        return _most_missed(fresh), _mean_log_merit(trial, fresh, merit)
 
     best = min(points, key=rank, default=None)
     if best is None:
@@ -255,9 +256,9 @@ def stand_in_for(
         return None
     if _most_missed(known.runs):
         return None
-    measured = _confirmed_merit(known.trial, known.runs, merit)
-    expected = math.log(_predicted_merit(winner.trial, merit, predicted))
-    if measured > expected + math.log1p(WORTH_A_CHANGE):
+    log_measured = _mean_log_merit(known.trial, known.runs, merit)
+    log_expected = math.log(_predicted_merit(winner.trial, merit, predicted))
+    if log_measured > log_expected + math.log1p(WORTH_A_CHANGE):
         return None
     return StandIn(known, winner)
 
@@ -302,10 +303,11 @@ def selection_luck(
     if not winner.runs or not others:
         return 0.0
     points = [winner, *others]
-    means = np.array([_confirmed_merit(point.trial, point.runs, merit) for point in points])
+    means = np.array([_mean_log_merit(point.trial, point.runs, merit) for point in points])
     errors = np.array([scatter / math.sqrt(len(point.runs)) for point in points])
     drawn = np.random.default_rng(LUCK_SEED).standard_normal((LUCK_DRAWS, len(points)))
-    # With its negative each draw has no luck of its own: a winner far ahead has none at all.
+    # Each draw is taken with its negative, so that their noise has the mean 0: a winner far ahead
+    # then has no luck at all.
     noise = errors * np.concatenate([drawn, -drawn])
     chosen = (means + noise).argmin(axis=1)
     luck = -float(noise[np.arange(len(noise)), chosen].mean())
@@ -483,7 +485,7 @@ def _seen_merit(trial: TrialResult, trials: Sequence[TrialResult], merit: Merit)
     return math.exp(sum(map(math.log, merits.values())) / len(merits))
 
 
-def _confirmed_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
+def _mean_log_merit(candidate: TrialResult, runs: Sequence[TrialResult], merit: Merit) -> float:
     """Average the log merit over a candidate's runs on fresh seeds."""
     logs = [math.log(_replicate_merit(run, candidate, merit)) for run in runs]
     return sum(logs) / len(logs)

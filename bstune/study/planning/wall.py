@@ -78,6 +78,9 @@ def fit_cost(
             trial.
     """
     steps = {trial.number: trial.steps for trial in trials}
+    # wall = fixed + slope x training, each row over the trial's wall seconds, so that its error is
+    # relative. The first row is what is known beforehand: training and its evaluation, nothing
+    # fixed.
     rows = [[0.0, PRIOR_ROWS]]
     walls = [PRIOR_ROWS * (1.0 + share)]
     for trial in trials:

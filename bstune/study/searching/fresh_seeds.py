@@ -198,7 +198,8 @@ def _due_baseline_to_target(
     # It may have run on an earlier winner's seeds, whose indices are taken.
     replicate = len(runs.again)
     last_step: int | None = None
-    # It gets what the first run had, which says nothing of how many steps it needs.
+    # A first run that missed the target does not tell how many steps it takes: this run gets as
+    # many as that one had.
     if not first.reached and prepared.backend.stops:
         last_step = first.steps
     point = Winner(trial=first, steps=float(first.steps))

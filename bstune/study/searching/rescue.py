@@ -104,8 +104,8 @@ def _rescue_steps(
     """
     backend = prepared.backend
     steps_before = stopped.steps
-    predicted_growth = steps_before + GIVEN_UP_AT * (predicted - steps_before)
-    wanted = max(predicted_growth, LEAST_GROWTH * steps_before, MIN_STEPS)
+    given_up_at = steps_before + GIVEN_UP_AT * (predicted - steps_before)
+    wanted = max(given_up_at, LEAST_GROWTH * steps_before, MIN_STEPS)
     limits = [float(prepared.protocol.last_step(stopped.batch_size)), wanted]
     # A trial that starts afresh takes all of its steps once more, else only the further ones.
     resumed_from = stopped.number if backend.continues else None

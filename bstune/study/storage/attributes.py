@@ -34,9 +34,10 @@ LOST = "bstune:lost"
 # What Optuna's dashboard shows of a trial beside its parameters and values.
 LEARNING_RATE = "lr"
 OUTCOME = "outcome"
-# And of the study: trial, batch size and learning rate, by what it is the best.
+# What the dashboard shows of the study: its winner's trial, batch size and learning rate, for each
+# merit by which there is one.
 WINNER = "winner"
-# What those that are there must be; those of a study must be there, but for some.
+# The type of each attribute. Those of a study must be there, but for the optional ones.
 STUDY_ATTRIBUTES: Mapping[str, TypeAdapter[Any]] = {
     STUDY_ID: TypeAdapter(str),
     OUTPUT: TypeAdapter(str),

@@ -283,7 +283,7 @@ def answering(url: str) -> Iterator[None]:
         raise StudyError(
             f"the storage does not answer: storage={url}: {reason_of(error)}"
         ) from error
-    # JSON of Optuna's that is damaged, or not its own.
+    # The JSON that Optuna reads is damaged, or not its own.
     except (ValueError, RecursionError) as error:
         raise StudyError(
             f"storage={url} holds what cannot be read: {str(error).splitlines()[0]}"

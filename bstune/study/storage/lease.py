@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 Role = Literal["owner", "worker"]
 # The attributes' keys begin so, before the leases' ids.
 PREFIX = "bstune:lease:"
-# Signs of life while a lease lasts: it survives a storage that is away for most of its time.
+# Signs of life in the time after which a lease runs out. It survives a storage that is away for
+# most of that time.
 BEATS = 6
 
 
@@ -64,7 +65,7 @@ def this_machine() -> str:
     Two processes that share them can see each other by process number.
     """
     boot = Path("/proc/sys/kernel/random/boot_id")
-    # Elsewhere than on Linux.
+    # Other systems than Linux have no such file.
     if not boot.exists():
         return platform.node()
     return f"{boot.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
@@ -84,7 +85,7 @@ def process_started(pid: int) -> str | None:
     except (ProcessLookupError, FileNotFoundError):
         return None
     except PermissionError:
-        # It is another user's.
+        # The process is another user's.
         return ""
     state, *fields = after_name.split()
     # A zombie has ended.
@@ -300,7 +301,10 @@ class Leases:
         return True
 
     def _renew(self, stop: threading.Event) -> None:
-        """Renew the lease ``BEATS`` times in its seconds, until it is stopped or lost."""
+        """Renew the lease until ``stop`` is set or the lease is lost.
+
+        It is renewed ``BEATS`` times in the seconds after which it would run out.
+        """
         while not stop.wait(self._seconds / BEATS) and not self.lost:
             try:
                 self.beat()

@@ -281,7 +281,7 @@ def _check_format(study: optuna.Study) -> None:
 def _check_continued(study: optuna.Study, frozen_settings: Mapping[str, object]) -> None:
     """Refuse to go on with a study of another format, or with other settings."""
     _check_format(study)
-    # In the form that the storage keeps.
+    # They are compared in the form that the storage keeps.
     now = json.loads(dump_json(redact_values(frozen_settings)))
     lines = changed_settings(_settings_of(study), now)
     if lines:

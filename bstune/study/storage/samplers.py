@@ -38,7 +38,8 @@ def build_sampler(
     Raises:
         ConfigError: where the options name no sampler, or it takes no such arguments.
     """
-    # A copy, so that no trial finds a sampler's arguments, such as another sampler, already used.
+    # It is a copy, so that no trial finds a sampler's arguments, such as another sampler, already
+    # used.
     factory = sampler_factory(options) if factory is None else copy.deepcopy(factory)
     sampler = getattr(factory, "func", None)
     if not (inspect.isclass(sampler) and issubclass(sampler, BaseSampler)):

@@ -54,7 +54,7 @@ def cut_short(study: optuna.Study, objective: Objective, worker: str) -> Iterato
     try:
         yield
     except StorageGoneError:
-        # Nothing can be ended in it.
+        # No trial can be ended in a storage that is gone.
         raise
     except BaseException:
         # This includes Ctrl-C.

@@ -30,9 +30,8 @@ Trials = optuna.Study | Sequence[FrozenTrial]
 def read_trials(trials: Trials) -> Sequence[FrozenTrial]:
     """Read a study's trials in order of their numbers.
 
-    Give trials that were read before as they are.
-
-    Each reading asks the storage for all trials that run.
+    Trials that were read before are given as they are. Each reading of a study asks the storage for
+    all trials that run.
     """
     if isinstance(trials, optuna.Study):
         return patient(trials.get_trials)(deepcopy=False)

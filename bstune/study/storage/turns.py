@@ -24,7 +24,7 @@ from bstune.study.storage.trials import (
 
 # States of the trials that hold an index; one that failed leaves it free.
 HOLDS_INDEX = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-# A search may have so many continued trials a point.
+# A search may have so many continued trials per point.
 MAX_CONTINUED = 3
 # Tries of one point, if its trials fail by themselves; then the sampler suggests another.
 TRIES = 2
@@ -37,8 +37,9 @@ def ended_below_limit(trials: Trials) -> set[int]:
     """
     numbers = set[int]()
     for trial in read_trials(trials):
-        is_pruned = trial.state == TrialState.PRUNED and RECORD in trial.user_attrs
-        if not is_pruned or not is_asked(trial):
+        was_stopped = trial.state == TrialState.PRUNED
+        has_record = RECORD in trial.user_attrs
+        if not was_stopped or not has_record or not is_asked(trial):
             continue
         max_steps = spec_of(trial).max_steps
         result = record_of(trial.user_attrs[RECORD])
@@ -51,7 +52,7 @@ def free_indices(trials: Trials, points: int) -> list[int]:
     """List the indices of a search that no trial holds, in rising order.
 
     There are as many indices as ``points``, and one more for each trial that continues a stopped
-    one, up to ``MAX_CONTINUED`` a point. Without that bound a search whose target nothing reaches
+    one, up to ``MAX_CONTINUED`` per point. Without that bound a search whose target nothing reaches
     could go on for ever with the points that it has.
     """
     taken = set[int | None]()
@@ -102,7 +103,7 @@ def free_turn(
     if not free:
         return None
     others = max(other_processes, len(busy_workers(latest) - {worker}))
-    # Not drawn from the study's seed: each process has to choose differently.
+    # The place is not drawn from the study's seed: each process has to choose differently.
     place = randbelow(min(others + 1, len(free)))
     return Turn(free[place], worker, latest)
 

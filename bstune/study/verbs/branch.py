@@ -191,6 +191,7 @@ def run_branches(
             seed=seed,
         )
         for size in sizes:
+            # Each branch measures the checkpoint's metric anew. The last one's is given.
             record, start = branch(
                 workload, protocol, path, checkpoint, own_spec, size, examples, lr_exponent
             )

@@ -120,7 +120,7 @@ def _check_one_run(checkpoints: Sequence[Branches]) -> None:
     """Refuse branches whose largest batch size means something else in each."""
     for field in ("metric", "tolerance", "lr_exponent", "tokens"):
         texts = [str(getattr(branches, field)) for branches in checkpoints]
-        # Each once, in the order of the files.
+        # Each value is taken once, in the order of the files.
         values = list(dict.fromkeys(texts))
         if len(values) > 1:
             raise StudyError(

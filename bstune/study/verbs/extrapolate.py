@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> str:
         studies = [study for _, study in each_study(options.studies, left_out)]
         extrapolation = extrapolate(studies, name, wanted, values, left_out)
         tokens = studies[0].result.tokens
-    # Before anything is printed or written.
+    # This comes before anything is printed or written.
     _check_told(extrapolation, options.card, options.figure)
     console = plain_console()
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)

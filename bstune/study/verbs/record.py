@@ -225,7 +225,7 @@ def record_grid(
         place = f"B {batch_size}  lr {lr:.4g}  seed {seed}"
         status = f"{result.status} at {result.steps}"
         write_out(f"run {number + 1}/{len(points)}  {place}  {status}")
-    # Of an earlier grid of the same file there may be more.
+    # An earlier grid may have left runs of other points in the same file.
     write_table(path, [recorded for recorded in rows if _point(recorded) in points])
     runs.unlink()
 
@@ -358,7 +358,7 @@ def _read_runs(path: Path) -> list[TableRow]:
             f"{path} holds other lines than those of an earlier run ({error}): "
             "delete it to begin anew"
         ) from error
-    # Without the cut line, after which the next row would be no JSON.
+    # The cut line is left out, as the next row would go on in it and be no JSON.
     write_text(path, f"{whole}\n" if whole else "")
     return rows
 

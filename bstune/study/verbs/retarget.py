@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> str:
     else:
         if question is not None:
             goal = _goal(question)
-        study, page = _study(options.study, goal, options.trust)
+        study, page = _study_and_page(options.study, goal, options.trust)
     write_page(study, page)
     console = plain_console()
     notes = list(study.files.notes)
@@ -256,12 +256,15 @@ def _goal(argument: str) -> Goal:
     return Goal(goal, target)
 
 
-def _study(path: Path, goal: Goal | None, trust: bool) -> tuple[StudyFolder, Path]:
-    """Read the study at a path as if its target had been ``goal``.
+def _study_and_page(path: Path, goal: Goal | None, trust: bool) -> tuple[StudyFolder, Path]:
+    """Read the study at a path as if its target had been ``goal``, and name the file of its page.
 
-    It comes back with the path of its page.
+    Without a goal it is read at its own target, with what it has found so far if it has not ended.
 
-    ``goal``: None: its own target, or what it has found so far.
+    Args:
+        path: the study's folder, or its ``curve.json``.
+        goal: another target; None: the study's own.
+        trust: call a scaling rule or a sampler that its config names.
     """
     files = _output_of(path)
     if path.is_file() and path != files.curve:
@@ -535,7 +538,7 @@ def _extrapolated(
     """Predict in a line what a target takes that no trial met, by extrapolating the histories."""
     space = prepared.space
     ratio = space.high / space.low
-    # Even in log B. Small ones coincide once they are rounded.
+    # The sizes are even in log B. Small ones coincide once they are rounded.
     ladder = set[int]()
     for place in range(LADDER):
         ladder.add(round(space.low * ratio ** (place / (LADDER - 1))))

@@ -131,7 +131,7 @@ def _rows_at(
     """Give each study one row, at its value of the scale."""
     rows = list[tuple[ScaleRow, ...]]()
     for study, value in zip(studies, values, strict=True):
-        rows.append((_whole(study, value),))
+        rows.append((_row_at_own_target(study, value),))
     return tuple(rows)
 
 
@@ -319,7 +319,7 @@ def _over_targets(study: StudyFolder, name: str) -> tuple[ScaleRow, ...]:
     if result.target_value is not None:
         scale = _fewest_examples(study.files.trials, result, result.target_value)
         if scale is not None:
-            rows.append(_whole(study, scale * times))
+            rows.append(_row_at_own_target(study, scale * times))
     return tuple(rows)
 
 
@@ -338,7 +338,7 @@ def _fewest_examples(
     return float(min(examples))
 
 
-def _whole(study: StudyFolder, scale: float) -> ScaleRow:
+def _row_at_own_target(study: StudyFolder, scale: float) -> ScaleRow:
     """Give the row of a study at its own target or budget, with all quantities that it tells."""
     result = study.result
     readings = dict[Quantity, Reading]()
@@ -424,7 +424,7 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
 
     ``whole``: its budget, on the scale.
     """
-    rows = [_whole(study, whole)]
+    rows = [_row_at_own_target(study, whole)]
     growth = _at_budget(study).growth
     best_sizes = () if growth is None else growth.best_sizes
     for best in best_sizes:
@@ -471,18 +471,19 @@ def log_error(reading: Reading, quantile: float) -> float | None:
 
     ``quantile``: how many standard deviations half the interval is.
     """
-    below = above = None
+    log_below: float | None = None
+    log_above: float | None = None
     if reading.low is not None:
-        below = math.log(reading.value / reading.low)
+        log_below = math.log(reading.value / reading.low)
     if reading.high is not None:
-        above = math.log(reading.high / reading.value)
-    if below is None and above is None:
+        log_above = math.log(reading.high / reading.value)
+    if log_below is None and log_above is None:
         return None
-    if below is None:
-        below = ONE_SIDED * (above or 0.0)
-    if above is None:
-        above = ONE_SIDED * below
-    return max(below + above, 0.0) / 2.0 / quantile
+    if log_below is None:
+        log_below = ONE_SIDED * (log_above or 0.0)
+    if log_above is None:
+        log_above = ONE_SIDED * log_below
+    return max(log_below + log_above, 0.0) / 2.0 / quantile
 
 
 def defining_settings(study: StudyFolder) -> dict[str, object]:

@@ -136,9 +136,10 @@ def length_of(loaders: object) -> int | None:
 
 
 def examples_of(loaders: object, batch_size: int | None) -> int | None:
-    """Give the number of examples in an epoch of one or several loaders, by their lengths.
+    """Give the examples in an epoch of one or several loaders.
 
-    None where it has no end, or the number is not known.
+    The number is exact where a plain sampler tells it, else as many as the full batches have at
+    least. None where an epoch has no end, its length is not known, or that least number is 0.
 
     Args:
         loaders: as a function of the batch size gives them.
@@ -150,7 +151,8 @@ def examples_of(loaders: object, batch_size: int | None) -> int | None:
     batches = length_of(loaders)
     if batches is None or batch_size is None:
         return None
-    # The last batch may have a single example.
+    # All but the last batch are full; the last one, which may have as little as one example, is
+    # not counted.
     return (batches - 1) * batch_size or None
 
 
@@ -188,7 +190,7 @@ def _endless(
     is_new = True
     while True:
         has_any = False
-        for batch in _whole(_batches_of(loaders), batch_size):
+        for batch in _whole_batches(_batches_of(loaders), batch_size):
             has_any = True
             yield batch
         if has_any:
@@ -205,7 +207,7 @@ def _endless(
     )
 
 
-def _whole(batches: Iterable[object], batch_size: int) -> Iterator[object]:
+def _whole_batches(batches: Iterable[object], batch_size: int) -> Iterator[object]:
     """Yield the batches of exactly ``batch_size`` examples.
 
     Where the first batch does not have that length, the first dimension is taken for another one,

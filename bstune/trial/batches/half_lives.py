@@ -130,8 +130,10 @@ def optimizers_in(configured: object) -> Iterator[Optimizer]:
 def _effective_lr(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
     """Give a group's learning rate times the sum of weights that momentum gives a gradient.
 
-    The rate is that before any schedule; with OneCycleLR the largest one of the cycle. A
-    ConfigError refuses a momentum of 1 or more.
+    The momentum of SGD and RMSprop sums up weight decay as it does a gradient. All others shrink a
+    weight by the plain rate: AdamW and Muon do so beside their averages. The rate is that before
+    any schedule; with OneCycleLR the largest one of the cycle. A ConfigError refuses a momentum of
+    1 or more.
     """
     lr = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
     # Muon steps such a group as SGD does.

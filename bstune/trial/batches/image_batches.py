@@ -42,8 +42,8 @@ class Normalisation:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Give the normalised images, of the same shape; ``images`` are left as they are."""
-        # One conversion and operations in place: on a CPU that is faster than type promotion, and
-        # much faster than addcmul.
+        # A single conversion is followed by operations in place. On a CPU that is faster than type
+        # promotion, and much faster than addcmul.
         pixels = images.to(torch.float32, copy=True, memory_format=self.memory_format)
         return pixels.mul_(self.scale).add_(self.shift).to(self.dtype)
 
@@ -80,7 +80,8 @@ class TrainBatches:
         self.batch_size = batch_size
         self.micro_batch_sizes = micro_batch_sizes_of(batch_size, micro_batch_size)
         self._split = splitter(batch_size, micro_batch_size)
-        # Separate generators, as the order must not depend on the numbers that augmentation draws.
+        # They are separate generators, as the order must not depend on the numbers that
+        # augmentation draws.
         order, self._augment_generator, first_epoch = seeded_generators(
             seed, images.device, count=3
         )

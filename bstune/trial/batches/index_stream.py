@@ -62,6 +62,10 @@ class IndexStream:
     before the last group is remembered, as Lightning fetches, and so augments, one batch ahead.
     Where a group is one batch, it is remembered only while ``remembers`` is set.
 
+    Where each group is a single batch, the stream can be iterated over. Where groups have several
+    batches, whoever uses it calls :meth:`draw` once for each group, counts the batches of the group
+    in ``drawn`` as they are handed out, and splits the group's indices.
+
     Args:
         n: indices of an epoch.
         batch_size: indices of a batch.
@@ -106,7 +110,7 @@ class IndexStream:
         self._resumed: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yield the indices of one batch after another; groups must be single batches."""
+        """Yield the indices of one batch after another, of groups of a single batch each."""
         while True:
             index = self.draw()
             self.drawn += 1

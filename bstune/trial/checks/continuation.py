@@ -111,10 +111,12 @@ def lost_state(
     for path in straight.attributes.keys() | resumed.attributes.keys():
         of_straight = straight.attributes.get(path)
         of_resumed = resumed.attributes.get(path)
-        repeats = of_straight == straight_again.attributes.get(path)
-        repeats = repeats and of_resumed == resumed_again.attributes.get(path)
+        straight_repeats = of_straight == straight_again.attributes.get(path)
+        resumed_repeats = of_resumed == resumed_again.attributes.get(path)
+        # An attribute that a run of the same trial changes says nothing of the resuming.
+        is_telling = straight_repeats and resumed_repeats
         shown = of_straight or of_resumed
-        if repeats and of_straight != of_resumed and shown is not None:
+        if is_telling and of_straight != of_resumed and shown is not None:
             lost[path] = shown
     return LostState(resumed.steps, repeated, lost)
 

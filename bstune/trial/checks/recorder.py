@@ -138,7 +138,7 @@ class Recorder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the module, whose layers are all there, before its first batch."""
-        # Without a limit of time, as the loader may read all of the data for its first batch.
+        # Its time has no limit, as the loader may read all of the data for its first batch.
         self._waits.go_on("first batch", limited=False)
         check_epoch_schedules(trainer, pl_module)
         self._module = _seen_at_start(self._module, pl_module)
@@ -497,7 +497,11 @@ class FollowedSteps:
 
 
 def _seen_schedules(trainer: Trainer, module: LightningModule, steps: int) -> SeenSchedules:
-    """Copy the schedules of a trial that ends after ``steps``, once for each of two checks."""
+    """Copy the schedules of a trial that ends after ``steps``, once for each of two checks.
+
+    One check steps its copies to their end, the other beside those of another trial. Schedules that
+    are not torch's cannot be copied: the checks name their classes.
+    """
     unknown = list[str]()
     for config in trainer.lr_scheduler_configs:
         schedule: object = config.scheduler

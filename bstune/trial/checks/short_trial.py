@@ -112,9 +112,9 @@ class ShortTrial:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the fastest step but the first; 0 where there was one step at most.
+        """Seconds of the fastest step, without the first one; 0 where there was one step at most.
 
-        A step's seconds run from the end of the step before it.
+        A step's seconds run from the end of the step before it, so the first step has none.
         """
-        steps = (end - start for start, end in pairwise(self.step_ends))
-        return min(steps, default=0.0)
+        seconds_of_steps = (end - start for start, end in pairwise(self.step_ends))
+        return min(seconds_of_steps, default=0.0)

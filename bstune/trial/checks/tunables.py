@@ -42,6 +42,7 @@ def check_tunables(
                 f"{tunable.name} out of search.tune"
             )
     for values in corners(space.tunables):
+        # The lowest rate, at which nothing diverges by itself.
         lr = space.lr(space.low, -space.delta_bound)
         spec = TrialSpec(
             number=0,

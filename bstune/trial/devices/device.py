@@ -163,7 +163,7 @@ def memory_ran_out(device: torch.device | None = None) -> bool:
     try:
         free, total = torch.cuda.mem_get_info(device)
         failed_allocations = torch.cuda.memory_stats(device).get("num_ooms", 0)
-    # Raised where the device does not compute any more, as after an assertion of CUDA.
+    # It is raised where the device does not compute any more, as after an assertion of CUDA.
     except RuntimeError:
         return False
     return failed_allocations > 0 or free < FULL_SHARE * total

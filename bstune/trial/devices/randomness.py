@@ -77,7 +77,7 @@ def random_state() -> GeneratorStates:
     CUDA's state, of the current device, is there only where CUDA is in use.
     """
     name, keys, position, has_gauss, gauss = np.random.get_state()
-    # A tensor, as torch does not load arrays as plain data.
+    # They become a tensor, as torch does not load arrays as plain data.
     key_tensor = torch.from_numpy(np.asarray(keys, np.int64))
     state: GeneratorStates = {
         "python": random.getstate(),

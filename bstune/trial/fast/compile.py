@@ -196,7 +196,8 @@ class Compiling:
             trainer: of the trial.
             module: that is compiled.
             forward: runs the step's forward pass.
-            step: runs the whole step, as if its batch came so many batches later.
+            step: runs the whole step, as if its batch came so many batches later as its argument
+                says.
         """
         before = compiled_graphs()
         called: list[nn.Module] = []
@@ -233,6 +234,8 @@ class Compiling:
         """Compile the training step as a whole and run it, and say whether it can be used so.
 
         It cannot where torch compiles it anew for each batch number: then it is made eager again.
+
+        ``step``: as for :meth:`_passes`.
         """
         if self._may_be_whole:
             self._code.compile_step(module)
@@ -244,7 +247,10 @@ class Compiling:
     def _passes(
         self, trainer: Trainer, module: LightningModule, step: Callable[[int], object]
     ) -> int:
-        """Run a step ``PASSES`` times, and count the graphs that torch compiled after the first."""
+        """Run a step ``PASSES`` times, and count the graphs that torch compiled after the first.
+
+        ``step``: runs it as if its batch came so many batches later as its argument says.
+        """
         after_first = 0
         for batches_later in range(PASSES):
             self._begin_step()
@@ -253,7 +259,8 @@ class Compiling:
                 torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT),
             ):
                 step(batches_later)
-            after_first = after_first or compiled_graphs()
+            if batches_later == 0:
+                after_first = compiled_graphs()
         return compiled_graphs() - after_first
 
     def _fix_lengths(self, reason: str) -> None:
@@ -331,9 +338,9 @@ class CompiledCode:
             setattr(owner, name, original)
         self._replaced.clear()
         torch.compiler.reset()
-        # Drops the generated modules that torch keeps; their files stay. Left are finalizers that
-        # torch's guards hang on classes such as Linear: some 250 KiB for each trial of a small
-        # network (tests/benchmarks/bench_flat_memory.py).
+        # This drops the generated modules that torch keeps; their files stay. Finalizers are left,
+        # which torch's guards hang on classes such as Linear: some 250 KiB for each trial of a
+        # small network (tests/benchmarks/bench_flat_memory.py).
         PyCodeCache.cache_clear()
 
 

@@ -248,8 +248,9 @@ class CapturedSteps:
         Args:
             batch: of the step.
             index: its number.
-            leaves: the batch's tensors; a step may take the batch itself apart.
-            structure: by which the batch is made of them.
+            leaves: the batch's tensors, in the order of torch's ``tree_flatten``. They are taken
+                before the step, which may change the batch's containers.
+            structure: how the batch's tuples, lists and dicts hold them, as ``tree_flatten`` tells.
         """
         state = DeviceState(self._module, self._optimizer)
         with self._around():
@@ -282,7 +283,7 @@ class CapturedSteps:
 
         Args:
             leaves: the batch's tensors.
-            structure: by which a batch is made of them.
+            structure: how a batch holds them; both as for :meth:`_capture`.
             index: the batch's number.
             generators: that the step may draw from.
         """

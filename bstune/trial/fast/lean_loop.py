@@ -352,7 +352,8 @@ class LeanSteps:
         """
         if isinstance(output, Tensor):
             detached = output.detach()
-            # A copy, as a CUDA graph of torch.compile's may write to the tensor again.
+            # The hooks get a copy, as a CUDA graph of torch.compile's may write to the tensor
+            # again.
             if not output.is_cpu:
                 detached = detached.clone()
             return output, {"loss": detached}
@@ -367,7 +368,10 @@ class LeanSteps:
         return loss, outputs
 
     def _step_schedules(self, batches: int) -> None:
-        """Step the schedules that are due after so many batches: ``update_lr_schedulers``."""
+        """Step the schedules that are due after so many batches of the epoch.
+
+        It stands for Lightning's ``update_lr_schedulers``.
+        """
         loop = self._epoch_loop
         for config in self._strategy.lr_scheduler_configs:
             if config.interval == "step" and batches % config.frequency == 0:

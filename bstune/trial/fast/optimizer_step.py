@@ -58,6 +58,7 @@ def _without_label(optimizer: Optimizer) -> Callable[..., Any] | None:
         is_schedules = hasattr(of_object, "_wrapped_by_lr_sched")
         if not is_schedules or getattr(of_object, "__wrapped__", None) is not of_class:
             return None
+        # The class's step goes past that function, so what it notes is set here, once for all.
         optimizer._opt_called = True  # type: ignore[attr-defined]
     step: Callable[..., Any] = of_class.__wrapped__  # type: ignore[attr-defined]
     return step

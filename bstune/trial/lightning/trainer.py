@@ -251,7 +251,7 @@ def lengths(batches: Iterable[object], parts: int, steps: int, automatic: bool) 
     """
     length = sized_len(batches)
     if length is None:
-        # One endless epoch, which the trial's call-back evaluates at steps that it sets.
+        # There is one endless epoch, in which the trial's call-back sets the steps to evaluate at.
         endless = {"max_epochs": 1, "val_check_interval": 1, "check_val_every_n_epoch": None}
         if automatic and getattr(batches, "ends_by_steps", False):
             endless["max_steps"] = steps

@@ -114,7 +114,8 @@ def _schedules_in(values: Iterable[object]) -> Iterator[LRScheduler]:
     Schedules in a schedule are yielded, too.
     """
     left = list(values)
-    # By their ids. The values are kept, so that no other object gets the id of one.
+    # The values that were looked at, by their ids. They are kept, so that no other object gets the
+    # id of one.
     seen = dict[int, object]()
     while left:
         value = left.pop()

@@ -323,7 +323,8 @@ def _logged_in_validation(
     logged = _ValidationMetrics()
     arguments: dict[str, Any] = {
         "max_steps": 1,
-        # Validates after the first step. An epoch is not shortened, as modules read its length.
+        # This validates after the first step. An epoch is not shortened, as modules read its
+        # length.
         "val_check_interval": 1,
         "limit_val_batches": VALIDATED_BATCHES,
         "num_sanity_val_steps": 0,

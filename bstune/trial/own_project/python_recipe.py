@@ -449,6 +449,6 @@ def _copied(data: LightningDataModule) -> LightningDataModule:
         shared[id(data.trainer)] = None
     try:
         return copy.deepcopy(data, shared)
-    # Errors of an attribute that cannot be copied, such as a lock.
+    # These are errors of an attribute that cannot be copied, such as a lock.
     except (TypeError, AttributeError, NotImplementedError, RuntimeError):
         return copy.copy(data)

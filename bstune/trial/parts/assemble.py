@@ -78,6 +78,7 @@ def parts_of(
     cadence = Cadence(spec, protocol, validation_examples)
     generators = Generators()
     stopped: StoppedState | None = None
+    # How far from the target untrained weights are. A trial that begins measures it as it starts.
     start_gap: float | None = None
     if resume is None:
         state = TrialState(first_step=0, last_step=last_step_of(spec, protocol, steps=0), steps=0)
@@ -89,6 +90,8 @@ def parts_of(
         cadence.go_on(stopped, state.history)
         generators = Generators(stopped.generators)
         start_gap = stopped.start_gap
+    # A Trainer with a horizon ends there by itself; any other one is kept going by these parts.
+    is_kept_going = horizon is None
     compiling = Compiling(protocol.compile, clock)
     # Each of several processes would see another time, so none has a limit.
     max_seconds = spec.max_seconds if alone else None
@@ -100,11 +103,10 @@ def parts_of(
         micro_batch_sizes=micro_batch_sizes_of(spec.batch_size, protocol.micro_batch_size),
         one_process=OneProcess(),
         agreed_stop=AgreedStop(alone),
-        # A Trainer with a horizon of its own ends there.
-        step_count=StepCount(state, adds_steps=horizon is None),
+        step_count=StepCount(state, adds_steps=is_kept_going),
         last_step=LastStep(state, max_seconds),
         cadence=cadence,
-        epoch_ends=EpochEnds(state, adds_epochs=horizon is None),
+        epoch_ends=EpochEnds(state, adds_epochs=is_kept_going),
         phases=Phases(state, clock, protocol.warmup_steps),
         generators=generators,
         snapshot=Snapshot(spec, protocol, versions),
@@ -119,8 +121,8 @@ def parts_of(
             protocol.target,
             protocol.divergence,
             start_gap,
-            # A goal of its own is the value that the study's first trial came to, and other weights
-            # may begin with a better one.
+            # ``spec.goal`` is the value that the study's first trial reached. Another seed's
+            # untrained weights may already meet it, which must not be refused.
             may_begin_met=spec.goal is not None,
         ),
     )

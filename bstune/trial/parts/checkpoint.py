@@ -96,8 +96,8 @@ class PlainFiles:
         torch.save(kept, buffer)
         _add_comment(buffer, own_mark(storage_options.path))
         try:
-            # Written in its own folder: Lightning would write it in the system's temporary folder
-            # and move it.
+            # It is written in the folder where it is to be: Lightning would write it in the
+            # system's temporary folder and move it.
             with create_partial(Path(path)) as file:
                 file.write(buffer.getbuffer())
                 sync_file(file)
@@ -258,7 +258,8 @@ def read_state(
         StateError: says why the trial cannot go on from the state.
     """
     try:
-        # Checked first, as torch raises any error for bytes that are not as they were written.
+        # The archive is checked first, as torch raises any error for bytes that are not as they
+        # were written.
         with zipfile.ZipFile(stopped.state) as archive:
             damaged = archive.testzip()
         if damaged is not None:

@@ -49,13 +49,15 @@ def end_evaluation(parts: Parts, trainer: Trainer, lean_loop_runs: bool) -> None
         return
     loss = mean_loss(parts.state.loss)
     is_asked_to_stop = parts.agreed_stop.is_asked(trainer)
-    value, loss, stops = distributed.agree(parts.metric.value(trainer), loss, is_asked_to_stop)
+    value, loss, is_asked_to_stop = distributed.agree(
+        parts.metric.value(trainer), loss, is_asked_to_stop
+    )
     if trainer.sanity_checking:
         if value is not None and checks_all_data(trainer):
             parts.verdict.begin(value)
         return
-    judge(parts, trainer, value, loss, stops)
-    stops = stops or parts.state.ended
+    judge(parts, trainer, value, loss, is_asked_to_stop)
+    stops = is_asked_to_stop or parts.state.ended
     parts.agreed_stop.decide(trainer, stops)
     parts.generators.restore()
     parts.phases.end_evaluation(stops, trains=not lean_loop_runs)
@@ -72,6 +74,7 @@ def judge(parts: Parts, trainer: Trainer, value: float | None, loss: float, stop
         stops: whether something else ends the trial.
     """
     state = parts.state
+    # This evaluation has not logged the metric: Lightning still has the value of an earlier one.
     if parts.metric.is_from_before(trainer):
         parts.verdict.leave_out(loss)
         if not state.ended:

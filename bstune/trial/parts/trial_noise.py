@@ -32,7 +32,7 @@ class TrialNoiseScale:
         self, every: int | None, around: Callable[[], AbstractContextManager[object]], alone: bool
     ) -> None:
         self._is_asked = every is not None
-        self._alone = alone
+        self._trains_alone = alone
         self._noise_scale = NoiseScale(every=every, weights="examples", around=around)
         self._measures = False
         self.missing: str | None = None
@@ -65,7 +65,9 @@ class TrialNoiseScale:
             batch_size: examples of a step.
             parts: micro-batches of a step.
         """
-        is_possible = self._alone and module.automatic_optimization
+        # A process that shares a trial with others is not to measure, and a module that steps its
+        # optimizers itself cannot be measured.
+        is_possible = self._trains_alone and module.automatic_optimization
         has_parts = parts > 1 or batch_size >= MIN_SPLIT
         self._measures = self._is_asked and is_possible and has_parts
         if self._measures:

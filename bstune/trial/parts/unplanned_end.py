@@ -18,7 +18,7 @@ def explain_end(state: TrialState, trainer: Trainer) -> None:
     if state.ended or state.status != "stopped":
         return
     has_no_step = state.steps == state.first_step
-    # Where a Trainer has one epoch, that is endless, and only a StopIteration ends it.
+    # Where a Trainer has one epoch, that one is endless, and only a StopIteration ends it.
     if not trainer.should_stop and (has_no_step or trainer.max_epochs == 1):
         raise RuntimeError(
             f"the training ended by itself at step {state.steps}, as a StopIteration ends it"
@@ -51,7 +51,7 @@ def what_is_not_finite(state: TrialState, module: LightningModule | None) -> str
         for name, weight in module.named_parameters():
             if not weight.isfinite().all():
                 return f"{name} is not finite"
-    # Raised where the device does not compute any more, as after an assertion of CUDA.
+    # It is raised where the device does not compute any more, as after an assertion of CUDA.
     except RuntimeError:
         return None
     return None

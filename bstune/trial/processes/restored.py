@@ -54,7 +54,7 @@ def _loggers() -> dict[logging.Logger, dict[str, Any]]:
             loggers.append(entry)
     settings = dict[logging.Logger, dict[str, Any]]()
     for logger in loggers:
-        # Copies, as the lists of handlers and filters are changed in place.
+        # The values are copied, as the lists of handlers and filters are changed in place.
         settings[logger] = {name: copy(getattr(logger, name)) for name in LOGGER_SETTINGS}
     return settings
 

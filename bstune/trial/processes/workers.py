@@ -50,11 +50,12 @@ Train = Callable[[TrialSpec, Output, TrialResult | None], TrialResult]
 CONTEXT = multiprocessing.get_context("forkserver")
 # The modules that the fork server imports, with all that they import.
 PRELOAD = ["bstune.trial.workload"]
-# While trials train, signals are looked for this often.
+# Seconds between two looks for signals while trials train.
 LOOK_SECONDS = 0.2
-# From the end of a trial's process until a signal that has ended it has come to this one, too.
+# Seconds from the end of a trial's process until a signal that has ended it has come to this one,
+# too.
 SIGNAL_SECONDS = 0.5
-# Meanwhile it is looked for this often.
+# Seconds between two looks for that signal.
 SIGNAL_LOOK_SECONDS = 0.05
 # The longest time between the ends of the processes that train one trial together. They end at the
 # same step, after which one of them may still write files.
@@ -90,8 +91,8 @@ def temporarily(mapping: MutableMapping[str, Value], key: str, value: Value) -> 
 def start_server() -> None:
     """Start the fork server, unless it runs. It imports while this process goes on."""
     CONTEXT.set_forkserver_preload(PRELOAD)
-    # Lets torch answer whether there is CUDA without touching the device, which the server must not
-    # before it forks.
+    # This lets torch answer whether there is CUDA without touching the device, which the server
+    # must not do before it forks.
     environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **os.environ}
     spin_shortly(environment)
     with ExitStack() as stack:
@@ -448,6 +449,7 @@ class Workers:
             if finished is None:
                 continue
             if finished.record is not None and finished.record.status == "failed":
+                # What ended its process may be a signal that is about to end this one, too.
                 self._wait_for_signal()
             return finished
 
@@ -580,7 +582,8 @@ class Process:
                 self.process.join()
                 # Processes that the user's code has started end with it.
                 self.kill()
-                # A signal to all processes of the study is raised here as what it is.
+                # If a signal to all processes of the study has ended it, that is raised here
+                # meanwhile.
                 time.sleep(SIGNAL_SECONDS)
                 raise UserCodeError(f"the workload cannot be trained: {self._how_it_ended()}")
 
@@ -781,7 +784,7 @@ class _Team:
 
 def _open_rank(open_train: Callable[[], Train], rank: int, devices: int, store: str) -> Train:
     """Join the processes that train one trial together, and open the function that trains it."""
-    # Here, as only the trial's own process is to import torch.
+    # It is imported here, as only the trial's own process is to import torch.
     from bstune.trial.devices.distributed import join
 
     join(rank, devices, store)
@@ -884,7 +887,7 @@ def _answer_call(
         The object that trains (``train``, or what ``open_train`` returned; None: it could not be
         opened), and the answer.
     """
-    # Kept here, as os._exit is replaced while the user's code runs.
+    # It is kept here, as os._exit is replaced while the user's code runs.
     leave = os._exit
 
     def say(line: str) -> None:
@@ -938,8 +941,13 @@ def _users_cause(error: BaseException) -> bytes | None:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Pickle an error; None where it does not pickle, or cannot be loaded again."""
-    # Here, as a process that trains has imported cloudpickle anyway, and others need not.
+    """Pickle an error; None where it does not pickle, or cannot be loaded again.
+
+    None also for what is no ``Exception``, such as a SystemExit: as the cause of another error it
+    would tell the user nothing.
+    """
+    # It is imported here, as a process that trains has imported cloudpickle anyway, and others need
+    # not.
     import cloudpickle
 
     if not isinstance(error, Exception):

@@ -57,7 +57,7 @@ class BstuneSweeperConf:
     n_trials: int | None = None
     # Jobs that are launched at once.
     n_jobs: int = 1
-    # Of the study; null: the application's name.
+    # The study's name; null: the application's.
     study_name: str | None = None
     storage: str | None = None
     load_if_exists: bool = True
