@@ -13,6 +13,9 @@ from bstune.hardware.threads import ThreadChoice
 from bstune.trial.backend import make_protocol, make_space
 from bstune.trial.workload import load_data
 
+# One batch size was not timed, another one once alone.
+IN_HASTE = replace(make_survey().measured, left_out=(64,), cut=(4,))
+
 
 @pytest.fixture
 def cached(monkeypatch, tmp_path):
@@ -65,6 +68,11 @@ def test_what_a_survey_depends_on(cached, tmp_path):
         ({"threads": None}, (), "its number of threads was left alone"),
         ({"seconds_of": "trainer"}, (), "its seconds are those of trainer, not of lean"),
         ({}, ("seconds_of=trainer",), "its seconds are those of lean, not of trainer"),
+        (
+            {"measured": IN_HASTE, "seconds": 12.0},
+            (),
+            "in 12.0 s it had no time for 2 batch sizes, or for several visits to them",
+        ),
     ],
 )
 def test_a_survey_that_was_timed_otherwise_is_measured_again_and_a_line_says_why(
@@ -80,6 +88,14 @@ def test_a_survey_that_was_timed_otherwise_is_measured_again_and_a_line_says_why
     assert cached(made, lines.append, *options) == (made, False)
     line = f"the cached survey of the hardware is not used, it is measured again: {why}"
     assert lines == [line]
+
+
+def test_a_survey_in_haste_is_kept_where_no_more_time_is_given(cached, tmp_path, monkeypatch):
+    path = tmp_path / "digits-0123.json"
+    monkeypatch.setattr(survey_cache, "cache_key", lambda *arguments: "0123")
+    in_haste = make_survey(measured=IN_HASTE, seconds=12.0)
+    path.write_bytes(SURVEYS.dump_json(in_haste))
+    assert cached(make_survey(), print, "hardware.seconds=15") == (in_haste, True)
 
 
 def test_the_cache(cached, tmp_path):

@@ -79,24 +79,26 @@ def test_steps_are_timed_from_the_first_replay_on(monkeypatch, fast, device, war
 
 
 @pytest.mark.parametrize(
-    ("seconds_per_example", "largest"),
+    ("seconds_per_example", "largest", "first_steps"),
     [
-        # All of them are in time.
-        (1e-6, 512),
+        # All of them are in time, and the first visit times as many steps as fill it.
+        (1e-4, 512, 31),
         # 0.3 of 50 s are five steps of 3 s.
-        (0.01, 300),
+        (0.01, 300, 3),
         # Steps of twice the smallest size are in time.
-        (10.0, 64),
+        (10.0, 64, 3),
     ],
 )
 def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
-    monkeypatch, seconds_per_example, largest
+    monkeypatch, seconds_per_example, largest, first_steps
 ):
     timed = []
+    counts = []
     bare = []
 
     def time_trial(workload, protocol, size, lr, steps):
         timed.append(size)
+        counts.append(steps)
         return (seconds_per_example * size,) * steps
 
     def time_bare(workload, protocol, size, *arguments):
@@ -121,6 +123,7 @@ def test_a_batch_size_whose_steps_would_not_end_in_time_is_not_timed(
     ceiling = replace(ceiling, at=replace(ceiling.at, batch_size=512))
     _, notes = _time_ladder(options, recipe, space, protocol, None, ceiling, device, 50.0, found)
     assert max(timed) == largest
+    assert (timed[0], counts[0]) == (32, first_steps)
     assert len(notes) == (largest < 512)
     # Without the framework no visit takes more than 2.5 s.
     assert all(5 * seconds_per_example * size <= 2.5 for size in bare)

@@ -21,7 +21,7 @@ from bstune.hardware.threads import ThreadChoice
 from bstune.hardware.workload_steps import HowTimed, how_timed
 from bstune.options import StudyOptions
 from bstune.recipe import Recipe
-from bstune.system.console import plural, quieten
+from bstune.system.console import format_seconds, plural, quieten
 from bstune.system.files import write_text
 from bstune.system.inputs import read_bytes
 from bstune.system.watchdog import watching
@@ -43,6 +43,8 @@ from bstune.trial.workload import (
 
 logger = logging.getLogger(__name__)
 SURVEYS = TypeAdapter(Survey)
+# A survey that had too little time is measured again where there is so many times as much.
+MORE_TIME = 1.5
 # The options of a workload that change nothing that is measured.
 IRRELEVANT = {"trials", "budget", "target", "reference", "tunable"}
 
@@ -137,7 +139,8 @@ def cached(
     """Give the survey with ``key``, and whether it was in the cache.
 
     A survey that is not in the cache is measured and kept. It is measured again, after a line to
-    ``log``, where the steps of the cached one were timed otherwise than ``how``.
+    ``log``, where the steps of the cached one were timed otherwise than ``how``, or where it had
+    too little time and ``options.hardware.seconds`` are more.
     """
     # The workload's name is for people: the key alone tells surveys apart.
     path = Path(options.hardware.cache) / f"{options.workload.name}-{key}.json"
@@ -145,7 +148,7 @@ def cached(
     if not options.hardware.refresh:
         known = read_survey(path)
     if known is not None:
-        difference = _difference(how, known)
+        difference = _difference(how, known) or _lack_of_time(known, options.hardware.seconds)
         if difference is None:
             return known, True
         log(f"the cached survey of the hardware is not used, it is measured again: {difference}")
@@ -164,6 +167,17 @@ def _difference(how: HowTimed, survey: Survey) -> str | None:
     if survey.seconds_of != how.seconds_of:
         return f"its seconds are those of {survey.seconds_of}, not of {how.seconds_of}"
     return _threads_difference(how.thread_counts, survey.threads)
+
+
+def _lack_of_time(survey: Survey, seconds: float) -> str | None:
+    """Say what a kept survey had no time for, if ``seconds`` are enough for more; else None."""
+    missing = len(survey.measured.left_out) + len(survey.measured.cut)
+    if missing == 0 or seconds < MORE_TIME * survey.seconds:
+        return None
+    return (
+        f"in {format_seconds(survey.seconds)} it had no time for "
+        f"{plural(missing, 'batch size')}, or for several visits to them"
+    )
 
 
 def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> str | None:

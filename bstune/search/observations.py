@@ -210,9 +210,9 @@ def infer(
             measured.append((trial.batch_size, trial.seconds_per_step))
         if trial.measured_seconds_per_step is not None:
             own.append((trial.batch_size, trial.measured_seconds_per_step))
-    if isinstance(step_time, StepTimeLaw) and step_time.takes_trials and own:
+    if isinstance(step_time, StepTimeLaw) and own:
         step_time = step_time.joined_with(own)
-        # The records' seconds are those of the timings alone.
+        # The records' seconds are those of the law when each of them ended.
         measured = []
     tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
     if in_examples:

@@ -665,7 +665,7 @@ def _try_and_survey(
         )
 
     with waiting_for("the survey of the hardware"):
-        survey, was_cached = cached(options, key, how, measured, say)
+        survey, was_cached = cached(limited_options, key, how, measured, say)
     high = min(space.high, survey.ceiling.batch_size)
     space = replace(space, low=survey.ceiling.smallest, high=high)
     backend.step_time = survey.step_time or tried.findings.step_time

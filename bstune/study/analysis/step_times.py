@@ -22,10 +22,10 @@ BLURRED = 0.1
 
 
 def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Fit tau(B) to the trials' own seconds of a step, and to a survey's few timings.
+    """Give the tau(B) of all trials: the survey's, joined by their own steps where it takes them.
 
-    It is None where the trials are answered from a table, where a survey has timed enough steps, or
-    where too few trials have.
+    Without a survey it is fitted to the trials' own steps. It is None where a table answers the
+    trials, or too few were timed.
     """
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
@@ -33,7 +33,7 @@ def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTime
     if prepared.backend.timed is None:
         return law_of_trials(measured)
     surveyed = prepared.backend.step_time
-    if not isinstance(surveyed, StepTimeLaw) or not surveyed.takes_trials or not measured:
+    if not isinstance(surveyed, StepTimeLaw):
         return None
     return surveyed.joined_with(measured)
 
@@ -52,9 +52,10 @@ def own_step_times(done: Sequence[TrialResult]) -> list[tuple[int, float]]:
 def with_common_step_time(
     prepared: PreparedStudy, done: Sequence[TrialResult]
 ) -> list[TrialResult]:
-    """Replace each record's own seconds per step by the one tau(B) of all trials.
+    """Replace each record's seconds per step by the one tau(B) of all trials.
 
-    The records stay as they are where :func:`common_law` is None.
+    A record's may be of an earlier survey. The records stay as they are where :func:`common_law` is
+    None.
     """
     law = common_law(prepared, done)
     if law is None:
