@@ -39,6 +39,8 @@ RESIDUAL_OCTAVES = 1.5
 # timings at B = 2 and 6,256 alone that line is 3.3 times what overhead and examples come to at
 # B = 32.
 WIDEST_GAP = 1.5
+# Across a gap of more octaves the trials' own steps tell more of a step than the timings at its ends.
+UNTOLD_GAP = 2.5
 # Within a wide gap the law is worked out at batch sizes that lie at most so many octaves apart.
 FILLED_OCTAVES = 1.0
 # Least standard deviation of the residual: no step is a straight line in B.
@@ -311,6 +313,7 @@ def _fit_law(timings: Sequence[Timing], factor_error: float, loops_apart: float)
         falls = tuple(filled.index(sizes[place]) for place in falls)
     smooth = _made_rising(middle, np.diag(covariance), falls)
     repeats = sum(timing.visits - 1 for timing in timings)
+    gaps = [math.log2(high / low) for low, high in pairwise(sizes)]
     return StepTimeLaw(
         overhead=line.overhead,
         per_example=line.per_example,
@@ -323,7 +326,7 @@ def _fit_law(timings: Sequence[Timing], factor_error: float, loops_apart: float)
         falls=falls,
         timings=tuple(timings),
         loops_apart=loops_apart,
-        takes_trials=len(filled) > len(sizes) or repeats < TELLING_REPEATS,
+        takes_trials=max(gaps) > UNTOLD_GAP or repeats < TELLING_REPEATS,
     )
 
 

@@ -292,16 +292,17 @@ class InProcess:
 
 
 def with_step_time(result: TrialResult, step_time: Callable[[float], float]) -> TrialResult:
-    """Give a trial's record with the seconds of a step that were measured before the study.
+    """Give a trial's record with the seconds of a step of a law over batch size.
 
-    Nothing ran beside that measurement. The trial's own seconds of a step are kept as
-    ``measured_seconds_per_step``. A record without any is left as it is.
+    The trial's own seconds of a step are kept as ``measured_seconds_per_step``. A record without
+    any is left as it is.
     """
-    trials_own = result.seconds_per_step
-    if trials_own is None:
+    if result.seconds_per_step is None:
         return result
-    surveyed = float(step_time(result.batch_size))
-    return replace(result, seconds_per_step=surveyed, measured_seconds_per_step=trials_own)
+    # A record that has another law's seconds keeps the trial's own.
+    trials_own = result.measured_seconds_per_step or result.seconds_per_step
+    by_law = float(step_time(result.batch_size))
+    return replace(result, seconds_per_step=by_law, measured_seconds_per_step=trials_own)
 
 
 class Workers:

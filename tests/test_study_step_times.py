@@ -1,0 +1,70 @@
+"""The seconds of a step that a study's records get: its survey's of now, joined by the trials' own."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from builders import SizeTiming, resolved
+from toolbox import make_trial
+
+from bstune.core.step_time import StepTime
+from bstune.core.step_time_law import fit_step_time_law, law_of_trials
+from bstune.study.analysis.step_times import law_of, step_time_of, with_common_step_time
+from bstune.trial.backend import Timed
+
+LINE = StepTime(2e-3, 3e-5)
+
+
+def surveyed(visits, sizes=(8, 32, 128, 512), scale=1.0):
+    timings = []
+    for size in sizes:
+        seconds = scale * LINE(size)
+        timings.append(SizeTiming(size, seconds, 0.99 * seconds, 1.01 * seconds, visits))
+    return fit_step_time_law(timings)
+
+
+def study(step_time, is_timed=True):
+    timed = Timed("lean", 0.0, 1) if is_timed else None
+    options, _ = resolved("workload=digits", "device=cpu")
+    return SimpleNamespace(
+        options=options, backend=SimpleNamespace(timed=timed, step_time=step_time)
+    )
+
+
+def trial(number, batch_size, seconds_per_step, measured):
+    made = make_trial(number=number, batch_size=batch_size, seconds_per_step=seconds_per_step)
+    return replace(made, measured_seconds_per_step=measured)
+
+
+def test_records_have_the_seconds_of_the_present_survey():
+    """The first two ended under an earlier one, on a busy machine."""
+    done = [trial(0, 16, 9e-3, 2.5e-3), trial(1, 64, 9e-3, 4e-3), trial(2, 128, LINE(128), 6e-3)]
+    law = surveyed(visits=4)
+    records = with_common_step_time(study(law), done)
+    for record in records:
+        assert record.seconds_per_step == pytest.approx(law(record.batch_size), rel=1e-4)
+        assert record.measured_seconds_per_step == done[record.number].measured_seconds_per_step
+    # One that ran on another kind of device gives steps alone.
+    elsewhere = replace(done[0], seconds_per_step=None, measured_seconds_per_step=None)
+    assert with_common_step_time(study(law), [elsewhere]) == [elsewhere]
+
+
+@pytest.mark.parametrize(("visits", "expected"), [(4, 3.0), (1, 1.0)])
+def test_trials_steps_outweigh_few_visits_and_no_others(visits, expected):
+    """The survey has timed both ends, at three times what a step takes."""
+    sizes = (8, 512) if visits == 1 else (8, 32, 128, 512)
+    law = surveyed(visits, sizes, scale=3.0)
+    done = [trial(i, size, law(size), LINE(size)) for i, size in enumerate((16, 64, 90, 128))]
+    prepared = study(law)
+    assert step_time_of(prepared, done)(64) == pytest.approx(expected * LINE(64), rel=0.15)
+    assert law_of(prepared, done)(64) == step_time_of(prepared, done)(64)
+    records = with_common_step_time(prepared, done)
+    assert records[1].seconds_per_step == step_time_of(prepared, done)(64)
+
+
+def test_without_a_survey_the_trials_own_steps_are_all():
+    done = [trial(i, size, LINE(size), None) for i, size in enumerate((16, 64, 128, 256))]
+    prepared = study(LINE, is_timed=False)
+    law = law_of_trials([(record.batch_size, record.seconds_per_step) for record in done])
+    assert law_of(prepared, done)(100) == law(100)
+    assert step_time_of(prepared, done) is LINE
