@@ -108,6 +108,10 @@ def test_every_other_section_runs_on_a_cpu(tmp_path):
         "powers",
         "workers",
         "ceiling",
+        "own",
+        "alignment",
+        "studies",
+        "table",
     )
     assert column(found["steps"], "fast") == ["off", "auto", "graph"]
     assert column(found["steps"], "loop")[1:] == ["lean", "lean"]
@@ -120,3 +124,10 @@ def test_every_other_section_runs_on_a_cpu(tmp_path):
     (ceiling,) = found["ceiling"]
     assert ceiling["batch_size"] == 1200
     assert found["powers"][0]["rows"]
+    (own,) = found["own"]
+    assert own["gain"] > 1.0
+    assert own["trials"]["reached"] > 0
+    assert found["alignment"][0]["rows"]
+    # They need a GPU, or the real images.
+    for section in ("studies", "table"):
+        assert list(found[section][0]) == ["section", "at", "left_out"]
