@@ -25,13 +25,15 @@ STOPPED = make_result(number=0, status="stopped", steps=50, wall_seconds=2.0)
 REACHED = make_result(number=1, resumed_from=0, steps=100, wall_seconds=3.0)
 THIRD = make_result(number=2, steps=400, wall_seconds=5.5)
 BASELINE = make_result(number=3, steps=200, wall_seconds=5.5)
-COST = TrialCost(fixed=1.0, slope=2.0)
 
 BUDGET = SearchBudget("time", 20, None, 100.0, 0.5, 0, replicates=3)
 
 
 def step_time(batch_size):
     return 0.01
+
+
+COST = TrialCost(fixed=1.0, slope=2.0, tau=step_time)
 
 
 def wall(elapsed, limit=100.0, replicates=3, objective="time", **changes):
@@ -63,7 +65,7 @@ def spec(resumed_from=None):
     ],
 )
 def test_what_is_kept_for_the_end(done, changes, baseline, seconds):
-    assert wall(0.0, **changes).reserve(done, COST, step_time, baseline) == pytest.approx(seconds)
+    assert wall(0.0, **changes).reserve(done, COST, baseline) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("reserve", [0.0, 40.0])
@@ -140,7 +142,7 @@ def test_the_advice_is_more_than_what_was_given(done, limit, elapsed, reserve, a
 )
 def test_no_trial_begins_that_would_be_too_short(left, resumed_from, steps):
     one = wall(100.0 - REPORT_SECONDS - 7.0 - left)
-    found = one.max_steps([STOPPED], spec(resumed_from), COST, step_time, reserve=7.0)
+    found = one.max_steps([STOPPED], spec(resumed_from), COST, reserve=7.0)
     assert found == (None if steps is None else pytest.approx(steps, abs=1))
 
 
@@ -154,13 +156,13 @@ def test_what_is_done_between_trials_takes_time_too():
         with one.trial():
             pass
     assert one.decision == pytest.approx(0.4)
-    assert one.replicate_seconds(100, 0.01, COST) == pytest.approx(REPORT_DECISIONS * 0.4 + 3.0)
+    assert one.replicate_seconds(100, 32, COST) == pytest.approx(REPORT_DECISIONS * 0.4 + 3.0)
     times = iter([70.0])
     assert one.seconds_left == pytest.approx(100.0 - REPORT_SECONDS - REPORT_DECISIONS * 0.4 - 70.0)
     times = iter([70.0, 70.3])
     with one.fine_look():
         pass
-    assert one.replicate_seconds(100, 0.01, COST) == pytest.approx(0.3 + 3.0), "as measured"
+    assert one.replicate_seconds(100, 32, COST) == pytest.approx(0.3 + 3.0), "as measured"
 
 
 @pytest.mark.parametrize(("fixed", "slope"), [(0.3, 1.5), (0.0, 1.0), (5.0, 1.2)])
@@ -177,11 +179,11 @@ def test_the_cost_of_trials_is_found(fixed, slope):
     found = fit_cost(done, step_time, share=slope - 1.0)
     assert found.fixed == pytest.approx(fixed, abs=0.02)
     assert found.slope == pytest.approx(slope, rel=0.02)
-    assert found.steps(found.seconds(10.0), 0.01) == pytest.approx(1000, abs=1)
+    assert found.steps(found.seconds(1000, 32), 32) == pytest.approx(1000, abs=1)
 
 
 def test_before_the_first_trial_the_share_of_evaluation_is_known():
-    assert fit_cost([], step_time, share=0.25) == TrialCost(0.0, 1.25)
+    assert fit_cost([], step_time, share=0.25) == TrialCost(0.0, 1.25, step_time)
 
 
 def test_a_study_that_is_continued_has_what_is_left():

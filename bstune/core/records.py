@@ -20,6 +20,8 @@ STATUSES: tuple[str, ...] = get_args(Status)
 # The message of a failed trial that an interruption of its study has ended: nothing is wrong with
 # it.
 CUT_SHORT = "the process ended before the trial did; it is asked again"
+# The name of a training loop that is Lightning's own, not bstune's, begins so.
+LIGHTNINGS_LOOP = "Lightning's: "
 # The direction in which a metric is to go.
 Mode = Literal["min", "max"]
 # What a winner is best by.
@@ -187,6 +189,8 @@ class TrialResult:
         hyperparameters: further ones that the study searches, by name.
         measured_seconds_per_step: the trial's own, the median over segments after warm-up; None
             where it is no other.
+        ran_alone: whether no other trial of its study ran on the same machine meanwhile, as far as
+            its process knew.
         horizon: steps after which its schedule ends, of a workload whose schedule ends with the
             trial; else None.
         training_loop: what took the steps: ``lean``, ``graph``, or ``lean, not graph: `` or
@@ -219,6 +223,7 @@ class TrialResult:
     noise_scale: tuple[tuple[int, float, float], ...] = ()
     hyperparameters: Mapping[str, int | float] = field(default_factory=dict)
     measured_seconds_per_step: float | None = None
+    ran_alone: bool = True
     horizon: int | None = None
     training_loop: str | None = None
     effective_lr: float | None = None
@@ -438,6 +443,7 @@ _FIELDS: Mapping[str, _Field] = {
     ),
     "hyperparameters": _Field(_mapping_of(is_finite_number), "a mapping of numbers"),
     "measured_seconds_per_step": _Field(_or_none(_is_seconds), "a number of seconds or null"),
+    "ran_alone": _Field(lambda value: isinstance(value, bool), "true or false"),
     "horizon": _MAYBE_COUNT,
     "training_loop": _Field(_or_none(_is_text), "a text or null"),
     "effective_lr": _Field(_or_none(is_finite_number), "a number or null"),

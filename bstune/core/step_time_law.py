@@ -17,7 +17,7 @@ for more than a few visits, the trials' own steps join its timings
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -30,6 +30,7 @@ from scipy.optimize import isotonic_regression
 
 from bstune.core.errors import HardwareError
 from bstune.core.interval import INTERVAL_LEVEL, INTERVAL_QUANTILE
+from bstune.core.records import LIGHTNINGS_LOOP, TrialResult
 from bstune.core.step_time import StepTime, fit_line
 
 Array = NDArray[np.float64]
@@ -39,7 +40,8 @@ RESIDUAL_OCTAVES = 1.5
 # timings at B = 2 and 6,256 alone that line is 3.3 times what overhead and examples come to at
 # B = 32.
 WIDEST_GAP = 1.5
-# Across a gap of more octaves the trials' own steps tell more of a step than the timings at its ends.
+# Across a gap of more octaves the trials' own steps tell more of a step than the timings at its
+# ends.
 UNTOLD_GAP = 2.5
 # Within a wide gap the law is worked out at batch sizes that lie at most so many octaves apart.
 FILLED_OCTAVES = 1.0
@@ -76,6 +78,10 @@ TELLING_REPEATS = 3
 UNSEEN_SCATTER = 0.3
 # Seconds by which a step of Lightning's loop, with its hooks, and one of the lean loop may differ.
 LOOPS_APART = 5e-4
+# Fewest steps of a trial whose seconds join a survey's: of fewer, the first ones count much.
+FEWEST_OWN_STEPS = 10
+# The law's batch sizes lie so many octaves apart where trials' own steps join the timings.
+SIZES_APART = 0.125
 # Fewest trials whose own steps say how a machine's speed changes from minute to minute.
 TRIALS_OF_FACTOR = 10
 # Relative error of the factor of all batch sizes: on a quiet machine, and on one that waits all the
@@ -119,6 +125,39 @@ class Timing:
     """Relative standard error of the seconds."""
     visits: int
     """Of how many visits, or trials, the seconds are the median."""
+    between_loops: float = 0.0
+    """Relative error that all timings of another loop than the law's have alike."""
+
+
+@dataclass(frozen=True)
+class OwnSteps:
+    """A trial's own seconds of a step."""
+
+    batch_size: int
+    seconds: float
+    of_trainer: bool
+    """Whether Lightning's own loop took the steps."""
+    may_join: bool
+    """Whether they may join a survey's timings: enough steps, and no other trial ran beside."""
+
+
+def own_steps(trials: Iterable[TrialResult]) -> list[OwnSteps]:
+    """Collect the seconds of a step of each trial that timed its own, and did not fail."""
+    collected = list[OwnSteps]()
+    for trial in trials:
+        # A record whose seconds were replaced by those of a law keeps the trial's own, too.
+        seconds = trial.measured_seconds_per_step or trial.seconds_per_step
+        if not seconds or trial.status not in ("reached", "stopped", "diverged"):
+            continue
+        collected.append(
+            OwnSteps(
+                batch_size=trial.batch_size,
+                seconds=seconds,
+                of_trainer=(trial.training_loop or "").startswith(LIGHTNINGS_LOOP),
+                may_join=trial.ran_alone and trial.steps >= FEWEST_OWN_STEPS,
+            )
+        )
+    return collected
 
 
 @dataclass(frozen=True)
@@ -135,8 +174,7 @@ class StepTimeLaw(StepTime):
         factor_error: relative standard deviation of a factor that all batch sizes share.
         falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
         timings: those that it was fitted to, in ascending order of batch size.
-        loops_apart: the seconds by which a trial's step may differ from a timed one, as another
-            loop takes it; 0: the same loop does.
+        of_trainer: whether Lightning's own loop took the steps that were timed.
         takes_trials: whether the timings are so few that the trials' own steps join them.
     """
 
@@ -148,7 +186,7 @@ class StepTimeLaw(StepTime):
     factor_error: float
     falls: tuple[int, ...]
     timings: tuple["Timing", ...]
-    loops_apart: float
+    of_trainer: bool
     takes_trials: bool
 
     def __call__(self, batch_size: float) -> float:
@@ -185,29 +223,36 @@ class StepTimeLaw(StepTime):
         variance = float(weights @ np.array(self.log_covariance) @ weights)
         return math.sqrt(max(variance, 0.0))
 
-    def joined_with(self, measured: Sequence[tuple[int, float]]) -> "StepTimeLaw":
+    def joined_with(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
         """Fit the law anew to its timings and to the trials' own steps.
 
-        It stays as it is where enough timings told it (``takes_trials``), or without trials. Trials
-        are taken together as in :func:`law_of_trials`, and count less where ``loops_apart`` is much
-        of a step.
-
-        Args:
-            measured: batch size and own seconds of a step, of each trial.
+        It stays as it is where enough timings told it (``takes_trials``), or without trials that
+        may join. Trials are taken together as in :func:`law_of_trials`. Where another loop trained
+        them, all of them may be off alike by ``LOOPS_APART``.
         """
-        if not self.takes_trials or not measured:
+        joining = [steps for steps in own if steps.may_join]
+        if not self.takes_trials or not joining:
             return self
-        own = list[Timing]()
-        for timing in _timings_of_trials(measured):
-            between_loops = self.loops_apart / timing.seconds
-            own.append(replace(timing, error=math.hypot(timing.error, between_loops)))
-        return _fit_law(_merged([*self.timings, *own]), self.factor_error, self.loops_apart)
+        joined = list(self.timings)
+        for of_trainer in (False, True):
+            apart = 0.0 if of_trainer == self.of_trainer else LOOPS_APART
+            measured = [
+                (steps.batch_size, steps.seconds)
+                for steps in joining
+                if steps.of_trainer == of_trainer
+            ]
+            for timing in _timings_of_trials(measured):
+                joined.append(replace(timing, between_loops=apart / timing.seconds))
+        joined.sort(key=lambda timing: timing.batch_size)
+        surveyed = [timing.batch_size for timing in self.timings]
+        sizes = _spread_out(surveyed, [timing.batch_size for timing in joined])
+        return _fit_law(joined, sizes, (), self.factor_error, self.of_trainer)
 
     def without_trials(self) -> "StepTimeLaw":
         """Give the law that no trial's own steps join, for trials that run beside each other."""
         return replace(self, takes_trials=False)
 
-    def seen_by_trials(self, measured: Sequence[tuple[int, float]]) -> "StepTimeLaw":
+    def seen_by_trials(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
         """Widen the error of the factor that all sizes share to what the trials' own steps show.
 
         A survey sees some seconds of a machine whose speed may change from minute to minute; the
@@ -215,16 +260,11 @@ class StepTimeLaw(StepTime):
         lie within 1.645 of its standard deviations. Below ten trials the law stays as it is. Where
         another loop trains them, only their scatter counts, and not how far they are off the law on
         average.
-
-        Args:
-            measured: batch size and own seconds of a step, of each trial.
         """
-        if len(measured) < TRIALS_OF_FACTOR:
+        if len(own) < TRIALS_OF_FACTOR:
             return self
-        log_ratio = np.array(
-            [math.log(seconds / self(batch_size)) for batch_size, seconds in measured]
-        )
-        if self.loops_apart > 0.0:
+        log_ratio = np.array([math.log(steps.seconds / self(steps.batch_size)) for steps in own])
+        if any(steps.of_trainer != self.of_trainer for steps in own):
             log_ratio = log_ratio - np.median(log_ratio)
         deviation = float(np.quantile(np.abs(log_ratio), INTERVAL_LEVEL)) / INTERVAL_QUANTILE
         return replace(self, factor_error=math.hypot(self.factor_error, deviation))
@@ -264,14 +304,14 @@ class StepTimeDraws:
 
 
 def fit_step_time_law(
-    timings: Sequence[TimedSize], waited: float = 0.0, same_loop: bool = True
+    timings: Sequence[TimedSize], waited: float = 0.0, of_trainer: bool = False
 ) -> StepTimeLaw:
     """Fit tau(B) with its error.
 
     Args:
         timings: of two or more batch sizes, each once.
         waited: the share of the wall's seconds for which the timed steps waited for a processor.
-        same_loop: whether the loop that was timed trains the trials, too.
+        of_trainer: whether Lightning's own loop took the steps, not the lean one.
 
     Raises:
         HardwareError: for fewer batch sizes, a repeated one, or seconds that are not positive.
@@ -286,31 +326,34 @@ def fit_step_time_law(
     with_errors = list[Timing]()
     for timing, error in zip(ordered, _timing_errors(ordered).tolist(), strict=True):
         with_errors.append(Timing(timing.batch_size, timing.seconds, error, timing.visits))
-    loops_apart = 0.0
-    if not same_loop:
-        loops_apart = LOOPS_APART
-    return _fit_law(with_errors, QUIET_FACTOR + BUSY_FACTOR * waited, loops_apart)
+    sizes = [timing.batch_size for timing in with_errors]
+    falls = _confirmed_falls(with_errors)
+    return _fit_law(with_errors, sizes, falls, QUIET_FACTOR + BUSY_FACTOR * waited, of_trainer)
 
 
-def _fit_law(timings: Sequence[Timing], factor_error: float, loops_apart: float) -> StepTimeLaw:
-    """Fit tau(B) to timings of two or more batch sizes, in ascending order."""
-    sizes = [timing.batch_size for timing in timings]
+def _fit_law(
+    timings: Sequence[Timing],
+    sizes: Sequence[float],
+    falls: Sequence[int],
+    factor_error: float,
+    of_trainer: bool,
+) -> StepTimeLaw:
+    """Fit tau(B) to timings in ascending order of batch size.
+
+    ``sizes`` are two or more of the timed batch sizes, at which the law is worked out. ``falls``
+    are positions among the timings, at which tau is confirmed to fall from the one before.
+    """
     pairs = [(timing.batch_size, timing.seconds) for timing in timings]
+    timed_sizes = [size for size, _ in pairs]
     line = fit_line(pairs)
-    errors = np.array([timing.error for timing in timings])
-    log_seconds = np.log([timing.seconds for timing in timings])
-    falls = _confirmed_falls(log_seconds, errors, timings)
     line_before = line
     for _ in range(REFITS):
-        middle, covariance = _fit_process(np.array(sizes), log_seconds, errors, line_before, falls)
-        line_before = fit_line(list(zip(sizes, np.exp(middle).tolist(), strict=True)))
+        middle, _ = _fit_process(timings, line_before, falls, timed_sizes)
+        line_before = fit_line(list(zip(timed_sizes, np.exp(middle).tolist(), strict=True)))
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
     filled = _filled(sizes)
-    if len(filled) > len(sizes):
-        middle, covariance = _fit_process(
-            np.array(sizes), log_seconds, errors, line_before, falls, np.array(filled)
-        )
-        falls = tuple(filled.index(sizes[place]) for place in falls)
+    middle, covariance = _fit_process(timings, line_before, falls, filled)
+    falls = tuple(filled.index(timed_sizes[place]) for place in falls)
     smooth = _made_rising(middle, np.diag(covariance), falls)
     repeats = sum(timing.visits - 1 for timing in timings)
     gaps = [math.log2(high / low) for low, high in pairwise(sizes)]
@@ -321,11 +364,11 @@ def _fit_law(timings: Sequence[Timing], factor_error: float, loops_apart: float)
         seconds=tuple(np.exp(smooth).tolist()),
         residual=statistics.median(off_line),
         log_covariance=tuple(map(tuple, covariance.tolist())),
-        errors=tuple(errors.tolist()),
+        errors=tuple(timing.error for timing in timings),
         factor_error=factor_error,
         falls=falls,
         timings=tuple(timings),
-        loops_apart=loops_apart,
+        of_trainer=of_trainer,
         takes_trials=max(gaps) > UNTOLD_GAP or repeats < TELLING_REPEATS,
     )
 
@@ -353,7 +396,9 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     timings = _timings_of_trials(measured)
     if len(timings) < 2:
         return None
-    return _fit_law(timings, QUIET_FACTOR, loops_apart=0.0).without_trials()
+    sizes = [timing.batch_size for timing in timings]
+    law = _fit_law(timings, sizes, _confirmed_falls(timings), QUIET_FACTOR, of_trainer=False)
+    return law.without_trials()
 
 
 def _timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
@@ -371,41 +416,31 @@ def _timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
     timings = list[Timing]()
     for visits, log_ratio in zip(rising, middles, strict=True):
         size = math.exp(statistics.fmean(math.log(batch_size) for batch_size, _ in visits))
-        # The median of few trials may be that of a busy minute.
-        widened = scatter / (1.0 - FEW_NEARER / max(len(visits), 2))
-        variance = _with_unseen(widened**2, len(measured) - 1)
-        error = _error_of_median(math.sqrt(variance), len(visits))
+        error = _error_of_place(scatter, len(visits), len(measured))
         timings.append(Timing(size, line(size) * math.exp(log_ratio), error, len(visits)))
     return timings
 
 
-def _merged(timings: Sequence[Timing]) -> list[Timing]:
-    """Average timings that lie less than a place apart, weighed by their precision.
+def _error_of_place(scatter: float, visits: int, trials: int) -> float:
+    """Estimate the relative standard error of a place's median.
 
-    They are given in rising order of batch size.
+    One or two trials may both have run in a busy minute, which the scatter of all ``trials`` does
+    not show. It counts as wider by as much as quartiles of so few values lie too near to each
+    other, and what it does not show as ``UNSEEN_SCATTER``.
     """
-    rising = sorted(timings, key=lambda timing: timing.batch_size)
-    merged = [rising[0]]
-    for timing in rising[1:]:
-        last = merged[-1]
-        if math.log2(timing.batch_size / last.batch_size) * PLACES_PER_OCTAVE >= 1.0:
-            merged.append(timing)
-            continue
-        weights = np.array([last.error**-2, timing.error**-2])
-        log_size, log_seconds = np.average(
-            np.log(
-                [[last.batch_size, last.seconds], [timing.batch_size, timing.seconds]],
-            ),
-            axis=0,
-            weights=weights,
-        ).tolist()
-        merged[-1] = Timing(
-            batch_size=math.exp(log_size),
-            seconds=math.exp(log_seconds),
-            error=float(weights.sum()) ** -0.5,
-            visits=last.visits + timing.visits,
-        )
-    return merged
+    widened = scatter / (1.0 - FEW_NEARER / max(visits, 2))
+    seen = min(visits, trials - 1)
+    return _error_of_median(math.sqrt(_with_unseen(widened**2, seen)), visits)
+
+
+def _spread_out(kept: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Add to ``kept`` those of ``sizes`` that lie well apart from all before, in rising order."""
+    spread = list(kept)
+    for size in sizes:
+        octaves = [abs(math.log2(size / other)) for other in spread]
+        if min(octaves) >= SIZES_APART:
+            spread.append(size)
+    return sorted(spread)
 
 
 def _scatter_of_trials(
@@ -470,67 +505,67 @@ def _filled(sizes: Sequence[float]) -> list[float]:
 
 
 def _fit_process(
-    sizes: Array,
-    log_seconds: Array,
-    errors: Array,
-    line: StepTime,
-    falls: Sequence[int],
-    places: Array | None = None,
+    timings: Sequence[Timing], line: StepTime, falls: Sequence[int], at: Sequence[float]
 ) -> tuple[Array, Array]:
     """Fit a Gaussian process around a line to timings: the law of the module's docstring.
 
     Args:
-        sizes: the n batch sizes that were timed, in ascending order, (n,).
-        log_seconds: log of the seconds of a step at each, (n,).
-        errors: relative standard errors of these, (n,).
+        timings: of n batch sizes, in ascending order.
         line: overhead and seconds per example.
-        falls: positions in ``sizes`` at which tau is confirmed to fall from the one before.
-        places: batch sizes at which the law is asked for, (m,); None: the timed ones.
+        falls: positions of the timings at which tau is confirmed to fall from the one before.
+        at: the m batch sizes at which the law is asked for.
 
     Returns:
-        Posterior mean (m,) and covariance (m, m) of log tau at the places.
+        Posterior mean (m,) and covariance (m, m) of log tau at these batch sizes.
     """
+    sizes = np.array([timing.batch_size for timing in timings])
+    places = np.array(at)
+    errors = np.array([timing.error for timing in timings])
+    between_loops = np.array([timing.between_loops for timing in timings])
     # Timings that scatter may hide overhead, or seconds for each example, that the line lacks.
     least_part = min(max(LEAST_PART, float(errors.mean())), MOST_LEAST_PART)
     overhead = max(line.overhead, least_part * line(sizes[0]))
     per_example = max(line.per_example, least_part * line(sizes[-1]) / sizes[-1])
-    on_line = overhead + per_example * sizes
-    residual = log_seconds - np.log(on_line)
+    log_seconds = np.log([timing.seconds for timing in timings])
+    residual = log_seconds - np.log(overhead + per_example * sizes)
     # What the errors do not explain of the residuals is the law's own.
-    residual_variance = float(np.mean(residual**2 - errors**2))
+    residual_variance = float(np.mean(residual**2 - errors**2 - between_loops**2))
     amplitude = math.sqrt(max(residual_variance, LEAST_RESIDUAL**2))
-    if places is None:
-        places = sizes
-    line_at_places = overhead + per_example * places
-    log2_places = np.log2(places)
-    apart = (log2_places[:, None] - log2_places[None, :]) / RESIDUAL_OCTAVES
-    prior = amplitude**2 * np.exp(-0.5 * apart**2)
-    # What lies on the two sides of a confirmed fall says nothing of each other.
-    side = np.searchsorted(sizes[list(falls)], places, side="right")
-    prior[side[:, None] != side[None, :]] = 0.0
-    # The derivatives of log tau by the logs of the overhead and of the seconds per example.
-    share = overhead / line_at_places
-    for derivative in (share, 1.0 - share):
-        prior += LINE_SPREAD**2 * np.outer(derivative, derivative)
-    timed = np.searchsorted(places, sizes)
-    seen = prior[np.ix_(timed, timed)] + np.diag(errors**2)
-    gain = np.linalg.solve(seen, prior[timed]).T
-    covariance = prior - gain @ prior[timed]
-    return np.log(line_at_places) + gain @ residual, 0.5 * (covariance + covariance.T)
+
+    def prior(first: Array, second: Array) -> Array:
+        """Give the prior covariance of log tau at batch sizes (n,) and (m,): (n, m)."""
+        apart = (np.log2(first)[:, None] - np.log2(second)[None, :]) / RESIDUAL_OCTAVES
+        covariance = amplitude**2 * np.exp(-0.5 * apart**2)
+        # What lies on the two sides of a confirmed fall says nothing of each other.
+        falls_at = sizes[list(falls)]
+        side = np.searchsorted(falls_at, first, side="right")
+        other_side = np.searchsorted(falls_at, second, side="right")
+        covariance[side[:, None] != other_side[None, :]] = 0.0
+        # The derivatives of log tau by the logs of the overhead and of the seconds per example.
+        share = overhead / (overhead + per_example * first)
+        other_share = overhead / (overhead + per_example * second)
+        by_overhead = np.outer(share, other_share)
+        by_examples = np.outer(1.0 - share, 1.0 - other_share)
+        return np.asarray(covariance + LINE_SPREAD**2 * (by_overhead + by_examples))
+
+    noise = np.diag(errors**2) + np.outer(between_loops, between_loops)
+    between = prior(places, sizes)
+    gain = np.linalg.solve(prior(sizes, sizes) + noise, between.T).T
+    covariance = prior(places, places) - gain @ between.T
+    log_line = np.log(overhead + per_example * places)
+    return log_line + gain @ residual, 0.5 * (covariance + covariance.T)
 
 
-def _confirmed_falls(
-    log_seconds: Array, errors: Array, timings: Sequence[Timing]
-) -> tuple[int, ...]:
-    """Find the places of the timed sizes at which tau is confirmed to fall from the size before.
+def _confirmed_falls(timings: Sequence[Timing]) -> tuple[int, ...]:
+    """Find the positions of timings at which tau is confirmed to fall from the one before.
 
     It falls there by ``CONFIRMED`` times the errors of both, which were timed more than once.
     """
     falls = list[int]()
-    for i in range(1, len(timings)):
-        fall = log_seconds[i - 1] - log_seconds[i]
-        is_repeated = min(timings[i - 1].visits, timings[i].visits) > 1
-        if is_repeated and fall > CONFIRMED * math.hypot(errors[i - 1], errors[i]):
+    for i, (before, timing) in enumerate(pairwise(timings), start=1):
+        log_fall = math.log(before.seconds / timing.seconds)
+        is_repeated = min(before.visits, timing.visits) > 1
+        if is_repeated and log_fall > CONFIRMED * math.hypot(before.error, timing.error):
             falls.append(i)
     return tuple(falls)
 

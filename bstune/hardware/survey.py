@@ -85,6 +85,8 @@ class Survey:
     """The number of torch's threads with which the steps were timed; None on CUDA."""
     seconds_of: StepsOf = "lean"
     """The loop whose steps were timed."""
+    allowed: float | None = None
+    """The seconds that it was to take at most; None: an earlier version did not tell."""
 
     def __repr__(self) -> str:
         timed = ", ".join(f"{size}: {format_seconds(taken)}" for size, taken in self.pairs)
@@ -121,8 +123,8 @@ class Survey:
         """
         if len(self.pairs) < 2:
             return None
-        same_loop = self.seconds_of == "lean"
-        return fit_step_time_law(self.measured.timings, self.measured.waited, same_loop)
+        of_trainer = self.seconds_of == "trainer"
+        return fit_step_time_law(self.measured.timings, self.measured.waited, of_trainer)
 
     @property
     def left_out_error(self) -> float | None:
@@ -318,6 +320,7 @@ def measure_with(
         misaligned=timed.misaligned,
         threads=timed.threads,
         seconds_of=how.seconds_of,
+        allowed=options.hardware.seconds,
     )
 
 

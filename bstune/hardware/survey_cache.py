@@ -172,10 +172,11 @@ def _difference(how: HowTimed, survey: Survey) -> str | None:
 def _lack_of_time(survey: Survey, seconds: float) -> str | None:
     """Say what a kept survey had no time for, if ``seconds`` are enough for more; else None."""
     missing = len(survey.measured.left_out) + len(survey.measured.cut)
-    if missing == 0 or seconds < MORE_TIME * survey.seconds:
+    allowed = survey.allowed or survey.seconds
+    if missing == 0 or seconds < MORE_TIME * allowed:
         return None
     return (
-        f"in {format_seconds(survey.seconds)} it had no time for "
+        f"in {format_seconds(allowed)} it had no time for "
         f"{plural(missing, 'batch size')}, or for several visits to them"
     )
 

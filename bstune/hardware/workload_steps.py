@@ -323,11 +323,9 @@ def _time_ladder(
             reason = f"each takes longer than {format_seconds(step_seconds)}"
         else:
             reason = "the survey's time was used up before"
-        limit = f"hardware.seconds={options.hardware.seconds:g}"
-        if options.search.wall_seconds is not None:
-            limit += f", and a tenth of search.wall_seconds={options.search.wall_seconds:g}"
         notes.append(
-            f"steps past batch size {largest} are not timed but predicted: {reason} ({limit})"
+            f"steps past batch size {largest} are not timed but predicted: {reason} "
+            "(hardware.seconds, at most a tenth of search.wall_seconds)"
         )
     sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
     waited = processor_wait_of(device)

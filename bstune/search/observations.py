@@ -18,7 +18,7 @@ from scipy.special import ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
-from bstune.core.step_time_law import StepTimeDraws, StepTimeLaw
+from bstune.core.step_time_law import StepTimeDraws, StepTimeLaw, own_steps
 from bstune.search.histories import (
     History,
     Slowdown,
@@ -204,14 +204,11 @@ def infer(
     """
     chain_ends, observations = read_observations(trials, others, prior, target, ideal)
     measured = list[tuple[int, float]]()
-    own = list[tuple[int, float]]()
     for trial in chain_ends:
         if trial.seconds_per_step is not None:
             measured.append((trial.batch_size, trial.seconds_per_step))
-        if trial.measured_seconds_per_step is not None:
-            own.append((trial.batch_size, trial.measured_seconds_per_step))
-    if isinstance(step_time, StepTimeLaw) and own:
-        step_time = step_time.joined_with(own)
+    if isinstance(step_time, StepTimeLaw):
+        step_time = step_time.joined_with(own_steps(trials))
         # The records' seconds are those of the law when each of them ended.
         measured = []
     tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)

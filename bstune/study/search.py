@@ -135,6 +135,10 @@ class Search:
         self._ranking = Ranking(prepared.protocol.target) if is_ranked else None
         # The trials that this process has begun, by their numbers.
         self._asked: dict[int, AskedTrial] = {}
+        # Whether another process trained a trial when the study was last read.
+        self._others_train = False
+        # The numbers of trials that began with no other trial beside them.
+        self._began_alone: set[int] = set()
         self._point_ends = PointEnds()
         # How many trials there were when it was last decided whether they suffice.
         self._trials_looked_at = 0
@@ -396,6 +400,8 @@ class Search:
         goal = self._prepared.goal
         goal_value = None if goal is None else goal.value
         spec = replace(spec, max_seconds=max_seconds, goal=goal_value)
+        if self._prepared.options.search.workers <= 1 and not self._others_train:
+            self._began_alone.add(spec.number)
         if self._before_trial is not None:
             self._before_trial()
         runner.start(spec, self._prepared.files, resumed_from)
@@ -411,6 +417,7 @@ class Search:
         """
         spec = finished.spec
         result = record_to_store(self._prepared, finished, self._counts_seconds, revise)
+        result = replace(result, ran_alone=spec.number in self._began_alone)
         self.ran += 1
         if self._storage_is_gone:
             self._keep(result)
@@ -494,6 +501,7 @@ class Search:
         self._leases.check()
         trials = read_trials(self._study)
         others = busy_workers(trials) - {self._worker}
+        self._others_train = bool(others)
         gone = others - self._leases.living() if others else set()
         if gone:
             finish_abandoned(self._study, self._budget.objective, gone.__contains__)
@@ -503,6 +511,9 @@ class Search:
     def _write(self, trials: Sequence[FrozenTrial]) -> list[TrialResult]:
         """Write, log and show the finished trials; give their records."""
         done = results(trials)
+        # What a survey of few visits said of a step is mended as trials end.
+        if self._prepared.backend.timed is not None:
+            done = with_common_step_time(self._prepared, done)
         if self._files is not None:
             self._files.update(
                 done,

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
+from bstune.core.records import LIGHTNINGS_LOOP
 from bstune.report.words import trials_text
 from bstune.result import StudyResult
 from bstune.system.console import format_count
 
-# The name of a training loop that is not bstune's begins so.
-LIGHTNINGS_LOOP = "Lightning's: "
 # The name of a loop whose steps were to be captured as a graph, and were not, begins so.
 LOOP_NOT_CAPTURED = "lean, not graph: "
 

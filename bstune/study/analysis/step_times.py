@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from bstune.core.records import TrialResult
-from bstune.core.step_time_law import StepTimeLaw, law_of_trials
+from bstune.core.step_time_law import StepTimeLaw, law_of_trials, own_steps
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
 from bstune.study.planning.replicates import Winner, confirmed
@@ -29,24 +29,13 @@ def common_law(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTime
     """
     if isinstance(prepared.options.workload, ReplayedWorkload):
         return None
-    measured = own_step_times(done)
+    own = own_steps(done)
     if prepared.backend.timed is None:
-        return law_of_trials(measured)
+        return law_of_trials([(steps.batch_size, steps.seconds) for steps in own])
     surveyed = prepared.backend.step_time
     if not isinstance(surveyed, StepTimeLaw):
         return None
-    return surveyed.joined_with(measured)
-
-
-def own_step_times(done: Sequence[TrialResult]) -> list[tuple[int, float]]:
-    """List the batch size and the measured seconds of a step of each trial that timed its steps."""
-    timed = list[tuple[int, float]]()
-    for trial in done:
-        # A record whose seconds were replaced by those of all trials keeps the measured ones, too.
-        seconds = trial.measured_seconds_per_step or trial.seconds_per_step
-        if seconds:
-            timed.append((trial.batch_size, seconds))
-    return timed
+    return surveyed.joined_with(own)
 
 
 def with_common_step_time(
@@ -71,20 +60,18 @@ def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw 
     surveyed = step_time_of(prepared, done)
     if not isinstance(surveyed, StepTimeLaw):
         return common_law(prepared, done)
-    return surveyed.seen_by_trials(own_step_times(done))
+    return surveyed.seen_by_trials(own_steps(done))
 
 
-def step_time_of(
-    prepared: PreparedStudy, done: Sequence[TrialResult]
-) -> Callable[[float], float] | None:
+def step_time_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Callable[[float], float]:
     """Give tau(B) as it was timed before the trials, joined by their own steps where it takes them.
 
-    None: nothing was timed before.
+    A folder that tells nothing of it has None in its place.
     """
     surveyed = prepared.backend.step_time
     if not isinstance(surveyed, StepTimeLaw):
         return surveyed
-    return surveyed.joined_with(own_step_times(done))
+    return surveyed.joined_with(own_steps(done))
 
 
 def timing_of(

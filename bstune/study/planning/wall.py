@@ -55,25 +55,27 @@ class TrialCost:
     """Wall seconds of any trial."""
     slope: float
     """Wall seconds per second that its steps take by tau(B)."""
+    tau: Callable[[float], float]
+    """Gives the seconds of a step at a batch size."""
 
-    def seconds(self, training: float) -> float:
-        """Predict the wall seconds of a trial whose steps take ``training`` seconds."""
-        return self.fixed + self.slope * training
+    def seconds(self, steps: float, batch_size: float) -> float:
+        """Predict the wall seconds of a trial of so many steps."""
+        return self.fixed + self.slope * steps * self.tau(batch_size)
 
-    def steps(self, seconds: float, seconds_per_step: float) -> int:
+    def steps(self, seconds: float, batch_size: float) -> int:
         """Count the steps that a trial can take within ``seconds`` of wall time; 0 at least."""
-        steps = (seconds - self.fixed) / (self.slope * seconds_per_step)
+        steps = (seconds - self.fixed) / (self.slope * self.tau(batch_size))
         return max(0, math.floor(min(steps, UNLIMITED_STEPS)))
 
 
 def fit_cost(
-    trials: Sequence[TrialResult], step_time: Callable[[float], float], share: float
+    trials: Sequence[TrialResult], tau: Callable[[float], float], share: float
 ) -> TrialCost:
     """Fit the wall seconds of trials, by least squares of the relative errors; no part is below 0.
 
     Args:
         trials: that have ended.
-        step_time: gives the seconds of a step at a batch size.
+        tau: gives the seconds of a step at a batch size.
         share: seconds of evaluation per second of training, as they are expected before the first
             trial.
     """
@@ -90,12 +92,12 @@ def fit_cost(
         steps_before = 0
         if trial.resumed_from is not None:
             steps_before = steps.get(trial.resumed_from, 0)
-        training = max(trial.steps - steps_before, 0) * step_time(trial.batch_size)
+        training = max(trial.steps - steps_before, 0) * tau(trial.batch_size)
         rows.append([1.0 / trial.wall_seconds, training / trial.wall_seconds])
         walls.append(1.0)
     (fixed, slope), _ = nnls(np.array(rows), np.array(walls))
     # A step takes its own seconds at least: a smaller slope would be noise.
-    return TrialCost(float(fixed), max(float(slope), 1.0))
+    return TrialCost(float(fixed), max(float(slope), 1.0), tau)
 
 
 class WallTime:
@@ -268,7 +270,6 @@ class WallTime:
         self,
         trials: Sequence[TrialResult],
         cost: TrialCost,
-        step_time: Callable[[float], float],
         baseline: TrialResult | None = None,
     ) -> float:
         """Give the seconds to keep for what follows the search.
@@ -281,7 +282,6 @@ class WallTime:
         Args:
             trials: that have ended.
             cost: of a trial.
-            step_time: gives the seconds of a step at a batch size.
             baseline: its first run, if it is to run again; else None.
         """
         if not math.isfinite(self.limit):
@@ -292,7 +292,7 @@ class WallTime:
         count = self._budget.replicates
 
         def run_seconds(trial: TrialResult) -> float:
-            return self.replicate_seconds(trial.steps, step_time(trial.batch_size), cost)
+            return self.replicate_seconds(trial.steps, trial.batch_size, cost)
 
         of_winners = sum(count * run_seconds(trial) for trial in winners)
         of_others = (self._budget.candidates - 1) * of_winners
@@ -304,16 +304,15 @@ class WallTime:
             of_others += of_baseline - of_first
         return of_winners + of_first + min(of_others, OTHERS_SHARE * self.limit)
 
-    def replicate_seconds(self, steps: float, seconds_per_step: float, cost: TrialCost) -> float:
+    def replicate_seconds(self, steps: float, batch_size: float, cost: TrialCost) -> float:
         """Predict the wall seconds of one run on a fresh seed, with the decision before it."""
-        return self.fine_decision + cost.seconds(steps * seconds_per_step)
+        return self.fine_decision + cost.seconds(steps, batch_size)
 
     def max_steps(
         self,
         trials: Sequence[TrialResult],
         spec: TrialSpec,
         cost: TrialCost,
-        step_time: Callable[[float], float],
         reserve: float,
     ) -> int | None:
         """Give the step up to which a trial may train, so that ``reserve`` seconds are left.
@@ -325,7 +324,7 @@ class WallTime:
             return round(UNLIMITED_STEPS)
         parent = next((trial for trial in trials if trial.number == spec.resumed_from), None)
         steps_before = 0 if parent is None else parent.steps
-        steps_now = cost.steps(self.seconds_left - reserve, step_time(spec.batch_size))
+        steps_now = cost.steps(self.seconds_left - reserve, spec.batch_size)
         last_step = steps_before + steps_now
         if last_step < max(MIN_STEPS, LEAST_GROWTH * steps_before):
             return None

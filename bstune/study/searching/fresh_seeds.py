@@ -128,7 +128,7 @@ def _has_time_for(
             kept = 0.0
     seconds = wall.replicate_seconds(
         max(winner.steps, winner.trial.steps),
-        prepared.backend.step_time(winner.trial.batch_size),
+        winner.trial.batch_size,
         trial_cost(prepared, trials),
     )
     return wall.seconds_left > count * seconds + kept
@@ -159,8 +159,8 @@ def _wall_seconds_of_baseline(
 ) -> float:
     """Predict the wall seconds of a run of the baseline on a fresh seed."""
     first = runs.first
-    step_time = prepared.backend.step_time(first.batch_size)
-    return wall.replicate_seconds(first.steps, step_time, trial_cost(prepared, trials))
+    cost = trial_cost(prepared, trials)
+    return wall.replicate_seconds(first.steps, first.batch_size, cost)
 
 
 def _named_winner(

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from bstune.core.records import TrialResult, TrialSpec
 from bstune.search.acquisition import MIN_STEPS
+from bstune.study.analysis.step_times import step_time_of
 from bstune.study.at_budget import is_full
 from bstune.study.planning.baseline import Baseline, baseline_runs, first_steps, fresh_seeds_of
 from bstune.study.planning.plan import RESCUE_SHARE, SearchEnd, searched
@@ -26,8 +27,8 @@ def is_for_loss(prepared: PreparedStudy) -> bool:
 
 def trial_cost(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> TrialCost:
     """Fit what a trial takes in wall seconds to those that have ended."""
-    backend = prepared.backend
-    return fit_cost(trials, backend.step_time, backend.evaluation_share)
+    tau = step_time_of(prepared, trials)
+    return fit_cost(trials, tau, prepared.backend.evaluation_share)
 
 
 def full_run_seconds(
@@ -35,7 +36,7 @@ def full_run_seconds(
 ) -> float:
     """Predict the wall seconds of a run on a fresh seed to its budget's end."""
     last_step = prepared.last_step(batch_size)
-    return wall.replicate_seconds(last_step, prepared.backend.step_time(batch_size), cost)
+    return wall.replicate_seconds(last_step, batch_size, cost)
 
 
 def reserved_seconds(
@@ -73,7 +74,7 @@ def reserved_seconds(
         planned = fresh_seeds_of(runs, last_step, prepared.budget.replicates)
         if planned > len(runs.again):
             repeated = runs.first
-    return wall.reserve(trials, cost, prepared.backend.step_time, repeated)
+    return wall.reserve(trials, cost, repeated)
 
 
 def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost) -> float:
@@ -87,8 +88,7 @@ def _reserved_at_budget(prepared: PreparedStudy, wall: WallTime, cost: TrialCost
 
 def shortest_seconds(prepared: PreparedStudy, cost: TrialCost) -> float:
     """Give the wall seconds of the shortest trial worth its start, at the reference batch size."""
-    step_time = prepared.backend.step_time(prepared.options.scaling.batch_size)
-    return cost.seconds(MIN_STEPS * step_time)
+    return cost.seconds(MIN_STEPS, prepared.options.scaling.batch_size)
 
 
 def limit_reached(
@@ -138,7 +138,7 @@ def within_time(
         spec = replace(spec, resumed_from=None)
     cost = trial_cost(prepared, trials)
     reserve = reserved_seconds(prepared, wall, stops, trials, cost)
-    max_steps = wall.max_steps(trials, spec, cost, backend.step_time, reserve)
+    max_steps = wall.max_steps(trials, spec, cost, reserve)
     if max_steps is None:
         return wall.search_end(trials, reserve, shortest_seconds(prepared, cost))
     return within_steps(spec, max_steps)

@@ -120,14 +120,14 @@ def _rescue_steps(
     )
     cost = trial_cost(prepared, trials)
     # What was kept for this is spent on it: nothing else is.
-    within = wall.max_steps(trials, spec, cost, backend.step_time, reserve=0.0)
+    within = wall.max_steps(trials, spec, cost, reserve=0.0)
     if within is None:
         return None
     limits.append(float(within))
     if prepared.budget.seconds is not None:
         paid = steps_before if backend.continues else 0
         seconds = prepared.budget.seconds - sum(trial.train_seconds for trial in trials)
-        limits.append(paid + seconds / backend.step_time(stopped.batch_size))
+        limits.append(paid + seconds / cost.tau(stopped.batch_size))
     max_steps = math.floor(min(limits))
     if max_steps <= steps_before:
         return None

@@ -73,8 +73,7 @@ def _fresh_runs_to_come(
     cost = trial_cost(prepared, trials)
 
     def seconds(trial: TrialResult) -> float:
-        step_time = prepared.backend.step_time(trial.batch_size)
-        return wall.replicate_seconds(trial.steps, step_time, cost)
+        return wall.replicate_seconds(trial.steps, trial.batch_size, cost)
 
     again = [trial for trial in trials if trial.replicate_of is not None]
     of_baseline = sum(is_baseline_replicate(trial.trial_index) for trial in again)

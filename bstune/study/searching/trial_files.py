@@ -28,8 +28,8 @@ class TrialFiles:
         self._files = files
         # Numbers of the finished trials.
         self._ended: set[int] = set()
-        # Lines of trials.jsonl, by their trials' numbers.
-        self._lines: dict[int, str] = {}
+        # The records in trials.jsonl and their lines, by number.
+        self._lines: dict[int, tuple[TrialResult, str]] = {}
 
     def update(
         self,
@@ -55,12 +55,15 @@ class TrialFiles:
 
     def write(self, trials: Sequence[TrialResult]) -> None:
         """Write ``trials.jsonl``: one record a trial, in order of their numbers."""
-        # A record never changes, and there may be thousands.
-        lines = dict[int, str]()
+        # There may be thousands of records, of which hardly any changes.
+        lines = dict[int, tuple[TrialResult, str]]()
         for trial in trials:
-            lines[trial.number] = self._lines.get(trial.number) or trial.to_json() + "\n"
+            written = self._lines.get(trial.number)
+            if written is None or written[0] != trial:
+                written = trial, trial.to_json() + "\n"
+            lines[trial.number] = written
         self._lines = lines
-        write_text(self._files.trials, "".join(self._lines.values()))
+        write_text(self._files.trials, "".join(line for _, line in lines.values()))
 
 
 def may_win(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> set[int]:
@@ -81,9 +84,9 @@ def may_go_on(
         return set()
     # A process may just be reading the state of a trial that it continues.
     needed = {spec.resumed_from for spec in running if spec.resumed_from is not None}
-    unfinished = trials
+    unfinished = with_common_step_time(prepared, trials)
     if is_for_loss(prepared):
-        unfinished = [trial for trial in trials if not is_full(trial, prepared.last_step)]
+        unfinished = [trial for trial in unfinished if not is_full(trial, prepared.last_step)]
     return worth_continuing(unfinished, prepared.budget.objective) | needed
 
 

@@ -488,8 +488,8 @@ def _surveyed(content: StudyFiles, workers: int) -> TrialBackend:
         law = law_of_trials(timed)
     # One timed batch size tells no law over batch sizes.
     elif len(hardware.measured.timings) > 1:
-        same_loop = hardware.seconds_of == "lean"
-        law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited, same_loop)
+        of_trainer = hardware.seconds_of == "trainer"
+        law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited, of_trainer)
         if workers > 1:
             law = law.without_trials()
         threads: int | None = None

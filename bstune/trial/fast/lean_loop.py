@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bstune.core.records import FastMode
+from bstune.core.records import LIGHTNINGS_LOOP, FastMode
 from bstune.trial.batches.image_batches import TrainBatches
 from bstune.trial.fast.graph import CapturedSteps, captures
 from bstune.trial.fast.optimizer_step import OptimizerStep, remove_gradients
@@ -77,7 +77,7 @@ class LeanLoop:
         None where no step was begun.
         """
         if self._reason is not None:
-            return f"Lightning's: {self._reason}"
+            return f"{LIGHTNINGS_LOOP}{self._reason}"
         if self._steps is None:
             return None
         captured = self._steps.captured
