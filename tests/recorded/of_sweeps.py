@@ -201,20 +201,6 @@ def study_on_h200(workload: str, path: Path) -> Values:
     return values
 
 
-def two_timings_too_long(*paths: Path) -> Values:
-    """Give the seconds of a step by a survey's two timings over the trials' own, of each study."""
-    ratios = list[float]()
-    for path in paths:
-        ratios.append(
-            statistics.median(
-                row["seconds_per_step"] / row["measured_seconds_per_step"]
-                for row in rows_of(path)
-                if row.get("replicate_of") is not None
-            )
-        )
-    return {"least": min(ratios), "most": max(ratios)}
-
-
 RECIPES = [
     figure(
         "recipes",
@@ -252,13 +238,6 @@ RECIPES = [
         "{source_runs} after {source_seconds:.2f} s",
         partial(study_on_h200, "speedrun_cifar"),
         H200_DAY,
-    ),
-    figure(
-        "recipes",
-        "steps seemed to take {least:.1f} to {most:.1f} times as long as they did",
-        two_timings_too_long,
-        f"{RECORDED}/h200/airbench_cifar.jsonl",
-        f"{RECORDED}/h200/speedrun_cifar.jsonl",
     ),
 ]
 
