@@ -61,6 +61,8 @@ FEWEST_STEPS = 10
 LEAST_SURVEYED = 100.0
 # The share of search.wall_seconds that timing steps may take: the search is to have the rest.
 SURVEY_SHARE = 0.1
+# Where a budget is one of seconds, the survey says how many steps it is at each batch size.
+SURVEY_SHARE_OF_BUDGET = 0.25
 # Seconds after which the command itself says what it waits for. The process that trains says it
 # after ten.
 OWN_SILENCE = 15.0
@@ -719,7 +721,10 @@ def _with_survey_limit(options: StudyOptions) -> StudyOptions:
     wall_seconds = options.search.wall_seconds
     if wall_seconds is None:
         return options
-    limit = min(options.hardware.seconds, SURVEY_SHARE * wall_seconds)
+    share = SURVEY_SHARE
+    if options.budget.seconds is not None:
+        share = SURVEY_SHARE_OF_BUDGET
+    limit = min(options.hardware.seconds, share * wall_seconds)
     return with_option(options, "hardware.seconds", limit)
 
 

@@ -15,7 +15,7 @@ import torch
 import yaml
 from recorded.figure import TOP, Figure, Values, rounded_text, row_text, rows_of
 from recorded.panel import panel_curves, panel_records
-from recorded.studies import Arguments, asked, crossing, found, steps_at
+from recorded.studies import Arguments, Found, asked, crossing, found, steps_at
 
 from bstune.core.curve import CurveError
 from bstune.core.records import Target, dump_json
@@ -568,14 +568,12 @@ MOVES = [
 
 # Optimizers over batch size.
 
-OPTIMIZERS: dict[str, Arguments] = {
-    name: (*MNIST, "search.batch_size.high=8192", f"algorithm={algorithm}", f"schedule={schedule}")
-    for name, algorithm, schedule in (
-        ("adamw", "adamw", "constant"),
-        ("schedule_free", "schedule_free_adamw", "schedule_free"),
-        ("soap", "soap", "constant"),
-        ("muon", "muon", "constant"),
-    )
+# Algorithm and schedule of each.
+OPTIMIZERS = {
+    "adamw": ("adamw", "constant"),
+    "schedule_free": ("schedule_free_adamw", "schedule_free"),
+    "soap": ("soap", "constant"),
+    "muon": ("muon", "constant"),
 }
 OPTIMIZER_NAMES = {
     "adamw": "AdamW",
@@ -583,60 +581,73 @@ OPTIMIZER_NAMES = {
     "soap": "SOAP",
     "muon": "Muon",
 }
-# Within what each study reached the target at.
-SHOWN_SIZES = (64, 256, 1024, 3072)
+# The arguments of each folder's studies, and the batch sizes shown: each study reached the target
+# there.
+OF_OPTIMIZERS: dict[str, Arguments] = {
+    "optimizers": (*MNIST, "search.batch_size.high=8192"),
+    "optimizers_lstm": ("workload=shakespeare_lstm", CURVE),
+}
+SHOWN_SIZES = {"optimizers": (64, 256, 1024, 3072), "optimizers_lstm": (16, 32, 64, 128)}
 
 
-def optimizer_row(name: str, path: Path) -> Values:
-    study = found(path, OPTIMIZERS[name])
+def with_optimizer(folder: str, name: str, path: Path) -> Found:
+    """Infer one optimizer's study from its recorded trials."""
+    algorithm, schedule = OPTIMIZERS[name]
+    arguments = (*OF_OPTIMIZERS[folder], f"algorithm={algorithm}", f"schedule={schedule}")
+    return found(path, arguments)
+
+
+def optimizer_row(folder: str, name: str, path: Path) -> Values:
+    study = with_optimizer(folder, name, path)
     critical = study.critical
     values: dict[str, object] = {
         "b_crit": interval_text(critical.value, critical.low, critical.high),
         "reached": study.reached,
         "trials": study.trials,
     }
-    for size in SHOWN_SIZES:
+    for size in SHOWN_SIZES[folder]:
         values[f"at_{size}"] = steps_at(study, size)
     return values
 
 
-def optimizer_crossing(first: str, second: str, *paths: Path) -> Values:
+def optimizer_crossing(folder: str, first: str, second: str, *paths: Path) -> Values:
     low, middle, high = crossing(
-        found(paths[0], OPTIMIZERS[first]), found(paths[1], OPTIMIZERS[second])
+        with_optimizer(folder, first, paths[0]), with_optimizer(folder, second, paths[1])
     )
     return {"size": interval_text(middle, low, high)}
 
 
-def crossing_figure(sentence: str, first: str, second: str) -> Figure:
+def crossing_figure(sentence: str, folder: str, first: str, second: str) -> Figure:
     return figure(
         "optimizers",
         sentence,
-        partial(optimizer_crossing, first, second),
-        record_of(f"optimizers/{first}"),
-        record_of(f"optimizers/{second}"),
+        partial(optimizer_crossing, folder, first, second),
+        record_of(f"{folder}/{first}"),
+        record_of(f"{folder}/{second}"),
         tolerance=SAMPLED,
     )
 
 
-def optimizer_rows() -> list[Figure]:
+def optimizer_rows(folder: str) -> list[Figure]:
     """Give the rows of the table of optimizers: B_crit, and the steps at some batch sizes."""
     figures = list[Figure]()
     for name, shown in OPTIMIZER_NAMES.items():
         cells = [shown, "{b_crit}"]
-        for size in SHOWN_SIZES:
+        for size in SHOWN_SIZES[folder]:
             cells.append(f"{{at_{size}:,.0f}}")
         cells.append("{reached} of {trials}")
-        derive = partial(optimizer_row, name)
-        record = record_of(f"optimizers/{name}")
+        derive = partial(optimizer_row, folder, name)
+        record = record_of(f"{folder}/{name}")
         text = row_text(cells)
         figures.append(figure("optimizers", text, derive, record, tolerance=SAMPLED))
     return figures
 
 
 OPTIMIZERS_COMPARED = [
-    *optimizer_rows(),
-    crossing_figure("than AdamW up to B = {size},", "schedule_free", "adamw"),
-    crossing_figure("than Muon up to B = {size}.", "soap", "muon"),
+    *optimizer_rows("optimizers"),
+    *optimizer_rows("optimizers_lstm"),
+    crossing_figure("than AdamW up to B = {size},", "optimizers", "schedule_free", "adamw"),
+    crossing_figure("than Muon up to B = {size}.", "optimizers", "soap", "muon"),
 ]
 
 # Three losses.
