@@ -648,6 +648,8 @@ OPTIMIZERS_COMPARED = [
     *optimizer_rows("optimizers_lstm"),
     crossing_figure("than AdamW up to B = {size},", "optimizers", "schedule_free", "adamw"),
     crossing_figure("than Muon up to B = {size}.", "optimizers", "soap", "muon"),
+    crossing_figure("than Muon up to B = {size},", "optimizers_lstm", "schedule_free", "muon"),
+    crossing_figure("SOAP up to B = {size}.", "optimizers_lstm", "soap", "muon"),
 ]
 
 # Three losses.
