@@ -20,7 +20,7 @@ import omegaconf.base
 import omegaconf.grammar_parser
 import sklearn.datasets._base
 import sqlalchemy
-from hydra._internal import config_loader_impl, defaults_list
+from hydra._internal import config_loader_impl, config_repository, defaults_list
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -47,6 +47,7 @@ MOVES_OF_A_REPORT = model.MOVES
 def keep() -> None:
     """Keep configs of packages, what was parsed, Optuna's migrations, and what packages say of themselves."""
     _keep_files_of_packages()
+    _keep_search_paths()
     _keep_choices_of_files()
     _keep_compositions()
     _keep_parsed_options()
@@ -82,6 +83,28 @@ def _keep_files_of_packages() -> None:
         return copy.deepcopy(found[key])
 
     source_of_packages.load_config = load_once
+
+
+def _keep_search_paths() -> None:
+    """Look once for a search path in a config that no test changes; it was read anew to see that it has none."""
+    # A repository gives itself other sources, and changes none.
+    config_repository.ConfigRepository.__deepcopy__ = lambda repository, memo: copy.copy(repository)
+    loader = config_loader_impl.ConfigLoaderImpl
+    process, without = loader._process_config_searchpath, set()
+
+    def process_once(self: Any, config_name: str, overrides: Sequence[Any], repo: Any) -> None:
+        sources = _sources_of(repo)
+        named = any(override.get_key_element() == "hydra.searchpath" for override in overrides)
+        if sources is None or named:
+            process(self, config_name, overrides, repo)
+            return
+        if (sources, config_name) in without:
+            return
+        process(self, config_name, overrides, repo)
+        if _sources_of(repo) == sources:
+            without.add((sources, config_name))
+
+    loader._process_config_searchpath = process_once
 
 
 def _sources_of(repository: Any) -> tuple[str, ...] | None:
