@@ -5,6 +5,7 @@ References such as ``${trial.lr}`` resolve anew for each trial. No other module 
 
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -177,6 +178,20 @@ def instantiate(node: Node | DictConfig, what: str) -> Any:
 def instantiate_partial(node: Node, what: str) -> Any:
     """Give the target of a node as a ``functools.partial`` that has the node's arguments."""
     return instantiate({**node, "_partial_": True}, what)
+
+
+def named_target(node: Node, what: str) -> object:
+    """Give the class or function that a node names; None if it names none.
+
+    Raises:
+        ConfigError: if it cannot be imported.
+    """
+    module, _, name = target_of(node).rpartition(".")
+    target: object = getattr(sys.modules.get(module), name, None)
+    if target is None:
+        # It is not imported yet, or the error says what is missing.
+        target = getattr(instantiate_partial(node, what), "func", None)
+    return target
 
 
 def target_of(node: Mapping[Any, Any]) -> str:

@@ -38,7 +38,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 # What the modules imported stays until the end: looking through it again and again took a tenth of
 # the tests' time.
-gc.set_threshold(700, 10, 200)
+gc.set_threshold(5_000, 20, 14)
 
 
 # What trains in processes of its own, for which multiprocessing's fork server imports for 5 s.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import omegaconf._utils
@@ -57,6 +58,8 @@ def keep() -> None:
     _keep_migrations()
     _keep_entry_points()
     _keep_digits()
+    _take_values_as_plain()
+    _seed_what_is_there()
     # A test's files need not outlive the machine either.
     os.fsync = lambda descriptor: None
     sqlalchemy.event.listen(sqlalchemy.Engine, "connect", _without_waiting_for_the_disk)
@@ -201,6 +204,27 @@ def _copy_of_value(node: Any, memo: object) -> Any:
     own = {"_metadata": _copy_of_metadata(node._metadata, memo), "_flags_cache": None}
     vars(copied).update(vars(node) | own)
     return copied
+
+
+def _take_values_as_plain() -> None:
+    """Ask whether a value is of a dataclass only where its type is none of Python's own: most are."""
+    plain = {type(None), bool, int, float, str, list, tuple, dict}
+    plain |= {omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.AnyNode}
+    ask = omegaconf._utils.is_structured_config
+
+    def is_structured_config(value: Any) -> bool:
+        return type(value) not in plain and ask(value)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("omegaconf.") and hasattr(module, "is_structured_config"):
+            module.is_structured_config = is_structured_config
+
+
+def _seed_what_is_there() -> None:
+    """Let a seed for devices that are not there remember no traceback of who gave it."""
+    for name in ("torch.cuda", "torch.xpu", "torch.mtia"):
+        if (devices := sys.modules.get(name)) is not None:
+            devices.traceback = SimpleNamespace(format_stack=list)
 
 
 def _keep_migrations() -> None:

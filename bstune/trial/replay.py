@@ -546,6 +546,8 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
 
 def _shipped_target(path: Path) -> Target | None:
     """Give the target that a shipped table was recorded for; None for any other table."""
+    if path.resolve().parent != SHIPPED.resolve():
+        return None
     for source in (read_index() | read_index(horizon=True)).values():
         if source.path.resolve() == path.resolve():
             return source.target
