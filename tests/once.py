@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import alembic.util
 import omegaconf._utils
 import omegaconf.base
 import omegaconf.grammar_parser
@@ -56,6 +57,7 @@ def keep() -> None:
     omegaconf.base.Metadata.__deepcopy__ = _copy_of_metadata
     omegaconf.AnyNode.__deepcopy__ = _copy_of_value
     _keep_migrations()
+    _keep_revisions()
     _keep_entry_points()
     _keep_digits()
     _take_values_as_plain()
@@ -236,6 +238,22 @@ def _keep_migrations() -> None:
         return made[0]
 
     _VersionManager._create_alembic_script = create_once
+
+
+def _keep_revisions() -> None:
+    """A new database of MLflow's reads the 70 files of its revisions three times."""
+    load, found = alembic.util.load_python_file, {}
+
+    def load_once(folder: Any, filename: Any) -> Any:
+        # It acts as it is read; the others define functions.
+        if filename == "env.py":
+            return load(folder, filename)
+        key = str(folder), str(filename)
+        if key not in found:
+            found[key] = load(folder, filename)
+        return found[key]
+
+    alembic.util.load_python_file = load_once
 
 
 def _keep_digits() -> None:

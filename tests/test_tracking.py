@@ -54,6 +54,7 @@ EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
 HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
 # No retries, and a request that gives up before the limit of a trial: failures show at once.
 LIMITS = {"request_seconds": 5, "retries": 0, "seconds": 60.0, "study_seconds": 120.0}
+MLFLOW = mlflow_options(None)
 STUDY = "0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11"
 OPTIONS = StudyOptions.model_construct(
     study="digits-first",
@@ -87,7 +88,7 @@ def _join_senders() -> None:
 def opened(
     uri: str, study: str = STUDY, options: StudyOptions = OPTIONS, **limits: float
 ) -> Tracking:
-    settings = mlflow_options(uri).model_copy(update={**LIMITS, **limits})
+    settings = MLFLOW.model_copy(update={"uri": uri, **LIMITS, **limits})
     versions = {"torch": "2.13.0"}
     prepared = SimpleNamespace(
         options=with_option(options, "mlflow", settings),
