@@ -146,6 +146,13 @@ def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr("bstune.study.analysis.model.MOVES", once.MOVES_OF_A_REPORT)
 
 
+@pytest.fixture(autouse=True)
+def _no_wait_for_signals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a trial's process that died be no sign of a signal that is still to come, half a second later."""
+    if not of_ci(request):
+        monkeypatch.setattr("bstune.trial.processes.workers.SIGNAL_SECONDS", 0.0)
+
+
 @pytest.fixture
 def whole_pages() -> None:
     """Write pages that hold plotly."""

@@ -997,7 +997,9 @@ def test_server_that_is_silent_or_down_ends_sending_with_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd):
+def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd, monkeypatch):
+    # Whether it is damaged is looked for meanwhile.
+    monkeypatch.setattr("bstune.tracking.database._LOOK_SECONDS", 0.0)
     tracking = opened(uri, seconds=0.05)
     with contextlib.closing(
         sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None)
