@@ -27,6 +27,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from optuna.storages._rdb.storage import _VersionManager
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from bstune.study.analysis import model
 from bstune.trial.processes import workers
@@ -58,6 +59,7 @@ def keep() -> None:
     omegaconf.AnyNode.__deepcopy__ = _copy_of_value
     _keep_migrations()
     _keep_revisions()
+    _keep_statements()
     _keep_entry_points()
     _keep_digits()
     _take_values_as_plain()
@@ -254,6 +256,22 @@ def _keep_revisions() -> None:
         return found[key]
 
     alembic.util.load_python_file = load_once
+
+
+def _keep_statements() -> None:
+    """Compile each statement once for all SQLite databases, not once for each of a test's own."""
+    dialect, make = SQLiteDialect_pysqlite, sqlalchemy.Engine.__init__
+    # What was compiled is found by the dialect, of which each engine has one with the same settings.
+    dialect.__eq__ = lambda one, other: type(one) is type(other)
+    dialect.__hash__ = lambda one: hash(type(one))
+    compiled = sqlalchemy.util.LRUCache(5_000)
+
+    def make_with_statements(self: Any, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        if isinstance(self.dialect, dialect):
+            self._compiled_cache = compiled
+
+    sqlalchemy.Engine.__init__ = make_with_statements
 
 
 def _keep_digits() -> None:
