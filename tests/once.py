@@ -5,6 +5,7 @@ kept from one test to the next.
 """
 
 import copy
+import inspect
 import os
 import sqlite3
 import sys
@@ -61,6 +62,8 @@ def keep() -> None:
     _keep_revisions()
     _keep_statements()
     _keep_entry_points()
+    _keep_signatures()
+    _keep_results_where_they_are()
     _keep_digits()
     _take_values_as_plain()
     _seed_what_is_there()
@@ -294,3 +297,35 @@ def _keep_entry_points() -> None:
     for name in ("lightning.fabric.utilities.registry", "lightning_fabric.utilities.registry"):
         if (registry := sys.modules.get(name)) is not None:
             registry.entry_points = cache(registry.entry_points)
+
+
+def _keep_signatures() -> None:
+    """Lightning asks each hook anew, at each step, which arguments it takes."""
+    ask = cache(inspect.getfullargspec)
+
+    def ask_once(hook: Any) -> Any:
+        # Each access to a method makes another one of the same function, and the same arguments.
+        return ask(getattr(hook, "__func__", hook))
+
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        if (signatures := sys.modules.get(f"{package}.utilities.signature_utils")) is not None:
+            signatures.inspect = SimpleNamespace(getfullargspec=ask_once)
+
+
+def _keep_results_where_they_are() -> None:
+    """Lightning copies all that it knows of a metric, at each value, to move it to where it is."""
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        name = f"{package}.trainer.connectors.logger_connector.result"
+        if (results := sys.modules.get(name)) is not None:
+            results._ResultMetric.to = _moved_from_elsewhere(results._ResultMetric.to)
+
+
+def _moved_from_elsewhere(move: Any) -> Any:
+    def to(self: Any, device: Any) -> Any:
+        for value in vars(self).values():
+            # A tensor or a metric of torchmetrics has a device.
+            if str(getattr(value, "device", device)) != str(device):
+                return move(self, device)
+        return self
+
+    return to
