@@ -476,7 +476,7 @@ def validate(
     """Put the choices of schedule and algorithm into a composed config, and check every value.
 
     Args:
-        config: as Hydra composed it; it stays as it is.
+        config: as Hydra composed it; it is changed.
         unknown: options that were already found to be unknown.
         complete: gives the values that a replayed workload takes from its table.
         groups: further sections, which the user's own files refer to.
@@ -486,7 +486,7 @@ def validate(
         ConfigError: for all mistakes, a line each.
     """
     kind = kind_of_options(config.get("workload"))
-    config, unknown = with_choices_of(config.copy(), _nothing_to_choose(kind), arguments, unknown)
+    config, unknown = with_choices_of(config, _nothing_to_choose(kind), arguments, unknown)
     if OmegaConf.select(config, "search.objective") == "loss":
         _leave_target_open(config)
     if kind is ReplayedOptions and complete is not None:

@@ -971,8 +971,11 @@ def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monke
 @pytest.mark.parametrize(
     ("listens", "limits", "reason"),
     [
-        # The server takes the connection and never answers: one request gives up.
-        (True, {"request_seconds": 1, "study_seconds": 600.0}, "timeout"),
+        # The server takes the connection and never answers: one request gives up, after a second.
+        pytest.param(
+            *(True, {"request_seconds": 1, "study_seconds": 600.0}, "timeout"),
+            marks=pytest.mark.slow,
+        ),
         # The limit of all waits of a run ends it before the request's own.
         (True, {"request_seconds": 3, "study_seconds": 0.05}, "no answer within 0.05 s"),
         # Nothing listens any more, so the connection is refused.

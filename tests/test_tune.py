@@ -563,8 +563,9 @@ def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tun
 @pytest.mark.usefixtures("whole_pages")  # as the study's own, of a fixture of the module
 def test_the_result_is_drawn_and_written(studied, tmp_path):
     result, _ = studied
-    assert len(result.plot().axes) >= 2
-    assert result.plot()._repr_png_().startswith(b"\x89PNG")
+    figure = result.plot()
+    assert len(figure.axes) >= 2
+    assert figure._repr_png_().startswith(b"\x89PNG")
     assert result._repr_html_().count("<tr>") >= 2
     both = bstune.compare(result, str(result.folder))
     assert len(both.studies) == 1
