@@ -688,7 +688,7 @@ def _section_at(written: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _is_written(value: object, written: Mapping[str, Any], name: str) -> bool:
     """Whether a value stands in the config already, with the same type.
 
-    Most do, and setting a value in a config takes 50 times as long as to see that.
+    Most do, and to set a value in a config takes far longer than to see that.
     """
     if isinstance(value, tuple):
         value = list(value)

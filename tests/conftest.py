@@ -75,7 +75,10 @@ def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(autouse=True)
 def _fork_server(request: pytest.FixtureRequest, _own_places: None) -> None:
-    """Start the fork server ahead of the tests that would wait for it; its processes have these places, too."""
+    """Start the fork server ahead of the tests that would wait for it.
+
+    Its processes have the places of this test, too.
+    """
     if request.path.stem == MEANWHILE and request.config.stash[needs_fork_server]:
         from bstune.trial.processes.workers import start_server
 
@@ -148,7 +151,7 @@ def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(autouse=True)
 def _no_wait_for_signals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a trial's process that died be no sign of a signal that is still to come, half a second later."""
+    """Let the end of a trial's process announce no signal, which would be waited for."""
     if not of_ci(request):
         monkeypatch.setattr("bstune.trial.processes.workers.SIGNAL_SECONDS", 0.0)
 

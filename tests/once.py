@@ -96,7 +96,10 @@ def _keep_files_of_packages() -> None:
 
 
 def _keep_search_paths() -> None:
-    """Look once for a search path in a config that no test changes; it was read anew to see that it has none."""
+    """Look for a search path once in a config that no test changes.
+
+    It was read anew for each composition, to see that it has none.
+    """
     # A repository gives itself other sources, and changes none.
     config_repository.ConfigRepository.__deepcopy__ = lambda repository, memo: copy.copy(repository)
     loader = config_loader_impl.ConfigLoaderImpl
@@ -214,7 +217,7 @@ def _copy_of_value(node: Any, memo: object) -> Any:
 
 
 def _take_values_as_plain() -> None:
-    """Ask whether a value is of a dataclass only where its type is none of Python's own: most are."""
+    """Ask whether a value is a dataclass's where its type is none of Python's own: most are."""
     plain = {type(None), bool, int, float, str, list, tuple, dict}
     plain |= {omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.AnyNode}
     ask = omegaconf._utils.is_structured_config
@@ -246,7 +249,7 @@ def _keep_migrations() -> None:
 
 
 def _keep_revisions() -> None:
-    """A new database of MLflow's reads the 70 files of its revisions three times."""
+    """Each new database of MLflow's reads the files of its revisions several times."""
     load, found = alembic.util.load_python_file, {}
 
     def load_once(folder: Any, filename: Any) -> Any:
@@ -264,7 +267,7 @@ def _keep_revisions() -> None:
 def _keep_statements() -> None:
     """Compile each statement once for all SQLite databases, not once for each of a test's own."""
     dialect, make = SQLiteDialect_pysqlite, sqlalchemy.Engine.__init__
-    # What was compiled is found by the dialect, of which each engine has one with the same settings.
+    # What was compiled is found by the dialect. Each engine has one, with the same settings.
     dialect.__eq__ = lambda one, other: type(one) is type(other)
     dialect.__hash__ = lambda one: hash(type(one))
     compiled = sqlalchemy.util.LRUCache(5_000)

@@ -87,7 +87,7 @@ def check_sampler(sampler: Node, lookup: Lookup) -> None:
 
 @cache
 def _adapter(section: str, name: str) -> TypeAdapter[object]:
-    """Give what checks a number of a section; to build one takes as long as a hundred checks."""
+    """Give what checks a number of a section; to build it takes far longer than to check."""
     kind: Any = SECTIONS[section][name]
     return TypeAdapter(kind)
 
