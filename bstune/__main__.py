@@ -434,7 +434,9 @@ def _job(config: "DictConfig") -> None:
         with filtered():
             arguments = _job_arguments()
             groups = groups_in(parse(arguments).config_dir)
-            run(validate(config, complete=complete, groups=groups, arguments=arguments), arguments)
+            # Hydra's own config stays as it is.
+            own = config.copy()
+            run(validate(own, complete=complete, groups=groups, arguments=arguments), arguments)
     # All errors are caught, as Hydra would print the job's options with them.
     except Exception as error:
         if interruption.status() is not None and not isinstance(error, BstuneError):

@@ -476,7 +476,7 @@ def validate(
     """Put the choices of schedule and algorithm into a composed config, and check every value.
 
     Args:
-        config: as Hydra composed it; it stays as it is.
+        config: as Hydra composed it; it is changed.
         unknown: options that were already found to be unknown.
         complete: gives the values that a replayed workload takes from its table.
         groups: further sections, which the user's own files refer to.
@@ -486,7 +486,7 @@ def validate(
         ConfigError: for all mistakes, a line each.
     """
     kind = kind_of_options(config.get("workload"))
-    config, unknown = with_choices_of(config.copy(), _nothing_to_choose(kind), arguments, unknown)
+    config, unknown = with_choices_of(config, _nothing_to_choose(kind), arguments, unknown)
     if OmegaConf.select(config, "search.objective") == "loss":
         _leave_target_open(config)
     if kind is ReplayedOptions and complete is not None:
@@ -526,20 +526,19 @@ def check(
 ) -> Composed:
     """Check every value of a config in which all choices are made.
 
-    The checked values are written into the config. Nothing that it names is imported. ConfigError
-    and arguments as in :func:`validate`.
+    The checked values are written into the config, which the recipe holds from then on. Nothing
+    that it names is imported. ConfigError and arguments as in :func:`validate`.
     """
     options, mistakes = _options_and_mistakes(config, unknown, groups)
     if mistakes or options is None:
         raise ConfigError("\n".join(mistakes))
     with open_dict(config):
-        _write_types(config, options)
+        _write_types(config, options, _plain(config))
     options = _with_nodes(options, config)
     if not isinstance(options, TrainedOptions):
         return Composed(options, recipe=None)
-    values: Any = OmegaConf.to_container(config, resolve=False)
     keys = {name: tunable.key for name, tunable in options.workload.tunable.items()}
-    return Composed(options, HydraRecipe(values, keys))
+    return Composed(options, HydraRecipe.of(config, keys))
 
 
 def with_settings(composed: Composed, settings: Mapping[str, Any]) -> Composed:
@@ -595,7 +594,7 @@ def _options_and_mistakes(
         The options, None if a value is refused, and the lines.
     """
     # The value of each option by its dotted key, as it is written: references are not resolved.
-    written = flatten(OmegaConf.to_container(config))  # type: ignore[arg-type]  # of a mapping
+    written = flatten(_plain(config))
     # The line of each mistake, by the option's dotted key.
     mistakes = {name: _unknown_line(name, written) for name in unknown}
     values = _resolve(config, "", mistakes)
@@ -655,24 +654,52 @@ def _with_nodes(options: StudyOptions, config: DictConfig) -> StudyOptions:
     return options
 
 
-def _write_types(node: DictConfig, section: Section) -> None:
+def _write_types(node: DictConfig, section: Section, written: Mapping[str, Any]) -> None:
     """Put a section's checked values into the section's node of the config.
 
     Checking may have changed their types, such as an int to a float. References stay as they are.
+    ``written`` has the node's values as they are written; empty where a reference leads to the
+    node.
     """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
-            _write_types(node[name], value)
+            _write_types(node[name], value, _section_at(written, name))
         elif name == "tunable":
             node.setdefault(name, {})
+            tunables = _section_at(written, name)
             for key, tunable in value.items():
-                _write_types(node[name][key], tunable)
-        elif field.annotation != Node and (name in node or not field.exclude):
+                _write_types(node[name][key], tunable, _section_at(tunables, key))
+        elif field.annotation != Node and not _is_written(value, written, name):
+            if name not in node and field.exclude:
+                continue
             # A text that changed had ~ for the home directory, or refers to a number.
             changed = isinstance(value, str) and value != node[name]
             if changed or not OmegaConf.is_interpolation(node, name):
                 node[name] = value
+
+
+def _section_at(written: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Give the values of a section below; none where the section is a reference."""
+    values = written.get(name)
+    return values if isinstance(values, dict) else {}
+
+
+def _is_written(value: object, written: Mapping[str, Any], name: str) -> bool:
+    """Whether a value stands in the config already, with the same type.
+
+    Most do, and to set a value in a config takes far longer than to see that.
+    """
+    if isinstance(value, tuple):
+        value = list(value)
+    # Of numbers, texts, lists and mappings, those with the same types and values have the same one.
+    return name in written and repr(value) == repr(written[name])
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """Give a config as plain values, with references and ``???`` as they are written."""
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    return values  # type: ignore[no-any-return]
 
 
 def _resolve(node: object, name: str, mistakes: dict[str, str]) -> Any:
@@ -683,12 +710,29 @@ def _resolve(node: object, name: str, mistakes: dict[str, str]) -> Any:
     """
     if not isinstance(node, DictConfig | ListConfig):
         return node
+    return _resolve_below(node, OmegaConf.to_container(node, resolve=False), name, mistakes)
+
+
+def _resolve_below(
+    node: DictConfig | ListConfig, written: Any, name: str, mistakes: dict[str, str]
+) -> Any:
+    """Resolve the values of a node that refer to others; ``written`` has all as they are written.
+
+    The others are taken as they are: to look a value up in a config takes long.
+    """
     values: dict[Any, Any] = {}
-    keys: Any = node.keys() if isinstance(node, DictConfig) else range(len(node))
+    keys: Any = written if isinstance(node, DictConfig) else range(len(written))
     for key in keys:
+        value = written[key]
+        if not _has_references(value):
+            values[key] = value
+            continue
         option = f"{name}{key!s}"
         try:
-            values[key] = _resolve(node[key], f"{option}.", mistakes)
+            if isinstance(value, dict | list):
+                values[key] = _resolve_below(node[key], value, f"{option}.", mistakes)
+            else:
+                values[key] = _resolve(node[key], f"{option}.", mistakes)
         except (MissingMandatoryValue, InterpolationToMissingValueError):
             mistakes[option] = mistake(option, {"type": "missing"})
         except OmegaConfBaseException as error:
@@ -696,6 +740,12 @@ def _resolve(node: object, name: str, mistakes: dict[str, str]) -> Any:
     if isinstance(node, DictConfig):
         return values
     return list(values.values())
+
+
+def _has_references(written: object) -> bool:
+    """Whether a value, or one inside of it, may be a reference or is missing."""
+    text = str(written)
+    return "${" in text or "???" in text
 
 
 def _unknown_line(name: str, names: Mapping[str, object]) -> str:

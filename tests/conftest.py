@@ -38,7 +38,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 # What the modules imported stays until the end: looking through it again and again took a tenth of
 # the tests' time.
-gc.set_threshold(700, 10, 200)
+gc.set_threshold(5_000, 20, 50)
 
 
 # What trains in processes of its own, for which multiprocessing's fork server imports for 5 s.
@@ -46,11 +46,17 @@ FORK_SERVER = (
     *("test_command", "test_failures", "test_probe", "test_survey", "test_training"),
     *("test_watchdog", "test_workers"),
 )
+# Its tests need no fork server, and run while that imports.
+MEANWHILE = "test_config"
+needs_fork_server = pytest.StashKey[bool]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put first what needs a fork server: of several processes that run tests, one then starts it."""
-    items.sort(key=lambda item: item.path.stem not in FORK_SERVER)
+    first = (MEANWHILE, *FORK_SERVER)
+    places = {name: place for place, name in enumerate(first)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(first)))
+    config.stash[needs_fork_server] = any(item.path.stem in FORK_SERVER for item in items)
 
 
 def pytest_collection_finish() -> None:
@@ -65,6 +71,18 @@ def pytest_collection_finish() -> None:
 def _own_places(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("BSTUNE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _fork_server(request: pytest.FixtureRequest, _own_places: None) -> None:
+    """Start the fork server ahead of the tests that would wait for it.
+
+    Its processes have the places of this test, too.
+    """
+    if request.path.stem == MEANWHILE and request.config.stash[needs_fork_server]:
+        from bstune.trial.processes.workers import start_server
+
+        start_server()
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +147,13 @@ def _moves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         import once
 
         monkeypatch.setattr("bstune.study.analysis.model.MOVES", once.MOVES_OF_A_REPORT)
+
+
+@pytest.fixture(autouse=True)
+def _no_wait_for_signals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the end of a trial's process announce no signal, which would be waited for."""
+    if not of_ci(request):
+        monkeypatch.setattr("bstune.trial.processes.workers.SIGNAL_SECONDS", 0.0)
 
 
 @pytest.fixture

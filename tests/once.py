@@ -5,6 +5,7 @@ kept from one test to the next.
 """
 
 import copy
+import inspect
 import os
 import sqlite3
 import sys
@@ -13,18 +14,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import alembic.util
 import omegaconf._utils
 import omegaconf.base
 import omegaconf.grammar_parser
 import sklearn.datasets._base
 import sqlalchemy
-from hydra._internal import config_loader_impl, defaults_list
+from hydra._internal import config_loader_impl, config_repository, defaults_list
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from optuna.storages._rdb.storage import _VersionManager
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from bstune.study.analysis import model
 from bstune.trial.processes import workers
@@ -47,6 +51,7 @@ MOVES_OF_A_REPORT = model.MOVES
 def keep() -> None:
     """Keep configs of packages, what was parsed, Optuna's migrations, and what packages say of themselves."""
     _keep_files_of_packages()
+    _keep_search_paths()
     _keep_choices_of_files()
     _keep_compositions()
     _keep_parsed_options()
@@ -54,8 +59,14 @@ def keep() -> None:
     omegaconf.base.Metadata.__deepcopy__ = _copy_of_metadata
     omegaconf.AnyNode.__deepcopy__ = _copy_of_value
     _keep_migrations()
+    _keep_revisions()
+    _keep_statements()
     _keep_entry_points()
+    _keep_signatures()
+    _keep_results_where_they_are()
     _keep_digits()
+    _take_values_as_plain()
+    _seed_what_is_there()
     # A test's files need not outlive the machine either.
     os.fsync = lambda descriptor: None
     sqlalchemy.event.listen(sqlalchemy.Engine, "connect", _without_waiting_for_the_disk)
@@ -82,6 +93,31 @@ def _keep_files_of_packages() -> None:
         return copy.deepcopy(found[key])
 
     source_of_packages.load_config = load_once
+
+
+def _keep_search_paths() -> None:
+    """Look for a search path once in a config that no test changes.
+
+    It was read anew for each composition, to see that it has none.
+    """
+    # A repository gives itself other sources, and changes none.
+    config_repository.ConfigRepository.__deepcopy__ = lambda repository, memo: copy.copy(repository)
+    loader = config_loader_impl.ConfigLoaderImpl
+    process, without = loader._process_config_searchpath, set()
+
+    def process_once(self: Any, config_name: str, overrides: Sequence[Any], repo: Any) -> None:
+        sources = _sources_of(repo)
+        named = any(override.get_key_element() == "hydra.searchpath" for override in overrides)
+        if sources is None or named:
+            process(self, config_name, overrides, repo)
+            return
+        if (sources, config_name) in without:
+            return
+        process(self, config_name, overrides, repo)
+        if _sources_of(repo) == sources:
+            without.add((sources, config_name))
+
+    loader._process_config_searchpath = process_once
 
 
 def _sources_of(repository: Any) -> tuple[str, ...] | None:
@@ -180,6 +216,27 @@ def _copy_of_value(node: Any, memo: object) -> Any:
     return copied
 
 
+def _take_values_as_plain() -> None:
+    """Ask whether a value is a dataclass's where its type is none of Python's own: most are."""
+    plain = {type(None), bool, int, float, str, list, tuple, dict}
+    plain |= {omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.AnyNode}
+    ask = omegaconf._utils.is_structured_config
+
+    def is_structured_config(value: Any) -> bool:
+        return type(value) not in plain and ask(value)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("omegaconf.") and hasattr(module, "is_structured_config"):
+            module.is_structured_config = is_structured_config
+
+
+def _seed_what_is_there() -> None:
+    """Let a seed for devices that are not there remember no traceback of who gave it."""
+    for name in ("torch.cuda", "torch.xpu", "torch.mtia"):
+        if (devices := sys.modules.get(name)) is not None:
+            devices.traceback = SimpleNamespace(format_stack=list)
+
+
 def _keep_migrations() -> None:
     create, made = _VersionManager._create_alembic_script, []
 
@@ -189,6 +246,38 @@ def _keep_migrations() -> None:
         return made[0]
 
     _VersionManager._create_alembic_script = create_once
+
+
+def _keep_revisions() -> None:
+    """Each new database of MLflow's reads the files of its revisions several times."""
+    load, found = alembic.util.load_python_file, {}
+
+    def load_once(folder: Any, filename: Any) -> Any:
+        # It acts as it is read; the others define functions.
+        if filename == "env.py":
+            return load(folder, filename)
+        key = str(folder), str(filename)
+        if key not in found:
+            found[key] = load(folder, filename)
+        return found[key]
+
+    alembic.util.load_python_file = load_once
+
+
+def _keep_statements() -> None:
+    """Compile each statement once for all SQLite databases, not once for each of a test's own."""
+    dialect, make = SQLiteDialect_pysqlite, sqlalchemy.Engine.__init__
+    # What was compiled is found by the dialect. Each engine has one, with the same settings.
+    dialect.__eq__ = lambda one, other: type(one) is type(other)
+    dialect.__hash__ = lambda one: hash(type(one))
+    compiled = sqlalchemy.util.LRUCache(5_000)
+
+    def make_with_statements(self: Any, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        if isinstance(self.dialect, dialect):
+            self._compiled_cache = compiled
+
+    sqlalchemy.Engine.__init__ = make_with_statements
 
 
 def _keep_digits() -> None:
@@ -211,3 +300,35 @@ def _keep_entry_points() -> None:
     for name in ("lightning.fabric.utilities.registry", "lightning_fabric.utilities.registry"):
         if (registry := sys.modules.get(name)) is not None:
             registry.entry_points = cache(registry.entry_points)
+
+
+def _keep_signatures() -> None:
+    """Lightning asks each hook anew, at each step, which arguments it takes."""
+    ask = cache(inspect.getfullargspec)
+
+    def ask_once(hook: Any) -> Any:
+        # Each access to a method makes another one of the same function, and the same arguments.
+        return ask(getattr(hook, "__func__", hook))
+
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        if (signatures := sys.modules.get(f"{package}.utilities.signature_utils")) is not None:
+            signatures.inspect = SimpleNamespace(getfullargspec=ask_once)
+
+
+def _keep_results_where_they_are() -> None:
+    """Lightning copies all that it knows of a metric, at each value, to move it to where it is."""
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        name = f"{package}.trainer.connectors.logger_connector.result"
+        if (results := sys.modules.get(name)) is not None:
+            results._ResultMetric.to = _moved_from_elsewhere(results._ResultMetric.to)
+
+
+def _moved_from_elsewhere(move: Any) -> Any:
+    def to(self: Any, device: Any) -> Any:
+        for value in vars(self).values():
+            # A tensor or a metric of torchmetrics has a device.
+            if str(getattr(value, "device", device)) != str(device):
+                return move(self, device)
+        return self
+
+    return to

@@ -381,6 +381,8 @@ def test_the_next_trial_takes_the_code_from_the_disk(warned):
     assert warned() == []
 
 
+# How a training goes on eagerly is seen above, where the compiler fails.
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold")
 def test_without_a_compiler_the_training_is_eager():
     with torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")}):

@@ -74,6 +74,9 @@ def test_a_storage_that_does_not_answer_is_reported(tmp_path, monkeypatch):
             check_storage(url(tmp_path))
 
 
+# It waits for two seconds. That they are set is seen in
+# test_what_a_url_says_of_its_connection_stands, and that no answer is reported above.
+@pytest.mark.slow
 def test_a_server_that_takes_a_connection_and_says_nothing_is_reported(monkeypatch):
     pytest.importorskip("psycopg2")
     monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)

@@ -273,6 +273,8 @@ def test_whitened_patches_have_the_moments_of_the_closed_form(k, channels, eps, 
     torch.testing.assert_close(patch_moments(x.bfloat16(), k)[0], values, rtol=0.05, atol=0.01)
 
 
+# On made images the moments are those of the closed form, above.
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [PAGE, AIRBENCH])
 def test_on_real_images_all_but_the_faintest_directions_come_out_alike(source):
     load = partial(load_cifar10, root=data_root("cifar-10-batches-bin"))

@@ -22,7 +22,7 @@ from bstune.system.files import write_text_once
 from bstune.trial.processes.workers import InProcess
 
 WRITTEN = datetime(2026, 11, 26, 17, 24, 27, tzinfo=UTC)
-STUDY = (*REPLAY, STEPS, "search.trials=6", "search.replicates=0", "study=s")
+STUDY = (*REPLAY, STEPS, "search.trials=6", "search.replicates=0", "sampler=random", "study=s")
 
 
 @pytest.fixture

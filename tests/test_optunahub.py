@@ -99,6 +99,8 @@ def test_the_readmes_examples_run(package, hub, capsys):
         assert len(names["study"].trials) == 20
 
 
+# The READMEs' examples above run the same sampler.
+@pytest.mark.slow
 def test_the_samplers_example_runs(hub, capsys):
     names = {}
     exec((REGISTRY / "samplers/frontier/example.py").read_text(encoding="utf-8"), names)  # noqa: S102

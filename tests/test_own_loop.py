@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule
 from projects.own_loop.digits import TRAIN, VAL, make_model
 from test_pieces import example_in
 from test_study import without_clock
-from toolbox import FakeTime, entries, make_spec, statuses
+from toolbox import FakeTime, entries, leave_blank, make_spec, statuses
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -100,6 +100,7 @@ def tuned(tmp_path_factory):
     # posterior.
     with pytest.MonkeyPatch.context() as patch, chdir(tmp_path_factory.mktemp("tuned")):
         patch.setattr("bstune.study.analysis.model.MOVES", once.MOVES_OF_A_REPORT)
+        leave_blank(patch)
         return bstune.tune(Digits, data, workers=0, survey=False, **stated).records
 
 

@@ -403,6 +403,8 @@ def test_what_the_project_does_not_tell_is_asked_for(arguments, problem):
         bstune.Study(**arguments)
 
 
+# That a module and data are enough is seen above; a study of them runs in test_readme.py.
+@pytest.mark.slow
 def test_a_study_that_assumes_all_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = bstune.tune(

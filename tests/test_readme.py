@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from builders import prepared_study
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -69,7 +70,7 @@ def test_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quick = {
         # An eighth of them is the first trial, whose end is the target.
-        "seconds": 3.0,
+        "seconds": 1.0,
         "trials": 3,
         "workers": 0,
         "survey": False,
@@ -88,7 +89,10 @@ def test_python(tmp_path, monkeypatch):
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):
+@pytest.fixture
+def own_command(tmp_path, monkeypatch):
+    """The arguments for a project's own workload, which lies in this folder."""
+    monkeypatch.chdir(tmp_path)
     (workload,) = blocks("yaml")
     path = tmp_path / re.match(r"# (\S+)\n", workload)[1]
     path.parent.mkdir(parents=True)
@@ -96,14 +100,23 @@ def test_a_projects_own_workload(tmp_path, monkeypatch, bstune):
     monkeypatch.setitem(sys.modules, "my_project", sys.modules[__name__])
     (command,) = [block for block in blocks("sh") if "my_configs" in block]
     _, _, _, *arguments = shlex.split(command)
-    options = (
-        "search.trials=4",
-        "search.replicates=0",
-        "search.objective=steps",
-        "mlflow.enabled=false",
-    )
-    options += ("search.workers=0",)  # another process would not find the module
-    status, out, err = bstune(*arguments, *options)
+    # Another process would not find the module.
+    return [*arguments, "search.workers=0", "mlflow.enabled=false"]
+
+
+def test_a_projects_own_workload_is_tried(own_command):
+    prepared = prepared_study(*own_command, "hardware.enabled=false")
+    target = prepared.protocol.target
+    assert (target.metric, target.value, target.mode) == ("val/accuracy", 0.9, "max")
+    # The first steps, with which a study begins, have read the data.
+    assert prepared.backend.train_examples == 1200
+    prepared.close()
+
+
+@pytest.mark.slow
+def test_a_projects_own_workload(own_command, tmp_path, bstune):
+    options = ("search.trials=4", "search.replicates=0", "search.objective=steps")
+    status, out, err = bstune(*own_command, *options)
     assert (status, err) == (0, "")
     assert "val/accuracy >= 0.9" in out
     winner = yaml.safe_load((tmp_path / "outputs/mine/best.yaml").read_text())["best_by_steps"]

@@ -199,7 +199,7 @@ def test_what_a_trial_comes_to(point, last_step, status, steps, steps_low, evalu
 def test_steps_to_target_lie_in_an_interval_that_the_history_agrees_with():
     """Over random tables with holes, noise and several seeds, at random points."""
     rng = np.random.default_rng(0)
-    for _ in range(40):
+    for _ in range(15):
         runs = []
         for size, lr, seed in product((8, 16, 32, 64, 128, 256), (0.001, 0.01, 0.1, 1.0), range(2)):
             # A fifth of the cells is missing.

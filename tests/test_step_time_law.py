@@ -53,10 +53,10 @@ def test_quiet_timings_are_tau():
 
 @pytest.mark.parametrize("scatter", [0.02, 0.3, 0.8])
 def test_noise_is_smoothed_and_its_error_is_known(scatter):
-    """Over 200 surveys log tau lies within 1.645 of its standard deviation in about 90%."""
+    """Over 100 surveys log tau lies within 1.645 of its standard deviation in about 90%."""
     hits = []
     dips = []
-    for seed in range(200):
+    for seed in range(100):
         law = drawn_law(scatter, seed)
         for i, size in enumerate(SIZES):
             deviation = math.sqrt(law.log_covariance[i][i])

@@ -54,6 +54,7 @@ EXPERIMENTS = {"study": "bstune", "trial": "bstune-trials"}
 HISTORY = [(50, 0.3), (95, 0.11), (100, 0.09)]
 # No retries, and a request that gives up before the limit of a trial: failures show at once.
 LIMITS = {"request_seconds": 5, "retries": 0, "seconds": 60.0, "study_seconds": 120.0}
+MLFLOW = mlflow_options(None)
 STUDY = "0b54d07e-3f0e-4f7d-9a71-1b8d6f3a2c11"
 OPTIONS = StudyOptions.model_construct(
     study="digits-first",
@@ -87,7 +88,7 @@ def _join_senders() -> None:
 def opened(
     uri: str, study: str = STUDY, options: StudyOptions = OPTIONS, **limits: float
 ) -> Tracking:
-    settings = mlflow_options(uri).model_copy(update={**LIMITS, **limits})
+    settings = MLFLOW.model_copy(update={"uri": uri, **LIMITS, **limits})
     versions = {"torch": "2.13.0"}
     prepared = SimpleNamespace(
         options=with_option(options, "mlflow", settings),
@@ -970,8 +971,11 @@ def test_results_half_sent_are_sent_again_whole(uri, method, calls_before, monke
 @pytest.mark.parametrize(
     ("listens", "limits", "reason"),
     [
-        # The server takes the connection and never answers: one request gives up.
-        (True, {"request_seconds": 1, "study_seconds": 600.0}, "timeout"),
+        # The server takes the connection and never answers: one request gives up, after a second.
+        pytest.param(
+            *(True, {"request_seconds": 1, "study_seconds": 600.0}, "timeout"),
+            marks=pytest.mark.slow,
+        ),
         # The limit of all waits of a run ends it before the request's own.
         (True, {"request_seconds": 3, "study_seconds": 0.05}, "no answer within 0.05 s"),
         # Nothing listens any more, so the connection is refused.
@@ -996,7 +1000,9 @@ def test_server_that_is_silent_or_down_ends_sending_with_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd):
+def test_locked_database_ends_sending_at_the_limit_of_a_trial(uri, caplog, capfd, monkeypatch):
+    # Whether it is damaged is looked for meanwhile.
+    monkeypatch.setattr("bstune.tracking.database._LOOK_SECONDS", 0.0)
     tracking = opened(uri, seconds=0.05)
     with contextlib.closing(
         sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None)

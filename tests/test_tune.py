@@ -28,7 +28,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from sklearn.datasets import load_digits
-from toolbox import make_result, statuses
+from toolbox import leave_blank, make_result, statuses
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -501,7 +501,8 @@ def test_what_it_refuses(tune, tmp_path, options, line):
 def studied(tmp_path_factory):
     """The results of one study, and the folder it ran in."""
     folder = tmp_path_factory.mktemp("studied")
-    with chdir(folder):
+    with chdir(folder), pytest.MonkeyPatch.context() as patch:
+        leave_blank(patch)
         return run_tune(trials=6, name="studied"), folder
 
 
@@ -562,8 +563,9 @@ def test_an_integer_stays_one_in_replicates_reports_and_the_winners_training(tun
 @pytest.mark.usefixtures("whole_pages")  # as the study's own, of a fixture of the module
 def test_the_result_is_drawn_and_written(studied, tmp_path):
     result, _ = studied
-    assert len(result.plot().axes) >= 2
-    assert result.plot()._repr_png_().startswith(b"\x89PNG")
+    figure = result.plot()
+    assert len(figure.axes) >= 2
+    assert figure._repr_png_().startswith(b"\x89PNG")
     assert result._repr_html_().count("<tr>") >= 2
     both = bstune.compare(result, str(result.folder))
     assert len(both.studies) == 1

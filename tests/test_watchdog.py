@@ -399,7 +399,7 @@ def test_the_processes_one_timer_is_the_innermost_watchs(monkeypatch):
 
 def test_slow_data_are_waited_for_and_said(bstune, project, monkeypatch):
     monkeypatch.setattr(watchdog, "LINE_SECONDS", 0.1)
-    project("setup", "time.sleep(0.7)")
+    project("setup", "time.sleep(0.4)")
     status, out, err = bstune(
         # Building data is no step: it may take longer than the limit.
         *OPTIONS,

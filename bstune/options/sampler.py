@@ -4,6 +4,7 @@ Their values stand in ``conf/sampler/``.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -62,6 +63,8 @@ POLICY_NUMBERS: dict[str, object] = {
     "loss_spread": Factor,
     "loss_least_slope": Factor,
 }
+# The types of the numbers of each section.
+SECTIONS = {"sampler": SAMPLER_NUMBERS, "sampler.policy": POLICY_NUMBERS}
 
 
 def check_sampler(sampler: Node, lookup: Lookup) -> None:
@@ -76,19 +79,25 @@ def check_sampler(sampler: Node, lookup: Lookup) -> None:
     for name, value in sampler.items():
         if not lookup.is_reference("sampler", name):
             given[name] = value
-    _check_types(given, SAMPLER_NUMBERS, "sampler")
+    _check_types(given, "sampler")
     policy = given.get("policy")
     if isinstance(policy, Mapping):
-        _check_types(policy, POLICY_NUMBERS, "sampler.policy")
+        _check_types(policy, "sampler.policy")
 
 
-def _check_types(values: Mapping[str, object], types: Mapping[str, object], section: str) -> None:
+@cache
+def _adapter(section: str, name: str) -> TypeAdapter[object]:
+    """Give what checks a number of a section; to build it takes far longer than to check."""
+    kind: Any = SECTIONS[section][name]
+    return TypeAdapter(kind)
+
+
+def _check_types(values: Mapping[str, object], section: str) -> None:
     """Raise ValueError for the first of a section's values that its type refuses."""
     for name, value in values.items():
-        if name not in types:
+        if name not in SECTIONS[section]:
             continue
-        kind: Any = types[name]
         try:
-            TypeAdapter(kind).validate_python(value)
+            _adapter(section, name).validate_python(value)
         except ValidationError as error:
             raise ValueError(refusal(f"{section}.{name}", error.errors()[0])) from error

@@ -13,7 +13,7 @@ from bstune.core.errors import ConfigError
 from bstune.core.evaluation_schedule import EvaluationSchedule
 from bstune.core.records import CUDA_GRAPH_MODES, StepsOf, TrialProtocol, TrialResult, TrialSpec
 from bstune.core.search_space import Space, Tunable
-from bstune.hydra_recipe import instantiate, instantiate_partial
+from bstune.hydra_recipe import instantiate, instantiate_partial, named_target
 from bstune.options import StudyOptions, option_at
 from bstune.recipe import Recipe
 from bstune.system.files import Output
@@ -188,7 +188,7 @@ def chooses_batch_sizes(options: StudyOptions) -> bool:
 
 def sampler_class(options: StudyOptions) -> object:
     """Give the config's sampler class, or the function that makes a sampler."""
-    return getattr(sampler_factory(options), "func", None)
+    return named_target(options.sampler, "sampler")
 
 
 def make_protocol(options: StudyOptions, recipe: Recipe | None) -> TrialProtocol:

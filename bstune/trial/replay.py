@@ -546,6 +546,9 @@ def complete(workload: Mapping[str, object]) -> dict[str, object]:
 
 def _shipped_target(path: Path) -> Target | None:
     """Give the target that a shipped table was recorded for; None for any other table."""
+    # To read the index takes far longer than to see that a table is none of those.
+    if path.resolve() not in map(Path.resolve, SHIPPED.glob("*.jsonl")):
+        return None
     for source in (read_index() | read_index(horizon=True)).values():
         if source.path.resolve() == path.resolve():
             return source.target

@@ -5,15 +5,12 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
-from copy import copy
 from typing import Any
 
 import torch
 
 from bstune.trial.devices.randomness import host_states, set_host_states
 
-# Attributes of a logger that training may change.
-LOGGER_SETTINGS = ("level", "propagate", "disabled", "handlers", "filters")
 CUDNN_FLAGS = ("benchmark", "deterministic", "enabled")
 
 
@@ -46,7 +43,7 @@ def restored() -> Iterator[None]:
 
 
 def _loggers() -> dict[logging.Logger, dict[str, Any]]:
-    """Copy the settings of every logger that there is."""
+    """Copy the attributes of every logger that training may change."""
     loggers: list[logging.Logger] = [logging.root]
     # The dict also has placeholders, for names that are only parents of loggers.
     for entry in logging.root.manager.loggerDict.values():
@@ -54,8 +51,14 @@ def _loggers() -> dict[logging.Logger, dict[str, Any]]:
             loggers.append(entry)
     settings = dict[logging.Logger, dict[str, Any]]()
     for logger in loggers:
-        # The values are copied, as the lists of handlers and filters are changed in place.
-        settings[logger] = {name: copy(getattr(logger, name)) for name in LOGGER_SETTINGS}
+        settings[logger] = {
+            "level": logger.level,
+            "propagate": logger.propagate,
+            "disabled": logger.disabled,
+            # Copies, as the lists are changed in place.
+            "handlers": list(logger.handlers),
+            "filters": list(logger.filters),
+        }
     return settings
 
 
