@@ -252,7 +252,7 @@ class StepTimeLaw(StepTime):
         """Give the law that no trial's own steps join, for trials that run beside each other."""
         return replace(self, takes_trials=False)
 
-    def seen_by_trials(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
+    def widened_by_trials(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
         """Widen the error of the factor that all sizes share to what the trials' own steps show.
 
         A survey sees some seconds of a machine whose speed may change from minute to minute; the
@@ -477,7 +477,8 @@ def _timing_errors(timings: Sequence[TimedSize]) -> Array:
     visits = np.array([timing.visits for timing in timings])
     repeats = visits - 1
     log_apart = np.log([timing.high / timing.low for timing in timings])
-    # Interpolated quartiles of a few values lie nearer to each other.
+    # Interpolated quartiles of a few values lie nearer to each other. Those of a single visit are
+    # one: its scatter is 0, whatever it is divided by.
     scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     seen = 0.0
     if repeats.any():

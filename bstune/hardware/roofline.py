@@ -280,6 +280,8 @@ def step_cost(
             slope = (count - small_count) / (large - small)
             constant = small_count - slope * small
             costs[name] = AffineCost(constant, slope)
+            # A count that rises faster than the batch, as of attention over the batch, has no such
+            # line: it is taken as in proportion to the batch size, from the larger one.
             if constant < 0.0:
                 costs[name] = AffineCost(0.0, count / large)
                 superlinear.append(layer.name)
@@ -465,6 +467,7 @@ class _Tracer:
         for layer in layers:
             outside.counts["flops"] -= layer.counts["flops"]
             for parameter in layer.parameters:
+                # Read forward, read backward for the inputs' gradient, its own gradient written.
                 uses = 1 + layer.passes_gradient + (parameter.grad is not None)
                 layer.counts["weights"] += self._bytes(parameter) * uses
         for parameter in parameters:

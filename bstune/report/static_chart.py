@@ -313,7 +313,10 @@ def _shapes(layout: PlotlyLayout, frame: _Frame) -> list[str]:
 
 
 def _shape_end(shape: PlotlyLayout, name: str, end: int, axis: _Axis) -> float:
-    """Give the pixel of a shape's ``end``, 0 or 1, along the axis ``name``."""
+    """Give the pixel of a shape's ``end``, 0 or 1, along the axis ``name``.
+
+    A value without a place on the axis, such as 0 on a logarithmic one, is drawn at its start.
+    """
     value = shape[f"{name}{end}"]
     if shape.get(f"{name}ref") == "paper":
         return axis.pixel_of_share(value)

@@ -126,7 +126,8 @@ class Policy:
     loss_early: float
     """Until this cost is spent, the largest expected improvement for its cost decides."""
     loss_cost_weight: float
-    """What a full trial's remaining cost adds to a candidate's score, in log of the budget."""
+    """What a full trial's remaining cost adds to a candidate's score, in log of the budget. Where
+    the improvement for its cost decides, each cost counts as so many full trials more."""
     loss_fresh_after: float
     """Each time this cost has been spent, the best trial runs once more on a fresh seed."""
     loss_drift: float

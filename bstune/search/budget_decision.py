@@ -264,17 +264,23 @@ def _choose_candidate(
     the best one in a draw of the posterior.
     """
     worse = _penalty_near_pending(options, pending)
-    to_go = 1.0 - options.done
+    # In full trials.
+    cost_to_go = 1.0 - options.done
     if posterior.spent < policy.loss_early:
         behind = _log_behind(posterior, options, posterior.theta) + worse
+        # With a ruler there is at least one full trial here.
         best = rank_full_trials(posterior)[0].behind
         gain = np.maximum(best - behind, 0.0).mean(axis=0)
         # The improvement tells no candidates apart if none is better in any draw.
         if gain.max() > 0.0:
-            return int((gain / (to_go + policy.loss_cost_weight)).argmax())
+            # The weight is added to each cost here: a trial that is nearly through would else be
+            # chosen for any improvement at all.
+            cost = cost_to_go + policy.loss_cost_weight
+            return int((gain / cost).argmax())
     row = int(rng.integers(len(posterior.theta)))
     drawn = _log_behind(posterior, options, posterior.theta[[row]])[0]
-    return int((drawn + worse + policy.loss_cost_weight * to_go).argmin())
+    cost_in_log_steps = policy.loss_cost_weight * cost_to_go
+    return int((drawn + worse + cost_in_log_steps).argmin())
 
 
 def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:

@@ -241,7 +241,7 @@ def _data_at_budget(
         points=prior.points_at(x, z, other),
         y=y,
         spread=spread,
-        least=np.full(count, -np.inf),
+        log_steps_missed=np.full(count, -np.inf),
         bound=bound,
         diverged=np.array([run.diverged for run in runs], dtype=np.bool_),
     )

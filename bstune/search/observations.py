@@ -526,7 +526,7 @@ class SeenLogSteps(NamedTuple):
     """Standard deviation of y beside the noise from seed to seed."""
     bound: bool
     """Whether y is a lower bound."""
-    least: float = -math.inf
+    log_steps_missed: float = -math.inf
     """Where y is an estimate, the log of the steps at which the target was still missed."""
 
 
@@ -545,14 +545,14 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     else:
         for observation in observations:
             rows.append((observation.x, observation.z, *_seen_by_history(observation)))
-    x, z, y, spread, bound, least = np.array(rows, dtype=np.float64).reshape(-1, 6).T
+    x, z, y, spread, bound, log_steps_missed = np.array(rows, dtype=np.float64).reshape(-1, 6).T
     diverged = np.array([trial.status == "diverged" for trial in observations], dtype=np.bool_)
     others = np.array([trial.other for trial in observations], dtype=np.float64)
     return LikelihoodData(
         points=prior.points_at(x, z, others.reshape(len(observations), prior.others)),
         y=y,
         spread=spread,
-        least=least,
+        log_steps_missed=log_steps_missed,
         bound=(bound > 0.0) & ~diverged,
         diverged=diverged,
         ends=ends,
@@ -569,7 +569,7 @@ def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
         return SeenLogSteps(log_done, spread, bound=False)
     if observation.log_excess is None:
         return SeenLogSteps(log_done, spread, bound=True)
-    return SeenLogSteps(log_done, spread, bound=False, least=log_done)
+    return SeenLogSteps(log_done, spread, bound=False, log_steps_missed=log_done)
 
 
 def _seen_by_history(observation: Observation) -> SeenLogSteps:
@@ -591,7 +591,7 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
     if log_factor > GUESSED_LOG_FACTOR and is_unsure:
         log_least = log_done + max(log_factor - spread, 0.0)
         return SeenLogSteps(log_least, min(spread, 0.5), bound=True)
-    return SeenLogSteps(log_done + log_factor, spread, bound=False, least=log_done)
+    return SeenLogSteps(log_done + log_factor, spread, bound=False, log_steps_missed=log_done)
 
 
 def _read_ends(observations: Sequence[Observation]) -> Ends:

@@ -240,7 +240,7 @@ class LikelihoodData:
     """Log of the steps to target where they are known, else of their estimate or lower bound."""
     spread: Array
     """Standard deviation of y beside the noise from seed to seed."""
-    least: Array
+    log_steps_missed: Array
     """Where y is an estimate, the log of the steps that still missed the target; else -inf."""
     bound: NDArray[np.bool_]
     """Whether log S lies above y rather than around it."""
@@ -261,14 +261,14 @@ class LikelihoodData:
     @cached_property
     def estimated(self) -> Columns:
         """Which trials have an estimate of log S, above the steps that they have run."""
-        return _columns(~self.bound & ~self.diverged & np.isfinite(self.least))
+        return _columns(~self.bound & ~self.diverged & np.isfinite(self.log_steps_missed))
 
     def rearranged(self, prior: Prior) -> "LikelihoodData":
         """Rearrange many trials so that their likelihood is cheap: by kind, and with nodes.
 
         Columns of trials that stand side by side are read without a copy.
         """
-        kind = np.isfinite(self.least) + 2 * self.bound + 4 * self.diverged
+        kind = np.isfinite(self.log_steps_missed) + 2 * self.bound + 4 * self.diverged
         ordered = self.take(np.argsort(kind, kind="stable"))
         return replace(ordered, points=ordered.points.on_nodes(prior))
 
@@ -280,7 +280,7 @@ class LikelihoodData:
             points=self.points.take(rows),
             y=self.y[rows],
             spread=self.spread[rows],
-            least=self.least[rows],
+            log_steps_missed=self.log_steps_missed[rows],
             bound=self.bound[rows],
             diverged=self.diverged[rows],
             weight=weight,
@@ -527,7 +527,9 @@ def _log_density(
 ) -> Array:
     """Compute the log density of the k trials that have a log S of their own: (m, k).
 
-    It is a mixture with outliers, up to a constant.
+    It is a mixture with outliers, up to a constant. Where a trial's log S is an estimate, S must
+    exceed the steps that it has run: the density counts by the chance of that. An outlier's
+    estimate may be wrong altogether, so its density is left as it is.
 
     Args:
         data: all n trials.
@@ -541,10 +543,11 @@ def _log_density(
     square = (y[..., exact] - expected[:, exact]) ** 2
     variance = noise**2 + variance_beside
     wide = variance + TRIAL_OUTLIER_SPREAD**2
-    # Both densities are taken over the wide one's exponential, so that neither underflows.
+    # Both densities are divided by the wide one's exponential, so that neither underflows; it is
+    # multiplied back in the logarithm.
     core = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
     core *= 1.0 - TRIAL_OUTLIER_SHARE
-    estimated = np.isfinite(data.least[exact])
+    estimated = np.isfinite(data.log_steps_missed[exact])
     if estimated.any():
         core[:, estimated] *= _chance_above(data, y, expected, noise)
     return np.asarray(np.log(core + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
@@ -584,7 +587,7 @@ def _chance_above(data: LikelihoodData, y: Array, expected: Array, noise: Array)
     by_estimate = data.spread[places] ** -2.0
     precision = by_model + by_estimate
     mean = (by_model * expected[:, places] + by_estimate * y[..., places]) / precision
-    return np.asarray(ndtr((mean - data.least[places]) * np.sqrt(precision)))
+    return np.asarray(ndtr((mean - data.log_steps_missed[places]) * np.sqrt(precision)))
 
 
 def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
