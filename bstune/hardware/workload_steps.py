@@ -114,7 +114,7 @@ def time_workload(
     start = time.perf_counter()
     device = torch.device(options.device)
     timed_protocol = protocol
-    # Lightning's own loop is timed where it is the one that will train the winner.
+    # Without the lean loop, Lightning's own takes the timed steps.
     if how.seconds_of == "trainer":
         timed_protocol = replace(protocol, fast="off")
     with _device_errors():

@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.search.observations import Observation, Point, Posterior
-from bstune.search.posterior import NOISE, OTHER, LikelihoodData, Points, Prior, log_steps, optimum
+from bstune.search.posterior import (
+    NOISE,
+    LikelihoodData,
+    Points,
+    Prior,
+    log_steps,
+    optimum,
+    other_places,
+)
 
 Array = NDArray[np.float64]
 # The trials that run now: log2 of the batch size, log2 of the learning rate, and the number of the
@@ -259,7 +267,7 @@ def new_points(
     # Every second point has other hyper-parameters near a draw's best ones, the rest any.
     other = rng.random((count, domain.others))
     for j in range(domain.others):
-        preferred = theta[rng.integers(len(theta), size=count), OTHER + 3 * j]
+        preferred = theta[rng.integers(len(theta), size=count), other_places(j).best]
         preferred = preferred + rng.normal(0.0, AROUND_OTHER, count)
         other[::2, j] = np.clip(preferred[::2], 0.0, 1.0)
     for i, (log_size, log_rate, others) in enumerate(islice(cycle(centres), count // 3)):

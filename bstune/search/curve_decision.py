@@ -167,11 +167,13 @@ def unseen_regime(
     # What all looks at a regime cost with the candidate's: trials that were stopped there count,
     # too. Candidates elsewhere have an infinite cost.
     cost = np.full(x.size, np.inf)
+    # Nothing was seen below the lower edge, or near the smallest batch size where that lies above.
     if min(seen_sizes) > max(log_lower_edge, log_smallest + REGIME_EDGE):
         log_look_edge = max(log_lower_edge - REGIME_EDGE, log_smallest + REGIME_EDGE)
         cost[x <= log_look_edge] = (
             to_go[x <= log_look_edge] + paid[stopped_x <= log_look_edge].sum()
         )
+    # The same at the upper end.
     if max(seen_sizes) < min(log_upper_edge, log_largest - REGIME_EDGE):
         log_look_edge = min(log_upper_edge + REGIME_EDGE, log_largest - REGIME_EDGE)
         cost[x >= log_look_edge] = (

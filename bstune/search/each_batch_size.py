@@ -61,6 +61,7 @@ class EachBatchSize(BaseSampler):
                 f"sampler.ratio is of neighbouring batch sizes and must be over 1, but got {ratio}"
             )
         self._space = dict(search_space or {})
+        # Each parameter but the batch size takes a prime; one of them is the learning rate.
         if len(self._space) > len(PRIMES) + 1:
             raise ConfigError(
                 f"sampler=each_batch_size takes at most {len(PRIMES) - 1} names in search.tune, "

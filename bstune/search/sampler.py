@@ -509,7 +509,8 @@ class FrontierSampler(BaseSampler):
             low=coordinates.low,
             high=coordinates.high,
             rule=coordinates.log_rule,
-            # The level is what the best trial has at its budget's end: S is about the budget.
+            # The level is what the best trial has at its budget's end: S is about the budget. The
+            # prior's guess is a quarter of what it is given.
             log_budget=math.log(4.0 * budget(middle)),
             sigma=self._sigma,
             exponent_sigma=self._exponent_sigma,
@@ -761,6 +762,7 @@ def result_at_budget(
     if trial.state == TrialState.COMPLETE:
         steps = last_step
         history[last_step] = _finite_or_none(trial.values[0])
+    # A diverged trial counts as such, whatever its steps.
     if steps is None and status == "diverged":
         steps = 1
     if steps is None or not (math.isfinite(steps) and steps >= 1):

@@ -56,6 +56,7 @@ def study_seconds_to_go(
     points_left = 0 if search_has_ended else max(0, prepared.budget.trials - points)
     report = REPORT_SECONDS + wall.fine_decision
     runs = _fresh_runs_to_come(prepared, wall, trials)
+    # The seconds left are those until the report.
     limit = wall.seconds_left + report
     return seconds_to_go(pace, points, points_left, runs, report, limit)
 
