@@ -543,8 +543,11 @@ def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
     """Give the names and sizes of a layer's dimensions that tensor cores want in multiples."""
     if isinstance(module, nn.Linear):
         return ("in_features", module.in_features), ("out_features", module.out_features)
-    # A depthwise convolution, a group for each channel, has no product over channels.
-    if isinstance(module, nn.modules.conv._ConvNd) and not 1 < module.groups == module.in_channels:
+    if isinstance(module, nn.modules.conv._ConvNd):
+        # A depthwise convolution, a group for each channel, has no product over channels.
+        is_depthwise = module.groups > 1 and module.groups == module.in_channels
+        if is_depthwise:
+            return ()
         in_channels = module.in_channels // module.groups
         out_channels = module.out_channels // module.groups
         return ("in_channels", in_channels), ("out_channels", out_channels)

@@ -50,6 +50,7 @@ def counts_to_try(options: StudyOptions) -> tuple[int, ...]:
         return ()
     if options.threads != "auto":
         return (options.threads,)
+    # The user's environment gives the number, too: torch has taken it.
     if OMP_THREADS in os.environ:
         return (most,)
     return tuple(sorted({1, max(1, most // 2), most}))

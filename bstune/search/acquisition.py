@@ -224,6 +224,8 @@ def suggest(
             return suggestion
     options = _candidates(posterior, situation, rng)
     row = int(rng.integers(len(posterior.theta)))
+    # A random decision moves one of the new points anywhere, and chooses it. Nothing is predicted
+    # of it.
     if posterior.observations and rng.random() < policy.random_fraction:
         chosen = len(options.stopped) + RANDOM_PLACE
         predicted = math.inf

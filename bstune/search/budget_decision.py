@@ -83,7 +83,7 @@ def suggest_within_budget(
     if posterior.ruler is None:
         return _suggest_before_ruler(posterior, pending, domain, policy, rng)
     repeated = fresh_seed_due(posterior, policy)
-    # Where several processes search, only one of them runs it again.
+    # Where several processes search, only one of them runs the best trial again.
     if repeated is not None and not _is_running(repeated, pending):
         return Suggestion(
             x=repeated.x,
@@ -94,6 +94,7 @@ def suggest_within_budget(
             repeats=repeated.number,
         )
     options = _budget_candidates(posterior, pending, domain, resumable, policy, rng)
+    # A random decision moves one of the new points anywhere, and chooses it.
     if rng.random() < policy.random_fraction:
         chosen = len(options.waiting) + RANDOM_PLACE
         x, z = random_point(posterior.theta, posterior.prior, domain, posterior.too_large, rng)

@@ -116,6 +116,7 @@ def batch_sizes(low: int, high: int, ratio: float, snap: Callable[[float], int])
     They lie evenly in log B from ``low`` to ``high``, at most a factor ``ratio`` apart, and are
     rounded by ``snap``.
     """
+    # Rounding in the logarithms must not add an interval.
     intervals = math.ceil(math.log(high / low) / math.log(ratio) - 1e-9)
     sizes = set[int]()
     for i in range(intervals + 1):

@@ -76,7 +76,9 @@ class _Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
+        # Where channels double, pixels are halved.
         self.stride = outputs // inputs
+        # Channels of zeros that x is padded with.
         self.further = outputs - inputs
         self.branch = nn.Sequential(
             nn.ReLU(),

@@ -32,6 +32,7 @@ class PointEnds:
             self._points_before = points
             self._ends.append(elapsed)
         noted = self._points_before + len(self._ends) - 1
+        # Points that ended since the last call are taken to end now.
         self._ends += [elapsed] * (points - noted)
         return pace_of(self._ends, self._points_before)
 
