@@ -138,7 +138,7 @@ class ScaleLaw:
         value, low, high = np.exp(
             np.clip(logs, -LARGEST_LOG_OF_FLOAT, LARGEST_LOG_OF_FLOAT)
         ).tolist()
-        return Estimate(value, low, high)
+        return Estimate(value=value, low=low, high=high)
 
     def _moments(
         self, component: Component, log_scales: Array, factors: Array

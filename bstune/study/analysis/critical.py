@@ -557,12 +557,14 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
     spread = float(weight @ distance_away**2)
     slope = float(weight @ (distance_away * b_crit_away)) / spread
     residual = b_crit_away - slope * distance_away
+    # It is 1 where the points scatter as their intervals say. More widens the slope's interval, and
+    # less does not narrow it.
     scatter = float(weight @ residual**2) / (len(log_distance) - 2)
-    error = z * math.sqrt(max(1.0, scatter) / spread)
+    half_width = z * math.sqrt(max(1.0, scatter) / spread)
     return Growth(
         exponent=slope,
-        low=slope - error,
-        high=slope + error,
+        low=slope - half_width,
+        high=slope + half_width,
         level=INTERVAL_LEVEL,
         ideal=ideal,
         start=max(distance, key=distance.__getitem__),

@@ -156,7 +156,7 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
     options = with_option(prepared.options, "budget.seconds", seconds)
     prepared = replace(prepared, options=options)
     last_step = prepared.last_step
-    trials = shortened(content.trials, lambda batch_size: float(last_step(batch_size)), 1.0)
+    trials = shortened(content.trials, lambda batch_size: float(last_step(batch_size)), share=1.0)
     return _at_budget(prepared, replace(content, trials=tuple(trials)), result)
 
 
