@@ -702,6 +702,7 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
         deviation=_share_of(sum(squares.values()) / len(squares)),
         by_study={name: _share_of(square) for name, square in squares.items()},
         inside=sum(inside) / len(inside),
+        # Where the intervals are of several levels, only the least is theirs in all studies.
         level=min(levels),
         smallest=min(spans),
         largest=max(spans),

@@ -73,6 +73,8 @@ KEY_WIDTH = 60
 MAX_KEY_LINES = 3
 # Sizes of the key's letters in points: the first with which it fits is taken.
 KEY_POINTS = (8.0, 7.0, 6.0, 5.0)
+# The greatest height of the key over its panel's: titles and margins leave so much room.
+KEY_HEIGHT = 1.12
 # The distance of a name from its mark, in points.
 MARK_OFFSET = 8.0
 POINT_TEXT = "fewest examples near its batch size; bar: last miss to first hit"
@@ -622,5 +624,5 @@ def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
         # The layout is not to shrink the panels for a key that is too large.
         legend.set_in_layout(False)
         box = legend.get_window_extent()
-        if box.height <= room.height * 1.12 and box.x1 <= figure.bbox.width:
+        if box.height <= room.height * KEY_HEIGHT and box.x1 <= figure.bbox.width:
             break

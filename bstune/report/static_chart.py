@@ -487,6 +487,7 @@ def _words(trace: PlotlyTrace, points: Sequence[Place | None]) -> list[str]:
     """Write the texts beside marks, by plotly's ``textposition``, such as ``top right``."""
     position = trace.get("textposition", "top center")
     anchor = "middle"
+    # How far the text stands from the mark's middle, to the right and down, in pixels.
     shift = 0.0
     if "right" in position:
         anchor = "start"

@@ -262,7 +262,7 @@ class LoopTrial:
             return True
         self._check_rises(steps)
         self._state.steps = steps
-        # It ends a trial that has come to max_steps, too. A loop does not report its training loss.
+        # This ends a trial that has come to max_steps, too. The training loss is not reported.
         self._verdict.judge(number if is_finite else None, loss=None)
         is_late = self._is_out_of_time()
         self._went_on = not self._state.ended and not is_late
