@@ -157,6 +157,7 @@ def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | 
     for below, above in pairwise(rates):
         if not below < lr < above:
             continue
+        # Steps are not read between a rate that reached the target and one that missed it.
         if math.isinf(steps[below]) or math.isinf(steps[above]):
             return "missed", None
         share = math.log(lr / below) / math.log(above / below)

@@ -544,6 +544,7 @@ def _best_rate(
     seconds_per_work = 0.0
     for i, size in enumerate(sorted(sizes)):
         work = 2.0 * size**power
+        # A size whose calls would take more than the seconds left is not timed, but for the first.
         if best and TIMER_CALLS * seconds_per_work * work > end - clock():
             break
         call = prepare(size)

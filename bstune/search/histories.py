@@ -149,6 +149,7 @@ def log_excess(
         return []
     if ideal is None:
         _, first_gap = gaps[0]
+        # A first evaluation that met the target has a gap of 0 or less.
         scale = max(first_gap, 1e-12) / FIRST_GAP
     else:
         scale = abs(target.value - ideal)
@@ -230,7 +231,8 @@ def reached_rate(curve: LogCurve, log_steps: float, level: float) -> float | Non
             continue
         if above is None:
             return None
-        # It had this excess between two evaluations, on the line that joins them.
+        # It had this excess between two evaluations, on the line that joins them. The bounds are
+        # against rounding: the excess before was above the level, and this one is not.
         log_step_before, value_before = above
         share = (value_before - level) / max(value_before - value, 1e-9)
         start_log_step = log_step_before + min(max(share, 0.0), 1.0) * (log_step - log_step_before)

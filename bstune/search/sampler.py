@@ -546,6 +546,7 @@ class FrontierSampler(BaseSampler):
         posterior = self.posterior(study)
         if posterior is None or not posterior.reached:
             return None
+        # For the curve, or for steps and time, the fastest is recommended.
         objective = "steps" if self.objective == "steps" else "time"
         _, best = min(predict_objectives(posterior, objective), key=lambda pair: pair[0])
         return best.number
@@ -690,7 +691,7 @@ def trial_result(
         return _parsed_record(trial.user_attrs[RECORD])
     complete = trial.state == TrialState.COMPLETE
     history = sorted(trial.intermediate_values.items())
-    # A study of two values has steps and seconds.
+    # A study of two values has steps and seconds. One value is what the objective counts.
     has_both = complete and len(trial.values) == 2
     steps = trial.user_attrs.get("steps")
     if steps is None and history:
