@@ -533,6 +533,7 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     # The axis begins a little below 1, so that a line at the best itself is seen.
     axes.set_ylim(0.97, MAX_RATIO)
     marks = MULTIPLES[objective]
+    # Single marks need room at both ends. A path begins at the axis.
     if objective == "curve":
         axes.set_xlim(marks[0] / 1.3, marks[-1] * 1.3)
     else:

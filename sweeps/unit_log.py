@@ -204,6 +204,7 @@ class UnitLog:
             versions=self._versions,
             commit=self._commit,
         )
+        # It is compared with headers that were read from JSON.
         return UnitHeader(**as_json(asdict(header)))
 
     def _check_same(self, header: UnitHeader) -> None:

@@ -161,6 +161,7 @@ def _set_title(figure: "Figure", result: StudyResult) -> None:
     for width in TITLE_WIDTHS:
         headline = textwrap.fill(told.headline, width)
         title.set_text(f"{headline}\n{textwrap.fill(asked, width)}")
+        # A hundredth of the width is left free on each side.
         if title.get_window_extent().width < 0.98 * figure.bbox.width:
             break
 

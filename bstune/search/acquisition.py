@@ -316,6 +316,7 @@ def _horizon_of(
         growth = situation.policy.max_horizon_growth
         longest = min(_most_before_target(posterior, situation, batch_size, growth), longest)
     else:
+        # The steps with which the candidate is as good as the incumbent.
         latest = situation.incumbent / float(situation.weight(options.x[chosen]))
     return choose_horizon(posterior, options, chosen, draw, longest=longest, latest=latest)
 

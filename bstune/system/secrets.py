@@ -193,6 +193,7 @@ def _is_number(text: str) -> bool:
 
 def _is_path(text: str) -> bool:
     """Whether a text is the path of something that exists, as SSH_AUTH_SOCK has it."""
+    # A longer text is not asked for: it is no path that a setting holds.
     if not text.startswith(("/", "~/", "./")) or len(text) > 1000:
         return False
     try:

@@ -91,6 +91,7 @@ class _Residual(nn.Module):
         branch: Tensor = self.branch(x)
         if self.further:
             smaller = x[:, :, :: self.stride, :: self.stride]
+            # Pads count from the last dimension on: these are channels, behind x's own.
             x = nn.functional.pad(smaller, (0, 0, 0, 0, 0, self.further))
         return x + branch
 

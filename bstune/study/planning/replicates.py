@@ -270,7 +270,7 @@ def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Win
     for number, fresh in _replicates(trials).items():
         trial = by_number.get(number)
         is_of_baseline = is_baseline_replicate(fresh[0].trial_index)
-        if trial is not None and len(fresh) >= max(replicates, 1) and not is_of_baseline:
+        if trial is not None and len(fresh) >= replicates and not is_of_baseline:
             points.append(Winner(trial=trial, steps=float(trial.steps), runs=fresh))
     return points
 
