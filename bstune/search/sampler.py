@@ -641,6 +641,7 @@ class FrontierSampler(BaseSampler):
         if self._budget is not None:
             budget = self._budget(math.sqrt(coordinates.low * coordinates.high))
         noise_scale = self._noise_scale
+        # Of a noise scale that is given no error is known.
         spread = 0.0
         if noise_scale is None:
             noise_scale, spread = noise_scale_prior(results)
