@@ -428,7 +428,9 @@ def _error_of_place(scatter: float, visits: int, trials: int) -> float:
     not show. It counts as wider by as much as quartiles of so few values lie too near to each
     other, and what it does not show as ``UNSEEN_SCATTER``.
     """
+    # The formula takes two values: one trial counts as two.
     widened = scatter / (1.0 - FEW_NEARER / max(visits, 2))
+    # One of all trials shows no scatter.
     seen = min(visits, trials - 1)
     return _error_of_median(math.sqrt(_with_unseen(widened**2, seen)), visits)
 
