@@ -270,15 +270,16 @@ def padding_times(
     padded = layer_like(layer, {row.dimension: row.padded})
     if plain is None or padded is None:
         raise TypeError(f"{row.name} is no Linear and no convolution, but {type(layer).__name__}")
-    pair = (timer(plain, shape), timer(padded, padded_shape(row, shape)))
+    timers = (timer(plain, shape), timer(padded, padded_shape(row, shape)))
     times = list[tuple[float, float]]()
     for number in range(rounds):
-        # They take turns at being first: neither is always timed on the warmer device.
+        # The two forms take turns at being first: neither is always timed on the warmer device.
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        medians = [0.0, 0.0]
-        for place in order:
-            medians[place] = pair[place].blocked_autorange(min_run_time=seconds).median
-        times.append((medians[0], medians[1]))
+        seconds_of_forms = [0.0, 0.0]
+        for form in order:
+            timed = timers[form].blocked_autorange(min_run_time=seconds)
+            seconds_of_forms[form] = timed.median
+        times.append((seconds_of_forms[0], seconds_of_forms[1]))
     return times
 
 

@@ -190,10 +190,11 @@ class LearningRateAxis:
         self.high = problem.lr_high
         self.is_log = True
         if rule is not None:
-            half = 0.5 * math.log2(problem.lr_high / problem.lr_low)
+            # Octaves off the rule: as many as the learning rates span, half of them on each side.
+            half_span = 0.5 * math.log2(problem.lr_high / problem.lr_low)
             self.name = "delta"
-            self.low = -half
-            self.high = half
+            self.low = -half_span
+            self.high = half_span
             self.is_log = False
 
     def suggest(self, trial: optuna.Trial) -> float:
@@ -340,6 +341,7 @@ class EveryBatchSize(Search):
         """Choose the next learning rate of the next batch size."""
         problem = self._problem
         number = len(finished)
+        # A turn goes through all batch sizes once, in an order of its own.
         turn, place = divmod(number, len(problem.batch_sizes))
         rng = np.random.default_rng(trial_seed(self._seed, turn, FOR_ORDER))
         order = rng.permutation(len(problem.batch_sizes))

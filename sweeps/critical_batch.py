@@ -104,7 +104,7 @@ def run(
         level: of the intervals.
         only: the units to read now; empty: all.
     """
-    if not easier or not all(math.isfinite(times) and times >= 1.0 for times in easier):
+    if not easier or not all(math.isfinite(multiple) and multiple >= 1.0 for multiple in easier):
         raise ConfigError(
             f"sweep.experiment.easier must be multiples of the target, 1 or more, but got {easier}"
         )
@@ -185,9 +185,9 @@ def _plan_tables(
             )
         read_tables[name] = table
         digest = sha256(file.read_bytes()).hexdigest()[:16]
-        for times in sorted(set(easier)):
-            easier_goal = replace(goal, value=goal.value * times)
-            unit = f"{name}/{times:g}"
+        for multiple in sorted(set(easier)):
+            easier_goal = replace(goal, value=goal.value * multiple)
+            unit = f"{name}/{multiple:g}"
             readings[unit] = TableAtTarget(name, easier_goal)
             # A table that is recorded anew, or has another target, is read again.
             inputs[unit] = {"digest": digest, "target": [goal.metric, easier_goal.value]}
@@ -348,8 +348,8 @@ def lr_exponent(
     slope = float(away @ log_rates / (away @ away))
     residual = log_rates - log_rates.mean() - slope * away
     standard_error = math.sqrt(residual @ residual / freedom / (away @ away))
-    error = standard_error * stdtrit(freedom, (1.0 + level) / 2.0)
-    return slope, slope - error, slope + error
+    half_width = standard_error * stdtrit(freedom, (1.0 + level) / 2.0)
+    return slope, slope - half_width, slope + half_width
 
 
 def growth_of(table_rows: Iterable[Mapping[str, Any]]) -> Growth | None:

@@ -194,24 +194,33 @@ def _train(
     log: UnitLog,
     trainer: Callable[[Workload, TrialSpec, TrialProtocol], TrialResult],
 ) -> list[dict[int, TrialResult]]:
-    """Train each rung on each seed that is not kept yet, and give each rung's trials by seed."""
+    """Train each rung on each seed that is not kept yet, and give each rung's trials by seed.
+
+    Args:
+        built_rungs: from the first to the last.
+        seeds: of the trials.
+        order_seed: of the order in which each seed's trials run.
+        only: the names of the trials, or of the rungs, to run now; empty: all.
+        log: keeps the trials.
+        trainer: trains a trial.
+    """
     rng = np.random.default_rng(order_seed)
-    # The place of each trial's rung and its seed, by the trial's name.
+    # The index of each trial's rung and its seed, by the trial's name.
     trial_keys = dict[str, tuple[int, int]]()
     # A trial's examples, to which its time is in proportion, by the same name.
     work = dict[str, float]()
     for seed in seeds:
         # Each seed has a new order, so that a disturbance of the machine hits every rung alike.
-        for place in rng.permutation(len(built_rungs)).tolist():
-            built = built_rungs[place]
+        for rung_index in rng.permutation(len(built_rungs)).tolist():
+            built = built_rungs[rung_index]
             name = f"{built.rung.name}/{seed}"
-            trial_keys[name] = place, seed
+            trial_keys[name] = rung_index, seed
             work[name] = float(built.steps * built.batch_size)
     names = list(trial_keys)
 
     def train(name: str) -> dict[str, object]:
-        place, seed = trial_keys[name]
-        built = built_rungs[place]
+        rung_index, seed = trial_keys[name]
+        built = built_rungs[rung_index]
         number = names.index(name)
         spec = TrialSpec(
             number=number,
@@ -235,8 +244,8 @@ def _train(
     log.check_finished(names, measured)
     trials: list[dict[int, TrialResult]] = [{} for _ in built_rungs]
     for name, result in measured.items():
-        place, seed = trial_keys[name]
-        trials[place][seed] = result
+        rung_index, seed = trial_keys[name]
+        trials[rung_index][seed] = result
     return trials
 
 

@@ -170,24 +170,27 @@ def _effects_in_words(gains: Sequence[RungGain]) -> str:
     helps = list[str]()
     hurts = list[str]()
     # The interval of these rungs leaves 0 out, which one of twenty does by chance.
-    alone = list[str]()
-    quiet = 0
+    only_uncorrected = list[str]()
+    undecided = 0
     for gain in gains:
         if gain.significant and gain.mean > 0:
             helps.append(gain.named_points)
         elif gain.significant and gain.mean < 0:
             hurts.append(gain.named_points)
         elif not gain.significant and (gain.low > 0 or gain.high < 0):
-            alone.append(gain.rung)
+            only_uncorrected.append(gain.rung)
         elif not gain.significant:
-            quiet += 1
+            undecided += 1
     parts = [f"{_listed(helps) or 'no rung'} help{_third_person(helps)} beyond the noise"]
     if hurts:
         parts.append(f"{_listed(hurts)} hurt{_third_person(hurts)}")
-    if alone:
-        parts.append(f"{_listed(alone)} stand{_third_person(alone)} out only uncorrected")
-    if quiet:
-        parts.append(f"{quiet} of {len(gains)} do not differ significantly from the rung before")
+    if only_uncorrected:
+        ending = _third_person(only_uncorrected)
+        parts.append(f"{_listed(only_uncorrected)} stand{ending} out only uncorrected")
+    if undecided:
+        parts.append(
+            f"{undecided} of {len(gains)} do not differ significantly from the rung before"
+        )
     return "; ".join(parts)
 
 
@@ -253,7 +256,7 @@ def paint(
     """
     count = 2 if reduced else 3
     panels = figure.subplots(1, count, sharey=True)
-    _draw_accuracies(panels[0], rows, level, reduced)
+    _draw_accuracies(panels[0], rows, goal_accuracy=level, reduced=reduced)
     _draw_differences(panels[1], rows)
     if not reduced:
         _draw_seconds(panels[2], rows)
@@ -266,8 +269,13 @@ def paint(
     figure.suptitle(title, fontsize=10.5, parse_math=False)
 
 
-def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduced: bool) -> None:
-    """Draw the accuracy of each seed, its mean with an interval, and the source's."""
+def _draw_accuracies(
+    axes: "Axes", rows: Sequence[RungRow], goal_accuracy: float, reduced: bool
+) -> None:
+    """Draw each rung's accuracies in percent: of each seed, their mean, and the source's.
+
+    The mean has an interval. A line stands at ``goal_accuracy``.
+    """
     for place, row in enumerate(rows):
         # One entry in the legend is enough for all rungs.
         seed_label: str | None = None
@@ -282,11 +290,12 @@ def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduce
         below = [place + SEEDS_BELOW] * len(points)
         axes.scatter(points, below, label=seed_label, **SEED_POINTS)
         if row["accuracy"] is not None and row["accuracy_sd"] is not None:
-            reach = _standard_errors(row["n"]) * row["accuracy_sd"]
+            standard_error = row["accuracy_sd"] / math.sqrt(row["n"])
+            half_width = _standard_errors(row["n"]) * standard_error
             axes.errorbar(
                 100.0 * row["accuracy"],
                 place,
-                xerr=100.0 * reach / math.sqrt(row["n"]),
+                xerr=100.0 * half_width,
                 fmt="D",
                 color=VERMILION,
                 capsize=3,
@@ -298,8 +307,8 @@ def _draw_accuracies(axes: "Axes", rows: Sequence[RungRow], level: float, reduce
     # The source's accuracy is of its own network and epochs, not of the reduced ones.
     if not reduced:
         axes.plot([], [], label="source", **HOLLOW_SQUARE)
-        goal = 100.0 * level
-        axes.axvline(goal, color=GREY, linewidth=0.9, linestyle="--", label=f"{100 * level:.4g}%")
+        goal = 100.0 * goal_accuracy
+        axes.axvline(goal, color=GREY, linewidth=0.9, linestyle="--", label=f"{goal:.4g}%")
     axes.set_xlabel("accuracy at the end, %")
     _legend_above(axes)
 

@@ -227,7 +227,7 @@ def check_sweep(name: str, config: DictConfig) -> Sweep:
         )
     try:
         root = config.sweep.get("output")
-        # It is expanded before other keys refer to it.
+        # The folder is expanded before other keys refer to it.
         if isinstance(root, str):
             config.sweep.output = _expanded(root)
         # The experiment may refer to keys beside it.
@@ -411,7 +411,7 @@ def write(sweep: Sweep, finding: Finding, options: Sequence[str]) -> None:
         "notes": finding.notes,
         **finding.details,
     }
-    # It is renamed once the result is written, too.
+    # The figure gets its own name once the result is written, too.
     figure = sweep.output / ".figure.png"
     try:
         save_figure(finding.paint, finding.inches, figure)

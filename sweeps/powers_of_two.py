@@ -433,11 +433,11 @@ def _rows_of_sizes(
         filled: the ceiling's examples per second over those at the power of two below it.
         in_use: the share of the device's time in use, by batch size; empty where not measured.
     """
-    alone = dict[int, Effect]()
+    effect_of_centre = dict[int, Effect]()
     for effect in tested:
         if len(effect.centres) == 1:
             (centre,) = effect.centres
-            alone[centre] = effect
+            effect_of_centre[centre] = effect
     rows = list[dict[str, object]]()
     for size in choice.sizes:
         size_text = _what_it_is(size)
@@ -459,7 +459,7 @@ def _rows_of_sizes(
                 "examples_per_second": statistics.mean(speeds),
                 "examples_per_second_sd": _three_digits(statistics.stdev(speeds)),
                 "in_use": share_in_use,
-                **_effect_cells(alone.get(size)),
+                **_effect_cells(effect_of_centre.get(size)),
                 "seconds_of_rounds": list(medians[size]),
                 # Median and quartiles over the steps of all rounds.
                 "seconds_of_steps": asdict(timings[size]),

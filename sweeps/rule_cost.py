@@ -157,6 +157,7 @@ def steps_at(steps: Mapping[float, float], lr: float) -> tuple[Outcome, float | 
     for below, above in pairwise(rates):
         if not below < lr < above:
             continue
+        # Steps are not read between a rate that reached the target and one that missed it.
         if math.isinf(steps[below]) or math.isinf(steps[above]):
             return "missed", None
         share = math.log(lr / below) / math.log(above / below)
@@ -235,7 +236,9 @@ def _paint_costs(costs: Sequence[RuleCost], rules: Sequence[str], figure: "Figur
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
         axes.set_title(f"{table}, lr tuned at {costs_of_table[0].tuned_at}", fontsize=8.5)
     panels[0].set_ylabel("steps at the rule's rate / fewest steps\n(x: misses the target)")
-    panels[min(1, len(panels) - 1)].legend(frameon=False, fontsize=8.0, loc="upper left")
+    # One legend is enough: it stands in the second panel, if there is one.
+    second_or_only = panels[min(1, len(panels) - 1)]
+    second_or_only.legend(frameon=False, fontsize=8.0, loc="upper left")
 
 
 def _paint_rule(

@@ -354,18 +354,22 @@ def sentence(benchmarks: Sequence[Benchmark], standings: Sequence[Standing]) -> 
 
 
 def _leaders(ordered: Sequence[Standing]) -> str:
-    """Name the best of Optuna's samplers, the best other search, and their spendings' ratio."""
-    optunas, others = _apart(ordered)
-    text = ", ".join(map(_spending_of, (*optunas[:1], *others[:1])))
-    if not optunas or not others:
+    """Name the best of Optuna's samplers and the best other search, for ``time`` or ``steps``.
+
+    With both follows the ratio of their median spendings, the first over the second.
+    """
+    of_optuna, others = _apart(ordered)
+    text = ", ".join(map(_spending_of, (*of_optuna[:1], *others[:1])))
+    if not of_optuna or not others:
         return text
-    # A ratio needs searches of both kinds.
-    optuna_spends, _ = optunas[0].within
+    optuna_spends, _ = of_optuna[0].within
     other_spends, _ = others[0].within
     if math.isfinite(other_spends):
-        times = min(optuna_spends, MULTIPLES["time"][-1]) / other_spends
-        text += f", {times:.1f} times as much"
-        # A search that never comes within has spent all that there was.
+        # A search that never came within has spent the largest multiple, which time and steps have
+        # in common: the ratio is a lower bound then.
+        most = MULTIPLES["time"][-1]
+        ratio = min(optuna_spends, most) / other_spends
+        text += f", {ratio:.1f} times as much"
         if math.isinf(optuna_spends):
             text += " or more"
     return text
@@ -373,14 +377,14 @@ def _leaders(ordered: Sequence[Standing]) -> str:
 
 def _apart(standings: Sequence[Standing]) -> tuple[list[Standing], list[Standing]]:
     """Give the standings of Optuna's samplers, and those of the other searches, in their order."""
-    optunas = list[Standing]()
+    of_optuna = list[Standing]()
     others = list[Standing]()
     for standing in standings:
         if standing.entry.name in SAMPLERS:
-            optunas.append(standing)
+            of_optuna.append(standing)
         else:
             others.append(standing)
-    return optunas, others
+    return of_optuna, others
 
 
 def _spending_of(standing: Standing) -> str:
@@ -435,14 +439,17 @@ def paint(benchmarks: Sequence[Benchmark], standings: Sequence[Standing], figure
 
 
 def _names_with_band(best: Sequence[Standing]) -> set[str]:
-    """Name the two searches whose spread is drawn, from a table's best standings in order."""
-    optunas, others = _apart(best)
+    """Name the searches whose spread is drawn, from a table's best standings in order.
+
+    They are bstune's, or the best that is not Optuna's, and the best of Optuna's samplers.
+    """
+    of_optuna, others = _apart(best)
     if any(standing.entry.name == FRONTIER for standing in others):
         names = {FRONTIER}
     else:
         names = {standing.entry.name for standing in others[:1]}
-    if optunas:
-        names.add(optunas[0].entry.name)
+    if of_optuna:
+        names.add(of_optuna[0].entry.name)
     return names
 
 
@@ -478,8 +485,10 @@ def _draw_bars(axes: "Axes", standing: Standing, index: int, count: int) -> None
 
     ``index`` is the search's place among ``count`` searches.
     """
-    # On a logarithmic axis equal factors are equal distances: error bars do not hide each other.
-    beside = BAR_DISTANCE ** (index - (count - 1) / 2.0)
+    # The bars of a mark stand side by side around its spending, so that they do not hide each
+    # other. On a logarithmic axis equal factors are equal distances.
+    places_from_middle = index - (count - 1) / 2.0
+    beside = BAR_DISTANCE**places_from_middle
     spending = list[float]()
     medians = list[float]()
     factors = list[list[float]]()
@@ -524,6 +533,7 @@ def _finish(axes: "Axes", benchmark: Benchmark) -> None:
     # The axis begins a little below 1, so that a line at the best itself is seen.
     axes.set_ylim(0.97, MAX_RATIO)
     marks = MULTIPLES[objective]
+    # Single marks need room at both ends. A path begins at the axis.
     if objective == "curve":
         axes.set_xlim(marks[0] / 1.3, marks[-1] * 1.3)
     else:

@@ -316,8 +316,9 @@ def median_time(table: Table, batch_size: float, lr: float, target: Target) -> f
 
     In a table for the objective ``steps``, whose steps cost their examples, it gives examples.
     """
-    # A share draws one of a cell's runs. With so many even shares each run is drawn equally often,
-    # however many runs a cell has.
+    # A reading takes, of every cell around the point, the run at one share of the way through the
+    # cell's runs. The number of readings is a multiple of every cell's number of runs, so that each
+    # run is read equally often.
     draws = math.lcm(*set(map(len, table.cells.values())))
     times = list[float]()
     for draw in range(draws):

@@ -298,14 +298,14 @@ def row(budget: str, batch_size: int, lr: float, values: Sequence[float], level:
             "high": None,
             "values": [],
         }
-    half = float(stats.t.ppf((1.0 + level) / 2.0, len(values) - 1) * stats.sem(values))
+    half_width = float(stats.t.ppf((1.0 + level) / 2.0, len(values) - 1) * stats.sem(values))
     return {
         "budget": budget,
         "batch_size": batch_size,
         "lr": lr,
         "mean": mean,
-        "low": mean - half,
-        "high": mean + half,
+        "low": mean - half_width,
+        "high": mean + half_width,
         "values": list(values),
     }
 

@@ -87,7 +87,8 @@ def choose_batch_sizes(alone: Iterable[int], centres: Iterable[int], ceiling: in
             f"the ceiling is {ceiling}: below it there is no power of two with two neighbours; "
             "give the training more memory, or a smaller model"
         )
-    # If the ceiling is a power of two, it is the one below: a centre needs an upper neighbour.
+    # A centre needs an upper neighbour: where the ceiling is a power of two itself, it is the one
+    # below.
     power = 1 << (ceiling - 1).bit_length() - 1
     # The upper neighbour of a centre below the ceiling is the ceiling at most.
     fitting = {centre for centre in centres if centre < ceiling} | {power}
@@ -296,7 +297,7 @@ def compare_pairs(
     differences = values - values_before
     mean = float(np.mean(differences))
     if len(pairs) < 2:
-        return Difference(len(pairs), mean, low=None, high=None, p=None)
+        return Difference(pairs=len(pairs), mean=mean, low=None, high=None, p=None)
     if np.ptp(differences) == 0.0:
         # Without any spread Student's t is not defined, and there is no doubt.
         p = 1.0

@@ -204,6 +204,7 @@ class UnitLog:
             versions=self._versions,
             commit=self._commit,
         )
+        # It is compared with headers that were read from JSON.
         return UnitHeader(**as_json(asdict(header)))
 
     def _check_same(self, header: UnitHeader) -> None:
@@ -411,7 +412,8 @@ class UnitProgress(Generic[Value]):
     ) -> None:
         self._plan = plan
         self._seconds = dict(seconds)
-        self._left = dict.fromkeys(missing)
+        # The units that have not ended, in order.
+        self._left = list(missing)
         self._total = len(seconds) + len(missing)
         self._console = console
         self._said_any = False
@@ -419,17 +421,18 @@ class UnitProgress(Generic[Value]):
     def note(self, name: str, seconds: float) -> None:
         """Note that a unit has ended, which took ``seconds``."""
         self._seconds[name] = seconds
-        del self._left[name]
+        self._left.remove(name)
 
     def seconds_to_go(self) -> float | None:
         """Predict the seconds until the last unit ends; None before any has ended."""
-        work_done = sum(map(self._work, self._seconds))
+        names_done = self._seconds.keys()
+        work_done = sum(map(self._relative_work, names_done))
         if not work_done:
             return None
-        work_left = sum(map(self._work, self._left))
+        work_left = sum(map(self._relative_work, self._left))
         return sum(self._seconds.values()) / work_done * work_left
 
-    def _work(self, name: str) -> float:
+    def _relative_work(self, name: str) -> float:
         """Give how long a unit takes relative to others."""
         return self._plan.work.get(name, 1.0)
 

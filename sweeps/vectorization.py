@@ -514,8 +514,9 @@ def _timers(calls: Calls, clock: Callable[[], float]) -> dict[str, Timer]:
 
 
 def _calls_of_segment(timer: Timer, timing: RepeatTiming) -> int:
-    """Time one call, and give how many calls a segment has."""
+    """Time one call, and give how many calls a segment has, so that it takes its seconds."""
     once = timer.timeit(1).median
+    # By a clock that stands still, as a test's may, a segment would never end.
     if once < STANDING_STILL:
         return 1
     return max(1, math.ceil(timing.segment_seconds / once))

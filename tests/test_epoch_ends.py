@@ -42,14 +42,14 @@ def test_an_epoch_is_evaluated_where_something_looks_at_its_end(
 ):
     ends, trainer = begun(batches, looks)
     trainer.fit_loop.batch_idx = batch_idx
-    assert (ends.exist, ends.evaluates(trainer)) == (exist, evaluates)
+    assert (ends.epochs_end, ends.evaluates(trainer)) == (exist, evaluates)
 
 
 def test_before_the_start_nothing_is_evaluated():
     ends = EpochEnds(make_state(), adds_epochs=True)
     trainer = make_trainer()
     trainer.fit_loop.batch_idx = 5
-    assert not ends.exist
+    assert not ends.epochs_end
     assert not ends.evaluates(trainer)
 
 

@@ -370,7 +370,9 @@ def test_how_a_trial_ends_its_horizon(status, steps, history, excess, early, bou
     )
     assert (bool(data.bound[0]), data.y[0]) == (bound, math.log(steps))
     # It needs more than the horizon at which it missed.
-    assert data.least[0] == (math.log(100) if status == "stopped" and not bound else -math.inf)
+    assert data.log_steps_missed[0] == (
+        math.log(100) if status == "stopped" and not bound else -math.inf
+    )
 
 
 def test_without_a_horizon_nothing_of_it_is_there():

@@ -52,7 +52,7 @@ def test_the_likelihood_of_an_observation(status, log_factor, spread, low, high,
     # A uniform distribution from log 800 to log 1,000.
     assert status != "reached" or data.spread[0] == pytest.approx(math.log(1.25) / math.sqrt(12.0))
     # An estimate is known to lie above what has run.
-    assert data.least[0] == (math.log(1000) if log_factor == 0.5 else -math.inf)
+    assert data.log_steps_missed[0] == (math.log(1000) if log_factor == 0.5 else -math.inf)
 
 
 def test_a_trial_that_reached_the_target_at_its_first_evaluation_is_an_estimate():

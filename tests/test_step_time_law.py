@@ -154,7 +154,7 @@ def test_trials_see_how_the_machines_speed_changes(count, same_loop, shift, spre
     sizes = rng.integers(8, 512, count)
     off = np.exp(shift + rng.normal(0.0, spread, count))
     measured = [(size, law(size) * by) for size, by in zip(sizes, off, strict=True)]
-    seen = law.seen_by_trials(own(measured))
+    seen = law.widened_by_trials(own(measured))
     assert seen.factor_error == pytest.approx(expected, rel=0.1)
     assert (seen.seconds, seen.ratio_error(8, 64)) == (law.seconds, law.ratio_error(8, 64))
 

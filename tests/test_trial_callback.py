@@ -53,7 +53,7 @@ def callback_of(calls, micro_batches=1, **answers):
     parts = {one.name: Noted(one.name, calls, answers) for one in fields(Parts)}
     parts |= {"spec": make_spec(), "state": make_state(), "micro_batch_sizes": (4,) * micro_batches}
     parts["snapshot"].writer = None
-    parts["epoch_ends"].exist = True
+    parts["epoch_ends"].epochs_end = True
     return TrialCallback(Parts(**parts))
 
 

@@ -51,7 +51,7 @@ class BatchSplit:
         """Count the micro-batches that one device runs, by their size, the larger ones first."""
         size, remainder = divmod(self.batch_size, self.devices * self.rounds)
         # The first ``remainder`` micro-batches are larger by one. This device runs every devices-th
-        # micro-batch.
+        # micro-batch from its own number on, so that the larger ones are counted rounding up.
         larger = max(0, -(-(remainder - device) // self.devices))
         by_size = {size + 1: larger, size: self.rounds - larger}
         return {n: count for n, count in by_size.items() if count}

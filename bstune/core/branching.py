@@ -105,6 +105,7 @@ def crossing(losses: Mapping[int, float], tolerance: float) -> Crossing | None:
             continue
         rise = losses[above] - losses[below]
         jumps = rise > STRAIGHT_RISE * tolerance
+        # Of a jump it is not known where between the two sizes it begins.
         share = 0.5 if jumps else (tolerance - losses[below]) / rise
         batch_size = below * (above / below) ** share
         return Crossing(batch_size=batch_size, below=below, above=above, jumps=jumps)

@@ -449,6 +449,7 @@ def batch_at(b_crit: float, b_opt: float, factor: float) -> float:
 
     Without a small-batch term (``b_opt`` 0) it is ``factor`` times B_crit.
     """
+    # It is the positive root of B^2 - factor B_crit B - (1 + 2 factor) B_opt^2 = 0.
     small_batch = 2.0 * b_opt * math.sqrt(1.0 + 2.0 * factor) / factor
     return 0.5 * factor * (b_crit + math.hypot(b_crit, small_batch))
 

@@ -153,6 +153,7 @@ def minimise(observed: Observed, log_odds: Array, log_small: Array | None = None
         log_height = best.log_height[:, None] + scale[:, None] * moves[:, 1]
         log_sigma = best.log_sigma[:, None] + step * moves[:, 2]
         log_shape = np.repeat(log_shape[rows, least][:, None], len(moves), axis=1)
+        # v goes with the square of B_opt: its logarithm takes steps of twice the width.
         log_small_tried = best.log_small[:, None] + 2.0 * step * moves[:, 0]
         if is_small_free:
             # The height gives way, so that the curve stays among the points.

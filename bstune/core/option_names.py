@@ -93,18 +93,21 @@ def in_python(text: str, terms: PythonTerms | None = None) -> str:
     def argument(match: re.Match[str]) -> str:
         """Rewrite one option, with its value if it has one."""
         if match["value"] is None:
-            return _bare_option(match["name"])
+            return _argument_of(match["name"])
         return _option_with_value(match["name"], match["value"], terms) or match[0]
 
     return OPTION.sub(argument, budgets)
 
 
-def _bare_option(name: str) -> str:
-    """Find the argument that sets an option named without a value; else the option itself."""
-    for argument, option in ARGUMENT_OPTIONS.items():
-        if option == name:
+def _argument_of(option: str) -> str:
+    """Give the argument of Study that sets an option (``search.trials``: ``trials``).
+
+    It is the option itself if no argument sets it.
+    """
+    for argument, argument_option in ARGUMENT_OPTIONS.items():
+        if argument_option == option:
             return argument
-    return PART_ARGUMENTS.get(name, name)
+    return PART_ARGUMENTS.get(option, option)
 
 
 def _option_with_value(name: str, value: str, terms: PythonTerms | None) -> str | None:

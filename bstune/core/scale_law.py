@@ -138,7 +138,7 @@ class ScaleLaw:
         value, low, high = np.exp(
             np.clip(logs, -LARGEST_LOG_OF_FLOAT, LARGEST_LOG_OF_FLOAT)
         ).tolist()
-        return Estimate(value, low, high)
+        return Estimate(value=value, low=low, high=high)
 
     def _moments(
         self, component: Component, log_scales: Array, factors: Array
@@ -196,7 +196,7 @@ def fit_scale_law(points: Sequence[ScalePoint]) -> ScaleLaw:
     log_level = float(log_values.mean())
     components = _components(points, log_scales - log_centre, log_values - log_level)
     # The exponent is computed from the rest of the law, and put in last.
-    blank = Estimate(0.0, 0.0, 0.0)
+    blank = Estimate(value=0.0, low=0.0, high=0.0)
     law = ScaleLaw(
         exponent=blank,
         smallest=scales[0],

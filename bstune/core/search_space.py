@@ -94,7 +94,10 @@ class Space:
         return 3.0 * self.sigma if self.octaves is None else self.octaves
 
     def snap(self, batch_size: float) -> int:
-        """Round to the nearest candidate: a multiple in the range, or the largest batch size."""
+        """Round to the nearest candidate: a multiple in the range, or the largest batch size.
+
+        Of two that are as near it is the smaller one.
+        """
         first = math.ceil(self.low / self.multiple) * self.multiple
         last = math.floor(self.high / self.multiple) * self.multiple
         nearest = min(max(round(batch_size / self.multiple) * self.multiple, first), last)

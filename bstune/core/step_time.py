@@ -138,7 +138,7 @@ def fit_step_times(
     elif pairs:
         smooth = fit_line(pairs)
     else:
-        smooth = StepTime(middle, 1.0)
+        smooth = StepTime(overhead=middle, per_example=1.0)
     # Rows of the copy are contiguous: numpy's log may round strided ones otherwise.
     batch_size, tau = np.array(pairs, dtype=np.float64).reshape(-1, 2).T.copy()
     log_ratio = np.log(tau / StepTimes(smooth)(batch_size))

@@ -252,7 +252,7 @@ class StepTimeLaw(StepTime):
         """Give the law that no trial's own steps join, for trials that run beside each other."""
         return replace(self, takes_trials=False)
 
-    def seen_by_trials(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
+    def widened_by_trials(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
         """Widen the error of the factor that all sizes share to what the trials' own steps show.
 
         A survey sees some seconds of a machine whose speed may change from minute to minute; the
@@ -428,7 +428,9 @@ def _error_of_place(scatter: float, visits: int, trials: int) -> float:
     not show. It counts as wider by as much as quartiles of so few values lie too near to each
     other, and what it does not show as ``UNSEEN_SCATTER``.
     """
+    # The formula takes two values: one trial counts as two.
     widened = scatter / (1.0 - FEW_NEARER / max(visits, 2))
+    # One of all trials shows no scatter.
     seen = min(visits, trials - 1)
     return _error_of_median(math.sqrt(_with_unseen(widened**2, seen)), visits)
 
@@ -477,7 +479,8 @@ def _timing_errors(timings: Sequence[TimedSize]) -> Array:
     visits = np.array([timing.visits for timing in timings])
     repeats = visits - 1
     log_apart = np.log([timing.high / timing.low for timing in timings])
-    # Interpolated quartiles of a few values lie nearer to each other.
+    # Interpolated quartiles of a few values lie nearer to each other. Those of a single visit are
+    # one: its scatter is 0, whatever it is divided by.
     scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
     seen = 0.0
     if repeats.any():

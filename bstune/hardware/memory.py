@@ -445,7 +445,8 @@ def _close_in(bracket: _Bracket, fit: ProbeResult) -> ProbeResult:
         size = fit.batch_size
         end = bracket.end
         is_bracketed = bracket.bad is not None
-        # ``end`` has failed. The bracket is narrow, too, where no size to probe is left below it.
+        # Once a size has failed, ``end`` is the smallest that has. The bracket is narrow, too,
+        # where no size to probe is left below it.
         no_size_between = bracket.snap(end - 1, above=size) >= end
         is_narrow = end - size <= bracket.precision(size) or no_size_between
         if size == end or (is_bracketed and is_narrow):
@@ -597,7 +598,7 @@ def _cgroup_limits(root: Path) -> list[int]:
             name = "memory.limit_in_bytes"
         else:
             continue
-        # Missing in some containers, whose limit is at the top then.
+        # The group's own folder is missing in some containers, whose limit is at the top then.
         group_folder = top / group.lstrip("/")
         for folder in (group_folder, *group_folder.parents):
             file = folder / name

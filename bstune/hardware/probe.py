@@ -126,13 +126,14 @@ class MemoryClock(TrialClock):
                 with it.
         """
         training_bytes: int | None = None
-        if not out_of_memory:
-            training_bytes = self.peaks.get(Phase.TRAINING)
         outcome: ProbeOutcome = "fits"
         if out_of_memory is not None:
+            # Its peak says how much there was, and not how much training needs.
             outcome = PHASES[self.last]
-        elif not enforced:
-            outcome = self._first_over(limit)
+        else:
+            training_bytes = self.peaks.get(Phase.TRAINING)
+            if not enforced:
+                outcome = self._first_over(limit)
         return ProbeResult(
             batch_size=batch_size,
             outcome=outcome,
@@ -190,6 +191,7 @@ class TrialProbe:
                     process.join(PROBE_LOOK_SECONDS)
                     # A pipe that nobody reads would fill.
                     messages += _received(receiver)
+                    # On a GPU the probe limits itself.
                     resident = memory.resident_bytes(process.pid) if self.on_cpu else 0
                     if time.monotonic() > end:
                         stopped = f"it did not end within {self.seconds:g} s"
@@ -348,18 +350,19 @@ def _clock(
     if device.type == "cpu":
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
-    free, total = torch.cuda.mem_get_info(device)
-    taken = total - free
+    free_at_start, total = torch.cuda.mem_get_info(device)
+    # What other processes take, and this one outside of tensors.
+    taken_at_start = total - free_at_start
 
     def peak() -> int:
         # Memory outside of tensors grows after the start: kernels and libraries are loaded with
         # their first use.
-        free = torch.cuda.mem_get_info(device)[0]
-        outside = max(taken, total - free - torch.cuda.memory_reserved(device))
+        free, _ = torch.cuda.mem_get_info(device)
+        outside = max(taken_at_start, total - free - torch.cuda.memory_reserved(device))
         return outside + torch.cuda.max_memory_reserved(device)
 
     if limit is not None:
-        memory.cap_cuda_memory(device, (limit - taken) / total)
+        memory.cap_cuda_memory(device, (limit - taken_at_start) / total)
     else:
         limit = total
     clock = MemoryClock(peak, lambda: torch.cuda.reset_peak_memory_stats(device), report)
@@ -458,4 +461,5 @@ def measure_ceiling(
     ceiling = find_ceiling(probe, low, high, notes=notes, **search)
     if ceiling.above is not None:
         return ceiling
+    # All that was probed fits: sizes up to the largest one may be left, for lack of time.
     return ceiling.extended(largest)

@@ -52,10 +52,15 @@ Array = NDArray[np.float64]
 MAX_MISALIGNED = 8
 # The advice names batch sizes at which the framework takes more than this share of a step.
 MUCH_OVERHEAD = 0.2
-# Inches of the roofline's figure: its width, the height of the roof, and of a layer's row below it.
+# Inches of the roofline's figure: its width, and the heights of the roof, of a layer's row below
+# it, and of the title and the legend.
 ROOFLINE_WIDTH = 11.0
 ROOF_HEIGHT = 3.6
 LAYER_HEIGHT = 0.24
+TITLE_AND_LEGEND_HEIGHT = 1.4
+# The figure is begun at this size: its height follows from the number of layers, which is known
+# only when they are drawn.
+ROOFLINE_INCHES = (ROOFLINE_WIDTH, 1.0)
 # Letters of a line of the figure's title.
 ROOFLINE_TITLE_WIDTH = 120
 # So many layers are drawn: those to which the roofline allows the most time.
@@ -128,7 +133,7 @@ def write_survey(survey: Survey, output: Output, missing: list[str]) -> None:
     if survey.cost is not None and survey.limits is not None:
         paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
         with optional("no figure of the roofline", missing):
-            save_figure(paint, (ROOFLINE_WIDTH, 1.0), output.roofline)
+            save_figure(paint, ROOFLINE_INCHES, output.roofline)
 
 
 def survey_figure(survey: Survey) -> "Picture":
@@ -137,7 +142,7 @@ def survey_figure(survey: Survey) -> "Picture":
     if survey.cost is None or survey.limits is None:
         raise HardwareError("\n".join(["the roofline is not known", *survey.notes]))
     paint = functools.partial(_paint, survey=survey, cost=survey.cost, limits=survey.limits)
-    return figure_of(paint, (ROOFLINE_WIDTH, 1.0), PAGE_DPI)
+    return figure_of(paint, ROOFLINE_INCHES, PAGE_DPI)
 
 
 def survey_html(survey: Survey) -> str:
@@ -342,7 +347,7 @@ def bound_text(survey: Survey) -> str | None:
     """Say in one sentence what bounds a step; None where its cost is not known.
 
     If the measured steps take ten times the seconds that the roofline allows, neither arithmetic
-    nor memory bounds them. If not, the shapes of the layers say which of both does.
+    nor memory bounds them. If not, the shapes of the layers say whether arithmetic or memory does.
     """
     if survey.cost is None or survey.limits is None:
         return None
@@ -354,6 +359,7 @@ def bound_text(survey: Survey) -> str | None:
         size = format_count(turning)
         return f"a step is memory-bound below batch size {size}, compute-bound from there on"
     largest = neither[-1].batch_size
+    # The seconds that arithmetic and memory need, over those that the step was measured to take.
     share = max(row.share_of_roofline for row in neither)
     text = (
         "a step is bound by neither arithmetic nor memory up to batch size "
@@ -470,16 +476,17 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
             seconds[layer] = roofline.layer_seconds(layer, limits, largest)
     layers = sorted(seconds, key=lambda layer: -seconds[layer])[:MAX_LAYERS]
     rows_height = LAYER_HEIGHT * (len(layers) + 1)
-    # Its height follows from the number of layers, which only now is known.
-    figure.set_size_inches(ROOFLINE_WIDTH, ROOF_HEIGHT + rows_height + 1.4)
+    figure_height = ROOF_HEIGHT + rows_height + TITLE_AND_LEGEND_HEIGHT
+    figure.set_size_inches(ROOFLINE_WIDTH, figure_height)
     roof, ranges = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": [ROOF_HEIGHT, rows_height]}
     )
     parts: list[LayerCost | StepCost] = [cost, *layers]
-    points = np.empty((len(parts), len(sizes)))
+    # FLOPs per byte of each part at each batch size.
+    intensities = np.empty((len(parts), len(sizes)))
     for i, part in enumerate(parts):
-        points[i] = [roofline.intensity(part, size) for size in sizes]
-    _draw_roof(roof, limits, points, survey)
+        intensities[i] = [roofline.intensity(part, size) for size in sizes]
+    _draw_roof(roof, limits, intensities, survey)
     # Each layer has its share of the time that the roofline allows the step.
     allowed = roofline.allowed_seconds(cost, limits, largest)
     shares = [seconds[layer] / allowed for layer in layers]
@@ -487,7 +494,7 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     for layer, share in zip(layers, shares, strict=True):
         names.append(f"{layer.name} ({layer.kind}), {share:.0%}")
     rest = f"whole step; layers without FLOPs or not listed take {max(0.0, 1.0 - sum(shares)):.0%}"
-    _draw_ranges(ranges, limits, points, sizes, [rest, *names])
+    _draw_ranges(ranges, limits, intensities, sizes, [rest, *names])
     for axes in (roof, ranges):
         axes.axvline(limits.ridge, color=GREY, linewidth=0.9, linestyle="--", zorder=1)
         axes.grid(color=INK, alpha=0.07, linewidth=0.6)
@@ -503,29 +510,30 @@ def _paint(figure: "Figure", survey: Survey, cost: StepCost, limits: DeviceLimit
     )
 
 
-def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey) -> None:
+def _draw_roof(axes: "Axes", limits: DeviceLimits, intensities: Array, survey: Survey) -> None:
     """Draw the roof, the layers and the whole step on it, and the measured steps below it.
 
-    The smallest and the largest batch size are named. ``points`` are FLOPs per byte, of shape
+    The smallest and the largest batch size are named. ``intensities`` are FLOPs per byte, of shape
     (parts, batch sizes); the first part is the whole step, the others are layers.
     """
     # All rates are in GFLOP/s, or in bytes/s over 1e9.
     peak = limits.flops_per_second / 1e9
     bandwidth = limits.bytes_per_second / 1e9
-    known = points[points > 0.0]
+    # A step without FLOPs has no place on the logarithmic axis.
+    known = intensities[intensities > 0.0]
     start = min(limits.ridge, *known) / 2.0
     end = max(limits.ridge, *known) * 2.0
     corners = np.array([start, limits.ridge, end])
     corner_rates = np.minimum(peak, bandwidth * corners)
-    attainable = np.minimum(peak, bandwidth * points)
-    # At the same batch sizes as the points.
+    attainable = np.minimum(peak, bandwidth * intensities)
+    # At the same batch sizes as the intensities.
     measured = [row.share_of_peak * peak for row in survey.achieved]
     axes.set(xscale="log", yscale="log", xlim=(start, end), ylabel="attainable GFLOP/s")
     # With room for labels above and below.
     axes.set_ylim(min(corner_rates[0] / 1.5, min(measured) / 2.5), peak * 2.5)
     axes.plot(corners, corner_rates, color=INK, linewidth=1.8, label="ceilings of the device")
-    for intensities, rates in zip(points[1:], attainable[1:], strict=True):
-        axes.plot(intensities, rates, "o", color=BLUE, markersize=4, alpha=0.5)
+    for of_layer, rates in zip(intensities[1:], attainable[1:], strict=True):
+        axes.plot(of_layer, rates, "o", color=BLUE, markersize=4, alpha=0.5)
     axes.plot([], [], "o", color=BLUE, markersize=4, label="layers, where the roofline puts them")
     axes.text(
         limits.ridge,
@@ -535,7 +543,7 @@ def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey
         color="#555555",
         fontsize=8.5,
     )
-    step = points[0]
+    step = intensities[0]
     roof = attainable[0]
     label = "whole step, by the sum of its bytes"
     axes.plot(step, roof, "D", color=VERMILION, markersize=6.5, label=label)
@@ -553,14 +561,18 @@ def _draw_roof(axes: "Axes", limits: DeviceLimits, points: Array, survey: Survey
 
 
 def _draw_ranges(
-    axes: "Axes", limits: DeviceLimits, points: Array, sizes: Sequence[int], names: Sequence[str]
+    axes: "Axes",
+    limits: DeviceLimits,
+    intensities: Array,
+    sizes: Sequence[int],
+    names: Sequence[str],
 ) -> None:
     """Draw a row for the step and for each layer: their FLOPs per byte over the batch sizes.
 
-    ``points`` are those of :func:`_draw_roof`; ``names`` are the labels of their rows.
+    ``intensities`` are those of :func:`_draw_roof`; ``names`` are the labels of their rows.
     """
     areas = np.linspace(14.0, 60.0, len(sizes))
-    for row, values in enumerate(points):
+    for row, values in enumerate(intensities):
         # The whole step is the first one.
         color = BLUE if row else VERMILION
         axes.plot(values, [row] * len(values), color=color, linewidth=1.2, alpha=0.6)

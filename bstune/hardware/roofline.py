@@ -280,6 +280,8 @@ def step_cost(
             slope = (count - small_count) / (large - small)
             constant = small_count - slope * small
             costs[name] = AffineCost(constant, slope)
+            # A count that rises faster than the batch, as of attention over the batch, has no such
+            # line: it is taken as in proportion to the batch size, from the larger one.
             if constant < 0.0:
                 costs[name] = AffineCost(0.0, count / large)
                 superlinear.append(layer.name)
@@ -465,6 +467,7 @@ class _Tracer:
         for layer in layers:
             outside.counts["flops"] -= layer.counts["flops"]
             for parameter in layer.parameters:
+                # Read forward, read backward for the inputs' gradient, its own gradient written.
                 uses = 1 + layer.passes_gradient + (parameter.grad is not None)
                 layer.counts["weights"] += self._bytes(parameter) * uses
         for parameter in parameters:
@@ -540,8 +543,11 @@ def _dimensions(module: nn.Module) -> tuple[tuple[str, int], ...]:
     """Give the names and sizes of a layer's dimensions that tensor cores want in multiples."""
     if isinstance(module, nn.Linear):
         return ("in_features", module.in_features), ("out_features", module.out_features)
-    # A depthwise convolution, a group for each channel, has no product over channels.
-    if isinstance(module, nn.modules.conv._ConvNd) and not 1 < module.groups == module.in_channels:
+    if isinstance(module, nn.modules.conv._ConvNd):
+        # A depthwise convolution, a group for each channel, has no product over channels.
+        is_depthwise = module.groups > 1 and module.groups == module.in_channels
+        if is_depthwise:
+            return ()
         in_channels = module.in_channels // module.groups
         out_channels = module.out_channels // module.groups
         return ("in_channels", in_channels), ("out_channels", out_channels)

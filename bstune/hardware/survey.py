@@ -279,7 +279,7 @@ def measure_with(
         f"at most {hardware.seconds:g} s"
     )
     largest, unused = usable_sizes(space.high, protocol.budget)
-    # A captured graph holds memory of its own.
+    # A captured graph holds memory of its own: a probe goes past the steps before its capture.
     steps = max(hardware.memory.steps, eager_steps(protocol.fast, device) + 1)
     ceiling = measure_ceiling(
         options,
@@ -366,7 +366,7 @@ def _trial_limit(options: StudyOptions, device: torch.device) -> int | None:
     workers = options.search.workers
     limit = memory.limit
     if limit is None and device.type == "cpu":
-        # A trial that takes all that is free ends its process.
+        # The system ends a process that takes all that is free.
         limit = int(memory.free_share * memory_limit(Path("/"), resident_bytes()))
     if device.type == "cpu" and limit is not None:
         # The processes of one trial share the memory; CUDA devices have their own each.

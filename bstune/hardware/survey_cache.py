@@ -239,7 +239,7 @@ def cache_key(
         name: value for name, value in protocol.trainer.items() if name not in user_arguments
     }
     trainer |= options.trainer
-    # It shows edits of the model's code.
+    # This text changes with edits of the model's code.
     module_text = [repr(module)]
     for name, parameter in module.named_parameters():
         module_text.append(f"{name} {tuple(parameter.shape)}")
@@ -258,7 +258,7 @@ def cache_key(
         "survey": options.hardware.model_dump(exclude={"cache", "enabled", "refresh"}),
     }
     if options.search.workers > 1:
-        # They share the memory.
+        # Trials that run at once share the memory.
         depends["workers"] = options.search.workers
     document = json.dumps(depends, sort_keys=True, default=str)
     return hashlib.sha256(document.encode()).hexdigest()[:16]

@@ -50,6 +50,7 @@ def counts_to_try(options: StudyOptions) -> tuple[int, ...]:
         return ()
     if options.threads != "auto":
         return (options.threads,)
+    # The user's environment gives the number, too: torch has taken it.
     if OMP_THREADS in os.environ:
         return (most,)
     return tuple(sorted({1, max(1, most // 2), most}))
@@ -78,15 +79,16 @@ def choose_threads(
     """
     if len(counts) == 1:
         return ThreadChoice(counts[0])
+    # Other processes can only make a step longer: the least seconds of several visits count.
     least: dict[tuple[int, int], float] = {}
     for _ in range(VISITS):
         for batch_size in batch_sizes:
             for count in counts:
                 with threads_of_torch(count):
                     seconds = time_step(batch_size)
-                place = (count, batch_size)
-                least[place] = min(seconds, least.get(place, math.inf))
-    timings = tuple(ThreadTiming(*place, seconds) for place, seconds in least.items())
+                visited = (count, batch_size)
+                least[visited] = min(seconds, least.get(visited, math.inf))
+    timings = tuple(ThreadTiming(*visited, seconds) for visited, seconds in least.items())
     return ThreadChoice(_best_count(timings), timings)
 
 

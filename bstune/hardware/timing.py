@@ -521,7 +521,7 @@ def _best_rate(
 
     A call of size n does 2 n^``power`` operations, or moves as many bytes. The smallest size is
     timed in any case, a larger one only if enough of ``seconds`` is left. The time in which the
-    device's libraries load is no part of them: on a GPU it is longer than all the rest.
+    device's libraries load does not count: on a GPU it is longer than all the rest.
 
     Args:
         prepare: makes the call of a size.
@@ -544,6 +544,7 @@ def _best_rate(
     seconds_per_work = 0.0
     for i, size in enumerate(sorted(sizes)):
         work = 2.0 * size**power
+        # A size whose calls would take more than the seconds left is not timed, but for the first.
         if best and TIMER_CALLS * seconds_per_work * work > end - clock():
             break
         call = prepare(size)

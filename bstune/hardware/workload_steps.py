@@ -114,6 +114,7 @@ def time_workload(
     start = time.perf_counter()
     device = torch.device(options.device)
     timed_protocol = protocol
+    # Without the lean loop, Lightning's own takes the timed steps.
     if how.seconds_of == "trainer":
         timed_protocol = replace(protocol, fast="off")
     with _device_errors():
@@ -424,7 +425,8 @@ class _Visits:
         # A module that cannot be compared is not tried again.
         if self.overhead_notes:
             return trial, ()
-        # A long step's overhead is not worth another one.
+        # Steps are long where a visit takes the fewest of them. One comparison is enough then, as
+        # overhead is a small share of each.
         if batch_size in self.compared and steps <= self.step_time.min_steps:
             return trial, ()
         self.compared.add(batch_size)

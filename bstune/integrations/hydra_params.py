@@ -203,6 +203,7 @@ def _range(override: Override) -> Range | None:
     encoded = override.sweep_iterator(transformer=Transformer.encode)
     values = tuple(str(value) for value in encoded)
     numbers = _numbers(values)
+    # Names, such as those of optimizers, are searched by their places.
     if len(numbers) < len(values):
         return Range(math.nan, math.nan, is_log=False, is_integer=True, values=values)
     low = min(numbers)

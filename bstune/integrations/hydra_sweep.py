@@ -75,6 +75,8 @@ SAME_SEED = (
 )
 # Optuna's samplers search so many sigmas on each side of the rule.
 SIGMAS = 3.0
+# The least octaves of learning rates to search on each side, as sigma must be over 0.
+LEAST_OCTAVES = 0.01
 TIME_IS_POSSIBLE = (
     "the task returns seconds_per_step, and the study seeks the fewest steps: "
     "hydra.sweeper.objective=time seeks the least time, under another hydra.sweeper.study_name "
@@ -341,7 +343,8 @@ def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]
     if settings.has_own_sampler:
         return []
     rates = params.rates
-    octaves = max(math.log2(rates.high / lr), math.log2(lr / rates.low), 0.01)
+    # The search is as wide on both sides: the farther end of the range decides.
+    octaves = max(math.log2(rates.high / lr), math.log2(lr / rates.low), LEAST_OCTAVES)
     options = ["scaling=none", f"scaling.lr_octaves_sigma={octaves / SIGMAS!r}"]
     if isinstance(sampler, str):
         return [f"sampler={sampler}", *options]
@@ -534,7 +537,7 @@ def _report_history(trial: LoopTrial, history: object) -> int:
             f"the task returned the history {shown(history)}: it must be pairs of step and metric"
         )
     for step, value in pairs:
-        # The trial itself refuses steps that are no whole numbers.
+        # The trial itself refuses steps that are no whole numbers, and a step 0 of a fresh trial.
         steps = as_int(step)
         if steps is not None and 0 < trial.first_step >= steps:
             continue

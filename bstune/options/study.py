@@ -204,6 +204,7 @@ def _check_workers(
     hardware: HardwareOptions,
 ) -> None:
     """Refuse several trials side by side where none is trained, or no survey times the steps."""
+    # With trial.batch_size a single trial is trained by itself, without a search.
     if search.workers <= 1 or trial.batch_size is not None:
         return
     reason = None

@@ -652,13 +652,13 @@ def _differences(studies: Sequence[Compared]) -> list[str]:
             "sizes, in examples of a step; seconds, steps and gains are each workload's own, and "
             "rank none of them"
         )
+        if len(targets) > 1:
+            lines.append("the targets differ: each stands beside its study")
     elif len(targets) > 1:
         lines.append(
             "the targets differ: each stands beside its study, and a critical batch size may be "
             "larger for its harder target alone"
         )
-    if len(workloads) > 1 and len(targets) > 1:
-        lines.append("the targets differ: each stands beside its study")
     if len(tokens) > 1:
         counts = ", ".join(map(format_count, tokens))
         lines.append(
@@ -702,6 +702,7 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
         deviation=_share_of(sum(squares.values()) / len(squares)),
         by_study={name: _share_of(square) for name, square in squares.items()},
         inside=sum(inside) / len(inside),
+        # Where the intervals are of several levels, only the least is theirs in all studies.
         level=min(levels),
         smallest=min(spans),
         largest=max(spans),

@@ -73,6 +73,7 @@ def _use_cells(use: Use | None, names: Sequence[str]) -> list[Cell]:
     ``names`` are the further hyper-parameters that any of the studies searches. Where ``use`` is
     None, each cell is a dash.
     """
+    # Batch size, learning rate and time stand beside the further hyper-parameters.
     if use is None:
         return [Cell("-", None)] * (3 + len(names))
     cells = [

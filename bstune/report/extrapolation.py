@@ -335,7 +335,7 @@ def card(extrapolation: Extrapolation, tokens: int | None) -> str:
         tokens_per_unit = 1
         if tokens is not None:
             unit = "tokens, with --seq-length"
-            # A scale of tokens counts what the threshold counts.
+            # A schedule over a scale of tokens counts tokens already.
             if extrapolation.scale != "tokens":
                 tokens_per_unit = tokens
         values["megatron_lm"] = megatron_flags(extrapolation.schedule, tokens_per_unit)

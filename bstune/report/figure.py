@@ -73,6 +73,8 @@ KEY_WIDTH = 60
 MAX_KEY_LINES = 3
 # Sizes of the key's letters in points: the first with which it fits is taken.
 KEY_POINTS = (8.0, 7.0, 6.0, 5.0)
+# The greatest height of the key over its panel's: titles and margins leave so much room.
+KEY_HEIGHT = 1.12
 # The distance of a name from its mark, in points.
 MARK_OFFSET = 8.0
 POINT_TEXT = "fewest examples near its batch size; bar: last miss to first hit"
@@ -159,6 +161,7 @@ def _set_title(figure: "Figure", result: StudyResult) -> None:
     for width in TITLE_WIDTHS:
         headline = textwrap.fill(told.headline, width)
         title.set_text(f"{headline}\n{textwrap.fill(asked, width)}")
+        # A hundredth of the width is left free on each side.
         if title.get_window_extent().width < 0.98 * figure.bbox.width:
             break
 
@@ -622,5 +625,5 @@ def _draw_key(figure: "Figure", axes: "Axes", panels: Sequence["Axes"]) -> None:
         # The layout is not to shrink the panels for a key that is too large.
         legend.set_in_layout(False)
         box = legend.get_window_extent()
-        if box.height <= room.height * 1.12 and box.x1 <= figure.bbox.width:
+        if box.height <= room.height * KEY_HEIGHT and box.x1 <= figure.bbox.width:
             break

@@ -245,6 +245,7 @@ def band(result: StudyResult, merit: Merit) -> Band | None:
     tau = curve.seconds_per_step
     if tau is None:
         return None
+    # Where the error of tau is not known, the interval is that of the steps alone.
     errors = curve.seconds_error or (0.0,) * len(tau)
     low = list[float]()
     middle = list[float]()

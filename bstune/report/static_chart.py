@@ -313,7 +313,10 @@ def _shapes(layout: PlotlyLayout, frame: _Frame) -> list[str]:
 
 
 def _shape_end(shape: PlotlyLayout, name: str, end: int, axis: _Axis) -> float:
-    """Give the pixel of a shape's ``end``, 0 or 1, along the axis ``name``."""
+    """Give the pixel of a shape's ``end``, 0 or 1, along the axis ``name``.
+
+    A value without a place on the axis, such as 0 on a logarithmic one, is drawn at its start.
+    """
     value = shape[f"{name}{end}"]
     if shape.get(f"{name}ref") == "paper":
         return axis.pixel_of_share(value)
@@ -484,6 +487,7 @@ def _words(trace: PlotlyTrace, points: Sequence[Place | None]) -> list[str]:
     """Write the texts beside marks, by plotly's ``textposition``, such as ``top right``."""
     position = trace.get("textposition", "top center")
     anchor = "middle"
+    # How far the text stands from the mark's middle, to the right and down, in pixels.
     shift = 0.0
     if "right" in position:
         anchor = "start"

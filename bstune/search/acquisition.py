@@ -126,7 +126,8 @@ class Policy:
     loss_early: float
     """Until this cost is spent, the largest expected improvement for its cost decides."""
     loss_cost_weight: float
-    """What a full trial's remaining cost adds to a candidate's score, in log of the budget."""
+    """What a full trial's remaining cost adds to a candidate's score, in log of the budget. Where
+    the improvement for its cost decides, each cost counts as so many full trials more."""
     loss_fresh_after: float
     """Each time this cost has been spent, the best trial runs once more on a fresh seed."""
     loss_drift: float
@@ -166,7 +167,7 @@ class Situation:
     Args:
         pending: the trials that run now.
         domain: where the search may go.
-        budget: the steps over batch size at which a trial ends in any case.
+        budget: gives the step at which a trial ends in any case, at a batch size.
         resumable: whether a stopped trial can be continued, by number; None: none can.
         policy: how to spend.
         weight: the factor that turns steps into the objective, over log2 batch size.
@@ -200,7 +201,7 @@ def suggest(
         pending: the trials that run now.
         objective: what is to be least, or ``curve``: B_crit is to be known best.
         domain: where the search may go.
-        budget: the steps over batch size at which a trial ends in any case.
+        budget: gives the step at which a trial ends in any case, at a batch size.
         resumable: whether a stopped trial can be continued, by number; None: none can.
         policy: how to spend.
         rng: the source of chance.
@@ -223,6 +224,8 @@ def suggest(
             return suggestion
     options = _candidates(posterior, situation, rng)
     row = int(rng.integers(len(posterior.theta)))
+    # A random decision moves one of the new points anywhere, and chooses it. Nothing is predicted
+    # of it.
     if posterior.observations and rng.random() < policy.random_fraction:
         chosen = len(options.stopped) + RANDOM_PLACE
         predicted = math.inf
@@ -313,6 +316,7 @@ def _horizon_of(
         growth = situation.policy.max_horizon_growth
         longest = min(_most_before_target(posterior, situation, batch_size, growth), longest)
     else:
+        # The steps with which the candidate is as good as the incumbent.
         latest = situation.incumbent / float(situation.weight(options.x[chosen]))
     return choose_horizon(posterior, options, chosen, draw, longest=longest, latest=latest)
 
@@ -332,6 +336,7 @@ def _limit_of(
     steps_done = float(options.done[chosen])
     batch_size = float(np.exp2(options.x[chosen]))
     last_step = situation.budget(batch_size)
+    # Before anything has reached the target, a trial may cost so many times what was spent.
     if situation.incumbent is None:
         growth = policy.max_growth if steps_done else policy.max_first_growth
         most = _most_before_target(posterior, situation, batch_size, growth)
@@ -340,7 +345,7 @@ def _limit_of(
     given_up_at = policy.stop_factor * situation.incumbent / weight
     probe = min(policy.probe_fraction * given_up_at, policy.max_predicted_fraction * predicted)
     limit = given_up_at
-    # A second stage: where nothing can be continued, the first probe is the last.
+    # A trial that can be continued runs to its probe first. Any other one gets all of it at once.
     if situation.resumable is not None and steps_done < PROBED * probe:
         limit = probe
     return min(max(limit, LEAST_GROWTH * steps_done, MIN_STEPS), last_step)
@@ -392,6 +397,7 @@ def _most_telling_suggestion(
         )
         return options.suggestion(chosen, horizon)
     max_steps = policy.probe_fraction * predicted
+    # A trial that has run to its probe goes on until it is given up.
     if steps_done >= max_steps:
         max_steps = GIVEN_UP_AT * predicted
     least = max(LEAST_GROWTH * steps_done, MIN_STEPS)

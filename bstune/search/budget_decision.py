@@ -83,7 +83,7 @@ def suggest_within_budget(
     if posterior.ruler is None:
         return _suggest_before_ruler(posterior, pending, domain, policy, rng)
     repeated = fresh_seed_due(posterior, policy)
-    # Where several processes search, only one of them runs it again.
+    # Where several processes search, only one of them runs the best trial again.
     if repeated is not None and not _is_running(repeated, pending):
         return Suggestion(
             x=repeated.x,
@@ -94,6 +94,7 @@ def suggest_within_budget(
             repeats=repeated.number,
         )
     options = _budget_candidates(posterior, pending, domain, resumable, policy, rng)
+    # A random decision moves one of the new points anywhere, and chooses it.
     if rng.random() < policy.random_fraction:
         chosen = len(options.waiting) + RANDOM_PLACE
         x, z = random_point(posterior.theta, posterior.prior, domain, posterior.too_large, rng)
@@ -264,17 +265,23 @@ def _choose_candidate(
     the best one in a draw of the posterior.
     """
     worse = _penalty_near_pending(options, pending)
-    to_go = 1.0 - options.done
+    # In full trials.
+    cost_to_go = 1.0 - options.done
     if posterior.spent < policy.loss_early:
         behind = _log_behind(posterior, options, posterior.theta) + worse
+        # With a ruler there is at least one full trial here.
         best = rank_full_trials(posterior)[0].behind
         gain = np.maximum(best - behind, 0.0).mean(axis=0)
         # The improvement tells no candidates apart if none is better in any draw.
         if gain.max() > 0.0:
-            return int((gain / (to_go + policy.loss_cost_weight)).argmax())
+            # The weight is added to each cost here: a trial that is nearly through would else be
+            # chosen for any improvement at all.
+            cost = cost_to_go + policy.loss_cost_weight
+            return int((gain / cost).argmax())
     row = int(rng.integers(len(posterior.theta)))
     drawn = _log_behind(posterior, options, posterior.theta[[row]])[0]
-    return int((drawn + worse + policy.loss_cost_weight * to_go).argmin())
+    cost_in_log_steps = policy.loss_cost_weight * cost_to_go
+    return int((drawn + worse + cost_in_log_steps).argmin())
 
 
 def _log_behind(posterior: BudgetPosterior, options: BudgetCandidates, theta: Array) -> Array:

@@ -25,7 +25,7 @@ import numpy as np
 from bstune.search.budget_runs import BudgetRun
 from bstune.search.candidates import MEMORY_ROOM
 from bstune.search.fixed_budget import BudgetPosterior, Expected, rank_full_trials
-from bstune.search.posterior import NOISE, OTHER, frontier, log_steps, optimum
+from bstune.search.posterior import NOISE, frontier, log_steps, optimum, other_places
 from bstune.search.ruler import Array, Ruler, RunningBest
 
 # Shares of the budget up to which the trials are read.
@@ -241,6 +241,7 @@ def size_growth(posteriors: Mapping[float, BudgetPosterior]) -> SizeGrowth | Non
         best = x[_best_behind(posteriors[share], x).argmin(axis=1)]
         optima.append(best)
         best_sizes.append(_best_size(share, best, x))
+    # A line through the i-th draw of each posterior is one draw of the exponent.
     count = min(len(best) for best in optima)
     log2_sizes = np.stack([best[:count] for best in optima])
     exponents, log2_now = np.polyfit(np.log2(shares), log2_sizes, 1)
@@ -393,6 +394,7 @@ def _gain_over(posterior: BudgetPosterior, ruler: Ruler, best: BudgetRun) -> Gai
     x = _log_size_grid(posterior, SIZES_PER_OCTAVE)
     drawn = _behind_at(posterior, np.array([best.x]), np.array([best.z]), np.array([best.other]))
     best_behind = drawn[:, 0]
+    # A seed may be so much luckier than another, by one standard deviation.
     noise = np.exp(posterior.theta[:, NOISE])
     return GainLeft(
         next_point=_gain_of_next(posterior, ruler, x, best_behind),
@@ -412,9 +414,10 @@ def _gain_of_next(posterior: BudgetPosterior, ruler: Ruler, x: Array, best_behin
     z = np.median(optimum(theta, prior.points_at(x), prior), axis=0)
     other = np.zeros((x.size, prior.others))
     for j in range(prior.others):
-        other[:, j] = np.clip(np.median(theta[:, OTHER + 3 * j]), 0.0, 1.0)
+        places = other_places(j)
+        other[:, j] = np.clip(np.median(theta[:, places.best]), 0.0, 1.0)
         # The best rate moves with the other hyper-parameters, which the optimum has in the middle.
-        z = z + np.median(theta[:, OTHER + 3 * j + 2]) * (other[:, j] - 0.5)
+        z = z + np.median(theta[:, places.rate_shift]) * (other[:, j] - 0.5)
     behind = _behind_at(posterior, x, z, other)
     return max(_mean_gain(posterior, ruler, best_behind, behind[:, i]) for i in range(x.size))
 

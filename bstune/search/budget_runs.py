@@ -79,7 +79,7 @@ def joined_runs(
     Args:
         trials: the records so far; those that failed are left out.
         others: the other hyper-parameters by the trial's number, each in [0, 1].
-        budget: the steps over batch size at which a trial ends.
+        budget: gives the step at which a trial ends, at a batch size.
         scale: on which the metric is read.
     """
     usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]

@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstune.search.observations import Observation, Point, Posterior
-from bstune.search.posterior import NOISE, OTHER, LikelihoodData, Points, Prior, log_steps, optimum
+from bstune.search.posterior import (
+    NOISE,
+    LikelihoodData,
+    Points,
+    Prior,
+    log_steps,
+    optimum,
+    other_places,
+)
 
 Array = NDArray[np.float64]
 # The trials that run now: log2 of the batch size, log2 of the learning rate, and the number of the
@@ -144,14 +152,14 @@ def most_promising(
     budget: Callable[[float], float],
     resumable: Callable[[int], bool],
 ) -> tuple[int, float] | None:
-    """Find the stopped trial that is predicted to reach the target soonest, in seconds still to go.
+    """Find the stopped trial that is predicted to reach the target at the least cost still to go.
 
     Trials that are predicted to reach it within their budget go before the others. One whose budget
     is spent, or that cannot be continued, is never chosen.
 
     Args:
         posterior: of the trials so far.
-        budget: the steps over batch size at which a trial ends in any case.
+        budget: gives the step at which a trial ends in any case, at a batch size.
         resumable: whether a stopped trial, by its number, can be continued.
 
     Returns:
@@ -161,6 +169,7 @@ def most_promising(
     stopped = list[Observation]()
     for trial in posterior.stopped:
         has_budget = trial.steps < budget(2.0**trial.x)
+        # A stuck trial was continued before, and got no further.
         if has_budget and not trial.stuck and resumable(trial.number):
             stopped.append(trial)
     if not stopped:
@@ -169,6 +178,7 @@ def most_promising(
     steps = _predicted_steps(posterior, options)
     to_go = cost_to_go(posterior, options, steps)
     last_steps = np.array([budget(float(size)) for size in np.exp2(options.x)])
+    # The last key counts first: trials within their budget, then the cheapest.
     order = np.lexsort((to_go, steps > last_steps))
     chosen = int(order[0])
     return stopped[chosen].number, float(steps[chosen])
@@ -209,9 +219,10 @@ def expected_steps(drawn_log_steps: Array) -> Array:
 
 
 def cost_to_go(posterior: Posterior, candidates: Candidates, expected: Array) -> Array:
-    """Compute what n candidates still cost until their expected steps, in units of tau: (n,).
+    """Compute what n candidates still cost until their expected steps: (n,).
 
-    It is at least a share ``LEAST_LEFT`` of their whole cost.
+    It is in the unit of the posterior's ``tau``: seconds, or what else a step costs. It is at least
+    a share ``LEAST_LEFT`` of their whole cost.
     """
     steps_to_go = np.maximum(expected - candidates.done, LEAST_LEFT * expected)
     return np.asarray(steps_to_go * posterior.tau(np.exp2(candidates.x)))
@@ -256,7 +267,7 @@ def new_points(
     # Every second point has other hyper-parameters near a draw's best ones, the rest any.
     other = rng.random((count, domain.others))
     for j in range(domain.others):
-        preferred = theta[rng.integers(len(theta), size=count), OTHER + 3 * j]
+        preferred = theta[rng.integers(len(theta), size=count), other_places(j).best]
         preferred = preferred + rng.normal(0.0, AROUND_OTHER, count)
         other[::2, j] = np.clip(preferred[::2], 0.0, 1.0)
     for i, (log_size, log_rate, others) in enumerate(islice(cycle(centres), count // 3)):

@@ -76,7 +76,7 @@ class Coordinates:
         """Give the learning rate at a batch size by the square-root rule.
 
         The rule goes through the geometric middle of the batch sizes and that of the learning
-        rates. A study that searches ``delta`` has no range of learning rates: there it is 1.
+        rates. A study that searches ``delta`` has no range of learning rates: the middle one is 1.
         """
         middle_rate = 1.0
         if self._lr_parameter == LR:

@@ -113,15 +113,15 @@ def max_variance_reduction(
     """
     joint = _joint_draws(posterior, log_s, log_b_crits)
     gain = _variance_reduction(joint.log_steps, joint.log_b_crit, joint.noise)
-    whole = joint.expected * posterior.tau(np.exp2(candidates.x))
+    whole_cost = joint.expected * posterior.tau(np.exp2(candidates.x))
     share_left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
-    to_go = whole * share_left + SETUP * whole.min()
+    cost_left = whole_cost * share_left + SETUP * whole_cost.min()
     # A stopped trial past its expected steps shows that the model is wrong there: more steps of it
     # add nothing.
     gain[candidates.done >= GIVEN_UP_AT * joint.expected] = 0.0
     for x, z, _ in pending:
         gain[are_near(candidates.x, candidates.z, x, z, ALIKE_FOR_CURVE)] *= LEFT_TO_TELL
-    chosen = int((gain / to_go).argmax())
+    chosen = int((gain / cost_left).argmax())
     return chosen, float(joint.expected[chosen])
 
 
@@ -160,6 +160,7 @@ def unseen_regime(
     seen_sizes += [log_size for log_size, _, _ in pending]
     expected = expected_steps(log_s)
     to_go = cost_to_go(posterior, candidates, expected)
+    # A trial that was to be given up is not looked at again.
     to_go[candidates.done >= GIVEN_UP_AT * expected] = np.inf
     stopped_x = np.array([trial.x for trial in posterior.stopped])
     stopped_steps = np.array([trial.steps for trial in posterior.stopped])
@@ -167,11 +168,13 @@ def unseen_regime(
     # What all looks at a regime cost with the candidate's: trials that were stopped there count,
     # too. Candidates elsewhere have an infinite cost.
     cost = np.full(x.size, np.inf)
+    # Nothing was seen below the lower edge, or near the smallest batch size where that lies above.
     if min(seen_sizes) > max(log_lower_edge, log_smallest + REGIME_EDGE):
         log_look_edge = max(log_lower_edge - REGIME_EDGE, log_smallest + REGIME_EDGE)
         cost[x <= log_look_edge] = (
             to_go[x <= log_look_edge] + paid[stopped_x <= log_look_edge].sum()
         )
+    # The same at the upper end.
     if max(seen_sizes) < min(log_upper_edge, log_largest - REGIME_EDGE):
         log_look_edge = min(log_upper_edge + REGIME_EDGE, log_largest - REGIME_EDGE)
         cost[x >= log_look_edge] = (

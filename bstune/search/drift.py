@@ -68,12 +68,15 @@ def fit_drift(full: Sequence[BudgetRun], ruler: Ruler, policy: Policy) -> Drift:
     best = full[0]
     # The regression's normal equations: the prior's precision, and that times its mean. Each trial
     # adds to both.
-    precision = np.diag([SIZE_DRIFT[1] ** -2.0, RATE_DRIFT[1] ** -2.0])
-    weighed = precision @ np.array([SIZE_DRIFT[0], RATE_DRIFT[0]])
+    size_mean, size_deviation = SIZE_DRIFT
+    rate_mean, rate_deviation = RATE_DRIFT
+    precision = np.diag([size_deviation**-2.0, rate_deviation**-2.0])
+    weighed = precision @ np.array([size_mean, rate_mean])
     for run in full[1:]:
         curve = run.curve
         if curve is None or run.behind is None:
             continue
+        # An evaluation at the very share counts, whatever the rounding of its logarithm.
         seen = curve.log_shares <= math.log(policy.loss_first_share) + 1e-9
         if not seen.any():
             continue

@@ -61,6 +61,7 @@ class EachBatchSize(BaseSampler):
                 f"sampler.ratio is of neighbouring batch sizes and must be over 1, but got {ratio}"
             )
         self._space = dict(search_space or {})
+        # Each parameter but the batch size takes a prime; one of them is the learning rate.
         if len(self._space) > len(PRIMES) + 1:
             raise ConfigError(
                 f"sampler=each_batch_size takes at most {len(PRIMES) - 1} names in search.tune, "
@@ -115,6 +116,7 @@ def batch_sizes(low: int, high: int, ratio: float, snap: Callable[[float], int])
     They lie evenly in log B from ``low`` to ``high``, at most a factor ``ratio`` apart, and are
     rounded by ``snap``.
     """
+    # Rounding in the logarithms must not add an interval.
     intervals = math.ceil(math.log(high / low) / math.log(ratio) - 1e-9)
     sizes = set[int]()
     for i in range(intervals + 1):

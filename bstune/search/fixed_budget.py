@@ -72,7 +72,7 @@ class BudgetPosterior:
     """Draws of the parameters of log S, (m, p)."""
     prior: Prior
     budget: Callable[[float], float]
-    """The steps over batch size at which a trial ends."""
+    """Gives the step at which a trial ends, at a batch size."""
     scale: Scale
     ruler: Ruler | None
     """None before any trial is full."""
@@ -122,7 +122,7 @@ def infer_at_budget(
         trials: the records so far; those that failed are left out.
         others: the other hyper-parameters by the trial's number, each in [0, 1].
         prior: of the parameters of log S.
-        budget: the steps over batch size at which a trial ends.
+        budget: gives the step at which a trial ends, at a batch size.
         mode: ``min`` for a metric that is to fall, ``max`` for one that is to rise.
         ideal: the metric's best value; None where there is none.
         policy: has the deviations of ``behind``, and how many draws to take.
@@ -200,6 +200,7 @@ def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
     log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - log_s_by_law)
     expected = list[Expected]()
     for rows in runs_at.values():
+        # The share of the runs' mean gap that is the place's own rather than their luck.
         believed = PLACE_MISFIT**2 / (PLACE_MISFIT**2 + noise / len(rows))
         behind = float(behind_by_law[rows[0]]) + believed * float(np.mean(log_gap[rows]))
         for row in rows:
@@ -241,7 +242,7 @@ def _data_at_budget(
         points=prior.points_at(x, z, other),
         y=y,
         spread=spread,
-        least=np.full(count, -np.inf),
+        log_steps_missed=np.full(count, -np.inf),
         bound=bound,
         diverged=np.array([run.diverged for run in runs], dtype=np.bool_),
     )

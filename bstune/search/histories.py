@@ -76,6 +76,8 @@ class LogFactor(NamedTuple):
 CACHED = 32_768
 # The least distance that gaps are divided by.
 LEAST_SCALE = 1e-300
+# The least excess: at the ideal value it is 0, which has no logarithm.
+LEAST_EXCESS = 1e-3
 # The largest excess: what is farther off is not told apart.
 MOST_EXCESS = 1e30
 # Where the ideal value is not known, the first evaluation's gap counts as so many times the
@@ -110,6 +112,8 @@ LEAST_LOG_EXCESS = 0.02
 LEAST_LOG_STEPS = 0.02
 # Least standard deviation of an extrapolated log S.
 LEAST_SPREAD = 0.15
+# Least variance of a log rate: no rate is known to better than 10%.
+LEAST_RATE_VARIANCE = 0.01
 
 
 def ideal_value(target: Target, bounds: Sequence[float] | None) -> float | None:
@@ -145,6 +149,7 @@ def log_excess(
         return []
     if ideal is None:
         _, first_gap = gaps[0]
+        # A first evaluation that met the target has a gap of 0 or less.
         scale = max(first_gap, 1e-12) / FIRST_GAP
     else:
         scale = abs(target.value - ideal)
@@ -153,8 +158,7 @@ def log_excess(
         # A target next to the ideal value has an excess that no float holds: it is beyond any other
         # anyway.
         excess = min(1.0 + gap / max(scale, LEAST_SCALE), MOST_EXCESS)
-        # At the ideal value the excess is 0, which has no logarithm.
-        curve.append((math.log(step), math.log(max(excess, 1e-3))))
+        curve.append((math.log(step), math.log(max(excess, LEAST_EXCESS))))
     return curve
 
 
@@ -227,7 +231,8 @@ def reached_rate(curve: LogCurve, log_steps: float, level: float) -> float | Non
             continue
         if above is None:
             return None
-        # It had this excess between two evaluations, on the line that joins them.
+        # It had this excess between two evaluations, on the line that joins them. The bounds are
+        # against rounding: the excess before was above the level, and this one is not.
         log_step_before, value_before = above
         share = (value_before - level) / max(value_before - value, 1e-9)
         start_log_step = log_step_before + min(max(share, 0.0), 1.0) * (log_step - log_step_before)
@@ -308,6 +313,7 @@ def _extrapolated(
     """
     recent = recent_line(curve)
     if recent is None:
+        # There are too few evaluations for a line: the best of the last ones is the level.
         level = max(min(value for _, value in curve[-3:]), LEAST_LOG_EXCESS)
         log_rate, spread = _rate_of_others(reached, level)
     else:
@@ -386,4 +392,4 @@ def _updated_rate(
     weight /= weight.sum()
     mean = float(weight @ grid)
     variance = float(weight @ (grid - mean) ** 2)
-    return mean, math.sqrt(max(variance, 0.01))
+    return mean, math.sqrt(max(variance, LEAST_RATE_VARIANCE))

@@ -217,6 +217,7 @@ def least_cost(
     """
     # Beyond that nothing is known, and exp would overflow.
     spread = min(spread, 10.0)
+    # The less is known of S, the farther below it the horizon of least cost may lie.
     deviations = np.linspace(max(-spread - 1.0, shortest), MOST_DEVIATIONS, 600)
     # Horizons h, and the steps s at which they meet the target, as log(h/S) and log(s/S).
     log_horizons = np.minimum(deviations * spread, log_longest)

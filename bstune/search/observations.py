@@ -72,6 +72,8 @@ BOUND_DEVIATION = 0.05
 # that S is large, not how large.
 GUESSED_LOG_FACTOR = 1.6
 GUESSED_SPREAD = 0.5
+# The largest deviation of log S around such a guess's bound.
+GUESSED_BOUND_SPREAD = 0.5
 
 # The posterior of many trials is sampled from that of fewer of them, its start. Starts have the
 # same numbers of trials at every decision; this is the first number.
@@ -141,7 +143,7 @@ class Posterior:
     too_large: float
     """Log2 of the smallest batch size that ran out of memory, infinite if none did."""
     budget: Callable[[float], float] | None = None
-    """The longest horizon over batch size; None: any."""
+    """Gives the longest horizon at a batch size; None: any."""
     trials: int = 0
     """How many trials were paid for: each part of a chain counts."""
     tau_draws: StepTimeDraws | None = None
@@ -191,27 +193,29 @@ def infer(
         prior: of the parameters.
         target: towards which histories are read; None: they are not read.
         ideal: the best value of the target's metric; None if unknown.
-        step_time: seconds of a step over batch size, measured before the first trial; None if not.
+        step_time: gives the seconds of a step at a batch size, as they were measured before the
+            first trial; None if they were not.
         in_examples: whether a step costs its examples rather than its seconds.
         particles: how many draws to take.
         moves: Metropolis steps at each temperature.
         rng: the source of chance.
-        budget: the longest horizon over batch size; None: any.
+        budget: gives the longest horizon at a batch size; None: any.
         independent: False where trials may repeat a recorded run: those of one history then count
             as one.
         start: a posterior of fewer of these trials, from which this one is sampled, see
             :func:`start_from_fewer`; None: it is sampled from the prior.
     """
     chain_ends, observations = read_observations(trials, others, prior, target, ideal)
-    measured = list[tuple[int, float]]()
+    recorded = list[tuple[int, float]]()
     for trial in chain_ends:
         if trial.seconds_per_step is not None:
-            measured.append((trial.batch_size, trial.seconds_per_step))
+            recorded.append((trial.batch_size, trial.seconds_per_step))
     if isinstance(step_time, StepTimeLaw):
         step_time = step_time.joined_with(own_steps(trials))
-        # The records' seconds are those of the law when each of them ended.
-        measured = []
-    tau = fit_step_times(measured, 2.0**prior.log_mid, step_time)
+        # The recorded seconds are the law's, as it was when each trial ended: they tell nothing of
+        # their own.
+        recorded = []
+    tau = fit_step_times(recorded, 2.0**prior.log_mid, step_time)
     if in_examples:
         # A step costs 1 for each of its examples, and nothing besides.
         tau = StepTimes(StepTime(0.0, 1.0))
@@ -265,6 +269,7 @@ def read_observations(
     resumed = {trial.resumed_from for trial in usable}
     chain_ends = [trial for trial in usable if trial.number not in resumed]
     histories = {trial.number: _history_towards(trial, target, ideal) for trial in chain_ends}
+    # One or two evaluations do not show how a history goes on.
     reached = [trial for trial in chain_ends if trial.reached and len(histories[trial.number]) > 2]
     slowdown = fit_slowdown([_until_target(trial, histories) for trial in reached])
     earlier_steps = steps_before(trials)
@@ -473,7 +478,8 @@ def _observation(
         slowdown: by how much histories fall more slowly over the rest of a trial.
     """
     history = histories[trial.number]
-    # Of the steps to the target over those that it has run; only a stopped trial has them.
+    # The log of (steps to the target / steps that it has run), and its deviation: a stopped trial's
+    # alone are extrapolated.
     log_factor: float | None = None
     log_factor_spread = 0.0
     flat = False
@@ -506,6 +512,7 @@ def _add_end(observation: Observation, trial: TrialResult, history: History) -> 
 
     ``history``: the evaluations as (log step, log excess).
     """
+    # A record without a horizon is taken to have ended at it.
     horizon = max(observation.steps, trial.horizon or 0)
     least: float | None = None
     if history and observation.steps == horizon:
@@ -526,7 +533,7 @@ class SeenLogSteps(NamedTuple):
     """Standard deviation of y beside the noise from seed to seed."""
     bound: bool
     """Whether y is a lower bound."""
-    least: float = -math.inf
+    log_steps_missed: float = -math.inf
     """Where y is an estimate, the log of the steps at which the target was still missed."""
 
 
@@ -545,14 +552,14 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
     else:
         for observation in observations:
             rows.append((observation.x, observation.z, *_seen_by_history(observation)))
-    x, z, y, spread, bound, least = np.array(rows, dtype=np.float64).reshape(-1, 6).T
+    x, z, y, spread, bound, log_steps_missed = np.array(rows, dtype=np.float64).reshape(-1, 6).T
     diverged = np.array([trial.status == "diverged" for trial in observations], dtype=np.bool_)
     others = np.array([trial.other for trial in observations], dtype=np.float64)
     return LikelihoodData(
         points=prior.points_at(x, z, others.reshape(len(observations), prior.others)),
         y=y,
         spread=spread,
-        least=least,
+        log_steps_missed=log_steps_missed,
         bound=(bound > 0.0) & ~diverged,
         diverged=diverged,
         ends=ends,
@@ -569,7 +576,7 @@ def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
         return SeenLogSteps(log_done, spread, bound=False)
     if observation.log_excess is None:
         return SeenLogSteps(log_done, spread, bound=True)
-    return SeenLogSteps(log_done, spread, bound=False, least=log_done)
+    return SeenLogSteps(log_done, spread, bound=False, log_steps_missed=log_done)
 
 
 def _seen_by_history(observation: Observation) -> SeenLogSteps:
@@ -588,10 +595,11 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
         return SeenLogSteps(log_done, BOUND_DEVIATION, bound=True)
     spread = observation.log_factor_spread
     is_unsure = spread > GUESSED_SPREAD * log_factor
+    # Of a guess only a bound is taken: a deviation below it, but not below the steps run already.
     if log_factor > GUESSED_LOG_FACTOR and is_unsure:
         log_least = log_done + max(log_factor - spread, 0.0)
-        return SeenLogSteps(log_least, min(spread, 0.5), bound=True)
-    return SeenLogSteps(log_done + log_factor, spread, bound=False, least=log_done)
+        return SeenLogSteps(log_least, min(spread, GUESSED_BOUND_SPREAD), bound=True)
+    return SeenLogSteps(log_done + log_factor, spread, bound=False, log_steps_missed=log_done)
 
 
 def _read_ends(observations: Sequence[Observation]) -> Ends:
@@ -744,9 +752,9 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
     fresh = dict[int, float]()
     for runs in _runs_at_points(posterior.observations):
-        misses = (
-            float(log_gap[runs].mean()) * POINT_MISFIT**2 / (POINT_MISFIT**2 + noise / len(runs))
-        )
+        # Of the runs' mean gap the share that is the point's own, and not their luck.
+        own_variance = POINT_MISFIT**2
+        misses = float(log_gap[runs].mean()) * own_variance / (own_variance + noise / len(runs))
         for place in runs:
             if posterior.observations[place].status == "reached":
                 fresh[place] = float(expected_log_s[place]) + misses

@@ -35,6 +35,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +70,8 @@ Columns = slice | NDArray[np.bool_]
     B_OPT,
     ROUGHNESS,
 ) = range(12)
-# From here on: three parameters for each other hyper-parameter (its best value, log curvature,
-# shift of the best learning rate), then those of the law over horizons, then the knots.
+# From here on: three parameters for each other hyper-parameter (OtherPlaces), then those of the law
+# over horizons, then the knots.
 OTHER = 12
 # Prior mean and standard deviation of each of the three.
 OTHER_NORMAL = [(0.5, 0.35), (math.log(0.3), 1.0), (0.0, 1.0)]
@@ -97,6 +98,23 @@ NODES_PER_OCTAVE = 8
 SHIFT_FREEDOM = 3.0
 # Share of the particles that still count (effective number over m) after a step in temperature.
 KEPT_WEIGHT = 0.5
+
+
+class OtherPlaces(NamedTuple):
+    """Places of the parameters of one other hyper-parameter, which is scaled to [0, 1]."""
+
+    best: int
+    """Its best value."""
+    log_curvature: int
+    """The log of what the squared distance from the best value adds to log S."""
+    rate_shift: int
+    """Octaves by which the best learning rate rises from its lowest value to its highest."""
+
+
+def other_places(j: int) -> OtherPlaces:
+    """Give the places of the parameters of other hyper-parameter ``j``, from 0."""
+    first = OTHER + len(OTHER_NORMAL) * j
+    return OtherPlaces(best=first, log_curvature=first + 1, rate_shift=first + 2)
 
 
 @dataclass(frozen=True)
@@ -189,12 +207,14 @@ class Prior:
     @property
     def others(self) -> int:
         """How many other hyper-parameters there are."""
-        return (self.mean.size - OTHER - self.knots.size) // 3 - self.horizon
+        of_horizons = len(HORIZON_NORMAL) * self.horizon
+        of_others = self.mean.size - OTHER - of_horizons - self.knots.size
+        return of_others // len(OTHER_NORMAL)
 
     @property
     def horizon_law(self) -> slice:
         """Places of the parameters of the metric's law over horizons."""
-        place = OTHER + 3 * self.others
+        place = OTHER + len(OTHER_NORMAL) * self.others
         return slice(place, place + len(HORIZON_NORMAL))
 
     @cached_property
@@ -240,7 +260,7 @@ class LikelihoodData:
     """Log of the steps to target where they are known, else of their estimate or lower bound."""
     spread: Array
     """Standard deviation of y beside the noise from seed to seed."""
-    least: Array
+    log_steps_missed: Array
     """Where y is an estimate, the log of the steps that still missed the target; else -inf."""
     bound: NDArray[np.bool_]
     """Whether log S lies above y rather than around it."""
@@ -261,14 +281,14 @@ class LikelihoodData:
     @cached_property
     def estimated(self) -> Columns:
         """Which trials have an estimate of log S, above the steps that they have run."""
-        return _columns(~self.bound & ~self.diverged & np.isfinite(self.least))
+        return _columns(~self.bound & ~self.diverged & np.isfinite(self.log_steps_missed))
 
     def rearranged(self, prior: Prior) -> "LikelihoodData":
         """Rearrange many trials so that their likelihood is cheap: by kind, and with nodes.
 
         Columns of trials that stand side by side are read without a copy.
         """
-        kind = np.isfinite(self.least) + 2 * self.bound + 4 * self.diverged
+        kind = np.isfinite(self.log_steps_missed) + 2 * self.bound + 4 * self.diverged
         ordered = self.take(np.argsort(kind, kind="stable"))
         return replace(ordered, points=ordered.points.on_nodes(prior))
 
@@ -280,7 +300,7 @@ class LikelihoodData:
             points=self.points.take(rows),
             y=self.y[rows],
             spread=self.spread[rows],
-            least=self.least[rows],
+            log_steps_missed=self.log_steps_missed[rows],
             bound=self.bound[rows],
             diverged=self.diverged[rows],
             weight=weight,
@@ -384,6 +404,7 @@ def optimum(theta: Array, points: Points, prior: Prior) -> Array:
         return points.nodes.between(optimum(theta, points.nodes.points, prior))
     t = theta[:, :, None]
     from_middle = points.x[None, :] - prior.log_mid
+    # Log2 of B_crit/B_mid.
     corner = t[:, B_CRIT] / math.log(2.0)
     # A softplus with a width of an octave, zero at B_mid: the bend is where the frontier flattens.
     bend = _softplus(from_middle - corner) - _softplus(-corner)
@@ -438,7 +459,8 @@ def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
     """
     d = points.z[None, :] - optimum(theta, points, prior)
     for j in range(prior.others):
-        d = d - theta[:, OTHER + 3 * j + 2, None] * (points.other[None, :, j] - 0.5)
+        shift = theta[:, other_places(j).rate_shift, None]
+        d = d - shift * (points.other[None, :, j] - 0.5)
     return np.asarray(d * _steepness(theta, points, prior))
 
 
@@ -461,8 +483,9 @@ def _log_steps_off(theta: Array, d: Array, points: Points, prior: Prior) -> Arra
     """Compute log S at points whose learning rates lie ``d`` octaves off the best ones: (m, n)."""
     total = frontier(theta, points, prior) + penalty(theta, d)
     for j in range(prior.others):
-        best = theta[:, OTHER + 3 * j, None]
-        curvature = np.exp(theta[:, OTHER + 3 * j + 1, None])
+        places = other_places(j)
+        best = theta[:, places.best, None]
+        curvature = np.exp(theta[:, places.log_curvature, None])
         total = total + curvature * (points.other[None, :, j] - best) ** 2
     return np.asarray(total)
 
@@ -527,7 +550,9 @@ def _log_density(
 ) -> Array:
     """Compute the log density of the k trials that have a log S of their own: (m, k).
 
-    It is a mixture with outliers, up to a constant.
+    It is a mixture with outliers, up to a constant. Where a trial's log S is an estimate, S must
+    exceed the steps that it has run: the density counts by the chance of that. An outlier's
+    estimate may be wrong altogether, so its density is left as it is.
 
     Args:
         data: all n trials.
@@ -541,10 +566,11 @@ def _log_density(
     square = (y[..., exact] - expected[:, exact]) ** 2
     variance = noise**2 + variance_beside
     wide = variance + TRIAL_OUTLIER_SPREAD**2
-    # Both densities are taken over the wide one's exponential, so that neither underflows.
+    # Both densities are divided by the wide one's exponential, so that neither underflows; it is
+    # multiplied back in the logarithm.
     core = np.exp(0.5 * square * (1.0 / wide - 1.0 / variance)) / np.sqrt(variance)
     core *= 1.0 - TRIAL_OUTLIER_SHARE
-    estimated = np.isfinite(data.least[exact])
+    estimated = np.isfinite(data.log_steps_missed[exact])
     if estimated.any():
         core[:, estimated] *= _chance_above(data, y, expected, noise)
     return np.asarray(np.log(core + TRIAL_OUTLIER_SHARE / np.sqrt(wide)) - 0.5 * square / wide)
@@ -584,7 +610,7 @@ def _chance_above(data: LikelihoodData, y: Array, expected: Array, noise: Array)
     by_estimate = data.spread[places] ** -2.0
     precision = by_model + by_estimate
     mean = (by_model * expected[:, places] + by_estimate * y[..., places]) / precision
-    return np.asarray(ndtr((mean - data.least[places]) * np.sqrt(precision)))
+    return np.asarray(ndtr((mean - data.log_steps_missed[places]) * np.sqrt(precision)))
 
 
 def draw_prior(prior: Prior, count: int, rng: np.random.Generator) -> Array:
@@ -675,7 +701,8 @@ def _temper(theta: Array, path: _Path, rng: np.random.Generator, moves: int) -> 
         theta = theta[chosen]
         base = base[chosen]
         rise = rise[chosen]
-        # A start is near: what counts is how well the particles are mixed at the end.
+        # From a start, which is near, half of the moves will do on the way. At the end twice as
+        # many mix the particles.
         steps = moves if path.start is None else max(1, moves // 2)
         if temperature >= 1.0:
             steps = 2 * moves
@@ -706,6 +733,7 @@ def _next_step(rise: Array, temperature: float) -> float:
             low = middle
         else:
             high = middle
+    # The temperature rises in any case, so that the tempering ends.
     return max(low, 1e-9)
 
 
@@ -750,6 +778,7 @@ def _towards_normal(theta: Array, prior: Prior, rng: np.random.Generator) -> tup
     # A little of the prior's variance keeps the covariance of few particles positive definite.
     root = np.linalg.cholesky(np.cov(theta.T) + 1e-6 * np.diag(prior.spread**2))
     mean = theta.mean(axis=0)
+    # How much of its deviation from the mean each particle keeps.
     keep = rng.choice(KEPT_BY_STEP, (len(theta), 1))
     # The particles in coordinates in which that distribution is the standard one.
     white = np.linalg.solve(root, (theta - mean).T).T

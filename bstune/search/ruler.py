@@ -201,9 +201,10 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
 
     Its slope at the end is at least ``least_slope`` times that over the last tenfold of the steps.
     """
-    first_hit = np.append(True, np.diff(curves[0].heights) < 0.0)
-    log_shares = curves[0].log_shares[first_hit]
-    heights = curves[0].heights[first_hit]
+    # The evaluations at which the best metric so far improved.
+    improved = np.append(True, np.diff(curves[0].heights) < 0.0)
+    log_shares = curves[0].log_shares[improved]
+    heights = curves[0].heights[improved]
     # Its best metric is that at the budget's end, even where it had it a little earlier.
     log_shares[-1] = 0.0
     end_slopes = list[float]()

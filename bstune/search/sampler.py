@@ -509,7 +509,8 @@ class FrontierSampler(BaseSampler):
             low=coordinates.low,
             high=coordinates.high,
             rule=coordinates.log_rule,
-            # The level is what the best trial has at its budget's end: S is about the budget.
+            # The level is what the best trial has at its budget's end: S is about the budget. The
+            # prior's guess is a quarter of what it is given.
             log_budget=math.log(4.0 * budget(middle)),
             sigma=self._sigma,
             exponent_sigma=self._exponent_sigma,
@@ -545,6 +546,7 @@ class FrontierSampler(BaseSampler):
         posterior = self.posterior(study)
         if posterior is None or not posterior.reached:
             return None
+        # For the curve, or for steps and time, the fastest is recommended.
         objective = "steps" if self.objective == "steps" else "time"
         _, best = min(predict_objectives(posterior, objective), key=lambda pair: pair[0])
         return best.number
@@ -639,6 +641,7 @@ class FrontierSampler(BaseSampler):
         if self._budget is not None:
             budget = self._budget(math.sqrt(coordinates.low * coordinates.high))
         noise_scale = self._noise_scale
+        # Of a noise scale that is given no error is known.
         spread = 0.0
         if noise_scale is None:
             noise_scale, spread = noise_scale_prior(results)
@@ -689,7 +692,7 @@ def trial_result(
         return _parsed_record(trial.user_attrs[RECORD])
     complete = trial.state == TrialState.COMPLETE
     history = sorted(trial.intermediate_values.items())
-    # A study of two values has steps and seconds.
+    # A study of two values has steps and seconds. One value is what the objective counts.
     has_both = complete and len(trial.values) == 2
     steps = trial.user_attrs.get("steps")
     if steps is None and history:
@@ -761,6 +764,7 @@ def result_at_budget(
     if trial.state == TrialState.COMPLETE:
         steps = last_step
         history[last_step] = _finite_or_none(trial.values[0])
+    # A diverged trial counts as such, whatever its steps.
     if steps is None and status == "diverged":
         steps = 1
     if steps is None or not (math.isfinite(steps) and steps >= 1):

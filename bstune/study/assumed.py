@@ -422,7 +422,7 @@ def _own_rate(module: Module, stated: Stated) -> float:
     rate = None if stated.overrides_lr else own_rate(module)
     function = module.func if isinstance(module, partial) else module
     if rate is None and (stated.overrides_lr or not isinstance(function, type)):
-        trial = _any_trial(ANY_BATCH_SIZE, 1e-3, 1, stated.tunable)
+        trial = _any_trial(ANY_BATCH_SIZE, lr=1e-3, total_steps=1, tunable=stated.tunable)
         built = module_builder(module, overrides_lr=stated.overrides_lr)(trial)
         rate = rate_of_optimizers(built) if stated.overrides_lr else own_rate(type(built))
     if rate is None:

@@ -192,7 +192,8 @@ def runs_to_come(
     of_winner = len(again)
     if not is_winner_baseline:
         of_winner -= of_baseline
-    to_come = [Runs(replicates_to_come(of_winner, replicates, 1), seconds(winner.batch_size))]
+    count = replicates_to_come(of_winner, replicates, winners=1)
+    to_come = [Runs(count, seconds(winner.batch_size))]
     # One that diverged or failed is not run again. "Stopped" is how a trial ends at its budget.
     if baseline is not None and not is_winner_baseline and baseline.first.status == "stopped":
         left = max(0, replicates - of_baseline)

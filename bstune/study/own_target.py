@@ -99,6 +99,7 @@ def own_result(
     flat = 0.0
     if anneals and ideal is not None:
         flat = ANNEALED_SCATTER * abs(float(end) - ideal)
+    # What chance is worth, see the module's docstring.
     easier = float(end) + sign * max(scatter, gained, flat)
     # A noisy trial may never have come to what its line says.
     goal = sign * max(sign * easier, sign * best)

@@ -182,6 +182,7 @@ class Result:
         )
         names += [*searched, "time_to_target", "value"]
         if columns == "needed":
+            # Searched hyper-parameters follow the number, batch size and learning rate.
             names = [*TRIAL_COLUMNS[:3], *searched, *TRIAL_COLUMNS[3:]]
         table = pandas.DataFrame(rows, columns=list(dict.fromkeys(names)))
         return table.astype({name: kind for name, kind in KINDS.items() if name in names})

@@ -414,6 +414,7 @@ class Search:
         Raises:
             BstuneError: the one with which the trial ends the study, or for too many failed trials
                 in a row.
+            StudyError: where the storage does not take the record, which a file then keeps.
         """
         spec = finished.spec
         result = record_to_store(self._prepared, finished, self._counts_seconds, revise)
@@ -423,6 +424,8 @@ class Search:
             self._keep(result)
             return
         asked = self._asked.pop(spec.number)
+        # A trial that ends below its stored limit of steps counts as one that goes no further. This
+        # one can go on, so its limit becomes the steps that it has run.
         if is_out_of_time(spec, result):
             shorten(self._study, asked, result.steps, self._worker)
         try:

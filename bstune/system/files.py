@@ -597,6 +597,7 @@ def owned(output: Output, identity: Identity) -> Iterator[None]:
     created = [path for path in (output.root, *output.root.parents) if not path.exists()]
     try:
         output.root.mkdir(parents=True, exist_ok=True)
+        # A folder that was taken before the study began gets the study's identifier here.
         if owner is None or (owner.id is None and identity.id is not None):
             write_text(output.identity, json.dumps(asdict(identity)) + "\n")
     except OSError as error:

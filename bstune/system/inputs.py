@@ -127,7 +127,7 @@ def open_regular(path: Path, what: str) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
-    # The name has a NUL character, or half a character.
+    # The name has a NUL character, or a lone surrogate, which no encoding can write.
     except ValueError as error:
         raise InputError(f"{name} cannot be read: {error}") from error
     try:

@@ -193,6 +193,7 @@ def _is_number(text: str) -> bool:
 
 def _is_path(text: str) -> bool:
     """Whether a text is the path of something that exists, as SSH_AUTH_SOCK has it."""
+    # A longer text is not asked for: it is no path that a setting holds.
     if not text.startswith(("/", "~/", "./")) or len(text) > 1000:
         return False
     try:
@@ -311,7 +312,10 @@ def _secrets_in_assignments(text: str) -> Iterator[tuple[int, int]]:
             continue
         bare = value["bare"]
         is_assigned = "=" in sign or "%3D" in sign
+        # Code has a call or an index here, as in "token = read(path)". Without the space, as in
+        # "token=a1(b2", the bracket may be the secret's own.
         is_called = _CALL.match(text, value.start()) and (" " in sign or not is_assigned)
+        # A password may be a number, yet after a colon it is more likely a result.
         a_number = _is_result(key, bare) or (_is_number(bare) and not is_assigned)
         if not (is_called or a_number or _is_prose(key, bare)) and holds_secret(key, bare):
             yield value.span("bare")
@@ -424,8 +428,9 @@ def _replacement(match: re.Match[str]) -> str:
     end = match.end()
     if not _LETTERS.fullmatch(word):
         return HIDDEN
-    # A line's end may be written \n, whose n is no letter of a word.
+    # What stands just before the word tells, and copying all of a long text would take long.
     before = text[max(0, match.start() - 100) : match.start()]
+    # A line's end may be written \n, whose n is no letter of a word.
     if re.search(r"\w$", before) and not re.search(r"\\[abfnrtv]$", before):
         return word
     if text.startswith('":', end):

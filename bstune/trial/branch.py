@@ -168,7 +168,8 @@ class _FromCheckpoint(Callback):
         """Put optimizers back, fix their rates, and count steps on from the checkpoint's."""
         self._load_optimizers(trainer, pl_module)
         _fix_rates(trainer)
-        # Steps are counted on, as an average of the weights may go by their number.
+        # Steps are counted on, as an average of the weights may go by their number. So the limit
+        # rises by the steps before.
         steps_before = int(self._checkpoint.get("global_step", 0))
         loop = trainer.fit_loop.epoch_loop
         taken = loop.automatic_optimization.optim_progress.optimizer.step.total

@@ -218,6 +218,7 @@ def _train(
     seed_everything(spec.seed, workers=False, verbose=False)
     module = workload.build_module(spec)
     micro_batch_sizes = parts.micro_batch_sizes
+    # Micro-batches, and the shares of several devices, may differ in size.
     if len(micro_batch_sizes) > 1 or distributed.place() is not None:
         weight_micro_batches(module, micro_batch_sizes, spec.batch_size)
     for name in ("training_step", "validation_step"):

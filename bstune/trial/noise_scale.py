@@ -253,10 +253,10 @@ class NoiseScale(Callback):
         if self.weights == "examples":
             weights = [n / sum(examples) for n in examples]
         # A scaler's factor is the same for all micro-batches of a step.
-        scale = loss_scale(trainer) ** 2
+        squared_scale = loss_scale(trainer) ** 2
         micro_batches = list(zip(squares, weights, examples, strict=True))
         # The gradient that was read is w g_i, so its square over w is w |g_i|^2.
-        small = sum(square / (scale * w) for square, w, _ in micro_batches)
+        small = sum(square / (squared_scale * w) for square, w, _ in micro_batches)
         inverse_small = sum(w / n for _, w, n in micro_batches)
         inverse_big = sum(w * w / n for _, w, n in micro_batches)
         is_whole = float(all(reading.norms))
@@ -272,7 +272,7 @@ class NoiseScale(Callback):
         return GradientNorms(
             small=small / devices,
             small_size=devices / inverse_small,
-            big=big / scale,
+            big=big / squared_scale,
             big_size=devices**2 / inverse_big,
         )
 

@@ -262,7 +262,8 @@ class LoopTrial:
             return True
         self._check_rises(steps)
         self._state.steps = steps
-        self._verdict.judge(number if is_finite else None, loss=0.0)
+        # This ends a trial that has come to max_steps, too. The training loss is not reported.
+        self._verdict.judge(number if is_finite else None, loss=None)
         is_late = self._is_out_of_time()
         self._went_on = not self._state.ended and not is_late
         return self._went_on

@@ -614,8 +614,8 @@ class ReplayBackend(TrialBackend):
         self.versions = {"bstune": bstune.__version__}
         self.lr_range = lrs[0], lrs[-1]
         # Trials at a fixed budget are compared once all have spent it, so records that ended
-        # earlier are extended.
-        self._extends_records = options.search.objective == "loss" and not self.horizon
+        # earlier are extended. Where schedules end with the trial, a record does not end earlier.
+        self._fills_budget = options.search.objective == "loss" and not self.horizon
         # Where schedules end with the budget, it is part of the workload.
         budget = flatten({"budget": options.budget.model_dump()})
         if self.stops or chooses_horizons(options):
@@ -634,16 +634,20 @@ class ReplayBackend(TrialBackend):
     def run(
         self, spec: TrialSpec, folder: Output | None, resumed_from: TrialResult | None
     ) -> TrialResult:
-        """Answer one trial from the table."""
+        """Answer one trial from the table.
+
+        Where trials are compared at a fixed budget, its record lasts to the trial's last step.
+        """
         last_step = spec.max_steps
         if last_step is None:
             last_step = self._protocol.budget.last_step(spec.batch_size)
         target = self._protocol.with_goal_of(spec).target
         record = replay(self.table, spec, target, last_step, resumed_from)
-        if not self._extends_records:
+        if not self._fills_budget:
             return record
         extended = held_to(record, last_step)
-        # The budget counts the median seconds of a step, not those of the nearest recorded run.
+        # A budget in seconds is turned into steps by the median at each batch size: by the seconds
+        # of the nearest recorded run, trials of as many steps would spend it unequally.
         seconds_per_step = self.step_time(spec.batch_size)
         steps_before = 0 if resumed_from is None else resumed_from.steps
         seconds = max(extended.steps - steps_before, 0) * seconds_per_step

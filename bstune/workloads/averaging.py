@@ -96,7 +96,8 @@ class _DeviceAverage(WeightAveraging):
         counted = self._counts.values()
         values = self._averages.values()
         # All tensors are averaged at once: most have a few numbers, and each would be an operator
-        # of its own on an accelerator.
+        # of its own on an accelerator. The first average is the weights themselves. Counts, as of
+        # batches, are never averaged.
         if not self._updates:
             torch._foreach_copy_([*counts, *averages], [*counted, *values])
         else:

@@ -307,8 +307,9 @@ class _Decoded(Dataset[tuple[Tensor, Tensor]]):
         mean = torch.tensor(MEAN).view(3, 1, 1)
         std = torch.tensor(STD).view(3, 1, 1)
         target = self._files.target(place)
-        # The model may have classes that the data do not.
-        if target.dim():
+        # A class is a single number, several labels are a vector. The model may have more labels
+        # than the data.
+        if target.dim() > 0:
             target = torch.nn.functional.pad(target, (0, self._classes - len(target)))
         return (pixels - mean) / std, target
 

@@ -76,7 +76,9 @@ class _Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
+        # Where channels double, pixels are halved.
         self.stride = outputs // inputs
+        # Channels of zeros that x is padded with.
         self.further = outputs - inputs
         self.branch = nn.Sequential(
             nn.ReLU(),
@@ -89,6 +91,7 @@ class _Residual(nn.Module):
         branch: Tensor = self.branch(x)
         if self.further:
             smaller = x[:, :, :: self.stride, :: self.stride]
+            # Pads count from the last dimension on: these are channels, behind x's own.
             x = nn.functional.pad(smaller, (0, 0, 0, 0, 0, self.further))
         return x + branch
 

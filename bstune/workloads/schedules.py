@@ -89,7 +89,8 @@ def decay_then_constant(
         raise ConfigError(
             f"a decay's length is a share of the budget's steps, over 0, but got {length}"
         )
-    steps = math.ceil(length * Budget(budget_steps, budget_examples).last_step(batch_size))
+    budget = Budget(steps=budget_steps, examples=budget_examples)
+    steps = math.ceil(length * budget.last_step(batch_size))
     return linear_decay(optimizer, steps, end)
 
 

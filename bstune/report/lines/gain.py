@@ -60,6 +60,8 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
     text = f"; {_runs_text(compared)}"
     # A run that was stopped has no ratio, and would have made the gain larger.
     missed = baseline.runs - baseline.reached
+    # The baseline's first run is none of those on fresh seeds. Where none of these reached the
+    # target, the gain is over that first run itself.
     if baseline.status != "reached" and baseline.reached:
         missed += 1
     if missed:

@@ -60,6 +60,7 @@ def fitting_rules_text(low: float, high: float, exponents: Mapping[str, float]) 
             above.append(name)
     if not above:
         return f"faster than {RULES[below[-1]].words}"
+    # "none" keeps the learning rate as it is: a growth that beats it alone needs no lower bound.
     if not below or below[-1] == "none":
         return f"slower than {RULES[above[0]].words}"
     return f"between {RULES[below[-1]].words} and {RULES[above[0]].words}"

@@ -97,6 +97,7 @@ def cause_of(result: StudyResult) -> Cause:
     if not any(statuses.values()):
         # Without a trial only the end of the search can tell why.
         return Cause(result.stop_reason)
+    # Trials that were run for another target do not tell why they ended before this one.
     if unreached is None or unreached.stopped is None:
         return Cause()
     most = max(statuses, key=lambda status: (statuses[status], status == "failed"))

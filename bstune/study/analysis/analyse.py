@@ -83,6 +83,7 @@ def analyse(
     space = prepared.space
     budget = prepared.budget
     target = prepared.protocol.target
+    # The first merit that an objective seeks is that of the winner to use.
     use = SOUGHT[budget.objective].merits[0]
     ranked = _rank(prepared, done, posterior, use)
     winner = ranked.best.get(use)

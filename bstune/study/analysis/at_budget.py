@@ -170,13 +170,13 @@ def _fresh(prepared: PreparedStudy, runs: Sequence[TrialResult]) -> FreshValues 
             values.append(value)
     if not values:
         return None
-    mean, half = _mean_and_half(values)
+    mean, half_width = _mean_and_half(values)
     return FreshValues(
         seeds=tuple(run.seed for run in full),
         values=tuple(values),
         mean=mean,
-        low=mean - half,
-        high=mean + half,
+        low=mean - half_width,
+        high=mean + half_width,
         level=INTERVAL_LEVEL,
         broken=len(runs) - len(full),
     )
@@ -251,9 +251,9 @@ def _gain(
         difference = fmean(differences)
     # On a recorded table a fresh seed may be the same run again, and tells no scatter.
     if len(differences) > 1 and len(histories) > 1:
-        _, half = _mean_and_half(differences)
-        low = difference - half
-        high = difference + half
+        _, half_width = _mean_and_half(differences)
+        low = difference - half_width
+        high = difference + half_width
     share: float | None = None
     if not prepared.backend.horizon:
         # Without a common seed the two are compared by their first runs.

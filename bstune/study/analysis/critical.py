@@ -213,7 +213,8 @@ def _least_steps_and_examples(
     else E_min = S_min B_crit.
     """
     theta = posterior.theta
-    # Batch sizes count in the search's middle one here, at which LEVEL is log S*.
+    # Batch sizes count in the search's middle one here, at which LEVEL is log S*: the law S_min (1
+    # + B_crit/B + (B_opt/B)^2) at B = 1.
     b_crit = np.exp(theta[:, B_CRIT])
     b_opt = np.exp(theta[:, B_OPT])
     s_min = np.exp(theta[:, LEVEL]) / (1.0 + b_crit + b_opt**2)
@@ -270,6 +271,7 @@ def _undetermined(posterior: Posterior) -> str | None:
         )
     log_edge = math.log(min(sizes)) - posterior.prior.log_mid * math.log(2.0)
     has_term = posterior.theta[:, B_OPT] > log_edge
+    # Where the trials leave both cases open, B_crit must be nearly the same in both.
     if UNTOLD_SHARE <= has_term.mean() <= 1.0 - UNTOLD_SHARE:
         log_drawn = log_b_crit(posterior.theta, posterior.prior)
         log_ratio = np.median(log_drawn[~has_term]) - np.median(log_drawn[has_term])
@@ -551,18 +553,21 @@ def growth_over_target(rows: Iterable[CriticalAtTarget], ideal: float) -> Growth
     log_low, log_b_crit, log_high = log_intervals
     z = INTERVAL_QUANTILE
     # A weight is 1/variance of log B_crit, whose standard deviation is (log high - log low)/(2 z).
+    # An interval of no width would have an infinite one.
     weight = (2.0 * z / np.maximum(log_high - log_low, 1e-6)) ** 2
     distance_away = log_distance - np.average(log_distance, weights=weight)
     b_crit_away = log_b_crit - np.average(log_b_crit, weights=weight)
     spread = float(weight @ distance_away**2)
     slope = float(weight @ (distance_away * b_crit_away)) / spread
     residual = b_crit_away - slope * distance_away
+    # It is 1 where the points scatter as their intervals say. More widens the slope's interval, and
+    # less does not narrow it.
     scatter = float(weight @ residual**2) / (len(log_distance) - 2)
-    error = z * math.sqrt(max(1.0, scatter) / spread)
+    half_width = z * math.sqrt(max(1.0, scatter) / spread)
     return Growth(
         exponent=slope,
-        low=slope - error,
-        high=slope + error,
+        low=slope - half_width,
+        high=slope + half_width,
         level=INTERVAL_LEVEL,
         ideal=ideal,
         start=max(distance, key=distance.__getitem__),

@@ -53,14 +53,16 @@ def with_common_step_time(
 
 
 def law_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> StepTimeLaw | None:
-    """Give tau(B) with its error: the survey's, checked by the trials, else that of all trials.
+    """Give tau(B) with its error: the survey's, widened to what the trials show of it.
 
-    It is None where a table answers the trials, or too few were timed.
+    Without a survey it is that of all trials. It is None where a table answers the trials, or too
+    few were timed.
     """
-    surveyed = step_time_of(prepared, done)
-    if not isinstance(surveyed, StepTimeLaw):
+    timed_before = step_time_of(prepared, done)
+    # A table's, or a loop's of the user's, has no error.
+    if not isinstance(timed_before, StepTimeLaw):
         return common_law(prepared, done)
-    return surveyed.seen_by_trials(own_steps(done))
+    return timed_before.widened_by_trials(own_steps(done))
 
 
 def step_time_of(prepared: PreparedStudy, done: Sequence[TrialResult]) -> Callable[[float], float]:

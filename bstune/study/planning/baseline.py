@@ -243,8 +243,11 @@ def gain_of(
     Both are compared on their common fresh seeds that reached the target. Without any, each counts
     by the fresh seeds that it has. Without those, the baseline counts by its first run and the
     winner by its prediction for a fresh seed. Where all of the baseline's runs were stopped before
-    the target the gain is ``at_least`` the ratio. None where the two are the same point, or one of
-    them has no run that tells.
+    the target the gain is ``at_least`` the ratio.
+
+    It is None where the two are the same point, where more than half of the winner's fresh seeds
+    missed the target, where seconds are compared and not known, and where a baseline that missed
+    the target does not bound the gain.
 
     Args:
         runs: the baseline's, if any.
@@ -260,7 +263,7 @@ def gain_of(
         return None
     reached = [run for run in winner.runs if run.reached]
     # A winner that mostly misses the target has no time to compare.
-    if 2 * len(reached) < len(winner.runs):
+    if len(reached) < len(winner.runs) / 2:
         return None
     again = [run for run in runs.again if run.reached]
     baseline_stands_on = again or [runs.first]
@@ -271,21 +274,37 @@ def gain_of(
     doubt = _doubt(baseline_stands_on, winner_stands_on, timing_error)
     differences = [gained - luck for gained in _paired_differences(runs, reached, merit)]
     if differences:
-        count = len(differences)
-        return _interval(differences, scatter, doubt, merit, _GainRuns(count, count, count))
+        pairs = len(differences)
+        stands_on = _GainRuns(of_both=pairs, of_baseline=pairs, of_winner=pairs)
+        return _interval(differences, scatter, doubt, merit, stands_on)
     of_baseline = _mean_log_merit(baseline_stands_on, merit)
     of_winner = _expected_log_merit(winner, reached, merit)
     if of_baseline is None or of_winner is None:
         return None
+    # A larger log merit is slower: without its luck the winner takes longer. A winner that counts
+    # by its prediction was chosen for that, and so has luck, too.
     of_winner += luck
+    gained = of_baseline - of_winner
     if runs.first.reached or again:
-        stands_on = _GainRuns(0, len(again), len(reached))
-        return _interval([of_baseline - of_winner], scatter, doubt, merit, stands_on)
-    # The steps of such a run bound nothing.
-    if runs.first.status in ("diverged", "out of memory"):
+        stands_on = _GainRuns(of_both=0, of_baseline=len(again), of_winner=len(reached))
+        return _interval([gained], scatter, doubt, merit, stands_on)
+    return _bound_of_gain(runs.first, gained, merit, winner_seeds=len(reached))
+
+
+def _bound_of_gain(
+    missed: TrialResult, gained: float, merit: Merit, winner_seeds: int
+) -> Gain | None:
+    """Bound the gain over a baseline whose first run, ``missed``, missed the target.
+
+    The baseline takes longer than that run did, so the gain is at least as large. None for a run
+    that diverged or ran out of memory, whose end says nothing of a longer one, and where the bound
+    is below 1.
+
+    ``gained``: the log of the ratio, with the baseline at the end of that run.
+    """
+    if missed.status in ("diverged", "out of memory"):
         return None
-    # What has missed the target after so much takes longer than that.
-    ratio = math.exp(of_baseline - of_winner)
+    ratio = math.exp(gained)
     if ratio <= 1.0:
         return None
     return Gain(
@@ -296,7 +315,7 @@ def gain_of(
         merit=merit,
         seeds=0,
         baseline_seeds=0,
-        winner_seeds=len(reached),
+        winner_seeds=winner_seeds,
         at_least=True,
     )
 

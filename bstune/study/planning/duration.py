@@ -56,7 +56,8 @@ def pace_of(ends: Sequence[float], points_before: int) -> Pace | None:
         return None
     first = points // 2
     seconds = (ends[-1] - ends[first]) / (points - first)
-    return Pace(seconds, points_before + (first + points) / 2)
+    middle = points_before + (first + points) / 2
+    return Pace(seconds=seconds, point=middle)
 
 
 def seconds_to_go(
@@ -77,6 +78,7 @@ def seconds_to_go(
         report: seconds of the report.
         limit: seconds left of ``search.wall_seconds``; the sum is no larger.
     """
+    # The points to come take, on average, what the one in their middle takes.
     middle = points + points_left / 2
     growth = math.pow(middle / pace.point, POINT_GROWTH)
     search = points_left * pace.seconds * growth

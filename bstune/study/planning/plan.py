@@ -101,6 +101,8 @@ class SearchBudget:
 
         It is None where the sampler chooses it.
         """
+        # The share ``stratified`` of the first n trials is spread, rounded down: this trial is one
+        # of them where their number rises with it.
         strata_before = math.floor(trial_index * self.stratified)
         strata_after = math.floor((trial_index + 1) * self.stratified)
         if strata_before == strata_after:

@@ -251,7 +251,7 @@ def stand_in_for(
     if not replicates or winner.runs:
         return None
     # With no further candidate only points that have run again are left.
-    known = find_best(trials, predicted, merit, objective, replicates, 0)
+    known = find_best(trials, predicted, merit, objective, replicates, max_candidates=0)
     if known is None or len(known.runs) < replicates:
         return None
     if _most_missed(known.runs):
@@ -270,7 +270,7 @@ def confirmed_points(trials: Sequence[TrialResult], replicates: int) -> list[Win
     for number, fresh in _replicates(trials).items():
         trial = by_number.get(number)
         is_of_baseline = is_baseline_replicate(fresh[0].trial_index)
-        if trial is not None and len(fresh) >= max(replicates, 1) and not is_of_baseline:
+        if trial is not None and len(fresh) >= replicates and not is_of_baseline:
             points.append(Winner(trial=trial, steps=float(trial.steps), runs=fresh))
     return points
 
@@ -342,7 +342,8 @@ def confirmed(
     """
     if not runs:
         return None
-    steps = _median_of_runs(runs, [float(run.steps) for run in runs], scatter, 0.0)
+    # Steps are counted, so that they have no error.
+    steps = _median_of_runs(runs, [float(run.steps) for run in runs], scatter, error=0.0)
     seconds = [run.steps * (run.seconds_per_step or math.nan) for run in runs]
     # Without the seconds of all runs nothing is known of time.
     times = _MedianOfRuns(middle=None, low=None, high=None)
@@ -496,11 +497,12 @@ def _replicate_merit(run: TrialResult, candidate: TrialResult, merit: Merit) -> 
 
     They are those to the target, if it reached that. A stopped run counts for what it took, and for
     no less than the candidate's own run took. A run that broke, or missed the target at the end of
-    its horizon, counts for ``FAILURE_FACTOR`` times the latter.
+    its horizon, counts for ``FAILURE_FACTOR`` times what the candidate's own run took.
     """
     own = _merit(candidate, merit)
     missed_its_horizon = run.horizon is not None and not run.reached
-    # The steps of such a run bound nothing: after its horizon's end there is no going on.
+    # A run that cannot go on, as its schedule has ended or it broke, says nothing of how long one
+    # that reaches the target takes.
     if run.status in ("diverged", "out of memory") or missed_its_horizon:
         return FAILURE_FACTOR * own
     seconds_per_step = run.seconds_per_step or candidate.seconds_per_step
@@ -564,7 +566,7 @@ def _median_of_runs(
     low = middle * math.exp(-math.hypot(below, half_of_value))
     latest = finite(max(met_at))
     if latest is None:
-        return _MedianOfRuns(middle, low, None)
+        return _MedianOfRuns(middle=middle, low=low, high=None)
     above = max(math.log(latest / middle), half_of_median)
     high = middle * math.exp(math.hypot(above, half_of_value))
-    return _MedianOfRuns(middle, low, high)
+    return _MedianOfRuns(middle=middle, low=low, high=high)

@@ -130,7 +130,9 @@ class WallTime:
         self._looks: list[float] = []
         # When the last trial ended.
         self._last_end: float | None = None
-        # Gives the seconds that the study has taken.
+        # Gives the seconds that the study has taken. The owner counts those of its commands. The
+        # other processes count from the moment that it stores: when the study would have begun
+        # without pauses between commands.
         self._taken: Callable[[], float] = elapsed
         if math.isfinite(self.limit):
             earlier = study.user_attrs.get(TAKEN, 0.0)

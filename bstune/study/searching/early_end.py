@@ -39,11 +39,11 @@ def first_trials(searched: Sequence[TrialResult]) -> list[TrialResult]:
     when the search ends must not depend on that, nor on when one looks.
     """
     indices = {trial.trial_index for trial in searched}
-    whole = 0
-    while whole in indices:
-        whole += 1
-    whole -= whole % LOOK_EVERY
-    return [trial for trial in searched if trial.trial_index < whole]
+    done_in_a_row = 0
+    while done_in_a_row in indices:
+        done_in_a_row += 1
+    count = done_in_a_row - done_in_a_row % LOOK_EVERY
+    return [trial for trial in searched if trial.trial_index < count]
 
 
 def early_end(prepared: PreparedStudy, trials: Sequence[TrialResult]) -> SearchEnd | None:

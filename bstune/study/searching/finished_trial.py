@@ -62,7 +62,10 @@ def _ended_by_itself(finished: Finished, result: TrialResult) -> bool:
 
 
 def is_out_of_time(spec: TrialSpec, result: TrialResult) -> bool:
-    """Whether the limit of its wall time ended a trial. Then it can go on."""
+    """Whether the limit of its wall time ended a trial. Then it can go on.
+
+    A trial that something else stopped has a message.
+    """
     return (
         spec.max_seconds is not None
         and result.status == "stopped"

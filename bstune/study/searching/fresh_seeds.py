@@ -78,7 +78,7 @@ def due_to_target(
             number = winner.trial.number
             runs = baseline_runs(trials, prepared.baseline)
             is_baseline = runs is not None and number == runs.first.number
-            # All its runs, as a finalist or beside one, are counted together.
+            # The baseline's runs, as a winner or beside one, are counted together.
             if runs is not None and is_baseline:
                 replicate = len(runs.again)
             return DueReplicate(
@@ -127,6 +127,7 @@ def _has_time_for(
         else:
             kept = 0.0
     seconds = wall.replicate_seconds(
+        # A fresh seed may be predicted to take less than the point's own trial took, and may not.
         max(winner.steps, winner.trial.steps),
         winner.trial.batch_size,
         trial_cost(prepared, trials),

@@ -32,6 +32,7 @@ class PointEnds:
             self._points_before = points
             self._ends.append(elapsed)
         noted = self._points_before + len(self._ends) - 1
+        # Points that ended since the last call are taken to end now.
         self._ends += [elapsed] * (points - noted)
         return pace_of(self._ends, self._points_before)
 
@@ -56,6 +57,7 @@ def study_seconds_to_go(
     points_left = 0 if search_has_ended else max(0, prepared.budget.trials - points)
     report = REPORT_SECONDS + wall.fine_decision
     runs = _fresh_runs_to_come(prepared, wall, trials)
+    # The seconds left are those until the report.
     limit = wall.seconds_left + report
     return seconds_to_go(pace, points, points_left, runs, report, limit)
 

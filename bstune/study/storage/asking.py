@@ -343,6 +343,7 @@ def _replicate_steps(
         return math.ceil(max(REPLICATE_LIMIT * expected, MIN_STEPS))
     if own is None:
         return None
+    # All fresh seeds of a point have the horizon of its first one.
     if winner.runs:
         return winner.horizon
     return horizon or own

@@ -239,6 +239,7 @@ class Leases:
                     "which began this study"
                 )
                 announced = True
+            # Twice as often as an owner beats, so that no beat is seen late.
             sleep(self._seconds / BEATS / 2)
 
     @contextmanager

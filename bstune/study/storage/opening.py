@@ -141,7 +141,8 @@ def find_study(name: str, url: str) -> optuna.Study:
     path = database_file(url)
     names: list[str] = []
     with answering(url):
-        # Connecting would make a file that is not there.
+        # Connecting would make a database's file that is not there. Without one there are no
+        # names, which is refused below.
         if path is None or path.exists():
             storage = connect(url)
             names = patient(optuna.get_all_study_names)(storage)

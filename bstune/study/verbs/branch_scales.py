@@ -154,6 +154,6 @@ def _points(checkpoints: Sequence[Branches], name: str) -> tuple[list[BranchPoin
                 f"{format_number(largest.batch_size)}, the largest one of its branches"
             )
         else:
-            reading = Reading(largest.batch_size, largest.low, largest.high)
+            reading = Reading(value=largest.batch_size, low=largest.low, high=largest.high)
             points.append(BranchPoint(checkpoint, scale, reading))
     return points, left_out

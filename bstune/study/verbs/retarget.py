@@ -156,7 +156,7 @@ def within_seconds(files: Output, seconds: float, trust: bool = False) -> StudyF
     options = with_option(prepared.options, "budget.seconds", seconds)
     prepared = replace(prepared, options=options)
     last_step = prepared.last_step
-    trials = shortened(content.trials, lambda batch_size: float(last_step(batch_size)), 1.0)
+    trials = shortened(content.trials, lambda batch_size: float(last_step(batch_size)), share=1.0)
     return _at_budget(prepared, replace(content, trials=tuple(trials)), result)
 
 
@@ -490,6 +490,7 @@ def _surveyed(content: StudyFiles, workers: int) -> TrialBackend:
     elif len(hardware.measured.timings) > 1:
         of_trainer = hardware.seconds_of == "trainer"
         law = fit_step_time_law(hardware.measured.timings, hardware.measured.waited, of_trainer)
+        # Trials side by side slow each other down.
         if workers > 1:
             law = law.without_trials()
         threads: int | None = None

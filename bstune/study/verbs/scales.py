@@ -365,7 +365,7 @@ def _critical(value: float | None, low: float | None, high: float | None) -> Rea
     """
     if value is None or (low is None and high is None):
         return None
-    return Reading(value, low, high)
+    return Reading(value=value, low=low, high=high)
 
 
 def _best_size(result: StudyResult) -> Reading | None:
@@ -385,7 +385,7 @@ def _best_size(result: StudyResult) -> Reading | None:
     # The winner is one trial, which seeds move. They move the middle of the range of batch sizes
     # that are as good less.
     if not as_good.is_low_open and not as_good.is_high_open:
-        return Reading(math.sqrt(low * high), low, high)
+        return Reading(value=math.sqrt(low * high), low=low, high=high)
     size = float(winner.batch_size)
     # A winner at an open end says only that the best one lies there or beyond.
     if as_good.is_low_open and (as_good.is_high_open or size <= low * AT_END):
@@ -393,8 +393,8 @@ def _best_size(result: StudyResult) -> Reading | None:
     if as_good.is_high_open and size >= high / AT_END:
         return None
     if as_good.is_low_open:
-        return Reading(size, None, max(high, size))
-    return Reading(size, min(low, size), None)
+        return Reading(value=size, low=None, high=max(high, size))
+    return Reading(value=size, low=min(low, size), high=None)
 
 
 def _best_size_at(at_budget: AtBudget) -> Reading | None:
@@ -406,7 +406,7 @@ def _best_size_at(at_budget: AtBudget) -> Reading | None:
             continue
         if best.is_at_end:
             return None
-        return Reading(best.batch_size, best.low, best.high)
+        return Reading(value=best.batch_size, low=best.low, high=best.high)
     return Reading(float(at_budget.winner.batch_size))
 
 
@@ -431,7 +431,7 @@ def _over_budgets(study: StudyFolder, whole: float) -> tuple[ScaleRow, ...]:
         if best.share == 1.0 or best.is_at_end:
             continue
         label = f"{study.result.study} {best.share:.3g} of its budget"
-        reading = Reading(best.batch_size, best.low, best.high)
+        reading = Reading(value=best.batch_size, low=best.low, high=best.high)
         rows.append(ScaleRow(label, whole * best.share, {"batch_size": reading}))
     return tuple(rows)
 
@@ -461,7 +461,7 @@ def rate_at(result: StudyResult, name: Quantity, reading: Reading | None) -> Rea
         """Interpolate one of the curve's rates between its batch sizes, in logarithms."""
         return math.exp(float(np.interp(log_size, log_sizes, np.log(rates))))
 
-    return Reading(rate(curve.lr), rate(curve.lr_low), rate(curve.lr_high))
+    return Reading(value=rate(curve.lr), low=rate(curve.lr_low), high=rate(curve.lr_high))
 
 
 def log_error(reading: Reading, quantile: float) -> float | None:
@@ -483,6 +483,7 @@ def log_error(reading: Reading, quantile: float) -> float | None:
         log_below = ONE_SIDED * (log_above or 0.0)
     if log_above is None:
         log_above = ONE_SIDED * log_below
+    # Half of the interval; none where the value lies beyond the one end that it has.
     return max(log_below + log_above, 0.0) / 2.0 / quantile
 
 

@@ -32,6 +32,7 @@ class CountedStream:
         for batch in loader:
             tensor = first_tensor(batch)
             self._batches += 1
+            # A batch without a tensor that has the examples along it counts as one example.
             self.examples += len(tensor) if tensor is not None and tensor.dim() else 1
         if self._batches == 0:
             raise ConfigError(

@@ -157,9 +157,12 @@ class TrainBatches:
             options["batch_size"] = self.batch_size
         mirror = None
         if self._mirrored is not None:
-            first = (stream.drawn - stream.drawn % stream.batches_together) * self.batch_size
+            # The group's place in the stream, which may straddle two epochs.
+            batches_before = stream.drawn - stream.drawn % stream.batches_together
+            first = batches_before * self.batch_size
             places = torch.arange(first, first + len(index), device=self._images.device)
             epoch = places // len(self._images)
+            # In every other epoch each image is the other way round than in its first.
             mirror = self._mirrored[index] ^ (epoch % 2 == 1)
         if self._augment is not None:
             if mirror is not None:

@@ -47,7 +47,9 @@ def endless_indices(
     epochs = math.ceil(passed_over / n)
     for _ in range(epochs):
         rest = draw_epoch(generator)
-    rest = rest[len(rest) - (epochs * n - passed_over) :]
+    # The last epoch that is drawn here is passed over in part.
+    left = epochs * n - passed_over
+    rest = rest[len(rest) - left :]
     while True:
         if len(rest) < batch_size:
             rest = torch.cat([rest, draw_epoch(generator)])

@@ -105,6 +105,7 @@ def lost_state(
         return None
     chance = {*differences(straight, straight_again), *differences(resumed, resumed_again)}
     repeated = tuple(effect for effect in effects if effect not in chance)
+    # A training whose weights differ from run to run shows nothing of what a stop does.
     if not repeated or chance & {LEARNING_RATES, WEIGHTS}:
         return None
     lost = dict[str, Attribute]()

@@ -170,6 +170,7 @@ def _measured_step_time(
     from_first_alone = StepTime(0.0, first.seconds / small)
     if large == small:
         return from_first_alone
+    # A much larger batch is taken where it is no matter of time.
     if short.on_cpu and FAST_SPREAD * first.seconds <= FAST_SECONDS:
         large = space.snap(min(space.high, space.low * FAST_SPREAD))
     is_slow = SLOW_STEPS * first.seconds * large / small > PATIENCE_SECONDS

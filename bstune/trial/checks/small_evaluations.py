@@ -49,6 +49,7 @@ def small_evaluations(validation_batches: Iterable[Any], examples: int) -> Small
         # Every n-th batch stands for all of the data, in whatever order they are.
         start = EveryNth(small, max(1, examples // START_EXAMPLES)).batches
         loaders = [small]
+    # A loader without a length counts as one batch.
     count = sum(sized_len(loader) or 1 for loader in loaders)
     few = max(1, round(FEW_EXAMPLES * count / examples))
     return SmallEvaluations(

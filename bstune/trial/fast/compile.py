@@ -202,7 +202,8 @@ class Compiling:
         before = compiled_graphs()
         called: list[nn.Module] = []
         # Code for any number of examples is tried first where it is allowed, then code for each
-        # number.
+        # number. An error calls the fallback, after which the next way is tried; without one, the
+        # loop ends.
         fallbacks = [self._fail]
         if self._code.is_free:
             fallbacks = [self._fix_lengths, self._fail]

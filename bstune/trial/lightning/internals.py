@@ -203,12 +203,13 @@ def restored_entry(
     if is_tensor:
         restore_states(entry, saved["states"], module.device)
     else:
-        parts = dict(module.named_modules())
+        modules = dict(module.named_modules())
         name = saved["meta"]["metric_attribute"]
-        if name not in parts:
+        if name not in modules:
             return None
-        entry.value = parts[name]
+        entry.value = modules[name]
     entry.has_reset = saved["has_reset"]
+    # torchmetrics warns of a value that is read before any update: this one was updated.
     entry._update_count = 1
     return entry
 

@@ -36,9 +36,10 @@ from bstune.trial.lightning.internals import argument_of_hyper_parameters
 
 # The key of bstune's own part in the checkpoint.
 KEY = "bstune"
-# The key in it of those values that differ from process to process, for a trial on several devices.
+# The key in it of those values that each process of a trial on several devices has of its own, and
+# their names.
 OF_RANKS = "ranks"
-DIFFERS = ("stream", "generators", "epoch", "metrics")
+PER_PROCESS = ("stream", "generators", "epoch", "metrics")
 # Hyper-parameters, which are left out: they may hold any object, which plain data cannot. Modules
 # and data modules are built anew with theirs.
 UNUSED = (
@@ -224,21 +225,24 @@ class StateWriter(Callback):
         """Write the state, if one was taken; the seconds do not count as evaluation."""
         if self._state is not None:
             self._clock.enter(Phase.CLOSING)
-            # A state of an earlier step may be there.
+            # The trial may have been about to stop at an earlier evaluation, and gone on.
             self.discard()
             own = OwnFile(self._path)
             trainer.save_checkpoint(self._partial, weights_only=False, storage_options=own)
-            # Checkpoints that other call-backs write are left without it.
+            # Checkpoints that other call-backs write later are left without it.
             self._state = None
             self._clock.enter(Phase.EVALUATION)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the state to Lightning's checkpoint."""
+        """Add the state to the checkpoint that this writer saves; others' stay as they are."""
+        # A state waits only while this writer saves.
         if self._state is not None:
             checkpoint[KEY] = dict(vars(self._state))
-            of_ranks = distributed.gather({name: checkpoint[KEY][name] for name in DIFFERS})
+            of_process = {name: checkpoint[KEY][name] for name in PER_PROCESS}
+            # The first process alone writes the file: it needs what the others have.
+            of_ranks = distributed.gather(of_process)
             if of_ranks is not None:
                 checkpoint[KEY][OF_RANKS] = of_ranks
 

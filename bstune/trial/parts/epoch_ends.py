@@ -13,8 +13,8 @@ class EpochEnds:
         adds_epochs: whether the Trainer goes on after its last epoch until the trial has its steps.
 
     Attributes:
-        exist: whether epochs end, as batches come from a loader with a length; else there is one
-            endless epoch.
+        epochs_end: whether epochs end, as batches come from a loader with a length; else there is
+            one endless epoch.
     """
 
     def __init__(self, state: TrialState, adds_epochs: bool) -> None:
@@ -23,12 +23,12 @@ class EpochEnds:
         self._are_evaluated = False
         # The trial's steps when the last epoch ended.
         self._steps_at_last_end = state.steps
-        self.exist = False
+        self.epochs_end = False
 
     def begin(self, trainer: Trainer, module: LightningModule) -> None:
         """Find out whether epochs end, and whether something uses metrics at their ends."""
-        self.exist = sized_len(trainer.train_dataloader) is not None
-        self._are_evaluated = self.exist and looks_at_epochs(trainer, module)
+        self.epochs_end = sized_len(trainer.train_dataloader) is not None
+        self._are_evaluated = self.epochs_end and looks_at_epochs(trainer, module)
 
     def evaluates(self, trainer: Trainer) -> bool:
         """Whether the present batch ends an epoch, and epochs are evaluated at their ends."""
@@ -43,7 +43,8 @@ class EpochEnds:
         """
         is_last = trainer.current_epoch + 1 == trainer.max_epochs
         has_steps = self._state.steps > self._steps_at_last_end
-        goes_on = self.exist and self._adds_epochs and not trainer.should_stop
-        if goes_on and is_last and has_steps:
+        may_go_on = self.epochs_end and self._adds_epochs and not trainer.should_stop
+        # An epoch without steps would be followed by others without end.
+        if may_go_on and is_last and has_steps:
             trainer.fit_loop.max_epochs = trainer.current_epoch + 2
         self._steps_at_last_end = self._state.steps

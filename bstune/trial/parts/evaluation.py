@@ -34,7 +34,7 @@ def begin_evaluation(parts: Parts, trainer: Trainer, module: LightningModule) ->
         generators,
         trainer,
         module,
-        has_epochs=parts.epoch_ends.exist,
+        has_epochs=parts.epoch_ends.epochs_end,
     )
 
 

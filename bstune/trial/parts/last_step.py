@@ -33,7 +33,8 @@ def steps_of_trainer(
     """Give the number of steps after which the Trainer ends, those that are skipped included.
 
     It is the ``horizon``, where there is one. Otherwise it is the budget's, so that a trial that is
-    stopped early has the same schedules as one that is not.
+    stopped early has the same schedules as one that is not; or the trial's own last step, where
+    that lies past the budget.
     """
     if horizon is not None:
         return horizon

@@ -24,6 +24,7 @@ class SkippedSteps:
             return
         is_alone = len(trainer.optimizers) == 1 and module.automatic_optimization
         optimizer: object = trainer.optimizers[0] if is_alone else None
+        # A fused optimizer is called for each step, and leaves one out by itself.
         looks_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
         if isinstance(optimizer, torch.optim.Optimizer) and not looks_itself:
             optimizer.register_step_post_hook(self._note)
@@ -46,6 +47,7 @@ class SkippedSteps:
             is_applied = self._is_applied
             self._is_applied = False
             return not is_applied and loss is not None
+        # A scaler lowers its scale after a step that it has skipped.
         former_scale = self._scale
         self._scale = self._scaler.get_scale()
         return bool(self._scale < former_scale)

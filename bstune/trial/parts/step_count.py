@@ -35,6 +35,7 @@ class StepCount:
             self._skipped_in_a_row = 0
             return
         state.skipped += 1
+        # Lightning counts the skipped step: another one replaces it.
         if self._adds_steps and trainer.max_steps > 0:
             trainer.fit_loop.epoch_loop.max_steps += 1
         self._skipped_in_a_row += 1

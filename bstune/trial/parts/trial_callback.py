@@ -87,7 +87,7 @@ class TrialCallback(Callback):
         # From here on the seconds count as training.
         parts.phases.begin_training()
         # These two ask whether epochs end, which ``epoch_ends.begin`` has found out.
-        parts.resume.begin(trainer, parts.epoch_ends.exist)
+        parts.resume.begin(trainer, parts.epoch_ends.epochs_end)
         if parts.resume.lacks_evaluation(parts.epoch_ends.evaluates(trainer)):
             # The evaluation may draw random numbers: the states are put back at its end.
             parts.generators.keep()

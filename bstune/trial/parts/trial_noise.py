@@ -33,7 +33,10 @@ class TrialNoiseScale:
     ) -> None:
         self._is_asked = every is not None
         self._trains_alone = alone
+        # A trial weights each micro-batch by its examples, so that they add up to the batch's
+        # gradient.
         self._noise_scale = NoiseScale(every=every, weights="examples", around=around)
+        # setup decides.
         self._measures = False
         self.missing: str | None = None
 

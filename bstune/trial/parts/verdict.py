@@ -50,12 +50,12 @@ class Verdict:
         refuse_met_target(self._target, value)
         self.start_gap = self._target.gap(value)
 
-    def judge(self, value: float | None, loss: float) -> None:
-        """Take in an evaluation, which may end the trial.
+    def judge(self, value: float | None, loss: float | None) -> None:
+        """Take in an evaluation, which may end the trial; after its last step it does.
 
         Args:
             value: of the target's metric; None if it is not finite.
-            loss: of the last training step.
+            loss: of the last training step; None where it is not known.
         """
         state = self._state
         state.history.append((state.steps, value))
@@ -86,13 +86,13 @@ class Verdict:
             state.message = None
         return status
 
-    def _lost_loss(self, loss: float) -> str | None:
-        """Say that the loss of the last step is not finite; None if it is."""
-        if math.isfinite(loss):
+    def _lost_loss(self, loss: float | None) -> str | None:
+        """Say that the loss of the last step is not finite; None if it is, or is not known."""
+        if loss is None or math.isfinite(loss):
             return None
         return f"the training loss is {loss} at step {self._state.steps}"
 
-    def _divergence_of(self, value: float | None, loss: float) -> str | None:
+    def _divergence_of(self, value: float | None, loss: float | None) -> str | None:
         """Say why the trial has diverged; None if it has not."""
         metric = self._target.metric
         step = self._state.steps

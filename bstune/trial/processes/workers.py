@@ -358,6 +358,7 @@ class Workers:
         if self._spare is not None:
             self._workers += self._spare
             self._spare.clear()
+        # Only the main thread may set handlers. One that was not set in Python is None here.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._note_signal) or signal.SIG_DFL

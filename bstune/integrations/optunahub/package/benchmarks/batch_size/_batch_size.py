@@ -233,6 +233,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         recorded = self._table.read(batch_size, lr, self.target, place)
         steps = recorded.end
         if max_steps is not None:
+            # A run that continues another one ends no sooner than that one did.
             steps = min(steps, max(max_steps, first_step))
         status: Literal["reached", "stopped", "diverged"] = "stopped"
         if recorded.steps is not None and recorded.steps <= steps:
