@@ -470,7 +470,7 @@ def _build(
 def _data_key(options: StudyOptions) -> str:
     """Give a text that is the same for rungs with the same data.
 
-    It is the data's node, with the values that it refers to.
+    It is the data's node, its references to device, precision and folder filled in.
     """
     text = json.dumps(option_at(options, "workload.data"), sort_keys=True, default=str)
     for name in ("device", "precision", "data.root"):

@@ -246,10 +246,14 @@ def _of_table(benchmark: Benchmark, standings: Iterable[Standing]) -> list[Stand
 def _notes(
     benchmarks: Sequence[Benchmark], standings: Sequence[Standing], shown: Sequence[Standing]
 ) -> list[str]:
-    """Give the lines below the table: the tables, and the rules of the comparison."""
+    """Give the lines below the table: the tables, and the rules of the comparison.
+
+    ``shown``: those of the standings that are rows; the rules hold for what the rest decided, too.
+    """
     notes = list(map(title, benchmarks))
     if any(standing.cut_short for standing in shown):
         notes.append("* ended by the cap on trials")
+    # All benchmarks have one objective.
     notes += RULES_OF_COMPARISON[benchmarks[0].problem.objective]
     names = {standing.entry.name for standing in standings}
     if FRONTIER in names:

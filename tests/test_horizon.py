@@ -22,7 +22,7 @@ from bstune.search.horizon import (
     OUTLIERS,
     RELIABLE,
     Ends,
-    early_misfit,
+    early_variance,
     least_cost,
     log_chance_at_end,
     log_jacobian,
@@ -118,7 +118,7 @@ def test_the_law_in_closed_form():
         pytest.approx([1.0, -1.0, 0.4 * math.tanh(1.0) - 0.2, 0.0])
     ]
     # A quarter of either term, and nothing of a trial that ran to its end.
-    spread = early_misfit(law, ends) ** 0.5
+    spread = early_variance(law, ends) ** 0.5
     assert spread[0] == pytest.approx([0.0, 0.0, 0.25 * math.hypot(0.4 * math.tanh(1.0), 0.2), 0.0])
     spreads = misfit(Ends(np.array([0.0, 0.1, 1.0]), np.zeros(3)))
     # No trial is read more exactly than this.
@@ -203,7 +203,7 @@ def test_the_derivative_stands_in_the_likelihood_once_a_trial_and_weighed_like_i
     for weight in (None, np.array([0.5, 0.25, 1.0, 1.0])):
         expected = []
         for i, row in enumerate(theta):
-            spread = np.sqrt(data.spread**2 + early_misfit(row[None, laws], data.ends)[0])
+            spread = np.sqrt(data.spread**2 + early_variance(row[None, laws], data.ends)[0])
             plain = replace(data, y=data.y + over[i], spread=spread, ends=None, weight=weight)
             weighed = jacobian[i] if weight is None else jacobian[i] * weight[:2]
             expected.append(log_likelihood(row[None], plain, prior())[0] + weighed.sum())

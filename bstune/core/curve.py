@@ -672,7 +672,8 @@ def _b_opt_range(
     most_likely = int(profile.deviance.argmin())
     threshold = profile.deviance[most_likely] + rise
     inside = np.flatnonzero(profile.deviance <= threshold)
-    # It takes a search to find the ends of v at one of the log odds: a few of those suffice.
+    # The ends of log v take a search at each of the log odds. Fifteen of these, spread over the
+    # range, suffice.
     inside = inside[np.linspace(0, inside.size - 1, 15).astype(int)]
     log_odds = profile.log_odds[inside]
     log_small_low, log_small_high = _log_small_ends(
@@ -685,6 +686,7 @@ def _b_opt_range(
         0.5 * (profile.log_small[most_likely] - log_expit(-profile.log_odds[most_likely]))
         + observed.log_reference
     )
+    # With an infinite B_crit, p is 1, and B_opt has no upper end.
     upper_end = None
     if log_odds[-1] != np.inf:
         upper_end = math.exp(log_high.max())

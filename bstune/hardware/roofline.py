@@ -587,10 +587,10 @@ def misalignments(
         sizes = [(dimension, size, multiple) for dimension, size in layer.dimensions]
         if layer.rows_per_example is not None:
             # An example may have several rows: then fewer examples make a multiple of rows.
-            step = multiple // math.gcd(multiple, layer.rows_per_example)
-            sizes.append(("batch", batch_size, step))
-        for dimension, size, step in sizes:
-            padded = -(-size // step) * step
+            of_batch_size = multiple // math.gcd(multiple, layer.rows_per_example)
+            sizes.append(("batch", batch_size, of_batch_size))
+        for dimension, size, needed_multiple in sizes:
+            padded = -(-size // needed_multiple) * needed_multiple
             if padded != size:
                 gain = _padding_gain(layer, dimension, padded / size, limits, batch_size)
                 rows.append(

@@ -188,6 +188,7 @@ def _size_limits(
     batch_sizes: list[float] = [mark.batch_size for mark in steps.trials if mark.reached]
     if not batch_sizes:
         batch_sizes = [mark.batch_size for mark in steps.trials]
+    # Trials that failed or diverged have no mark.
     if not batch_sizes:
         batch_sizes = [trial.batch_size for trial in trials] or [1.0]
     if steps.baseline is not None:

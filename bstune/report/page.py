@@ -261,9 +261,9 @@ def _outcome_cells(trial: TrialResult) -> list[Cell | str]:
     for _, value in trial.history:
         if value is not None:
             last = value
-    # The trial's number has a column of its own.
-    _, _, part = part_text(trial).partition(", ")
-    remarks = [remark for remark in (part, trial.message) if remark]
+    # What follows the trial's number, which has a column of its own: such as "continues 7".
+    _, _, relation = part_text(trial).partition(", ")
+    remarks = [remark for remark in (relation, trial.message) if remark]
     return [
         _count(trial.steps),
         _count(trial.steps_low),

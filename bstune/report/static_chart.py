@@ -473,10 +473,14 @@ def _symbol(trace: PlotlyTrace, point: Place, size: float) -> str:
 
 
 def _star_corners() -> list[Place]:
-    """Give the corners of a star with five points, for half a size of 1: outer, inner, in turn."""
+    """Give the ten corners of a five-pointed star, outer and inner in turn, the top one first.
+
+    In units of half the mark's size, to the right and down.
+    """
     corners = list[Place]()
     for i in range(10):
         is_outer = i % 2 == 0
+        # It reaches further out than a circle of the same size, so that it looks as large.
         radius = 1.25 if is_outer else 0.5
         angle = math.pi * (i / 5.0 - 0.5)
         corners.append((radius * math.cos(angle), radius * math.sin(angle)))

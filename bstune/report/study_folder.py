@@ -106,7 +106,7 @@ def read_files(files: Output) -> StudyFiles:
     """Read the files in a study's folder beside its ``curve.json``, as far as they are there."""
     notes = list[str]()
     hardware = None
-    # A study need not have one: only what is there and cannot be read is worth a note.
+    # A study may have no survey: only one that cannot be read is worth a note.
     if files.survey.exists():
         hardware = _read_hardware(files.survey, notes)
     config = _read_yaml(files.config, notes)

@@ -262,14 +262,14 @@ def _choose_candidate(
     """Choose the candidate to run next, by its place.
 
     While little is spent it is the one of the largest expected improvement for its cost, after that
-    the best one in a draw of the posterior.
+    the best one in a draw of the posterior. It is called once there is a ruler.
     """
     worse = _penalty_near_pending(options, pending)
     # In full trials.
     cost_to_go = 1.0 - options.done
     if posterior.spent < policy.loss_early:
         behind = _log_behind(posterior, options, posterior.theta) + worse
-        # With a ruler there is at least one full trial here.
+        # The ruler is of a full trial: there is one at least.
         best = rank_full_trials(posterior)[0].behind
         gain = np.maximum(best - behind, 0.0).mean(axis=0)
         # The improvement tells no candidates apart if none is better in any draw.

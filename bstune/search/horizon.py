@@ -157,16 +157,18 @@ def misfit(ends: Ends) -> Array:
     return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * log_reach))
 
 
-def early_misfit(law: Array, ends: Ends) -> Array:
-    """Compute the variance of log S, beside :func:`misfit`, of trials that met the target early.
+def early_variance(law: Array, ends: Ends) -> Array:
+    """Compute the variance of log S that is added for trials that met the target early: (m, n).
 
-    By m draws of the law, (m, 4), for n trials: (m, n). It is 0 for trials that ran to their
-    horizon's end. With a small share a run says well how short its horizon could have been, however
-    long it was. With a large one an error of the step becomes one of S many times as large.
+    By m draws of the law, (m, 4), for n trials, to the square of :func:`misfit`. Both terms of
+    log(S/s), ``waste tanh(early/waste)`` and ``share early``, are known to ``EARLY_MISFIT`` of
+    their size, with errors of their own. It is 0 for trials that ran to their horizon's end.
     """
     share, waste = np.exp(law.T[2:])[:, :, None]
-    of_waste = waste * np.tanh(-ends.log_share_run / waste)
-    return np.asarray(EARLY_MISFIT**2 * (of_waste**2 + (share * ends.log_share_run) ** 2))
+    # Log(horizon/step).
+    early = -ends.log_share_run
+    of_waste = waste * np.tanh(early / waste)
+    return np.asarray(EARLY_MISFIT**2 * (of_waste**2 + (share * early) ** 2))
 
 
 def log_met(law: Array) -> Array:

@@ -595,7 +595,8 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
         return SeenLogSteps(log_done, BOUND_DEVIATION, bound=True)
     spread = observation.log_factor_spread
     is_unsure = spread > GUESSED_SPREAD * log_factor
-    # Of a guess only a bound is taken: a deviation below it, but not below the steps run already.
+    # Of a guess only a lower bound is taken: one deviation below the guess, but no less than the
+    # steps run already.
     if log_factor > GUESSED_LOG_FACTOR and is_unsure:
         log_least = log_done + max(log_factor - spread, 0.0)
         return SeenLogSteps(log_least, min(spread, GUESSED_BOUND_SPREAD), bound=True)

@@ -46,7 +46,7 @@ from bstune.core.records import TrialResult
 from bstune.search.horizon import (
     HORIZON_NORMAL,
     Ends,
-    early_misfit,
+    early_variance,
     log_chance_at_end,
     log_jacobian,
     log_shortest,
@@ -455,7 +455,7 @@ def penalty(theta: Array, d: Array) -> Array:
 def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
     """Compute how many octaves n points' learning rates lie above the best ones: (m, n).
 
-    The tilt stretches or shrinks the octaves with the batch size.
+    By m draws of the parameters, ``theta``, (m, p). The tilt stretches or shrinks the octaves with the batch size.
     """
     d = points.z[None, :] - optimum(theta, points, prior)
     for j in range(prior.others):
@@ -595,7 +595,7 @@ def variance_seen(theta: Array, data: LikelihoodData, prior: Prior) -> Array:
     variance = np.asarray(data.spread**2)
     if data.ends is None:
         return variance
-    return variance + early_misfit(theta[:, prior.horizon_law], data.ends)
+    return variance + early_variance(theta[:, prior.horizon_law], data.ends)
 
 
 def _chance_above(data: LikelihoodData, y: Array, expected: Array, noise: Array) -> Array:

@@ -165,8 +165,9 @@ def _recipe(
     )
     first = Trial({**values, **middles})
     module = recipe.module_of(first)
-    # The copy remembers what was built, so that a function which gives the same module twice is
-    # refused.
+    # The copy keeps the recipe's record of the modules that it has built, by which a function that
+    # gives one of them again is refused. The middles stand for the user's own values, which nobody
+    # has stated.
     return replace(
         recipe,
         module_name=type(module).__name__,

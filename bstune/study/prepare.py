@@ -477,7 +477,10 @@ def _check_budget(prepared: PreparedStudy) -> None:
 def _why_no_own_run(options: StudyOptions, trial: TrialSpec | None, notes: Sequence[str]) -> str:
     """Say why a study does not run its user's own configuration.
 
-    ``notes``: of the plan. The last one is on the batch size, where that does not fit.
+    Args:
+        options: the study's.
+        trial: the one trial that the command runs; None: it runs a study.
+        notes: lines of the plan. Where the user's own batch size does not fit, the last says so.
     """
     if trial is not None:
         return "a single trial has none beside it"

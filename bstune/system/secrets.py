@@ -292,11 +292,15 @@ def _secrets_in_lines(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _secrets_in_assignments(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the secrets that are a key's value, as in ``token=...`` and ``"password": "..."``."""
+    """Yield where a key's value is a secret, from its first place to the place behind its last.
+
+    As in ``token=...`` and ``"password": "..."``.
+    """
     end = 0
     for pair in _KEY.finditer(text):
         key = pair["key"]
         sign = pair["sign"]
+        # A key within the last secret is a part of it.
         if pair.start() < end or _kind_of_secret(key) is None:
             continue
         value = _VALUE.match(text, pair.end())
@@ -304,20 +308,21 @@ def _secrets_in_assignments(text: str) -> Iterator[tuple[int, int]]:
             continue
         if value["quoted"] is not None:
             before = text[max(0, pair.start() - 2) : pair.start()]
-            in_a_sentence = re.fullmatch(r"\w[ \t]", before) is not None
-            is_said = in_a_sentence and _is_prose(key, value["quoted"])
+            # A word and a space before the key make it prose, as in: unexpected token: "x".
+            follows_a_word = re.fullmatch(r"\w[ \t]", before) is not None
+            is_said = follows_a_word and _is_prose(key, value["quoted"])
             if holds_secret(key, value["quoted"]) and not is_said:
                 yield value.span("quoted")
                 end = value.end()
             continue
         bare = value["bare"]
         is_assigned = "=" in sign or "%3D" in sign
-        # Code has a call or an index here, as in "token = read(path)". Without the space, as in
-        # "token=a1(b2", the bracket may be the secret's own.
+        # After a colon, or with a space at the "=", a bracket is that of a call or an index, as in
+        # "token = read(path)". In "token=a1(b2" it may be the secret's own.
         is_called = _CALL.match(text, value.start()) and (" " in sign or not is_assigned)
         # A password may be a number, yet after a colon it is more likely a result.
-        a_number = _is_result(key, bare) or (_is_number(bare) and not is_assigned)
-        if not (is_called or a_number or _is_prose(key, bare)) and holds_secret(key, bare):
+        is_number = _is_result(key, bare) or (_is_number(bare) and not is_assigned)
+        if not (is_called or is_number or _is_prose(key, bare)) and holds_secret(key, bare):
             yield value.span("bare")
             end = value.end()
 
@@ -526,10 +531,11 @@ def remember(values: object, name: str = "") -> None:
 def remember_environment() -> None:
     """Remember the secrets of the environment: by variables' names, and in their values."""
     for variable, text in os.environ.items():
-        # These are the working directories.
+        # These are the working directories, whose names end as a password's may.
         if variable in ("PWD", "OLDPWD"):
             continue
         for secret in _secrets_of(variable, text):
+            # A plain word, as in AUTH=kerberos, is a secret only where it is called a password.
             if _SMALL_LETTERS.fullmatch(secret) and _kind_of_secret(variable) == "credential":
                 continue
             _remember_forms(secret)

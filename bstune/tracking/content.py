@@ -68,7 +68,10 @@ _POINTS: Mapping[str, Callable[[CurvePoint], float | None]] = {
 
 
 def study_name(prepared: PreparedStudy) -> str:
-    """Name a study's run: ``digits · cpu · val/loss<=0.1``."""
+    """Name a study's run: ``digits · cpu · val/loss<=0.1``.
+
+    Under the objective loss its question stands in the target's place.
+    """
     target = str(prepared.protocol.target).replace(" ", "")
     if option_at(prepared.options, "search.objective") == "loss":
         target = question_of(prepared.options)

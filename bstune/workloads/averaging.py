@@ -47,10 +47,12 @@ class _DeviceAverage(WeightAveraging):
 
     def __init__(self) -> None:
         super().__init__()
-        self._training: list[Tensor] = []
+        # The module's own weights, while the average stands in their place; else none.
+        self._own_weights: list[Tensor] = []
+        # How many updates there were: torch's AveragedModel shares the memory, see setup().
         self._updates = np.zeros((), np.int64)
         # The averages of whole numbers, and those of all others.
-        self._counts = _Averaged()
+        self._whole_numbers = _Averaged()
         self._averages = _Averaged()
 
     @abstractmethod
@@ -74,7 +76,7 @@ class _DeviceAverage(WeightAveraging):
         assert self._average_model is not None  # noqa: S101  # set up
         self._average_model.module.to(pl_module.device)
         # The pairs of an earlier fit are dropped.
-        self._counts = _Averaged()
+        self._whole_numbers = _Averaged()
         self._averages = _Averaged()
 
     def on_train_batch_end(
@@ -89,11 +91,11 @@ class _DeviceAverage(WeightAveraging):
     @torch.no_grad()
     def _update(self, pl_module: LightningModule, decay: float) -> None:
         """Update the average by the module's weights; ``decay`` is the average's own share."""
-        if not self._counts.tensors and not self._averages.tensors:
+        if not self._whole_numbers.tensors and not self._averages.tensors:
             self._pair(pl_module)
-        counts = self._counts.tensors
+        counts = self._whole_numbers.tensors
         averages = self._averages.tensors
-        counted = self._counts.values()
+        counted = self._whole_numbers.values()
         values = self._averages.values()
         # All tensors are averaged at once: most have a few numbers, and each would be an operator
         # of its own on an accelerator. The first average is the weights themselves. Counts, as of
@@ -114,7 +116,7 @@ class _DeviceAverage(WeightAveraging):
         assert self._average_model is not None  # noqa: S101  # set up
         tensors = _tensors(self._average_model.module)
         for tensor, slot in zip(tensors, _slots(pl_module), strict=True):
-            averaged = self._averages if tensor.is_floating_point() else self._counts
+            averaged = self._averages if tensor.is_floating_point() else self._whole_numbers
             averaged.tensors.append(tensor)
             averaged.slots.append(slot)
 
@@ -122,7 +124,7 @@ class _DeviceAverage(WeightAveraging):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the average in the place of the weights, which are kept, rounded to their type."""
         if self._average_model is not None:
-            self._training = [value.clone() for value in _tensors(pl_module)]
+            self._own_weights = [value.clone() for value in _tensors(pl_module)]
             self._copy_average_to_current(pl_module)
 
     @torch.no_grad()
@@ -130,9 +132,9 @@ class _DeviceAverage(WeightAveraging):
         """Put the kept weights back."""
         # Nothing was kept where there is no average.
         has_average = self._average_model is not None
-        for value, trained in zip(_tensors(pl_module), self._training, strict=has_average):
+        for value, trained in zip(_tensors(pl_module), self._own_weights, strict=has_average):
             value.copy_(trained)
-        self._training = []
+        self._own_weights = []
 
 
 def _slots(module: nn.Module) -> list[Slot]:

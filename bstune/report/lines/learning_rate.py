@@ -37,7 +37,8 @@ def _exponent_text(law: Exponent) -> str:
 def fitting_rules_text(low: float, high: float, exponents: Mapping[str, float]) -> str:
     """Write which scaling rules fit the interval of an exponent.
 
-    Such as ``slower than linear``. ``exponents``: the rules' exponents by their names.
+    Such as ``slower than linear``. ``exponents``: by a rule's name, the power of B by which it
+    grows over the study's batch sizes. Rules that are no power of B have one there, too.
     """
     # The words below go from the slowest growth to the fastest.
     ordered = sorted(exponents.items(), key=lambda item: item[1])
@@ -60,7 +61,8 @@ def fitting_rules_text(low: float, high: float, exponents: Mapping[str, float]) 
             above.append(name)
     if not above:
         return f"faster than {RULES[below[-1]].words}"
-    # "none" keeps the learning rate as it is: a growth that beats it alone needs no lower bound.
+    # "faster than a constant rate" says nothing: where no other rule grows more slowly, the upper
+    # neighbour alone is named.
     if not below or below[-1] == "none":
         return f"slower than {RULES[above[0]].words}"
     return f"between {RULES[below[-1]].words} and {RULES[above[0]].words}"

@@ -109,7 +109,7 @@ def replicates_to_come(ran: int, replicates: int, winners: int) -> int:
 def trials_that_fit(seconds: float, trials: int) -> int | None:
     """Count the trials that end within an hour, if all ``trials`` take ``seconds`` together.
 
-    It is None where all do, or so few that fewer trials are no advice.
+    It is None where all do, and where fewer than ``FEWEST_TRIALS`` do: they would tell too little.
     """
     fitting = int(trials * LONG_SECONDS / seconds)
     if not FEWEST_TRIALS <= fitting < trials:

@@ -421,9 +421,10 @@ class MetricsLogged:
         trainer.callback_metrics.clear()
 
     def record(self, trainer: Trainer, module: LightningModule) -> None:
-        """Record the metrics of an evaluation, and put the former ones back.
+        """Record the metrics of an evaluation, and put back those that were logged before it.
 
-        A ConfigError says that the target's metric is missing.
+        Of the evaluation before the first step only the target's metric is kept. A ConfigError says
+        that this metric is missing.
         """
         if trainer.sanity_checking:
             if self._name in trainer.callback_metrics:

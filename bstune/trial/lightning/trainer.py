@@ -203,7 +203,9 @@ def make_trainer(
             if folder is not None and getattr(callback, "dirpath", "") is None:
                 callback.dirpath = str(Path(folder, "checkpoints"))
     defaults = {
+        # A trial's own number of epochs takes its place.
         "max_epochs": 1,
+        # All of the validation before the first step: a history may begin with step 0.
         "num_sanity_val_steps": -1,
         "profiler": NoProfiler(),
         "enable_progress_bar": False,

@@ -241,10 +241,10 @@ def module_builder(
 def _argument_names(
     module: Callable[..., object], function: type, tunables: Sequence[str], overrides_lr: bool
 ) -> dict[str, str]:
-    """Give the attribute of a trial, by name, that each argument of a module's class takes.
+    """Map the name of each argument of a module's class to that of the trial's attribute it takes.
 
-    ``function`` is the class itself, and the other arguments are :func:`module_builder`'s. A
-    ConfigError says why the class cannot be built from a trial.
+    ``module`` may be a partial of the class, ``function`` is the class itself. The other arguments
+    are :func:`module_builder`'s. A ConfigError says why the class cannot be built from a trial.
     """
     class_name = function.__name__
     arguments = inspect.signature(module).parameters
