@@ -953,21 +953,6 @@ def within_a_quarter(path: Path) -> Values:
     return {"ours": span_text(spendings["bstune"]), "optuna": span_text(optuna)}
 
 
-def bstune_in_all(path: Path) -> Values:
-    ratios = list[float]()
-    firsts = list[float]()
-    for table in SEARCH_TABLES:
-        for one in best_form("bstune", table, path):
-            ratios.append(ratio_after(one, SHOWN_SPENDING))
-            firsts.append(one[0][0])
-    return {
-        "n": len(ratios),
-        "mean": statistics.geometric_mean(ratios),
-        "high": percentile(ratios, 0.9),
-        "first": statistics.median(firsts),
-    }
-
-
 COMPARED = [
     *search_figures(),
     *rival_figures(),
@@ -989,15 +974,6 @@ COMPARED = [
         "{n} searches.",
         dyhpo_reached,
         RIVAL_RUNS,
-    ),
-    figure(
-        "searches compared",
-        "Over bstune's {n} searches the geometric mean after 20 times is {mean:.2f}, the 90th "
-        "percentile "
-        "{high:.2f}; the first trial reaches the target after {first:.1f} times the best trial's "
-        "cost (median).",
-        bstune_in_all,
-        RUNS,
     ),
     figure(
         "searches compared",
