@@ -1,24 +1,19 @@
 """tau(B) with its error, on timings whose law is known."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from builders import SizeTiming
-from toolbox import make_trial
 
 from bstune.core.step_time import StepTime
 from bstune.core.step_time_law import (
     BUSY_FACTOR,
-    MEDIAN_ERROR,
     QUIET_FACTOR,
-    UNSEEN_SCATTER,
-    OwnSteps,
     fit_step_time_law,
     law_of_trials,
-    own_steps,
 )
+from bstune.core.step_timings import MEDIAN_ERROR, UNSEEN_SCATTER, OwnSteps
 
 LINE = StepTime(2e-3, 3e-5)
 SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -234,21 +229,3 @@ def test_another_loop_may_be_off_alike_in_all_trials(count, milliseconds, most_m
     assert -0.01 <= moved <= most_moved * 4e-4 / 1e-3
     same = surveyed.joined_with(own(measured, of_trainer=True))(128) / seconds
     assert same <= 1.0 - moved + 0.01
-
-
-def test_which_trials_tell_their_steps():
-    trials = [
-        make_trial(number=0, seconds_per_step=0.1, training_loop="lean"),
-        replace(
-            make_trial(number=1, seconds_per_step=0.1, training_loop="Lightning's: hooks"),
-            measured_seconds_per_step=0.2,
-        ),
-        make_trial(number=2, seconds_per_step=None),
-        make_trial(number=3, seconds_per_step=0.1, status="failed"),
-        make_trial(number=4, seconds_per_step=0.1, ran_alone=False),
-        make_trial(number=5, seconds_per_step=0.1, steps=3),
-    ]
-    found = [(steps.seconds, steps.of_trainer, steps.may_join) for steps in own_steps(trials)]
-    assert found == [
-        (0.1, False, True), (0.2, True, True), (0.1, False, False), (0.1, False, False),
-    ]  # fmt: skip

@@ -17,11 +17,10 @@ for more than a few visits, the trials' own steps join its timings
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,15 @@ from scipy.optimize import isotonic_regression
 
 from bstune.core.errors import HardwareError
 from bstune.core.interval import INTERVAL_LEVEL, INTERVAL_QUANTILE
-from bstune.core.records import LIGHTNINGS_LOOP, TrialResult
 from bstune.core.step_time import StepTime, fit_line
+from bstune.core.step_timings import (
+    TELLING_REPEATS,
+    OwnSteps,
+    TimedSize,
+    Timing,
+    timings_of_trials,
+    with_errors,
+)
 
 Array = NDArray[np.float64]
 # Octaves of batch size over which the residual stays alike.
@@ -47,8 +53,6 @@ UNTOLD_GAP = 2.5
 FILLED_OCTAVES = 1.0
 # Least standard deviation of the residual: no step is a straight line in B.
 LEAST_RESIDUAL = 0.05
-# Least relative standard error of a batch size's timings.
-LEAST_ERROR = 0.01
 # Standard deviation of the logarithms of the line's two parameters, before any timing.
 LINE_SPREAD = 2.0
 # Least share of a step that overhead, and examples, take at the smaller and the larger end: on a
@@ -57,29 +61,10 @@ LEAST_PART = 0.01
 MOST_LEAST_PART = 0.3
 # Fits of the law, each around a line that is fitted to the one before.
 REFITS = 3
-# A median's standard error over a mean's, of normal values.
-MEDIAN_ERROR = 1.2533
-# Distance between a normal distribution's quartiles, in standard deviations.
-QUARTILES_APART = 1.349
-# A normal distribution's standard deviation over its median absolute deviation.
-MEDIAN_ABSOLUTE = 1.4826
-# Trials so near to each other in batch size were timed at one place.
-PLACES_PER_OCTAVE = 4
-# The interpolated quartiles of n normal values lie 1 - this/n as far apart as those of many.
-FEW_NEARER = 1.15
-# All sizes' pooled scatter counts as so many timings of a batch size.
-POOLED_TIMINGS = 4.0
 # A fall of tau is confirmed by so many of the combined standard errors.
 CONFIRMED = 4.0
-# Visits beyond each batch size's first: from so many on they tell their scatter. With fewer it is
-# drawn to UNSEEN_SCATTER, a relative standard deviation. Of two visits of three steps, all that a
-# survey of 14 s had time for on an H200, one was 4 times too long.
-TELLING_REPEATS = 3
-UNSEEN_SCATTER = 0.3
 # Seconds by which a step of Lightning's loop, with its hooks, and one of the lean loop may differ.
 LOOPS_APART = 5e-4
-# Fewest steps of a trial whose seconds join a survey's: of fewer, the first ones count much.
-FEWEST_OWN_STEPS = 10
 # The law's batch sizes lie so many octaves apart where trials' own steps join the timings.
 SIZES_APART = 0.125
 # Fewest trials whose own steps say how a machine's speed changes from minute to minute.
@@ -89,75 +74,6 @@ TRIALS_OF_FACTOR = 10
 # times as long.
 QUIET_FACTOR = 0.02
 BUSY_FACTOR = 0.6
-
-
-class TimedSize(Protocol):
-    """The timings of one batch size as the fit reads them: a survey's, or those of its file."""
-
-    @property
-    def batch_size(self) -> float:
-        """Examples of a step."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a step: the median over some visits."""
-
-    @property
-    def low(self) -> float:
-        """Lower quartile of the seconds."""
-
-    @property
-    def high(self) -> float:
-        """Upper quartile of the seconds."""
-
-    @property
-    def visits(self) -> int:
-        """How many times this batch size was timed."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A batch size's seconds of a step, with their error."""
-
-    batch_size: float
-    seconds: float
-    error: float
-    """Relative standard error of the seconds."""
-    visits: int
-    """Of how many visits, or trials, the seconds are the median."""
-    between_loops: float = 0.0
-    """Relative error that all timings of another loop than the law's have alike."""
-
-
-@dataclass(frozen=True)
-class OwnSteps:
-    """A trial's own seconds of a step."""
-
-    batch_size: int
-    seconds: float
-    of_trainer: bool
-    """Whether Lightning's own loop took the steps."""
-    may_join: bool
-    """Whether they may join a survey's timings: enough steps, and no other trial ran beside."""
-
-
-def own_steps(trials: Iterable[TrialResult]) -> list[OwnSteps]:
-    """Collect the seconds of a step of each trial that timed its own, and did not fail."""
-    collected = list[OwnSteps]()
-    for trial in trials:
-        # A record whose seconds were replaced by those of a law keeps the trial's own, too.
-        seconds = trial.measured_seconds_per_step or trial.seconds_per_step
-        if not seconds or trial.status not in ("reached", "stopped", "diverged"):
-            continue
-        collected.append(
-            OwnSteps(
-                batch_size=trial.batch_size,
-                seconds=seconds,
-                of_trainer=(trial.training_loop or "").startswith(LIGHTNINGS_LOOP),
-                may_join=trial.ran_alone and trial.steps >= FEWEST_OWN_STEPS,
-            )
-        )
-    return collected
 
 
 @dataclass(frozen=True)
@@ -185,7 +101,7 @@ class StepTimeLaw(StepTime):
     errors: tuple[float, ...]
     factor_error: float
     falls: tuple[int, ...]
-    timings: tuple["Timing", ...]
+    timings: tuple[Timing, ...]
     of_trainer: bool
     takes_trials: bool
 
@@ -227,7 +143,7 @@ class StepTimeLaw(StepTime):
         """Fit the law anew to its timings and to the trials' own steps.
 
         It stays as it is where enough timings told it (``takes_trials``), or without trials that
-        may join. Trials are taken together as in :func:`law_of_trials`. Where another loop trained
+        may join. Trials are taken together by place. Where another loop trained
         them, all of them may be off alike by ``LOOPS_APART``.
         """
         joining = [steps for steps in own if steps.may_join]
@@ -241,7 +157,7 @@ class StepTimeLaw(StepTime):
                 for steps in joining
                 if steps.of_trainer == of_trainer
             ]
-            for timing in _timings_of_trials(measured):
+            for timing in timings_of_trials(measured):
                 joined.append(replace(timing, between_loops=apart / timing.seconds))
         joined.sort(key=lambda timing: timing.batch_size)
         surveyed = [timing.batch_size for timing in self.timings]
@@ -316,19 +232,16 @@ def fit_step_time_law(
     Raises:
         HardwareError: for fewer batch sizes, a repeated one, or seconds that are not positive.
     """
-    ordered = sorted(timings, key=lambda timing: timing.batch_size)
-    pairs = [(timing.batch_size, timing.seconds) for timing in ordered]
+    pairs = sorted((timing.batch_size, timing.seconds) for timing in timings)
     are_positive = all(math.isfinite(seconds) and seconds > 0 for _, seconds in pairs)
     if len({size for size, _ in pairs}) < max(2, len(pairs)) or not are_positive:
         raise HardwareError(
             f"tau(B) needs positive seconds at two or more batch sizes, each once, but got {pairs}"
         )
-    with_errors = list[Timing]()
-    for timing, error in zip(ordered, _timing_errors(ordered).tolist(), strict=True):
-        with_errors.append(Timing(timing.batch_size, timing.seconds, error, timing.visits))
-    sizes = [timing.batch_size for timing in with_errors]
-    falls = _confirmed_falls(with_errors)
-    return _fit_law(with_errors, sizes, falls, QUIET_FACTOR + BUSY_FACTOR * waited, of_trainer)
+    ordered = with_errors(timings)
+    sizes = [timing.batch_size for timing in ordered]
+    falls = _confirmed_falls(ordered)
+    return _fit_law(ordered, sizes, falls, QUIET_FACTOR + BUSY_FACTOR * waited, of_trainer)
 
 
 def _fit_law(
@@ -388,51 +301,15 @@ def leave_one_out(timings: Sequence[TimedSize]) -> tuple[float, ...]:
 def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
     """Fit tau(B) to trials' own seconds of a step, (batch size, seconds) each.
 
-    Trials within a quarter of an octave count as visits of one place. The place is at the geometric
-    middle of their batch sizes. Its seconds are the median of theirs, each scaled there by the line
-    through all trials. The scatter of one visit is the trials' about the places next to them. None
-    where the trials have fewer than two places.
+    They are taken together as in :func:`bstune.core.step_timings.timings_of_trials`. None where the
+    trials have fewer than two places.
     """
-    timings = _timings_of_trials(measured)
+    timings = timings_of_trials(measured)
     if len(timings) < 2:
         return None
     sizes = [timing.batch_size for timing in timings]
     law = _fit_law(timings, sizes, _confirmed_falls(timings), QUIET_FACTOR, of_trainer=False)
     return law.without_trials()
-
-
-def _timings_of_trials(measured: Sequence[tuple[int, float]]) -> list[Timing]:
-    """Take trials' own seconds of a step together by place; see :func:`law_of_trials`."""
-    if not measured:
-        return []
-    line = fit_line(measured)
-    places: dict[int, list[tuple[int, float]]] = {}
-    for batch_size, seconds in measured:
-        place = round(PLACES_PER_OCTAVE * math.log2(batch_size))
-        places.setdefault(place, []).append((batch_size, math.log(seconds / line(batch_size))))
-    rising = [places[place] for place in sorted(places)]
-    middles = [statistics.median(log_ratio for _, log_ratio in visits) for visits in rising]
-    scatter = _scatter_of_trials(rising, middles)
-    timings = list[Timing]()
-    for visits, log_ratio in zip(rising, middles, strict=True):
-        size = math.exp(statistics.fmean(math.log(batch_size) for batch_size, _ in visits))
-        error = _error_of_place(scatter, len(visits), len(measured))
-        timings.append(Timing(size, line(size) * math.exp(log_ratio), error, len(visits)))
-    return timings
-
-
-def _error_of_place(scatter: float, visits: int, trials: int) -> float:
-    """Estimate the relative standard error of a place's median.
-
-    One or two trials may both have run in a busy minute, which the scatter of all ``trials`` does
-    not show. It counts as wider by as much as quartiles of so few values lie too near to each
-    other, and what it does not show as ``UNSEEN_SCATTER``.
-    """
-    # The formula takes two values: one trial counts as two.
-    widened = scatter / (1.0 - FEW_NEARER / max(visits, 2))
-    # One of all trials shows no scatter.
-    seen = min(visits, trials - 1)
-    return _error_of_median(math.sqrt(_with_unseen(widened**2, seen)), visits)
 
 
 def _spread_out(kept: Sequence[float], sizes: Sequence[float]) -> list[float]:
@@ -443,55 +320,6 @@ def _spread_out(kept: Sequence[float], sizes: Sequence[float]) -> list[float]:
         if min(octaves) >= SIZES_APART:
             spread.append(size)
     return sorted(spread)
-
-
-def _scatter_of_trials(
-    places: Sequence[Sequence[tuple[int, float]]], middles: Sequence[float]
-) -> float:
-    """Estimate the standard deviation of a trial's log seconds about the places around it.
-
-    ``places`` hold the (batch size, log of seconds over the line) of each trial, ``middles`` the
-    median of the latter at each place. The estimate is by the median absolute deviation.
-    """
-    deviations = list[float]()
-    for i, visits in enumerate(places):
-        near_middle = statistics.median(middles[max(0, i - 1) : i + 2])
-        deviations += [abs(log_ratio - near_middle) for _, log_ratio in visits]
-    return max(MEDIAN_ABSOLUTE * statistics.median(deviations), LEAST_ERROR)
-
-
-def _with_unseen(variance: float, repeats: int) -> float:
-    """Mix the variance that ``repeats`` show with that of unseen ones, where they are few."""
-    unseen = max(TELLING_REPEATS - repeats, 0)
-    return (repeats * variance + unseen * UNSEEN_SCATTER**2) / (repeats + unseen)
-
-
-def _error_of_median(scatter: float, visits: int) -> float:
-    """Estimate the relative standard error of the median of visits that scatter so."""
-    return max(MEDIAN_ERROR * scatter / math.sqrt(visits), LEAST_ERROR)
-
-
-def _timing_errors(timings: Sequence[TimedSize]) -> Array:
-    """Estimate the relative standard error of each size's median: (n,).
-
-    It is by the size's own scatter, drawn to the pooled scatter of all sizes.
-    """
-    visits = np.array([timing.visits for timing in timings])
-    repeats = visits - 1
-    log_apart = np.log([timing.high / timing.low for timing in timings])
-    # Interpolated quartiles of a few values lie nearer to each other. Those of a single visit are
-    # one: its scatter is 0, whatever it is divided by.
-    scatter = log_apart / (QUARTILES_APART * (1.0 - FEW_NEARER / np.maximum(visits, 2.0)))
-    seen = 0.0
-    if repeats.any():
-        seen = float(np.average(scatter**2, weights=repeats))
-    pooled = _with_unseen(seen, int(repeats.sum()))
-    variance = (POOLED_TIMINGS * pooled + repeats * scatter**2) / (POOLED_TIMINGS + repeats)
-    errors = [
-        _error_of_median(of_visit, count)
-        for of_visit, count in zip(np.sqrt(variance).tolist(), visits.tolist(), strict=True)
-    ]
-    return np.array(errors)
 
 
 def _filled(sizes: Sequence[float]) -> list[float]:

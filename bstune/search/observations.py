@@ -18,7 +18,8 @@ from scipy.special import ndtr
 
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time import StepTime, StepTimes, fit_step_times
-from bstune.core.step_time_law import StepTimeDraws, StepTimeLaw, own_steps
+from bstune.core.step_time_law import StepTimeDraws, StepTimeLaw
+from bstune.core.step_timings import own_steps
 from bstune.search.histories import (
     History,
     Slowdown,

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from bstune.core.records import TrialResult
-from bstune.core.step_time_law import StepTimeLaw, law_of_trials, own_steps
+from bstune.core.step_time_law import StepTimeLaw, law_of_trials
+from bstune.core.step_timings import own_steps
 from bstune.options import ReplayedWorkload
 from bstune.result import INTERVAL_QUANTILE, StepTiming
 from bstune.study.planning.replicates import Winner, confirmed

@@ -24,7 +24,7 @@ import numpy as np
 
 from bstune.core.objectives import SOUGHT, Objective
 from bstune.core.records import Merit, TrialResult
-from bstune.core.step_time_law import MEDIAN_ERROR
+from bstune.core.step_timings import MEDIAN_ERROR
 from bstune.result import INTERVAL_QUANTILE, Confirmed, Reaching, finite
 from bstune.search.observations import FAILURE_FACTOR
 from bstune.study.planning.plan import is_baseline_replicate
