@@ -123,7 +123,8 @@ class HardwareOptions(Section):
     enabled: bool
     """Survey before a study; false: search the range as it is given."""
     seconds: PositiveSeconds
-    """Seconds of a survey, at most a tenth of search.wall_seconds; a quarter with budget.seconds."""
+    """Seconds of a survey, at most a tenth of search.wall_seconds; a quarter with
+    budget.seconds."""
     refresh: bool
     """Measure again instead of reading the cache."""
     cache: HomePath

@@ -455,7 +455,8 @@ def penalty(theta: Array, d: Array) -> Array:
 def off_optimum(theta: Array, points: Points, prior: Prior) -> Array:
     """Compute how many octaves n points' learning rates lie above the best ones: (m, n).
 
-    By m draws of the parameters, ``theta``, (m, p). The tilt stretches or shrinks the octaves with the batch size.
+    By m draws of the parameters, ``theta``, (m, p). The tilt stretches or shrinks the octaves with
+    the batch size.
     """
     d = points.z[None, :] - optimum(theta, points, prior)
     for j in range(prior.others):

@@ -35,7 +35,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -262,39 +262,63 @@ def workloads(day: Day) -> None:
     """Train each recipe to its end, on as many seeds as there is time for."""
     for every in (RECIPES, LONG_RECIPES):
         recipes = {name: examples for name, examples in every.items() if name in day.recipes}
-        results: dict[str, list[TrialResult]] = {name: [] for name in recipes}
-        for seed, name in itertools.product(range(-1, day.seeds), recipes):
-            examples = 640 if day.tiny else recipes[name]
-            budget = () if examples is None else ("budget.steps=1", f"budget.examples={examples}")
-            if results[name] and day.left < 1.2 * results[name][-1].wall_seconds:
-                continue
-            workload, protocol, size, lr = prepared(
-                day.device, day.tiny, name, *budget, *day.recipe_options
-            )
-            # Once before, for the choice of kernels; the schedule's horizon stays the recipe's.
-            if seed < 0:
-                run_trial(workload, TrialSpec(0, 0, size, lr, None, 0, max_steps=8), protocol)
-                continue
-            result = run_trial(workload, TrialSpec(seed, seed, size, lr, None, seed), protocol)
-            results[name].append(result)
-            day.say(
-                "workloads",
-                workload=name,
-                options=day.recipe_options,
-                precision=protocol.trainer["precision"],
-                seed=seed,
-                status=result.status,
-                accuracy=accuracy(result),
-                steps=result.steps,
-                training_seconds=result.train_seconds,
-                wall_seconds=result.wall_seconds,
-                evaluation_seconds=result.eval_seconds,
-                seconds_per_step=result.seconds_per_step,
-                loop=result.training_loop,
-                message=result.message,
-            )
-        for name, own in results.items():
-            say_mean(day, "workloads", own, workload=name)
+        runs = list[RecipeRun]()
+        for name, examples in recipes.items():
+            budget = of_examples(640 if day.tiny else examples)
+            arguments = (*budget, *day.recipe_options)
+            runs.append(RecipeRun(name, arguments, said={"options": day.recipe_options}))
+        in_turns(day, "workloads", runs)
+
+
+@dataclass(frozen=True)
+class RecipeRun:
+    """A recipe that is trained to its end on several seeds."""
+
+    name: str
+    arguments: tuple[str, ...]  # of bstune
+    said: dict[str, Any]  # beside its results
+    pair: tuple[int, float] | None = None  # batch size and learning rate; None: the recipe's own
+
+
+def of_examples(examples: int | None) -> tuple[str, ...]:
+    """Give the arguments that end a run after so many examples; None: after the recipe's own."""
+    return () if examples is None else ("budget.steps=1", f"budget.examples={examples}")
+
+
+def in_turns(day: Day, section: str, runs: Sequence[RecipeRun]) -> None:
+    """Train recipes to their ends, each seed in turn, on as many as there is time for."""
+    trials: list[list[TrialResult]] = [[] for _ in runs]
+    for seed, (place, run) in itertools.product(range(-1, day.seeds), enumerate(runs)):
+        if trials[place] and day.left < 1.2 * trials[place][-1].wall_seconds:
+            continue
+        workload, protocol, *own_pair = prepared(day.device, day.tiny, run.name, *run.arguments)
+        size, lr = run.pair or own_pair
+        # Once before, for the choice of kernels; the schedule's horizon stays the recipe's.
+        if seed < 0:
+            run_trial(workload, TrialSpec(0, 0, size, lr, None, 0, max_steps=8), protocol)
+            continue
+        trial = run_trial(workload, TrialSpec(seed, seed, size, lr, None, seed), protocol)
+        trials[place].append(trial)
+        day.say(
+            section,
+            workload=run.name,
+            **run.said,
+            precision=protocol.trainer["precision"],
+            batch_size=size,
+            lr=lr,
+            seed=seed,
+            status=trial.status,
+            accuracy=accuracy(trial),
+            steps=trial.steps,
+            training_seconds=trial.train_seconds,
+            wall_seconds=trial.wall_seconds,
+            evaluation_seconds=trial.eval_seconds,
+            seconds_per_step=trial.seconds_per_step,
+            loop=trial.training_loop,
+            message=trial.message,
+        )
+    for run, ended in zip(runs, trials, strict=True):
+        say_mean(day, section, ended, workload=run.name, **run.said)
 
 
 def say_mean(day: Day, section: str, trials: list[TrialResult], **values: Any) -> None:
@@ -350,40 +374,21 @@ def search_and_compare(day: Day, name: str) -> None:
     )
     if winner is None:
         return
-    budget = (f"budget.steps={winner['horizon']}", "budget.examples=1")
-    examples = (f"budget.examples={RECIPES[name]}", "budget.steps=1")
-    source_size, source_lr = prepared(day.device, day.tiny, name, *examples, *options)[2:]
-    pairs = {
-        "winner": (winner["batch_size"], winner["lr"], budget),
-        "source": (source_size, source_lr, examples),
-    }
-    trials: dict[str, list[TrialResult]] = {pair: [] for pair in pairs}
-    for seed, (pair, (size, lr, limits)) in itertools.product(range(-1, day.seeds), pairs.items()):
-        if trials[pair] and day.left < 1.2 * trials[pair][-1].wall_seconds:
-            continue
-        workload, protocol, *_ = prepared(day.device, day.tiny, name, *limits, *options)
-        # Once before, for the choice of kernels.
-        if seed < 0:
-            run_trial(workload, TrialSpec(0, 0, size, lr, None, 0, max_steps=8), protocol)
-            continue
-        trial = run_trial(workload, TrialSpec(seed, seed, size, lr, None, seed), protocol)
-        trials[pair].append(trial)
-        day.say(
-            "studies",
-            workload=name,
-            pair=pair,
-            batch_size=size,
-            lr=lr,
-            seed=seed,
-            status=trial.status,
-            accuracy=accuracy(trial),
-            steps=trial.steps,
-            training_seconds=trial.train_seconds,
-            wall_seconds=trial.wall_seconds,
-            loop=trial.training_loop,
-        )
-    for pair, ended in trials.items():
-        say_mean(day, "studies", ended, workload=name, pair=pair)
+    horizon = (f"budget.steps={winner['horizon']}", "budget.examples=1")
+    runs = [
+        RecipeRun(
+            name=name,
+            arguments=(*horizon, *options),
+            said={"pair": "winner"},
+            pair=(winner["batch_size"], winner["lr"]),
+        ),
+        RecipeRun(
+            name=name,
+            arguments=(*of_examples(640 if day.tiny else RECIPES[name]), *options),
+            said={"pair": "source"},
+        ),
+    ]
+    in_turns(day, "studies", runs)
 
 
 def own(day: Day) -> None:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 # As a script it lies below the folder that its packages are found from.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from recorded import of_benchmarks, of_readmes, of_sweeps
+from recorded import of_benchmarks, of_gpu, of_readmes, of_sweeps
 from recorded.accounts import HELD, not_recorded
 from recorded.figure import TOP, Figure, RecordFormatError, units_in
 from recorded.panel import panel_curves
@@ -23,7 +23,12 @@ from bstune.sweeps import rule_cost, search_benchmark
 from bstune.sweeps.shallue_panel import paint_panel, panel_inches
 from bstune.sweeps.unit_log import UnitLog
 
-FIGURES: list[Figure] = [*of_readmes.FIGURES, *of_sweeps.FIGURES, *of_benchmarks.FIGURES]
+FIGURES: list[Figure] = [
+    *of_readmes.FIGURES,
+    *of_sweeps.FIGURES,
+    *of_gpu.FIGURES,
+    *of_benchmarks.FIGURES,
+]
 
 
 def topics() -> list[str]:

@@ -16,15 +16,14 @@ from recorded.of_benchmarks import (
     other_walls,
     overhead_range,
 )
+from recorded.of_gpu import H200_DAY, ended_on_h200
 from recorded.of_sweeps import (
     ALL_TABLES,
     CURVE,
-    H200_DAY,
     MNIST,
     RUNS,
     SAMPLED,
     TABLES,
-    ended_on_h200,
     interval_text,
     over_targets,
     record_of,

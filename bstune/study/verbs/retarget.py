@@ -15,6 +15,7 @@ from bstune.core.errors import ConfigError, StudyError, TableError
 from bstune.core.metric_names import parse_target
 from bstune.core.records import Target, TrialResult
 from bstune.core.step_time_law import StepTimeLaw, fit_step_time_law, law_of_trials
+from bstune.core.step_timings import own_steps
 from bstune.options import ReplayedWorkload, with_option
 from bstune.report.answer import answer
 from bstune.report.page import write_page
@@ -481,11 +482,8 @@ def _surveyed(content: StudyFiles, workers: int) -> TrialBackend:
     hardware = content.hardware
     law: StepTimeLaw | None = None
     if hardware is None:
-        timed = list[tuple[int, float]]()
-        for trial in content.trials:
-            if trial.seconds_per_step:
-                timed.append((trial.batch_size, trial.seconds_per_step))
-        law = law_of_trials(timed)
+        own = own_steps(content.trials)
+        law = law_of_trials([(steps.batch_size, steps.seconds) for steps in own])
     # One timed batch size tells no law over batch sizes.
     elif len(hardware.measured.timings) > 1:
         of_trainer = hardware.seconds_of == "trainer"
