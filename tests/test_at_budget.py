@@ -1,6 +1,7 @@
 """search.objective=loss: which runs are due, what the answer says, and whole studies on recorded runs."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from toolbox import made_table, make_result, metric_values, trials_of
 import bstune
 from bstune.core.errors import ConfigError, StudyError
 from bstune.core.records import Target
+from bstune.core.step_time_law import law_of_trials
 from bstune.report.answer import answer
 from bstune.report.budget_rows import budget_rows
 from bstune.report.compare import compared_study
@@ -34,7 +36,7 @@ from bstune.result import (
     SizeGrowthOverBudget,
 )
 from bstune.study import prepare
-from bstune.study.analysis.at_budget import _mean_and_half
+from bstune.study.analysis.at_budget import _mean_and_half, error_of_count
 from bstune.study.at_budget import (
     best_full,
     due_run,
@@ -569,6 +571,26 @@ def test_a_trial_that_ended_by_itself_stands_at_what_it_had():
     assert record.history[-1] == (100, 0.3)
     assert is_full(record, lambda batch_size: 100)
     assert held_to_end(replace(run(0, steps=40), history=()), 100).steps == 40
+
+
+# Counted as the law has it, at twice its seconds at both batch sizes, and at one of them.
+@pytest.mark.parametrize(
+    ("times", "off"), [((1.0, 1.0), 0.0), ((2.0, 2.0), 0.0), ((2.0, 1.0), 2.0)]
+)
+def test_the_count_of_a_budgets_steps_is_unsure_by_what_timings_and_trials_tell(times, off):
+    law = law_of_trials([(16, 0.1), (16, 0.11), (256, 0.4), (256, 0.44)])
+    counted = {16: times[0] * law(16), 256: times[1] * law(256)}
+    distance = math.log(off) if off else 0.0
+    expected = math.hypot(law.ratio_error(16, 256), distance)
+    assert error_of_count(counted.__getitem__, law, 16, 256) == pytest.approx(expected)
+    # Two runs of one batch size have the same steps.
+    assert error_of_count(counted.__getitem__, law, 16, 16) == 0.0
+
+
+@pytest.mark.parametrize(("error", "cautions"), [(None, 0), (0.05, 0), (0.3, 1)])
+def test_a_count_of_steps_that_is_not_well_known_is_cautioned(error, cautions):
+    result = told(hand_at_budget(count_error=error))
+    assert len(list(lines.cautions(result))) == cautions
 
 
 @pytest.mark.slow

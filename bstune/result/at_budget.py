@@ -202,3 +202,9 @@ class AtBudget(Part, frozen=True):
     """The gain that is expected if the law were known exactly: no search can expect more."""
     seed_scatter: NotNegative
     """Standard deviation of the metric from seed to seed, in units of the metric."""
+    count_error: NotNegative | None = None
+    """How well the steps within a budget of seconds are known, USE's beside the baseline's.
+
+    Standard deviation of the log of their ratio; 0.1 is about 10%. None for another budget, without
+    a baseline, and where steps were not timed.
+    """

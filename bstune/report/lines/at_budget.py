@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from bstune.report.lines.cautions import gain_of_single_run, not_on_fresh_seeds
 from bstune.report.lines.unreached import failures_text
 from bstune.report.lines.use import overridden_text
+from bstune.report.trust import NOISY_ERROR
 from bstune.report.words import PREDICTED, beyond_text, point_text
 from bstune.result import (
     INTERVAL_LEVEL,
@@ -241,11 +242,23 @@ def cautions(result: StudyResult) -> Iterator[str | None]:
     compared = at_budget.baseline if at_budget.gain is not None else None
     if compared is not None and compared.fresh is None:
         yield from gain_of_single_run(result)
+    yield from _unsure_count(at_budget)
     if failed is not None:
         yield failed
     # A search that ended by least_gain found what it looked for: that needs no caution.
     if result.search.limit not in (None, LEAST_GAIN) and result.stop_reason is not None:
         yield result.stop_reason
+
+
+def _unsure_count(at_budget: AtBudget) -> Iterator[str]:
+    """Tell of steps' seconds so unsure that the budget may favour one of two batch sizes."""
+    if at_budget.count_error is None or at_budget.count_error <= NOISY_ERROR:
+        return
+    yield (
+        f"how many steps of USE fit into {budget_words(at_budget)}, beside those of your batch "
+        f"size, is known to {at_budget.count_error:.0%}: on a quiet machine, a new study with "
+        "hardware.refresh=true counts by steps timed anew"
+    )
 
 
 def _same_text(metric: str, at_budget: AtBudget, same: SameAtBudget) -> str:

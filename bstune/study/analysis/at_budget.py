@@ -6,12 +6,13 @@ winner's runs has what the baseline has at its end.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 
 from scipy.special import stdtrit
 
 from bstune.core.records import TrialResult
+from bstune.core.step_time_law import StepTimeLaw
 from bstune.result import (
     INTERVAL_LEVEL,
     AsGoodAtBudget,
@@ -39,6 +40,7 @@ from bstune.search.budget_findings import (
 from bstune.search.fixed_budget import BudgetPosterior
 from bstune.search.ruler import RunningBest, running_best
 from bstune.study.analysis.model import REPORT_PARTICLES, budget_posteriors
+from bstune.study.analysis.step_times import law_of
 from bstune.study.at_budget import fresh_runs_of, is_full, known_best
 from bstune.study.planning.baseline import BaselineRuns, baseline_runs
 from bstune.study.planning.replicates import same_point
@@ -55,6 +57,7 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         # A schedule that ends with its trial would have ended earlier under a shorter budget: what
         # such a trial has on the way tells nothing of that.
         shares = (1.0,)
+    budget = prepared.options.budget
     posteriors = budget_posteriors(prepared, done, REPORT_PARTICLES, shares)
     findings = findings_of(posteriors)
     if findings is None:
@@ -71,10 +74,14 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
     gain: GainAtBudget | None = None
     if runs is not None and baseline is not None and not same_point(runs.first, best):
         gain = _gain(prepared, done, best, runs, winner, baseline, posteriors[1.0])
+    count_error: float | None = None
+    law = law_of(prepared, done)
+    if budget.seconds is not None and law is not None and runs is not None:
+        sizes = (best.batch_size, runs.first.batch_size)
+        count_error = error_of_count(prepared.seconds_per_step, law, *sizes)
     size_growth: SizeGrowthOverBudget | None = None
     if findings.growth is not None:
         size_growth = _growth(findings.growth)
-    budget = prepared.options.budget
     # The budget is in seconds if those are set, else in examples, else in steps. A study without a
     # budget in examples has examples=1.
     examples: int | None = None
@@ -99,7 +106,30 @@ def analyse_at_budget(prepared: PreparedStudy, done: Sequence[TrialResult]) -> A
         gain_left=findings.gain_left.next_point,
         gain_left_at_most=findings.gain_left.at_most,
         seed_scatter=findings.gain_left.seed_scatter,
+        count_error=count_error,
     )
+
+
+def error_of_count(
+    counted: Callable[[float], float], law: StepTimeLaw, first: float, second: float
+) -> float:
+    """Give how well it is known how many steps one batch size has for each step of the other.
+
+    That is within a budget of seconds: a factor that all batch sizes share compares alike.
+
+    Args:
+        counted: gives the seconds of a step by which the budget counts.
+        law: tau(B) as all timings and trials have it by now, with its error.
+        first: a batch size.
+        second: another one, or the same.
+
+    Returns:
+        The standard deviation of the log of the ratio, sqrt(e^2 + d^2): e is the law's own error of
+        the ratio of seconds, and d the log of how far the counted ratio is off the law's.
+    """
+    counted_ratio = counted(first) / counted(second)
+    law_ratio = law(first) / law(second)
+    return math.hypot(law.ratio_error(first, second), math.log(counted_ratio / law_ratio))
 
 
 def _times(prepared: PreparedStudy) -> tuple[SizeSeconds, ...]:
