@@ -111,8 +111,6 @@ def study_on_h200(workload: str, path: Path) -> Values:
     ]
     values: dict[str, object] = {
         "configurations": study["configurations"],
-        "wall": study["seconds"],
-        "size": study["winner"]["batch_size"],
     }
     if study["gain"] is not None:
         values |= {name: study["gain"][name] for name in ("ratio", "low", "high")}
@@ -146,19 +144,29 @@ RECIPES = [
     ),
     figure(
         "recipes",
-        "Of `airbench_cifar` {configurations} configurations ran in {wall:.0f} s, and none was faster "
-        "than the source's. Its schedule became longer: {winner_at_level} of {winner_runs} further seeds reached 94%, "
-        "after {winner_seconds:.2f} s, where the source's run takes {source_at_level} of "
-        "{source_runs} there in {source_seconds:.2f} s",
+        "Of `airbench_cifar` none of {configurations} configurations was faster",
         partial(study_on_h200, "airbench_cifar"),
         H200_DAY,
     ),
     figure(
         "recipes",
-        "Of `speedrun_cifar` {configurations} ran in {wall:.0f} s: B = {size:,} is {ratio:.2f} times "
-        "as fast as the source's pair ({low:.2f} to {high:.2f}), which the answer says to keep; "
-        "{winner_at_level} of {winner_runs} after {winner_seconds:.2f} s, {source_at_level} of "
-        "{source_runs} after {source_seconds:.2f} s",
+        "Of `airbench_cifar` {winner_at_level} of {winner_runs} further seeds reached it after "
+        "{winner_seconds:.2f} s, with the source's pair {source_at_level} of {source_runs} after "
+        "{source_seconds:.2f} s",
+        partial(study_on_h200, "airbench_cifar"),
+        H200_DAY,
+    ),
+    figure(
+        "recipes",
+        "of `speedrun_cifar` the best of {configurations} was {ratio:.2f} times as fast "
+        "({low:.2f} to {high:.2f})",
+        partial(study_on_h200, "speedrun_cifar"),
+        H200_DAY,
+    ),
+    figure(
+        "recipes",
+        "of `speedrun_cifar` {winner_at_level} of {winner_runs} after {winner_seconds:.2f} s and "
+        "{source_at_level} of {source_runs} after {source_seconds:.2f} s",
         partial(study_on_h200, "speedrun_cifar"),
         H200_DAY,
     ),
