@@ -9,7 +9,7 @@ from torch import nn
 
 from bstune.core.errors import ConfigError
 from bstune.trial.workload import build_module
-from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn, small_resnet
+from bstune.workloads.models import mlp, mobilenet_v3_large, simple_cnn, small_resnet, vgg11
 
 
 def test_simple_cnn_is_that_of_shallue_et_al(parameters, shapes):
@@ -66,6 +66,23 @@ def test_small_resnet_is_that_of_he_et_al_without_normalisation(
     assert variance == pytest.approx(1.0, rel=0.3)
 
 
+def test_vgg11_is_that_of_simonyan_and_zisserman_on_small_images(parameters, shapes):
+    # Column A of their table 1, with biases, and one linear layer.
+    pairs = [(3, 64), (64, 128), (128, 256), (256, 256), (256, 512), *[(512, 512)] * 3]
+    of_convolutions = sum((9 * inputs + 1) * outputs for inputs, outputs in pairs)
+    assert parameters(vgg11(10, 64)) == of_convolutions + 10 * 513 == 9_225_610
+    model = vgg11(10, 4)
+    pooled = [
+        shape
+        for layer, shape in zip(model, shapes(model, torch.zeros(2, 3, 32, 32)), strict=True)
+        if isinstance(layer, nn.MaxPool2d)
+    ]
+    assert pooled == [(4, 16, 16), (8, 8, 8), (16, 4, 4), (32, 2, 2), (32, 1, 1)]
+    # He et al. 2015, eq. 10: the variance is 2 over the inputs.
+    variance = vgg11(10, 16)[3].weight.var().item() * 9 * 16 / 2
+    assert variance == pytest.approx(1.0, rel=0.3)
+
+
 def test_a_shortcut_keeps_every_second_pixel_and_pads_channels_with_zeros():
     block = small_resnet(10, 2, 1)[2]
     for parameter in block.parameters():
@@ -85,6 +102,10 @@ def test_a_shortcut_keeps_every_second_pixel_and_pads_channels_with_zeros():
         ),
         (
             lambda: simple_cnn(10, 0),
+            "the width of the network must be a positive integer, but got 0",
+        ),
+        (
+            lambda: vgg11(10, 0),
             "the width of the network must be a positive integer, but got 0",
         ),
         (

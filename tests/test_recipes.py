@@ -182,7 +182,9 @@ def test_hiverges_speedrun():
 
 
 SHAPES = {
-    **dict.fromkeys((*RECIPES, "resnet_cifar", "cifar_mlp", "cifar_resnet8"), (3, 32, 32)),
+    **dict.fromkeys(
+        (*RECIPES, "resnet_cifar", "cifar_mlp", "cifar_resnet8", "cifar_vgg11"), (3, 32, 32)
+    ),
     **dict.fromkeys(
         ("fashion_mlp", "fashion_cnn", "mnist_cnn", "mnist_mlp", "mnist_simple_cnn"), (1, 28, 28)
     ),

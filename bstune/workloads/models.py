@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from bstune.core.errors import ConfigError, check_positive_integer
 
+# The groups of VGG-11: channels, as a multiple of the first group's, and convolutions.
+VGG11_GROUPS = ((1, 1), (2, 1), (4, 2), (8, 2), (8, 2))
+
 
 def mlp(inputs: int, hidden: Sequence[int], classes: int) -> nn.Sequential:
     """Build a perceptron with ReLU between layers.
@@ -125,11 +128,46 @@ def small_resnet(classes: int, width: int, blocks: int) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(4 * width, classes),
     )
+    _start_for_relu(network)
+    return network
+
+
+def vgg11(classes: int, width: int) -> nn.Sequential:
+    """Build VGG-11 for CIFAR-10, without normalisation.
+
+    It maps images (N, 3, 32, 32) to logits (N, classes): eight 3x3 convolutions in five groups,
+    each with 2x2 max-pooling behind it (Simonyan and Zisserman 2014, arXiv 1409.1556, table 1,
+    column A). Five poolings leave one pixel of 32 x 32, so one linear layer follows in place of the
+    source's three. Weights start as in :func:`small_resnet`.
+
+    Args:
+        classes: number of classes.
+        width: channels of the first group, 64 in the source. The others have 2, 4, 8 and 8 times
+            as many.
+    """
+    check_positive_integer("the width of the network", width)
+    layers = list[nn.Module]()
+    inputs = 3
+    for factor, convolutions in VGG11_GROUPS:
+        for _ in range(convolutions):
+            outputs = factor * width
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+            inputs = outputs
+        layers.append(nn.MaxPool2d(2))
+    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, classes))
+    _start_for_relu(network)
+    return network
+
+
+def _start_for_relu(network: nn.Module) -> None:
+    """Draw the weights of its convolutions by He et al. 2015 (arXiv 1502.01852, eq. 10).
+
+    Their biases become 0.
+    """
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # it has one
-    return network
 
 
 def mobilenet_v3_large(classes: int, image_size: int) -> nn.Sequential:
