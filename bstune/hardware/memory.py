@@ -215,9 +215,10 @@ class _Bracket:
         return result
 
     def passes(self, batch_size: int, times: int) -> bool:
-        """Tell whether the last batch size fits in ``times`` more probes, up to one that does not.
+        """Whether the batch size that was probed last fits in ``times`` more probes.
 
-        No probe runs if the last one took far less than its limit, or if there is no time.
+        The first one that does not fit ends them. If the last probe took far less than its limit,
+        or there is no time, no probe runs, and the size passes.
         """
         peak = self.done[-1].peak_bytes
         if peak is not None and peak < FAR_BELOW * self.done[-1].limit:
@@ -285,11 +286,10 @@ def find_ceiling(
         is_late=is_late,
     )
     lines = list(notes)
-    all_fits = False
-    if largest_first and low < high:
-        all_fits = bracket.run(high).fits and bracket.passes(high, verify)
-    # The last probe of ``high``, before smaller sizes are probed; empty where none has run.
-    at_high = bracket.done[-1:]
+    # The last probe of ``high`` where all its probes fit.
+    fit_at_high: ProbeResult | None = None
+    if largest_first and low < high and bracket.run(high).fits and bracket.passes(high, verify):
+        fit_at_high = bracket.done[-1]
     fit = _smallest_that_runs(bracket)
     smallest = fit.batch_size
     if smallest > low:
@@ -298,8 +298,8 @@ def find_ceiling(
             f"batch size {low} fails for another reason than memory ({reason}): the range starts "
             f"at {smallest}"
         )
-    if all_fits:
-        (fit,) = at_high
+    if fit_at_high is not None:
+        fit = fit_at_high
     else:
         fit = _close_in(bracket, fit)
         # A size that fails when it is repeated is the new upper end.
@@ -308,6 +308,7 @@ def find_ceiling(
     bad = bracket.bad
     gap = bracket.end - fit.batch_size
     precision = bracket.precision(fit.batch_size)
+    # Where time ran out, the answer is no more precise than the bracket is narrow.
     if bad is not None and is_late() and gap > precision:
         precision = gap
         lines.append(
@@ -612,12 +613,14 @@ def _cgroup_limits(root: Path) -> list[int]:
 
 
 def _available(root: Path) -> int:
-    """Read the bytes that are free; where /proc is missing, all that the machine has."""
+    """Read the bytes of memory that are free. Where they are not told, all that the machine has."""
+    # Only Linux has /proc.
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     kibibytes = dict(line.split()[:2] for line in lines)
+    # Some kernels and containers do not tell what is available.
     return int(kibibytes.get("MemAvailable:") or kibibytes["MemTotal:"]) * 1024
 
 

@@ -239,6 +239,7 @@ def _result_of(
         exitcode: of the process.
         errors: what the process printed.
     """
+    # Where memory runs out, the outcome is the phase in which it did.
     latest: Message = messages[-1] if messages else "startup"
     if isinstance(latest, BstuneError):
         raise ConfigError(str(latest))
@@ -277,21 +278,8 @@ def _run(
     It sends each phase as it begins, then the result or a ConfigError. Whatever is printed goes to
     the file ``log``. ``environment`` is that of the process that started it.
     """
-    # The process that started it ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lead_group()
-    try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    except FileNotFoundError:
-        # The survey was interrupted meanwhile.
+    if not _prepare_process(log, environment):
         return
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    # The fork server has the environment of the moment when it started.
-    os.environ.update(environment)
-    # Where memory runs out, the system is to end the probe before any other process.
-    _write_if_allowed("/proc/self/oom_score_adj", "1000")
-    quieten()
     options = probe.options
     device = torch.device(options.device)
     if not probe.on_cpu and not torch.cuda.is_available():
@@ -309,6 +297,7 @@ def _run(
         spec = TrialSpec(
             number=0, trial_index=0, batch_size=share, lr=options.scaling.lr, delta=None, seed=0
         )
+        # A schedule that ends with the trial has the length that it would have in a study.
         horizon = max(probe.steps, protocol.last_step(batch_size))
         short = _short_protocol(protocol, probe)
         result = run_trial(workload, spec, short, clock=clock, horizon=horizon)
@@ -318,8 +307,32 @@ def _run(
     out_of_memory: str | None = None
     if result.status == "out of memory":
         out_of_memory = result.message or "out of memory"
+    # A CUDA device without a limit refuses by itself what is more than it has.
     is_enforced = not probe.on_cpu and probe.limit is None
     sender.send(clock.result(batch_size, limit, out_of_memory, enforced=is_enforced))
+
+
+def _prepare_process(log: str, environment: Mapping[str, str]) -> bool:
+    """Set up a probe's process. False where the survey was interrupted before it began.
+
+    What is printed from here on goes to the file ``log``.
+    """
+    # The process that started it ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lead_group()
+    # An interrupted survey has deleted the file.
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:
+        return False
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    # The fork server has the environment of the moment when it started.
+    os.environ.update(environment)
+    # Where memory runs out, the system is to end the probe before any other process.
+    _write_if_allowed("/proc/self/oom_score_adj", "1000")
+    quieten()
+    return True
 
 
 def _short_protocol(protocol: TrialProtocol, probe: TrialProbe) -> TrialProtocol:
@@ -332,7 +345,7 @@ def _short_protocol(protocol: TrialProtocol, probe: TrialProbe) -> TrialProtocol
     if protocol.noise_scale_every is not None:
         noise_scale_every = 1
     return replace(
-        protocol.for_steps_only(Budget(steps=probe.steps, examples=1)),
+        protocol.for_steps_only(Budget(steps=probe.steps)),
         devices=1,
         noise_scale_every=noise_scale_every,
         trainer=trainer,
@@ -344,10 +357,10 @@ def _clock(
 ) -> tuple[MemoryClock, int]:
     """Make a clock that notes the memory of the device.
 
-    Gives the limit in bytes, too: the given one, or else all memory of a CUDA device, and 0 on a
-    CPU.
+    Gives the limit in bytes, too: the given one, or else all memory of a CUDA device.
     """
     if device.type == "cpu":
+        # On a CPU a limit is always given.
         reset = partial(_write_if_allowed, "/proc/self/clear_refs", "5")
         return MemoryClock(memory.peak_resident_bytes, reset, report), limit or 0
     free_at_start, total = torch.cuda.mem_get_info(device)

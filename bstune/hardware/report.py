@@ -549,13 +549,13 @@ def _draw_roof(axes: "Axes", limits: DeviceLimits, intensities: Array, survey: S
     axes.plot(step, roof, "D", color=VERMILION, markersize=6.5, label=label)
     label = "whole step, measured: share of peak"
     axes.plot(step, measured, "*-", color=PURPLE, markersize=10, linewidth=0.8, label=label)
-    for place, side in ((0, "right"), (-1, "left")):
-        row = survey.achieved[place]
+    for index, side in ((0, "right"), (-1, "left")):
+        row = survey.achieved[index]
         size = f"B = {row.batch_size:,}"
         style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": 8.5}
-        at_roof = (step[place], roof[place])
+        at_roof = (step[index], roof[index])
         axes.annotate(size, at_roof, xytext=(0.0, 8.0), color=VERMILION, **style)
-        at_measured = (step[place], measured[place])
+        at_measured = (step[index], measured[index])
         share = f"{size}: {row.share_of_peak:.0%}"
         axes.annotate(share, at_measured, xytext=(0.0, -9.0), va="top", color=PURPLE, **style)
 

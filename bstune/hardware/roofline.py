@@ -445,13 +445,15 @@ class _Tracer:
         # A view moves nothing.
         if all(self._is_view(tensor) for tensor in outputs):
             return
-        # Assumption 1: once forward, and backward as often as the gradients need it.
+        # The first assumption of this module's docstring.
         has_backward = any(tensor.requires_grad for tensor in outputs)
-        has_trainable = not weights or any(weight.requires_grad for weight in weights)
-        reads_input = has_backward and has_trainable
+        is_frozen = bool(weights) and not any(weight.requires_grad for weight in weights)
+        reads_input = has_backward and not is_frozen
         for tensor, needs_gradient in zip(inputs, self._needs, strict=True):
+            # Read forward, read backward, its own gradient written.
             uses = 1 + reads_input + (has_backward and needs_gradient)
             layer.counts["inputs"] += self._bytes(tensor) * uses
+        # An output is written forward, its gradient read backward.
         for tensor in outputs:
             layer.counts["outputs"] += self._bytes(tensor) * (1 + tensor.requires_grad)
         layer.passes_gradient |= has_backward and any(self._needs)
@@ -522,9 +524,12 @@ def _convolution_backward(
     # After bias sizes, stride, padding and dilation; then come output padding, groups and the mask
     # of the gradients that are asked for.
     is_transposed = arguments[4]
-    needs = arguments[7]
+    needs_input, needs_weight, *_ = arguments[7]
+    # A filter has the shape weight[1:]. Each element of the output, or of the input if the
+    # convolution is transposed, takes a multiplication and an addition for each of the filter's.
     positions = math.prod(x if is_transposed else gradient)
-    return int(2 * positions * math.prod(weight[1:]) * (needs[0] + needs[1]))
+    one_gradient = 2 * positions * math.prod(weight[1:])
+    return int(one_gradient * (needs_input + needs_weight))
 
 
 FLOP_FORMULAS = {torch.ops.aten.convolution_backward: _convolution_backward}

@@ -73,6 +73,7 @@ def shared_steps(options: StudyOptions, recipe: Recipe, warmup_steps: int) -> It
                 max_steps=warmup_steps + steps,
             )
             with waiting_for(f"steps at batch size {batch_size} on {devices} devices"):
+                # A short trial writes no files and continues no other one.
                 workers.start(spec, Output(Path()), None)
                 finished = workers.wait()
             result = finished.result()
@@ -101,5 +102,6 @@ def shared_step_time(options: StudyOptions, recipe: Recipe, space: Space) -> Ste
         for size in sizes:
             # The lowest learning rate: nothing is trained here, and nothing must diverge.
             lr = space.lr(size, -space.delta_bound)
-            timed.append((size, time_trial(size, lr, SHARED_STEPS)[0]))
+            (median_seconds,) = time_trial(size, lr, SHARED_STEPS)
+            timed.append((size, median_seconds))
     return fit_line(timed)

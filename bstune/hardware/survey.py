@@ -290,6 +290,7 @@ def measure_with(
         tried=tried,
         limit=_trial_limit(options, device),
         multiple=space.multiple,
+        # There is one for each type of device.
         relative=getattr(hardware.memory.relative, device.type),
         steps=steps,
         # A probe is ended after these seconds.
@@ -329,9 +330,10 @@ def _few_steps(
 ) -> PreflightFindings | None:
     """Take a few steps on one device, and give what they show.
 
-    None where the workload can be trained, but not tuned.
+    None where they show that the workload cannot be tuned. It may be surveyed all the same.
     """
     alone = replace(protocol, devices=1)
+    # The preflight raises ConfigError for what cannot be tuned: that ends a study, but no survey.
     try:
         return preflight(workload, alone, space, trial=None, continues=False, survey=True)
     except ConfigError:

@@ -172,6 +172,7 @@ def _difference(how: HowTimed, survey: Survey) -> str | None:
 def _lack_of_time(survey: Survey, seconds: float) -> str | None:
     """Say what a kept survey had no time for, if ``seconds`` are enough for more; else None."""
     missing = len(survey.measured.left_out) + len(survey.measured.cut)
+    # A survey of an earlier version tells only the seconds that it took.
     allowed = survey.allowed or survey.seconds
     if missing == 0 or seconds < MORE_TIME * allowed:
         return None
@@ -198,8 +199,7 @@ def _threads_difference(counts: Sequence[int], choice: ThreadChoice | None) -> s
         wanted = " or ".join(str(count) for count in counts)
         return f"its steps ran on {threads}, and this study's run on {wanted}"
     # A number that was given, not chosen by its timing, says nothing of the others.
-    was_chosen = len(choice.timings) > 0 or len(counts) == 1
-    if not was_chosen:
+    if len(counts) > 1 and not choice.timings:
         return f"its steps ran on {threads}, and no other number was tried"
     return None
 
@@ -231,8 +231,8 @@ def cache_key(
     train_examples: int,
 ) -> str:
     """16 hexadecimal digits that change with each thing that the survey depends on."""
-    # The options have the user's arguments as they were written; objects built from them are left
-    # out of the Trainer's.
+    # The user's arguments of the Trainer count as they were written. The text of the objects that
+    # are built from them may be another one in each process.
     user_arguments = {**options.trainer, **options.workload.trainer}
     user_arguments |= getattr(options.workload, "given_trainer", {})
     trainer = {

@@ -286,7 +286,7 @@ class _StepClock(TrialClock):
         return elapsed
 
     def tick(self) -> None:
-        """Begin a step, as its first micro-batch is drawn; nothing outside of training."""
+        """Begin a step, as its first micro-batch is drawn. Outside of training it does nothing."""
         self._wait.progress()
         if self._phase is Phase.TRAINING:
             moment = self._mark()
@@ -346,7 +346,7 @@ def time_trial(
     mark, seconds_between = _marker(device, now)
     micro_batches = len(micro_batch_sizes_of(batch_size, protocol.micro_batch_size))
     # The first step's edge is the first tick within training, and the last step ends without one.
-    budget = Budget(steps=protocol.warmup_steps + steps + 2, examples=1)
+    budget = Budget(steps=protocol.warmup_steps + steps + 2)
     trainer = {
         **without_monitors(protocol.trainer),
         "num_sanity_val_steps": 0,

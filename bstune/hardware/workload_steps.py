@@ -319,15 +319,7 @@ def _time_ladder(
     largest = _largest_to_time(step_time, warmup_steps, space, ceiling, seconds, tried)
     notes = list[str]()
     if largest < ceiling.batch_size:
-        step_seconds = _longest_step(step_time, warmup_steps, seconds)
-        if step_seconds > 0.0:
-            reason = f"each takes longer than {format_seconds(step_seconds)}"
-        else:
-            reason = "the survey's time was used up before"
-        notes.append(
-            f"steps past batch size {largest} are not timed but predicted: {reason} "
-            "(hardware.seconds, at most a tenth of search.wall_seconds)"
-        )
+        notes.append(_untimed_note(largest, _longest_step(step_time, warmup_steps, seconds)))
     sizes = timing.ladder(ceiling.smallest, largest, step_time.rungs, space.multiple)
     waited = processor_wait_of(device)
     start = time.perf_counter()
@@ -365,6 +357,20 @@ def _time_ladder(
     return replace(measured, waited=share_waited), (*notes, *overhead_notes)
 
 
+def _untimed_note(largest: int, step_seconds: float) -> str:
+    """Say why batch sizes past ``largest`` are not timed.
+
+    ``step_seconds`` are those that a step may take: 0 where no time is left.
+    """
+    reason = "the survey's time was used up before"
+    if step_seconds > 0.0:
+        reason = f"each takes longer than {format_seconds(step_seconds)}"
+    return (
+        f"steps past batch size {largest} are not timed but predicted: {reason} "
+        "(hardware.seconds, at most a tenth of search.wall_seconds)"
+    )
+
+
 def _longest_step(step_time: StepTimeOptions, warmup_steps: int, seconds: float) -> float:
     """Give the seconds that a step may take for a first visit to keep to its share of time."""
     return LARGEST_SHARE * seconds / (warmup_steps + step_time.min_steps)
@@ -378,17 +384,19 @@ def _largest_to_time(
     seconds: float,
     tried: PreflightFindings | None,
 ) -> int:
-    """Give the largest batch size whose first visit ends in time, by the steps that were tried.
+    """Give the largest batch size to time: its first visit is predicted to end in time.
 
-    The ceiling where none were.
+    A first visit may take a share of ``seconds``, which is the time for all visits. The prediction
+    follows from the steps that were ``tried``. Without them it is the ceiling.
     """
-    largest = ceiling.batch_size
+    highest = ceiling.batch_size
     if tried is None:
-        return largest
+        return highest
     step_seconds = _longest_step(step_time, warmup_steps, seconds)
-    in_time = largest_in_time(largest, ceiling.smallest, step_seconds, tried.step_time)
-    if in_time >= largest:
-        return largest
+    in_time = largest_in_time(highest, ceiling.smallest, step_seconds, tried.step_time)
+    # The ceiling need not be a multiple.
+    if in_time >= highest:
+        return highest
     return max(in_time // space.multiple * space.multiple, ceiling.smallest)
 
 
@@ -430,6 +438,7 @@ class _Visits:
         if batch_size in self.compared and steps <= self.step_time.min_steps:
             return trial, ()
         self.compared.add(batch_size)
+        # Bare steps take about as long as a trial's: more than their share of time is not spent.
         if (self.warmup_steps + steps) * statistics.mean(trial) > self.bare_seconds:
             return trial, ()
         bare: Sequence[float] = ()

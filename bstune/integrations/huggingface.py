@@ -184,12 +184,12 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
             f"{trial.batch_size}: give per_device_train_batch_size=trial.batch_size"
         )
     trial_values = {"learning_rate": trial.lr, "seed": trial.seed, "max_steps": trial.max_steps}
-    names = {"learning_rate": "lr"}
+    trial_names = {"learning_rate": "lr"}
     for name, value in trial_values.items():
         if getattr(args, name) != value:
             raise ConfigError(
                 f"the Trainer has {name}={getattr(args, name)}, but the trial {value}: give "
-                f"{name}=trial.{names.get(name, name)}"
+                f"{name}=trial.{trial_names.get(name, name)}"
             )
     if not args.dataloader_drop_last:
         raise ConfigError(

@@ -118,6 +118,8 @@ class Params:
         for key, name in self.names.items():
             value = hyperparameters[name]
             choices = self.others[key].values
+            # A choice is searched by its place. None has a place only in the type: a trial has a
+            # value of each parameter.
             values[key] = choices[int(value or 0)] if choices else repr(value)
         return values
 
@@ -269,7 +271,7 @@ def _key_of(
 def _checked_sizes(key: str, sizes: Range) -> Range:
     """Give the range as it is. ConfigError if its batch sizes are no whole numbers from 1 on."""
     values = _numbers(sizes.values)
-    # The ends of other values than numbers are NaN.
+    # The range of other values than numbers has NaN ends, which the check below refuses.
     if not values or len(values) < len(sizes.values):
         values = [sizes.low, sizes.high]
     if not all(value >= 1 and value.is_integer() for value in values):

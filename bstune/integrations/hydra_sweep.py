@@ -24,8 +24,8 @@ The keys below ``hydra.sweeper`` (all of them are in
   continued; ``checkpoint: PATH`` is where a job saves below its output folder, in place of
   ``save_to``. Without them each job runs to its end. ``seed`` names the key of the trial's seed;
   without it nothing runs again on fresh seeds.
-* ``sampler`` is one of bstune's by name, or a node with the ``_target_`` of any of Optuna's. *
-``n_jobs`` trials are handed together to ``hydra/launcher``, and the next ones follow once all have
+* ``sampler`` is one of bstune's by name, or a node with the ``_target_`` of any of Optuna's.
+* ``n_jobs`` trials are handed together to ``hydra/launcher``, and the next ones follow once all have
   ended. Where a launcher loses a whole batch, each of its jobs is launched once more, by itself.
 
 The same command goes on after a kill. ``multirun.yaml`` and ``optimization_results.yaml`` go to
@@ -169,6 +169,7 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
     params = read_params(every_line, settings.batch_size, settings.lr, context.config_loader)
     study = _study(settings, params, config)
     _check_jobs(sweeper, settings, params, study)
+    # A job returns what it did at its end: its trial is reported in hindsight.
     limits = LoopLimits(
         stops=settings.max_steps is not None,
         lr_range=(params.rates.low, params.rates.high),
@@ -293,7 +294,8 @@ def _seed_options(settings: Settings) -> list[str]:
     if settings.seed is not None:
         return []
     options = ["search.replicates=0"]
-    # The sampler would run its best points again, on fresh seeds.
+    # At a budget bstune's own sampler runs its best points again while it searches, whatever
+    # search.replicates says.
     if settings.goal == "loss" and settings.has_own_sampler:
         options.append(f"sampler.policy.loss_fresh_after={NEVER_SPENT:g}")
     return options
@@ -302,11 +304,12 @@ def _seed_options(settings: Settings) -> list[str]:
 def _target(target: str, mode: str | None) -> Target | str:
     """Give the target as a study takes it.
 
-    A name without a goal, with a mode, becomes an open target. Without a mode the study knows it by
-    the metric's name.
+    A metric's name without a goal becomes, with a mode, an open target: its goal is not known yet.
+    Without a mode the study takes the mode that the metric's name suggests.
     """
     if mode is None or any(sign in target for sign in "<=>"):
         return target
+    # The value is replaced by one that is never met.
     return Target(target, value=0.0, mode=mode).never_met  # type: ignore[arg-type]
 
 
@@ -316,6 +319,7 @@ def _reference(settings: Settings, params: Params, config: DictConfig) -> tuple[
     if pair is None:
         pair = [_selected(config, key) for key in (params.batch_size, params.lr)]
     is_pair = len(pair) == 2 and all(as_float(value) is not None for value in pair)
+    # NaN is refused, too, as it is not above anything.
     if not is_pair or not pair[0] >= 1 or not pair[1] > 0:
         raise ConfigError(
             "hydra.sweeper.reference must be a batch size and a learning rate that go together, as "
@@ -537,9 +541,11 @@ def _report_history(trial: LoopTrial, history: object) -> int:
             f"the task returned the history {shown(history)}: it must be pairs of step and metric"
         )
     for step, value in pairs:
-        # The trial itself refuses steps that are no whole numbers, and a step 0 of a fresh trial.
+        # What lies before the checkpoint of a continued trial is known already. The trial itself
+        # refuses steps that are no whole numbers, and a step 0 of a fresh trial.
         steps = as_int(step)
-        if steps is not None and 0 < trial.first_step >= steps:
+        is_continued = trial.first_step > 0
+        if is_continued and steps is not None and steps <= trial.first_step:
             continue
         # StopAtTarget and JSON have None for a value that is not finite.
         goes_on = trial.report(step, math.nan if value is None else value)

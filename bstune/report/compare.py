@@ -688,7 +688,8 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
     for study in studies:
         if study.b_crit is None or study.s_min is None or not study.steps.size:
             continue
-        # S_min and B_crit are the posterior's, not a fit's: so only the curve's shape is judged.
+        # The law is not fitted to the curve: both are of one posterior, so that only the curve's
+        # shape is judged.
         law = study.s_min * (1.0 + study.b_crit / study.batch_size)
         squares[study.name] = float(np.mean(np.log(study.steps / law) ** 2))
         is_inside = (study.steps_low <= law) & (law <= study.steps_high)
@@ -702,7 +703,7 @@ def collapse(studies: Sequence[Compared]) -> Collapse | None:
         deviation=_share_of(sum(squares.values()) / len(squares)),
         by_study={name: _share_of(square) for name, square in squares.items()},
         inside=sum(inside) / len(inside),
-        # Where the intervals are of several levels, only the least is theirs in all studies.
+        # The level that the intervals of every study have at least.
         level=min(levels),
         smallest=min(spans),
         largest=max(spans),
@@ -806,6 +807,8 @@ def _least_ratio(large: Compared, small: Compared, error: float) -> float | None
     """
     low_end = large.b_crit_low
     high_end = small.b_crit_high
+    # An interval misses the truth at either of its ends with chance (1 - level)/2: this is the sum
+    # for two ends.
     missed = 1.0 - (large.level + small.level) / 2.0
     if low_end is None or high_end is None or missed > error + ERROR_ROUNDING:
         return None

@@ -132,17 +132,21 @@ def paint_comparison(figure: "Figure | SubFigure", comparison: Comparison) -> No
 def looks(studies: Sequence[Compared]) -> list[Look]:
     """Choose how each study is drawn. No two of the first 49 look alike."""
     chosen = list[Look]()
-    for place, study in enumerate(studies):
-        colour, marker = look_of(place)
+    for index, study in enumerate(studies):
+        colour, marker = look_of(index)
         name = _shortened(study.name)
         chosen.append(Look(study=study, name=name, colour=colour, marker=marker))
     return chosen
 
 
-def look_of(place: int) -> tuple[str, str]:
-    """Give the colour and the mark of the study at a place, 0 for the first."""
+def look_of(index: int) -> tuple[str, str]:
+    """Give the colour and the mark of a study by its index, from 0.
+
+    No two of the first 49 are alike.
+    """
     count = len(STUDY_COLOURS)
-    return STUDY_COLOURS[place % count], MARKERS[(place + place // count) % count]
+    # After each round of the colours the marks are one further.
+    return STUDY_COLOURS[index % count], MARKERS[(index + index // count) % count]
 
 
 def _shortened(text: str, longest: int = LONGEST_NAME) -> str:
@@ -256,14 +260,14 @@ def _time_row(study: Compared) -> FigureRow:
     use = study.use
     if use is None:
         return FigureRow(value=None, low=None, high=None, text="target not reached")
-    place = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
+    point = f"B = {format_count(use.batch_size)}, lr = {format_number(use.lr)}"
     below = list[str]()
     if use.hyperparameters_text:
         below.append(_shortened(use.hyperparameters_text, LONGEST_LINE_BELOW))
     below.append(_shortened(f"gain {study.gain_text}", LONGEST_LINE_BELOW))
     lines_below = tuple(below)
     if use.seconds is None:
-        unknown = f"seconds not known; {place}"
+        unknown = f"seconds not known; {point}"
         return FigureRow(value=None, low=None, high=None, text=unknown, lines_below=lines_below)
     text = format_seconds(use.seconds)
     if not use.runs:
@@ -274,7 +278,7 @@ def _time_row(study: Compared) -> FigureRow:
         value=use.seconds,
         low=use.low,
         high=use.high,
-        text=f"{text}: {place}",
+        text=f"{text}: {point}",
         reliable=use.reliable,
         lines_below=lines_below,
     )

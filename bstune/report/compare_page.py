@@ -92,6 +92,7 @@ def _look(index: int) -> dict[str, str]:
 
     No two of the first 49 are alike.
     """
+    # After each round of the colours the symbols are one further.
     rounds = index // len(CSS_COLOURS)
     return {
         "color": CSS_COLOURS[index % len(CSS_COLOURS)],

@@ -320,6 +320,7 @@ def _tried_places(
     """Give the places that are tried for a label. ``half``: half of its width and height."""
     centres = _label_centres(axes, half, pixels_per_point)
     anchors = axes.transData.transform(label.at)
+    # From the label's box to each anchor, along x and y: (places, anchors, 2).
     gaps = np.maximum(np.abs(centres[:, None] - anchors) - half, 0.0)
     distances = np.linalg.norm(gaps, axis=2)
     named = anchors[distances.argmin(axis=1)]

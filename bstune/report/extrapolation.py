@@ -34,6 +34,7 @@ HALF_LIFE_QUANTITIES: tuple[Quantity, ...] = ("beta2_half_life", "weight_decay_h
 WARN_BEYOND = 30.0
 # Upper end over lower: an interval this wide gets a caution, as it is no recommendation.
 WIDE_RATIO = 30.0
+# A law may predict more than any number of examples: a card's batch size ends here.
 LARGEST_CARD_SIZE = 1e15
 # The points at which a law's line is given.
 LINE_POINTS = 33
@@ -284,25 +285,26 @@ def extrapolation_lines(extrapolation: Extrapolation) -> list[str]:
 
 def _use_text(extrapolation: Extrapolation) -> str:
     """Write the batch size and the learning rate to use at the wanted scale."""
-    place = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
+    wanted_scale = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
     if extrapolation.batch_size is None:
-        return f"no batch size can be told at {place}"
+        return f"no batch size can be told at {wanted_scale}"
     point = f"B = {card_batch_size(extrapolation.batch_size.value)}"
     rate = extrapolation.laws.get("lr")
     if rate is not None:
         point += f", lr = {format_number(rate.wanted.value, 3)}"
     beyond = f"{format_number(extrapolation.beyond, 2)} times the largest"
-    return f"{point} at {place}, {beyond}: B is the {HEADINGS[extrapolation.size_to_use]}"
+    return f"{point} at {wanted_scale}, {beyond}: B is the {HEADINGS[extrapolation.size_to_use]}"
 
 
 def extrapolation_cautions(extrapolation: Extrapolation) -> list[str]:
     """Give a caution for a scale far beyond the studies', and one for a very wide interval."""
     lines = list[str]()
     if extrapolation.beyond > WARN_BEYOND:
-        place = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
+        wanted_scale = f"{extrapolation.scale} = {format_number(extrapolation.wanted)}"
         beyond = f"{format_number(extrapolation.beyond, 2)} times the largest that was measured"
         lines.append(
-            f"{place} is {beyond}: a law that bends there is not seen here, so run a study between"
+            f"{wanted_scale} is {beyond}: a law that bends there is not seen here, so run a study "
+            "between"
         )
     size = extrapolation.batch_size
     if size is not None and size.high > WIDE_RATIO * size.low:

@@ -241,6 +241,7 @@ def _heights(shown: Panel) -> list[float]:
         heights += (star.value, star.low, star.high)
     if shown.baseline is not None:
         heights.append(shown.baseline.height)
+    # A height that is 0 or not known has no place on a logarithmic axis.
     return [height for height in heights if height]
 
 
@@ -285,6 +286,7 @@ def _draw_hits(axes: "Axes", view: _View) -> None:
     for mark in view.shown.frontier:
         if mark.value:
             sizes.append(mark.batch_size)
+            # Where no evaluation missed the target the bar has no length.
             misses.append((mark.low or mark.value) / view.unit)
             hits.append(mark.value / view.unit)
     axes.vlines(sizes, misses, hits, colors=INK, linewidth=1.4, zorder=5.5)

@@ -253,6 +253,7 @@ def _log_ticks(
     # On a phone more of them would lie over each other.
     if decades > VERY_WIDE_DECADES:
         return {"dtick": 1}
+    # Plotly's "D2": ticks at 1, 2 and 5 of each decade.
     if decades > WIDE_DECADES:
         return {"dtick": "D2"}
     return {"nticks": 3}

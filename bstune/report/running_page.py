@@ -98,6 +98,7 @@ def _curve_html(so_far: StudySoFar) -> str:
     if not so_far.curve_rows:
         return ""
     drawn = ""
+    # Under the objective loss there are no steps and no time to a target.
     if so_far.study.result.objective != "loss":
         drawn = frontier_charts(so_far.study)
     rows = table(so_far.curve_heads, so_far.curve_rows, sortable=False, name="the curve so far")

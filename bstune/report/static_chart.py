@@ -255,6 +255,7 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 def _round_values(low: float, high: float) -> list[float]:
     """Give round numbers from ``low`` to ``high``, evenly apart."""
+    # The step is 1, 2 or 5 times a power of ten: the largest that leaves about FEWEST_TICKS ticks.
     step = 10.0 ** math.floor(math.log10((high - low) / FEWEST_TICKS))
     for factor in (5.0, 2.0):
         if (high - low) / (factor * step) >= FEWEST_TICKS - 1:
@@ -521,6 +522,7 @@ def _in_legend(trace: PlotlyTrace) -> bool:
 def _legend_rows(entries: Sequence[PlotlyTrace]) -> list[list[tuple[PlotlyTrace, float]]]:
     """Break the legend into rows of entries. Each entry has the pixel at which it begins."""
     rows: list[list[tuple[PlotlyTrace, float]]] = []
+    # No room is left before the first entry, so that it begins the first row.
     x = CHART_WIDTH
     for trace in entries:
         needed = SAMPLE + LETTER * len(html.unescape(trace["name"])) + 14.0

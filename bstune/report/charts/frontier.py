@@ -179,7 +179,7 @@ def _critical_marks(critical: CriticalBatchSize, start: float, end: float) -> La
         "line": {"width": 0},
     }
     shapes = [{"type": "rect", **span, **tall}]
-    # The interval's level stands below the chart.
+    # The text is "90%: 41 to 110", and the level stands below the chart.
     name = interval_text(critical).partition(": ")[2]
     if value is not None:
         line = {"color": "--purple", "width": 2}
@@ -282,6 +282,7 @@ def _side_of_name(shown: Panel, height: float, is_use: bool) -> str:
         other_height = shown.baseline.height
     if other_height is None or height > other_height:
         return "top right"
+    # Of two at one height the winner's name stands above.
     if height == other_height and is_use:
         return "top right"
     return "bottom right"

@@ -113,16 +113,16 @@ def _rates_to_compare(result: StudyResult) -> list[Trace]:
     use = result.winner
     if use is not None:
         marker: Trace = {"symbol": "star", "size": 17, "color": "--vermilion"}
-        place = {"x": [use.batch_size], "y": [use.lr], "name": USE, "marker": marker}
+        shown = {"x": [use.batch_size], "y": [use.lr], "name": USE, "marker": marker}
         words = label(f"{USE}: {winner_text(use)}")
-        traces.append({**common, **place, "hovertext": words})
+        traces.append({**common, **shown, "hovertext": words})
     baseline = result.baseline
     if baseline is not None:
         marker = baseline_marker(baseline.status == "reached")
-        place = {"x": [baseline.batch_size], "y": [baseline.lr], "name": YOURS, "marker": marker}
+        shown = {"x": [baseline.batch_size], "y": [baseline.lr], "name": YOURS, "marker": marker}
         size = format_count(baseline.batch_size)
         words = f"{YOURS}: B = {size}, lr = {format_number(baseline.lr)}"
-        traces.append({**common, **place, "hovertext": words})
+        traces.append({**common, **shown, "hovertext": words})
     return traces
 
 

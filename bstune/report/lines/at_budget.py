@@ -304,6 +304,7 @@ def advice_to_keep(result: StudyResult) -> str | None:
     at_budget = result.at_budget
     if at_budget is None or at_budget.baseline is None:
         return None
+    # Without a gain USE is the baseline itself.
     if at_budget.gain is None:
         return "keep your configuration; to train with it:"
     if _is_better(at_budget.gain):

@@ -17,6 +17,7 @@ def lr_growth(result: StudyResult) -> Iterator[str]:
         return
     text = _exponent_text(law)
     below = law.below_b_crit
+    # Where no trial lies beyond B_crit, the exponent up to there is the one that is told already.
     if law.identified and below is not None and below.identified and below.end < law.end:
         text += f"; up to the critical batch size {_exponent_text(below)}"
     yield text

@@ -108,7 +108,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         self._miss = miss
         self._table = read_table(source.path)
         # The cost of the costliest recorded run, in seconds or steps.
-        self._longest = max(self._cost_of(run) for run in self._table.runs)
+        self._highest_cost = max(self._cost_of(run) for run in self._table.runs)
         self.spent = 0.0
         self.runs: dict[int, Run] = {}
         self.reseed(seed)
@@ -137,7 +137,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         """The value of a run that misses the target."""
         if self._miss == "inf":
             return np.inf
-        return PENALTY * self._longest
+        return PENALTY * self._highest_cost
 
     @property
     def best_params(self) -> dict[str, float]:
@@ -302,7 +302,7 @@ class Problem(optunahub.benchmarks.BaseProblem):  # type: ignore[misc]
         max_steps: int | None = None
         cost_of_step = self._cost_of_step(whole.seconds_per_step)
         for rung in range(RUNGS):
-            limit = self._longest * 2.0 ** (rung + 1 - RUNGS)
+            limit = self._highest_cost * 2.0 ** (rung + 1 - RUNGS)
             last_step = int(limit / cost_of_step)
             # The run ends by itself before this cost.
             if last_step >= whole.steps:
