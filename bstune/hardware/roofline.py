@@ -324,10 +324,11 @@ def turning_batch_size(cost: LayerCost | StepCost, ridge: float) -> float | None
     There F(B)/bytes(B) = ridge: with F = f + F' B and bytes = a + b B, it is
     B = (ridge a - f)/(F' - ridge b).
     """
-    gain = cost.flops.per_example - ridge * cost.bytes.per_example
-    if gain <= 0.0:
+    # F' - ridge b: without a rise the FLOPs never catch up with the bytes.
+    rise = cost.flops.per_example - ridge * cost.bytes.per_example
+    if rise <= 0.0:
         return None
-    return max(1.0, (ridge * cost.bytes.constant - cost.flops.constant) / gain)
+    return max(1.0, (ridge * cost.bytes.constant - cost.flops.constant) / rise)
 
 
 def allowed_seconds(cost: StepCost, limits: DeviceLimits, batch_size: float) -> float:
@@ -422,6 +423,7 @@ class _Tracer:
                 self._nodes.add(tensor.grad_fn)
             self._storages[tensor.untyped_storage().data_ptr()] = (tensor, tensor._version)
             self._needs.append(tensor.requires_grad)
+        # What was counted between the layers is none of this layer's.
         self._counted = self.counter.get_total_flops()
 
     def after(
@@ -623,8 +625,10 @@ def _padding_gain(
         return None
     as_is = replace(limits, flops_per_second=limits.misaligned_flops_per_second)
     seconds = layer_seconds(layer, as_is, batch_size)
+    # The padded batch has so many times the examples.
     if dimension == "batch":
         return factor * seconds / layer_seconds(layer, limits, batch_size * factor)
+    # Weights and FLOPs grow with a layer's input and output dimensions alike.
     padded = replace(layer, flops=layer.flops * factor, weights=layer.weights * factor)
     if dimension.startswith("in_"):
         padded = replace(padded, inputs=layer.inputs * factor)

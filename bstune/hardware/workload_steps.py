@@ -335,6 +335,7 @@ def _time_ladder(
 
     if is_shared:
         timers = shared_steps(options, recipe, warmup_steps)
+        # With a note on overhead no bare loop is timed.
         overhead_notes.append(f"no share of overhead: {protocol.devices} devices share the steps")
     with timers as time_trial:
         visits = _Visits(

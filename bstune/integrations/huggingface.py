@@ -145,6 +145,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         if trial.report(state.global_step, metrics[trial.metric]):
             return
         control.should_training_stop = True
+        # A checkpoint elsewhere is not found by the trial that continues this one.
         if trial.worth_saving and Path(args.output_dir) == trial.save_to:
             control.should_save = True
 
@@ -196,6 +197,7 @@ def _check(args: TrainingArguments, trial: LoopTrial) -> None:
             "the last batch of an epoch may be smaller than the trial's: give "
             "dataloader_drop_last=True"
         )
+    # The type is a member of an enum, or its text.
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if schedule not in SCHEDULES:
         raise ConfigError(

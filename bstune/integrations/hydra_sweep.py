@@ -25,8 +25,9 @@ The keys below ``hydra.sweeper`` (all of them are in
   ``save_to``. Without them each job runs to its end. ``seed`` names the key of the trial's seed;
   without it nothing runs again on fresh seeds.
 * ``sampler`` is one of bstune's by name, or a node with the ``_target_`` of any of Optuna's.
-* ``n_jobs`` trials are handed together to ``hydra/launcher``, and the next ones follow once all have
-  ended. Where a launcher loses a whole batch, each of its jobs is launched once more, by itself.
+* ``n_jobs`` trials are handed together to ``hydra/launcher``, and the next ones follow once all
+  have ended. Where a launcher loses a whole batch, each of its jobs is launched once more, by
+  itself.
 
 The same command goes on after a kill. ``multirun.yaml`` and ``optimization_results.yaml`` go to
 ``hydra.sweep.dir``, the study's files and page to ``outputs/NAME``.
@@ -185,6 +186,7 @@ def _sweep(sweeper: Sweeping, arguments: Sequence[str]) -> None:
         overrides = [_overrides(trial, settings, params) for trial in batch]
         jobs = _launch(launcher, batch, overrides)
         _report_jobs(batch, jobs, settings)
+        # Who has named an objective needs no hint at another one.
         if not has_told_of_time and settings.objective is None and _return_seconds(jobs, settings):
             has_told_of_time = True
             print_line(plain_console(), TIME_IS_POSSIBLE)
@@ -597,6 +599,7 @@ def _write_results(result: Result, params: Params, folder: Path) -> None:
     at_budget = result.summary.at_budget
     other_values = params.values(best.hyperparameters)
     named = {**other_values, params.batch_size: best.batch_size, params.lr: best.lr}
+    # The value is what the objective minimizes or maximizes.
     best_value: float | None = best.steps
     if at_budget is not None:
         best_value = at_budget.winner.value

@@ -108,6 +108,15 @@ def _lines_with_text(table: "Lines", result: StudyResult) -> tuple[Line, ...]:
     return tuple(lines)
 
 
+def figure_titles(result: StudyResult) -> tuple[str, str]:
+    """Give the title of a figure, which is the answer's headline, and the line below it.
+
+    That line says what was asked, without the workload, as the headline begins with it.
+    """
+    told = answer(result)
+    return told.headline, told.title.replace(f"{result.workload} · ", "", 1)
+
+
 def _headline(result: StudyResult) -> str:
     """Give the answer as one sentence: the batch size to use, and the critical batch size.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bstune.core.records import TrialResult
-from bstune.report.answer import answer
+from bstune.report.answer import figure_titles
 from bstune.report.budget_rows import USE_NAME, BudgetRows, Dot, budget_rows
 from bstune.report.drawing import (
     BLUE,
@@ -53,9 +53,8 @@ def _paint(figure: "Figure", trials: Sequence[TrialResult], result: StudyResult)
 
     Before a trial has run to its budget's end there is the title alone.
     """
-    told = answer(result)
-    asked = told.title.replace(f"{result.workload} · ", "", 1)
-    title = f"{told.headline}\n{asked}"
+    headline, asked = figure_titles(result)
+    title = f"{headline}\n{asked}"
     # Names of workloads and metrics may hold dollar signs, which are no formulas.
     figure.suptitle(title, x=0.01, ha="left", parse_math=False)
     rows = budget_rows(trials, result)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bstune.core.records import TrialResult
-from bstune.report.answer import answer
+from bstune.report.answer import answer, figure_titles
 from bstune.report.drawing import (
     BLUE,
     GREEN,
@@ -155,12 +155,10 @@ def _set_title(figure: "Figure", result: StudyResult) -> None:
 
     Both are broken into lines that are no wider than the figure.
     """
-    told = answer(result)
-    asked = told.title.replace(f"{result.workload} · ", "", 1)
+    headline, asked = figure_titles(result)
     title = figure.suptitle("", x=0.01, ha="left", fontsize=TITLE_POINTS, parse_math=False)
     for width in TITLE_WIDTHS:
-        headline = textwrap.fill(told.headline, width)
-        title.set_text(f"{headline}\n{textwrap.fill(asked, width)}")
+        title.set_text(f"{textwrap.fill(headline, width)}\n{textwrap.fill(asked, width)}")
         # A hundredth of the width is left free on each side.
         if title.get_window_extent().width < 0.98 * figure.bbox.width:
             break

@@ -55,7 +55,8 @@ def _basis_text(compared: Gain, baseline: BaselineResult, replicates: int) -> st
 
     It is empty where both sides had all ``replicates``, the fresh seeds that were planned.
     """
-    if compared.seeds >= replicates and compared.seeds and baseline.status == "reached":
+    ran_on_all_seeds = compared.seeds > 0 and compared.seeds >= replicates
+    if ran_on_all_seeds and baseline.status == "reached":
         return ""
     text = f"; {_runs_text(compared)}"
     # A run that was stopped has no ratio, and would have made the gain larger.
