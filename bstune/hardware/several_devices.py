@@ -101,7 +101,7 @@ def shared_step_time(options: StudyOptions, recipe: Recipe, space: Space) -> Ste
     with shared_steps(options, recipe, SHARED_WARMUP_STEPS) as time_trial:
         for size in sizes:
             # The lowest learning rate: nothing is trained here, and nothing must diverge.
-            lr = space.lr(size, -space.delta_bound)
+            lr = space.lowest_rate_spec(size).lr
             (median_seconds,) = time_trial(size, lr, SHARED_STEPS)
             timed.append((size, median_seconds))
     return fit_line(timed)

@@ -441,7 +441,7 @@ def time_bare(
         batch = on_device(workload, module, precision.convert_input(next(stream)), device)
         optimizer.zero_grad()
         with precision.train_step_context():
-            return training_loss(module, batch, len(marks))
+            return training_loss(module, batch, index=len(marks))
 
     bare = waiting_for(_step_at(batch_size), steps=True)
     with compiled(protocol.compile, module, loss), bare as wait:

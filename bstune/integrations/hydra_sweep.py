@@ -351,7 +351,8 @@ def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]
     rates = params.rates
     # The search is as wide on both sides: the farther end of the range decides.
     octaves = max(math.log2(rates.high / lr), math.log2(lr / rates.low), LEAST_OCTAVES)
-    options = ["scaling=none", f"scaling.lr_octaves_sigma={octaves / SIGMAS!r}"]
+    sigma = octaves / SIGMAS
+    options = ["scaling=none", f"scaling.lr_octaves_sigma={sigma!r}"]
     if isinstance(sampler, str):
         return [f"sampler={sampler}", *options]
     arguments = dict(sampler or {})
@@ -360,6 +361,7 @@ def _sampler_options(settings: Settings, params: Params, lr: float) -> list[str]
             "hydra.sweeper.sampler must be a name, as random or tpe, or a node with a _target_, as "
             f"{{_target_: optuna.samplers.CmaEsSampler}}, but got {sampler!r}"
         )
+    # The config of random search has a _target_ alone, in whose place the node's stands.
     options += ["sampler=random", f"sampler._target_={arguments.pop('_target_')}"]
     # A study's sampler has the study's seed.
     seed = arguments.pop("seed", None)

@@ -265,9 +265,8 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> None:
         centres = tried.centres
         covered = _overlaps(centres, half, marks) + _overlaps(centres, half, label_boxes)
         # The line from the label to what it names is not to lie on another label.
-        for part in LEADER_PARTS:
-            on_line = tried.edges + part * (tried.named - tried.edges)
-            covered += _overlaps(on_line, np.zeros(2), label_boxes)
+        for points in _points_of_leader(tried.edges, tried.named):
+            covered += _overlaps(points, np.zeros(2), label_boxes)
         guides_covered = _overlaps(centres, half, guides)
         cost = tried.distances + GUIDE_COST * pixels_per_point * guides_covered
         cost = cost + COVER_COST * covered
@@ -278,11 +277,18 @@ def place_labels(axes: "Axes", labels: Sequence[Label], size: float) -> None:
             edge = tried.edges[best]
             named = tried.named[best]
             leader_boxes = list[list[float]]()
-            for part in LEADER_PARTS:
-                on_line = edge + part * (named - edge)
-                leader_boxes.append([*on_line, pixels_per_point, pixels_per_point])
+            for point in _points_of_leader(edge, named):
+                leader_boxes.append([*point, pixels_per_point, pixels_per_point])
             label_boxes = np.vstack([label_boxes, *leader_boxes])
             _draw_leader(axes, to_axes([edge, named]), label.colour)
+
+
+def _points_of_leader(edge: Places, named: Places) -> list[Places]:
+    """Give some points of the line from a label's box to what it names, which stand for all of it.
+
+    ``edge`` and ``named`` are its ends, (2,) or (n, 2) for n lines. Each point has their shape.
+    """
+    return [edge + part * (named - edge) for part in LEADER_PARTS]
 
 
 def _write_label(axes: "Axes", label: Label, size: float) -> "Text":

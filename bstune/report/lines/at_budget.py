@@ -47,6 +47,7 @@ def metric_words(value: float, at_budget: AtBudget) -> str:
     if value != 0.0 and at_budget.seed_scatter > 0.0:
         decade = math.floor(math.log10(abs(value)))
         decade_of_scatter = math.floor(math.log10(at_budget.seed_scatter))
+        # From the first digit of the value to that of the scatter.
         digits = min(max(digits, 1 + decade - decade_of_scatter), MOST_DIGITS)
     return format_number(value, digits)
 
