@@ -441,6 +441,7 @@ class _Tracer:
             if weight not in self._claimed:
                 self._claimed.add(weight)
                 layer.parameters.append(weight)
+        # A row of a linear layer's product for each vector of its input.
         if isinstance(module, nn.Linear):
             layer.rows = max(layer.rows or 0, inputs[0].numel() // module.in_features)
         self._tag(layer, outputs)

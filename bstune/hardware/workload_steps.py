@@ -314,6 +314,7 @@ def _time_ladder(
         What was measured, and notes on what was not: large batch sizes, shares of overhead.
     """
     step_time = options.hardware.step_time
+    # The steps before a graph is captured are not like the replays that follow, which are timed.
     warmup_steps = max(step_time.warmup_steps, eager_steps(protocol.fast, device))
     short = replace(protocol, warmup_steps=warmup_steps)
     largest = _largest_to_time(step_time, warmup_steps, space, ceiling, seconds, tried)
@@ -349,7 +350,7 @@ def _time_ladder(
             overhead_notes=overhead_notes,
         )
         if is_shared:
-            # The processes start with it, which is no part of a step.
+            # The processes start with the first trial, which is no part of a step.
             time_trial(sizes[0], space.lowest_rate_spec(sizes[0]).lr, 1)
         measured = timing.measure_step_times(
             visits.visit, sizes, step_time.repeats, options.seed, seconds

@@ -392,16 +392,16 @@ def _card_values(extrapolation: Extrapolation, batch_size: Estimate) -> dict[str
     return values
 
 
-def megatron_flags(schedule: Sequence[SizeStep], tokens: int) -> str:
+def megatron_flags(schedule: Sequence[SizeStep], tokens_per_unit: int) -> str:
     """Write a schedule as Megatron-LM's flag: ``THRESHOLD:BATCH_SIZE`` for each step.
 
-    A threshold is a step's start times ``tokens``: the tokens of one unit of the schedule. 1 leaves
-    it in samples, or in tokens if these are the unit. Since April 2026 the flag takes the place of
+    A threshold is a step's start times the tokens of one unit of the schedule. 1 leaves it in
+    samples, or in tokens if these are the unit. Since April 2026 the flag takes the place of
     ``--rampup-batch-size`` and of ``--global-batch-size``.
     """
     steps = list[str]()
     for step in schedule:
-        threshold = round(step.start) * tokens
+        threshold = round(step.start) * tokens_per_unit
         steps.append(f"{threshold}:{step.batch_size}")
     return f'--step-batch-size-schedule "{" ".join(steps)}"'
 
