@@ -114,6 +114,7 @@ def _joined(*profiles: Profile) -> Profile:
         np.concatenate(parts)
         for parts in zip(*(vars(profile).values() for profile in profiles), strict=True)
     ]
+    # The first field is the log odds.
     order = np.argsort(columns[0], kind="stable")
     return Profile(*(column[order] for column in columns))
 
@@ -199,7 +200,11 @@ def _starts(
 
 
 def _search_steps(is_small_free: bool) -> list[float]:
-    """List the steps of the pattern search, in log sigma."""
+    """List the widths of the pattern search's steps, in log sigma.
+
+    ``is_small_free``: whether log v is searched, too, beside the height and sigma. The search is
+    then begun once more from where its first steps ended.
+    """
     searches = [(FIRST_SEARCH_STEP, SEARCH_STEPS)]
     if is_small_free:
         searches = [
@@ -247,5 +252,6 @@ def _deviance(errors: Array, stopped: NDArray[np.bool_], log_sigma: Array) -> Ar
         good = log_good_share + log_ndtr(-over / sigma)
         outlier = log_outlier_share + log_ndtr(-over / outlier_sigma)
         likelihood += np.logaddexp(good, outlier).sum(-1)
+    # Of sigma, a scaled inverse chi-square: -log of its density.
     prior = PRIOR_WEIGHT * (log_sigma + 0.5 * (PRIOR_NOISE / sigma[..., 0]) ** 2)
     return np.asarray(2.0 * (prior - likelihood))

@@ -169,6 +169,7 @@ def estimate_noise_scale(
             level=level,
             undetermined="no step was measured",
         )
+    # Consecutive steps are correlated. The means over blocks of them are taken as independent.
     length = math.ceil(n / MAX_BLOCKS)
     # The oldest steps that fill no block are left out.
     count = n // length
@@ -215,8 +216,9 @@ def moving_estimate(
 def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, float | None]:
     """Find the ends of Fieller's interval of tr Sigma/|G|^2; None for an end that is open.
 
-    The interval holds all r >= 0 with a r^2 - 2 b r + c <= 0. Its upper end is open unless a and
-    the mean of |G|^2 are positive.
+    With x and y the means of |G|^2 and tr Sigma and t Student's quantile, it holds all r >= 0 for
+    which (y - r x)^2 <= t^2 Var[y - r x], that is a r^2 - 2 b r + c <= 0. Its upper end is open
+    unless a and x are positive.
 
     Args:
         blocks: |G|^2 and tr Sigma of each block, (2, blocks).
@@ -226,11 +228,12 @@ def _fieller(blocks: NDArray[np.float64], level: float) -> tuple[float | None, f
     # Squares of tiny gradients would underflow.
     unit = np.where(blocks.any(axis=1), np.abs(blocks).max(axis=1), 1.0)
     scaled = blocks / unit[:, None]
-    covariance = np.cov(scaled) * float(stdtrit(count - 1, 0.5 + level / 2.0)) ** 2 / count
+    # t^2 times the covariance of x and y.
+    margin = np.cov(scaled) * float(stdtrit(count - 1, 0.5 + level / 2.0)) ** 2 / count
     x, y = scaled.mean(axis=1).tolist()
-    a = float(x * x - covariance[0, 0])
-    b = float(x * y - covariance[0, 1])
-    c = float(y * y - covariance[1, 1])
+    a = float(x * x - margin[0, 0])
+    b = float(x * y - margin[0, 1])
+    c = float(y * y - margin[1, 1])
     root = math.sqrt(max(b * b - a * c, 0.0))
     ratio = float(unit[1] / unit[0])
     low = None

@@ -142,8 +142,8 @@ class StepTimeLaw(StepTime):
     def joined_with(self, own: Sequence[OwnSteps]) -> "StepTimeLaw":
         """Fit the law anew to its timings and to the trials' own steps.
 
-        It stays as it is where enough timings told it (``takes_trials``), or without trials that
-        may join. Trials are taken together by place. Where another loop trained
+        It stays as it is where there were enough timings (``takes_trials``), or without trials that
+        may join. Trials of about the same batch size make one timing. Where another loop trained
         them, all of them may be off alike by ``LOOPS_APART``.
         """
         joining = [steps for steps in own if steps.may_join]
@@ -162,7 +162,14 @@ class StepTimeLaw(StepTime):
         joined.sort(key=lambda timing: timing.batch_size)
         surveyed = [timing.batch_size for timing in self.timings]
         sizes = _spread_out(surveyed, [timing.batch_size for timing in joined])
-        return _fit_law(joined, sizes, (), self.factor_error, self.of_trainer)
+        # A survey of so few timings has confirmed no fall of tau.
+        return _fit_law(
+            joined,
+            sizes,
+            falls=(),
+            factor_error=self.factor_error,
+            of_trainer=self.of_trainer,
+        )
 
     def without_trials(self) -> "StepTimeLaw":
         """Give the law that no trial's own steps join, for trials that run beside each other."""
@@ -241,7 +248,9 @@ def fit_step_time_law(
     ordered = with_errors(timings)
     sizes = [timing.batch_size for timing in ordered]
     falls = _confirmed_falls(ordered)
-    return _fit_law(ordered, sizes, falls, QUIET_FACTOR + BUSY_FACTOR * waited, of_trainer)
+    # What made the timed steps wait may slow all batch sizes alike, at other times.
+    factor_error = QUIET_FACTOR + BUSY_FACTOR * waited
+    return _fit_law(ordered, sizes, falls, factor_error, of_trainer)
 
 
 def _fit_law(
@@ -259,13 +268,16 @@ def _fit_law(
     pairs = [(timing.batch_size, timing.seconds) for timing in timings]
     timed_sizes = [size for size, _ in pairs]
     line = fit_line(pairs)
-    line_before = line
+    # The process is fitted around a line. That is fitted anew to the seconds that the process
+    # gives, which scatter less than the timings.
+    smoothed_line = line
     for _ in range(REFITS):
-        middle, _ = _fit_process(timings, line_before, falls, timed_sizes)
-        line_before = fit_line(list(zip(timed_sizes, np.exp(middle).tolist(), strict=True)))
+        middle, _ = _fit_process(timings, smoothed_line, falls, timed_sizes)
+        smoothed_line = fit_line(list(zip(timed_sizes, np.exp(middle).tolist(), strict=True)))
     off_line = [abs(line(size) / seconds - 1.0) for size, seconds in pairs]
     filled = _filled(sizes)
-    middle, covariance = _fit_process(timings, line_before, falls, filled)
+    middle, covariance = _fit_process(timings, smoothed_line, falls, filled)
+    # From positions among the timings to positions among the filled sizes.
     falls = tuple(filled.index(timed_sizes[place]) for place in falls)
     smooth = _made_rising(middle, np.diag(covariance), falls)
     repeats = sum(timing.visits - 1 for timing in timings)
@@ -309,6 +321,7 @@ def law_of_trials(measured: Sequence[tuple[int, float]]) -> StepTimeLaw | None:
         return None
     sizes = [timing.batch_size for timing in timings]
     law = _fit_law(timings, sizes, _confirmed_falls(timings), QUIET_FACTOR, of_trainer=False)
+    # The trials are in the law already.
     return law.without_trials()
 
 

@@ -246,8 +246,8 @@ def _incumbent(
 ) -> tuple[Observation | None, float | None]:
     """Find the reached trial whose fresh seeds are predicted to be best, and the objective to beat.
 
-    Both are None before a trial has reached the target. A single lucky run lowers the objective to
-    beat to ``MAX_LUCK`` times its own.
+    Both are None before a trial has reached the target. The objective to beat is the least that is
+    predicted of a fresh seed, but at most ``MAX_LUCK`` times the least that a run has had.
     """
     ranked = predict_objectives(posterior, objective)
     if not ranked:
@@ -345,7 +345,8 @@ def _limit_of(
     given_up_at = policy.stop_factor * situation.incumbent / weight
     probe = min(policy.probe_fraction * given_up_at, policy.max_predicted_fraction * predicted)
     limit = given_up_at
-    # A trial that can be continued runs to its probe first. Any other one gets all of it at once.
+    # A trial that can be continued runs to its probe first, whose length moves with the incumbent:
+    # one that ran to most of it has had it. Any other trial gets all of its steps at once.
     if situation.resumable is not None and steps_done < PROBED * probe:
         limit = probe
     return min(max(limit, LEAST_GROWTH * steps_done, MIN_STEPS), last_step)
@@ -384,7 +385,8 @@ def _most_telling_suggestion(
 ) -> Suggestion:
     """Suggest the candidate that tells most of B_crit for its cost, and up to which step it runs.
 
-    ``allowed`` is the most that a look at an unseen regime may cost, in seconds.
+    ``allowed`` is the most that a look at an unseen regime may cost, in units of the posterior's
+    ``tau``.
     """
     policy = situation.policy
     longest = _longest_horizon(posterior, situation.budget)
@@ -504,7 +506,7 @@ def thompson_sample(
         candidates: to choose from.
         draw: a draw of the posterior's parameters, (p,).
         weight: the factor that turns steps into the objective, over log2 batch size.
-        cost_power: power of a step's seconds in the remaining cost; with 0 steps alone count.
+        cost_power: power of the cost of a step in the remaining cost; with 0 steps alone count.
         cost_weight: what a remaining cost of one best candidate adds to the log of the objective.
         pending: the trials that run now; candidates near them count as worse.
         longest: the longest horizon at a batch size, where schedules end with the trial. What takes

@@ -120,6 +120,7 @@ class Candidates:
 
     def take(self, rows: NDArray[np.intp]) -> "Candidates":
         """Keep the candidates in these rows, which must be ascending."""
+        # The stopped trials stand before the new points.
         count = len(self.stopped)
         stopped = tuple(self.stopped[row] for row in rows.tolist() if row < count)
         return Candidates(
@@ -138,6 +139,7 @@ class Candidates:
         resumed_from: int | None = None
         if chosen < len(self.stopped):
             resumed_from = self.stopped[chosen].number
+        # An infinite limit becomes a number that no trial has.
         return Suggestion(
             x=float(self.x[chosen]),
             z=float(self.z[chosen]),

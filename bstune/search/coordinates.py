@@ -87,7 +87,8 @@ class Coordinates:
     def log_rule(self) -> Callable[[Array], Array]:
         """Function that gives log2 of the rule's learning rate at log2 batch sizes (n,): (n,).
 
-        It is constant far beyond the study's batch sizes.
+        It is read off a table, as a decision asks for hundreds of points, and is constant beyond
+        the table's ends, far outside the study's batch sizes.
         """
         log_start = math.log2(self.low) - RULE_BELOW
         log_stop = math.log2(self.high) + RULE_ABOVE

@@ -63,7 +63,8 @@ def choose_for_curve(
         posterior: of the trials so far.
         candidates: to choose from.
         pending: the trials that run now.
-        allowed: the most that a look at such a regime may cost, in seconds.
+        allowed: the most that a look at such a regime may cost, in units of the posterior's
+            ``tau``.
         longest: the longest horizon at a batch size, where schedules end with the trial. What is
             expected to take longer would spend all of it and miss the target: only one run in
             ``MISSES_EVERY`` may.
@@ -88,7 +89,10 @@ def choose_for_curve(
 
 
 def _one_more_may_miss(posterior: Posterior, longest: Callable[[float], float]) -> bool:
-    """Whether the next run may be one that is expected to spend its budget and miss the target."""
+    """Whether the next run may be one that is expected to spend its budget and miss the target.
+
+    One in ``MISSES_EVERY`` runs may. ``longest`` gives the steps of the budget at a batch size.
+    """
     missed = 0
     for trial in posterior.stopped:
         if trial.steps >= WHOLE_BUDGET * longest(2.0**trial.x):
@@ -115,6 +119,7 @@ def max_variance_reduction(
     gain = _variance_reduction(joint.log_steps, joint.log_b_crit, joint.noise)
     whole_cost = joint.expected * posterior.tau(np.exp2(candidates.x))
     share_left = np.maximum(1.0 - candidates.done / joint.expected, LEAST_LEFT)
+    # Beside its steps each trial costs a set-up, so that few trials are run rather than many.
     cost_left = whole_cost * share_left + SETUP * whole_cost.min()
     # A stopped trial past its expected steps shows that the model is wrong there: more steps of it
     # add nothing.
@@ -144,7 +149,8 @@ def unseen_regime(
         pending: the trials that run now: a regime that one of them is in counts as seen.
         log_s: log S of the n candidates in m draws, (m, n).
         log_b_crits: log B_crit in these draws, (m,).
-        allowed: the most seconds that all looks at the regime may cost, earlier ones included.
+        allowed: the most that all looks at the regime may cost, earlier ones included, in units of
+            the posterior's ``tau``.
 
     Returns:
         The candidate's place, and the steps to the target that are expected of it. None where both
@@ -205,8 +211,10 @@ class Joint(NamedTuple):
 def _joint_draws(posterior: Posterior, log_s: Array, log_b_crits: Array) -> Joint:
     """Centre the draws of n trials' log S and of log B_crit, for their covariance.
 
+    Gives these, the steps expected of each trial, and the variance of what a trial shows.
+
     Args:
-        posterior: that was drawn from.
+        posterior: the one that was drawn from.
         log_s: log S of the n trials in m draws, (m, n).
         log_b_crits: log B_crit in these draws, (m,).
     """

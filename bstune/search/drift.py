@@ -55,7 +55,9 @@ class Drift:
 def stopped_spread(log_left: float, policy: Policy) -> float:
     """Compute the deviation of ``behind`` at the budget's end, for a trial that stopped before it.
 
-    ``log_left`` is log(1/s), with s the share of the budget that the trial has run.
+    ``behind`` is how far a trial lags the ruler, in log time (:mod:`bstune.search.ruler`). On the
+    way to the end it wanders like a random walk over log time, of which ``log_left`` = log(1/s) is
+    left, with s the share of the budget that the trial has run.
     """
     return math.hypot(policy.loss_spread, policy.loss_drift * math.sqrt(log_left))
 

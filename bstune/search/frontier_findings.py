@@ -25,7 +25,11 @@ B_CRIT_REACH = 7
 
 
 def log_b_crit(theta: Array, prior: Prior) -> Array:
-    """Compute the log of B_crit, in examples, by m draws ``theta`` of the parameters: (m,)."""
+    """Compute the log of B_crit, in examples, by m draws ``theta`` of the parameters: (m,).
+
+    It is where the slope of log S*(B) is -1/2. The term for small batches is left out, as it makes
+    the curve steeper there, whatever B_crit is.
+    """
     log_low = prior.log_low - B_CRIT_REACH
     log_high = prior.log_high + B_CRIT_REACH
     x = np.arange(log_low, log_high, 1.0 / FRONTIER_SIZES_PER_OCTAVE)

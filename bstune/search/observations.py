@@ -264,7 +264,7 @@ def read_observations(
     """Read the trials: the last one of each chain, and an observation of each, in the same order.
 
     A stopped trial's history is extrapolated to the target. Trials that failed or ran out of memory
-    are left out.
+    are left out. Arguments are as of :func:`infer`.
     """
     usable = [trial for trial in trials if trial.status in ("reached", "stopped", "diverged")]
     resumed = {trial.resumed_from for trial in usable}
@@ -359,7 +359,11 @@ def _weighed_data(
 
 
 def start_sizes(count: int) -> list[int]:
-    """List the numbers of trials of the starts on the way to ``count`` trials; none for few."""
+    """List how many trials each start has on the way to the posterior of ``count`` trials.
+
+    A start is the posterior of the first trials, from which that of more of them is sampled. Each
+    start has ``START_GROWTH`` times the trials of the one before. Empty for few trials.
+    """
     sizes = list[int]()
     size = FIRST_START
     while size <= SETTLED_SHARE * count:
@@ -570,11 +574,13 @@ def likelihood_data(observations: Sequence[Observation], prior: Prior) -> Likeli
 def _seen_at_end(observation: Observation, spread: float) -> SeenLogSteps:
     """Read what a trial says of log S by how it ended its horizon.
 
-    ``y`` is the log of its steps: the law of the metric over horizons leads from them to S.
+    ``y`` is the log of its steps: the law of the metric over horizons leads from them to S, which
+    it misses by ``spread``.
     """
     log_done = math.log(observation.steps)
     if observation.status != "stopped":
         return SeenLogSteps(log_done, spread, bound=False)
+    # The law starts from the metric at the horizon's end. Without one, S is only known to be more.
     if observation.log_excess is None:
         return SeenLogSteps(log_done, spread, bound=True)
     return SeenLogSteps(log_done, spread, bound=False, log_steps_missed=log_done)
@@ -607,8 +613,9 @@ def _seen_by_history(observation: Observation) -> SeenLogSteps:
 def _read_ends(observations: Sequence[Observation]) -> Ends:
     """Read how trials ended their horizons.
 
-    Rounding of the metric aside, the log excess of a trial that missed the target is above 0, and
-    that of one that met it is below.
+    The log excess of a trial that missed the target is at least ``LEAST_MISS``, and that of one
+    that met it at most -``LEAST_MISS``. A metric next to the target would else come out at 0, or on
+    its other side.
     """
     log_excess = np.zeros(len(observations))
     log_share_run = np.zeros(len(observations))

@@ -443,7 +443,11 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
 
 
 def penalty(theta: Array, d: Array) -> Array:
-    """Compute what a learning rate ``d`` octaves off the best one adds to log S; both (m, n)."""
+    """Compute what a learning rate ``d`` octaves off the best one adds to log S; both (m, n).
+
+    Below the best rate it is a hyperbola, which far down rises by the low slope an octave. Above it
+    is the parabola 1/2 (d/high width)^2.
+    """
     t = theta[:, :, None]
     width = np.exp(t[:, LOW_WIDTH])
     below = np.minimum(d, 0.0)
@@ -772,6 +776,8 @@ def _move(
 def _towards_normal(theta: Array, prior: Prior, rng: np.random.Generator) -> tuple[Array, Array]:
     """Propose moves that leave a normal distribution fitted to the particles as it is.
 
+    They are steps of preconditioned Crank-Nicolson (Cotter et al. 2013, arXiv 1202.0709).
+
     Returns:
         The proposed particles, (m, p), and the log of that distribution's density at the old ones
         over that at the proposed ones, (m,).
@@ -825,6 +831,7 @@ def measured_noise_scale(trials: Iterable[TrialResult]) -> tuple[NoiseScaleEstim
     gradients = list[float]()
     steps = 0
     for trial in sorted(trials, key=lambda trial: trial.number):
+        # A single step says next to nothing.
         if not trial.reached or len(trial.noise_scale) < 2:
             continue
         _, gradient, trace = np.mean(trial.noise_scale, axis=0).tolist()

@@ -182,7 +182,11 @@ class Ruler:
     first_slope: float
 
     def log_share(self, heights: Array) -> Array:
-        """Log of the share of its budget at which the ruler had, or would have, these heights."""
+        """Log of the share of its budget at which the ruler had, or would have, these heights.
+
+        It lies above 0 for heights below the ruler's last: they would take a longer budget.
+        """
+        # The heights fall over the shares: np.interp needs them to rise.
         inside = np.interp(-heights, -self.heights, self.log_shares)
         beyond = np.maximum(self.heights[-1] - heights, 0.0) / self.slope
         before = np.maximum(heights - self.heights[0], 0.0) / self.first_slope
@@ -224,6 +228,7 @@ def make_ruler(curves: Sequence[RunningBest], least_slope: float) -> Ruler:
         slope = max(float(np.ptp([curve.best for curve in curves])), LEAST_SLOPE)
     early = log_shares <= log_shares[0] + math.log(EARLY_FACTOR)
     width = float(log_shares[early][-1] - log_shares[0])
+    # A curve falls no slower at its start than at its end.
     first_slope = slope
     if width > 0.0:
         first_slope = max(slope, float(heights[0] - heights[early][-1]) / width)

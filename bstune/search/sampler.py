@@ -603,7 +603,12 @@ class FrontierSampler(BaseSampler):
         moves: int | None = None,
         independent: bool = True,
     ) -> Posterior:
-        """Sample the posterior of the frontier; arguments are as of :meth:`posterior`."""
+        """Sample the posterior of the frontier.
+
+        ``results`` and ``others`` are as :meth:`_read_records` gives them, the other arguments as
+        of :meth:`posterior`. Of many trials it is sampled from the posterior of fewer of them,
+        which is near and remembered.
+        """
 
         def prior_of(trials: Sequence[TrialResult]) -> Prior:
             """Make the prior that these trials' noise scale sets."""
@@ -626,6 +631,7 @@ class FrontierSampler(BaseSampler):
             target=self._target,
             ideal=self._ideal,
             step_time=self._step_time,
+            # Where the fewest steps are sought, no clock has a say in what a trial costs.
             in_examples=self.objective == "steps",
             particles=particles or self._policy.particles,
             moves=moves or self._policy.moves,
@@ -636,7 +642,10 @@ class FrontierSampler(BaseSampler):
         )
 
     def _prior(self, results: Sequence[TrialResult], coordinates: Coordinates) -> Prior:
-        """Make the prior; B_crit's is around the given noise scale, else around the trials'."""
+        """Make the prior of the posterior's parameters.
+
+        B_crit is guessed to be the given noise scale, else the one that the trials measured.
+        """
         budget = USUAL_BUDGET
         if self._budget is not None:
             budget = self._budget(math.sqrt(coordinates.low * coordinates.high))
