@@ -158,44 +158,37 @@ def estimate_noise_scale(
     if pairs.ndim != 2 or not np.isfinite(pairs).all():
         raise ValueError(f"|G|^2 and tr Sigma must be finite and (n,), but got {pairs.tolist()}")
     n = pairs.shape[1]
+    # What is known is put in as it is computed.
+    estimate = NoiseScaleEstimate(
+        noise_scale=None,
+        low=None,
+        high=None,
+        squared_gradient=None,
+        trace=None,
+        measurements=n,
+        level=level,
+        undetermined=None,
+    )
     if n == 0:
-        return NoiseScaleEstimate(
-            noise_scale=None,
-            low=None,
-            high=None,
-            squared_gradient=None,
-            trace=None,
-            measurements=0,
-            level=level,
-            undetermined="no step was measured",
-        )
+        return replace(estimate, undetermined="no step was measured")
     # Consecutive steps are correlated. The means over blocks of them are taken as independent.
     length = math.ceil(n / MAX_BLOCKS)
     # The oldest steps that fill no block are left out.
     count = n // length
     blocks = np.asarray(pairs[:, -count * length :].reshape(2, count, length).mean(axis=2))
     gradient, trace = blocks.mean(axis=1).tolist()
-    unknown = NoiseScaleEstimate(
-        noise_scale=None,
-        low=None,
-        high=None,
-        squared_gradient=gradient,
-        trace=trace,
-        measurements=n,
-        level=level,
-        undetermined=None,
-    )
+    estimate = replace(estimate, squared_gradient=gradient, trace=trace)
     if count < MIN_BLOCKS:
         reason = f"{n} of at least {MIN_BLOCKS} steps were measured"
-        return replace(unknown, undetermined=reason)
+        return replace(estimate, undetermined=reason)
     low, high = _fieller(blocks, level)
     if high is None:
         reason = (
             f"|G|^2 = {gradient:.3g} does not differ significantly from 0 after {n} steps: "
             "measure more of them"
         )
-        return replace(unknown, low=low, undetermined=reason)
-    return replace(unknown, noise_scale=trace / gradient, low=low, high=high)
+        return replace(estimate, low=low, undetermined=reason)
+    return replace(estimate, noise_scale=trace / gradient, low=low, high=high)
 
 
 def moving_estimate(

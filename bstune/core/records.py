@@ -348,10 +348,7 @@ class _Field(NamedTuple):
 
 def _is_number(value: object) -> bool:
     """Whether a value is a number of at most ``LARGEST_RECORDED`` in size."""
-    # To Python true and false are whole numbers.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= LARGEST_RECORDED
+    return is_finite_number(value) and abs(value) <= LARGEST_RECORDED
 
 
 def _is_count(value: object) -> bool:

@@ -336,7 +336,10 @@ def _spread_out(kept: Sequence[float], sizes: Sequence[float]) -> list[float]:
 
 
 def _filled(sizes: Sequence[float]) -> list[float]:
-    """Give rising batch sizes with further ones, evenly over log B, within each wide gap."""
+    """Give rising batch sizes with further ones, evenly over log B, within each wide gap.
+
+    The law is worked out at all of them, as across a wide gap log tau is no straight line in log B.
+    """
     filled = [sizes[0]]
     for low, high in pairwise(sizes):
         octaves = math.log2(high / low)

@@ -32,7 +32,7 @@ from bstune.search.candidates import (
     stopped_candidates,
 )
 from bstune.search.curve_decision import GIVEN_UP_AT, choose_for_curve
-from bstune.search.frontier_findings import log_b_crit, noise_variance
+from bstune.search.frontier_findings import log_b_crit
 from bstune.search.horizon import least_cost, log_met
 from bstune.search.observations import (
     Observation,
@@ -42,7 +42,7 @@ from bstune.search.observations import (
     objective_weight,
     predict_objectives,
 )
-from bstune.search.posterior import log_steps
+from bstune.search.posterior import log_steps, noise_variance
 
 Array = NDArray[np.float64]
 
@@ -563,7 +563,7 @@ def choose_horizon(
     log_s = float(drawn_log_s.mean())
     if draw is not None:
         log_s = float(log_steps(draw[None], point, prior)[0, 0])
-    spread = math.sqrt(float(drawn_log_s.var()) + noise_variance(posterior))
+    spread = math.sqrt(float(drawn_log_s.var()) + noise_variance(posterior.theta))
     log_met_over_s = log_met(posterior.theta[:, prior.horizon_law])
     log_above, _ = least_cost(
         log_met_over_s, spread, math.log(longest) - log_s, math.log(latest) - log_s

@@ -11,7 +11,6 @@ from bstune.core.curve import SLOPE_RATIO
 from bstune.search.candidates import (
     LEAST_LEFT,
     MEMORY_ROOM,
-    MOST_LOG_STEPS,
     Candidates,
     Pending,
     are_near,
@@ -20,9 +19,9 @@ from bstune.search.candidates import (
     expected_steps,
     log_over_sizes,
 )
-from bstune.search.frontier_findings import FRONTIER_SIZES_PER_OCTAVE, log_b_crit, noise_variance
+from bstune.search.frontier_findings import FRONTIER_SIZES_PER_OCTAVE, log_b_crit
 from bstune.search.observations import Posterior
-from bstune.search.posterior import log_steps, optimum
+from bstune.search.posterior import log_steps, noise_variance, optimum
 
 Array = NDArray[np.float64]
 
@@ -130,6 +129,31 @@ def max_variance_reduction(
     return chosen, float(joint.expected[chosen])
 
 
+def _unseen_sizes(
+    posterior: Posterior, pending: Pending, log2_b_crit: float
+) -> tuple[float, float]:
+    """Find the batch sizes of a look at either regime where nothing has reached the target.
+
+    A look at perfect scaling has a batch size of at most the first one, and a look at maximal data
+    parallelism one of at least the second. Both are log2, and -inf or inf for a regime that was
+    seen. One that lies beyond the search's batch sizes is looked at near their end.
+    """
+    log_smallest = posterior.prior.log_low + REGIME_EDGE
+    log_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM) - REGIME_EDGE
+    log_lower_edge = log2_b_crit - math.log2(SLOPE_RATIO)
+    log_upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
+    seen_sizes = [trial.x for trial in posterior.reached]
+    seen_sizes += [log_size for log_size, _, _ in pending]
+    look_below = -math.inf
+    look_above = math.inf
+    # The edges are uncertain: a look lies a little beyond them.
+    if min(seen_sizes) > max(log_lower_edge, log_smallest):
+        look_below = max(log_lower_edge - REGIME_EDGE, log_smallest)
+    if max(seen_sizes) < min(log_upper_edge, log_largest):
+        look_above = min(log_upper_edge + REGIME_EDGE, log_largest)
+    return look_below, look_above
+
+
 def unseen_regime(
     posterior: Posterior,
     candidates: Candidates,
@@ -158,12 +182,7 @@ def unseen_regime(
     """
     x = candidates.x
     log2_b_crit = float(np.median(log_b_crits)) / math.log(2.0)
-    log_smallest = posterior.prior.log_low
-    log_largest = min(posterior.prior.log_high, posterior.too_large - MEMORY_ROOM)
-    log_lower_edge = log2_b_crit - math.log2(SLOPE_RATIO)
-    log_upper_edge = log2_b_crit + math.log2(SLOPE_RATIO)
-    seen_sizes = [trial.x for trial in posterior.reached]
-    seen_sizes += [log_size for log_size, _, _ in pending]
+    look_below, look_above = _unseen_sizes(posterior, pending, log2_b_crit)
     expected = expected_steps(log_s)
     to_go = cost_to_go(posterior, candidates, expected)
     # A trial that was to be given up is not looked at again.
@@ -174,18 +193,8 @@ def unseen_regime(
     # What all looks at a regime cost with the candidate's: trials that were stopped there count,
     # too. Candidates elsewhere have an infinite cost.
     cost = np.full(x.size, np.inf)
-    # Nothing was seen below the lower edge, or near the smallest batch size where that lies above.
-    if min(seen_sizes) > max(log_lower_edge, log_smallest + REGIME_EDGE):
-        log_look_edge = max(log_lower_edge - REGIME_EDGE, log_smallest + REGIME_EDGE)
-        cost[x <= log_look_edge] = (
-            to_go[x <= log_look_edge] + paid[stopped_x <= log_look_edge].sum()
-        )
-    # The same at the upper end.
-    if max(seen_sizes) < min(log_upper_edge, log_largest - REGIME_EDGE):
-        log_look_edge = min(log_upper_edge + REGIME_EDGE, log_largest - REGIME_EDGE)
-        cost[x >= log_look_edge] = (
-            to_go[x >= log_look_edge] + paid[stopped_x >= log_look_edge].sum()
-        )
+    cost[x <= look_below] = to_go[x <= look_below] + paid[stopped_x <= look_below].sum()
+    cost[x >= look_above] = to_go[x >= look_above] + paid[stopped_x >= look_above].sum()
     chosen = int(cost.argmin())
     if cost[chosen] > allowed:
         return None
@@ -223,11 +232,11 @@ def _joint_draws(posterior: Posterior, log_s: Array, log_b_crits: Array) -> Join
     log_middle = np.median(log_s, axis=0)
     log_shown = np.minimum(log_s, log_middle + math.log(GIVEN_UP_AT))
     return Joint(
-        expected=np.exp(np.minimum(log_middle, MOST_LOG_STEPS)),
+        expected=expected_steps(log_s),
         log_steps=log_shown - log_shown.mean(axis=0),
         log_b_crit=log_b_crits - log_b_crits.mean(),
         # A trial scatters from seed to seed, and by what the law misses at one place.
-        noise=noise_variance(posterior) + FRONTIER_MISFIT**2,
+        noise=noise_variance(posterior.theta) + FRONTIER_MISFIT**2,
     )
 
 

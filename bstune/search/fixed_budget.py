@@ -45,7 +45,13 @@ from bstune.search.budget_runs import (
 )
 from bstune.search.drift import Drift, fit_drift, stopped_spread
 from bstune.search.observations import FAILURE_FACTOR, Point, steps_before
-from bstune.search.posterior import NOISE, LikelihoodData, Prior, log_steps, sample_posterior
+from bstune.search.posterior import (
+    LikelihoodData,
+    Prior,
+    log_steps,
+    noise_variance,
+    sample_posterior,
+)
 from bstune.search.ruler import Array, Ruler, Scale, choose_scale, make_ruler
 
 LOSS: Objective = "loss"
@@ -191,7 +197,7 @@ def rank_full_trials(posterior: BudgetPosterior) -> list[Expected]:
     data = posterior.data
     theta = posterior.theta
     log_s_by_law = log_steps(theta, data.points, posterior.prior).mean(axis=0)
-    noise = float(np.mean(np.exp(2.0 * theta[:, NOISE])))
+    noise = noise_variance(theta)
     behind_by_law = log_s_by_law - posterior.log_budget(data.points.x)
     runs_at = dict[Point, list[int]]()
     for row, run in enumerate(posterior.runs):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bstune.core.curve import CurveBand, half_slope
 from bstune.search.observations import Posterior
-from bstune.search.posterior import NOISE, Prior, frontier, log_small_batch_term, optimum
+from bstune.search.posterior import Prior, frontier, log_small_batch_term, optimum
 
 Array = NDArray[np.float64]
 
@@ -77,8 +77,3 @@ def best_learning_rates(
     drawn = np.exp2(optimum(posterior.theta, points, posterior.prior))
     low, middle, high = np.quantile(drawn, (interval[0], 0.5, interval[1]), axis=0)
     return low, middle, high
-
-
-def noise_variance(posterior: Posterior) -> float:
-    """Compute the variance of log S from seed to seed: its mean over the posterior."""
-    return float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))

@@ -156,8 +156,11 @@ def misfit(ends: Ends) -> Array:
 
     What the law misses grows with how far it has to reach.
     """
-    usual = np.array([[mean for mean, _ in HORIZON_NORMAL]])
-    log_reach = log_shortest(usual, Ends(ends.log_excess, np.zeros(ends.log_share_run.shape)))[0]
+    # By the law at its prior means, so that the deviation is the same in all draws; and as if all
+    # trials had run to their end, as early ones have a variance of their own.
+    usual_law = np.array([[mean for mean, _ in HORIZON_NORMAL]])
+    at_end = Ends(log_excess=ends.log_excess, log_share_run=np.zeros(ends.log_share_run.shape))
+    log_reach = log_shortest(usual_law, at_end)[0]
     return np.asarray(np.hypot(LEAST_MISFIT, HORIZON_MISFIT * log_reach))
 
 

@@ -43,6 +43,7 @@ from bstune.search.posterior import (
     Start,
     log_steps,
     log_steps_seen,
+    noise_variance,
     sample_posterior,
     variance_seen,
 )
@@ -758,7 +759,7 @@ def _fresh_log_steps(posterior: Posterior) -> dict[int, float]:
     data = posterior.data
     expected_log_s = log_steps(posterior.theta, data.points, posterior.prior).mean(axis=0)
     log_gap = np.where(data.diverged, math.log(FAILURE_FACTOR), data.y - expected_log_s)
-    noise = float(np.mean(np.exp(2.0 * posterior.theta[:, NOISE])))
+    noise = noise_variance(posterior.theta)
     fresh = dict[int, float]()
     for runs in _runs_at_points(posterior.observations):
         # Of the runs' mean gap the share that is the point's own, and not their luck.

@@ -308,6 +308,21 @@ class LikelihoodData:
         )
 
 
+def _b_crit_normal(
+    log_mid: float, noise_scale: float | None, noise_scale_spread: float
+) -> tuple[float, float]:
+    """Choose the prior's mean and standard deviation of log(B_crit/B_mid).
+
+    Arguments are as of :func:`make_prior`; ``log_mid`` is log2 of B_mid.
+    """
+    # B_crit is guessed to be B_mid, give or take a factor of 6.
+    if noise_scale is None:
+        return 0.0, math.log(6.0)
+    # A noise scale may miss B_crit by several times: its prior stays wide.
+    spread = math.hypot(math.log(4.0), noise_scale_spread)
+    return math.log(noise_scale) - log_mid * math.log(2.0), spread
+
+
 def make_prior(
     *,
     low: float,
@@ -338,13 +353,6 @@ def make_prior(
     log_low = math.log2(low)
     log_high = math.log2(high)
     log_mid = 0.5 * (log_low + log_high)
-    # B_crit is guessed to be B_mid, give or take a factor of 6.
-    log_b_crit_over_mid = 0.0
-    log_b_crit_spread = math.log(6.0)
-    if noise_scale is not None:
-        log_b_crit_over_mid = math.log(noise_scale) - log_mid * math.log(2.0)
-        # A noise scale may miss B_crit by several times: its prior stays wide.
-        log_b_crit_spread = math.hypot(math.log(4.0), noise_scale_spread)
     log_low_over_mid = (log_low - log_mid) * math.log(2.0)
     # The mean and the standard deviation of each parameter, in the order of the places above.
     normal = [
@@ -352,12 +360,12 @@ def make_prior(
         # budget: the guess is a quarter of it, give or take a factor of 20, e^3.
         (log_budget - math.log(4.0), 3.0),
         # The log of B_crit/B_mid.
-        (log_b_crit_over_mid, log_b_crit_spread),
+        _b_crit_normal(log_mid, noise_scale, noise_scale_spread),
         # Shift of the optimum at B_mid against the rule, in octaves.
         (0.0, sigma),
         # Exponent of the optimum against the rule, below B_crit.
         (0.0, exponent_sigma),
-        # Bend: added to the exponent above B_crit.
+        # Bend: added to the exponent above B_crit, where the optimum mostly rises less.
         (-0.15, 0.3),
         # The log of the low slope: what an octave adds to log S, far below the optimum.
         (math.log(0.45), 0.35),
@@ -376,7 +384,9 @@ def make_prior(
         # The log of the roughness: the standard deviation of the discrepancy, in log S.
         (math.log(0.08), 0.8),
     ]
-    normal += OTHER_NORMAL * others + HORIZON_NORMAL * horizon
+    normal += OTHER_NORMAL * others
+    if horizon:
+        normal += HORIZON_NORMAL
     # The discrepancy at the knots, in units of the roughness.
     count = 1 + max(1, round((log_high - log_low) / KNOT_OCTAVES))
     normal += [(0.0, 1.0)] * count
@@ -440,6 +450,11 @@ def frontier(theta: Array, points: Points, prior: Prior) -> Array:
     # A matrix product of BLAS with two threads on a busy machine takes over ten times as long.
     discrepancy = np.einsum("mk,kn->mn", knots, points.hats)
     return np.asarray(t[:, LEVEL] + log_law - log_law_at_mid + discrepancy)
+
+
+def noise_variance(theta: Array) -> float:
+    """Compute the variance of log S from seed to seed: its mean over m draws ``theta`` (m, p)."""
+    return float(np.mean(np.exp(2.0 * theta[:, NOISE])))
 
 
 def penalty(theta: Array, d: Array) -> Array:

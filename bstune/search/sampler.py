@@ -260,7 +260,10 @@ class FrontierSampler(BaseSampler):
     def _space_of_trials(
         self, trials: optuna.Study | Sequence[TrialResult]
     ) -> dict[str, BaseDistribution] | None:
-        """Find the parameters of a study, or those that the sampler was made with for records."""
+        """Find the parameters of a study. Records alone have those that the sampler was made with.
+
+        None, or an empty mapping, where there are none.
+        """
         if isinstance(trials, optuna.Study):
             return self._space(trials)
         return self._search_space
